@@ -1,0 +1,1 @@
+//! The CPU engine: every convolution in all three directions, in Rust.

@@ -1,0 +1,1 @@
+//! What every engine is: the trait, operands, verdicts, errors.

@@ -1,0 +1,1 @@
+//! gfx10 machine code: decoder, audit, repair of bytes.

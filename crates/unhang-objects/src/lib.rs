@@ -1,0 +1,1 @@
+//! Containers of GPU code: ELF objects, fat binaries, databases, wheels.

@@ -1,0 +1,1 @@
+//! Which engine computes a convolution, and why.

@@ -1,0 +1,1 @@
+//! Supervised children: deadlines, verdicts, the canary.

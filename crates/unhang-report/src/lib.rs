@@ -1,0 +1,1 @@
+//! What was seen, as tables, JSON and a self-contained page.

@@ -1,0 +1,1 @@
+//! For tests and benches: generated problems, the layer table, tolerances, one check.

@@ -1,0 +1,115 @@
+//! How the program talks: data to standard output, talk to standard error, colour only on a terminal, and never a
+//! control character that came from outside.
+//!
+//! Exit codes, for every subcommand: 0 all is well, 1 something is wrong with what was looked at, 2 the command was
+//! called wrongly or could not do its work, 3 it could not tell.
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+
+/// Something is wrong with what was looked at.
+pub const FOUND_ERRORS: u8 = 1;
+/// The command was called wrongly, or could not do its work.
+pub const FAILED: u8 = 2;
+/// The command could not tell.
+pub const CANNOT_TELL: u8 = 3;
+
+/// Prints an error with its causes and hints, and returns the exit code of a command that could not do its work.
+///
+/// A hint is any cause that starts with `hint: `.
+pub fn print_error(error: &anyhow::Error) -> ExitCode {
+    let mut lines = Vec::new();
+    let mut hints = Vec::new();
+    for cause in error.chain() {
+        let text = printable(&cause.to_string());
+        match text.strip_prefix("hint: ") {
+            Some(hint) => hints.push(hint.to_owned()),
+            None => lines.push(text),
+        }
+    }
+    let style = Style::for_stream(&io::stderr());
+    let mut stderr = io::stderr().lock();
+    let mut lines = lines.into_iter();
+    let first = lines.next().unwrap_or_default();
+    let _ = writeln!(stderr, "{}: {first}", style.paint("error", Colour::Red));
+    for line in lines {
+        let _ = writeln!(stderr, "  because: {line}");
+    }
+    for hint in hints {
+        let _ = writeln!(stderr, "  {}: {hint}", style.paint("hint", Colour::Cyan));
+    }
+    ExitCode::from(FAILED)
+}
+
+/// Prints a value as indented JSON on standard output.
+pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    serde_json::to_writer_pretty(&mut stdout, value)?;
+    writeln!(stdout)?;
+    Ok(())
+}
+
+/// Replaces control characters (escape codes among them) so that text from outside cannot drive the terminal.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// The few colours that the program uses; output reads the same without them.
+#[derive(Clone, Copy)]
+pub enum Colour {
+    /// Errors and hangs.
+    Red,
+    /// What works.
+    Green,
+    /// Warnings.
+    Yellow,
+    /// Hints and names.
+    Cyan,
+    /// What matters less.
+    Dim,
+    /// Headings.
+    Bold,
+}
+
+/// Whether to colour what goes to one stream.
+#[derive(Clone, Copy)]
+pub struct Style {
+    coloured: bool,
+}
+
+impl Style {
+    /// Colour on a terminal only, and never when `NO_COLOR` is set.
+    pub fn for_stream(stream: &impl IsTerminal) -> Style {
+        let declined = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Style { coloured: stream.is_terminal() && !declined }
+    }
+
+    /// The text in that colour, or as it is.
+    pub fn paint(self, text: &str, colour: Colour) -> String {
+        if !self.coloured {
+            return text.to_owned();
+        }
+        let code = match colour {
+            Colour::Red => "31",
+            Colour::Green => "32",
+            Colour::Yellow => "33",
+            Colour::Cyan => "36",
+            Colour::Dim => "2",
+            Colour::Bold => "1",
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn escape_codes_are_made_visible() {
+        assert_eq!(printable("a\x1b[31mb\u{9b}c"), "a\u{fffd}[31mb\u{fffd}c");
+        assert_eq!(printable("two\nlines"), "two\nlines");
+    }
+}

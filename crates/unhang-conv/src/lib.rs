@@ -1,1 +1,36 @@
-//! What a convolution is: the problem, its validation and arithmetic, the plain reference.
+//! What a convolution is: the [`Problem`], its validation and arithmetic, and the plain [`reference`] that judges every
+//! engine.
+//!
+//! This crate is the ground that all others stand on. It does no I/O, knows no engine, no machine and no torch, and has
+//! no `unsafe`. A [`Problem`] that exists is valid: bad shapes stop at [`Problem::new`] with an error that names the
+//! numbers.
+//!
+//! ```
+//! use unhang_conv::{Problem, Specification};
+//!
+//! let problem = Problem::new(Specification {
+//!     batch: 1,
+//!     in_channels: 16,
+//!     in_size: [64, 64],
+//!     out_channels: 32,
+//!     kernel: [3, 3],
+//!     padding: [1, 1],
+//!     ..Specification::default()
+//! })?;
+//! assert_eq!(problem.out_size(), [64, 64]);
+//! assert_eq!(problem.to_string(), "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1");
+//! # Ok::<(), unhang_conv::ProblemError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod key;
+mod problem;
+pub mod reference;
+pub mod table;
+pub mod tile;
+
+pub use key::KeyError;
+pub use problem::{
+    DataType, Direction, Layout, LoweredProblem, Problem, ProblemError, Specification, TensorShape, UnknownName,
+};

@@ -1,1 +1,23 @@
-//! For tests and benches: generated problems, the layer table, tolerances, one check.
+//! For tests and benches: generated problems, the layer table, tolerances, and one [`check`] for every engine.
+//!
+//! Whoever writes an engine calls [`check`] over [`any_problem`] in each direction and data type. The tolerances are
+//! here once for all engines. Nothing in the product itself depends on this crate.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod data;
+mod generate;
+mod measure;
+
+pub use check::{CheckFailure, Errors, Reference, Tolerance, check, compare};
+pub use data::Tensor;
+pub use generate::{any_ordinary_problem, any_problem};
+pub use measure::{Contender, Measurement, Ratio, geometric_mean, interleave};
+
+use unhang_conv::table::{self, Layer};
+
+/// The layers to measure on: the sizes that hang in users' reports, and layers of well-known networks.
+pub fn layers() -> Vec<Layer> {
+    table::parse(include_str!("../layers.tsv")).expect("the built-in layer table reads")
+}

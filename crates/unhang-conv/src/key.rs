@@ -1,0 +1,106 @@
+//! The text form of a problem: `forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1`, and for a transposed one
+//! `…:t:o0x0` behind it.
+//!
+//! Stores and reports on disk hold this text. It never changes its meaning; a new property would get a new part.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::problem::{Problem, ProblemError, Specification, UnknownName};
+
+/// Why a text is not a problem's key.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum KeyError {
+    /// A part of the key is not there, or there is one too many.
+    #[error("{key:?} has {found} parts separated by colons: expected 9, or 11 for a transposed convolution")]
+    Parts {
+        /// The text.
+        key: String,
+        /// How many parts it had.
+        found: usize,
+    },
+    /// A part does not read as what it has to be.
+    #[error("{part:?} does not read as {expected}")]
+    Part {
+        /// The part.
+        part: String,
+        /// What was expected, with an example.
+        expected: &'static str,
+    },
+    /// A name in it is unknown.
+    #[error(transparent)]
+    Name(#[from] UnknownName),
+    /// The numbers are readable and make no convolution.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ([ih, iw], [kh, kw]) = (self.in_size, self.kernel);
+        let ([sh, sw], [ph, pw], [dh, dw]) = (self.stride, self.padding, self.dilation);
+        write!(
+            f,
+            "{}:{}:{}:{}x{}x{ih}x{iw}:{}x{kh}x{kw}:s{sh}x{sw}:p{ph}x{pw}:d{dh}x{dw}:g{}",
+            self.direction, self.data_type, self.layout, self.batch, self.in_channels, self.out_channels, self.groups
+        )?;
+        if self.transposed {
+            let [oh, ow] = self.output_padding;
+            write!(f, ":t:o{oh}x{ow}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Problem {
+    type Err = KeyError;
+
+    fn from_str(key: &str) -> Result<Problem, KeyError> {
+        let parts: Vec<&str> = key.split(':').collect();
+        let transposed = match parts.len() {
+            9 => false,
+            11 if parts[9] == "t" => true,
+            found => return Err(KeyError::Parts { key: key.chars().take(200).collect(), found }),
+        };
+        let [batch, in_channels, in_height, in_width] = numbers(parts[3], "", "the input, such as 1x16x64x64")?;
+        let [out_channels, kernel_height, kernel_width] = numbers(parts[4], "", "the filter, such as 32x3x3")?;
+        let [groups] = numbers(parts[8], "g", "groups, such as g1")?;
+        Ok(Problem::new(Specification {
+            direction: parts[0].parse()?,
+            data_type: parts[1].parse()?,
+            layout: parts[2].parse()?,
+            batch,
+            in_channels,
+            in_size: [in_height, in_width],
+            out_channels,
+            kernel: [kernel_height, kernel_width],
+            stride: numbers(parts[5], "s", "a stride, such as s1x1")?,
+            padding: numbers(parts[6], "p", "a padding, such as p1x1")?,
+            dilation: numbers(parts[7], "d", "a dilation, such as d1x1")?,
+            groups,
+            transposed,
+            output_padding: match transposed {
+                true => numbers(parts[10], "o", "an output padding, such as o0x0")?,
+                false => [0, 0],
+            },
+        })?)
+    }
+}
+
+/// `prefix` and then N numbers separated by `x`.
+fn numbers<const N: usize>(part: &str, prefix: &str, expected: &'static str) -> Result<[i64; N], KeyError> {
+    let error = || KeyError::Part { part: part.chars().take(80).collect(), expected };
+    let mut words = part.strip_prefix(prefix).ok_or_else(error)?.split('x');
+    let mut result = [0; N];
+    for number in &mut result {
+        let word = words.next().ok_or_else(error)?;
+        // `parse` alone would take "+1", which would make two keys of one problem.
+        if !word.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(error());
+        }
+        *number = word.parse().map_err(|_| error())?;
+    }
+    if words.next().is_some() { Err(error()) } else { Ok(result) }
+}

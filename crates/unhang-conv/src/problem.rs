@@ -1,0 +1,657 @@
+//! The problem, its parts, and what makes one invalid.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+/// The type of the numbers in all of a problem's tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DataType {
+    /// IEEE 754 single precision.
+    F32,
+    /// IEEE 754 half precision.
+    F16,
+    /// bfloat16: the upper half of a single.
+    Bf16,
+    /// IEEE 754 double precision.
+    F64,
+}
+
+/// How a problem's tensors lie in memory: activations and filters alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Layout {
+    /// Channels before pixels; filters as out, in, height, width. Torch's default.
+    Nchw,
+    /// Pixels before channels; filters as out, height, width, in. Torch's `channels_last`.
+    Nhwc,
+}
+
+/// Which of the three computations of a convolution layer a problem is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Direction {
+    /// The output from input and filter.
+    Forward,
+    /// The gradient of the input from the gradient of the output and the filter.
+    BackwardData,
+    /// The gradient of the filter from the input and the gradient of the output.
+    BackwardWeights,
+}
+
+impl DataType {
+    /// Every data type.
+    pub const ALL: [DataType; 4] = [DataType::F32, DataType::F16, DataType::Bf16, DataType::F64];
+
+    /// The name used in keys and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DataType::F32 => "f32",
+            DataType::F16 => "f16",
+            DataType::Bf16 => "bf16",
+            DataType::F64 => "f64",
+        }
+    }
+
+    /// Bytes that one number takes.
+    pub const fn size(self) -> usize {
+        match self {
+            DataType::F16 | DataType::Bf16 => 2,
+            DataType::F32 => 4,
+            DataType::F64 => 8,
+        }
+    }
+}
+
+impl Layout {
+    /// Every layout.
+    pub const ALL: [Layout; 2] = [Layout::Nchw, Layout::Nhwc];
+
+    /// The name used in keys and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Layout::Nchw => "nchw",
+            Layout::Nhwc => "nhwc",
+        }
+    }
+}
+
+impl Direction {
+    /// Every direction.
+    pub const ALL: [Direction; 3] = [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights];
+
+    /// The name used in keys and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Forward => "forward",
+            Direction::BackwardData => "backward-data",
+            Direction::BackwardWeights => "backward-weights",
+        }
+    }
+}
+
+/// A word that names no data type, layout or direction.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("unknown {what} {found:?}: expected one of {expected}")]
+pub struct UnknownName {
+    /// What was looked for: "data type", "layout" or "direction".
+    pub what: &'static str,
+    /// The word that was found.
+    pub found: String,
+    /// The words that would have been right.
+    pub expected: &'static str,
+}
+
+macro_rules! named {
+    ($type:ty, $what:literal, $expected:literal) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = UnknownName;
+
+            fn from_str(text: &str) -> Result<Self, UnknownName> {
+                Self::ALL.into_iter().find(|value| value.name() == text).ok_or_else(|| UnknownName {
+                    what: $what,
+                    found: text.to_owned(),
+                    expected: $expected,
+                })
+            }
+        }
+    };
+}
+
+named!(DataType, "data type", "f32, f16, bf16, f64");
+named!(Layout, "layout", "nchw, nhwc");
+named!(Direction, "direction", "forward, backward-data, backward-weights");
+
+/// The raw numbers of a convolution, as a caller has them; [`Problem::new`] makes a problem of it or says why not.
+///
+/// A pair is height, then width. A 1-d convolution is a 2-d one of height 1. For a transposed convolution `in_channels`
+/// and `in_size` are those of the tensor that goes in, as in torch's `ConvTranspose2d`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Specification {
+    /// Images in the batch.
+    pub batch: i64,
+    /// Channels of the input.
+    pub in_channels: i64,
+    /// Height and width of the input.
+    pub in_size: [i64; 2],
+    /// Channels of the output.
+    pub out_channels: i64,
+    /// Height and width of the filter.
+    pub kernel: [i64; 2],
+    /// Pixels from one application of the filter to the next.
+    pub stride: [i64; 2],
+    /// Zeros on each side of the input.
+    pub padding: [i64; 2],
+    /// Pixels from one tap of the filter to the next.
+    pub dilation: [i64; 2],
+    /// Independent groups of channels.
+    pub groups: i64,
+    /// Whether this is a transposed convolution.
+    pub transposed: bool,
+    /// Rows and columns added at the end of a transposed convolution's output.
+    pub output_padding: [i64; 2],
+    /// The type of all numbers.
+    pub data_type: DataType,
+    /// How all tensors lie in memory.
+    pub layout: Layout,
+    /// Which of the three computations.
+    pub direction: Direction,
+}
+
+impl Default for Specification {
+    /// One pixel, one channel, a 1×1 filter, forward in f32 and NCHW: what the other fields are set upon.
+    fn default() -> Self {
+        Specification {
+            batch: 1,
+            in_channels: 1,
+            in_size: [1, 1],
+            out_channels: 1,
+            kernel: [1, 1],
+            stride: [1, 1],
+            padding: [0, 0],
+            dilation: [1, 1],
+            groups: 1,
+            transposed: false,
+            output_padding: [0, 0],
+            data_type: DataType::F32,
+            layout: Layout::Nchw,
+            direction: Direction::Forward,
+        }
+    }
+}
+
+/// Why numbers make no convolution.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// A size that must be at least one is not.
+    #[error("{name} is {value}: it must be at least 1")]
+    NotPositive {
+        /// Which number.
+        name: &'static str,
+        /// What it was.
+        value: i64,
+    },
+    /// A padding is below zero.
+    #[error("{name} is {value}: it must not be negative")]
+    Negative {
+        /// Which number.
+        name: &'static str,
+        /// What it was.
+        value: i64,
+    },
+    /// Channels cannot be divided among the groups.
+    #[error("{name} is {channels}, which {groups} groups do not divide")]
+    GroupsDoNotDivide {
+        /// Which channels.
+        name: &'static str,
+        /// How many of them.
+        channels: i64,
+        /// Among how many groups.
+        groups: i64,
+    },
+    /// The filter, spread by its dilation, is larger than the padded input.
+    #[error(
+        "the filter spans {span} (kernel {kernel}, dilation {dilation}) and the padded input has only {padded} (input {input}, padding {padding}) in {axis}"
+    )]
+    FilterLargerThanInput {
+        /// "height" or "width".
+        axis: &'static str,
+        /// Pixels that the filter spans.
+        span: i64,
+        /// Taps of the filter.
+        kernel: i64,
+        /// Spread of the taps.
+        dilation: i64,
+        /// Pixels of the input with its padding.
+        padded: i64,
+        /// Pixels of the input.
+        input: i64,
+        /// Zeros on each side.
+        padding: i64,
+    },
+    /// The output of a transposed convolution would be empty.
+    #[error(
+        "the transposed output would have {size} pixels in {axis} (input {input}, stride {stride}, padding {padding}, kernel {kernel})"
+    )]
+    TransposedOutputEmpty {
+        /// "height" or "width".
+        axis: &'static str,
+        /// The size that came out.
+        size: i64,
+        /// Pixels of the input.
+        input: i64,
+        /// The stride.
+        stride: i64,
+        /// The padding.
+        padding: i64,
+        /// Taps of the filter.
+        kernel: i64,
+    },
+    /// An output padding that a stride cannot produce.
+    #[error("output padding is {output_padding} with stride {stride} in {axis}: it must be smaller than the stride")]
+    OutputPaddingTooLarge {
+        /// "height" or "width".
+        axis: &'static str,
+        /// The output padding.
+        output_padding: i64,
+        /// The stride.
+        stride: i64,
+    },
+    /// Output padding was given for a convolution that is not transposed.
+    #[error("output padding {output_padding:?} is for transposed convolutions only")]
+    OutputPaddingNotTransposed {
+        /// What was given.
+        output_padding: [i64; 2],
+    },
+    /// A size does not fit in what can be addressed.
+    #[error("{what} overflows: {detail}")]
+    TooLarge {
+        /// Which tensor or number.
+        what: &'static str,
+        /// The numbers that were multiplied.
+        detail: String,
+    },
+}
+
+/// The largest number of elements of one tensor: with eight bytes each they still fit in a signed 64-bit offset.
+const MAX_ELEMENTS: i64 = i64::MAX / 16;
+/// The largest single number: sums and products of two never overflow.
+const MAX_NUMBER: i64 = i32::MAX as i64;
+
+const AXES: [&str; 2] = ["height", "width"];
+
+/// A tensor's four logical sizes: batch, channels, height, width; for a filter out, in, height, width.
+pub type TensorShape = [usize; 4];
+
+/// One convolution, complete and valid. Equal problems are the same problem.
+///
+/// Its text form ([`fmt::Display`], [`FromStr`]) is stable and is what stores and reports use as a key.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Problem {
+    pub(crate) direction: Direction,
+    pub(crate) data_type: DataType,
+    pub(crate) layout: Layout,
+    pub(crate) batch: usize,
+    pub(crate) in_channels: usize,
+    pub(crate) in_size: [usize; 2],
+    pub(crate) out_channels: usize,
+    pub(crate) out_size: [usize; 2],
+    pub(crate) kernel: [usize; 2],
+    pub(crate) stride: [usize; 2],
+    pub(crate) padding: [usize; 2],
+    pub(crate) dilation: [usize; 2],
+    pub(crate) groups: usize,
+    pub(crate) transposed: bool,
+    pub(crate) output_padding: [usize; 2],
+}
+
+impl Problem {
+    /// Checks the numbers and makes a problem of them.
+    pub fn new(given: Specification) -> Result<Problem, ProblemError> {
+        check_numbers(&given)?;
+        let mut out_size = [0; 2];
+        for axis in 0..2 {
+            out_size[axis] = output_extent(&given, axis)?;
+        }
+        let spec = &given;
+        let [kh, kw] = spec.kernel;
+        check_elements("the input tensor", &[spec.batch, spec.in_channels, spec.in_size[0], spec.in_size[1]])?;
+        check_elements("the output tensor", &[spec.batch, spec.out_channels, out_size[0], out_size[1]])?;
+        check_elements("the filter", &[spec.out_channels, spec.in_channels, kh, kw])?;
+
+        // Every number was checked to lie in 0..=i32::MAX.
+        let pair = |[h, w]: [i64; 2]| [h as usize, w as usize];
+        Ok(Problem {
+            direction: given.direction,
+            data_type: given.data_type,
+            layout: given.layout,
+            batch: given.batch as usize,
+            in_channels: given.in_channels as usize,
+            in_size: pair(given.in_size),
+            out_channels: given.out_channels as usize,
+            out_size: pair(out_size),
+            kernel: pair(given.kernel),
+            stride: pair(given.stride),
+            padding: pair(given.padding),
+            dilation: pair(given.dilation),
+            groups: given.groups as usize,
+            transposed: given.transposed,
+            output_padding: pair(given.output_padding),
+        })
+    }
+
+    /// The numbers that this problem was made of.
+    pub fn specification(&self) -> Specification {
+        let pair = |[h, w]: [usize; 2]| [h as i64, w as i64];
+        Specification {
+            batch: self.batch as i64,
+            in_channels: self.in_channels as i64,
+            in_size: pair(self.in_size),
+            out_channels: self.out_channels as i64,
+            kernel: pair(self.kernel),
+            stride: pair(self.stride),
+            padding: pair(self.padding),
+            dilation: pair(self.dilation),
+            groups: self.groups as i64,
+            transposed: self.transposed,
+            output_padding: pair(self.output_padding),
+            data_type: self.data_type,
+            layout: self.layout,
+            direction: self.direction,
+        }
+    }
+
+    /// Which of the three computations this is.
+    pub fn direction(&self) -> Direction {
+        self.direction
+    }
+
+    /// The type of all numbers.
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// How all tensors lie in memory.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Images in the batch.
+    pub fn batch(&self) -> usize {
+        self.batch
+    }
+
+    /// Channels of the input.
+    pub fn in_channels(&self) -> usize {
+        self.in_channels
+    }
+
+    /// Height and width of the input.
+    pub fn in_size(&self) -> [usize; 2] {
+        self.in_size
+    }
+
+    /// Channels of the output.
+    pub fn out_channels(&self) -> usize {
+        self.out_channels
+    }
+
+    /// Height and width of the output.
+    pub fn out_size(&self) -> [usize; 2] {
+        self.out_size
+    }
+
+    /// Height and width of the filter.
+    pub fn kernel(&self) -> [usize; 2] {
+        self.kernel
+    }
+
+    /// Pixels from one application of the filter to the next.
+    pub fn stride(&self) -> [usize; 2] {
+        self.stride
+    }
+
+    /// Zeros on each side of the input.
+    pub fn padding(&self) -> [usize; 2] {
+        self.padding
+    }
+
+    /// Pixels from one tap of the filter to the next.
+    pub fn dilation(&self) -> [usize; 2] {
+        self.dilation
+    }
+
+    /// Independent groups of channels.
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Whether this is a transposed convolution.
+    pub fn transposed(&self) -> bool {
+        self.transposed
+    }
+
+    /// Rows and columns added at the end of a transposed convolution's output.
+    pub fn output_padding(&self) -> [usize; 2] {
+        self.output_padding
+    }
+
+    /// Whether every input channel is a group of its own.
+    pub fn is_depthwise(&self) -> bool {
+        self.groups > 1 && self.groups == self.in_channels
+    }
+
+    /// The same convolution in another direction.
+    pub fn with_direction(&self, direction: Direction) -> Problem {
+        Problem { direction, ..self.clone() }
+    }
+
+    /// The same convolution on another type of numbers.
+    pub fn with_data_type(&self, data_type: DataType) -> Problem {
+        Problem { data_type, ..self.clone() }
+    }
+
+    /// The same convolution in another layout.
+    pub fn with_layout(&self, layout: Layout) -> Problem {
+        Problem { layout, ..self.clone() }
+    }
+
+    /// The same convolution with another batch.
+    pub fn with_batch(&self, batch: usize) -> Result<Problem, ProblemError> {
+        Problem::new(Specification { batch: batch as i64, ..self.specification() })
+    }
+
+    /// The shape of the input.
+    pub fn input_shape(&self) -> TensorShape {
+        [self.batch, self.in_channels, self.in_size[0], self.in_size[1]]
+    }
+
+    /// The shape of the output.
+    pub fn output_shape(&self) -> TensorShape {
+        [self.batch, self.out_channels, self.out_size[0], self.out_size[1]]
+    }
+
+    /// The shape of the filter, as torch has it: for a transposed convolution the input's channels come first.
+    pub fn weight_shape(&self) -> TensorShape {
+        let [kh, kw] = self.kernel;
+        if self.transposed {
+            [self.in_channels, self.out_channels / self.groups, kh, kw]
+        } else {
+            [self.out_channels, self.in_channels / self.groups, kh, kw]
+        }
+    }
+
+    /// The shapes of the two tensors that this direction reads and of the one that it writes.
+    ///
+    /// | direction | first | second | result |
+    /// |---|---|---|---|
+    /// | forward | input | weight | output |
+    /// | backward-data | gradient of the output | weight | gradient of the input |
+    /// | backward-weights | input | gradient of the output | gradient of the weight |
+    pub fn operand_shapes(&self) -> [TensorShape; 3] {
+        let (input, weight, output) = (self.input_shape(), self.weight_shape(), self.output_shape());
+        match self.direction {
+            Direction::Forward => [input, weight, output],
+            Direction::BackwardData => [output, weight, input],
+            Direction::BackwardWeights => [input, output, weight],
+        }
+    }
+
+    /// Floating-point operations of the direct computation, a multiplication and an addition counted as two; padding
+    /// counts as if it were data. As a float because large problems pass 2⁶⁴.
+    pub fn flops(&self) -> f64 {
+        // Pixels at which the whole filter is applied: the output's, or for a transposed convolution the input's.
+        let [h, w] = if self.transposed { self.in_size } else { self.out_size };
+        let per_pixel = self.weight_shape().iter().map(|&n| n as f64).product::<f64>();
+        2.0 * self.batch as f64 * h as f64 * w as f64 * per_pixel
+    }
+
+    /// Bytes that any algorithm has to move at least: each operand read once, the result written once.
+    pub fn minimal_bytes(&self) -> f64 {
+        let elements: f64 = self.operand_shapes().iter().map(|s| s.iter().map(|&n| n as f64).product::<f64>()).sum();
+        elements * self.data_type.size() as f64
+    }
+
+    /// A hash of the key (64-bit FNV-1a) that is the same on every machine, in every version.
+    pub fn stable_hash(&self) -> u64 {
+        self.to_string()
+            .bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))
+    }
+
+    /// The ordinary (not transposed) convolution that computes this problem, so that engines need only know those.
+    ///
+    /// A transposed convolution is the backward-data computation of an ordinary one that runs from its output to its
+    /// input; its own backward-data is that one's forward, and its backward-weights has the operands exchanged. The
+    /// filter in memory is the same tensor in all cases.
+    pub fn lower(&self) -> LoweredProblem {
+        if !self.transposed {
+            return LoweredProblem { problem: self.clone(), operands_exchanged: false };
+        }
+        let direction = match self.direction {
+            Direction::Forward => Direction::BackwardData,
+            Direction::BackwardData => Direction::Forward,
+            Direction::BackwardWeights => Direction::BackwardWeights,
+        };
+        let problem = Problem {
+            direction,
+            in_channels: self.out_channels,
+            in_size: self.out_size,
+            out_channels: self.in_channels,
+            out_size: self.in_size,
+            transposed: false,
+            output_padding: [0, 0],
+            ..self.clone()
+        };
+        LoweredProblem { problem, operands_exchanged: self.direction == Direction::BackwardWeights }
+    }
+}
+
+/// An ordinary convolution that computes another problem; see [`Problem::lower`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoweredProblem {
+    /// The ordinary convolution; never transposed.
+    pub problem: Problem,
+    /// Whether its first and second operand are the other problem's second and first.
+    pub operands_exchanged: bool,
+}
+
+fn check_numbers(spec: &Specification) -> Result<(), ProblemError> {
+    let positive = [
+        ("batch", spec.batch),
+        ("input channels", spec.in_channels),
+        ("input height", spec.in_size[0]),
+        ("input width", spec.in_size[1]),
+        ("output channels", spec.out_channels),
+        ("kernel height", spec.kernel[0]),
+        ("kernel width", spec.kernel[1]),
+        ("stride height", spec.stride[0]),
+        ("stride width", spec.stride[1]),
+        ("dilation height", spec.dilation[0]),
+        ("dilation width", spec.dilation[1]),
+        ("groups", spec.groups),
+    ];
+    for (name, value) in positive {
+        if value < 1 {
+            return Err(ProblemError::NotPositive { name, value });
+        }
+    }
+    let not_negative = [
+        ("padding height", spec.padding[0]),
+        ("padding width", spec.padding[1]),
+        ("output padding height", spec.output_padding[0]),
+        ("output padding width", spec.output_padding[1]),
+    ];
+    for (name, value) in not_negative {
+        if value < 0 {
+            return Err(ProblemError::Negative { name, value });
+        }
+    }
+    for (name, value) in positive.into_iter().chain(not_negative) {
+        if value > MAX_NUMBER {
+            return Err(ProblemError::TooLarge { what: name, detail: format!("{value} is more than {MAX_NUMBER}") });
+        }
+    }
+    for (name, channels) in [("input channels", spec.in_channels), ("output channels", spec.out_channels)] {
+        if channels % spec.groups != 0 {
+            return Err(ProblemError::GroupsDoNotDivide { name, channels, groups: spec.groups });
+        }
+    }
+    if !spec.transposed && spec.output_padding != [0, 0] {
+        return Err(ProblemError::OutputPaddingNotTransposed { output_padding: spec.output_padding });
+    }
+    Ok(())
+}
+
+/// The output's size on one axis. Numbers are at most `i32::MAX` here, so no product of two overflows.
+fn output_extent(spec: &Specification, axis: usize) -> Result<i64, ProblemError> {
+    let (input, kernel) = (spec.in_size[axis], spec.kernel[axis]);
+    let (stride, padding, dilation) = (spec.stride[axis], spec.padding[axis], spec.dilation[axis]);
+    let span = dilation * (kernel - 1) + 1;
+    let size = if spec.transposed {
+        let output_padding = spec.output_padding[axis];
+        if output_padding >= stride {
+            return Err(ProblemError::OutputPaddingTooLarge { axis: AXES[axis], output_padding, stride });
+        }
+        let size = (input - 1) * stride - 2 * padding + span + output_padding;
+        if size < 1 {
+            return Err(ProblemError::TransposedOutputEmpty { axis: AXES[axis], size, input, stride, padding, kernel });
+        }
+        size
+    } else {
+        let padded = input + 2 * padding;
+        if span > padded {
+            return Err(ProblemError::FilterLargerThanInput {
+                axis: AXES[axis],
+                span,
+                kernel,
+                dilation,
+                padded,
+                input,
+                padding,
+            });
+        }
+        (padded - span) / stride + 1
+    };
+    if size > MAX_NUMBER {
+        return Err(ProblemError::TooLarge { what: "the output's size", detail: format!("{size} in {}", AXES[axis]) });
+    }
+    Ok(size)
+}
+
+fn check_elements(what: &'static str, sizes: &[i64]) -> Result<(), ProblemError> {
+    let product = sizes.iter().try_fold(1i64, |product, &size| product.checked_mul(size));
+    match product {
+        Some(elements) if elements <= MAX_ELEMENTS => Ok(()),
+        _ => {
+            let factors: Vec<String> = sizes.iter().map(i64::to_string).collect();
+            Err(ProblemError::TooLarge { what, detail: format!("{} elements", factors.join(" × ")) })
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! The plain reference: a convolution as its definition says, one multiplication after the other, summed in f64.
+//!
+//! It is slow, and so short that it can be seen to be right. Every engine is judged by it; it is itself compared with
+//! torch in the tests of the Python package.
+
+use crate::problem::{Direction, Layout, Problem, TensorShape};
+
+/// Computes a problem in its direction; operands and result as in [`Problem::operand_shapes`], in the problem's layout.
+///
+/// The bias, one number for each output channel, is added in the forward direction only.
+///
+/// # Panics
+/// When a slice's length is not what the problem says.
+pub fn compute<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T], bias: Option<&[T]>) -> Vec<f64> {
+    let lowered = problem.lower();
+    let (first, second) = if lowered.operands_exchanged { (second, first) } else { (first, second) };
+    let mut result = compute_ordinary(&lowered.problem, first, second);
+    if let (Some(bias), Direction::Forward) = (bias, problem.direction()) {
+        add_bias(problem, &mut result, bias);
+    }
+    result
+}
+
+/// The gradient of the bias: the gradient of the output summed over everything but the channels.
+pub fn bias_gradient<T: Copy + Into<f64>>(problem: &Problem, grad_output: &[T]) -> Vec<f64> {
+    let shape = problem.output_shape();
+    let at = Indexer::new(shape, problem.layout());
+    let mut sums = vec![0.0; shape[1]];
+    for n in 0..shape[0] {
+        for (c, sum) in sums.iter_mut().enumerate() {
+            for h in 0..shape[2] {
+                for w in 0..shape[3] {
+                    *sum += grad_output[at.index([n, c, h, w])].into();
+                }
+            }
+        }
+    }
+    sums
+}
+
+fn add_bias<T: Copy + Into<f64>>(problem: &Problem, result: &mut [f64], bias: &[T]) {
+    let shape = problem.output_shape();
+    assert_eq!(bias.len(), shape[1], "one number of bias for each output channel");
+    let at = Indexer::new(shape, problem.layout());
+    for n in 0..shape[0] {
+        for (c, &value) in bias.iter().enumerate() {
+            for h in 0..shape[2] {
+                for w in 0..shape[3] {
+                    result[at.index([n, c, h, w])] += value.into();
+                }
+            }
+        }
+    }
+}
+
+/// All three directions are one walk over the same terms: each output pixel with each tap of the filter that falls on
+/// the input. They differ in which tensor is summed into.
+fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second: &[T]) -> Vec<f64> {
+    let [first_shape, second_shape, result_shape] = problem.operand_shapes();
+    assert_eq!(first.len(), first_shape.iter().product::<usize>(), "the first operand's length");
+    assert_eq!(second.len(), second_shape.iter().product::<usize>(), "the second operand's length");
+    let layout = problem.layout();
+    let input = Indexer::new(problem.input_shape(), layout);
+    let weight = Indexer::new(problem.weight_shape(), layout);
+    let output = Indexer::new(problem.output_shape(), layout);
+    let mut result = vec![0.0f64; result_shape.iter().product()];
+
+    let channels_per_group = problem.in_channels() / problem.groups();
+    let filters_per_group = problem.out_channels() / problem.groups();
+    for n in 0..problem.batch() {
+        for k in 0..problem.out_channels() {
+            let first_channel = k / filters_per_group * channels_per_group;
+            for oh in 0..problem.out_size()[0] {
+                for ow in 0..problem.out_size()[1] {
+                    for r in 0..problem.kernel()[0] {
+                        let Some(ih) = input_position(problem, 0, oh, r) else { continue };
+                        for s in 0..problem.kernel()[1] {
+                            let Some(iw) = input_position(problem, 1, ow, s) else { continue };
+                            for c in 0..channels_per_group {
+                                let x = input.index([n, first_channel + c, ih, iw]);
+                                let w = weight.index([k, c, r, s]);
+                                let y = output.index([n, k, oh, ow]);
+                                match problem.direction() {
+                                    Direction::Forward => result[y] += first[x].into() * second[w].into(),
+                                    Direction::BackwardData => result[x] += first[y].into() * second[w].into(),
+                                    Direction::BackwardWeights => result[w] += first[x].into() * second[y].into(),
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    result
+}
+
+/// The input's row (axis 0) or column (axis 1) that a tap of the filter meets, unless it lies in the padding.
+fn input_position(problem: &Problem, axis: usize, out: usize, tap: usize) -> Option<usize> {
+    let padded = out * problem.stride()[axis] + tap * problem.dilation()[axis];
+    let position = padded.checked_sub(problem.padding()[axis])?;
+    (position < problem.in_size()[axis]).then_some(position)
+}
+
+/// Where an element lies in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Indexer {
+    strides: [usize; 4],
+}
+
+impl Indexer {
+    /// For a dense tensor of that logical shape in that layout.
+    pub fn new(shape: TensorShape, layout: Layout) -> Indexer {
+        let [_, c, h, w] = shape;
+        let strides = match layout {
+            Layout::Nchw => [c * h * w, h * w, w, 1],
+            Layout::Nhwc => [h * w * c, 1, w * c, c],
+        };
+        Indexer { strides }
+    }
+
+    /// The offset of the element at that logical position.
+    pub fn index(self, position: [usize; 4]) -> usize {
+        position.iter().zip(self.strides).map(|(p, s)| p * s).sum()
+    }
+}

@@ -1,0 +1,112 @@
+//! The tensors that an engine reads and writes, as typed slices.
+
+use half::{bf16, f16};
+use unhang_conv::{DataType, Direction, Problem};
+
+use crate::EngineError;
+
+/// Numbers to read.
+#[derive(Debug, Clone, Copy)]
+pub enum Elements<'a> {
+    /// Single precision.
+    F32(&'a [f32]),
+    /// Half precision.
+    F16(&'a [f16]),
+    /// bfloat16.
+    Bf16(&'a [bf16]),
+    /// Double precision.
+    F64(&'a [f64]),
+}
+
+/// Numbers to write.
+#[derive(Debug)]
+pub enum ElementsMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Half precision.
+    F16(&'a mut [f16]),
+    /// bfloat16.
+    Bf16(&'a mut [bf16]),
+    /// Double precision.
+    F64(&'a mut [f64]),
+}
+
+impl Elements<'_> {
+    /// How many numbers there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Elements::F32(s) => s.len(),
+            Elements::F16(s) => s.len(),
+            Elements::Bf16(s) => s.len(),
+            Elements::F64(s) => s.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Their type.
+    pub fn data_type(&self) -> DataType {
+        match self {
+            Elements::F32(_) => DataType::F32,
+            Elements::F16(_) => DataType::F16,
+            Elements::Bf16(_) => DataType::Bf16,
+            Elements::F64(_) => DataType::F64,
+        }
+    }
+}
+
+impl ElementsMut<'_> {
+    /// The same numbers, to read.
+    pub fn as_elements(&self) -> Elements<'_> {
+        match self {
+            ElementsMut::F32(s) => Elements::F32(s),
+            ElementsMut::F16(s) => Elements::F16(s),
+            ElementsMut::Bf16(s) => Elements::Bf16(s),
+            ElementsMut::F64(s) => Elements::F64(s),
+        }
+    }
+}
+
+/// What a computation reads and writes: see [`Problem::operand_shapes`] for which tensor is which.
+#[derive(Debug)]
+pub struct Operands<'a> {
+    /// Input, or the gradient of the output in backward-data.
+    pub first: Elements<'a>,
+    /// Weight, or the gradient of the output in backward-weights.
+    pub second: Elements<'a>,
+    /// One number for each output channel; forward only.
+    pub bias: Option<Elements<'a>>,
+    /// Where the result goes.
+    pub result: ElementsMut<'a>,
+}
+
+impl Operands<'_> {
+    /// Checks lengths and types against the problem. Every engine calls this first.
+    pub fn validate(&self, problem: &Problem) -> Result<(), EngineError> {
+        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let mut parts = vec![
+            ("first", self.first, first),
+            ("second", self.second, second),
+            ("result", self.result.as_elements(), result),
+        ];
+        if let Some(bias) = self.bias {
+            // In the other directions there is no bias to add: an operand too many is a mistake of the caller.
+            let expected = if problem.direction() == Direction::Forward { problem.out_channels() } else { 0 };
+            parts.push(("bias", bias, expected));
+        }
+        for (operand, elements, expected) in parts {
+            if elements.len() != expected || elements.data_type() != problem.data_type() {
+                return Err(EngineError::Operand {
+                    operand,
+                    found: format!("{} elements of {}", elements.len(), elements.data_type()),
+                    expected: format!("{expected} elements of {}", problem.data_type()),
+                    problem: problem.to_string(),
+                });
+            }
+        }
+        Ok(())
+    }
+}

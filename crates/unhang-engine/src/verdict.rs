@@ -1,0 +1,64 @@
+//! What was seen of a convolution on an engine.
+
+use std::fmt;
+use std::str::FromStr;
+
+use unhang_conv::UnknownName;
+
+/// How an attempt ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Verdict {
+    /// It came back with the right numbers.
+    Works,
+    /// It did not come back within its deadline.
+    Hangs,
+    /// The process died.
+    Crashes,
+    /// It came back with wrong numbers.
+    Wrong,
+    /// The engine declined.
+    Unsupported,
+    /// It came back with an error.
+    Error,
+}
+
+impl Verdict {
+    /// Every verdict.
+    pub const ALL: [Verdict; 6] =
+        [Verdict::Works, Verdict::Hangs, Verdict::Crashes, Verdict::Wrong, Verdict::Unsupported, Verdict::Error];
+
+    /// The name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Verdict::Works => "works",
+            Verdict::Hangs => "hangs",
+            Verdict::Crashes => "crashes",
+            Verdict::Wrong => "wrong",
+            Verdict::Unsupported => "unsupported",
+            Verdict::Error => "error",
+        }
+    }
+
+    /// Whether an engine with this verdict may be planned again for the problem.
+    pub const fn is_good(self) -> bool {
+        matches!(self, Verdict::Works)
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Verdict {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        Verdict::ALL.into_iter().find(|verdict| verdict.name() == text).ok_or_else(|| UnknownName {
+            what: "verdict",
+            found: text.chars().take(80).collect(),
+            expected: "works, hangs, crashes, wrong, unsupported, error",
+        })
+    }
+}

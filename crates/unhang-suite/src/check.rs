@@ -1,0 +1,170 @@
+//! One check for every engine, and the tolerances, once.
+
+use std::fmt;
+
+use unhang_conv::{DataType, Direction, Problem, reference};
+use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
+
+use crate::data::Tensor;
+
+/// How far a result may be from the f64 reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Tolerance {
+    /// Relative error in the L2 norm.
+    pub l2: f64,
+    /// Largest error of one number, relative to the largest number of the reference.
+    pub max: f64,
+}
+
+impl Tolerance {
+    /// The tolerance for results of that type. For the 16-bit types it is that of rounding the result once, with room
+    /// for one bit: sums are kept in f32 or better.
+    pub const fn of(data_type: DataType) -> Tolerance {
+        match data_type {
+            DataType::F32 => Tolerance { l2: 1e-5, max: 3e-5 },
+            DataType::F16 => Tolerance { l2: 5e-4, max: 1e-3 },
+            DataType::Bf16 => Tolerance { l2: 4e-3, max: 8e-3 },
+            DataType::F64 => Tolerance { l2: 1e-13, max: 1e-12 },
+        }
+    }
+}
+
+/// How far a result was from the reference.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Errors {
+    /// Relative error in the L2 norm.
+    pub l2: f64,
+    /// Largest error of one number, relative to the largest number of the reference.
+    pub max: f64,
+    /// Numbers that are not finite where the reference's are.
+    pub not_finite: usize,
+    /// Where the largest error is, as an offset in memory.
+    pub worst: usize,
+}
+
+impl Errors {
+    /// Whether the result is right.
+    pub fn within(&self, tolerance: Tolerance) -> bool {
+        self.not_finite == 0 && self.l2 <= tolerance.l2 && self.max <= tolerance.max
+    }
+}
+
+/// Compares a result with the reference.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn compare(result: &[f64], expected: &[f64]) -> Errors {
+    assert_eq!(result.len(), expected.len(), "a result has as many numbers as its reference");
+    let (mut squares, mut norm, mut largest, mut scale) = (0.0f64, 0.0f64, 0.0f64, 0.0f64);
+    let (mut not_finite, mut worst) = (0, 0);
+    for (index, (&got, &want)) in result.iter().zip(expected).enumerate() {
+        if !got.is_finite() && want.is_finite() {
+            not_finite += 1;
+            continue;
+        }
+        let error = (got - want).abs();
+        squares += error * error;
+        norm += want * want;
+        scale = scale.max(want.abs());
+        if error > largest {
+            (largest, worst) = (error, index);
+        }
+    }
+    let relative = |value: f64, by: f64| if value == 0.0 { 0.0 } else { value / by.max(f64::MIN_POSITIVE) };
+    Errors { l2: relative(squares.sqrt(), norm.sqrt()), max: relative(largest, scale), not_finite, worst }
+}
+
+/// Why an engine did not pass.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CheckFailure {
+    /// It returned an error.
+    Engine(EngineError),
+    /// Its numbers are wrong.
+    Wrong {
+        /// The problem's key.
+        problem: String,
+        /// By how much.
+        errors: Errors,
+        /// What would have been allowed.
+        tolerance: Tolerance,
+    },
+}
+
+impl fmt::Display for CheckFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CheckFailure::Engine(error) => write!(f, "{error}"),
+            CheckFailure::Wrong { problem, errors, tolerance } => write!(
+                f,
+                "{problem}: wrong by {:.2e} in L2 (allowed {:.0e}) and {:.2e} at most (allowed {:.0e}, at offset {}), {} numbers not finite",
+                errors.l2, tolerance.l2, errors.max, tolerance.max, errors.worst, errors.not_finite
+            ),
+        }
+    }
+}
+
+/// Runs an engine on random numbers and compares with the reference. Forward problems get a bias when the seed is odd.
+pub fn check(engine: &dyn Engine, problem: &Problem, seed: u64) -> Result<Errors, CheckFailure> {
+    let data_type = problem.data_type();
+    let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    let first = Tensor::random(data_type, first, seed);
+    let second = Tensor::random(data_type, second, seed ^ 0x5eed);
+    let with_bias = seed % 2 == 1 && problem.direction() == Direction::Forward;
+    let bias = with_bias.then(|| Tensor::random(data_type, problem.out_channels(), seed ^ 0xb1a5));
+    let mut result = Tensor::unwritten(data_type, result);
+    let operands = Operands {
+        first: first.elements(),
+        second: second.elements(),
+        bias: bias.as_ref().map(Tensor::elements),
+        result: result.elements_mut(),
+    };
+    engine.run(problem, operands).map_err(CheckFailure::Engine)?;
+    let bias = bias.map(|bias| bias.to_f64());
+    let expected = reference::compute(problem, &first.to_f64(), &second.to_f64(), bias.as_deref());
+    let errors = compare(&result.to_f64(), &expected);
+    let tolerance = Tolerance::of(data_type);
+    if errors.within(tolerance) {
+        Ok(errors)
+    } else {
+        Err(CheckFailure::Wrong { problem: problem.to_string(), errors, tolerance })
+    }
+}
+
+/// The reference as an engine: what other engines' wrappers are tested with.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Reference;
+
+impl Engine for Reference {
+    fn name(&self) -> EngineName {
+        EngineName::Cpu
+    }
+
+    fn supports(&self, _problem: &Problem) -> Result<(), Unsupported> {
+        Ok(())
+    }
+
+    fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
+        operands.validate(problem)?;
+        let wide = |elements: Elements<'_>| -> Vec<f64> {
+            match elements {
+                Elements::F32(s) => s.iter().map(|&v| f64::from(v)).collect(),
+                Elements::F16(s) => s.iter().map(|v| v.to_f64()).collect(),
+                Elements::Bf16(s) => s.iter().map(|v| v.to_f64()).collect(),
+                Elements::F64(s) => s.to_vec(),
+            }
+        };
+        let bias = operands.bias.map(wide);
+        let computed = reference::compute(problem, &wide(operands.first), &wide(operands.second), bias.as_deref());
+        match operands.result {
+            ElementsMut::F32(result) => result.iter_mut().zip(computed).for_each(|(r, c)| *r = c as f32),
+            ElementsMut::F16(result) => {
+                result.iter_mut().zip(computed).for_each(|(r, c)| *r = half::f16::from_f64(c));
+            }
+            ElementsMut::Bf16(result) => {
+                result.iter_mut().zip(computed).for_each(|(r, c)| *r = half::bf16::from_f64(c));
+            }
+            ElementsMut::F64(result) => result.copy_from_slice(&computed),
+        }
+        Ok(())
+    }
+}

@@ -315,10 +315,7 @@ impl Problem {
     /// Checks the numbers and makes a problem of them.
     pub fn new(given: Specification) -> Result<Problem, ProblemError> {
         check_numbers(&given)?;
-        let mut out_size = [0; 2];
-        for axis in 0..2 {
-            out_size[axis] = output_extent(&given, axis)?;
-        }
+        let out_size = [output_extent(&given, 0)?, output_extent(&given, 1)?];
         let spec = &given;
         let [kh, kw] = spec.kernel;
         check_elements("the input tensor", &[spec.batch, spec.in_channels, spec.in_size[0], spec.in_size[1]])?;

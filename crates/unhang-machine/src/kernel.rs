@@ -1,0 +1,188 @@
+//! The kernel and its amdgpu driver: version, parameters that matter, and what its log says about the GPU.
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::system::{LARGE, System};
+
+/// The kernel and the amdgpu driver.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Kernel {
+    /// As `uname -r` gives it.
+    pub release: Option<String>,
+    /// The version of an amdgpu that was installed beside the kernel (DKMS); the kernel's own has none.
+    pub amdgpu_version: Option<String>,
+    /// Whether the amdgpu driver is loaded.
+    pub amdgpu_loaded: bool,
+    /// Parameters of amdgpu that bear on hangs, with their values.
+    pub parameters: Vec<Parameter>,
+}
+
+/// One parameter of the amdgpu driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Parameter {
+    /// Its name.
+    pub name: String,
+    /// Its value now.
+    pub value: String,
+    /// Its value when nobody sets it.
+    pub default: String,
+    /// What it does.
+    pub meaning: String,
+}
+
+/// The parameters worth knowing, with defaults and meanings as the driver's source documents them (`amdgpu_drv.c`).
+const PARAMETERS: &[(&str, &str, &str)] = &[
+    ("cwsr_enable", "1", "mid-wave preemption of compute queues; 0 makes a queue wait for its waves to end"),
+    ("sched_policy", "0", "how compute queues are scheduled: 0 hardware with oversubscription, 1 without, 2 none"),
+    ("hws_max_conc_proc", "-1", "how many processes the hardware scheduler runs at once"),
+    ("queue_preemption_timeout_ms", "9000", "how long the driver waits for a queue to be preempted before a reset"),
+    ("gpu_recovery", "-1", "whether the driver resets a GPU that hangs"),
+    ("lockup_timeout", "", "deadlines of kernel jobs; user queues of ROCm are not covered by it"),
+    ("noretry", "-1", "whether page faults are retried"),
+    ("runpm", "-1", "power management at run time; waking up has been a source of lost GPUs"),
+    ("mes", "0", "the newer scheduler; not for RDNA1"),
+];
+
+/// Reads the version from `/proc/version`.
+///
+/// ```text
+/// Linux version 6.8.0-45-generic (builder@host) (gcc …) #45-Ubuntu SMP …
+/// ```
+pub(crate) fn parse_proc_version(text: &str) -> Option<String> {
+    let mut words = text.split_whitespace();
+    (words.next()? == "Linux" && words.next()? == "version").then(|| words.next().map(str::to_owned))?
+}
+
+pub(crate) fn inspect(system: &System) -> Kernel {
+    let release = system
+        .line("/proc/sys/kernel/osrelease")
+        .or_else(|| parse_proc_version(&system.line("/proc/version")?))
+        .map(|release| release.lines().next().unwrap_or_default().chars().take(128).collect());
+    let folder = Path::new("/sys/module/amdgpu/parameters");
+    let parameters = PARAMETERS
+        .iter()
+        .filter_map(|(name, default, meaning)| {
+            let value: String = system.line(folder.join(name))?.lines().next()?.chars().take(64).collect();
+            Some(Parameter {
+                name: (*name).to_owned(),
+                value,
+                default: (*default).to_owned(),
+                meaning: (*meaning).to_owned(),
+            })
+        })
+        .collect();
+    Kernel {
+        release,
+        amdgpu_version: system.line("/sys/module/amdgpu/version").map(|version| version.chars().take(64).collect()),
+        amdgpu_loaded: system.is_directory("/sys/module/amdgpu"),
+        parameters,
+    }
+}
+
+impl Kernel {
+    /// Major and minor version, as far as behaviour goes: `6.8`.
+    pub(crate) fn major_minor(&self) -> Option<String> {
+        let mut parts = self.release.as_deref()?.split(['.', '-']);
+        let (major, minor) = (parts.next()?.parse::<u32>().ok()?, parts.next()?.parse::<u32>().ok()?);
+        Some(format!("{major}.{minor}"))
+    }
+}
+
+/// A line of the kernel's log that tells of a GPU that did not come back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogLine {
+    /// The file it stands in.
+    pub path: String,
+    /// The line, without the time stamp and host name in front.
+    pub text: String,
+    /// Whether it tells of a queue that could not be preempted, as against a plain reset.
+    pub preemption: bool,
+}
+
+/// Where the kernel's log may be. The ring buffer itself is not among them: it cannot be read without being root on
+/// most distributions, and on the rest these files hold the same.
+const LOGS: &[&str] = &["/var/log/dmesg", "/var/log/kern.log", "/var/log/messages", "/var/log/syslog"];
+
+/// Looks through the last megabyte of each log.
+pub(crate) fn log_lines(system: &System) -> Vec<LogLine> {
+    let mut found = Vec::new();
+    for path in LOGS {
+        let Ok(tail) = system.tail(path, LARGE) else { continue };
+        let lines = relevant_log_lines(&String::from_utf8_lossy(&tail));
+        found.extend(lines.into_iter().map(|(text, preemption)| LogLine {
+            path: (*path).to_owned(),
+            text,
+            preemption,
+        }));
+        if !found.is_empty() {
+            break;
+        }
+    }
+    found
+}
+
+/// Picks the lines that matter, newest last, at most twenty.
+///
+/// ```text
+/// [ 1234.5] amdgpu 0000:03:00.0: amdgpu: qcm fence wait loop timeout expired
+/// [ 1234.6] amdgpu: The cp might be in an unrecoverable state due to an unsuccessful queues preemption
+/// [ 1234.7] [drm:amdgpu_device_ip_suspend] kiq fence wait failed
+/// ```
+pub(crate) fn relevant_log_lines(text: &str) -> Vec<(String, bool)> {
+    let mut found: Vec<(String, bool)> = text
+        .lines()
+        .filter_map(|line| {
+            let lower = line.to_lowercase();
+            if !(lower.contains("amdgpu") || lower.contains("kfd") || lower.contains("kiq")) {
+                return None;
+            }
+            let preemption = ["queue preemption", "queues preemption", "kiq fence", "qcm fence wait"]
+                .iter()
+                .any(|sign| lower.contains(sign));
+            let reset = lower.contains("gpu reset begin") || lower.contains("gpu recovery");
+            // From the driver's own words on: what stands before it is a time and a host name.
+            let start = ["amdgpu", "kfd", "[drm", "kiq"].iter().filter_map(|sign| lower.find(sign)).min().unwrap_or(0);
+            let text = line.get(start..).unwrap_or(line);
+            (preemption || reset).then(|| (text.chars().take(200).collect(), preemption))
+        })
+        .collect();
+    let surplus = found.len().saturating_sub(20);
+    found.drain(..surplus);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn versions() {
+        let text = "Linux version 6.8.0-45-generic (builder@host) (gcc 13.2) #45-Ubuntu SMP\n";
+        assert_eq!(parse_proc_version(text).as_deref(), Some("6.8.0-45-generic"));
+        assert_eq!(parse_proc_version("FreeBSD 14"), None);
+        let kernel = Kernel { release: Some("6.8.0-45-generic".to_owned()), ..Kernel::default() };
+        assert_eq!(kernel.major_minor().as_deref(), Some("6.8"));
+    }
+
+    #[test]
+    fn log_lines_lose_time_and_host() {
+        let text = "Nov  8 10:00:00 somehost kernel: [ 1.5] amdgpu: The cp might be in an unrecoverable state due to an \
+                    unsuccessful queues preemption\nNov  8 10:00:01 somehost kernel: usb 1-1: new device\n";
+        let lines = relevant_log_lines(text);
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].0.starts_with("amdgpu: The cp") && lines[0].1, "{lines:?}");
+    }
+
+    proptest! {
+        #[test]
+        fn parsers_take_anything(text in "(?s).{0,400}") {
+            let _ = parse_proc_version(&text);
+            let _ = relevant_log_lines(&text);
+            let _ = relevant_log_lines(&format!("{text}amdgpu kiq fence{text}"));
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! A machine, as far as running convolutions on it goes.
+
+use crate::gpu::{self, Gpu};
+use crate::kernel::{self, Kernel};
+use crate::system::{DeviceAccess, System};
+
+/// What is here: GPUs, kernel, access. Fast to find out: a few dozen small files, and no Python is looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// The GPUs: those that KFD knows first, in KFD's order, then the others by PCI address.
+    pub gpus: Vec<Gpu>,
+    /// The kernel and the amdgpu driver.
+    pub kernel: Kernel,
+    /// Whether this process may use `/dev/kfd`, the door to compute on AMD GPUs.
+    pub kfd_access: DeviceAccess,
+    /// The folder that describes the machine, if it is not the one that we run on. Every output then says so.
+    pub described_by: Option<String>,
+    /// Things that were there and could not be read, in words.
+    pub unreadable: Vec<String>,
+}
+
+impl Machine {
+    /// Looks at the machine.
+    pub fn inspect(system: &System) -> Machine {
+        let gpus = gpu::find(system);
+        let kernel = kernel::inspect(system);
+        let kfd_access = system.device("/dev/kfd");
+        let unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
+        let described_by = system.is_folder().then(|| system.root().display().to_string());
+        Machine { gpus, kernel, kfd_access, described_by, unreadable }
+    }
+
+    /// Whether an RDNA1 chip is here.
+    pub fn affected(&self) -> bool {
+        self.gpus.iter().any(|gpu| gpu.affected)
+    }
+
+    /// Whether the runtime will be told that an RDNA1 chip is another one, so that it loads code that was not
+    /// compiled for it.
+    pub fn spoofed(&self) -> bool {
+        self.gpus.iter().any(|gpu| gpu.affected && gpu.spoofed())
+    }
+
+    /// A short text that is the same wherever evidence may be carried over, and different where it may not.
+    ///
+    /// It is made of the true chips with their compute units, the chips that the runtime reports, the kernel's major
+    /// and minor version and the version of amdgpu if it has one; and of `runtime`, which is the caller's word for
+    /// torch and HIP (for example `2.2.2+rocm5.7`), if the evidence depends on it. GPUs that cannot compute with HIP
+    /// or CUDA do not enter, nor does any name of a user or host.
+    pub fn fingerprint(&self, runtime: Option<&str>) -> String {
+        let mut hash = Fnv1a::new();
+        hash.field("unhang-machine-1");
+        for gpu in self.gpus.iter().filter(|gpu| gpu.vendor_id != crate::chips::INTEL) {
+            let chip = gpu.gfx.clone().unwrap_or_else(|| format!("{:04x}:{:04x}", gpu.vendor_id, gpu.device_id));
+            hash.field(&chip);
+            hash.field(&gpu.compute_units.map_or_else(String::new, |units| units.to_string()));
+            hash.field(gpu.reported_gfx.as_deref().unwrap_or_default());
+        }
+        hash.field("kernel");
+        hash.field(&self.kernel.major_minor().unwrap_or_default());
+        hash.field(self.kernel.amdgpu_version.as_deref().unwrap_or_default());
+        hash.field(runtime.unwrap_or_default());
+        format!("{:016x}", hash.0)
+    }
+}
+
+/// FNV-1a, 64 bits: chosen because it is the same everywhere and for ever, which `std`'s hashers do not promise.
+struct Fnv1a(u64);
+
+impl Fnv1a {
+    fn new() -> Fnv1a {
+        Fnv1a(0xcbf2_9ce4_8422_2325)
+    }
+
+    /// A field with its end marked, so that `ab`, `c` and `a`, `bc` differ.
+    fn field(&mut self, text: &str) {
+        for byte in text.bytes().chain([0xff]) {
+            self.0 = (self.0 ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine(gfx: &str, reported: &str, kernel: &str) -> Machine {
+        let gpu = Gpu {
+            pci: Some("0000:03:00.0".to_owned()),
+            vendor_id: 0x1002,
+            device_id: 0x731f,
+            revision: Some(0xca),
+            name: "Radeon RX 5600 XT".to_owned(),
+            chip: Some("Navi 10".to_owned()),
+            gfx: Some(gfx.to_owned()),
+            reported_gfx: Some(reported.to_owned()),
+            compute_units: Some(36),
+            affected: true,
+            memory_bytes: None,
+            driver: None,
+            render_node: None,
+            render_access: DeviceAccess::Granted,
+            kfd_node: Some(1),
+        };
+        let kernel = Kernel { release: Some(kernel.to_owned()), ..Kernel::default() };
+        Machine { gpus: vec![gpu], kernel, kfd_access: DeviceAccess::Granted, described_by: None, unreadable: vec![] }
+    }
+
+    #[test]
+    fn fingerprints_tell_apart_what_must_be_told_apart() {
+        let native = machine("gfx1010", "gfx1010", "6.8.0-45-generic");
+        let same = machine("gfx1010", "gfx1010", "6.8.12");
+        let spoofed = machine("gfx1010", "gfx1030", "6.8.0-45-generic");
+        let newer = machine("gfx1010", "gfx1010", "6.9.0");
+        assert_eq!(native.fingerprint(None), same.fingerprint(None), "a patch release changes nothing");
+        let all = [
+            native.fingerprint(None),
+            spoofed.fingerprint(None),
+            newer.fingerprint(None),
+            native.fingerprint(Some("2.2.2+rocm5.7")),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            assert_eq!(one.len(), 16);
+            assert!(!all[index + 1..].contains(one), "{all:?}");
+        }
+        assert!(spoofed.spoofed() && !native.spoofed() && native.affected());
+    }
+
+    #[test]
+    fn a_fingerprint_is_for_ever() {
+        // Evidence on users' disks is keyed by this: a change here throws it away.
+        assert_eq!(machine("gfx1010", "gfx1030", "6.8.0").fingerprint(None), "4e973d1bd88d2eb4");
+    }
+}

@@ -1,0 +1,62 @@
+//! Every problem, in every type of numbers, against the reference.
+
+use proptest::prelude::*;
+use unhang_conv::{DataType, Problem};
+use unhang_cpu::{CpuEngine, Settings};
+use unhang_engine::Operands;
+use unhang_suite::{Tensor, any_problem, check};
+
+/// Cases for each test: few by default, thousands with `UNHANG_TEST_CASES=5000` in release mode.
+fn cases() -> ProptestConfig {
+    let cases = std::env::var("UNHANG_TEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(128);
+    ProptestConfig { cases, ..ProptestConfig::default() }
+}
+
+fn passes(problem: &Problem, seed: u64) -> Result<(), TestCaseError> {
+    check(&CpuEngine::with_threads(2), problem, seed)
+        .map(drop)
+        .map_err(|failure| TestCaseError::fail(failure.to_string()))
+}
+
+/// The bits of a result computed with that many threads.
+fn bits(problem: &Problem, seed: u64, threads: usize) -> Vec<u64> {
+    let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    let first = Tensor::random(problem.data_type(), first, seed);
+    let second = Tensor::random(problem.data_type(), second, seed + 1);
+    let mut result = Tensor::unwritten(problem.data_type(), result);
+    let operands =
+        Operands { first: first.elements(), second: second.elements(), bias: None, result: result.elements_mut() };
+    CpuEngine::new().run_with(problem, operands, &Settings { threads, ..Settings::default() }).unwrap();
+    result.to_f64().into_iter().map(f64::to_bits).collect()
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn single_precision(problem in any_problem(DataType::F32), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+    }
+
+    #[test]
+    fn half_precision(problem in any_problem(DataType::F16), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+    }
+
+    #[test]
+    fn bfloat16(problem in any_problem(DataType::Bf16), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+    }
+
+    #[test]
+    fn double_precision(problem in any_problem(DataType::F64), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+    }
+
+    #[test]
+    fn threads_change_nothing(problem in any_problem(DataType::F32), seed in 0u64..1000) {
+        let alone = bits(&problem, seed, 1);
+        prop_assert_eq!(&alone, &bits(&problem, seed, 2));
+        prop_assert_eq!(&alone, &bits(&problem, seed, 5));
+    }
+}

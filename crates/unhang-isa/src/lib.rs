@@ -1,1 +1,29 @@
-//! gfx10 machine code: decoder, audit, repair of bytes.
+//! gfx10 machine code, pure: bytes in, values out.
+//!
+//! * [`decode`] reads one instruction, [`Instruction`] prints it as LLVM's disassembler does;
+//! * [`Program`] is a decoded function with its control-flow graph;
+//! * [`audit`] finds what in it is unsafe on a given chip, with LLVM's own hazard rules;
+//! * [`elf`] reads code objects: target, functions, kernel descriptors.
+//!
+//! This crate opens no file, starts no thread and knows nothing of containers, drivers or convolutions. The shield
+//! runs it inside other people's processes, so nothing here may panic on any input and nothing may allocate more than
+//! a small multiple of what it was given.
+
+#![forbid(unsafe_code)]
+
+pub mod audit;
+mod chip;
+mod decode;
+mod effects;
+pub mod elf;
+mod program;
+mod registers;
+mod table;
+mod text;
+
+pub use chip::Chip;
+pub use decode::{DecodeError, Instruction, Modifier, decode};
+pub use effects::{Class, Effects};
+pub use program::{Block, Program, ProgramError};
+pub use registers::{ScalarSet, Source, scalar_name};
+pub use table::{Definition, Field, Format, Kind, Slot, Width, definitions, look_up};

@@ -1,1 +1,21 @@
-//! Containers of GPU code: ELF objects, fat binaries, databases, wheels.
+//! Containers of GPU code: everything from which code objects are taken out.
+//!
+//! [`walk`] goes through a file or folder and hands over each code object of the gfx10 family that it finds: plain
+//! code objects, fat binaries in shared libraries, bundles (compressed or not), MIOpen's kernel databases, wheels and
+//! other zip archives, folders. One code object is in memory at a time, whatever the size of the container.
+//! [`metadata`] reads what a code object says about its kernels.
+//!
+//! This crate does not look into machine code; that is `unhang-isa`.
+
+#![forbid(unsafe_code)]
+
+mod bundle;
+mod database;
+mod error;
+mod host;
+pub mod metadata;
+mod walk;
+mod zip;
+
+pub use error::ObjectsError;
+pub use walk::{Event, walk};

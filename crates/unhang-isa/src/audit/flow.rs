@@ -1,0 +1,322 @@
+//! The state that flows through the graph, and the instructions that meet it.
+
+use super::{Context, Finding, Rule, Severity};
+use crate::registers::Source;
+use crate::table::{Field, Format, Kind};
+use crate::{Chip, Class, Effects, Instruction, Program, ScalarSet};
+
+/// What is pending at a point of the program, on some path to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct State {
+    /// Scalar registers that a vector memory instruction may still have to read.
+    memory_reads: ScalarSet,
+    /// Scalar registers that a scalar load may still have to read.
+    scalar_memory_reads: ScalarSet,
+    /// The `*_BIT`s below.
+    bits: u8,
+}
+
+/// An instruction outside the vector unit has read EXEC.
+const EXEC_READ: u8 = 1;
+/// A comparison has written EXEC, and no vector instruction has followed.
+const EXEC_COMPARED: u8 = 2;
+/// A local access with neither a memory access nor a wait behind it.
+const LOCAL_PENDING: u8 = 4;
+/// A memory access with neither a local access nor a wait behind it.
+const MEMORY_PENDING: u8 = 8;
+/// A local access, then a branch, and nothing of either kind since.
+const LOCAL_ARMED: u8 = 16;
+/// A memory access, then a branch, and nothing of either kind since.
+const MEMORY_ARMED: u8 = 32;
+
+impl State {
+    fn union(self, other: State) -> State {
+        State {
+            memory_reads: self.memory_reads | other.memory_reads,
+            scalar_memory_reads: self.scalar_memory_reads | other.scalar_memory_reads,
+            bits: self.bits | other.bits,
+        }
+    }
+}
+
+/// `s_waitcnt_depctr`, and where its fields lie.
+fn waits_for_vector_sources(instruction: &Instruction) -> bool {
+    instruction.is(Format::Sopp, 0x23) && instruction.immediate() & 0b11100 == 0
+}
+
+fn waits_for_scalar_destinations(instruction: &Instruction) -> bool {
+    instruction.is(Format::Sopp, 0x23) && instruction.immediate() & 1 == 0
+}
+
+/// Whether a scalar instruction ends the danger from scalar loads that have still to read their address.
+fn frees_scalar_memory(instruction: &Instruction) -> bool {
+    match (instruction.format(), instruction.definition.opcode) {
+        // s_waitcnt: only with lgkmcnt(0).
+        (Format::Sopp, 0x0c) => instruction.immediate() & 0x3f00 == 0,
+        (Format::Sopp, _) => false,
+        // s_version, s_waitcnt_vscnt, s_waitcnt_vmcnt, s_waitcnt_expcnt.
+        (Format::Sopk, 0x01 | 0x17..=0x19) => false,
+        // s_waitcnt_lgkmcnt null, 0.
+        (Format::Sopk, 0x1a) => instruction.immediate() == 0 && instruction.bits(16, 7) == 0x7d,
+        _ => true,
+    }
+}
+
+pub(super) struct Auditor<'a> {
+    program: &'a Program,
+    chip: Chip,
+    context: Context,
+    hazards: bool,
+    local_and_memory: bool,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Auditor<'a> {
+    pub(super) fn new(program: &'a Program, chip: Chip, context: Context) -> Auditor<'a> {
+        let has = |wanted: fn(Class) -> bool| program.instructions.iter().any(|it| wanted(it.class()));
+        let local_and_memory =
+            has(|class| class == Class::Local) && has(|class| matches!(class, Class::VectorMemory | Class::Segment));
+        Auditor { program, chip, context, hazards: chip.is_rdna1(), local_and_memory, findings: Vec::new() }
+    }
+
+    pub(super) fn run(mut self) -> Vec<Finding> {
+        let entries = if self.hazards { self.solve() } else { vec![State::default(); self.program.blocks.len()] };
+        for (block, entry) in entries.into_iter().enumerate() {
+            self.report_block(block, entry);
+        }
+        self.findings
+    }
+
+    /// The state at the start of each block.
+    fn solve(&self) -> Vec<State> {
+        let blocks = &self.program.blocks;
+        let mut entries = vec![State::default(); blocks.len()];
+        let mut queued = vec![true; blocks.len()];
+        // Last in, first out, with the first block on top: loops are left late and most blocks are seen twice.
+        let mut work: Vec<u32> = (0..blocks.len() as u32).rev().collect();
+        while let Some(number) = work.pop() {
+            queued[number as usize] = false;
+            let block = &blocks[number as usize];
+            let mut state = entries[number as usize];
+            for instruction in &self.program.instructions[block.first as usize..block.end as usize] {
+                state = self.step(state, instruction, &instruction.effects(self.program.wave64));
+            }
+            for successor in block.successors.into_iter().flatten() {
+                let entry = &mut entries[successor as usize];
+                let united = entry.union(state);
+                if united != *entry {
+                    *entry = united;
+                    if !std::mem::replace(&mut queued[successor as usize], true) {
+                        work.push(successor);
+                    }
+                }
+            }
+        }
+        entries
+    }
+
+    /// The state behind an instruction.
+    #[inline]
+    fn step(&self, mut state: State, instruction: &Instruction, effects: &Effects) -> State {
+        match effects.class {
+            Class::Vector => {
+                state.memory_reads = ScalarSet::EMPTY;
+                if !effects.mask_writes.is_empty() {
+                    state.bits &= !EXEC_READ;
+                }
+                if effects.mask_writes.meets(ScalarSet::EXEC) && instruction.is_compare_to_exec() {
+                    state.bits |= EXEC_COMPARED;
+                } else if !instruction.is(Format::Vop1, 0) && !instruction.is(Format::Vop3, 0x180) {
+                    state.bits &= !EXEC_COMPARED;
+                }
+                return state;
+            }
+            Class::Scalar => {
+                if instruction.is(Format::Sopp, 0x0c) && instruction.immediate() == 0
+                    || waits_for_vector_sources(instruction)
+                {
+                    state.memory_reads = ScalarSet::EMPTY;
+                }
+                if frees_scalar_memory(instruction) {
+                    state.scalar_memory_reads = ScalarSet::EMPTY;
+                }
+                // s_waitcnt_vscnt null, 0.
+                if instruction.first_word() == 0xbbfd_0000 {
+                    state.bits &= !(LOCAL_PENDING | MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+                }
+                if instruction.is_branch() {
+                    state.bits |= (state.bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2;
+                }
+            }
+            Class::ScalarMemory => state.scalar_memory_reads |= effects.reads,
+            Class::VectorMemory | Class::Segment => {
+                state.memory_reads |= effects.reads;
+                state.bits &= !(LOCAL_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+                state.bits |= MEMORY_PENDING;
+            }
+            Class::Flat => state.memory_reads |= effects.reads,
+            Class::Local => {
+                state.memory_reads |= effects.reads;
+                state.bits &= !(MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+                state.bits |= LOCAL_PENDING;
+            }
+            Class::Export => {}
+        }
+        if waits_for_scalar_destinations(instruction) {
+            state.bits &= !EXEC_READ;
+        } else if effects.reads.meets(ScalarSet::EXEC) {
+            state.bits |= EXEC_READ;
+        }
+        state
+    }
+
+    fn report_block(&mut self, number: usize, entry: State) {
+        let program = self.program;
+        let block = &program.blocks[number];
+        let mut state = entry;
+        let mut alignments = Alignments::default();
+        for index in block.first..block.end {
+            let instruction = &program.instructions[index as usize];
+            let effects = instruction.effects(program.wave64);
+            if !instruction.definition.exists_on(self.chip) {
+                self.find(index, Rule::Illegal, Severity::Certain, None);
+            }
+            if self.hazards {
+                self.check(index, instruction, &effects, state);
+                if self.context.workgroup_processor_mode && alignments.misaligned(instruction) {
+                    self.find(index, Rule::LocalMisaligned, Severity::Certain, None);
+                }
+                state = self.step(state, instruction, &effects);
+            }
+        }
+    }
+
+    fn check(&mut self, index: u32, instruction: &Instruction, effects: &Effects, state: State) {
+        match effects.class {
+            Class::Vector => {
+                let destination = vector_scalar_destination(instruction, effects);
+                let met = state.scalar_memory_reads & destination;
+                if let Some(register) = met.first() {
+                    self.find(index, Rule::ScalarMemoryToVectorWrite, Severity::High, Some(register));
+                }
+                if state.bits & EXEC_READ != 0 && effects.mask_writes.meets(ScalarSet::EXEC) {
+                    self.find(index, Rule::CompareExec, Severity::High, None);
+                }
+                if state.bits & EXEC_COMPARED != 0 && matches!(instruction.definition.opcode, 0x377 | 0x378) {
+                    self.find(index, Rule::ComparePermlane, Severity::High, None);
+                }
+            }
+            Class::Scalar | Class::ScalarMemory => {
+                if let Some(register) = (state.memory_reads & effects.writes).first() {
+                    self.find(index, Rule::MemoryToScalarWrite, Severity::High, Some(register));
+                }
+                if instruction.is(Format::Sopp, 0x20) {
+                    self.find(index, Rule::InstructionPrefetch, Severity::Certain, None);
+                }
+                if instruction.format() == Format::Sopp && instruction.is_branch() && instruction.immediate() == 0x3f {
+                    self.find(index, Rule::BranchOffset3f, Severity::High, None);
+                }
+            }
+            Class::VectorMemory | Class::Segment if self.local_and_memory && state.bits & LOCAL_ARMED != 0 => {
+                self.find(index, Rule::LocalBranchMemory, Severity::High, None);
+            }
+            Class::Local if self.local_and_memory && state.bits & MEMORY_ARMED != 0 => {
+                self.find(index, Rule::LocalBranchMemory, Severity::High, None);
+            }
+            Class::Flat if instruction.flat_offset() != 0 => {
+                self.find(index, Rule::FlatOffset, Severity::Possible, None);
+            }
+            _ => {}
+        }
+    }
+
+    fn find(&mut self, index: u32, rule: Rule, severity: Severity, register: Option<u8>) {
+        let offset = self.program.offsets[index as usize];
+        self.findings.push(Finding { rule, severity, offset, index, register });
+    }
+}
+
+/// The scalar registers that a vector instruction writes: its mask, or the destination of a read of one lane.
+fn vector_scalar_destination(instruction: &Instruction, effects: &Effects) -> ScalarSet {
+    if effects.mask_writes.is_empty()
+        && instruction.definition.operand(Field::Destination).is_some_and(|slot| slot.kind == Kind::Scalar)
+    {
+        return effects.writes;
+    }
+    effects.mask_writes
+}
+
+/// What is known of local addresses within one block: the remainder of a vector register modulo 16, where a constant
+/// was moved into it or an earlier wide access showed it.
+///
+/// Two wide accesses through one address register, with offsets that differ by less than their width, cannot both be
+/// aligned: that is as much as code alone can prove.
+#[derive(Default)]
+struct Alignments {
+    known: Vec<(u8, u32, u32)>,
+}
+
+impl Alignments {
+    /// Notes what the instruction does, and says whether it is a misaligned wide local access for certain.
+    fn misaligned(&mut self, instruction: &Instruction) -> bool {
+        let mut misaligned = false;
+        if instruction.class() == Class::Local {
+            // ds_read_b64, ds_write_b64, ds_read_b128, ds_write_b128.
+            let width = match instruction.definition.opcode {
+                0x4d | 0x76 => 8,
+                0xdf | 0xff => 16,
+                _ => 0,
+            };
+            if width != 0 {
+                let register = instruction.high_bits(0, 8) as u8;
+                let offset = instruction.bits(0, 16);
+                match self.known.iter_mut().find(|entry| entry.0 == register) {
+                    Some((_, remainder, modulus)) => {
+                        let shared = width.min(*modulus);
+                        misaligned = !(*remainder + offset).is_multiple_of(shared);
+                        if !misaligned && width > *modulus {
+                            (*remainder, *modulus) = ((width - offset % width) % width, width);
+                        }
+                    }
+                    None => self.known.push((register, (width - offset % width) % width, width)),
+                }
+            }
+        }
+        self.forget_destination(instruction);
+        if instruction.is(Format::Vop1, 0x01)
+            && let (Some(Source::Vector(register)), Some(value)) = (destination(instruction), constant(instruction))
+        {
+            self.known.push((register, value % 16, 16));
+        }
+        misaligned
+    }
+
+    fn forget_destination(&mut self, instruction: &Instruction) {
+        if let Some(slot) = instruction.definition.operand(Field::Destination) {
+            if let Source::Vector(first) = instruction.operand(slot) {
+                let count = slot.width.registers(false) as u16;
+                self.known.retain(|entry| !(first as u16..first as u16 + count).contains(&(entry.0 as u16)));
+            }
+        } else if matches!(instruction.format(), Format::Mubuf | Format::Mtbuf | Format::Mimg) {
+            self.known.clear();
+        }
+        // v_swap writes its source, and relative moves write anything.
+        if instruction.is(Format::Vop1, 0x65)
+            || matches!((instruction.format(), instruction.definition.opcode), (Format::Vop1, 0x42..=0x48 | 0x68))
+        {
+            self.known.clear();
+        }
+    }
+}
+
+fn destination(instruction: &Instruction) -> Option<Source> {
+    instruction.definition.operand(Field::Destination).map(|slot| instruction.operand(slot))
+}
+
+fn constant(instruction: &Instruction) -> Option<u32> {
+    match instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot))? {
+        Source::Integer(value) => Some(value as i32 as u32),
+        Source::Literal(value) => Some(value),
+        _ => None,
+    }
+}

@@ -1,0 +1,56 @@
+//! What in a program is unsafe on a chip.
+//!
+//! The rules are those by which LLVM's hazard recogniser inserts work-arounds when it compiles for RDNA1
+//! (`GCNHazardRecognizer.cpp`, `AMDGPUAsmBackend.cpp`, and the feature lists in `AMDGPU.td`). Code that was compiled
+//! for another chip has none of the work-arounds: each place where LLVM would have inserted one is a finding.
+//!
+//! LLVM looks backwards from each instruction along all paths. The same question is asked here forwards, once: a
+//! state that says what is pending flows through the control-flow graph, paths that meet are united, and an
+//! instruction that meets a pending state is a finding. The findings are the same; the time is linear.
+
+mod flow;
+mod rules;
+
+pub use rules::{Hazards, Rule, Severity};
+
+use crate::{Chip, Program};
+
+/// One place that is unsafe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Which rule.
+    pub rule: Rule,
+    /// How sure it is that this place misbehaves when it is reached.
+    pub severity: Severity,
+    /// Bytes from the start of the function to the instruction.
+    pub offset: u32,
+    /// The instruction's place in the program.
+    pub index: u32,
+    /// The scalar register at stake, where one is.
+    pub register: Option<u8>,
+}
+
+impl Finding {
+    /// The finding in plain words.
+    pub fn explanation(&self) -> String {
+        let words = self.rule.explanation();
+        match self.register {
+            Some(register) => format!("{words} The register is {}.", crate::scalar_name(register)),
+            None => words.to_owned(),
+        }
+    }
+}
+
+/// What is known of the program beside its code.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context {
+    /// Whether its workgroups span a workgroup processor; misaligned access to the local data share fails only there.
+    pub workgroup_processor_mode: bool,
+}
+
+/// Finds what in `program` is unsafe on `chip`.
+///
+/// Findings come in the order of the code. A program compiled for the chip itself has none.
+pub fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Finding> {
+    flow::Auditor::new(program, chip, context).run()
+}

@@ -1,0 +1,351 @@
+//! From bytes to one instruction.
+
+use thiserror::Error;
+
+use crate::registers::Source;
+use crate::table::{Definition, Field, Format, Kind, Slot, look_up};
+use crate::{Chip, ScalarSet};
+
+/// Words of the longest instruction: an image instruction with three words of extra addresses.
+const MAX_WORDS: usize = 5;
+
+/// Why bytes are not an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DecodeError {
+    /// The bytes end within the instruction.
+    #[error("the code ends inside an instruction")]
+    Truncated,
+    /// No chip of the family, or not this one, has such an instruction.
+    #[error("the word {word:#010x} is no instruction of {chip}")]
+    Unknown {
+        /// The first word of the instruction.
+        word: u32,
+        /// The chip for which it was read.
+        chip: Chip,
+    },
+    /// The instruction exists but a field holds a number that means nothing there.
+    #[error("the instruction {mnemonic} with first word {word:#010x} has a field that means nothing")]
+    BadField {
+        /// The first word of the instruction.
+        word: u32,
+        /// The instruction that its opcode names.
+        mnemonic: &'static str,
+    },
+}
+
+/// What follows the first word of a short vector instruction, if anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Modifier {
+    /// Nothing, or a 32-bit constant.
+    None,
+    /// Sub-dword addressing: bytes and halves of registers.
+    Sdwa,
+    /// Data-parallel permutation within rows of 16 lanes.
+    Dpp16,
+    /// Data-parallel permutation within 8 lanes.
+    Dpp8,
+}
+
+/// One decoded instruction: its row in the table and its words.
+#[derive(Clone, Copy, Debug)]
+pub struct Instruction {
+    /// The row of the instruction table.
+    pub definition: &'static Definition,
+    /// What follows a short vector instruction.
+    pub modifier: Modifier,
+    word_count: u8,
+    words: [u32; MAX_WORDS],
+}
+
+/// Whether a source field asks for the 32-bit constant after the instruction.
+const LITERAL: u32 = 255;
+
+/// Reads the instruction at the start of `bytes` as `chip` would.
+///
+/// ```
+/// use unhang_isa::{Chip, decode};
+/// let instruction = decode(&[0x01, 0x00, 0xa0, 0xbf], Chip::Gfx1030).unwrap();
+/// assert_eq!(instruction.size(), 4);
+/// assert_eq!(instruction.text(false).to_string(), "s_inst_prefetch 0x1");
+/// ```
+#[inline]
+pub fn decode(bytes: &[u8], chip: Chip) -> Result<Instruction, DecodeError> {
+    let mut words = [0u32; MAX_WORDS];
+    let available = (bytes.len() / 4).min(MAX_WORDS);
+    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(4)) {
+        *word = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
+    }
+    if available == 0 {
+        return Err(DecodeError::Truncated);
+    }
+    let first = words[0];
+    let (format, opcode, mut count) = classify(first, words[1]);
+    let definition = look_up(chip, format, opcode).ok_or(DecodeError::Unknown { word: first, chip })?;
+    let mut modifier = Modifier::None;
+    match format {
+        Format::Vop1 | Format::Vop2 | Format::Vopc => {
+            let takes_source = definition.operand(Field::Source0).is_some();
+            match first & 0x1ff {
+                LITERAL if takes_source => count = 2,
+                249 => (count, modifier) = (2, Modifier::Sdwa),
+                250 => (count, modifier) = (2, Modifier::Dpp16),
+                233 | 234 => (count, modifier) = (2, Modifier::Dpp8),
+                _ => {}
+            }
+            let constant = definition.operand(Field::Constant).is_some();
+            if constant {
+                count = 2;
+            }
+            let wide = definition.operands().iter().any(|slot| slot.width.registers(false) > 1);
+            if modifier != Modifier::None && (constant || wide) {
+                return Err(DecodeError::BadField { word: first, mnemonic: definition.mnemonic });
+            }
+        }
+        Format::Vop3 | Format::Vop3p => {
+            let literal = definition.operands().iter().any(|slot| match slot.field {
+                Field::Source0 => words[1] & 0x1ff == LITERAL,
+                Field::Source1 => (words[1] >> 9) & 0x1ff == LITERAL,
+                Field::Source2 => (words[1] >> 18) & 0x1ff == LITERAL,
+                _ => false,
+            });
+            count += literal as usize;
+        }
+        Format::Sop2 | Format::Sopc if first & 0xff == LITERAL || (first >> 8) & 0xff == LITERAL => count = 2,
+        Format::Sop1 if first & 0xff == LITERAL && definition.operand(Field::Source0).is_some() => count = 2,
+        Format::Sopk if opcode == 0x15 => count = 2,
+        _ => {}
+    }
+    if count > available {
+        return Err(DecodeError::Truncated);
+    }
+    // What lies behind the instruction is not part of it, and equal instructions are to be equal.
+    for word in &mut words[count..] {
+        *word = 0;
+    }
+    let instruction = Instruction { definition, modifier, word_count: count as u8, words };
+    if definition.operands().iter().any(|slot| slot.kind == Kind::Either && instruction.source(slot.field).is_none()) {
+        return Err(DecodeError::BadField { word: first, mnemonic: definition.mnemonic });
+    }
+    Ok(instruction)
+}
+
+/// Encoding, opcode and number of words without constants, from the leading bits.
+#[inline]
+fn classify(first: u32, second: u32) -> (Format, u16, usize) {
+    let bits = |low: u32, count: u32| ((first >> low) & ((1 << count) - 1)) as u16;
+    if first >> 31 == 0 {
+        return match first >> 25 {
+            0x3f => (Format::Vop1, bits(9, 8), 1),
+            0x3e => (Format::Vopc, bits(17, 8), 1),
+            _ => (Format::Vop2, bits(25, 6), 1),
+        };
+    }
+    if first >> 30 == 0b10 {
+        return match first >> 23 {
+            0x17d => (Format::Sop1, bits(8, 8), 1),
+            0x17e => (Format::Sopc, bits(16, 7), 1),
+            0x17f => (Format::Sopp, bits(16, 7), 1),
+            _ if first >> 28 == 0b1011 => (Format::Sopk, bits(23, 5), 1),
+            _ => (Format::Sop2, bits(23, 7), 1),
+        };
+    }
+    // A number that no table holds stands for encodings that gfx10 does not have.
+    const NOTHING: u16 = u16::MAX;
+    match first >> 26 {
+        0b110010 => (Format::Vintrp, 0, 1),
+        0b110011 => (Format::Vop3p, if bits(23, 3) == 0 { bits(16, 7) } else { NOTHING }, 2),
+        0b110101 => (Format::Vop3, bits(16, 10), 2),
+        0b110110 => (Format::Ds, bits(18, 8), 2),
+        0b110111 => {
+            let opcode = if bits(25, 1) == 0 { bits(18, 7) } else { NOTHING };
+            match bits(14, 2) {
+                0 => (Format::Flat, opcode, 2),
+                1 => (Format::Scratch, opcode, 2),
+                2 => (Format::Global, opcode, 2),
+                _ => (Format::Flat, NOTHING, 2),
+            }
+        }
+        0b111000 => (Format::Mubuf, if bits(25, 1) == 0 { bits(18, 7) } else { NOTHING }, 2),
+        0b111010 => (Format::Mtbuf, bits(16, 3) | (((second >> 21) & 1) << 3) as u16, 2),
+        0b111100 => (Format::Mimg, bits(18, 7) | bits(0, 1) << 7, 2 + bits(1, 2) as usize),
+        0b111101 => (Format::Smem, bits(18, 8), 2),
+        0b111110 => (Format::Exp, 0, 2),
+        _ => (Format::Exp, NOTHING, 2),
+    }
+}
+
+impl Instruction {
+    /// Its length in bytes.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.word_count as usize * 4
+    }
+
+    /// Its words.
+    pub fn words(&self) -> &[u32] {
+        &self.words[..self.word_count as usize]
+    }
+
+    /// The first word.
+    #[inline]
+    pub fn first_word(&self) -> u32 {
+        self.words[0]
+    }
+
+    /// The second word, or 0.
+    #[inline]
+    pub fn second_word(&self) -> u32 {
+        self.words[1]
+    }
+
+    /// The 32-bit constant at its end; meaningless unless an operand asks for it.
+    #[inline]
+    pub fn literal(&self) -> u32 {
+        self.words[self.word_count as usize - 1]
+    }
+
+    /// The encoding.
+    #[inline]
+    pub fn format(&self) -> Format {
+        self.definition.format
+    }
+
+    /// Whether it is this instruction of this encoding.
+    #[inline]
+    pub fn is(&self, format: Format, opcode: u16) -> bool {
+        self.definition.format == format && self.definition.opcode == opcode
+    }
+
+    /// The 16-bit constant of SOPK and SOPP.
+    #[inline]
+    pub fn immediate(&self) -> u16 {
+        self.words[0] as u16
+    }
+
+    /// `count` bits of the first word from `low` on.
+    #[inline]
+    pub fn bits(&self, low: u32, count: u32) -> u32 {
+        (self.words[0] >> low) & ((1 << count) - 1)
+    }
+
+    /// `count` bits of the second word from `low` on.
+    #[inline]
+    pub fn high_bits(&self, low: u32, count: u32) -> u32 {
+        (self.words[1] >> low) & ((1 << count) - 1)
+    }
+
+    /// The number in an operand's field, in the numbering of nine-bit sources: 256 and up are vector registers.
+    #[inline]
+    fn field(&self, field: Field) -> u16 {
+        let value = match (self.format(), field) {
+            (Format::Sop2 | Format::Sop1 | Format::Sopk, Field::Destination) => self.bits(16, 7),
+            (Format::Sopk, _) => self.bits(16, 7),
+            (Format::Sop2 | Format::Sop1 | Format::Sopc, Field::Source0) => self.bits(0, 8),
+            (Format::Sop2 | Format::Sopc, Field::Source1) => self.bits(8, 8),
+            (Format::Smem, Field::Destination | Field::Source1) => self.bits(6, 7),
+            (Format::Smem, Field::Source0) => self.bits(0, 6) << 1,
+            (Format::Vop1 | Format::Vop2, Field::Destination) => self.bits(17, 8),
+            (Format::Vop1 | Format::Vop2 | Format::Vopc, Field::Source0) => match self.modifier {
+                Modifier::None => self.bits(0, 9),
+                Modifier::Sdwa => self.high_bits(0, 8) + if self.high_bits(23, 1) == 0 { 256 } else { 0 },
+                Modifier::Dpp16 | Modifier::Dpp8 => self.high_bits(0, 8) + 256,
+            },
+            (Format::Vop2 | Format::Vopc, Field::Source1) => {
+                let scalar = self.modifier == Modifier::Sdwa && self.high_bits(31, 1) == 1;
+                self.bits(9, 8) + if scalar { 0 } else { 256 }
+            }
+            (Format::Vop3 | Format::Vop3p, Field::Destination) => self.bits(0, 8),
+            (Format::Vop3, Field::ScalarDestination) => self.bits(8, 7),
+            (Format::Vop3 | Format::Vop3p, Field::Source0) => self.high_bits(0, 9),
+            (Format::Vop3 | Format::Vop3p, Field::Source1) => self.high_bits(9, 9),
+            (Format::Vop3 | Format::Vop3p, Field::Source2) => self.high_bits(18, 9),
+            (_, Field::Vcc) => crate::registers::number::VCC as u32,
+            (_, Field::Constant) => LITERAL,
+            (_, Field::Source0) => self.high_bits(0, 8),
+            (_, Field::Source1) => self.high_bits(8, 8),
+            (_, Field::Source2) => self.high_bits(16, 8),
+            (_, Field::Destination) => self.high_bits(24, 8),
+            (_, Field::ScalarDestination) => 0,
+        };
+        value as u16
+    }
+
+    /// What a source field names; `None` for numbers that mean nothing.
+    #[inline]
+    fn source(&self, field: Field) -> Option<Source> {
+        Source::from_field(self.field(field), self.literal())
+    }
+
+    /// What an operand names.
+    #[inline]
+    pub fn operand(&self, slot: Slot) -> Source {
+        let number = self.field(slot.field);
+        match slot.kind {
+            Kind::Vector if number < 256 && self.modifier == Modifier::Sdwa && slot.field == Field::Source1 => {
+                Source::from_field(number, 0).unwrap_or(Source::Scalar(number as u8 & 127))
+            }
+            Kind::Vector => Source::Vector(number as u8),
+            Kind::Scalar => Source::Scalar(number as u8 & 127),
+            // `decode` has made sure that these mean something.
+            Kind::Either => self.source(slot.field).unwrap_or(Source::Integer(0)),
+        }
+    }
+
+    /// The scalar registers that an operand names.
+    #[inline]
+    pub(crate) fn scalars(&self, slot: Slot, wave64: bool) -> ScalarSet {
+        let number = self.field(slot.field);
+        if number >= 128 || (slot.kind == Kind::Vector && self.modifier != Modifier::Sdwa) {
+            return ScalarSet::EMPTY;
+        }
+        if slot.kind == Kind::Vector && slot.field == Field::Destination {
+            return ScalarSet::EMPTY;
+        }
+        ScalarSet::range(number as u8, slot.width.registers(wave64))
+    }
+
+    /// By how many bytes a relative branch moves, counted from the end of the instruction.
+    #[inline]
+    pub fn branch_distance(&self) -> Option<i64> {
+        let branches = match self.format() {
+            Format::Sopp => matches!(self.definition.opcode, 0x02 | 0x04..=0x09 | 0x17..=0x1a),
+            Format::Sopk => matches!(self.definition.opcode, 0x16 | 0x1b | 0x1c),
+            _ => false,
+        };
+        branches.then(|| self.immediate() as i16 as i64 * 4)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size(words: &[u32]) -> Result<usize, DecodeError> {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        decode(&bytes, Chip::Gfx1030).map(|instruction| instruction.size())
+    }
+
+    #[test]
+    fn lengths_follow_constants_and_modifiers() {
+        assert_eq!(size(&[0xbf81_0000]), Ok(4), "s_endpgm");
+        assert_eq!(size(&[0x7e00_02ff, 7]), Ok(8), "v_mov_b32 with a constant");
+        assert_eq!(size(&[0x7e00_02ff]), Err(DecodeError::Truncated));
+        assert_eq!(size(&[0xd503_000a, 0x0002_3cff, 9]), Ok(12), "long form with a constant");
+        assert_eq!(size(&[0xf000_0f0a | 3 << 1, 0, 0, 0, 0]), Ok(20), "image with three words of addresses");
+        assert_eq!(size(&[]), Err(DecodeError::Truncated));
+    }
+
+    #[test]
+    fn what_a_chip_does_not_have_is_an_error() {
+        let bytes = 0xcc13_0000u32.to_le_bytes().into_iter().chain([0; 4]).collect::<Vec<_>>();
+        assert!(decode(&bytes, Chip::Gfx1030).is_ok(), "v_dot2_f32_f16");
+        assert!(matches!(decode(&bytes, Chip::Gfx1010), Err(DecodeError::Unknown { .. })));
+        assert!(decode(&bytes, Chip::Gfx1012).is_ok());
+    }
+
+    #[test]
+    fn reserved_sources_are_an_error() {
+        // s_mov_b32 s0, field 210: between the small integers and the special values.
+        assert!(matches!(size(&[0xbe80_03d2]), Err(DecodeError::BadField { .. })));
+    }
+}

@@ -1,0 +1,212 @@
+//! What an instruction reads and writes, as far as the hazards ask: scalar registers, EXEC, and which unit runs it.
+
+use crate::registers::number;
+use crate::table::{Field, Format, Kind, Width};
+use crate::{Instruction, Modifier, ScalarSet};
+
+/// The unit that executes an instruction, in the terms of LLVM's hazard recogniser.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// Scalar arithmetic and program flow.
+    Scalar,
+    /// Scalar memory.
+    ScalarMemory,
+    /// Vector arithmetic.
+    Vector,
+    /// Buffers and images.
+    VectorMemory,
+    /// Flat memory instructions, which may go to any of the segments.
+    Flat,
+    /// Global and scratch memory instructions.
+    Segment,
+    /// Local data share.
+    Local,
+    /// Exports; graphics only.
+    Export,
+}
+
+/// The scalar side of an instruction.
+#[derive(Clone, Copy, Debug)]
+pub struct Effects {
+    /// The unit that executes it.
+    pub class: Class,
+    /// Scalar registers that it reads, EXEC among them where the lanes decide what it does.
+    pub reads: ScalarSet,
+    /// Scalar registers that it names as destinations.
+    pub writes: ScalarSet,
+    /// For vector arithmetic: the scalar registers that it writes as a lane mask, VCC and EXEC without a field among
+    /// them. Not the destination of `v_readlane` and `v_readfirstlane`, which is in `writes` alone.
+    pub mask_writes: ScalarSet,
+}
+
+impl Instruction {
+    /// The unit that executes it.
+    #[inline]
+    pub fn class(&self) -> Class {
+        match self.format() {
+            Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => Class::Scalar,
+            Format::Smem => Class::ScalarMemory,
+            Format::Vop1 | Format::Vop2 | Format::Vopc | Format::Vop3 | Format::Vop3p | Format::Vintrp => Class::Vector,
+            Format::Ds => Class::Local,
+            Format::Flat => Class::Flat,
+            Format::Scratch | Format::Global => Class::Segment,
+            Format::Mubuf | Format::Mtbuf | Format::Mimg => Class::VectorMemory,
+            Format::Exp => Class::Export,
+        }
+    }
+
+    /// Whether it is an atomic operation on flat, global or buffer memory.
+    #[inline]
+    pub fn is_atomic(&self) -> bool {
+        matches!(self.format(), Format::Flat | Format::Global | Format::Mubuf)
+            && matches!(self.definition.opcode, 0x30..=0x60)
+    }
+
+    /// The offset of a flat, global or scratch instruction, in bytes.
+    #[inline]
+    pub fn flat_offset(&self) -> i32 {
+        if self.format() == Format::Flat { self.bits(0, 11) as i32 } else { ((self.first_word() << 20) as i32) >> 20 }
+    }
+
+    /// Whether it is a vector comparison that writes EXEC and nothing else.
+    #[inline]
+    pub fn is_compare_to_exec(&self) -> bool {
+        match self.format() {
+            Format::Vopc => is_cmpx(self.definition.opcode),
+            Format::Vop3 => self.definition.opcode < 0x100 && is_cmpx(self.definition.opcode),
+            _ => false,
+        }
+    }
+
+    /// Whether it is a branch in LLVM's sense: relative, or through a register.
+    #[inline]
+    pub fn is_branch(&self) -> bool {
+        match self.format() {
+            Format::Sopp => matches!(self.definition.opcode, 0x02 | 0x04..=0x09 | 0x17..=0x1a),
+            Format::Sopk => matches!(self.definition.opcode, 0x1b | 0x1c),
+            Format::Sop1 => self.definition.opcode == 0x20,
+            _ => false,
+        }
+    }
+
+    /// Whether nothing follows it: the program or the function ends here, or goes on elsewhere without condition.
+    #[inline]
+    pub fn ends_block_for_good(&self) -> bool {
+        match self.format() {
+            Format::Sopp => matches!(self.definition.opcode, 0x01 | 0x02 | 0x1b | 0x1e),
+            // s_setpc_b64, s_rfe_b64
+            Format::Sop1 => matches!(self.definition.opcode, 0x20 | 0x22),
+            _ => false,
+        }
+    }
+
+    /// What it does to scalar registers.
+    #[inline]
+    pub fn effects(&self, wave64: bool) -> Effects {
+        let class = self.class();
+        let mut effects =
+            Effects { class, reads: ScalarSet::EMPTY, writes: ScalarSet::EMPTY, mask_writes: ScalarSet::EMPTY };
+        for (position, &slot) in self.definition.operands().iter().enumerate() {
+            if slot.kind == Kind::Vector && self.modifier != Modifier::Sdwa {
+                continue;
+            }
+            let set = match slot.field {
+                Field::Vcc => self.vcc(wave64),
+                _ => self.scalars(slot, wave64),
+            };
+            match slot.field {
+                Field::Destination | Field::ScalarDestination => {
+                    effects.writes |= set;
+                    if slot.width == Width::LaneMask {
+                        effects.mask_writes |= set;
+                    }
+                }
+                // The first VCC of a carry instruction or a comparison is its destination, a last one its source.
+                Field::Vcc if position < self.definition.operands().len() - 1 => {
+                    effects.writes |= set;
+                    effects.mask_writes |= set;
+                }
+                Field::Constant => {}
+                _ => effects.reads |= set,
+            }
+        }
+        match class {
+            Class::Vector => {
+                effects.reads |= ScalarSet::EXEC;
+                if self.is_compare_to_exec() {
+                    effects.mask_writes |= ScalarSet::EXEC;
+                }
+                // v_div_fmas reads VCC.
+                if self.format() == Format::Vop3 && matches!(self.definition.opcode, 0x16f | 0x170) {
+                    effects.reads |= self.vcc(wave64);
+                }
+            }
+            Class::Scalar => self.scalar_extras(&mut effects, wave64),
+            Class::ScalarMemory => {
+                if self.definition.operand(Field::Source0).is_some() {
+                    effects.reads |= ScalarSet::range(self.high_bits(25, 7) as u8, 1);
+                }
+            }
+            Class::VectorMemory => {
+                effects.reads |= ScalarSet::EXEC;
+                let resource = (self.high_bits(16, 5) * 4) as u8;
+                if self.format() == Format::Mimg {
+                    effects.reads |= ScalarSet::range(resource, if self.bits(15, 1) == 1 { 4 } else { 8 });
+                    if matches!(self.definition.opcode, 0x20..=0x6f | 0xa2..=0xbb | 0xe8..=0xef) {
+                        effects.reads |= ScalarSet::range((self.high_bits(21, 5) * 4) as u8, 4);
+                    }
+                } else if !self.definition.operands().is_empty() {
+                    effects.reads |= ScalarSet::range(resource, 4);
+                    effects.reads |= ScalarSet::range(self.high_bits(24, 8) as u8, 1);
+                    if self.format() == Format::Mubuf && self.bits(16, 1) == 1 {
+                        effects.reads |= ScalarSet::M0;
+                    }
+                }
+            }
+            Class::Flat => effects.reads |= ScalarSet::EXEC,
+            Class::Segment => {
+                effects.reads |= ScalarSet::EXEC;
+                let scalar = self.high_bits(16, 7) as u8;
+                if scalar != number::NULL && scalar != 0x7f {
+                    effects.reads |= ScalarSet::range(scalar, if self.format() == Format::Global { 2 } else { 1 });
+                }
+            }
+            Class::Local => {
+                effects.reads |= ScalarSet::EXEC;
+                // Global wave sync, append, consume, ordered count and the addtid pair address through M0.
+                if matches!(self.definition.opcode, 0x18..=0x1d | 0x3d..=0x3f | 0xb0 | 0xb1) {
+                    effects.reads |= ScalarSet::M0;
+                }
+            }
+            Class::Export => effects.reads |= ScalarSet::EXEC,
+        }
+        effects
+    }
+
+    fn vcc(&self, wave64: bool) -> ScalarSet {
+        if self.modifier == Modifier::Sdwa && self.format() == Format::Vopc && self.high_bits(15, 1) == 1 {
+            return ScalarSet::range(self.high_bits(8, 7) as u8, 1 + wave64 as u8);
+        }
+        ScalarSet::range(number::VCC, 1 + wave64 as u8)
+    }
+
+    /// What scalar instructions read without a field for it.
+    fn scalar_extras(&self, effects: &mut Effects, wave64: bool) {
+        match (self.format(), self.definition.opcode) {
+            (Format::Sopp, 0x06 | 0x07) => effects.reads |= self.vcc(wave64),
+            (Format::Sopp, 0x08 | 0x09) => effects.reads |= ScalarSet::EXEC,
+            (Format::Sopp, 0x10 | 0x11) => effects.reads |= ScalarSet::EXEC | ScalarSet::M0,
+            // s_*_saveexec and s_andn*_wrexec, in 64 and 32 bits.
+            (Format::Sop1, 0x24..=0x2b | 0x37..=0x3a | 0x3c..=0x47) => effects.reads |= ScalarSet::EXEC,
+            // s_movrel reads M0, and its destination reads nothing.
+            (Format::Sop1, 0x2e..=0x31 | 0x49) => effects.reads |= ScalarSet::M0,
+            _ => {}
+        }
+    }
+}
+
+/// Comparisons come in blocks of sixteen; every second block writes EXEC.
+#[inline]
+fn is_cmpx(opcode: u16) -> bool {
+    opcode & 0x10 != 0
+}

@@ -1,0 +1,287 @@
+//! Code objects: the ELF files that hold machine code for one chip.
+//!
+//! Read with care, since they come from anywhere: every offset and count is checked, nothing is copied.
+
+use thiserror::Error;
+
+use crate::Chip;
+
+/// Why bytes are not a code object that can be read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ElfError {
+    /// No ELF magic.
+    #[error("not an ELF file")]
+    NotElf,
+    /// Not a 64-bit little-endian ELF for the AMD GPU machine.
+    #[error("an ELF file, but not an AMD GPU code object (machine {machine}, class {class})")]
+    NotGpu {
+        /// `e_machine`.
+        machine: u16,
+        /// 1 for 32 bits, 2 for 64.
+        class: u8,
+    },
+    /// A table or section lies outside of the file.
+    #[error("the ELF file is damaged: {what} lies outside of its {size} bytes")]
+    OutOfBounds {
+        /// What lies outside.
+        what: &'static str,
+        /// The length of the file.
+        size: usize,
+    },
+}
+
+/// `EM_AMDGPU`.
+pub const MACHINE_AMDGPU: u16 = 224;
+
+/// A code object.
+#[derive(Clone, Debug)]
+pub struct CodeObject<'a> {
+    bytes: &'a [u8],
+    /// The ELF flags: the chip in the low byte, then xnack and sramecc.
+    pub flags: u32,
+    /// The functions: kernels and what they call.
+    pub functions: Vec<Function<'a>>,
+    /// The note with the metadata (msgpack), if there is one.
+    pub metadata: Option<&'a [u8]>,
+}
+
+/// A function in a code object.
+#[derive(Clone, Debug)]
+pub struct Function<'a> {
+    /// The name in the symbol table.
+    pub name: &'a str,
+    /// The virtual address.
+    pub address: u64,
+    /// Its bytes.
+    pub code: &'a [u8],
+    /// Where the bytes lie in the file.
+    pub file_offset: usize,
+    /// The descriptor, if it is a kernel.
+    pub descriptor: Option<KernelDescriptor>,
+}
+
+/// The 64 bytes by which the command processor starts a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelDescriptor {
+    /// Bytes of local data share that it always takes.
+    pub group_segment_size: u32,
+    /// Bytes of scratch a lane.
+    pub private_segment_size: u32,
+    /// Bytes of arguments.
+    pub kernarg_size: u32,
+    /// From the descriptor to the first instruction.
+    pub entry_offset: i64,
+    /// `COMPUTE_PGM_RSRC3`.
+    pub resource3: u32,
+    /// `COMPUTE_PGM_RSRC1`: register counts, float modes, WGP mode.
+    pub resource1: u32,
+    /// `COMPUTE_PGM_RSRC2`: which values are set up in registers.
+    pub resource2: u32,
+    /// `KERNEL_CODE_PROPERTIES`.
+    pub properties: u16,
+    /// Where the descriptor lies in the file.
+    pub file_offset: usize,
+    /// Its virtual address.
+    pub address: u64,
+}
+
+impl KernelDescriptor {
+    /// The length of a descriptor.
+    pub const SIZE: usize = 64;
+
+    fn parse(bytes: &[u8], file_offset: usize, address: u64) -> Option<KernelDescriptor> {
+        Some(KernelDescriptor {
+            group_segment_size: u32_at(bytes, 0)?,
+            private_segment_size: u32_at(bytes, 4)?,
+            kernarg_size: u32_at(bytes, 8)?,
+            entry_offset: u64_at(bytes, 16)? as i64,
+            resource3: u32_at(bytes, 44)?,
+            resource1: u32_at(bytes, 48)?,
+            resource2: u32_at(bytes, 52)?,
+            properties: u16_at(bytes, 56)?,
+            file_offset,
+            address,
+        })
+    }
+
+    /// Whether waves have 64 lanes and not 32.
+    pub fn wave64(&self) -> bool {
+        self.properties & (1 << 10) == 0
+    }
+
+    /// Whether workgroups span both compute units of a workgroup processor; else one unit.
+    pub fn workgroup_processor_mode(&self) -> bool {
+        self.resource1 & (1 << 29) != 0
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
+}
+
+#[derive(Clone, Copy)]
+struct Section {
+    kind: u32,
+    address: u64,
+    offset: u64,
+    size: u64,
+    link: u32,
+}
+
+const SYMBOL_TABLE: u32 = 2;
+const NOTE: u32 = 7;
+const NO_BITS: u32 = 8;
+const DYNAMIC_SYMBOL_TABLE: u32 = 11;
+
+impl<'a> CodeObject<'a> {
+    /// Reads a code object.
+    pub fn parse(bytes: &'a [u8]) -> Result<CodeObject<'a>, ElfError> {
+        if !bytes.starts_with(b"\x7fELF") {
+            return Err(ElfError::NotElf);
+        }
+        let outside = |what| ElfError::OutOfBounds { what, size: bytes.len() };
+        let class = *bytes.get(4).ok_or(outside("the header"))?;
+        let machine = u16_at(bytes, 18).ok_or(outside("the header"))?;
+        if class != 2 || bytes.get(5) != Some(&1) || machine != MACHINE_AMDGPU {
+            return Err(ElfError::NotGpu { machine, class });
+        }
+        let flags = u32_at(bytes, 48).ok_or(outside("the header"))?;
+        let sections = sections(bytes).ok_or(outside("the section table"))?;
+        let mut object = CodeObject { bytes, flags, functions: Vec::new(), metadata: None };
+        // The full symbol table names local functions too; without it (stripped) the dynamic one has the kernels.
+        let symbols = [SYMBOL_TABLE, DYNAMIC_SYMBOL_TABLE]
+            .into_iter()
+            .find_map(|kind| sections.iter().find(|section| section.kind == kind));
+        if let Some(symbols) = symbols {
+            object.read_symbols(&sections, symbols).ok_or(outside("the symbol table"))?;
+        }
+        for section in sections.iter().filter(|section| section.kind == NOTE) {
+            if let Some(metadata) = object.section_bytes(section).and_then(find_metadata) {
+                object.metadata = Some(metadata);
+            }
+        }
+        Ok(object)
+    }
+
+    /// The chip for which the code was compiled; `None` if it is not of the gfx10 family.
+    pub fn chip(&self) -> Option<Chip> {
+        Chip::from_machine(self.flags as u8)
+    }
+
+    /// The whole file.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    fn section_bytes(&self, section: &Section) -> Option<&'a [u8]> {
+        if section.kind == NO_BITS {
+            return Some(&[]);
+        }
+        let start = usize::try_from(section.offset).ok()?;
+        self.bytes.get(start..start.checked_add(usize::try_from(section.size).ok()?)?)
+    }
+
+    fn read_symbols(&mut self, sections: &[Section], symbols: &Section) -> Option<()> {
+        let table = self.section_bytes(symbols)?;
+        let names = self.section_bytes(sections.get(symbols.link as usize)?)?;
+        let mut descriptors: Vec<(&'a str, KernelDescriptor)> = Vec::new();
+        for entry in table.chunks_exact(24) {
+            let kind = entry[4] & 15;
+            let place = u16_at(entry, 6)? as usize;
+            // 0 is undefined; from 0xff00 on the numbers are not sections. 1 is data, 2 is a function, 10 a kernel of old.
+            if place == 0 || place >= 0xff00 || !matches!(kind, 1 | 2 | 10) {
+                continue;
+            }
+            let Some(name) = string_at(names, u32_at(entry, 0)? as usize) else { continue };
+            let Some(section) = sections.get(place) else { continue };
+            let (address, size) = (u64_at(entry, 8)?, u64_at(entry, 16)?);
+            let Some(within) = address.checked_sub(section.address).and_then(|at| usize::try_from(at).ok()) else {
+                continue;
+            };
+            let Some(contents) = self.section_bytes(section) else { continue };
+            let Ok(size) = usize::try_from(size) else { continue };
+            let Some(bytes) = within.checked_add(size).and_then(|end| contents.get(within..end)) else { continue };
+            let file_offset = section.offset as usize + within;
+            if let (1, Some(kernel)) = (kind, name.strip_suffix(".kd")) {
+                if let Some(descriptor) = KernelDescriptor::parse(bytes, file_offset, address) {
+                    descriptors.push((kernel, descriptor));
+                }
+            } else if kind == 2 && !bytes.is_empty() {
+                self.functions.push(Function { name, address, code: bytes, file_offset, descriptor: None });
+            }
+        }
+        descriptors.sort_by_key(|(name, _)| *name);
+        for function in &mut self.functions {
+            if let Ok(place) = descriptors.binary_search_by_key(&function.name, |(name, _)| name) {
+                function.descriptor = Some(descriptors[place].1);
+            }
+        }
+        // One stretch of code is looked at once, whatever it is called; a hostile table could name it a million times.
+        self.functions.sort_by_key(|function| (function.address, std::cmp::Reverse(function.code.len())));
+        let mut end = 0;
+        self.functions.retain(|function| {
+            let apart = function.address >= end;
+            if apart {
+                end = function.address.saturating_add(function.code.len() as u64);
+            }
+            apart
+        });
+        Some(())
+    }
+}
+
+fn sections(bytes: &[u8]) -> Option<Vec<Section>> {
+    let start = usize::try_from(u64_at(bytes, 40)?).ok()?;
+    let entry_size = u16_at(bytes, 58)? as usize;
+    let count = u16_at(bytes, 60)? as usize;
+    if count == 0 {
+        return Some(Vec::new());
+    }
+    if entry_size < 64 {
+        return None;
+    }
+    let table = bytes.get(start..start.checked_add(entry_size * count)?)?;
+    table
+        .chunks_exact(entry_size)
+        .map(|entry| {
+            Some(Section {
+                kind: u32_at(entry, 4)?,
+                address: u64_at(entry, 16)?,
+                offset: u64_at(entry, 24)?,
+                size: u64_at(entry, 32)?,
+                link: u32_at(entry, 40)?,
+            })
+        })
+        .collect()
+}
+
+fn string_at(table: &[u8], at: usize) -> Option<&str> {
+    let rest = table.get(at..)?;
+    std::str::from_utf8(&rest[..rest.iter().position(|&byte| byte == 0)?]).ok()
+}
+
+/// The descriptor of the note of type 32 (`NT_AMDGPU_METADATA`) by `AMDGPU`.
+fn find_metadata(mut notes: &[u8]) -> Option<&[u8]> {
+    while notes.len() >= 12 {
+        let name_size = u32_at(notes, 0)? as usize;
+        let size = u32_at(notes, 4)? as usize;
+        let kind = u32_at(notes, 8)?;
+        let name_end = 12usize.checked_add(name_size)?;
+        let start = name_end.checked_next_multiple_of(4)?;
+        let end = start.checked_add(size)?;
+        let contents = notes.get(start..end)?;
+        if kind == 32 && notes.get(12..name_end)?.starts_with(b"AMDGPU") {
+            return Some(contents);
+        }
+        notes = notes.get(end.checked_next_multiple_of(4)?..)?;
+    }
+    None
+}

@@ -1,0 +1,358 @@
+//! The instruction set as a table: one row an instruction, read by the decoder, the printer, the audit and the
+//! emulator alike.
+//!
+//! Opcodes, names and operand widths were read out of LLVM 19's disassembler for gfx1010, gfx1011, gfx1012, gfx1013
+//! and gfx1030, opcode by opcode; the tests hold the table against it.
+//!
+//! A signature lists the operands in the order in which assembly prints them, three characters each:
+//!
+//! * where: `d` destination, `e` scalar destination of the long encoding, `a` `b` `c` sources 0 to 2 (in memory
+//!   instructions: address, data, second data), `q` VCC without a field of its own, `k` the 32-bit constant of
+//!   `fmamk` and its kin, `o` marks two 8-bit offsets;
+//! * what: `v` vector register, `s` scalar register, `r` either of them or a constant;
+//! * how wide, in 32-bit registers: a digit, `g` for sixteen, `m` for a lane mask (one in wave32, two in wave64).
+
+mod memory;
+mod scalar;
+mod vector;
+mod vector_long;
+
+use crate::Chip;
+
+/// An encoding: how the fields lie in the words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Format {
+    /// Two scalar sources.
+    Sop2,
+    /// Scalar with a 16-bit constant.
+    Sopk,
+    /// One scalar source.
+    Sop1,
+    /// Scalar comparison.
+    Sopc,
+    /// Program flow.
+    Sopp,
+    /// Scalar memory.
+    Smem,
+    /// One vector source.
+    Vop1,
+    /// Two vector sources.
+    Vop2,
+    /// Vector comparison.
+    Vopc,
+    /// Vector, long form.
+    Vop3,
+    /// Packed vector arithmetic.
+    Vop3p,
+    /// Local data share.
+    Ds,
+    /// Flat memory.
+    Flat,
+    /// Scratch memory.
+    Scratch,
+    /// Global memory.
+    Global,
+    /// Untyped buffer.
+    Mubuf,
+    /// Typed buffer.
+    Mtbuf,
+    /// Image.
+    Mimg,
+    /// Interpolation; graphics only.
+    Vintrp,
+    /// Export; graphics only.
+    Exp,
+}
+
+/// Formats with the number of opcodes that their field can hold, and their rows.
+const FORMATS: [(Format, usize, &[Row]); 20] = [
+    (Format::Sop2, 128, scalar::SOP2),
+    (Format::Sopk, 32, scalar::SOPK),
+    (Format::Sop1, 256, scalar::SOP1),
+    (Format::Sopc, 128, scalar::SOPC),
+    (Format::Sopp, 128, scalar::SOPP),
+    (Format::Smem, 256, scalar::SMEM),
+    (Format::Vop1, 256, vector::VOP1),
+    (Format::Vop2, 64, vector::VOP2),
+    (Format::Vopc, 256, vector::VOPC),
+    (Format::Vop3, 1024, vector_long::VOP3),
+    (Format::Vop3p, 128, vector_long::VOP3P),
+    (Format::Ds, 256, memory::DS),
+    (Format::Flat, 128, memory::FLAT),
+    (Format::Scratch, 128, memory::SCRATCH),
+    (Format::Global, 128, memory::GLOBAL),
+    (Format::Mubuf, 128, memory::MUBUF),
+    (Format::Mtbuf, 16, memory::MTBUF),
+    (Format::Mimg, 256, memory::MIMG),
+    (Format::Vintrp, 1, &[row(0, ALL, "v_interp", "")]),
+    (Format::Exp, 1, &[row(0, ALL, "exp", "")]),
+];
+
+/// Where an operand is encoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Field {
+    /// The destination.
+    Destination,
+    /// The scalar destination of the long vector encoding.
+    ScalarDestination,
+    /// Source 0, or the address of a memory instruction.
+    Source0,
+    /// Source 1, or the data of a memory instruction.
+    Source1,
+    /// Source 2, or the second data of a memory instruction.
+    Source2,
+    /// VCC, which has no field.
+    Vcc,
+    /// The 32-bit constant after the instruction.
+    Constant,
+}
+
+/// What an operand can be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A vector register.
+    Vector,
+    /// A scalar register.
+    Scalar,
+    /// Either, or a constant.
+    Either,
+}
+
+/// How wide an operand is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// So many 32-bit registers.
+    Registers(u8),
+    /// One bit a lane: one register in wave32, two in wave64.
+    LaneMask,
+}
+
+impl Width {
+    /// The number of 32-bit registers, given the lanes of a wave.
+    pub fn registers(self, wave64: bool) -> u8 {
+        match self {
+            Width::Registers(count) => count,
+            Width::LaneMask => 1 + wave64 as u8,
+        }
+    }
+}
+
+/// One operand of an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// Where it is encoded.
+    pub field: Field,
+    /// What it can be.
+    pub kind: Kind,
+    /// How wide it is.
+    pub width: Width,
+}
+
+/// One instruction of the instruction set.
+#[derive(Debug)]
+pub struct Definition {
+    /// Its name in LLVM's assembly, with the `_e32` or `_e64` that LLVM prints.
+    pub mnemonic: &'static str,
+    /// Its encoding.
+    pub format: Format,
+    /// Its number within the encoding.
+    pub opcode: u16,
+    /// Whether a DS instruction has two offsets of 8 bits in place of one of 16.
+    pub two_offsets: bool,
+    /// Place in the table, for callers that keep a table of their own beside this one.
+    pub index: u16,
+    sets: u8,
+    operand_count: u8,
+    operands: [Slot; 6],
+}
+
+impl Definition {
+    /// The operands, in the order in which assembly prints them.
+    #[inline]
+    pub fn operands(&self) -> &[Slot] {
+        &self.operands[..self.operand_count as usize]
+    }
+
+    /// The operand in a field, if it has one there.
+    pub fn operand(&self, field: Field) -> Option<Slot> {
+        self.operands().iter().copied().find(|slot| slot.field == field)
+    }
+
+    /// Whether the chip has this instruction under this number.
+    pub fn exists_on(&self, chip: Chip) -> bool {
+        self.sets & (1 << chip.instruction_set()) != 0
+    }
+
+    /// The name without the `_e32` or `_e64`.
+    pub fn base_name(&self) -> &'static str {
+        self.mnemonic.strip_suffix("_e32").or_else(|| self.mnemonic.strip_suffix("_e64")).unwrap_or(self.mnemonic)
+    }
+}
+
+/// A row as it is written in the tables.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    opcode: u16,
+    sets: u8,
+    mnemonic: &'static str,
+    signature: &'static str,
+}
+
+const fn row(opcode: u16, sets: u8, mnemonic: &'static str, signature: &'static str) -> Row {
+    Row { opcode, sets, mnemonic, signature }
+}
+
+// Bits by `Chip::instruction_set`.
+const ALL: u8 = 0b1111;
+const RDNA1: u8 = 0b0111;
+const RDNA2: u8 = 0b1000;
+/// gfx1011, gfx1012 and gfx103x: the chips with dot products.
+const DOT: u8 = 0b1010;
+/// gfx1013 and gfx103x: the chips with ray tracing.
+const RAY: u8 = 0b1100;
+
+const ROW_COUNT: usize = {
+    let mut count = 0;
+    let mut i = 0;
+    while i < FORMATS.len() {
+        count += FORMATS[i].2.len();
+        i += 1;
+    }
+    count
+};
+
+const INDEX_SIZE: usize = {
+    let mut size = 0;
+    let mut i = 0;
+    while i < FORMATS.len() {
+        size += FORMATS[i].1;
+        i += 1;
+    }
+    size
+};
+
+const NO_SLOT: Slot = Slot { field: Field::Constant, kind: Kind::Either, width: Width::Registers(0) };
+const NONE: u16 = u16::MAX;
+
+const fn parse(format: Format, index: u16, row: Row) -> Definition {
+    let text = row.signature.as_bytes();
+    let mut operands = [NO_SLOT; 6];
+    let mut count = 0;
+    let mut two_offsets = false;
+    let mut i = 0;
+    while i < text.len() {
+        let field = match text[i] {
+            b'd' => Field::Destination,
+            b'e' => Field::ScalarDestination,
+            b'a' => Field::Source0,
+            b'b' => Field::Source1,
+            b'c' => Field::Source2,
+            b'q' => Field::Vcc,
+            b'k' => Field::Constant,
+            b'o' => {
+                two_offsets = true;
+                i += 4;
+                continue;
+            }
+            _ => panic!("unknown field in a signature"),
+        };
+        let kind = match text[i + 1] {
+            b'v' => Kind::Vector,
+            b's' => Kind::Scalar,
+            b'r' => Kind::Either,
+            _ => panic!("unknown kind in a signature"),
+        };
+        let width = match text[i + 2] {
+            digit @ b'1'..=b'8' => Width::Registers(digit - b'0'),
+            b'g' => Width::Registers(16),
+            b'm' => Width::LaneMask,
+            _ => panic!("unknown width in a signature"),
+        };
+        operands[count] = Slot { field, kind, width };
+        count += 1;
+        i += 4;
+    }
+    Definition {
+        mnemonic: row.mnemonic,
+        format,
+        opcode: row.opcode,
+        two_offsets,
+        index,
+        sets: row.sets,
+        operand_count: count as u8,
+        operands,
+    }
+}
+
+#[allow(long_running_const_eval)]
+static DEFINITIONS: [Definition; ROW_COUNT] = {
+    const EMPTY: Definition = parse(Format::Exp, 0, row(0, 0, "", ""));
+    let mut table = [EMPTY; ROW_COUNT];
+    let mut next = 0;
+    let mut i = 0;
+    while i < FORMATS.len() {
+        let (format, capacity, rows) = FORMATS[i];
+        let mut j = 0;
+        while j < rows.len() {
+            assert!((rows[j].opcode as usize) < capacity, "opcode does not fit its field");
+            table[next] = parse(format, next as u16, rows[j]);
+            next += 1;
+            j += 1;
+        }
+        i += 1;
+    }
+    table
+};
+
+#[allow(long_running_const_eval)]
+static INDEX: [[u16; INDEX_SIZE]; 4] = {
+    let mut index = [[NONE; INDEX_SIZE]; 4];
+    let mut base = 0;
+    let mut next = 0;
+    let mut i = 0;
+    while i < FORMATS.len() {
+        let (_, capacity, rows) = FORMATS[i];
+        let mut j = 0;
+        while j < rows.len() {
+            let place = base + rows[j].opcode as usize;
+            let mut set = 0;
+            while set < 4 {
+                if rows[j].sets & (1 << set) != 0 {
+                    assert!(index[set][place] == NONE, "two instructions under one number");
+                    index[set][place] = next;
+                }
+                set += 1;
+            }
+            next += 1;
+            j += 1;
+        }
+        base += capacity;
+        i += 1;
+    }
+    index
+};
+
+static BASES: [usize; FORMATS.len()] = {
+    let mut bases = [0; FORMATS.len()];
+    let mut i = 1;
+    while i < FORMATS.len() {
+        bases[i] = bases[i - 1] + FORMATS[i - 1].1;
+        i += 1;
+    }
+    bases
+};
+
+/// Every instruction of every chip.
+pub fn definitions() -> &'static [Definition] {
+    &DEFINITIONS
+}
+
+/// The instruction that a chip has under a number, if any.
+#[inline]
+pub fn look_up(chip: Chip, format: Format, opcode: u16) -> Option<&'static Definition> {
+    if opcode as usize >= FORMATS[format as usize].1 {
+        return None;
+    }
+    let place = INDEX[chip.instruction_set()][BASES[format as usize] + opcode as usize];
+    DEFINITIONS.get(place as usize)
+}

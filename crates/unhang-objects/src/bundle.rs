@@ -1,0 +1,250 @@
+//! Offload bundles: several code objects, one a target, behind a table of contents; plain or compressed.
+//!
+//! Plain (`__CLANG_OFFLOAD_BUNDLE__`): a count, then for each entry offset, size, length of the name and the name, all
+//! 64-bit little-endian. Compressed (`CCOB`): a header of 20, 24 or 32 bytes by version, then the plain bundle through
+//! zlib or zstd. Both are read front to back, so that only one code object is in memory.
+
+use std::io::{self, Read};
+
+use crate::ObjectsError;
+
+/// The start of a plain bundle.
+pub(crate) const MAGIC: &[u8] = b"__CLANG_OFFLOAD_BUNDLE__";
+/// The start of a compressed bundle.
+pub(crate) const COMPRESSED_MAGIC: &[u8] = b"CCOB";
+
+/// The most bytes of one code object that are read.
+pub(crate) const MAX_OBJECT: u64 = 1 << 30;
+/// The most bytes that a compressed bundle may unpack to.
+const MAX_UNPACKED: u64 = 16 << 30;
+const MAX_ENTRIES: u64 = 4096;
+const MAX_NAME: u64 = 4096;
+
+/// One entry of a bundle: its name, and its bytes if it was wanted.
+pub(crate) type OnEntry<'a> = dyn FnMut(&str, Option<&[u8]>) + 'a;
+
+fn read_u16(input: &mut dyn Read) -> io::Result<u16> {
+    let mut bytes = [0; 2];
+    input.read_exact(&mut bytes)?;
+    Ok(u16::from_le_bytes(bytes))
+}
+
+fn read_u32(input: &mut dyn Read) -> io::Result<u32> {
+    let mut bytes = [0; 4];
+    input.read_exact(&mut bytes)?;
+    Ok(u32::from_le_bytes(bytes))
+}
+
+fn read_u64(input: &mut dyn Read) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    input.read_exact(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn ends_early(error: io::Error) -> ObjectsError {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => ObjectsError::damaged("bundle", "it ends inside its table of contents"),
+        _ => ObjectsError::Io(error),
+    }
+}
+
+/// Whether the entry's target belongs to the gfx10 family.
+pub(crate) fn is_gfx10(name: &str) -> bool {
+    name.rsplit_once("gfx10").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// Reads a plain bundle from its start and returns how many bytes it takes.
+pub(crate) fn read_plain(mut input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<u64, ObjectsError> {
+    let mut magic = [0; 24];
+    input.read_exact(&mut magic).map_err(ends_early)?;
+    if magic != MAGIC {
+        return Err(ObjectsError::damaged("bundle", "it does not start like one"));
+    }
+    let count = read_u64(input).map_err(ends_early)?;
+    if count > MAX_ENTRIES {
+        return Err(ObjectsError::damaged("bundle", format!("it claims {count} entries")));
+    }
+    let mut position = 32;
+    let mut entries = Vec::new();
+    for _ in 0..count {
+        let offset = read_u64(input).map_err(ends_early)?;
+        let size = read_u64(input).map_err(ends_early)?;
+        let length = read_u64(input).map_err(ends_early)?;
+        if length > MAX_NAME {
+            return Err(ObjectsError::damaged("bundle", format!("the name of an entry has {length} bytes")));
+        }
+        let mut name = vec![0; length as usize];
+        input.read_exact(&mut name).map_err(ends_early)?;
+        position += 24 + length;
+        let end = offset
+            .checked_add(size)
+            .ok_or_else(|| ObjectsError::damaged("bundle", "an entry ends past every address"))?;
+        entries.push((offset, end, String::from_utf8_lossy(&name).into_owned()));
+    }
+    // The order of the table need not be the order of the bytes.
+    entries.sort_by_key(|entry| (entry.0, entry.1));
+    for (offset, end, name) in entries {
+        let size = end - offset;
+        if size == 0 || !is_gfx10(&name) {
+            on_entry(&name, None);
+            continue;
+        }
+        if offset < position {
+            return Err(ObjectsError::damaged("bundle", format!("the entry `{name}` overlaps another")));
+        }
+        if size > MAX_OBJECT {
+            return Err(ObjectsError::TooLarge {
+                container: "bundle",
+                what: "an entry",
+                claimed: size,
+                limit: MAX_OBJECT,
+            });
+        }
+        let gap = offset - position;
+        if io::copy(&mut Read::take(&mut input, gap), &mut io::sink())? < gap {
+            return Err(ObjectsError::damaged("bundle", format!("it ends before the entry `{name}`")));
+        }
+        let mut bytes = Vec::new();
+        Read::take(&mut input, size).read_to_end(&mut bytes)?;
+        if (bytes.len() as u64) < size {
+            return Err(ObjectsError::damaged("bundle", format!("it ends inside the entry `{name}`")));
+        }
+        position = end;
+        on_entry(&name, Some(&bytes));
+    }
+    Ok(position)
+}
+
+/// Reads a compressed bundle from its start; returns how many bytes it takes, where its header says so.
+pub(crate) fn read_compressed(input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<Option<u64>, ObjectsError> {
+    let mut magic = [0; 4];
+    input.read_exact(&mut magic).map_err(ends_early)?;
+    if magic != COMPRESSED_MAGIC {
+        return Err(ObjectsError::damaged("compressed bundle", "it does not start like one"));
+    }
+    let version = read_u16(input).map_err(ends_early)?;
+    let method = read_u16(input).map_err(ends_early)?;
+    let (total, unpacked) = match version {
+        1 => (None, read_u32(input).map_err(ends_early)? as u64),
+        2 => {
+            let total = read_u32(input).map_err(ends_early)? as u64;
+            (Some(total), read_u32(input).map_err(ends_early)? as u64)
+        }
+        3 => {
+            let total = read_u64(input).map_err(ends_early)?;
+            (Some(total), read_u64(input).map_err(ends_early)?)
+        }
+        _ => {
+            let what = format!("version {version} of the format");
+            return Err(ObjectsError::Unsupported { container: "compressed bundle", what });
+        }
+    };
+    let _hash = read_u64(input).map_err(ends_early)?;
+    if unpacked > MAX_UNPACKED {
+        return Err(ObjectsError::TooLarge {
+            container: "compressed bundle",
+            what: "its contents",
+            claimed: unpacked,
+            limit: MAX_UNPACKED,
+        });
+    }
+    match method {
+        0 => read_plain(&mut flate2::read::ZlibDecoder::new(input).take(unpacked), on_entry)?,
+        1 => {
+            let decoder = ruzstd::decoding::StreamingDecoder::new(input)
+                .map_err(|error| ObjectsError::damaged("compressed bundle", error.to_string()))?;
+            read_plain(&mut decoder.take(unpacked), on_entry)?
+        }
+        _ => {
+            let what = format!("compression method {method}");
+            return Err(ObjectsError::Unsupported { container: "compressed bundle", what });
+        }
+    };
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn bundle(entries: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend((entries.len() as u64).to_le_bytes());
+        let mut offset = 32 + entries.iter().map(|(name, _)| 24 + name.len()).sum::<usize>();
+        for (name, bytes) in entries {
+            out.extend((offset as u64).to_le_bytes());
+            out.extend((bytes.len() as u64).to_le_bytes());
+            out.extend((name.len() as u64).to_le_bytes());
+            out.extend(name.bytes());
+            offset += bytes.len();
+        }
+        for (_, bytes) in entries {
+            out.extend(*bytes);
+        }
+        out
+    }
+
+    fn read(bytes: &[u8]) -> Result<Vec<(String, Option<Vec<u8>>)>, ObjectsError> {
+        let mut found = Vec::new();
+        read_plain(&mut &bytes[..], &mut |name, bytes| found.push((name.to_owned(), bytes.map(<[u8]>::to_vec))))?;
+        Ok(found)
+    }
+
+    #[test]
+    fn hands_over_gfx10_and_names_the_rest() {
+        let bytes =
+            bundle(&[("host-x86_64", b""), ("hipv4-amdgcn-amd-amdhsa--gfx906", b"old"), ("hip-gfx1030", b"new")]);
+        let found = read(&bytes).unwrap();
+        assert_eq!(found[1], ("hipv4-amdgcn-amd-amdhsa--gfx906".to_owned(), None));
+        assert_eq!(found[2], ("hip-gfx1030".to_owned(), Some(b"new".to_vec())));
+    }
+
+    #[test]
+    fn truncated_and_hostile_bundles_are_errors() {
+        let bytes = bundle(&[("hip-gfx1030", b"contents")]);
+        for length in 0..bytes.len() {
+            assert!(read(&bytes[..length]).is_err(), "cut to {length} bytes");
+        }
+        let mut huge = bytes.clone();
+        huge[24..32].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(read(&huge).unwrap_err().to_string().contains("entries"));
+        let mut wide = bytes;
+        wide[40..48].copy_from_slice(&(1u64 << 40).to_le_bytes());
+        assert!(matches!(read(&wide), Err(ObjectsError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn both_compressions_are_read() {
+        use std::io::Write;
+        let plain = bundle(&[("hip-gfx1010", &[7; 1000])]);
+        let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+        encoder.write_all(&plain).unwrap();
+        let zlib = encoder.finish().unwrap();
+        let zstd = ruzstd::encoding::compress_to_vec(&plain[..], ruzstd::encoding::CompressionLevel::Fastest);
+        for (method, body) in [(0u16, zlib), (1, zstd)] {
+            for version in 1..=3u16 {
+                let mut file = COMPRESSED_MAGIC.to_vec();
+                file.extend(version.to_le_bytes());
+                file.extend(method.to_le_bytes());
+                let total = (body.len() + [20, 24, 32][version as usize - 1]) as u64;
+                match version {
+                    1 => file.extend((plain.len() as u32).to_le_bytes()),
+                    2 => {
+                        file.extend((total as u32).to_le_bytes());
+                        file.extend((plain.len() as u32).to_le_bytes());
+                    }
+                    _ => {
+                        file.extend(total.to_le_bytes());
+                        file.extend((plain.len() as u64).to_le_bytes());
+                    }
+                }
+                file.extend([0; 8]);
+                file.extend(&body);
+                let mut found = 0;
+                let size = read_compressed(&mut &file[..], &mut |_, bytes| found += bytes.unwrap().len()).unwrap();
+                assert_eq!(found, 1000, "method {method} version {version}");
+                assert_eq!(size, (version > 1).then_some(total));
+            }
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! What can go wrong with a container.
+
+use std::io;
+
+use thiserror::Error;
+
+/// Why a container could not be read, or not to its end.
+#[derive(Debug, Error)]
+pub enum ObjectsError {
+    /// The operating system refused.
+    #[error("cannot read it: {0}")]
+    Io(#[from] io::Error),
+    /// Nothing that holds GPU code.
+    #[error("not a code object, bundle, shared library, kernel database or zip archive (it starts with {start})")]
+    Unrecognised {
+        /// The first bytes, in hexadecimal.
+        start: String,
+    },
+    /// It contradicts itself.
+    #[error("the {container} is damaged: {what}")]
+    Damaged {
+        /// What kind of container.
+        container: &'static str,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// It asks for more than is reasonable.
+    #[error("the {container} claims {claimed} bytes for {what}; more than {limit} are not read")]
+    TooLarge {
+        /// What kind of container.
+        container: &'static str,
+        /// For what.
+        what: &'static str,
+        /// How much.
+        claimed: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A feature that is not supported.
+    #[error("the {container} uses {what}, which is not supported")]
+    Unsupported {
+        /// What kind of container.
+        container: &'static str,
+        /// What it uses.
+        what: String,
+    },
+    /// SQLite's complaint.
+    #[error("the kernel database cannot be read: {0}")]
+    Database(#[from] rusqlite::Error),
+}
+
+impl ObjectsError {
+    pub(crate) fn damaged(container: &'static str, what: impl Into<String>) -> ObjectsError {
+        ObjectsError::Damaged { container, what: what.into() }
+    }
+}

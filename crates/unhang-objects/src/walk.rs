@@ -1,0 +1,190 @@
+//! Through files and folders to the code objects in them.
+
+use std::fs::{self, File};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use crate::{ObjectsError, bundle, database, host, zip};
+
+/// What is met on the way.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A file that can hold GPU code; what follows is in it.
+    File {
+        /// Its path; a member of an archive is named `archive!member`.
+        path: &'a str,
+    },
+    /// A code object, or what claims to be one.
+    Object {
+        /// The target that the container gives for it, or nothing.
+        target: &'a str,
+        /// Its bytes.
+        bytes: &'a [u8],
+    },
+    /// Code for a target outside the gfx10 family; it is not read.
+    OtherTarget {
+        /// The target.
+        target: &'a str,
+    },
+    /// The file could not be read, or not to its end.
+    Unreadable {
+        /// Its path.
+        path: &'a str,
+        /// Why.
+        error: ObjectsError,
+    },
+}
+
+/// Takes each thing that is met.
+pub type Sink<'s> = dyn FnMut(Event<'_>) + 's;
+
+/// Goes through a file or a folder.
+///
+/// Files of a folder or members of an archive that hold no GPU code are passed over in silence; a file that is given
+/// by name and holds none is an error.
+pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+    if !fs::metadata(path)?.is_dir() {
+        return visit_file(path, &path.display().to_string(), sink);
+    }
+    let mut folders = vec![path.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let mut entries: Vec<PathBuf> =
+            fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        entries.sort();
+        for entry in entries {
+            // Links are not followed: they could lead in circles.
+            let Ok(kind) = fs::symlink_metadata(&entry) else { continue };
+            if kind.is_dir() {
+                folders.push(entry);
+            } else if kind.is_file() {
+                let name = entry.display().to_string();
+                match visit_file(&entry, &name, sink) {
+                    Ok(()) | Err(ObjectsError::Unrecognised { .. }) => {}
+                    Err(error) => sink(Event::Unreadable { path: &name, error }),
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The file kinds that can hold GPU code.
+enum Container {
+    CodeObject,
+    Host,
+    Bundles,
+    Database,
+    Archive,
+}
+
+fn recognise(start: &[u8]) -> Option<Container> {
+    if start.starts_with(b"\x7fELF") {
+        let gpu = start.get(18..20) == Some(&unhang_isa::elf::MACHINE_AMDGPU.to_le_bytes());
+        Some(if gpu { Container::CodeObject } else { Container::Host })
+    } else if start.starts_with(bundle::MAGIC) || start.starts_with(bundle::COMPRESSED_MAGIC) {
+        Some(Container::Bundles)
+    } else if start.starts_with(database::MAGIC) {
+        Some(Container::Database)
+    } else if start.starts_with(b"PK\x03\x04") {
+        Some(Container::Archive)
+    } else {
+        None
+    }
+}
+
+fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    input.take(32).read_to_end(&mut start)?;
+    Ok(start)
+}
+
+fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+    let mut file = File::open(path)?;
+    let start = read_start(&mut file)?;
+    let container = recognise(&start).ok_or_else(|| {
+        let start = start.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+        ObjectsError::Unrecognised { start: if start.is_empty() { "nothing: it is empty".into() } else { start } }
+    })?;
+    file.seek(SeekFrom::Start(0))?;
+    if let Container::Archive = container {
+        return visit_archive(&mut file, name, sink);
+    }
+    sink(Event::File { path: name });
+    match container {
+        Container::CodeObject => {
+            let length = file.metadata()?.len();
+            if length > bundle::MAX_OBJECT {
+                let (container, what) = ("code object", "itself");
+                return Err(ObjectsError::TooLarge { container, what, claimed: length, limit: bundle::MAX_OBJECT });
+            }
+            let mut bytes = Vec::new();
+            file.take(bundle::MAX_OBJECT).read_to_end(&mut bytes)?;
+            sink(Event::Object { target: "", bytes: &bytes });
+        }
+        Container::Host => host::read(&mut file, &mut |name, bytes| entry(name, bytes, sink))?,
+        Container::Bundles => {
+            let end = file.metadata()?.len();
+            host::read_bundles(&mut file, 0, end, &mut |name, bytes| entry(name, bytes, sink))?;
+        }
+        Container::Database => database::read(path, &mut |kernel, blob| match blob {
+            Ok(blob) => blob_event(&blob, sink),
+            Err(error) => sink(Event::Unreadable { path: &format!("{name}!{kernel}"), error }),
+        })?,
+        Container::Archive => {}
+    }
+    Ok(())
+}
+
+/// The blob of a database row: a code object, or a bundle with some.
+fn blob_event(blob: &[u8], sink: &mut Sink<'_>) {
+    if matches!(recognise(blob), Some(Container::Bundles)) {
+        let mut cursor = io::Cursor::new(blob);
+        let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, &mut |name, bytes| entry(name, bytes, sink));
+        if let Err(error) = result {
+            sink(Event::Unreadable { path: "a kernel of the database", error });
+        }
+    } else {
+        sink(Event::Object { target: "", bytes: blob });
+    }
+}
+
+/// A bundle's entry. Names look like `hipv4-amdgcn-amd-amdhsa--gfx1010:xnack-`.
+fn entry(name: &str, bytes: Option<&[u8]>, sink: &mut Sink<'_>) {
+    let target = name.rfind("gfx").map_or(name, |at| &name[at..]);
+    match bytes {
+        Some(bytes) => sink(Event::Object { target, bytes }),
+        None if name.starts_with("host") => {}
+        None => sink(Event::OtherTarget { target }),
+    }
+}
+
+fn visit_archive(file: &mut File, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+    for member in zip::members(file)? {
+        if member.size == 0 {
+            continue;
+        }
+        let path = format!("{name}!{}", member.name);
+        if let Err(error) = visit_member(file, &member, &path, sink) {
+            sink(Event::Unreadable { path: &path, error });
+        }
+    }
+    Ok(())
+}
+
+/// Members are unpacked to a temporary file: the tables of a shared library stand at its end, and a library may be
+/// larger than memory.
+fn visit_member(file: &mut File, member: &zip::Member, path: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+    let mut input = BufReader::new(zip::open(file, member)?);
+    let start = read_start(&mut input)?;
+    match recognise(&start) {
+        // An archive within an archive is somebody's data.
+        None | Some(Container::Archive) => return Ok(()),
+        Some(_) => {}
+    }
+    let mut spool = tempfile::NamedTempFile::new()?;
+    let copied = io::copy(&mut start.as_slice().chain(input), &mut spool)?;
+    if copied < member.size {
+        return Err(ObjectsError::damaged("zip archive", "a member ends early"));
+    }
+    visit_file(spool.path(), path, sink)
+}

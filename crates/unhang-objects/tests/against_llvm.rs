@@ -1,0 +1,135 @@
+//! The decoder against LLVM's disassembler, instruction by instruction, on the ROCm libraries of a real wheel.
+//!
+//! The wheel is `bitsandbytes-0.50.2-*.whl` in the folder that `UNHANG_FIXTURES` names.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use unhang_isa::elf::CodeObject;
+use unhang_isa::{Field, Format, Program, decode};
+use unhang_objects::{Event, walk};
+
+/// The wheel, or what is missing.
+fn wheel() -> Result<PathBuf, String> {
+    let folder = std::env::var_os("UNHANG_FIXTURES").ok_or("UNHANG_FIXTURES is not set")?;
+    let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", Path::new(&folder).display()))?;
+    entries
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.starts_with("bitsandbytes-0.50.2-") && name.ends_with(".whl")
+        })
+        .ok_or_else(|| "the wheel bitsandbytes-0.50.2-*.whl".to_owned())
+}
+
+/// LLVM 19's disassembler; the text of other versions differs in places.
+fn disassembler() -> Result<&'static str, String> {
+    ["llvm-objdump-19", "llvm-objdump"]
+        .into_iter()
+        .find(|name| {
+            let output = Command::new(name).arg("--version").output();
+            output.is_ok_and(|output| String::from_utf8_lossy(&output.stdout).contains("LLVM version 19"))
+        })
+        .ok_or_else(|| "llvm-objdump of LLVM 19".to_owned())
+}
+
+/// One line of the disassembler: address, number of words, text with single blanks.
+fn parse_line(line: &str) -> Option<(u64, usize, String)> {
+    let (text, rest) = line.split_once("// ")?;
+    let (address, words) = rest.split_once(':')?;
+    let address = u64::from_str_radix(address.trim(), 16).ok()?;
+    let words = words.split_whitespace().take_while(|word| !word.starts_with('<')).count();
+    Some((address, words, text.split_whitespace().collect::<Vec<_>>().join(" ")))
+}
+
+/// Newer compilers than LLVM 19 fill the source fields that a long vector instruction does not use with the constant 0
+/// (128), which LLVM 19's disassembler refuses. They are cleared in the copy that it gets, and nothing else is.
+fn clear_unused_sources(object: &CodeObject<'_>, copy: &mut [u8]) -> usize {
+    let Some(chip) = object.chip() else { return 0 };
+    let mut cleared = 0;
+    for function in &object.functions {
+        let mut offset = 0;
+        while let Ok(instruction) = decode(&function.code[offset..], chip) {
+            if matches!(instruction.format(), Format::Vop3 | Format::Vop3p) {
+                let mut word = instruction.second_word();
+                for (field, low) in [(Field::Source1, 9), (Field::Source2, 18)] {
+                    if instruction.definition.operand(field).is_none() && (word >> low) & 0x1ff == 128 {
+                        word &= !(0x1ff << low);
+                        cleared += 1;
+                    }
+                }
+                let at = function.file_offset + offset + 4;
+                copy[at..at + 4].copy_from_slice(&word.to_le_bytes());
+            }
+            offset += instruction.size();
+        }
+    }
+    cleared
+}
+
+#[test]
+fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
+    let (wheel, objdump) = match (wheel(), disassembler()) {
+        (Ok(wheel), Ok(objdump)) => (wheel, objdump),
+        (Err(missing), _) | (_, Err(missing)) => {
+            println!("skipped: comparison of the decoder with LLVM on a real wheel: missing {missing}");
+            return;
+        }
+    };
+    let mut instructions: BTreeMap<String, usize> = BTreeMap::new();
+    let mut cleared: BTreeMap<String, usize> = BTreeMap::new();
+    let mut differences = Vec::new();
+    walk(&wheel, &mut |event| {
+        let Event::Object { bytes, .. } = event else { return };
+        let object = CodeObject::parse(bytes).expect("a code object");
+        let Some(chip) = object.chip() else { return };
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let mut copy = bytes.to_vec();
+        *cleared.entry(chip.to_string()).or_default() += clear_unused_sources(&object, &mut copy);
+        fs::write(file.path(), copy).expect("written");
+        let output = Command::new(objdump).arg("-d").arg(file.path()).output().expect("the disassembler runs");
+        let mut theirs = BTreeMap::new();
+        for line in String::from_utf8_lossy(&output.stdout).lines() {
+            if let Some((address, words, text)) = parse_line(line) {
+                theirs.insert(address, (words, text));
+            }
+        }
+        for function in &object.functions {
+            // What does not decode as a whole is a difference too.
+            if let Err(error) = Program::decode(function.code, chip, false) {
+                differences.push(format!("{chip} {}: {error}", function.name));
+            }
+            let mut offset = 0;
+            while offset < function.code.len() {
+                let address = function.address + offset as u64;
+                let (words, text) = theirs.get(&address).cloned().unwrap_or((1, "nothing".to_owned()));
+                match decode(&function.code[offset..], chip) {
+                    Ok(ours) => {
+                        let printed = ours.text(false).to_string();
+                        if ours.size() != words * 4 || printed != text {
+                            differences.push(format!("{chip} {address:#x}: LLVM `{text}`, here `{printed}`"));
+                        }
+                    }
+                    Err(error) => differences.push(format!("{chip} {address:#x}: LLVM `{text}`, here {error}")),
+                }
+                *instructions.entry(chip.to_string()).or_default() += 1;
+                offset += words * 4;
+            }
+        }
+    })
+    .expect("the wheel can be read");
+    println!("compared {instructions:?}; unused fields cleared {cleared:?}");
+    // One example a kind of instruction says more than forty of the same.
+    let mut shown = BTreeMap::new();
+    for difference in &differences {
+        let mnemonic = difference.split('`').nth(1).and_then(|text| text.split(' ').next()).unwrap_or_default();
+        shown.entry(mnemonic.to_owned()).or_insert(difference);
+    }
+    assert!(differences.is_empty(), "{} differences, the first: {shown:#?}", differences.len());
+    for chip in ["gfx1010", "gfx1030"] {
+        assert!(instructions.get(chip).copied().unwrap_or(0) > 100_000, "too little {chip} code: {instructions:?}");
+    }
+}

@@ -1,1 +1,96 @@
-//! The extension module behind the Python package.
+//! The extension module `unhang._core`: thin bindings, no decisions of its own.
+//!
+//! It turns Python's values into those of the crates below and back. Torch is not known here: tensors come as an
+//! address and a length. `unsafe` is in one place, [`compute`], where those become slices.
+
+mod compute;
+mod knowledge;
+mod problem;
+mod supervise;
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+/// The Rust side of unhang.
+#[pymodule(name = "_core")]
+fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<problem::PyProblem>()?;
+    module.add_class::<knowledge::PyMachine>()?;
+    module.add_class::<knowledge::PyStore>()?;
+    module.add_class::<knowledge::PyPlanner>()?;
+    module.add_class::<knowledge::PyPlan>()?;
+    module.add_class::<Tally>()?;
+    module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
+    module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
+    module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
+    Ok(())
+}
+
+/// Raises `ImportError` under a Python without the global interpreter lock: the package relies on it.
+#[pyfunction]
+fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
+    static CHECKED: PyOnceLock<bool> = PyOnceLock::new();
+    let free = CHECKED.get_or_try_init(py, || -> PyResult<bool> {
+        let probe = py.import("sysconfig")?.call_method1("get_config_var", ("Py_GIL_DISABLED",))?;
+        probe.is_truthy()
+    })?;
+    if *free {
+        return Err(pyo3::exceptions::PyImportError::new_err(
+            "unhang does not support free-threaded builds of Python yet: use a build with the global interpreter lock",
+        ));
+    }
+    Ok(())
+}
+
+/// Counts of what computed: one for each engine of a plan by its place, and of how many were bypasses.
+#[pyclass(frozen, module = "unhang._core")]
+#[derive(Default)]
+struct Tally {
+    places: [std::sync::atomic::AtomicU64; Tally::PLACES],
+    bypasses: std::sync::atomic::AtomicU64,
+}
+
+impl Tally {
+    /// More engines than any plan names.
+    const PLACES: usize = 8;
+}
+
+#[pymethods]
+impl Tally {
+    #[new]
+    fn new() -> Tally {
+        Tally::default()
+    }
+
+    /// Counts one computation by the engine in that place.
+    fn count(&self, place: usize, bypass: bool) {
+        use std::sync::atomic::Ordering::Relaxed;
+        self.places[place.min(Tally::PLACES - 1)].fetch_add(1, Relaxed);
+        self.bypasses.fetch_add(u64::from(bypass), Relaxed);
+    }
+
+    /// The counts by place, without the zeros at the end.
+    #[getter]
+    fn by_place(&self) -> Vec<u64> {
+        let mut counts: Vec<u64> =
+            self.places.iter().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)).collect();
+        while counts.last() == Some(&0) {
+            counts.pop();
+        }
+        counts
+    }
+
+    /// All computations.
+    #[getter]
+    fn total(&self) -> u64 {
+        self.places.iter().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)).sum()
+    }
+
+    /// Those that went past what torch does by itself.
+    #[getter]
+    fn bypasses(&self) -> u64 {
+        self.bypasses.load(std::sync::atomic::Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,45 @@
+# make demo   a guided first run on whatever is here
+# make test   everything that has to hold; CI runs this and nothing else
+.PHONY: help demo test test-all wheel check bench-cpu bench-overhead clean
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# The part that needs no torch comes first: it is there in minutes, torch is not.
+demo:
+	@tools/setup build
+	@target/release/unhang demo --part machine
+	@tools/setup python
+	@.venv/bin/unhang demo --part torch
+
+test:
+	@tools/setup system build python fixtures
+	@.venv/bin/python tools/test
+
+# make test-all   the same with long fuzzing and every combination
+test-all:
+	@tools/setup system build python fixtures
+	@UNHANG_TEST_ALL=1 .venv/bin/python tools/test
+
+# make check   formatting, lints and types only
+check:
+	@tools/setup build python
+	@.venv/bin/python tools/test --only check
+
+# make wheel   one abi3 wheel for Python 3.9 and newer, glibc 2.28 and newer, in dist/
+wheel:
+	@tools/setup build python
+	@tools/wheel
+
+# make bench-overhead   what a call through unhang costs over plain torch
+bench-overhead:
+	@tools/setup build python
+	@.venv/bin/python tools/bench_overhead.py
+
+# make bench-cpu   our CPU engine against torch's
+bench-cpu:
+	@tools/setup build python
+	@.venv/bin/python tools/bench-cpu/bench.py
+
+clean:
+	rm -rf build dist target unhang.data python/unhang/*.so

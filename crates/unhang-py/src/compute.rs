@@ -1,0 +1,71 @@
+//! Our CPU engine on memory that Python names.
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use unhang_conv::{DataType, Direction};
+use unhang_cpu::CpuEngine;
+use unhang_engine::{Elements, ElementsMut, Engine, Operands, bf16, f16};
+
+use crate::problem::PyProblem;
+
+/// Where a tensor lies: address of its first element, and how many elements follow densely.
+type Memory = (usize, usize);
+
+/// Computes a problem on the CPU. The interpreter's lock is released meanwhile.
+///
+/// The caller vouches that each address is that of so many elements of the problem's type, alive until this returns,
+/// and that nobody else writes them, or reads the result, meanwhile. Lengths are checked against the problem.
+#[pyfunction]
+#[pyo3(signature = (problem, first, second, bias, result, threads))]
+pub fn run_cpu(
+    py: Python<'_>,
+    problem: &PyProblem,
+    first: Memory,
+    second: Memory,
+    bias: Option<Memory>,
+    result: Memory,
+    threads: usize,
+) -> PyResult<()> {
+    let problem = &problem.problem;
+    let [first_length, second_length, result_length] =
+        problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    let mut expected = vec![("first", first, first_length), ("second", second, second_length), ("result", result, result_length)];
+    if let Some(bias) = bias {
+        if problem.direction() != Direction::Forward {
+            return Err(PyValueError::new_err("a bias is added in the forward direction only"));
+        }
+        expected.push(("bias", bias, problem.out_channels()));
+    }
+    for (name, (address, length), wanted) in expected {
+        if length != wanted || address == 0 || address % problem.data_type().size() != 0 {
+            return Err(PyValueError::new_err(format!(
+                "the {name} operand has {length} elements at {address:#x}: {problem} needs {wanted}"
+            )));
+        }
+    }
+    macro_rules! typed {
+        ($type:ty, $variant:ident) => {{
+            // SAFETY: the caller vouches for address, length, life and exclusiveness (see above); the address is not
+            // null and is aligned, and the length is what the problem says, which fits in memory by its construction.
+            let read = |(address, length): Memory| unsafe {
+                Elements::$variant(std::slice::from_raw_parts(address as *const $type, length))
+            };
+            // SAFETY: as above; the result is written by nobody else.
+            let written = unsafe { std::slice::from_raw_parts_mut(result.0 as *mut $type, result.1) };
+            Operands {
+                first: read(first),
+                second: read(second),
+                bias: bias.map(read),
+                result: ElementsMut::$variant(written),
+            }
+        }};
+    }
+    let operands = match problem.data_type() {
+        DataType::F32 => typed!(f32, F32),
+        DataType::F16 => typed!(f16, F16),
+        DataType::Bf16 => typed!(bf16, Bf16),
+        DataType::F64 => typed!(f64, F64),
+    };
+    py.detach(|| CpuEngine::with_threads(threads).run(problem, operands))
+        .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+}

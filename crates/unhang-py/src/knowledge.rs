@@ -1,0 +1,264 @@
+//! The machine, the store and the planner, for Python.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_machine::{Machine, System};
+use unhang_plan::{Availability, MiopenFamilies, Plan, Settings, Situation, plan};
+
+use crate::problem::PyProblem;
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// The machine that this process runs on, or that `UNHANG_ROOT` describes.
+#[pyclass(frozen, name = "Machine", module = "unhang._core")]
+pub struct PyMachine {
+    machine: Machine,
+    fingerprint: String,
+}
+
+#[pymethods]
+impl PyMachine {
+    /// Looks at the machine; `runtime` says which torch the evidence is about.
+    #[staticmethod]
+    fn inspect(py: Python<'_>, runtime: &str) -> PyMachine {
+        let machine = py.detach(|| Machine::inspect(&System::host()));
+        let fingerprint = machine.fingerprint(Some(runtime));
+        PyMachine { machine, fingerprint }
+    }
+
+    /// Whether an RDNA1 card is here.
+    #[getter]
+    fn affected(&self) -> bool {
+        self.machine.affected()
+    }
+
+    /// Whether the runtime is told that it is another chip.
+    #[getter]
+    fn spoofed(&self) -> bool {
+        self.machine.spoofed()
+    }
+
+    /// What evidence is filed under.
+    #[getter]
+    fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// Whether a folder describes it, and not the system itself.
+    #[getter]
+    fn described_by_folder(&self) -> bool {
+        self.machine.described_by.is_some()
+    }
+
+    /// The GPUs, a line each.
+    #[getter]
+    fn gpus(&self) -> Vec<String> {
+        let line = |gpu: &unhang_machine::Gpu| {
+            let gfx = gpu.gfx.as_deref().unwrap_or("unknown chip");
+            let reported = gpu.reported_gfx.as_deref().filter(|reported| Some(*reported) != gpu.gfx.as_deref());
+            let reported = reported.map(|gfx| format!(", reported as {gfx}")).unwrap_or_default();
+            format!("{} ({gfx}{reported})", gpu.name)
+        };
+        self.machine.gpus.iter().map(line).collect()
+    }
+}
+
+/// Where evidence is kept.
+#[pyclass(frozen, name = "Store", module = "unhang._core")]
+pub struct PyStore {
+    store: Arc<Store>,
+}
+
+#[pymethods]
+impl PyStore {
+    /// The user's store. Never fails: what is wrong is in `notices()`.
+    #[staticmethod]
+    fn open(py: Python<'_>) -> PyStore {
+        PyStore { store: Arc::new(py.detach(Store::open_default)) }
+    }
+
+    /// No store: nothing is kept.
+    #[staticmethod]
+    fn none() -> PyStore {
+        PyStore { store: Arc::new(Store::none()) }
+    }
+
+    /// What a person should be told about the store.
+    fn notices(&self) -> Vec<String> {
+        self.store.notices()
+    }
+
+    /// How a canary ended on a machine: verdict and detail.
+    fn canary(&self, py: Python<'_>, machine: &str, name: &str) -> Option<(&'static str, String)> {
+        let found = py.detach(|| self.store.canary(machine, name))?;
+        Some((found.verdict.name(), found.detail))
+    }
+
+    /// Keeps how a canary ended.
+    fn set_canary(&self, py: Python<'_>, machine: &str, name: &str, verdict: &str, detail: &str) -> PyResult<bool> {
+        let canary = Canary {
+            machine: machine.to_owned(),
+            name: name.to_owned(),
+            verdict: verdict.parse().map_err(invalid)?,
+            detail: detail.to_owned(),
+            unix_seconds: time::now(),
+        };
+        Ok(py.detach(|| self.store.set_canary(canary)))
+    }
+
+    /// Writes what is queued, for at most so many seconds; whether all of it was written.
+    fn flush(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+        let patience = Duration::try_from_secs_f64(seconds).map_err(invalid)?;
+        Ok(py.detach(|| self.store.flush(patience)))
+    }
+}
+
+/// Makes plans from what is known, and learns.
+#[pyclass(frozen, name = "Planner", module = "unhang._core")]
+pub struct PyPlanner {
+    store: Arc<Store>,
+    machine: String,
+    affected: bool,
+    spoofed: bool,
+    evidence: RwLock<Evidence>,
+}
+
+#[pymethods]
+impl PyPlanner {
+    #[new]
+    fn new(py: Python<'_>, machine: &PyMachine, store: &PyStore) -> PyPlanner {
+        let store = Arc::clone(&store.store);
+        let fingerprint = machine.fingerprint.clone();
+        let evidence = py.detach(|| Evidence::load(&store, &fingerprint));
+        PyPlanner {
+            store,
+            affected: machine.machine.affected(),
+            spoofed: machine.machine.spoofed(),
+            machine: fingerprint,
+            evidence: RwLock::new(evidence),
+        }
+    }
+
+    /// Plans a convolution. `engines` has each engine's standing and why: "available", "absent" or "unproven".
+    #[pyo3(signature = (problem, strategy, size_threshold, cpu_fallback_enabled, implicit_gemm, tile_limit, device, engines, families))]
+    #[allow(clippy::too_many_arguments)]
+    fn plan(
+        &self,
+        problem: &PyProblem,
+        strategy: &str,
+        size_threshold: usize,
+        cpu_fallback_enabled: bool,
+        implicit_gemm: bool,
+        tile_limit: usize,
+        device: &str,
+        engines: HashMap<String, (String, String)>,
+        families: Option<Vec<String>>,
+    ) -> PyResult<PyPlan> {
+        let settings = Settings {
+            strategy: strategy.parse().map_err(invalid)?,
+            size_threshold,
+            cpu_fallback_enabled,
+            implicit_gemm,
+            tile_limit,
+            tile_engine: None,
+        };
+        let mut situation = match device {
+            "cpu" => Situation::cpu_tensors(),
+            _ if self.affected => Situation::affected_accelerator(),
+            _ => Situation::accelerator(),
+        };
+        situation.spoofed = self.spoofed;
+        for (engine, (standing, reason)) in engines {
+            let availability = match standing.as_str() {
+                "available" => Availability::Available,
+                "absent" => Availability::Absent(reason),
+                "unproven" => Availability::Unproven(reason),
+                other => return Err(invalid(format!("unknown standing {other:?} of engine {engine}"))),
+            };
+            situation = situation.with(engine.parse().map_err(invalid)?, availability);
+        }
+        situation.miopen_families = families.map(|left| {
+            let has = |family: &str| left.iter().any(|name| name == family);
+            MiopenFamilies {
+                gemm: has("gemm"),
+                implicit_gemm: has("implicit-gemm"),
+                winograd: has("winograd"),
+                direct: has("direct"),
+                fft: has("fft"),
+            }
+        });
+        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        Ok(PyPlan { plan: plan(&problem.problem, &settings, &situation, &evidence) })
+    }
+
+    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it.
+    #[pyo3(signature = (problem, engine, verdict, seconds, detail))]
+    fn learn(
+        &self,
+        problem: &PyProblem,
+        engine: &str,
+        verdict: &str,
+        seconds: Option<f64>,
+        detail: &str,
+    ) -> PyResult<bool> {
+        let engine: EngineName = engine.parse().map_err(invalid)?;
+        let verdict: Verdict = verdict.parse().map_err(invalid)?;
+        let mut record = Record::new(problem.problem.clone(), engine, &self.machine, verdict, Source::Run);
+        record.seconds = seconds;
+        record.detail = detail.to_owned();
+        self.store.record(record.clone());
+        Ok(self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record))
+    }
+
+    /// Counts a convolution that the user's program asked for.
+    fn saw(&self, problem: &PyProblem) {
+        self.store.count_seen(&self.machine, &problem.problem, 1);
+    }
+}
+
+/// Which engine computes a convolution, and why.
+#[pyclass(frozen, name = "Plan", module = "unhang._core")]
+pub struct PyPlan {
+    plan: Plan,
+}
+
+#[pymethods]
+impl PyPlan {
+    /// The choice first, then those to fall through to.
+    #[getter]
+    fn engines(&self) -> Vec<&'static str> {
+        self.plan.engines.iter().map(|engine| engine.name()).collect()
+    }
+
+    /// Why.
+    #[getter]
+    fn reason(&self) -> &str {
+        &self.plan.reason
+    }
+
+    /// What the reason rests on.
+    #[getter]
+    fn evidence(&self) -> Vec<String> {
+        self.plan.evidence.iter().map(ToString::to_string).collect()
+    }
+
+    /// What a person should be told once.
+    #[getter]
+    fn warnings(&self) -> Vec<String> {
+        self.plan.warnings.clone()
+    }
+
+    /// How to tile: the engine for each tile and the most output rows and columns of one.
+    #[getter]
+    fn tile(&self) -> Option<(&'static str, usize)> {
+        self.plan.tile.map(|tile| (tile.inner.name(), tile.output_limit))
+    }
+}

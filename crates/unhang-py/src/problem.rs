@@ -1,0 +1,125 @@
+//! A convolution, for Python.
+
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use unhang_conv::{Problem, Specification, tile};
+
+/// One convolution, complete and valid.
+#[pyclass(frozen, eq, hash, name = "Problem", module = "unhang._core")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct PyProblem {
+    pub(crate) problem: Problem,
+}
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+#[pymethods]
+impl PyProblem {
+    /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
+    #[new]
+    #[pyo3(signature = (input, weight, stride, padding, dilation, transposed, output_padding, groups, data_type, layout, direction))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        input: [i64; 4],
+        weight: [i64; 4],
+        stride: [i64; 2],
+        padding: [i64; 2],
+        dilation: [i64; 2],
+        transposed: bool,
+        output_padding: [i64; 2],
+        groups: i64,
+        data_type: &str,
+        layout: &str,
+        direction: &str,
+    ) -> PyResult<PyProblem> {
+        let out_channels = if transposed { weight[1].saturating_mul(groups) } else { weight[0] };
+        let in_channels = if transposed { weight[0] } else { weight[1].saturating_mul(groups) };
+        if in_channels != input[1] {
+            return Err(invalid(format!(
+                "the input has {} channels and the weight is for {in_channels} ({groups} groups)",
+                input[1]
+            )));
+        }
+        let specification = Specification {
+            batch: input[0],
+            in_channels: input[1],
+            in_size: [input[2], input[3]],
+            out_channels,
+            kernel: [weight[2], weight[3]],
+            stride,
+            padding,
+            dilation,
+            groups,
+            transposed,
+            output_padding: if transposed { output_padding } else { [0, 0] },
+            data_type: data_type.parse().map_err(invalid)?,
+            layout: layout.parse().map_err(invalid)?,
+            direction: direction.parse().map_err(invalid)?,
+        };
+        Ok(PyProblem { problem: Problem::new(specification).map_err(invalid)? })
+    }
+
+    /// From its key.
+    #[staticmethod]
+    fn from_key(key: &str) -> PyResult<PyProblem> {
+        Ok(PyProblem { problem: key.parse().map_err(invalid)? })
+    }
+
+    /// The stable text form.
+    #[getter]
+    fn key(&self) -> String {
+        self.problem.to_string()
+    }
+
+    /// "forward", "backward-data" or "backward-weights".
+    #[getter]
+    fn direction(&self) -> &'static str {
+        self.problem.direction().name()
+    }
+
+    /// The same convolution in another direction.
+    fn with_direction(&self, direction: &str) -> PyResult<PyProblem> {
+        Ok(PyProblem { problem: self.problem.with_direction(direction.parse().map_err(invalid)?) })
+    }
+
+    /// Batch, channels, height, width of the input.
+    #[getter]
+    fn input_shape(&self) -> (usize, usize, usize, usize) {
+        self.problem.input_shape().into()
+    }
+
+    /// Batch, channels, height, width of the output.
+    #[getter]
+    fn output_shape(&self) -> (usize, usize, usize, usize) {
+        self.problem.output_shape().into()
+    }
+
+    /// The shape of what this direction computes.
+    #[getter]
+    fn result_shape(&self) -> (usize, usize, usize, usize) {
+        self.problem.operand_shapes()[2].into()
+    }
+
+    /// Floating-point operations of the direct computation.
+    #[getter]
+    fn flops(&self) -> f64 {
+        self.problem.flops()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Problem({:?})", self.problem.to_string())
+    }
+}
+
+/// A span of rows or columns: output start and length, input start and length, zeros before and after.
+type Span = (usize, usize, usize, usize, usize, usize);
+
+/// Cuts a convolution (a transposed one in its lowered form) into tiles of at most `limit` output pixels a side.
+#[pyfunction]
+pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
+    let span = |s: tile::Span| (s.out_start, s.out_length, s.in_start, s.in_length, s.pad_before, s.pad_after);
+    let lowered = problem.problem.lower().problem;
+    tile::tiles(&lowered, limit.max(1)).into_iter().map(|[rows, columns]| (span(rows), span(columns))).collect()
+}

@@ -1,0 +1,90 @@
+"""unhang: convolutions that always come back.
+
+PyTorch on AMD RDNA1 cards (RX 5500 to 5700), where MIOpen hangs, crashes or computes nonsense. Every convolution of the
+process, in unmodified code, runs on the fastest path that is known to be safe on this machine::
+
+    import unhang
+    unhang.enable()
+
+Importing this package does not import torch; calling something that needs it does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from unhang import _core
+from unhang._core import __version__
+
+if TYPE_CHECKING:
+    from unhang._bypass import (
+        Conv2dBypassConfig,
+        FallbackStrategy,
+        disable_miopen_bypass,
+        enable_miopen_bypass,
+        get_bypass_stats,
+        print_bypass_report,
+    )
+    from unhang._enable import disable, enable, enabled, is_enabled
+    from unhang._layers import SafeConv2d, patch_model, track, unpatch_model
+    from unhang._report import Report, report
+    from unhang._settings import Settings
+
+# Where each public name lives; read by __getattr__, so that torch is imported only when one that needs it is asked for.
+_HOMES = {
+    "Conv2dBypassConfig": "_bypass",
+    "FallbackStrategy": "_bypass",
+    "Report": "_report",
+    "SafeConv2d": "_layers",
+    "Settings": "_settings",
+    "disable": "_enable",
+    "disable_miopen_bypass": "_bypass",
+    "enable": "_enable",
+    "enable_miopen_bypass": "_bypass",
+    "enabled": "_enable",
+    "get_bypass_stats": "_bypass",
+    "is_enabled": "_enable",
+    "patch_model": "_layers",
+    "print_bypass_report": "_bypass",
+    "report": "_report",
+    "track": "_layers",
+    "unpatch_model": "_layers",
+}
+
+__all__ = [
+    "Conv2dBypassConfig",
+    "FallbackStrategy",
+    "Report",
+    "SafeConv2d",
+    "Settings",
+    "__version__",
+    "disable",
+    "disable_miopen_bypass",
+    "enable",
+    "enable_miopen_bypass",
+    "enabled",
+    "get_bypass_stats",
+    "is_enabled",
+    "patch_model",
+    "print_bypass_report",
+    "report",
+    "track",
+    "unpatch_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'unhang' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"unhang.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+_core.refuse_free_threaded()

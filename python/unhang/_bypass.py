@@ -1,0 +1,137 @@
+"""The names of the bypass that RDNA1 users wrote for themselves, doing what its documents say.
+
+``conv2d_fallback`` is this module under the name that their scripts import.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import nn
+
+from unhang import _enable, _statistics
+from unhang._layers import SafeConv2d, patch_model, unpatch_model
+from unhang._settings import Settings
+
+__all__ = [
+    "Conv2dBypassConfig",
+    "FallbackStrategy",
+    "SafeConv2d",
+    "disable_miopen_bypass",
+    "enable_miopen_bypass",
+    "get_bypass_stats",
+    "patch_model",
+    "print_bypass_report",
+    "unpatch_model",
+]
+
+
+class FallbackStrategy(Enum):
+    """How a convolution is computed; the last three are ours."""
+
+    AUTO = "auto"
+    IMPLICIT_GEMM = "implicit_gemm"
+    CPU_FALLBACK = "cpu_fallback"
+    SELECTIVE = "selective"
+    ATEN = "aten"
+    JIT = "jit"
+    TILED = "tiled"
+
+
+@dataclass
+class Conv2dBypassConfig:
+    """The bypass's configuration, field by field as its users know it."""
+
+    #: How to plan.
+    strategy: FallbackStrategy = FallbackStrategy.AUTO
+    #: ``SELECTIVE`` computes inputs whose larger side is above this on the CPU.
+    size_threshold: int = 42
+    #: Switch MIOpen's other solver families off before its first use.
+    enable_implicit_gemm: bool = True
+    #: Allow the CPU at all.
+    cpu_fallback_enabled: bool = True
+    #: Print each decision once.
+    verbose: bool = False
+    #: Keep decisions instead of planning every call anew.
+    cache_decisions: bool = True
+
+    def settings(self) -> Settings:
+        """The same as :class:`unhang.Settings`."""
+        return Settings(
+            strategy=getattr(self.strategy, "value", self.strategy),
+            size_threshold=self.size_threshold,
+            cpu_fallback_enabled=self.cpu_fallback_enabled,
+            implicit_gemm=self.enable_implicit_gemm,
+            verbose=self.verbose,
+            cache_decisions=self.cache_decisions,
+        )
+
+
+def enable_miopen_bypass(strategy: Any = None, config: Conv2dBypassConfig | None = None, **options: Any) -> None:
+    """Plans and counts every convolution of the process, on the accelerator and on the CPU.
+
+    ``strategy`` overrides the configuration's. ``options`` are those of :func:`unhang.enable`.
+    """
+    settings = (config or Conv2dBypassConfig()).settings()
+    if strategy is not None:
+        settings = settings.changed(strategy=strategy)
+    if "devices" not in options and not options.get("rehearse"):
+        options["devices"] = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+    _enable.enable(settings=settings, **options)
+
+
+def disable_miopen_bypass() -> None:
+    """Gives torch back as it was."""
+    _enable.disable()
+
+
+def get_bypass_stats(model: nn.Module | None = None) -> dict[str, Any]:
+    """The sum over a model's ``nn.Conv2d`` layers, or over every layer of the process that was counted."""
+    total = _statistics.Layer()
+    for layer in _statistics_of(model):
+        for engine, count in layer.engines.items():
+            total.engines[engine] = total.engines.get(engine, 0) + count
+        total.bypasses += layer.bypasses
+    settings = _enable.enabled_settings() or Settings()
+    return total.summary(settings.strategy)
+
+
+def _statistics_of(model: nn.Module | None) -> list[_statistics.Layer]:
+    if model is None:
+        return [layer for _, _, layer in _statistics.named_layers()]
+    return [_statistics.layer_of(module) for module in model.modules() if isinstance(module, nn.Conv2d)]
+
+
+def print_bypass_report(model: nn.Module, file: Any = None) -> None:
+    """Prints forwards and bypasses for each ``nn.Conv2d`` of a model, and by which engine they were computed.
+
+    A bypass is a forward that was not computed by what torch uses by itself: on a ROCm device, by MIOpen.
+    """
+    out = file or sys.stdout
+    line = "=" * 70
+    print(f"{line}\nConv2d Bypass Report\n{line}\n", file=out)
+    safe = standard = 0
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Conv2d):
+            continue
+        safe += isinstance(module, SafeConv2d)
+        standard += not isinstance(module, SafeConv2d)
+        layer = _statistics.layer_of(module)
+        numbers = layer.summary("")
+        print(f"{name or type(module).__name__}:", file=out)
+        print(f"  Forwards: {numbers['total_forwards']}", file=out)
+        print(f"  Bypasses: {numbers['bypass_count']} ({numbers['bypass_rate']:.1f}%)", file=out)
+        engines = ", ".join(f"{engine} ({count})" for engine, count in sorted(numbers["engines"].items()))
+        print(f"  Engine: {engines or '-'}\n", file=out)
+    total = get_bypass_stats(model)
+    print(line, file=out)
+    print(f"Total Conv2d layers: {safe + standard}", file=out)
+    print(f"SafeConv2d layers: {safe}", file=out)
+    print(f"Standard Conv2d layers: {standard}\n", file=out)
+    print(f"Total forward passes: {total['total_forwards']}", file=out)
+    print(f"Total bypasses: {total['bypass_count']} ({total['bypass_rate']:.1f}%)", file=out)
+    print(line, file=out)

@@ -1,0 +1,136 @@
+"""Switching unhang on and off for the whole process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from unhang import _canary, _convolve, _dispatch, _environment, _layers
+from unhang._settings import Settings
+from unhang._state import say, state
+
+_lock = threading.RLock()
+
+
+class _Enabled:
+    """What is on now, and what has to be put back."""
+
+    def __init__(self, settings: Settings, devices: tuple[str, ...]) -> None:
+        self.settings = settings
+        self.devices = devices
+        self.cudnn_before: tuple[bool, bool] | None = None
+
+
+_enabled: _Enabled | None = None
+
+
+def enable(
+    strategy: Any = "auto",
+    *,
+    devices: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    protect_other_layers: bool = True,
+    rehearse: bool = False,
+    **changes: Any,
+) -> None:
+    """Plans every convolution of this process from now on, in unmodified code, forward and backward.
+
+    ``devices`` are the device types whose tensors go through unhang: "cuda" (which is ROCm's name in torch too) and
+    "cpu". Left alone it is the accelerator where that is an affected card or a strategy was asked for; on a machine
+    that is not affected, ``auto`` leaves torch as it is and costs nothing.
+
+    ``settings``, or single fields of :class:`unhang.Settings` by name (``size_threshold=64``), say how to plan.
+
+    On an affected card this also keeps batch norms and RNNs off MIOpen (``torch.backends.cudnn.enabled``), unless
+    ``protect_other_layers`` is False. :func:`disable` restores it.
+
+    ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
+    play the card's engines. Everything then says that it is a rehearsal.
+    """
+    global _enabled
+    chosen = (settings or Settings()).changed(**changes) if changes else settings or Settings()
+    if strategy != "auto" or settings is None:
+        chosen = chosen.changed(strategy=strategy)
+    with _lock:
+        if os.environ.get("UNHANG_DISABLE"):
+            say("UNHANG_DISABLE is set: torch is left alone")
+            return
+        disable()
+        machine = state().machine
+        if rehearse and not machine.described_by_folder:
+            raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
+        if devices is None:
+            wanted = machine.affected or chosen.strategy != "auto"
+            devices = ("cpu",) if rehearse else ("cuda",) if wanted and torch.cuda.is_available() else ()
+        unknown = set(devices) - set(_dispatch.KEYS)
+        if unknown:
+            raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
+        if rehearse:
+            _convolve.rehearsed.update(devices)
+            say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
+        current = _Enabled(chosen, tuple(devices))
+        accelerated = machine.affected and (rehearse or "cuda" in devices)
+        if chosen.implicit_gemm:
+            _environment.narrow_to_implicit_gemm()
+        if accelerated:
+            _canary.ensure("aten", rehearsed=rehearse)
+            if protect_other_layers:
+                current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
+                torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
+            if machine.spoofed:
+                say("this card runs code for another chip: convolutions are protected, other GPU kernels are not")
+        _convolve.replan()
+        _layers.count_every_layer()
+        if devices:
+            _dispatch.register(current.devices, chosen)
+        elif chosen.verbose:
+            say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
+        _enabled = current
+
+
+def disable() -> None:
+    """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay."""
+    global _enabled
+    with _lock:
+        current, _enabled = _enabled, None
+        if current is None:
+            return
+        _dispatch.unregister()
+        _layers.count_no_layer()
+        _convolve.rehearsed.clear()
+        _convolve.replan()
+        _environment.restore()
+        if current.cudnn_before is not None:
+            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = current.cudnn_before
+        state().store.flush(2.0)
+
+
+def is_enabled() -> bool:
+    """Whether convolutions of this process are being planned."""
+    return _enabled is not None
+
+
+def enabled_settings() -> Settings | None:
+    """The settings that are on, if any."""
+    return None if _enabled is None else _enabled.settings
+
+
+@contextmanager
+def enabled(strategy: Any = "auto", **options: Any) -> Iterator[None]:
+    """:func:`enable` for a block; what was on before is on again afterwards."""
+    with _lock:
+        before = _enabled
+        enable(strategy, **options)
+    try:
+        yield
+    finally:
+        disable()
+        if before is not None:
+            enable(
+                settings=before.settings, devices=before.devices, protect_other_layers=before.cudnn_before is not None
+            )

@@ -1,0 +1,205 @@
+"""Layers: ``SafeConv2d``, patching a model in place, and names for the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from unhang import _dispatch, _statistics
+from unhang._settings import Settings
+
+Tensor = torch.Tensor
+Model = TypeVar("Model", bound=nn.Module)
+
+# Makes sure that torch.ops.unhang is there for layers that are used without enable().
+_convolution = torch.ops.unhang.convolution
+assert _dispatch is not None
+
+_CONFIG = "_unhang_config"
+_ORIGINAL = "_unhang_original_class"
+
+
+def _settings_of(config: Any) -> Settings:
+    """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for what is on in the process."""
+    if config is None:
+        from unhang import _enable
+
+        return _enable.enabled_settings() or Settings()
+    if isinstance(config, Settings):
+        return config
+    settings: Settings = config.settings()
+    return settings
+
+
+class SafeConv2d(nn.Conv2d):
+    """A drop-in for ``nn.Conv2d``: same constructor, same parameters, same state_dict, planned by settings of its own.
+
+    ``config`` is a :class:`unhang.Conv2dBypassConfig` or :class:`unhang.Settings`; without one the layer follows the
+    process's settings. Its backward keeps the layer's settings, on whichever thread autograd runs it.
+    """
+
+    def __init__(self, *arguments: Any, config: Any = None, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.__dict__[_CONFIG] = config
+
+    @property
+    def config(self) -> Any:
+        """The settings that this layer was given, or None when it follows the process's."""
+        return self.__dict__.get(_CONFIG)
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        settings = _settings_of(self.config)
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            padding = (0, 0)
+        elif isinstance(padding, str):
+            input, padding = _pad_as_named(input, padding, self.kernel_size, self.dilation)
+        batched = input.dim() == 4
+        if input.dim() not in (3, 4):
+            # Torch's own words for what is wrong.
+            return super()._conv_forward(input, weight, bias)
+        if torch.is_autocast_enabled() and input.device.type != "cpu":
+            kind = torch.get_autocast_gpu_dtype()
+            input, weight = input.to(kind), weight.to(kind)
+            bias = None if bias is None else bias.to(kind)
+        elif input.device.type == "cpu" and torch.is_autocast_cpu_enabled():
+            kind = torch.get_autocast_cpu_dtype()
+            input, weight = input.to(kind), weight.to(kind)
+            bias = None if bias is None else bias.to(kind)
+        with _statistics.inside(self):
+            output: Tensor = _convolution(
+                input if batched else input.unsqueeze(0),
+                weight,
+                bias,
+                list(self.stride),
+                list(padding),
+                list(self.dilation),
+                False,
+                [0, 0],
+                self.groups,
+                settings.token,
+            )
+        return output if batched else output.squeeze(0)
+
+    def get_bypass_stats(self) -> dict[str, Any]:
+        """Forwards of this layer, how many went past MIOpen, the rate in percent, and the strategy."""
+        return _statistics.layer_of(self).summary(_settings_of(self.config).strategy)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        original = self.__dict__.get(_ORIGINAL)
+        if original is None or type(self) is SafeConv2d:
+            return super().__reduce_ex__(protocol)
+        # A patched subclass has a class that was made here and that no import would find.
+        return _rebuild, (original,), self.__dict__.copy()
+
+
+def _rebuild(original: type[nn.Conv2d]) -> nn.Conv2d:
+    safe = _safe_class(original)
+    return safe.__new__(safe)
+
+
+def _pad_as_named(
+    input: Tensor, padding: str, kernel: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[Tensor, tuple[int, int]]:
+    """Numbers for ``padding="valid"`` and ``"same"``; where "same" is uneven the odd zero goes behind, as in torch."""
+    if padding == "valid":
+        return input, (0, 0)
+    totals = [spread * (taps - 1) for taps, spread in zip(kernel, dilation)]
+    if any(total % 2 for total in totals):
+        input = F.pad(input, (0, totals[1] % 2, 0, totals[0] % 2))
+    return input, (totals[0] // 2, totals[1] // 2)
+
+
+_safe_classes: dict[type[nn.Conv2d], type[nn.Conv2d]] = {nn.Conv2d: SafeConv2d}
+
+
+def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
+    """The class of a patched layer: for a subclass of ``nn.Conv2d`` one between it and its own behaviour."""
+    if original not in _safe_classes:
+        _safe_classes[original] = type(f"Safe{original.__name__}", (SafeConv2d, original), {"__module__": __name__})
+    return _safe_classes[original]
+
+
+def patch_model(model: Model, config: Any = None) -> Model:
+    """Makes every ``nn.Conv2d`` in the model, the root included, a :class:`SafeConv2d`, in place.
+
+    The module objects stay the very same: parameters, hooks, flags, shared modules, parametrizations and the behaviour
+    of subclasses are not touched. Lazy layers, whose sizes are not known yet, are left as they are.
+    """
+    for module in model.modules():
+        if not isinstance(module, nn.Conv2d) or hasattr(type(module), "cls_to_become"):
+            continue
+        if not isinstance(module, SafeConv2d):
+            original = type(module)
+            module.__dict__[_ORIGINAL] = original
+            module.__class__ = _safe_class(original)
+            module.__dict__[_CONFIG] = config
+        elif config is not None:
+            module.__dict__[_CONFIG] = config
+    track(model)
+    return model
+
+
+def unpatch_model(model: Model) -> Model:
+    """Undoes :func:`patch_model`, in place. A :class:`SafeConv2d` that was made as one stays one."""
+    for module in model.modules():
+        original = module.__dict__.pop(_ORIGINAL, None)
+        if original is not None:
+            module.__class__ = original
+            module.__dict__.pop(_CONFIG, None)
+    return model
+
+
+def track(model: Model, prefix: str = "") -> Model:
+    """Gives the model's layers their names in statistics and reports."""
+    for name, module in model.named_modules():
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.modules.conv._ConvTransposeNd)):
+            _statistics.name(module, ".".join(filter(None, (prefix, name))) or type(module).__name__)
+    return model
+
+
+# While unhang is on, plain layers say which of them is computing, so that statistics have layers.
+_plain: dict[type, Callable[..., Any]] = {}
+
+
+def count_every_layer() -> None:
+    """Has ``nn.Conv1d`` and ``nn.Conv2d`` layers announce themselves, and answer ``get_bypass_stats()``."""
+    for kind in (nn.Conv1d, nn.Conv2d):
+        if kind in _plain:
+            continue
+        original = _plain[kind] = kind._conv_forward
+        kind._conv_forward = _announcing(original)  # type: ignore[method-assign]
+    if "get_bypass_stats" not in nn.Conv2d.__dict__:
+        nn.Conv2d.get_bypass_stats = _get_bypass_stats  # type: ignore[attr-defined]
+
+
+def count_no_layer() -> None:
+    """Undoes :func:`count_every_layer`, but for ``get_bypass_stats()``, which still answers for what was counted."""
+    for kind, original in _plain.items():
+        kind._conv_forward = original  # type: ignore[attr-defined]
+    _plain.clear()
+
+
+def _is_compiling() -> bool:
+    compiler = getattr(torch, "compiler", None)
+    return bool(compiler is not None and getattr(compiler, "is_compiling", bool)())
+
+
+def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def _conv_forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+        # A compiled graph has no layers; and a thread-local has no place in one.
+        if _is_compiling():
+            return original(self, *arguments, **options)
+        with _statistics.inside(self):
+            return original(self, *arguments, **options)
+
+    return _conv_forward
+
+
+def _get_bypass_stats(self: nn.Module) -> dict[str, Any]:
+    return _statistics.layer_of(self).summary(_settings_of(None).strategy)

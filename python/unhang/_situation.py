@@ -1,0 +1,62 @@
+"""Which engines are there for tensors of a device, which are proven, and what torch would do by itself."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from unhang import _canary, _environment
+from unhang._state import state
+
+#: An engine's standing: "available", "absent" or "unproven", and why.
+Standing = tuple[str, str]
+
+
+class Situation(NamedTuple):
+    """What a planner needs to know besides the problem and the evidence."""
+
+    engines: dict[str, Standing]
+    #: The engine that torch uses by itself: computing there is no bypass.
+    native: str
+    #: MIOpen's solver families that are left, or None where nothing narrows them.
+    families: list[str] | None
+
+
+def of(device: str, *, rehearsed: bool) -> Situation:
+    """The situation for tensors of that device type."""
+    if device == "cpu" and not rehearsed:
+        return _on_cpu()
+    return _on_accelerator(rehearsed=rehearsed)
+
+
+def _on_cpu() -> Situation:
+    return Situation(
+        engines={
+            "jit": ("absent", "our GPU kernels do not run on CPU tensors"),
+            "miopen": ("absent", "MIOpen does not compute on CPU tensors"),
+            "aten": ("available", ""),
+            "tiled": ("available", ""),
+            "cpu": ("available", ""),
+        },
+        native="aten",
+        families=None,
+    )
+
+
+def _on_accelerator(*, rehearsed: bool) -> Situation:
+    current = state()
+    affected = current.machine.affected
+    miopen_here = torch.version.hip is not None or rehearsed
+    engines: dict[str, Standing] = {
+        "jit": ("absent", "our GPU kernels are not wired into torch yet"),
+        "miopen": ("available", "") if miopen_here else ("absent", "this torch is not built for ROCm"),
+        "aten": ("available", ""),
+        "tiled": ("available", ""),
+        "cpu": ("available", ""),
+    }
+    if affected:
+        engines["miopen"] = ("unproven", "MIOpen was not tried on this card in a child process")
+        engines["aten"] = _canary.standing("aten", rehearsed=rehearsed)
+    native = "miopen" if miopen_here else "aten"
+    return Situation(engines, native, _environment.solver_families() if miopen_here else None)

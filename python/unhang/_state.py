@@ -1,0 +1,118 @@
+"""What this process knows: the machine, the store, the planner. Made on first use, once per process.
+
+A forked child (a DataLoader's worker) gets a state of its own, without the store and with one thread: SQLite handles,
+writer threads and thread pools do not survive a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from typing import Any, NoReturn
+
+import torch
+
+from unhang import _core
+
+
+class UnhangWarning(RuntimeWarning):
+    """Something that unhang says once."""
+
+
+class State:
+    """One process's machine, store and planner."""
+
+    def __init__(self, *, forked: bool) -> None:
+        self.process = os.getpid()
+        self.forked = forked
+        self.machine = _core.Machine.inspect(torch_build())
+        self.store = _core.Store.none() if forked else _core.Store.open()
+        self.planner = _core.Planner(self.machine, self.store)
+        #: Engines that failed in this process, by problem: never tried for it again here, store or no store.
+        self.failures: dict[tuple[str, str], str] = {}
+        for notice in self.store.notices():
+            say(notice)
+
+
+def torch_build() -> str:
+    """The torch that is here, as it enters the machine's fingerprint: evidence of one build says little of another."""
+    vendor = (
+        f"hip{torch.version.hip}" if torch.version.hip else f"cuda{torch.version.cuda}" if torch.version.cuda else "cpu"
+    )
+    return f"{torch.__version__} {vendor}"
+
+
+_lock = threading.RLock()
+_state: State | None = None
+_forked = False
+_said: set[str] = set()
+
+
+def state() -> State:
+    """This process's state."""
+    current = _state
+    if current is None:
+        return _make()
+    return current
+
+
+def _make() -> State:
+    global _state
+    with _lock:
+        if _state is None:
+            _state = State(forked=_forked)
+        return _state
+
+
+def forget() -> None:
+    """Drops the state, after writing what is queued; the next use makes a new one. For tests and `disable`."""
+    global _state
+    with _lock:
+        if _state is not None:
+            _state.store.flush(2.0)
+        _state = None
+
+
+def _after_fork_in_child() -> None:
+    global _state, _forked, _lock
+    _lock = threading.RLock()
+    _forked = True
+    # Kept alive on purpose: dropping the parent's store here would touch its database.
+    if _state is not None:
+        _inherited.append(_state)
+    _state = None
+
+
+_inherited: list[State] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def threads() -> int:
+    """Threads that our CPU engine may use now: torch's own number, and one in a forked child."""
+    return 1 if _forked else torch.get_num_threads()
+
+
+def say(message: str) -> None:
+    """Prints a line on standard error, once per process, so that a training log is not flooded."""
+    if message not in _said:
+        _said.add(message)
+        print(f"unhang: {message}", file=sys.stderr)
+
+
+def warn_once(message: str) -> None:
+    """Issues a warning, once per process."""
+    if message not in _said:
+        _said.add(message)
+        warnings.warn(message, UnhangWarning, stacklevel=3)
+
+
+def refuse(message: str) -> NoReturn:
+    """Raises for a call that asks for what cannot be."""
+    raise RuntimeError(f"unhang: {message}")
+
+
+def environment_variable(name: str) -> Any:
+    """A variable's value, or None when unset or empty."""
+    return os.environ.get(name) or None

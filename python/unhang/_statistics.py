@@ -1,0 +1,95 @@
+"""What was computed for which layer. Counting is atomic and happens in :mod:`unhang._convolve` alone."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from unhang._settings import Settings
+
+_lock = threading.Lock()
+_current = threading.local()
+
+
+class Layer:
+    """The forwards of one module."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, int] = {}
+        self.bypasses = 0
+        self.settings: Settings | None = None
+
+    def count(self, engine: str, *, bypass: bool, settings: Settings) -> None:
+        """Counts one forward of this layer."""
+        with _lock:
+            self.engines[engine] = self.engines.get(engine, 0) + 1
+            self.bypasses += bypass
+            self.settings = settings
+
+    @property
+    def forwards(self) -> int:
+        """All forwards so far."""
+        return sum(self.engines.values())
+
+    def summary(self, strategy: str) -> dict[str, Any]:
+        """The numbers by the names that the bypass's users know."""
+        with _lock:
+            forwards, bypasses = self.forwards, self.bypasses
+        rate = 100.0 * bypasses / forwards if forwards else 0.0
+        return {
+            "total_forwards": forwards,
+            "bypass_count": bypasses,
+            "bypass_rate": rate,
+            "strategy": strategy,
+            "engines": dict(self.engines),
+        }
+
+
+# Beside the modules and not in them: a model that is saved or copied takes no counts along.
+_layers: weakref.WeakKeyDictionary[torch.nn.Module, Layer] = weakref.WeakKeyDictionary()
+_names: weakref.WeakKeyDictionary[torch.nn.Module, str] = weakref.WeakKeyDictionary()
+
+
+def layer_of(module: torch.nn.Module) -> Layer:
+    """The counts of a module."""
+    layer = _layers.get(module)
+    if layer is None:
+        with _lock:
+            layer = _layers.setdefault(module, Layer())
+    return layer
+
+
+def name(module: torch.nn.Module, text: str) -> None:
+    """Gives a module the name under which reports show it."""
+    _names[module] = text
+
+
+def named_layers() -> Iterator[tuple[str, torch.nn.Module, Layer]]:
+    """Every module that was counted or named, with its name."""
+    for module, layer in list(_layers.items()):
+        yield _names.get(module, f"(unnamed {type(module).__name__})"), module, layer
+
+
+def current_layer() -> Layer | None:
+    """The layer whose forward this thread is in, if any."""
+    return getattr(_current, "layer", None)
+
+
+class inside:
+    """Marks this thread as being inside a module's forward."""
+
+    __slots__ = ("_before", "_layer")
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._layer = layer_of(module)
+
+    def __enter__(self) -> None:
+        self._before = getattr(_current, "layer", None)
+        _current.layer = self._layer
+
+    def __exit__(self, *_: object) -> None:
+        _current.layer = self._before

@@ -1,0 +1,55 @@
+//! The CPU engine for `ctypes`: a problem from its key, and one call that computes it on f32 tensors.
+
+use std::ffi::{CStr, c_char};
+
+use unhang_conv::Problem;
+use unhang_cpu::{CpuEngine, Settings};
+use unhang_engine::{Elements, ElementsMut, Operands};
+
+/// Makes a problem of its key; null if the key is not one. It is never freed: a benchmark makes a few hundred.
+///
+/// # Safety
+/// `key` is a C string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unhang_problem(key: *const c_char) -> *const Problem {
+    // SAFETY: the caller's condition.
+    let key = unsafe { CStr::from_ptr(key) };
+    match key.to_str().ok().and_then(|key| key.parse::<Problem>().ok()) {
+        Some(problem) => Box::leak(Box::new(problem)),
+        None => std::ptr::null(),
+    }
+}
+
+/// Computes a problem without bias; zero if all went well.
+///
+/// # Safety
+/// The problem is from [`unhang_problem`]; the tensors are f32, dense, and of the problem's shapes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn unhang_run(
+    problem: *const Problem,
+    first: *const f32,
+    second: *const f32,
+    result: *mut f32,
+    threads: usize,
+) -> i32 {
+    // SAFETY: the caller's conditions.
+    let (problem, first, second, result) = unsafe {
+        let problem = &*problem;
+        let [a, b, c] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let slices = (std::slice::from_raw_parts(first, a), std::slice::from_raw_parts(second, b));
+        (problem, slices.0, slices.1, std::slice::from_raw_parts_mut(result, c))
+    };
+    let operands = Operands {
+        first: Elements::F32(first),
+        second: Elements::F32(second),
+        bias: None,
+        result: ElementsMut::F32(result),
+    };
+    match CpuEngine::new().run_with(problem, operands, &Settings { threads, isa: None }) {
+        Ok(()) => 0,
+        Err(error) => {
+            eprintln!("{error}");
+            1
+        }
+    }
+}

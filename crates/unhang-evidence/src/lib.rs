@@ -1,1 +1,27 @@
-//! What is known of a convolution on an engine here: the store, the rules, the exchange format.
+//! What is known of (convolution, engine, machine), from where, and since when.
+//!
+//! * [`Record`]: one thing that was seen; [`Evidence`]: all of them for one machine, in memory, judged.
+//! * [`Store`]: where records outlive the process. It never stops and never slows the program that uses it: whatever is
+//!   wrong with the file, work goes on without it and one notice says so.
+//! * [`rules`]: what reports claim about RDNA1 cards, with where it was claimed and what contradicts it. A rule makes a
+//!   combination suspect and never proves anything.
+//!
+//! This crate must not know any engine's workings, the machine (a fingerprint is a text to it), torch or the planner.
+
+#![forbid(unsafe_code)]
+
+mod database;
+mod evidence;
+mod home;
+mod process;
+mod queue;
+mod record;
+mod rows;
+pub mod rules;
+mod store;
+pub mod time;
+
+pub use evidence::{Evidence, Finding, Realm, Standing};
+pub use home::home;
+pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source};
+pub use store::Store;

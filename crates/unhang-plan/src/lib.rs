@@ -1,1 +1,36 @@
 //! Which engine computes a convolution, and why.
+//!
+//! [`plan`] is a pure function: of the convolution, what the user asked for ([`Settings`]), what is here
+//! ([`Situation`]) and what is known ([`Evidence`](unhang_evidence::Evidence)). A [`Plan`] carries its reason in words
+//! that a person can check, and the order to fall through when an engine fails. [`PlanCache`] makes deciding on a
+//! repeated convolution a look-up in memory.
+//!
+//! This crate does no I/O, runs no engine, and must not know torch or how a machine is inspected: the caller describes
+//! both in a [`Situation`].
+//!
+//! ```
+//! use unhang_engine::EngineName;
+//! use unhang_evidence::Evidence;
+//! use unhang_plan::{Settings, Situation, plan};
+//!
+//! let problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse()?;
+//! let plan = plan(&problem, &Settings::default(), &Situation::affected_accelerator(), &Evidence::empty("here"));
+//! assert_eq!(plan.choice(), EngineName::Cpu);
+//! assert!(plan.reason.contains("canary"), "nothing unproven runs on an affected card: {}", plan.reason);
+//! # Ok::<(), unhang_conv::KeyError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod assess;
+mod cache;
+mod plan;
+mod planner;
+mod situation;
+mod strategy;
+
+pub use cache::PlanCache;
+pub use plan::{Plan, Reference, TilePlan};
+pub use planner::plan;
+pub use situation::{Availability, Device, Engines, MiopenFamilies, Situation};
+pub use strategy::{Settings, Strategy};

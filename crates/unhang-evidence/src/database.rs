@@ -1,0 +1,330 @@
+//! The file: how it is opened, brought up to date, set aside; and what is written to and read from it.
+//!
+//! Only the store's own thread comes here. Everything that can be wrong with a file ends in a notice and in a database
+//! that is not there; nothing ends in an error that a caller must handle.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use crate::queue::Notices;
+use crate::time;
+
+/// Marks the file as ours ("unhg").
+const APPLICATION_ID: i32 = 0x756e_6867;
+/// How long to wait for other programs while opening.
+const OPENING_PATIENCE: Duration = Duration::from_millis(1000);
+/// How long one attempt to write waits for other programs' writes.
+const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
+
+/// How the file came to its present form. A migration, once released, is never edited: the next one is added behind it.
+/// A record is told apart by all that it is about, its source and its verdict, so the table is bounded by what there is
+/// to know and not by how often it was seen.
+pub(crate) const MIGRATIONS: [&str; 2] = [
+    "CREATE TABLE records (
+        machine TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        engine TEXT NOT NULL,
+        variant TEXT NOT NULL,
+        source TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        seconds REAL,
+        first_seconds REAL,
+        detail TEXT NOT NULL,
+        unix_seconds INTEGER NOT NULL,
+        PRIMARY KEY (machine, problem, engine, variant, source, verdict)
+    ) WITHOUT ROWID;
+    CREATE TABLE intents (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        machine TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        engine TEXT NOT NULL,
+        variant TEXT NOT NULL,
+        source TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        unix_seconds INTEGER NOT NULL
+    );
+    CREATE TABLE canaries (
+        machine TEXT NOT NULL,
+        name TEXT NOT NULL,
+        verdict TEXT NOT NULL,
+        detail TEXT NOT NULL,
+        unix_seconds INTEGER NOT NULL,
+        PRIMARY KEY (machine, name)
+    ) WITHOUT ROWID;",
+    // Which convolutions users' programs ask for, so that probing and compiling ahead can begin with those.
+    "CREATE TABLE seen (
+        machine TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        count INTEGER NOT NULL,
+        unix_seconds INTEGER NOT NULL,
+        PRIMARY KEY (machine, problem)
+    ) WITHOUT ROWID;",
+];
+
+/// What stands in the way of a file, as far as it decides what to do next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Trouble {
+    /// It is damaged, or not ours: it is set aside and a new one is begun.
+    Unusable(String),
+    /// A newer unhang wrote it, which will want it back: it is left alone.
+    Newer(i64),
+    /// Somebody holds it: it is left alone.
+    Busy,
+    /// It cannot be written; perhaps it can be read.
+    Unwritable(String),
+}
+
+impl Trouble {
+    fn of(error: &rusqlite::Error) -> Trouble {
+        let text = error.to_string();
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => Trouble::Busy,
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => Trouble::Unusable(text),
+            // "no such table": it has our mark and not our tables.
+            Some(ErrorCode::Unknown) => Trouble::Unusable(text),
+            _ => Trouble::Unwritable(text),
+        }
+    }
+}
+
+/// The file, or its absence.
+pub(crate) struct Database {
+    path: PathBuf,
+    connection: Option<Connection>,
+    notices: Arc<Notices>,
+    mended: bool,
+}
+
+impl Database {
+    /// Opens what is in the folder, or does without.
+    pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
+        let path = home.join("evidence.db");
+        let mut database = Database { path, connection: None, notices, mended: false };
+        let folder = DirBuilder::new().recursive(true).mode(0o700).create(home);
+        if let Err(error) = folder {
+            database.notices.say(format!(
+                "the folder {} cannot be made ({error}): going on without kept evidence; set UNHANG_HOME to a folder that can be written",
+                home.display()
+            ));
+            return database;
+        }
+        database.connect();
+        database
+    }
+
+    /// Whether there is a file to work with.
+    pub(crate) fn is_open(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Runs something on the file. A file that turns out to be damaged is set aside and the work is done once more on a
+    /// fresh one; a busy file is tried again; whatever else goes wrong is a notice. Tells whether it was done.
+    pub(crate) fn perform(&mut self, work: &mut dyn FnMut(&Connection) -> rusqlite::Result<()>) -> bool {
+        let mut attempts = 0;
+        loop {
+            let Some(connection) = &self.connection else { return false };
+            let Err(error) = work(connection) else { return true };
+            attempts += 1;
+            match Trouble::of(&error) {
+                Trouble::Busy if attempts < 3 => continue,
+                Trouble::Busy => self.notices.say(format!(
+                    "{} is held by another program: some evidence of this run is not kept",
+                    self.path.display()
+                )),
+                Trouble::Unusable(why) if !self.mended => {
+                    // Once only: a disk that damages every file must not be filled with set-aside ones.
+                    self.mended = true;
+                    self.connection = None;
+                    let lock = OpeningLock::take(&self.path);
+                    match self.try_open() {
+                        // Another process has mended it in the meantime, or it only seemed damaged.
+                        Ok(connection) if quick_check(&connection) => self.connection = Some(connection),
+                        _ => {
+                            if self.set_aside(&why) {
+                                self.connection = self.try_open().ok();
+                            }
+                        }
+                    }
+                    drop(lock);
+                    continue;
+                }
+                Trouble::Unusable(why) | Trouble::Unwritable(why) => self.notices.say(format!(
+                    "{} cannot be used ({why}): some evidence of this run is not kept",
+                    self.path.display()
+                )),
+                Trouble::Newer(_) => {}
+            }
+            return false;
+        }
+    }
+
+    fn connect(&mut self) {
+        let _lock = OpeningLock::take(&self.path);
+        let mut trouble = match self.try_open() {
+            Ok(connection) => return self.connection = Some(connection),
+            Err(trouble) => trouble,
+        };
+        if let Trouble::Unusable(why) = &trouble {
+            self.mended = true;
+            if !self.set_aside(&why.clone()) {
+                return;
+            }
+            trouble = match self.try_open() {
+                Ok(connection) => return self.connection = Some(connection),
+                Err(trouble) => trouble,
+            };
+        }
+        let path = self.path.display();
+        match trouble {
+            Trouble::Unusable(why) => self.notices.say(format!("{path} cannot be used ({why}): going on without it")),
+            Trouble::Newer(version) => self.notices.say(format!(
+                "{path} was written by a newer unhang (format {version}, this one knows {}): going on without it",
+                MIGRATIONS.len()
+            )),
+            Trouble::Busy => {
+                self.notices.say(format!("{path} is held by another program: going on without kept evidence"));
+            }
+            Trouble::Unwritable(why) => {
+                self.connection = open_for_reading(&self.path);
+                let rest =
+                    if self.connection.is_some() { "it is read, and not added to" } else { "going on without it" };
+                self.notices.say(format!("{path} cannot be written ({why}): {rest}"));
+            }
+        }
+    }
+
+    fn try_open(&self) -> Result<Connection, Trouble> {
+        let open = || -> rusqlite::Result<Result<Connection, Trouble>> {
+            let flags =
+                OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+            let connection = Connection::open_with_flags(&self.path, flags)?;
+            connection.busy_timeout(OPENING_PATIENCE)?;
+            connection.pragma_update(None, "trusted_schema", false)?;
+            connection.pragma_update(None, "cell_size_check", true)?;
+            let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
+            let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
+            let fresh = application == 0 && version == 0 && tables == 0;
+            if !fresh && application != APPLICATION_ID {
+                return Ok(Err(Trouble::Unusable("it is a database of something else".to_owned())));
+            }
+            if version > MIGRATIONS.len() as i64 {
+                return Ok(Err(Trouble::Newer(version)));
+            }
+            if connection.is_readonly("main")? {
+                return Ok(Err(Trouble::Unwritable("it is read-only".to_owned())));
+            }
+            // WAL: readers and one writer do not wait for each other. NORMAL: a killed process loses nothing that was
+            // committed; a power cut may cost the last records, and never the file.
+            connection.pragma_update(None, "journal_mode", "WAL")?;
+            connection.pragma_update(None, "synchronous", "NORMAL")?;
+            migrate(&connection)?;
+            for table in ["records", "intents", "canaries", "seen"] {
+                connection
+                    .query_row(&format!("SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT 1)"), [], |_| Ok(()))?;
+            }
+            connection.busy_timeout(WRITING_PATIENCE)?;
+            Ok(Ok(connection))
+        };
+        open().unwrap_or_else(|error| Err(Trouble::of(&error)))
+    }
+
+    /// Renames the file and what belongs to it; tells whether the place is free now.
+    fn set_aside(&self, why: &str) -> bool {
+        let suffix = format!(".set-aside-{}-{}", time::now(), std::process::id());
+        let mut aside = self.path.clone().into_os_string();
+        aside.push(&suffix);
+        let path = self.path.display();
+        match fs::rename(&self.path, &aside) {
+            Ok(()) => {
+                for tail in ["-wal", "-shm"] {
+                    let (mut from, mut to) = (self.path.clone().into_os_string(), aside.clone());
+                    from.push(tail);
+                    to.push(tail);
+                    // Neither need exist; a left-over one would be taken for the new file's.
+                    if fs::rename(&from, to).is_err() {
+                        let _ = fs::remove_file(from);
+                    }
+                }
+                let aside = PathBuf::from(aside);
+                self.notices.say(format!("{path} cannot be used ({why}): set aside as {}", aside.display()));
+                true
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(error) => {
+                self.notices.say(format!(
+                    "{path} cannot be used ({why}) and cannot be set aside ({error}): going on without it"
+                ));
+                false
+            }
+        }
+    }
+}
+
+fn quick_check(connection: &Connection) -> bool {
+    connection.query_row("PRAGMA quick_check(1)", [], |row| row.get::<_, String>(0)).is_ok_and(|answer| answer == "ok")
+}
+
+fn migrate(connection: &Connection) -> rusqlite::Result<()> {
+    let version = |connection: &Connection| -> rusqlite::Result<usize> {
+        connection.pragma_query_value(None, "user_version", |row| row.get::<_, i64>(0)).map(|version| version as usize)
+    };
+    if version(connection)? == MIGRATIONS.len() {
+        return Ok(());
+    }
+    // The write lock first, then look again: another process may have been faster.
+    let transaction = rusqlite::Transaction::new_unchecked(connection, rusqlite::TransactionBehavior::Immediate)?;
+    for (index, migration) in MIGRATIONS.iter().enumerate().skip(version(&transaction)?) {
+        transaction.execute_batch(migration)?;
+        transaction.pragma_update(None, "user_version", index as i64 + 1)?;
+    }
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.commit()
+}
+
+/// For a folder that cannot be written: SQLite's index of the log cannot be made there, so the file is read as it
+/// stands. What other programs add meanwhile is not seen.
+fn open_for_reading(path: &Path) -> Option<Connection> {
+    let mut name = String::from("file:");
+    for byte in path.to_str()?.bytes() {
+        match byte {
+            b'/' | b'-' | b'_' | b'.' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => name.push(byte as char),
+            _ => name.push_str(&format!("%{byte:02x}")),
+        }
+    }
+    name.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(name, flags).ok()?;
+    let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0)).ok()?;
+    let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).ok()?;
+    (application == APPLICATION_ID && version == MIGRATIONS.len() as i64).then_some(connection)
+}
+
+/// Held while a file is created, migrated or set aside, so that two processes do not both find a damaged file and the
+/// second sets aside the first one's new one. If it cannot be had in time, things go on without it: SQLite's own locks
+/// keep the file whole.
+struct OpeningLock(#[expect(dead_code, reason = "closing the file gives the lock back")] Option<File>);
+
+impl OpeningLock {
+    fn take(database: &Path) -> OpeningLock {
+        let mut path = database.to_owned().into_os_string();
+        path.push(".lock");
+        let Ok(file) = OpenOptions::new().create(true).append(true).mode(0o600).open(path) else {
+            return OpeningLock(None);
+        };
+        let deadline = Instant::now() + OPENING_PATIENCE;
+        while file.try_lock().is_err() {
+            if Instant::now() >= deadline {
+                return OpeningLock(None);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        OpeningLock(Some(file))
+    }
+}

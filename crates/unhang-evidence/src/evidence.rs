@@ -1,0 +1,315 @@
+//! All that is known for one machine, in memory and judged.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict};
+
+use crate::record::{Filter, Record, Source};
+use crate::store::Store;
+use crate::time;
+
+/// Every change of any evidence in this process gets a number of its own, so that two snapshots never share one.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// Which world evidence is about: the real one, or a rehearsed card. The two never mix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Realm {
+    /// What was seen on real hardware.
+    #[default]
+    Real,
+    /// What a rehearsed card did.
+    Rehearsal,
+}
+
+/// What a finding is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Standing {
+    /// It was seen here: a probe or a run on this machine.
+    Fact,
+    /// It was claimed elsewhere: reason to be careful, and never proof.
+    Suspicion,
+}
+
+/// What is known of a convolution on an engine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finding {
+    /// How it ends.
+    pub verdict: Verdict,
+    /// What the finding is worth.
+    pub standing: Standing,
+    /// Seconds when warm, if measured and if it works.
+    pub seconds: Option<f64>,
+    /// The record that decided.
+    pub record: Record,
+}
+
+impl Finding {
+    /// Whether it was seen here to work.
+    pub fn is_proof(&self) -> bool {
+        self.standing == Standing::Fact && self.verdict.is_good()
+    }
+
+    /// Whether it was seen here not to work.
+    pub fn is_refutation(&self) -> bool {
+        self.standing == Standing::Fact && !self.verdict.is_good()
+    }
+}
+
+impl fmt::Display for Finding {
+    /// Such as `miopen hangs (probe, 2026-02-11: did not come back within 10 s)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let record = &self.record;
+        write!(f, "{}", record.engine)?;
+        if !record.variant.is_empty() {
+            write!(f, " under {}", record.variant)?;
+        }
+        write!(f, " {}", self.verdict)?;
+        if let Some(seconds) = self.seconds {
+            write!(f, " in {}", time::duration(seconds))?;
+        }
+        write!(f, " ({}, {}", record.source, time::date(record.unix_seconds))?;
+        if !record.detail.is_empty() {
+            write!(f, ": {}", record.detail)?;
+        }
+        f.write_str(")")
+    }
+}
+
+/// What is known for one machine: a snapshot of the store, to which a running program adds what it sees.
+#[derive(Debug, Clone)]
+pub struct Evidence {
+    machine: String,
+    realm: Realm,
+    records: HashMap<Problem, Vec<Record>>,
+    generation: u64,
+}
+
+impl Evidence {
+    /// No evidence at all.
+    pub fn empty(machine: &str) -> Evidence {
+        Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new(), generation: next() }
+    }
+
+    /// What the store knows for the machine, what was begun there and never came back, and what others found.
+    pub fn load(store: &Store, machine: &str) -> Evidence {
+        Evidence::load_realm(store, machine, Realm::Real)
+    }
+
+    /// What rehearsals found, and nothing else.
+    pub fn load_rehearsal(store: &Store, machine: &str) -> Evidence {
+        Evidence::load_realm(store, machine, Realm::Rehearsal)
+    }
+
+    fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
+        let mut evidence = Evidence { realm, ..Evidence::empty(machine) };
+        let here = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
+        let mut records = store.records(&here);
+        if realm == Realm::Real {
+            // What others saw is suspicion wherever they saw it: it costs a probe at most, and their fingerprints
+            // differ by as little as a kernel version.
+            let imported = store.records(&Filter { source: Some(Source::Import), ..Filter::default() });
+            records.extend(imported.into_iter().filter(|record| record.machine != machine));
+        }
+        for (_, intent) in store.unresolved_intents(machine) {
+            records.push(Record {
+                problem: intent.problem,
+                engine: intent.engine,
+                variant: intent.variant,
+                machine: intent.machine,
+                verdict: Verdict::Hangs,
+                seconds: None,
+                first_seconds: None,
+                detail: "did not come back: it was begun and the process is gone".to_owned(),
+                source: intent.source,
+                unix_seconds: intent.unix_seconds,
+            });
+        }
+        for record in records {
+            evidence.learn(record);
+        }
+        evidence
+    }
+
+    /// The fingerprint of the machine.
+    pub fn machine(&self) -> &str {
+        &self.machine
+    }
+
+    /// Which world this is about.
+    pub fn realm(&self) -> Realm {
+        self.realm
+    }
+
+    /// A number that changes whenever a judgement may have: plans made under another one are out of date.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Adds what was seen; tells whether it changed a judgement. A record of another world, or a fact of another
+    /// machine, is not taken.
+    pub fn learn(&mut self, record: Record) -> bool {
+        let realm = if record.source == Source::Rehearsal { Realm::Rehearsal } else { Realm::Real };
+        if realm != self.realm || (record.source != Source::Import && record.machine != self.machine) {
+            return false;
+        }
+        let before = self.about(&record.problem, record.engine, &record.variant);
+        let (problem, engine, variant) = (record.problem.clone(), record.engine, record.variant.clone());
+        let records = self.records.entry(record.problem.clone()).or_default();
+        let same = |other: &&mut Record| {
+            (other.engine, other.source, other.verdict) == (record.engine, record.source, record.verdict)
+                && other.variant == record.variant
+                && other.machine == record.machine
+        };
+        match records.iter_mut().find(same) {
+            Some(known) => {
+                let (seconds, first_seconds) = (known.seconds, known.first_seconds);
+                *known = record;
+                known.seconds = known.seconds.or(seconds);
+                known.first_seconds = known.first_seconds.or(first_seconds);
+            }
+            None => records.push(record),
+        }
+        let after = self.about(&problem, engine, &variant);
+        let gist = |finding: &Option<Finding>| finding.as_ref().map(|it| (it.verdict, it.standing, it.seconds));
+        let changed = gist(&before) != gist(&after);
+        if changed {
+            self.generation = next();
+        }
+        changed
+    }
+
+    /// What is known of a convolution on an engine under a variant; none if nothing is.
+    ///
+    /// What was seen here outranks what was claimed elsewhere. Of what was seen here the latest counts, save that a run
+    /// that worked does not clear a hang, a crash or wrong numbers: such faults come and go, and only a probe, which
+    /// tries it on purpose, or `unhang evidence forget` takes them back. Of claims only the bad ones count.
+    pub fn about(&self, problem: &Problem, engine: EngineName, variant: &str) -> Option<Finding> {
+        let records = self.records.get(problem)?;
+        let mut facts = Vec::new();
+        let mut claims = Vec::new();
+        for record in records.iter().filter(|record| record.engine == engine && record.variant == variant) {
+            match record.source {
+                Source::Probe | Source::Run | Source::Rehearsal => facts.push(record),
+                Source::Rule | Source::Import => claims.push(record),
+            }
+        }
+        // In the same second the bad news counts as the later.
+        facts.sort_by_key(|record| (record.unix_seconds, !record.verdict.is_good()));
+        let mut decided: Option<&Record> = None;
+        for record in facts {
+            let stands = decided.is_some_and(|known| {
+                matches!(known.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
+                    && record.source == Source::Run
+                    && record.verdict.is_good()
+            });
+            if !stands {
+                decided = Some(record);
+            }
+        }
+        let (record, standing) = match decided {
+            Some(record) => (record, Standing::Fact),
+            None => {
+                let worst = claims.into_iter().filter(|record| !record.verdict.is_good());
+                (worst.max_by_key(|record| record.unix_seconds)?, Standing::Suspicion)
+            }
+        };
+        let seconds = record.seconds.filter(|_| record.verdict.is_good());
+        Some(Finding { verdict: record.verdict, standing, seconds, record: record.clone() })
+    }
+
+    /// Every record, in no order.
+    pub fn records(&self) -> impl Iterator<Item = &Record> {
+        self.records.values().flatten()
+    }
+
+    /// Every convolution that something is known of, in no order.
+    pub fn problems(&self) -> impl Iterator<Item = &Problem> {
+        self.records.keys()
+    }
+}
+
+fn next() -> u64 {
+    GENERATION.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem() -> Problem {
+        "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap()
+    }
+
+    fn record(source: Source, verdict: Verdict, unix_seconds: i64) -> Record {
+        Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, source) }
+    }
+
+    /// What the records, learnt in every order, come to.
+    fn check(records: &[Record], expected: Option<(Verdict, Standing)>) {
+        for shift in 0..records.len().max(1) {
+            let mut evidence = Evidence::empty("here");
+            for index in 0..records.len() {
+                evidence.learn(records[(index + shift) % records.len()].clone());
+            }
+            let found = evidence.about(&problem(), EngineName::Miopen, "");
+            assert_eq!(found.map(|it| (it.verdict, it.standing)), expected, "{records:?}");
+        }
+    }
+
+    #[test]
+    fn judgement() {
+        use Source::{Import, Probe, Rule, Run};
+        use Standing::{Fact, Suspicion};
+        use Verdict::{Error, Hangs, Works};
+        check(&[], None);
+        check(&[record(Probe, Hangs, 1), record(Probe, Works, 2)], Some((Works, Fact)));
+        check(&[record(Probe, Works, 1), record(Run, Hangs, 2)], Some((Hangs, Fact)));
+        check(&[record(Run, Hangs, 1), record(Run, Works, 2)], Some((Hangs, Fact)));
+        check(&[record(Run, Hangs, 1), record(Run, Works, 2), record(Probe, Works, 3)], Some((Works, Fact)));
+        check(&[record(Run, Error, 1), record(Run, Works, 2)], Some((Works, Fact)));
+        check(&[record(Probe, Works, 1), record(Probe, Hangs, 1)], Some((Hangs, Fact)));
+        check(&[record(Import, Works, 9)], None);
+        check(&[record(Import, Hangs, 1)], Some((Hangs, Suspicion)));
+        check(&[record(Rule, Hangs, 9), record(Run, Works, 1)], Some((Works, Fact)));
+    }
+
+    #[test]
+    fn a_rehearsal_never_mixes_with_the_real() {
+        let mut evidence = Evidence::empty("here");
+        assert!(!evidence.learn(record(Source::Rehearsal, Verdict::Hangs, 1)));
+        assert!(evidence.about(&problem(), EngineName::Miopen, "").is_none());
+        evidence.realm = Realm::Rehearsal;
+        assert!(!evidence.learn(record(Source::Probe, Verdict::Works, 1)));
+        assert!(evidence.learn(record(Source::Rehearsal, Verdict::Hangs, 1)));
+    }
+
+    #[test]
+    fn facts_of_other_machines_are_not_facts_here() {
+        let mut evidence = Evidence::empty("here");
+        assert!(!evidence.learn(Record { machine: "there".into(), ..record(Source::Probe, Verdict::Hangs, 1) }));
+        assert!(evidence.learn(Record { machine: "there".into(), ..record(Source::Import, Verdict::Hangs, 1) }));
+    }
+
+    #[test]
+    fn a_variant_says_nothing_of_another() {
+        let mut evidence = Evidence::empty("here");
+        evidence.learn(record(Source::Probe, Verdict::Works, 1).with_variant("implicit-gemm"));
+        assert!(evidence.about(&problem(), EngineName::Miopen, "").is_none());
+        assert!(evidence.about(&problem(), EngineName::Miopen, "implicit-gemm").unwrap().is_proof());
+    }
+
+    #[test]
+    fn the_generation_moves_with_judgements_only() {
+        let mut evidence = Evidence::empty("here");
+        let start = evidence.generation();
+        assert!(evidence.learn(record(Source::Run, Verdict::Works, 1).with_seconds(0.5)));
+        let learnt = evidence.generation();
+        assert_ne!(start, learnt);
+        assert!(!evidence.learn(record(Source::Run, Verdict::Works, 2)), "nothing new, and the time is kept");
+        assert_eq!(evidence.generation(), learnt);
+        assert_eq!(evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds, Some(0.5));
+    }
+}

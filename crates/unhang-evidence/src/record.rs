@@ -1,0 +1,179 @@
+//! The things that are known, as values. What lies on disk and what is exchanged have types of their own.
+
+use std::fmt;
+use std::str::FromStr;
+
+use unhang_conv::{Problem, UnknownName};
+use unhang_engine::{EngineName, Verdict};
+
+/// Where a record comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// It was tried in a supervised child.
+    Probe,
+    /// It was seen in a user's run.
+    Run,
+    /// A built-in rule claims it.
+    Rule,
+    /// Somebody else saw it.
+    Import,
+    /// A rehearsed card behaved so; no real card did.
+    Rehearsal,
+}
+
+impl Source {
+    /// Every source.
+    pub const ALL: [Source; 5] = [Source::Probe, Source::Run, Source::Rule, Source::Import, Source::Rehearsal];
+
+    /// The name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Probe => "probe",
+            Source::Run => "run",
+            Source::Rule => "rule",
+            Source::Import => "import",
+            Source::Rehearsal => "rehearsal",
+        }
+    }
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Source {
+    type Err = UnknownName;
+
+    fn from_str(text: &str) -> Result<Self, UnknownName> {
+        Source::ALL.into_iter().find(|source| source.name() == text).ok_or_else(|| UnknownName {
+            what: "source",
+            found: text.chars().take(80).collect(),
+            expected: "probe, run, rule, import, rehearsal",
+        })
+    }
+}
+
+/// One thing that was seen: how a convolution ended on an engine, on a machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Record {
+    /// The convolution.
+    pub problem: Problem,
+    /// The engine.
+    pub engine: EngineName,
+    /// Under which profile or solver family, or empty: evidence about one says nothing about another.
+    pub variant: String,
+    /// The fingerprint of the machine.
+    pub machine: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// Seconds that it takes when warm, if measured.
+    pub seconds: Option<f64>,
+    /// Seconds that the first call took, compilation and search included, if measured.
+    pub first_seconds: Option<f64>,
+    /// What else was seen, in words: the signal, the error's text, where it hung.
+    pub detail: String,
+    /// Where it comes from.
+    pub source: Source,
+    /// When, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+impl Record {
+    /// A record of now, with no times and no detail.
+    pub fn new(problem: Problem, engine: EngineName, machine: &str, verdict: Verdict, source: Source) -> Record {
+        Record {
+            problem,
+            engine,
+            variant: String::new(),
+            machine: machine.to_owned(),
+            verdict,
+            seconds: None,
+            first_seconds: None,
+            detail: String::new(),
+            source,
+            unix_seconds: crate::time::now(),
+        }
+    }
+
+    /// The same under a profile or solver family.
+    pub fn with_variant(mut self, variant: &str) -> Record {
+        self.variant = variant.to_owned();
+        self
+    }
+
+    /// The same with its warm time.
+    pub fn with_seconds(mut self, seconds: f64) -> Record {
+        self.seconds = Some(seconds);
+        self
+    }
+
+    /// The same with its detail.
+    pub fn with_detail(mut self, detail: &str) -> Record {
+        self.detail = detail.to_owned();
+        self
+    }
+}
+
+/// What is about to be tried, written down before it is: if nobody comes back to resolve it, it is the culprit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Intent {
+    /// The convolution.
+    pub problem: Problem,
+    /// The engine.
+    pub engine: EngineName,
+    /// Under which profile or solver family, or empty.
+    pub variant: String,
+    /// The fingerprint of the machine.
+    pub machine: String,
+    /// Who tries: a probe, a run or a rehearsal.
+    pub source: Source,
+    /// When, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+/// The name of an intent in the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct IntentId(pub(crate) i64);
+
+/// How an engine's or kernel family's canary ended on a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Canary {
+    /// The fingerprint of the machine.
+    pub machine: String,
+    /// The engine or kernel family, such as `aten` or `jit`.
+    pub name: String,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// What else was seen, in words.
+    pub detail: String,
+    /// When, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+/// A convolution that a user's program asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// The convolution.
+    pub problem: Problem,
+    /// How often.
+    pub count: u64,
+    /// When last, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+/// Which records are meant. An empty field means any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Those of this machine.
+    pub machine: Option<String>,
+    /// Those about this convolution.
+    pub problem: Option<Problem>,
+    /// Those about this engine.
+    pub engine: Option<EngineName>,
+    /// Those that ended so.
+    pub verdict: Option<Verdict>,
+    /// Those from there.
+    pub source: Option<Source>,
+}

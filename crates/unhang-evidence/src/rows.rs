@@ -1,0 +1,219 @@
+//! The rows of the file and what they mean. What does not read as what it should be is passed over: a row may have been
+//! written by a newer version, or damaged.
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
+use unhang_conv::Problem;
+
+use crate::process::Owner;
+use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen};
+use crate::time;
+
+pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
+    // A time that this report does not have is kept from the one before.
+    connection
+        .prepare_cached(
+            "INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT DO UPDATE SET
+             seconds = coalesce(excluded.seconds, seconds), first_seconds = coalesce(excluded.first_seconds, first_seconds),
+             detail = excluded.detail, unix_seconds = excluded.unix_seconds",
+        )?
+        .execute(params![
+            record.machine,
+            record.problem.to_string(),
+            record.engine.name(),
+            record.variant,
+            record.source.name(),
+            record.verdict.name(),
+            record.seconds,
+            record.first_seconds,
+            record.detail,
+            record.unix_seconds,
+        ])
+        .map(drop)
+}
+
+const RECORD_COLUMNS: &str =
+    "machine, problem, engine, variant, source, verdict, seconds, first_seconds, detail, unix_seconds";
+
+fn record(row: &Row<'_>) -> rusqlite::Result<Option<Record>> {
+    let text = |index: usize| row.get::<_, String>(index);
+    let (problem, engine, source, verdict) = (text(1)?, text(2)?, text(4)?, text(5)?);
+    let parts = (problem.parse(), engine.parse(), source.parse(), verdict.parse());
+    let (Ok(problem), Ok(engine), Ok(source), Ok(verdict)) = parts else { return Ok(None) };
+    Ok(Some(Record {
+        problem,
+        engine,
+        variant: text(3)?,
+        machine: text(0)?,
+        verdict,
+        seconds: row.get(6)?,
+        first_seconds: row.get(7)?,
+        detail: text(8)?,
+        source,
+        unix_seconds: row.get(9)?,
+    }))
+}
+
+/// The rows that can be read. A row with a wrong type of value is passed over; a damaged file is an error.
+fn readable<T>(rows: impl Iterator<Item = rusqlite::Result<Option<T>>>) -> rusqlite::Result<Vec<T>> {
+    let mut result = Vec::new();
+    for row in rows {
+        match row {
+            Ok(Some(value)) => result.push(value),
+            Ok(None) => {}
+            Err(error) if error.sqlite_error_code().is_none() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(result)
+}
+
+/// `WHERE` for a filter, on a table that has those of the columns.
+fn condition(filter: &Filter, has_verdict: bool) -> (String, Vec<Value>) {
+    let mut fields = vec![
+        ("machine", filter.machine.clone()),
+        ("problem", filter.problem.as_ref().map(Problem::to_string)),
+        ("engine", filter.engine.map(|it| it.name().to_owned())),
+        ("source", filter.source.map(|it| it.name().to_owned())),
+    ];
+    if has_verdict {
+        fields.push(("verdict", filter.verdict.map(|it| it.name().to_owned())));
+    }
+    let (mut terms, mut values) = (vec!["1".to_owned()], Vec::new());
+    for (column, value) in fields {
+        if let Some(value) = value {
+            terms.push(format!("{column} = ?"));
+            values.push(Value::Text(value));
+        }
+    }
+    (terms.join(" AND "), values)
+}
+
+pub(crate) fn records(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<Record>> {
+    let (condition, values) = condition(filter, true);
+    let sql = format!(
+        "SELECT {RECORD_COLUMNS} FROM records WHERE {condition}
+         ORDER BY unix_seconds, machine, problem, engine, variant, source, verdict"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    readable(statement.query_map(params_from_iter(values), record)?)
+}
+
+pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Result<usize> {
+    let transaction = connection.unchecked_transaction()?;
+    let (in_records, values) = condition(filter, true);
+    let count = transaction.execute(&format!("DELETE FROM records WHERE {in_records}"), params_from_iter(values))?;
+    // An intent has no verdict; it stands for "did not come back", so it goes unless another verdict is meant.
+    if filter.verdict.is_none_or(|verdict| verdict == unhang_engine::Verdict::Hangs) {
+        let found = intents(&transaction, filter)?;
+        for (id, _, _) in found.iter().filter(|(_, intent, owner)| left_behind(intent, owner)) {
+            remove_intent(&transaction, *id)?;
+        }
+    }
+    // A canary speaks for an engine on a machine; it goes when all that is known of them goes.
+    if filter.problem.is_none() && filter.verdict.is_none() && filter.source.is_none() {
+        let machine = filter.machine.clone();
+        let engine = filter.engine.map(|engine| engine.name());
+        transaction.execute(
+            "DELETE FROM canaries WHERE (?1 IS NULL OR machine = ?1)
+             AND (?2 IS NULL OR name = ?2 OR substr(name, 1, length(?2) + 1) = ?2 || ':')",
+            params![machine, engine],
+        )?;
+    }
+    transaction.commit()?;
+    Ok(count)
+}
+
+pub(crate) fn seen(connection: &Connection, machine: &str) -> rusqlite::Result<Vec<Seen>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT problem, count, unix_seconds FROM seen WHERE machine = ?1 ORDER BY count DESC, problem",
+    )?;
+    let rows = statement.query_map([machine], |row| {
+        let problem: String = row.get(0)?;
+        let count = row.get::<_, i64>(1)?.max(0) as u64;
+        let unix_seconds = row.get(2)?;
+        Ok(problem.parse().ok().map(|problem| Seen { problem, count, unix_seconds }))
+    })?;
+    readable(rows)
+}
+
+pub(crate) fn put_intent(connection: &Connection, intent: &Intent, owner: &str) -> rusqlite::Result<IntentId> {
+    connection
+        .prepare_cached(
+            "INSERT INTO intents (machine, problem, engine, variant, source, owner, unix_seconds)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
+        )?
+        .execute(params![
+            intent.machine,
+            intent.problem.to_string(),
+            intent.engine.name(),
+            intent.variant,
+            intent.source.name(),
+            owner,
+            intent.unix_seconds,
+        ])?;
+    Ok(IntentId(connection.last_insert_rowid()))
+}
+
+pub(crate) fn remove_intent(connection: &Connection, id: IntentId) -> rusqlite::Result<()> {
+    connection.prepare_cached("DELETE FROM intents WHERE id = ?1")?.execute([id.0]).map(drop)
+}
+
+fn intents(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(IntentId, Intent, String)>> {
+    let (condition, values) = condition(filter, false);
+    let sql = format!(
+        "SELECT id, machine, problem, engine, variant, source, owner, unix_seconds FROM intents WHERE {condition} ORDER BY id"
+    );
+    let mut statement = connection.prepare_cached(&sql)?;
+    let rows = statement.query_map(params_from_iter(values), |row| {
+        let text = |index: usize| row.get::<_, String>(index);
+        let (problem, engine, source) = (text(2)?, text(3)?, text(5)?);
+        let (Ok(problem), Ok(engine), Ok(source)) = (problem.parse(), engine.parse(), source.parse()) else {
+            return Ok(None);
+        };
+        let (machine, variant, unix_seconds) = (text(1)?, text(4)?, row.get(7)?);
+        let intent = Intent { problem, engine, variant, machine, source, unix_seconds };
+        Ok(Some((IntentId(row.get(0)?), intent, text(6)?)))
+    })?;
+    readable(rows)
+}
+
+fn left_behind(intent: &Intent, owner: &str) -> bool {
+    let age = time::now().saturating_sub(intent.unix_seconds);
+    Owner::from_text(owner).is_none_or(|owner| !owner.may_come_back(age))
+}
+
+pub(crate) fn unresolved(connection: &Connection, machine: &str) -> rusqlite::Result<Vec<(IntentId, Intent)>> {
+    let filter = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
+    let all = intents(connection, &filter)?;
+    Ok(all
+        .into_iter()
+        .filter(|(_, intent, owner)| left_behind(intent, owner))
+        .map(|(id, intent, _)| (id, intent))
+        .collect())
+}
+
+pub(crate) fn canary(connection: &Connection, machine: &str, name: &str) -> rusqlite::Result<Option<Canary>> {
+    connection
+        .prepare_cached("SELECT verdict, detail, unix_seconds FROM canaries WHERE machine = ?1 AND name = ?2")?
+        .query_row([machine, name], |row| {
+            let verdict: String = row.get(0)?;
+            let (detail, unix_seconds) = (row.get(1)?, row.get(2)?);
+            Ok(verdict.parse().ok().map(|verdict| Canary {
+                machine: machine.to_owned(),
+                name: name.to_owned(),
+                verdict,
+                detail,
+                unix_seconds,
+            }))
+        })
+        .optional()
+        .map(Option::flatten)
+}
+
+pub(crate) fn put_canary(connection: &Connection, canary: &Canary) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached("INSERT OR REPLACE INTO canaries VALUES (?1, ?2, ?3, ?4, ?5)")?
+        .execute(params![canary.machine, canary.name, canary.verdict.name(), canary.detail, canary.unix_seconds])
+        .map(drop)
+}

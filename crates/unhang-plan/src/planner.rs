@@ -1,0 +1,345 @@
+//! The strategies.
+
+use unhang_conv::{Problem, Specification};
+use unhang_engine::EngineName;
+use unhang_evidence::Evidence;
+
+use crate::assess::{Assessment, Worth, assess};
+use crate::plan::{Plan, Reference, TilePlan};
+use crate::situation::{Device, Situation};
+use crate::strategy::{Settings, Strategy};
+
+use EngineName::{Aten, Cpu, Jit, Miopen, Tiled};
+
+/// Makes a plan.
+///
+/// What was seen here not to work is out whatever the strategy: a process that was restarted after a hang must not walk
+/// into it again. Suspicions (rules, imports) move `auto` only; the literal strategies warn of them and go on.
+pub fn plan(problem: &Problem, settings: &Settings, situation: &Situation, evidence: &Evidence) -> Plan {
+    let planner = Planner::new(problem, settings, situation, evidence);
+    match settings.strategy {
+        Strategy::Auto => planner.auto(),
+        Strategy::ImplicitGemm => planner.implicit_gemm(),
+        Strategy::CpuFallback => planner.literal(Cpu, "cpu_fallback computes everything on the CPU".to_owned()),
+        Strategy::Selective => planner.selective(),
+        Strategy::Aten => planner.proven_only(Aten, "aten is what was asked for"),
+        Strategy::Jit => planner.proven_only(Jit, "jit is what was asked for"),
+        Strategy::Tiled => planner.tiled(evidence),
+    }
+}
+
+struct Planner<'a> {
+    problem: &'a Problem,
+    settings: &'a Settings,
+    situation: &'a Situation,
+    /// The engines that compute by themselves, in the order in which they are preferred when nothing is known.
+    field: [Assessment; 4],
+}
+
+/// An order of engines with the words for it.
+struct Order {
+    engines: Vec<EngineName>,
+    reason: String,
+    warnings: Vec<String>,
+}
+
+impl<'a> Planner<'a> {
+    fn new(problem: &'a Problem, settings: &'a Settings, situation: &'a Situation, evidence: &Evidence) -> Planner<'a> {
+        let field = [Jit, Aten, Miopen, Cpu].map(|engine| assess(problem, engine, situation, evidence));
+        Planner { problem, settings, situation, field }
+    }
+
+    fn worth(&self, engine: EngineName) -> &Worth {
+        let found = self.field.iter().find(|assessment| assessment.engine == engine);
+        found.map_or(&Worth::Open, |assessment| &assessment.worth)
+    }
+
+    fn is_out(&self, engine: EngineName) -> bool {
+        matches!(self.worth(engine), Worth::Out(_))
+    }
+
+    /// The engines that were seen to work, the fastest measured first, then those without a time.
+    fn proven(&self) -> Vec<(EngineName, Option<f64>)> {
+        let mut proven: Vec<(EngineName, Option<f64>)> = self
+            .field
+            .iter()
+            .filter_map(|it| if let Worth::Proven(seconds) = it.worth { Some((it.engine, seconds)) } else { None })
+            .collect();
+        // Stable, so that equals keep the order of preference.
+        proven.sort_by(|a, b| a.1.unwrap_or(f64::INFINITY).total_cmp(&b.1.unwrap_or(f64::INFINITY)));
+        proven
+    }
+
+    fn finish(&self, order: Order) -> Plan {
+        let Order { mut engines, reason, mut warnings } = order;
+        let mut seen = Vec::new();
+        engines.retain(|engine| {
+            let usable = !self.is_out(*engine) && !seen.contains(engine);
+            seen.push(*engine);
+            usable
+        });
+        if engines.is_empty() {
+            engines.push(if self.situation.is_endangered() { Cpu } else { Aten });
+        }
+        if self.situation.is_endangered() && self.situation.spoofed && matches!(engines[0], Aten | Miopen) {
+            warnings.push(
+                "the runtime was told that this card is another one (HSA_OVERRIDE_GFX_VERSION): every GPU kernel that \
+                 torch loads is suspect, and unhang protects convolutions only"
+                    .to_owned(),
+            );
+        }
+        let evidence: Vec<Reference> = self.field.iter().flat_map(|it| it.references.clone()).collect();
+        Plan { engines, tile: None, reason, evidence, warnings }
+    }
+
+    // ---- auto ----
+
+    fn auto(&self) -> Plan {
+        self.finish(self.auto_order())
+    }
+
+    fn auto_order(&self) -> Order {
+        if self.situation.is_endangered() { self.protect() } else { self.leave_alone() }
+    }
+
+    /// A machine that is not affected, or tensors in the host's memory: torch's own choice, unless what was seen here
+    /// says otherwise.
+    fn leave_alone(&self) -> Order {
+        let own = self.situation.torch_engine();
+        let what = match (self.situation.device, own) {
+            (Device::Cpu, _) => "the tensors are in the host's memory, where torch's own kernels are safe",
+            (_, Miopen) => "this machine has no RDNA1 card, so torch and its MIOpen are left alone",
+            _ => "this machine has no RDNA1 card, so torch is left alone",
+        };
+        let mut engines = vec![own];
+        if self.situation.device == Device::Accelerator {
+            engines.push(Aten);
+        }
+        let usable = |engine: &EngineName| !self.is_out(*engine);
+        if let Worth::Out(why) = self.worth(own) {
+            let others = self.proven().into_iter().map(|it| it.0).chain([Aten, Jit, Cpu]);
+            let cpu_allowed = self.situation.device == Device::Cpu || self.settings.cpu_fallback_enabled;
+            let engines: Vec<EngineName> =
+                others.filter(usable).filter(|engine| *engine != Cpu || cpu_allowed).collect();
+            let mut order = Order { reason: why.clone(), engines, warnings: Vec::new() };
+            match order.engines.first() {
+                Some(first) => order.reason = format!("{why}; {first} is next"),
+                None => order.warnings.push(format!("{own} is used although {why}: there is nothing else here")),
+            }
+            return order;
+        }
+        let proven = self.proven();
+        let own_seconds = proven.iter().find(|it| it.0 == own).and_then(|it| it.1);
+        if let (Some(&(fastest, Some(seconds))), Some(own_seconds)) = (proven.first(), own_seconds)
+            && fastest != own
+        {
+            let times = format!("{} against {}", milliseconds(seconds), milliseconds(own_seconds));
+            let reason = format!("{fastest} was measured here to be faster than {own} ({times})");
+            engines.insert(0, fastest);
+            return Order { engines, reason, warnings: Vec::new() };
+        }
+        Order { engines, reason: what.to_owned(), warnings: Vec::new() }
+    }
+
+    /// An affected card: what was seen to work, the fastest first; then what nothing speaks against; then the CPU.
+    fn protect(&self) -> Order {
+        let proven = self.proven();
+        let cpu_allowed = self.settings.cpu_fallback_enabled;
+        // MIOpen is what this is all about: on an affected card it comes in by proof only.
+        let open: Vec<EngineName> =
+            [Jit, Aten].into_iter().filter(|engine| *self.worth(*engine) == Worth::Open).collect();
+        let mut engines: Vec<EngineName> = proven.iter().map(|it| it.0).collect();
+        // The CPU is the harbour, not a contender, while a GPU engine waits to be tried: else the first run on the CPU
+        // would settle the matter for good.
+        let untimed_cpu = proven.contains(&(Cpu, None));
+        if !cpu_allowed || untimed_cpu || (!open.is_empty() && engines.first() == Some(&Cpu)) {
+            engines.retain(|engine| *engine != Cpu);
+        }
+        let timed = proven.iter().filter(|it| it.1.is_some() && engines.contains(&it.0)).count();
+        let by_proof = engines.first().copied();
+        engines.extend(open);
+        if cpu_allowed && !self.is_out(Cpu) {
+            engines.push(Cpu);
+        }
+        let mut warnings = Vec::new();
+        let mut reason = match (by_proof, engines.first()) {
+            (Some(first), _) if timed > 1 => {
+                format!("{first} is the fastest of the engines that were seen to work here")
+            }
+            (Some(first), _) => format!("{first} was seen to work here"),
+            (None, Some(&Cpu)) => "the CPU always comes back".to_owned(),
+            (None, Some(first)) => format!("{first} is here and nothing speaks against it"),
+            (None, None) if cpu_allowed => {
+                warnings.push("the CPU is used although it failed here before: nothing else is left".to_owned());
+                "nothing else is left than the CPU".to_owned()
+            }
+            (None, None) => {
+                let (desperate, why) = self.desperate();
+                warnings.push(why.clone());
+                engines.extend(desperate);
+                why
+            }
+        };
+        // Why the ones that would have come first did not.
+        let first = engines.first().copied().unwrap_or(Cpu);
+        let passed_over: Vec<String> = self
+            .field
+            .iter()
+            .take_while(|it| it.engine != first)
+            .filter(|it| it.engine != Miopen || self.situation.torch_engine() == Miopen)
+            .filter_map(|it| match &it.worth {
+                Worth::Out(why) => Some(why.clone()),
+                Worth::Suspect(why) => Some(format!("{} is suspect ({why})", it.engine)),
+                Worth::Unproven(why) => {
+                    Some(format!("{} runs only after its canary passed on this card ({why})", it.engine))
+                }
+                Worth::Open if it.engine == Miopen => {
+                    Some("miopen is not used on an RDNA1 card until it was seen to work here".to_owned())
+                }
+                Worth::Open | Worth::Proven(_) => None,
+            })
+            .collect();
+        if !passed_over.is_empty() {
+            reason = format!("{}; so: {reason}", passed_over.join("; "));
+        }
+        Order { engines, reason, warnings }
+    }
+
+    /// The CPU is not allowed and nothing is known to be safe: what is left, the least doubtful first.
+    fn desperate(&self) -> (Vec<EngineName>, String) {
+        let of = |wanted: fn(&Worth) -> bool| {
+            [Jit, Aten, Miopen].into_iter().filter(move |engine| wanted(self.worth(*engine)))
+        };
+        let doubtful: Vec<EngineName> = of(|worth| matches!(worth, Worth::Open))
+            .chain(of(|worth| matches!(worth, Worth::Suspect(_))))
+            .chain(of(|worth| matches!(worth, Worth::Unproven(_))))
+            .collect();
+        let why = match doubtful.first() {
+            Some(first) => format!(
+                "{first} is used unproven on an affected card, and may hang, because the CPU fallback is turned off"
+            ),
+            None => "the CPU is used although the CPU fallback is turned off: there is nothing else here".to_owned(),
+        };
+        (doubtful, why)
+    }
+
+    // ---- the seeds' strategies, literal ----
+
+    fn implicit_gemm(&self) -> Plan {
+        let mut plan = self.literal(Miopen, "implicit_gemm asks for MIOpen".to_owned());
+        if plan.choice() == Miopen && !self.settings.implicit_gemm {
+            plan.reason += "; its other solver families are left on, so MIOpen may choose any solver";
+        }
+        plan
+    }
+
+    fn selective(&self) -> Plan {
+        let [height, width] = self.problem.in_size();
+        let (size, threshold) = (height.max(width), self.settings.size_threshold);
+        if size <= threshold {
+            self.literal(Miopen, format!("selective: {size} is not above the threshold of {threshold}"))
+        } else {
+            self.literal(Cpu, format!("selective: {size} is above the threshold of {threshold}"))
+        }
+    }
+
+    /// What was asked for, unless it is not here or was seen not to work.
+    fn literal(&self, wanted: EngineName, asked: String) -> Plan {
+        let rest = self.auto_order();
+        if wanted == Cpu && self.situation.device == Device::Accelerator && !self.settings.cpu_fallback_enabled {
+            return self.elsewhere(rest, asked, "but the CPU fallback is turned off");
+        }
+        if let Worth::Out(why) = self.worth(wanted) {
+            return self.elsewhere(rest, asked, &format!("but {why}"));
+        }
+        let mut warnings = Vec::new();
+        if self.situation.is_endangered() && wanted == Miopen && !matches!(self.worth(Miopen), Worth::Proven(_)) {
+            let why = match self.worth(Miopen) {
+                Worth::Suspect(why) => format!(": {why}"),
+                _ => String::new(),
+            };
+            warnings.push(format!(
+                "{} uses MIOpen on an affected card although it was not seen to work here{why}; it may hang. \
+                 `unhang probe` finds out, and strategy auto does not take the risk",
+                self.settings.strategy
+            ));
+        }
+        let mut engines = vec![wanted];
+        engines.extend(rest.engines);
+        self.finish(Order { engines, reason: asked, warnings })
+    }
+
+    /// What was asked for cannot be: the order of `auto`, with the reason said.
+    fn elsewhere(&self, rest: Order, asked: String, but: &str) -> Plan {
+        let reason = format!("{asked}, {but}; {}", rest.reason);
+        self.finish(Order { reason, ..rest })
+    }
+
+    // ---- ours ----
+
+    /// What was asked for, once it is proven.
+    fn proven_only(&self, wanted: EngineName, asked: &str) -> Plan {
+        let rest = self.auto_order();
+        let but = match self.worth(wanted) {
+            Worth::Out(why) => format!("but {why}"),
+            Worth::Unproven(why) => format!("but it runs only after its canary passed on this card ({why})"),
+            Worth::Proven(_) | Worth::Open | Worth::Suspect(_) => {
+                let mut warnings = Vec::new();
+                if let Worth::Suspect(why) = self.worth(wanted) {
+                    warnings.push(format!("{wanted} is suspect here: {why}"));
+                }
+                let mut engines = vec![wanted];
+                engines.extend(rest.engines);
+                return self.finish(Order { engines, reason: asked.to_owned(), warnings });
+            }
+        };
+        self.elsewhere(rest, asked.to_owned(), &but)
+    }
+
+    /// Tiles small enough, computed by what is best for a tile.
+    fn tiled(&self, evidence: &Evidence) -> Plan {
+        let whole = self.problem.lower().problem;
+        let limit = self.settings.tile_limit.max(1);
+        let [height, width] = whole.in_size();
+        let Some((output_limit, tile_problem)) = largest_tile(&whole, limit).filter(|_| height.max(width) > limit)
+        else {
+            let order = self.auto_order();
+            let reason = format!("tiled: {height}×{width} fits in one tile of {limit}; {}", order.reason);
+            return self.finish(Order { reason, ..order });
+        };
+        let auto = Settings { strategy: Strategy::Auto, ..self.settings.clone() };
+        let inside = Planner::new(&tile_problem, &auto, self.situation, evidence);
+        let within = match self.settings.tile_engine.filter(|engine| *engine != Tiled) {
+            Some(engine) => inside.literal(engine, format!("{engine} was asked for inside the tiles")),
+            None => inside.auto(),
+        };
+        let inner = within.choice();
+        let reason =
+            format!("tiled: in tiles of {output_limit} output pixels a side, computed by {inner}: {}", within.reason);
+        let mut engines = vec![Tiled];
+        engines.extend(self.auto_order().engines);
+        let mut plan = self.finish(Order { engines, reason, warnings: within.warnings });
+        plan.tile = Some(TilePlan { inner, output_limit });
+        // It is the tile that is computed: what is known of it comes first.
+        plan.evidence.splice(0..0, within.evidence);
+        plan
+    }
+}
+
+/// The most output pixels a side whose window is no larger than `limit`, and the convolution of one such tile.
+fn largest_tile(whole: &Problem, limit: usize) -> Option<(usize, Problem)> {
+    let reach = |axis: usize| whole.dilation()[axis] * (whole.kernel()[axis] - 1) + 1;
+    let outputs = |axis: usize| limit.saturating_sub(reach(axis)) / whole.stride()[axis] + 1;
+    let output_limit = outputs(0).min(outputs(1));
+    // A tile's window holds its zeros, so no padding is left: see `unhang_conv::tile`.
+    let window = |axis: usize| {
+        let outputs = output_limit.min(whole.out_size()[axis]);
+        ((outputs - 1) * whole.stride()[axis] + reach(axis)) as i64
+    };
+    let specification = Specification { in_size: [window(0), window(1)], padding: [0, 0], ..whole.specification() };
+    Some((output_limit, Problem::new(specification).ok()?))
+}
+
+fn milliseconds(seconds: f64) -> String {
+    unhang_evidence::time::duration(seconds)
+}

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::chips::{self, AMD, INTEL, NVIDIA};
-use crate::system::{DeviceAccess, System};
+use crate::system::{DeviceAccess, SMALL, System};
 
 const KFD_NODES: &str = "/sys/class/kfd/kfd/topology/nodes";
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
@@ -165,11 +165,19 @@ fn display_controllers(system: &System) -> Vec<PciDevice> {
         let folder = Path::new(PCI_DEVICES).join(&address);
         let number = |name: &str| system.line(folder.join(name)).as_deref().and_then(parse_hexadecimal);
         // Class 03xxxx: display controllers. 0380 is what a card without a monitor output says.
-        if number("class").is_none_or(|class| class >> 16 != 0x03) {
-            continue;
+        match number("class") {
+            Some(class) if class >> 16 == 0x03 => {}
+            Some(_) => continue,
+            None => {
+                system.note_odd(&folder.join("class"), "does not say what kind of device this is");
+                continue;
+            }
         }
-        let (Some(vendor), Some(device)) = (number("vendor"), number("device")) else { continue };
-        let (Ok(vendor), Ok(device)) = (u16::try_from(vendor), u16::try_from(device)) else { continue };
+        let id = |name: &str| number(name).and_then(|id| u16::try_from(id).ok());
+        let (Some(vendor), Some(device)) = (id("vendor"), id("device")) else {
+            system.note_odd(&folder, "a display controller without readable ids");
+            continue;
+        };
         // A virtual machine's display (Bochs, virtio, VMware) computes nothing.
         if ![AMD, NVIDIA, INTEL].contains(&vendor) {
             continue;
@@ -202,8 +210,12 @@ pub(crate) fn find(system: &System) -> Vec<Gpu> {
         .into_iter()
         .filter_map(|name| {
             let number = name.parse::<u32>().ok()?;
-            let properties = system.text(Path::new(KFD_NODES).join(&name).join("properties"), crate::system::SMALL);
-            Some((number, parse_kfd_properties(&properties.ok()?)?))
+            let path = Path::new(KFD_NODES).join(&name).join("properties");
+            let properties = system.text(&path, SMALL).unwrap_or_default();
+            if !properties.lines().any(|line| line.starts_with("simd_count ")) {
+                system.note_odd(&path, "a KFD node without readable properties");
+            }
+            Some((number, parse_kfd_properties(&properties)?))
         })
         .take(MOST_NODES)
         .collect();
@@ -309,7 +321,7 @@ fn kfd_memory(system: &System, node: u32) -> Option<u64> {
 
 fn driver(system: &System, address: &str) -> Option<String> {
     let link = PathBuf::from(PCI_DEVICES).join(address).join("driver");
-    let uevent = system.text(Path::new(PCI_DEVICES).join(address).join("uevent"), crate::system::SMALL).ok();
+    let uevent = system.text(Path::new(PCI_DEVICES).join(address).join("uevent"), SMALL).ok();
     let named = uevent.as_deref().and_then(|text| text.lines().find_map(|line| line.strip_prefix("DRIVER=")));
     named.map(str::to_owned).or_else(|| {
         // Resolved below the PCI folder itself, so that the name at the end of the link is what remains.
@@ -321,7 +333,9 @@ fn driver(system: &System, address: &str) -> Option<String> {
 
 fn render_node(system: &System, address: &str) -> Option<String> {
     let names = system.entries(Path::new(PCI_DEVICES).join(address).join("drm"));
-    names.into_iter().find(|name| name.starts_with("renderD")).map(|name| format!("/dev/dri/{name}"))
+    let name = names.into_iter().find(|name| name.starts_with("renderD"))?;
+    system.record(&Path::new(PCI_DEVICES).join(address).join("drm").join(&name), Vec::new());
+    Some(format!("/dev/dri/{name}"))
 }
 
 #[cfg(test)]

@@ -76,7 +76,9 @@ pub(crate) fn inspect(system: &System) -> Kernel {
     Kernel {
         release,
         amdgpu_version: system.line("/sys/module/amdgpu/version").map(|version| version.chars().take(64).collect()),
-        amdgpu_loaded: system.is_directory("/sys/module/amdgpu"),
+        // Read rather than looked for, so that a bundle holds it.
+        amdgpu_loaded: system.line("/sys/module/amdgpu/initstate").is_some()
+            || system.is_directory("/sys/module/amdgpu"),
         parameters,
     }
 }

@@ -9,14 +9,24 @@
 
 #![forbid(unsafe_code)]
 
+mod bundle;
 pub mod chips;
+mod findings;
 mod gpu;
 mod kernel;
+mod leftovers;
+mod library;
 mod machine;
+pub mod miopen;
+mod software;
 mod system;
 pub mod variables;
 
+pub use bundle::Bundle;
+pub use findings::{Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, examine};
 pub use gpu::Gpu;
 pub use kernel::{Kernel, LogLine, Parameter};
+pub use leftovers::{Assignment, Leftover};
 pub use machine::Machine;
+pub use software::{LoadedLibrary, Rocm, Software, Torch};
 pub use system::{DeviceAccess, Environment, LARGE, Obstacle, ReadError, SMALL, System};

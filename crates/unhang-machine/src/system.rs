@@ -408,6 +408,11 @@ impl System {
         found
     }
 
+    /// Notes something that was read and made no sense.
+    pub(crate) fn note_odd(&self, path: &Path, what: &str) {
+        self.note(path, &ReadError::Other(what.to_owned()));
+    }
+
     fn note(&self, path: &Path, error: &ReadError) {
         if *error != ReadError::Missing {
             let mut obstacles = self.obstacles.lock().expect("no panic while held");

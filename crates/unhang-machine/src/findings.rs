@@ -1,0 +1,275 @@
+//! The doctor: findings, and the verdict over all.
+//!
+//! A finding has an id that never changes, says what is wrong in one line, why (with its source), what to do, and how
+//! sure we are. Each family of findings is a file of its own and a function from what was seen to findings.
+
+mod environment;
+mod hardware;
+mod software;
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::kernel;
+use crate::leftovers::{self, Leftover};
+use crate::machine::Machine;
+use crate::miopen;
+use crate::software::Software;
+use crate::system::System;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Convolutions will hang, crash, be wrong or not run.
+    Error,
+    /// Something misleads or may hurt.
+    Warning,
+    /// Good to know.
+    Info,
+}
+
+impl Severity {
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Severity::Error => "error",
+            Severity::Warning => "warning",
+            Severity::Info => "info",
+        }
+    }
+}
+
+/// How sure we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Confidence {
+    /// Owners of such a card report it.
+    #[serde(rename = "seen on a card")]
+    SeenOnACard,
+    /// It stands in sources or documentation, or was read from this machine.
+    #[serde(rename = "documented")]
+    Documented,
+    /// It follows from what is known, and nobody has shown it.
+    #[serde(rename = "inferred")]
+    Inferred,
+}
+
+impl Confidence {
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Confidence::SeenOnACard => "seen on a card",
+            Confidence::Documented => "documented",
+            Confidence::Inferred => "inferred",
+        }
+    }
+}
+
+/// A line of a file that a finding speaks of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// The file.
+    pub path: String,
+    /// The line, counted from 1; nothing for the whole file.
+    pub line: Option<usize>,
+}
+
+/// Something that the doctor has to say.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Never changes; `docs/troubleshooting.md` has a section for each.
+    pub id: &'static str,
+    /// How much it matters.
+    pub severity: Severity,
+    /// One line.
+    pub summary: String,
+    /// The reason, with its source.
+    pub why: String,
+    /// What to do: a command where there is one. Nothing to do for mere information.
+    pub fix: Option<String>,
+    /// How sure we are.
+    pub confidence: Confidence,
+    /// The files and lines it speaks of.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<Place>,
+}
+
+/// Every id, the most important first. Within a severity, findings are shown in this order.
+pub const IDS: &[&str] = &[
+    "kfd-no-access",
+    "queue-preemption",
+    "torch-known-to-hang",
+    "torch-lacks-architecture",
+    "glibc-too-new",
+    "spoofed-architecture",
+    "find-enforce-search",
+    "no-solver-left",
+    "env-bad-value",
+    "miopen-cache-corrupt",
+    "miopen-cache-narrowed",
+    "runtime-version-mismatch",
+    "torch-without-hip",
+    "env-contradiction",
+    "env-imaginary",
+    "env-no-effect",
+    "env-build-time",
+    "env-set-too-late",
+    "leftover-profile",
+    "unreadable",
+    "gpu-hidden",
+    "driver-parameter",
+    "torch-bundles-rocm",
+    "miopen-missing-kdb",
+    "not-affected",
+];
+
+/// The verdict over all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// An RDNA1 card is here, and it is not shown that all code on it is native.
+    Affected,
+    /// GPUs are here, and unhang is not needed for them.
+    Healthy,
+    /// There is no GPU.
+    NoGpu,
+    /// Too little could be read.
+    Unknown,
+}
+
+impl Verdict {
+    /// How it is written.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Affected => "affected",
+            Verdict::Healthy => "healthy",
+            Verdict::NoGpu => "no-gpu",
+            Verdict::Unknown => "unknown",
+        }
+    }
+}
+
+/// A variable of the environment, and what its value does.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    /// The variable.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// What that does.
+    pub effect: String,
+}
+
+/// What to look at besides the machine.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Interpreters or environments to look for torch in, besides the active one.
+    pub pythons: Vec<PathBuf>,
+}
+
+/// Everything that the doctor saw and has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Examination {
+    /// GPUs, kernel, access.
+    pub machine: Machine,
+    /// ROCm, torch, glibc.
+    pub software: Software,
+    /// The variables that matter.
+    pub environment: Vec<Setting>,
+    /// What is wrong, the most important first.
+    pub findings: Vec<Finding>,
+    /// The verdict over all.
+    pub verdict: Verdict,
+}
+
+impl Examination {
+    /// Whether there is a finding of severity error.
+    pub fn has_errors(&self) -> bool {
+        self.findings.iter().any(|finding| finding.severity == Severity::Error)
+    }
+
+    /// The report as the wire format has it: `{schema, machine, environment, findings, verdict}`.
+    pub fn to_json(&self) -> serde_json::Value {
+        let glibc = self.software.glibc.map(|(major, minor)| format!("{major}.{minor}"));
+        serde_json::json!({
+            "schema": 1,
+            "machine": {
+                "described_by": self.machine.described_by,
+                "gpus": self.machine.gpus,
+                "rocm": self.software.rocm,
+                "torch": self.software.torch,
+                "kernel": self.machine.kernel.release,
+                "amdgpu": {
+                    "loaded": self.machine.kernel.amdgpu_loaded,
+                    "version": self.machine.kernel.amdgpu_version,
+                    "parameters": self.machine.kernel.parameters,
+                },
+                "glibc": glibc,
+                "fingerprint": self.machine.fingerprint(None),
+            },
+            "environment": self.environment,
+            "findings": self.findings,
+            "verdict": self.verdict,
+        })
+    }
+}
+
+/// What the families of findings look at.
+struct Seen<'a> {
+    system: &'a System,
+    machine: &'a Machine,
+    software: &'a Software,
+    leftovers: &'a [Leftover],
+}
+
+impl Seen<'_> {
+    /// The severity of what can hang an RDNA1 card and merely costs time on another.
+    fn error_if_affected(&self) -> Severity {
+        if self.machine.affected() { Severity::Error } else { Severity::Warning }
+    }
+}
+
+/// Looks at everything and says what is wrong.
+pub fn examine(system: &System, options: &Options) -> Examination {
+    let mut machine = Machine::inspect(system);
+    let software = Software::inspect(system, &options.pythons);
+    let leftovers = leftovers::find(system);
+    let caches = miopen::quick_look(system);
+    let log = kernel::log_lines(system);
+    machine.unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
+
+    let seen = Seen { system, machine: &machine, software: &software, leftovers: &leftovers };
+    let mut findings = hardware::findings(&seen, &log);
+    findings.extend(environment::findings(&seen));
+    findings.extend(software::findings(&seen, &caches));
+    let verdict = verdict(&seen, &findings);
+    if matches!(verdict, Verdict::Healthy | Verdict::NoGpu) && !machine.affected() {
+        findings.push(hardware::not_affected(&machine));
+    }
+    let place = |finding: &Finding| IDS.iter().position(|id| *id == finding.id).unwrap_or(IDS.len());
+    findings.sort_by_key(|finding| (finding.severity, place(finding)));
+    let environment = environment::settings(&seen);
+    Examination { environment, findings, verdict, software, machine }
+}
+
+fn verdict(seen: &Seen, findings: &[Finding]) -> Verdict {
+    let machine = seen.machine;
+    if machine.affected() {
+        let hip: Vec<_> = seen.software.torch.iter().filter(|torch| torch.hip.is_some()).collect();
+        let native = !machine.spoofed()
+            && !hip.is_empty()
+            && machine.gpus.iter().filter(|gpu| gpu.affected).all(|gpu| {
+                let gfx = gpu.gfx.as_deref().unwrap_or_default();
+                hip.iter().all(|torch| software::holds(&torch.architectures, gfx))
+            });
+        let errors = findings.iter().any(|finding| finding.severity == Severity::Error);
+        return if native && !errors { Verdict::Healthy } else { Verdict::Affected };
+    }
+    // A GPU whose ids could not be read may be any GPU.
+    let doubtful = machine.unreadable.iter().any(|path| path.starts_with("/sys/"));
+    if doubtful || !seen.system.is_directory("/sys") {
+        return Verdict::Unknown;
+    }
+    if machine.gpus.is_empty() { Verdict::NoGpu } else { Verdict::Healthy }
+}

@@ -1,0 +1,514 @@
+//! Findings about variables: the process's, and those that files of earlier attempts will set at the next login.
+
+use super::{Confidence, Finding, Place, Seen, Setting, Severity};
+use crate::chips;
+use crate::variables::{self, Kind, Known, Owner, Read, SOLVER_FAMILIES};
+
+/// A variable that is set, and where.
+#[derive(Clone, Debug)]
+struct Set {
+    name: String,
+    value: String,
+    /// The line that will set it at the next login, if the process does not have it now.
+    later: Option<Place>,
+}
+
+impl Set {
+    fn written(&self) -> String {
+        format!("{}={}", self.name, self.value)
+    }
+}
+
+/// What is set now, and what a login file will set.
+fn all_set(seen: &Seen) -> Vec<Set> {
+    let mut all: Vec<Set> = seen
+        .system
+        .environment()
+        .iter()
+        .filter(|(name, _)| variables::concerns_us(name))
+        .map(|(name, value)| Set { name: name.to_owned(), value: value.to_owned(), later: None })
+        .collect();
+    let mut later: Vec<Set> = Vec::new();
+    for leftover in seen.leftovers.iter().filter(|leftover| leftover.login) {
+        for assignment in &leftover.assignments {
+            // The last file that touches a variable wins, as in a shell.
+            later.retain(|set| set.name != assignment.name);
+            if let Some(value) = &assignment.value {
+                let place = Place { path: leftover.path.display().to_string(), line: Some(assignment.line) };
+                later.push(Set { name: assignment.name.clone(), value: value.clone(), later: Some(place) });
+            }
+        }
+    }
+    later.retain(|set| !all.iter().any(|now| now.name == set.name));
+    all.extend(later);
+    all
+}
+
+/// MIOpen's own reading of a switch that is off.
+fn off(value: &str) -> bool {
+    ["0", "no", "off", "false", "disable", "disabled"].contains(&value.to_lowercase().as_str())
+}
+
+/// MIOpen's own reading of a switch that is on.
+fn on(value: &str) -> bool {
+    ["1", "yes", "on", "true", "enable", "enabled"].contains(&value.to_lowercase().as_str())
+}
+
+const FIND_MODES: &[(&str, &str)] = &[("1", "NORMAL"), ("2", "FAST"), ("3", "HYBRID"), ("5", "DYNAMIC_HYBRID")];
+const FIND_ENFORCE: &[(&str, &str)] =
+    &[("1", "NONE"), ("2", "DB_UPDATE"), ("3", "SEARCH"), ("4", "SEARCH_DB_UPDATE"), ("5", "DB_CLEAN")];
+
+/// The name behind a number or a name; upper and lower case are the same.
+fn choice(value: &str, table: &[(&'static str, &'static str)]) -> Option<&'static str> {
+    let upper = value.trim().to_uppercase();
+    table.iter().find(|(number, name)| upper == *number || upper == *name).map(|(_, name)| *name)
+}
+
+pub(super) fn findings(seen: &Seen) -> Vec<Finding> {
+    let set = all_set(seen);
+    let mut found = Vec::new();
+    found.extend(spoofed(seen, &set));
+    found.extend(find_enforce(seen, &set));
+    found.extend(no_solver_left(seen, &set));
+    found.extend(bad_values(&set));
+    found.extend(contradictions(&set));
+    found.extend(imaginary(&set));
+    found.extend(no_effect(seen, &set));
+    found.extend(build_time(&set));
+    found.extend(too_late(seen, &set));
+    found.extend(leftover_files(seen));
+    found
+}
+
+fn value<'a>(set: &'a [Set], name: &str) -> Option<&'a str> {
+    set.iter().find(|it| it.name == name).map(|it| it.value.as_str())
+}
+
+fn places(chosen: &[&Set]) -> Vec<Place> {
+    chosen.iter().filter_map(|set| set.later.clone()).collect()
+}
+
+/// "is set", or "will be set at the next login", for a list of variables.
+fn listed(chosen: &[&Set]) -> String {
+    let names: Vec<_> = chosen.iter().map(|set| set.written()).collect();
+    let when = if chosen.iter().all(|set| set.later.is_some()) { " (from the next login on)" } else { "" };
+    format!("{}{when}", names.join(", "))
+}
+
+fn unset_command(chosen: &[&Set]) -> String {
+    let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).collect();
+    format!("`unset {}`", names.join(" "))
+}
+
+fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
+    let variable = set.iter().find(|it| it.name.starts_with("HSA_OVERRIDE_GFX_VERSION"))?;
+    let told = chips::gfx_of_override(&variable.value)?;
+    let card = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.gfx.as_deref() != Some(&told))?;
+    let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
+    let native = seen.software.torch.iter().any(|torch| super::software::holds(&torch.architectures, gfx));
+    let fix = if native {
+        "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
+    } else {
+        format!(
+            "run programs under `unhang run -- …`, which mends the code as it is loaded and keeps convolutions off it; or \
+             install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`"
+        )
+    };
+    let (severity, why, confidence) = if chips::is_affected_gfx(&told) {
+        (
+            Severity::Warning,
+            format!(
+                "{told} is RDNA1 as well, so its code keeps the work-arounds; but it was not compiled for {gfx}, and the \
+                 chips differ (gfx1010 has no v_dot instructions)."
+            ),
+            Confidence::Inferred,
+        )
+    } else {
+        (
+            Severity::Error,
+            format!(
+                "The runtime will load code for {told} on {gfx} silicon. For hardware bugs of gfx101x the compiler inserts \
+                 work-arounds only when it compiles for gfx101x; {told} code has none of them: a program may hang, fault or \
+                 compute nonsense. That the code lacks them was measured on real libraries; which of them hangs a given \
+                 convolution is inferred. (Source: LLVM's AMDGPU.td and GCNHazardRecognizer.cpp; ROCm issue 2527.)"
+            ),
+            Confidence::SeenOnACard,
+        )
+    };
+    Some(Finding {
+        id: "spoofed-architecture",
+        severity,
+        summary: format!("{} makes this {} ({gfx}) pass for {told}", listed(&[variable]), card.name),
+        why,
+        fix: Some(fix),
+        confidence,
+        places: places(&[variable]),
+    })
+}
+
+fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
+    let variable = set.iter().find(|it| it.name == "MIOPEN_FIND_ENFORCE")?;
+    let mode = choice(&variable.value, FIND_ENFORCE).filter(|mode| *mode != "NONE")?;
+    let what = match mode {
+        "SEARCH" | "SEARCH_DB_UPDATE" => {
+            "MIOpen then tunes every kernel exhaustively: minutes to hours for each new convolution, each candidate run on \
+             the card with no watchdog"
+        }
+        "DB_UPDATE" => "MIOpen then ignores what it has tuned and writes it anew",
+        _ => "MIOpen then erases its records of the problems that it meets",
+    };
+    Some(Finding {
+        id: "find-enforce-search",
+        severity: seen.error_if_affected(),
+        summary: format!(
+            "{} is {mode}: an exhaustive search at every new convolution looks like a hang",
+            listed(&[variable])
+        ),
+        why: format!(
+            "{what}; and anything but NONE turns FAST and HYBRID find off. A convolution of 16→32 channels at 64×64 took 33 \
+             minutes so on an RX 5600 XT. (Source: MIOpen's find_controls.cpp; a user's notes of November 2025.)"
+        ),
+        fix: Some(unset_command(&[variable])),
+        confidence: Confidence::SeenOnACard,
+        places: places(&[variable]),
+    })
+}
+
+fn no_solver_left(seen: &Seen, set: &[Set]) -> Option<Finding> {
+    let is_off = |name: &str| value(set, name).is_some_and(off);
+    let chosen: Vec<&Set> =
+        set.iter().filter(|it| SOLVER_FAMILIES.contains(&it.name.as_str()) && off(&it.value)).collect();
+    let mut left: Vec<&str> = SOLVER_FAMILIES.iter().copied().filter(|name| !is_off(name)).collect();
+    // Implicit-GEMM solvers are compiled for gfx103x only: on the true chip the family is empty.
+    let told = value(set, "HSA_OVERRIDE_GFX_VERSION").and_then(chips::gfx_of_override);
+    let native = seen.machine.affected() && told.as_deref().is_none_or(chips::is_affected_gfx);
+    if native {
+        left.retain(|name| *name != "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM");
+    }
+    let only = value(set, "MIOPEN_DEBUG_FIND_ONLY_SOLVER").unwrap_or_default();
+    let naive_only = !only.is_empty() && only.split(';').all(|name| name.trim().starts_with("ConvDirectNaive"));
+    let (severity, summary, confidence) = if left.is_empty() {
+        (Severity::Error, "every family of MIOpen's solvers is off: no convolution can run", Confidence::Documented)
+    } else if naive_only && is_off("MIOPEN_DEBUG_CONV_DIRECT") {
+        (
+            Severity::Error,
+            "only the naive solvers are allowed, and MIOPEN_DEBUG_CONV_DIRECT=0 turns them off",
+            Confidence::Documented,
+        )
+    } else if left == ["MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"] {
+        (
+            Severity::Warning,
+            "only the implicit-GEMM solvers are left, and they do not take every convolution",
+            Confidence::Documented,
+        )
+    } else if left == ["MIOPEN_DEBUG_CONV_FFT"] {
+        (Severity::Warning, "only the FFT solver is left, and it takes few convolutions", Confidence::Documented)
+    } else {
+        return None;
+    };
+    let names: Vec<&str> = chosen.iter().map(|set| set.name.as_str()).collect();
+    Some(Finding {
+        id: "no-solver-left",
+        severity,
+        summary: summary.to_owned(),
+        why: format!(
+            "Off: {}. A convolution that no solver takes ends with \"no suitable algorithm\"; 3→64 channels, 3×3, batch 1 is \
+             one for which implicit GEMM alone has none.{} (Source: MIOpen's solver_finders.cpp and the solvers' \
+             IsApplicable.)",
+            names.join(", "),
+            if native { " On RDNA1's own code the implicit-GEMM family is empty." } else { "" }
+        ),
+        fix: Some(unset_command(&chosen)),
+        confidence,
+        places: places(&chosen),
+    })
+}
+
+fn bad_values(set: &[Set]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for it in set {
+        let (wrong, why, severity) = match it.name.as_str() {
+            "MIOPEN_FIND_MODE" if choice(&it.value, FIND_MODES).is_none() => {
+                ("is no find mode", "MIOpen warns and uses its default.", Severity::Warning)
+            }
+            "MIOPEN_FIND_ENFORCE" if choice(&it.value, FIND_ENFORCE).is_none() => {
+                ("is no enforcement", "MIOpen warns and uses NONE.", Severity::Warning)
+            }
+            name if name.starts_with("HSA_OVERRIDE_GFX_VERSION") && chips::gfx_of_override(&it.value).is_none() => (
+                "is not major.minor.stepping",
+                "The runtime refuses to start with a value that it cannot read, and no GPU is found.",
+                Severity::Error,
+            ),
+            name if SOLVER_FAMILIES.contains(&name) && !off(&it.value) && !on(&it.value) => {
+                ("is neither on nor off", "MIOpen takes what it cannot read for not set.", Severity::Warning)
+            }
+            _ => continue,
+        };
+        let expected = variables::find(&it.name).map_or("", |variable| variable.values);
+        found.push(Finding {
+            id: "env-bad-value",
+            severity,
+            summary: format!("{} {wrong}", listed(&[it])),
+            why: format!(
+                "Expected: {expected}. {why} (Source: MIOpen's find_controls.cpp and env.hpp; libhsakmt's topology.c.)"
+            ),
+            fix: Some(unset_command(&[it])),
+            confidence: Confidence::Documented,
+            places: places(&[it]),
+        });
+    }
+    found
+}
+
+fn contradictions(set: &[Set]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let mut contradiction = |names: [&str; 2], summary: String, why: &str, fix: String| {
+        let chosen: Vec<&Set> = set.iter().filter(|it| names.contains(&it.name.as_str())).collect();
+        found.push(Finding {
+            id: "env-contradiction",
+            severity: Severity::Warning,
+            summary,
+            why: why.to_owned(),
+            fix: Some(fix),
+            confidence: Confidence::Documented,
+            places: places(&chosen),
+        });
+    };
+    let enforce = value(set, "MIOPEN_FIND_ENFORCE").and_then(|it| choice(it, FIND_ENFORCE)).unwrap_or("NONE");
+    if let Some(mode) = value(set, "MIOPEN_FIND_MODE").and_then(|it| choice(it, FIND_MODES))
+        && mode != "NORMAL"
+        && enforce != "NONE"
+    {
+        contradiction(
+            ["MIOPEN_FIND_MODE", "MIOPEN_FIND_ENFORCE"],
+            format!("MIOPEN_FIND_MODE={mode} does nothing beside MIOPEN_FIND_ENFORCE={enforce}"),
+            "Enforcement other than NONE forces the NORMAL find. (Source: MIOpen's find_controls.hpp.)",
+            "`unset MIOPEN_FIND_ENFORCE`".to_owned(),
+        );
+    }
+    if value(set, "HSA_FORCE_FINE_GRAIN_PCIE").is_some_and(on) && value(set, "HIP_FORCE_COARSE_GRAIN").is_some_and(on) {
+        contradiction(
+            ["HSA_FORCE_FINE_GRAIN_PCIE", "HIP_FORCE_COARSE_GRAIN"],
+            "HSA_FORCE_FINE_GRAIN_PCIE=1 offers fine-grained memory, HIP_FORCE_COARSE_GRAIN=1 means to forbid it"
+                .to_owned(),
+            "Only the first exists. (Source: ROCr's flag.h.)",
+            "`unset HSA_FORCE_FINE_GRAIN_PCIE HIP_FORCE_COARSE_GRAIN`".to_owned(),
+        );
+    }
+    if let (Some(hip), Some(cuda)) = (value(set, "HIP_VISIBLE_DEVICES"), value(set, "CUDA_VISIBLE_DEVICES"))
+        && hip != cuda
+    {
+        contradiction(
+            ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"],
+            format!("HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} name different GPUs"),
+            "HIP heeds both names, and which one wins has changed between versions. (Source: HIP's documentation on GPU \
+             isolation.)",
+            "`unset CUDA_VISIBLE_DEVICES`".to_owned(),
+        );
+    }
+    found
+}
+
+fn imaginary(set: &[Set]) -> Option<Finding> {
+    let chosen: Vec<&Set> =
+        set.iter().filter(|it| matches!(variables::classify(&it.name), Known::Imaginary { .. })).collect();
+    if chosen.is_empty() {
+        return None;
+    }
+    let words: Vec<String> = chosen
+        .iter()
+        .map(|it| match variables::classify(&it.name) {
+            Known::Imaginary { truth: Some(truth), .. } => format!("{}: {truth}", it.name),
+            Known::Imaginary { meant: Some(meant), .. } => format!("{}: did you mean {meant}?", it.name),
+            _ => format!("{}: no source of ROCm or MIOpen has this name", it.name),
+        })
+        .collect();
+    Some(Finding {
+        id: "env-imaginary",
+        severity: Severity::Warning,
+        summary: format!("nothing reads {}", listed(&chosen)),
+        why: format!(
+            "{}. (Source: all names in the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2.)",
+            words.join(". ")
+        ),
+        fix: Some(unset_command(&chosen)),
+        confidence: Confidence::Documented,
+        places: places(&chosen),
+    })
+}
+
+/// Whether the value is the same as not setting the variable at all.
+fn same_as_unset(name: &str, value: &str, affected: bool) -> bool {
+    let Some(variable) = variables::find(name).filter(|it| matches!(it.owner, Owner::MIOpen | Owner::Hsa)) else {
+        return false;
+    };
+    match variable.kind {
+        Kind::OnUnlessZero => on(value),
+        Kind::OffUnlessOne => off(value),
+        Kind::Plain => name == "HSA_XNACK" && affected,
+    }
+}
+
+fn no_effect(seen: &Seen, set: &[Set]) -> Option<Finding> {
+    let affected = seen.machine.affected();
+    let chosen: Vec<&Set> = set.iter().filter(|it| same_as_unset(&it.name, &it.value, affected)).collect();
+    if chosen.is_empty() {
+        return None;
+    }
+    let switch = chosen.iter().any(|it| SOLVER_FAMILIES.contains(&it.name.as_str()));
+    let why = if switch {
+        "A family of solvers is on unless its switch is 0: setting 1 forces nothing. Where \"IMPLICIT_GEMM=1\" seemed to help, \
+         it was the 0 of another family beside it. (Source: IsDisabled in MIOpen's solver_finders.cpp.)"
+    } else {
+        "These values are what holds anyway. (Source: MIOpen's env.hpp, ROCr's flag.h.)"
+    };
+    Some(Finding {
+        id: "env-no-effect",
+        severity: Severity::Warning,
+        summary: format!("no effect: {}", listed(&chosen)),
+        why: why.to_owned(),
+        fix: Some(unset_command(&chosen)),
+        confidence: Confidence::Documented,
+        places: places(&chosen),
+    })
+}
+
+fn build_time(set: &[Set]) -> Option<Finding> {
+    let chosen: Vec<&Set> =
+        set.iter().filter(|it| ["PYTORCH_ROCM_ARCH", "HCC_AMDGPU_TARGET"].contains(&it.name.as_str())).collect();
+    if chosen.is_empty() {
+        return None;
+    }
+    Some(Finding {
+        id: "env-build-time",
+        severity: Severity::Info,
+        summary: format!("read only when torch is built: {}", listed(&chosen)),
+        why: "An installed torch holds the code that it was built with; this variable chooses what a build contains. \
+              (Source: PyTorch's setup.py and cmake/public/LoadHIP.cmake.)"
+            .to_owned(),
+        fix: Some(unset_command(&chosen)),
+        confidence: Confidence::Documented,
+        places: places(&chosen),
+    })
+}
+
+fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
+    let chosen: Vec<&Set> = set.iter().filter(|it| it.later.is_some()).collect();
+    let first = chosen.first()?;
+    // The machine in a folder has no running process: what its files say is all there is.
+    let read = variables::find(&first.name).map_or(Read::RuntimeStart, |variable| variable.read);
+    let names: Vec<&str> = chosen.iter().map(|it| it.name.as_str()).collect();
+    Some(Finding {
+        id: "env-set-too-late",
+        severity: Severity::Info,
+        summary: format!(
+            "{} in a login file and not in this process: {}",
+            if chosen.len() == 1 { "set" } else { "all set" },
+            names.join(", ")
+        ),
+        why: format!(
+            "A login file acts on shells that start after it was written. {} is read {}; a program that runs already, or that \
+             was started from this shell, does not see it.",
+            first.name,
+            read.words()
+        ),
+        fix: Some(if seen.machine.affected() {
+            "decide on one profile: `unhang env install` moves these files aside and writes its own; then log in again"
+                .to_owned()
+        } else {
+            "log in again, or remove the lines".to_owned()
+        }),
+        confidence: Confidence::Documented,
+        places: places(&chosen),
+    })
+}
+
+fn leftover_files(seen: &Seen) -> Option<Finding> {
+    if seen.leftovers.is_empty() {
+        return None;
+    }
+    let mut places = Vec::new();
+    for leftover in seen.leftovers {
+        let path = leftover.path.display().to_string();
+        if leftover.assignments.is_empty() {
+            places.push(Place { path: path.clone(), line: None });
+        }
+        let lines = leftover.assignments.iter().map(|it| Place { path: path.clone(), line: Some(it.line) });
+        for place in lines {
+            if !places.contains(&place) {
+                places.push(place);
+            }
+        }
+    }
+    let names: Vec<_> = seen.leftovers.iter().map(|leftover| leftover.path.display().to_string()).collect();
+    Some(Finding {
+        id: "leftover-profile",
+        severity: Severity::Warning,
+        summary: format!("earlier attempts left settings in {}", names.join(", ")),
+        why: "They act on every new shell, contradict each other, and the last one wins; guides for these cards had people \
+              write several (rocm-rdna1.sh, -52.sh, -57.sh and lines in ~/.bashrc)."
+            .to_owned(),
+        fix: Some(
+            "`sudo unhang env install --system` (for /etc) or `unhang env install --user` (for your home) moves them aside; \
+             `unhang env uninstall` brings every byte back"
+                .to_owned(),
+        ),
+        confidence: Confidence::Documented,
+        places,
+    })
+}
+
+/// The variables that are set in the process, each with what its value does.
+pub(super) fn settings(seen: &Seen) -> Vec<Setting> {
+    let environment = seen.system.environment();
+    let mut all: Vec<Setting> = environment
+        .iter()
+        .filter(|(name, _)| variables::concerns_us(name) && *name != "NO_COLOR")
+        .map(|(name, value)| Setting {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            effect: effect(seen, name, value),
+        })
+        .collect();
+    all.sort_by_key(|setting| {
+        let place =
+            |variable: &variables::Variable| variables::VARIABLES.iter().position(|it| it.name == variable.name);
+        (variables::find(&setting.name).and_then(place).unwrap_or(usize::MAX), setting.name.clone())
+    });
+    all
+}
+
+fn effect(seen: &Seen, name: &str, value: &str) -> String {
+    let variable = match variables::classify(name) {
+        Known::Described(variable) => variable,
+        Known::Exists => return "known to MIOpen or ROCr in some version; for debugging".to_owned(),
+        Known::Imaginary { meant: Some(meant), truth: None } => {
+            return format!("none: nothing reads it; did you mean {meant}?");
+        }
+        Known::Imaginary { .. } | Known::Foreign => return "none: nothing reads it".to_owned(),
+    };
+    if same_as_unset(name, value, seen.machine.affected()) {
+        return "none: the same as not set".to_owned();
+    }
+    if variable.read == Read::BuildTime {
+        return format!("none on an installed torch: {}", variable.meaning);
+    }
+    match name {
+        "MIOPEN_FIND_ENFORCE" => match choice(value, FIND_ENFORCE) {
+            Some("NONE") => "none: the same as not set".to_owned(),
+            Some(mode) => format!("{mode}: {}", variable.meaning),
+            None => "none: not a value that MIOpen knows".to_owned(),
+        },
+        "MIOPEN_FIND_MODE" => match choice(value, FIND_MODES) {
+            Some("NORMAL") => "NORMAL: runs and times every candidate at each new problem".to_owned(),
+            Some("FAST") => "FAST: looks up or guesses, runs no candidate".to_owned(),
+            Some(mode) => format!("{mode}: looks up, otherwise runs candidates"),
+            None => "none: not a value that MIOpen knows".to_owned(),
+        },
+        name if name.starts_with("HSA_OVERRIDE_GFX_VERSION") => match chips::gfx_of_override(value) {
+            Some(told) => format!("the runtime takes the card for {told} and loads its code"),
+            None => "the runtime cannot read it and will not start".to_owned(),
+        },
+        _ => variable.meaning.to_owned(),
+    }
+}

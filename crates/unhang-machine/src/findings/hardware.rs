@@ -1,0 +1,186 @@
+//! Findings about the card, the driver and the way to them.
+
+use super::{Confidence, Finding, Seen, Severity};
+use crate::chips::AMD;
+use crate::kernel::LogLine;
+use crate::machine::Machine;
+use crate::system::DeviceAccess;
+
+pub(super) fn findings(seen: &Seen, log: &[LogLine]) -> Vec<Finding> {
+    let mut found = Vec::new();
+    found.extend(no_access(seen));
+    found.extend(queue_preemption(log));
+    found.extend(hidden(seen));
+    found.extend(parameters(seen));
+    found.extend(unreadable(seen));
+    found
+}
+
+fn no_access(seen: &Seen) -> Option<Finding> {
+    let cards: Vec<_> = seen.machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).collect();
+    if cards.is_empty() {
+        return None;
+    }
+    let nodes: Vec<&str> = cards
+        .iter()
+        .filter(|gpu| gpu.render_access == DeviceAccess::Denied)
+        .filter_map(|gpu| gpu.render_node.as_deref())
+        .collect();
+    let container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| seen.system.exists(path));
+    let enter = "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render …";
+    let (summary, why, fix) = match seen.machine.kfd_access {
+        DeviceAccess::Granted if nodes.is_empty() => return None,
+        DeviceAccess::Missing if container => (
+            "this container has no /dev/kfd: no GPU computing in it".to_owned(),
+            "The card is there (PCI sysfs shows it), but the device was not passed into the container.",
+            format!("start the container with its devices: `{enter}`"),
+        ),
+        DeviceAccess::Missing if !seen.machine.kernel.amdgpu_loaded => (
+            "there is no /dev/kfd: the amdgpu driver is not loaded".to_owned(),
+            "ROCm reaches the card through /dev/kfd, which the kernel's amdgpu driver makes.",
+            "load it with `sudo modprobe amdgpu` and see why it was not loaded with `sudo dmesg | grep amdgpu`"
+                .to_owned(),
+        ),
+        DeviceAccess::Missing => (
+            "there is no /dev/kfd: no GPU computing on this machine".to_owned(),
+            "ROCm reaches the card through /dev/kfd; the amdgpu driver is loaded and does not offer it. Kernels without \
+             CONFIG_HSA_AMD and containers without the device look like this.",
+            format!(
+                "in a container, start it with its devices: `{enter}`; otherwise use your distribution's standard kernel"
+            ),
+        ),
+        DeviceAccess::Denied => (
+            "this user may not open /dev/kfd".to_owned(),
+            "ROCm reaches the card through /dev/kfd, which belongs to the group `render` (on some systems `video`).",
+            "`sudo usermod -aG render,video \"$USER\"`, then log in again".to_owned(),
+        ),
+        DeviceAccess::Granted => (
+            format!("this user may not open {}", nodes.join(", ")),
+            "ROCm needs the card's render node beside /dev/kfd; it belongs to the group `render` or `video`.",
+            "`sudo usermod -aG render,video \"$USER\"`, then log in again".to_owned(),
+        ),
+    };
+    Some(Finding {
+        id: "kfd-no-access",
+        severity: Severity::Error,
+        summary,
+        why: format!("{why} (Source: AMD's installation guide, \"Configuring permissions for GPU access\".)"),
+        fix: Some(fix),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+fn queue_preemption(log: &[LogLine]) -> Option<Finding> {
+    let lines: Vec<_> = log.iter().filter(|line| line.preemption).collect();
+    let last = lines.last()?;
+    Some(Finding {
+        id: "queue-preemption",
+        severity: Severity::Error,
+        summary: "the kernel's log tells of compute queues that could not be preempted".to_owned(),
+        why: format!(
+            "{} such lines in {}, the last: \"{}\". On Navi 1x this happens even with native code and is another illness \
+             than the spoof: the card needs a reset, and everything that used it is lost. (Source: lamikr/rocm_sdk_builder \
+             issue 98.)",
+            lines.len(),
+            last.path,
+            last.text
+        ),
+        fix: Some(
+            "reboot to get the card back; then run long jobs under `unhang run -- …`, which ends and restarts a hung \
+             program; try a newer kernel, and close other programs that compute on this card"
+                .to_owned(),
+        ),
+        confidence: Confidence::SeenOnACard,
+        places: Vec::new(),
+    })
+}
+
+fn hidden(seen: &Seen) -> Option<Finding> {
+    let cards = seen.machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).count();
+    let (name, value) = ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"]
+        .iter()
+        .find_map(|name| Some((*name, seen.system.variable(name)?)))?;
+    let shown = value.split(',').filter(|part| !part.trim().is_empty() && part.trim() != "-1").count();
+    (shown < cards && cards > 1).then(|| Finding {
+        id: "gpu-hidden",
+        severity: Severity::Info,
+        summary: format!("{name}={value} shows {shown} of {cards} AMD GPUs"),
+        why: "Guides set it to 0 to be on the safe side; with two cards it hides one of them, and numbers follow the \
+              runtime's order, not the PCI address. (Source: HIP's documentation on GPU isolation.)"
+            .to_owned(),
+        fix: Some(format!("`unset {name}` if both cards are wanted")),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+fn parameters(seen: &Seen) -> Option<Finding> {
+    let changed: Vec<_> = seen
+        .machine
+        .kernel
+        .parameters
+        .iter()
+        .filter(|parameter| !parameter.default.is_empty() && parameter.value != parameter.default)
+        .collect();
+    let first = changed.first()?;
+    let list: Vec<_> = changed.iter().map(|it| format!("{}={} (default {})", it.name, it.value, it.default)).collect();
+    Some(Finding {
+        id: "driver-parameter",
+        severity: Severity::Info,
+        summary: format!("amdgpu runs with parameters of its own: {}", list.join(", ")),
+        why: format!(
+            "{}: {}. Reports from machines with other parameters cannot be compared with this one. (Source: amdgpu's \
+             module parameters in the kernel's documentation.)",
+            first.name, first.meaning
+        ),
+        fix: Some(
+            "look for them in /etc/modprobe.d and on the kernel's command line; remove what nobody remembers"
+                .to_owned(),
+        ),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+fn unreadable(seen: &Seen) -> Option<Finding> {
+    let all = &seen.machine.unreadable;
+    if all.is_empty() {
+        return None;
+    }
+    let shown: Vec<_> = all.iter().take(6).cloned().collect();
+    let more = if all.len() > shown.len() { format!("; and {} more", all.len() - shown.len()) } else { String::new() };
+    Some(Finding {
+        id: "unreadable",
+        severity: Severity::Warning,
+        summary: format!("{} could not be read, so this report may miss something", counted(all.len(), "file")),
+        why: format!("{}{more}", shown.join("; ")),
+        fix: Some("run it as the user who trains; in a container, mount /sys read-only".to_owned()),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+pub(super) fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
+pub(super) fn not_affected(machine: &Machine) -> Finding {
+    let names: Vec<_> = machine.gpus.iter().map(|gpu| gpu.name.clone()).collect();
+    let summary = if names.is_empty() {
+        "no GPU is here: nothing for unhang to protect".to_owned()
+    } else {
+        format!("no RDNA1 card is here ({}): unhang leaves torch alone", names.join(", "))
+    };
+    Finding {
+        id: "not-affected",
+        severity: Severity::Info,
+        summary,
+        why: "RDNA1 is gfx1010 to gfx1013 (RX 5300 to 5700, Pro W5500/W5700, Pro 5300 to 5700, BC-250). RX 6000 is RDNA2, \
+              whose chips do not have these hardware bugs. (Source: LLVM's AMDGPU.td.)"
+            .to_owned(),
+        fix: None,
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    }
+}

@@ -1,0 +1,295 @@
+//! Findings about torch, ROCm and MIOpen's databases.
+
+use std::path::Path;
+
+use super::hardware::counted;
+use super::{Confidence, Finding, Place, Seen, Severity};
+use crate::chips::AMD;
+use crate::miopen::QuickLook;
+use crate::software::{Torch, two_numbers};
+
+/// The stack that owners of these cards report working with the spoof.
+const KNOWN_GOOD: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 'numpy<2' torch==1.13.1+rocm5.2 \
+                          torchvision==0.14.1+rocm5.2 --extra-index-url https://download.pytorch.org/whl/rocm5.2";
+/// From this HIP version on, spoofed programs are reported to hang.
+const HANGS_SINCE: (u32, u32) = (5, 3);
+
+/// Whether a list of chips covers one, by name or by a generic target.
+pub(super) fn holds(architectures: &[String], gfx: &str) -> bool {
+    let generic = match gfx {
+        "gfx1010" | "gfx1011" | "gfx1012" | "gfx1013" => "gfx10-1-generic",
+        _ if gfx.starts_with("gfx103") => "gfx10-3-generic",
+        _ => return architectures.iter().any(|it| it == gfx),
+    };
+    architectures.iter().any(|it| it == gfx || it == generic)
+}
+
+pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let amd = seen.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD);
+    let hip: Vec<&Torch> = seen.software.torch.iter().filter(|torch| torch.hip.is_some()).collect();
+    if amd {
+        found.extend(hip.iter().filter_map(|torch| known_to_hang(seen, torch)));
+        found.extend(hip.iter().filter_map(|torch| lacks_architecture(seen, torch)));
+        if hip.is_empty() && seen.machine.affected() {
+            found.extend(seen.software.torch.first().map(without_hip));
+        }
+    }
+    found.extend(hip.iter().filter_map(|torch| glibc(seen, torch)));
+    found.extend(hip.iter().filter_map(|torch| mismatch(seen, torch)));
+    found.extend(hip.iter().filter_map(|torch| bundles(seen, torch)));
+    if seen.machine.affected() {
+        found.extend(hip.first().and_then(|torch| missing_kdb(seen, torch)));
+    }
+    found.extend(corrupt(caches));
+    found.extend(narrowed(caches));
+    found
+}
+
+/// What to install, on this machine.
+fn known_good(seen: &Seen) -> String {
+    let old_enough = seen.software.glibc.is_none_or(|version| version < (2, 41));
+    let place = if old_enough {
+        String::new()
+    } else {
+        " (on a system or in a container with glibc 2.40 or older: Debian 12, Ubuntu 22.04 or 24.04)".to_owned()
+    };
+    format!("`{KNOWN_GOOD}`{place}, with HSA_OVERRIDE_GFX_VERSION=10.3.0")
+}
+
+fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let hip = torch.hip_version()?;
+    if !seen.machine.spoofed() || hip < HANGS_SINCE {
+        return None;
+    }
+    let chip = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed())?;
+    Some(Finding {
+        id: "torch-known-to-hang",
+        severity: Severity::Error,
+        summary: format!("torch {} is reported to hang on spoofed RDNA1 cards", torch.version),
+        why: format!(
+            "Owners report that wheels of ROCm 5.2 work under the spoof and that those of 5.3 and later hang ({} here, built \
+             with HIP {}.{}). What arrives with 5.3 is clang 15, which writes v_cmpx into nearly every kernel: on gfx101x that \
+             needs a work-around which {} code does not have (the last step is inferred). (Source: ROCm issue 2527; users' \
+             notes on 2.0.1+rocm5.4.2 and 2.2.2+rocm5.7.)",
+            torch.version,
+            hip.0,
+            hip.1,
+            chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
+        ),
+        fix: Some(format!(
+            "keep this torch and run programs under `unhang run -- …`; or install the stack that users report working: {}",
+            known_good(seen)
+        )),
+        confidence: Confidence::SeenOnACard,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let cards = seen.machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD);
+    let wanted = |gpu: &crate::Gpu| gpu.reported_gfx.clone();
+    let missing: Vec<_> = cards
+        .filter_map(|gpu| Some((gpu, wanted(gpu)?)))
+        .filter(|(_, gfx)| !torch.architectures.is_empty() && !holds(&torch.architectures, gfx))
+        .collect();
+    let (card, gfx) = missing.first()?;
+    let fix = if card.affected {
+        format!(
+            "install a torch with code for {gfx} (Arch Linux's packages, AMD's gfx101X builds from ROCm/TheRock, or a build \
+             of your own with PYTORCH_ROCM_ARCH={gfx}); or the stack that users report working under a spoof: {}",
+            known_good(seen)
+        )
+    } else {
+        format!("install a torch built for {gfx}; its release notes list the chips")
+    };
+    Some(Finding {
+        id: "torch-lacks-architecture",
+        severity: Severity::Error,
+        summary: format!("torch {} holds no code for {gfx} ({})", torch.version, card.name),
+        why: format!(
+            "Its libraries hold code for {}. A kernel for another chip ends with \"invalid device function\" or \"no kernel \
+             image is available\". (Source: the bundle headers in torch/lib, or the file names of rocBLAS's kernels.)",
+            torch.architectures.join(", ")
+        ),
+        fix: Some(fix),
+        confidence: Confidence::Documented,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+fn without_hip(torch: &Torch) -> Finding {
+    let kind = if torch.cuda.is_some() { "NVIDIA GPUs" } else { "the CPU" };
+    Finding {
+        id: "torch-without-hip",
+        severity: Severity::Warning,
+        summary: format!("torch {} was built for {kind}: it cannot use this card", torch.version),
+        why: "`torch.version.hip` is None. Plain `pip install torch` gives such a build; ROCm's come from another index. \
+              (Source: torch/version.py.)"
+            .to_owned(),
+        fix: Some(format!("the stack that users report working: `{KNOWN_GOOD}`")),
+        confidence: Confidence::Documented,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    }
+}
+
+fn glibc(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let (major, minor) = seen.software.glibc?;
+    if (major, minor) < (2, 41) || torch.hip_version()? > (5, 2) {
+        return None;
+    }
+    Some(Finding {
+        id: "glibc-too-new",
+        severity: Severity::Error,
+        summary: format!("torch {} does not load with glibc {major}.{minor}", torch.version),
+        why: "Libraries of that age ask for an executable stack, and from 2.41 on glibc refuses to load such a library into a \
+              running program: \"cannot enable executable stack\". (Source: glibc 2.41's release notes; users' reports.)"
+            .to_owned(),
+        fix: Some(
+            "use it in a container or on a system with glibc 2.40 or older (Debian 12, Ubuntu 22.04 or 24.04), or take a \
+             torch with native code for this chip"
+                .to_owned(),
+        ),
+        confidence: Confidence::SeenOnACard,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let built = torch.hip_version()?;
+    let foreign: Vec<String> = torch
+        .libraries
+        .iter()
+        .filter(|library| !library.bundled)
+        .filter_map(|library| {
+            let path = library.path.as_ref()?;
+            let owner = seen.software.rocm.iter().find(|rocm| Path::new(path).starts_with(&rocm.path))?;
+            let version = two_numbers(owner.version.as_deref()?)?;
+            (version != built).then(|| format!("{} from {} ({}.{})", library.name, owner.path, version.0, version.1))
+        })
+        .collect();
+    if foreign.is_empty() {
+        return None;
+    }
+    let shadowed = torch.libraries.iter().any(|library| !library.bundled && torch.bundled.contains(&library.name));
+    Some(Finding {
+        id: "runtime-version-mismatch",
+        severity: seen.error_if_affected(),
+        summary: format!(
+            "torch {} was built with HIP {}.{} and will load {}",
+            torch.version,
+            built.0,
+            built.1,
+            foreign.join(", ")
+        ),
+        why:
+            "Mixed versions end in HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION, missing symbols or silent misbehaviour. \
+              (Source: users' reports; ROCm's versions are not compatible with each other at this level.)"
+                .to_owned(),
+        fix: Some(if shadowed {
+            "`unset LD_LIBRARY_PATH`: torch brought its own libraries, and that path puts others before them".to_owned()
+        } else {
+            format!("install ROCm {}.{}, or a torch built with the ROCm that is here", built.0, built.1)
+        }),
+        confidence: Confidence::SeenOnACard,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+fn bundles(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    if torch.bundled.is_empty() || seen.software.rocm.is_empty() {
+        return None;
+    }
+    let system: Vec<_> = seen
+        .software
+        .rocm
+        .iter()
+        .map(|rocm| format!("{} ({})", rocm.path, rocm.version.as_deref().unwrap_or("?")))
+        .collect();
+    Some(Finding {
+        id: "torch-bundles-rocm",
+        severity: Severity::Info,
+        summary: format!(
+            "torch {} brought its own ROCm {}; {} is not what it uses",
+            torch.version,
+            torch.hip.as_deref().unwrap_or("?"),
+            system.join(", ")
+        ),
+        why: format!(
+            "{} lie in torch/lib and are found first. Installing another ROCm on the system does not change which MIOpen \
+             computes. (Source: the files in torch/lib.)",
+            torch.bundled.join(", ")
+        ),
+        fix: None,
+        confidence: Confidence::Documented,
+        places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+/// MIOpen names its databases for the chip and the number of work-group processors, which is half the compute units.
+fn database_name(seen: &Seen) -> Option<String> {
+    let card = seen.machine.gpus.iter().find(|gpu| gpu.affected)?;
+    Some(format!("{}_{}", card.reported_gfx.as_deref()?, card.compute_units? / 2))
+}
+
+fn missing_kdb(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let name = database_name(seen)?;
+    let mut folders =
+        vec![Path::new(&torch.path).join("share/miopen/db"), Path::new(&torch.path).join("lib/share/miopen/db")];
+    folders.extend(seen.software.rocm.iter().map(|rocm| Path::new(&rocm.path).join("share/miopen/db")));
+    if folders.iter().any(|folder| seen.system.is_file(folder.join(format!("{name}.kdb")))) {
+        return None;
+    }
+    Some(Finding {
+        id: "miopen-missing-kdb",
+        severity: Severity::Info,
+        summary: format!("MIOpen has no precompiled kernels for this card ({name}.kdb): harmless"),
+        why: "\"Missing system database file …kdb\" costs the first run of each convolution a compilation, nothing more. \
+              (Source: MIOpen's binary_cache.cpp.)"
+            .to_owned(),
+        fix: None,
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+fn corrupt(caches: &QuickLook) -> Option<Finding> {
+    let first = caches.corrupt.first()?;
+    Some(Finding {
+        id: "miopen-cache-corrupt",
+        severity: Severity::Error,
+        summary: format!("{} of MIOpen's user databases {} damaged", counted(caches.corrupt.len(), "file"), if caches.corrupt.len() == 1 { "is" } else { "are" }),
+        why: format!(
+            "{}: {}. MIOpen stops with an internal error (\"Possible database corruption\") or compiles anew at every start. \
+             (Source: MIOpen's kern_db.hpp and sqlite_db.cpp.)",
+            first.path, first.problem
+        ),
+        fix: Some("`unhang miopen-cache verify` names each record, `unhang miopen-cache repair` removes them and keeps a backup".to_owned()),
+        confidence: Confidence::Documented,
+        places: caches.corrupt.iter().map(|damage| Place { path: damage.path.clone(), line: damage.line }).collect(),
+    })
+}
+
+fn narrowed(caches: &QuickLook) -> Option<Finding> {
+    if caches.narrowed.is_empty() {
+        return None;
+    }
+    let count: usize = caches.narrowed.iter().map(|(_, lines)| lines.len()).sum();
+    Some(Finding {
+        id: "miopen-cache-narrowed",
+        severity: Severity::Warning,
+        summary: format!("{} in MIOpen's find-db {} written while solver families were off", counted(count, "record"), if count == 1 { "was" } else { "were" }),
+        why: "An unrestricted find times the naive solver too, which takes every convolution; these records lack it. MIOpen \
+              goes on using them after the variables are gone, so an old experiment still decides. (Source: EvaluateInvokers \
+              in MIOpen's solver_finders.cpp.)"
+            .to_owned(),
+        fix: Some("`unhang miopen-cache repair --narrowed` removes them and keeps a backup".to_owned()),
+        confidence: Confidence::Inferred,
+        places: caches
+            .narrowed
+            .iter()
+            .flat_map(|(path, lines)| lines.iter().map(|line| Place { path: path.clone(), line: Some(*line) }))
+            .take(20)
+            .collect(),
+    })
+}

@@ -24,8 +24,15 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#![deny(unsafe_code)]
+
+mod isa;
 mod parallel;
 mod plain;
+#[allow(unsafe_code)]
+mod simd;
+
+pub use isa::Isa;
 
 use unhang_conv::Problem;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
@@ -36,12 +43,14 @@ pub struct Settings {
     /// Threads to compute with, the caller's own included. One computes on the caller's thread alone and starts no
     /// pool: what a forked child needs.
     pub threads: usize,
+    /// The instructions to compute with; none means the best that the machine has ([`Isa::detect`]).
+    pub isa: Option<Isa>,
 }
 
 impl Default for Settings {
     /// As many threads as `OMP_NUM_THREADS` says, otherwise as many as the system lets this process use at once.
     fn default() -> Settings {
-        Settings { threads: parallel::default_threads() }
+        Settings { threads: parallel::default_threads(), isa: None }
     }
 }
 
@@ -59,7 +68,12 @@ impl CpuEngine {
 
     /// An engine that computes with that many threads (at least one), the caller's own included.
     pub fn with_threads(threads: usize) -> CpuEngine {
-        CpuEngine { settings: Settings { threads: threads.max(1) } }
+        CpuEngine { settings: Settings { threads: threads.max(1), isa: None } }
+    }
+
+    /// An engine with those settings.
+    pub fn with_settings(settings: Settings) -> CpuEngine {
+        CpuEngine { settings }
     }
 
     /// Computes the problem with settings for this call alone.
@@ -72,9 +86,16 @@ impl CpuEngine {
         }
         let problem = &lowered.problem;
         let threads = settings.threads.max(1);
+        let isa = settings.isa.unwrap_or_else(Isa::detect);
+        if !isa.is_available() {
+            return Err(EngineError::Failed {
+                engine: EngineName::Cpu,
+                message: format!("this machine does not have the {isa} instructions that were asked for"),
+            });
+        }
         // Operands were validated: all are of the problem's type.
         macro_rules! typed {
-            ($variant:ident) => {{
+            ($variant:ident, $compute:expr) => {{
                 let (Elements::$variant(first), Elements::$variant(second), ElementsMut::$variant(result)) =
                     (first, second, result)
                 else {
@@ -84,14 +105,22 @@ impl CpuEngine {
                     Elements::$variant(bias) => bias,
                     _ => unreachable!("operands were validated"),
                 });
-                plain::compute(problem, first, second, bias, result, threads);
+                $compute(first, second, bias, result);
             }};
         }
         match first {
-            Elements::F32(_) => typed!(F32),
-            Elements::F16(_) => typed!(F16),
-            Elements::Bf16(_) => typed!(Bf16),
-            Elements::F64(_) => typed!(F64),
+            Elements::F32(_) => typed!(F32, |first, second, bias, result| {
+                simd::compute(problem, isa, first, second, bias, result, threads)
+            }),
+            Elements::F16(_) => typed!(F16, |first, second, bias, result| {
+                by_conversion(problem, isa, first, second, bias, result, threads)
+            }),
+            Elements::Bf16(_) => typed!(Bf16, |first, second, bias, result| {
+                by_conversion(problem, isa, first, second, bias, result, threads)
+            }),
+            Elements::F64(_) => typed!(F64, |first, second, bias, result| {
+                plain::compute(problem, first, second, bias, result, threads)
+            }),
         }
         Ok(())
     }
@@ -109,4 +138,21 @@ impl Engine for CpuEngine {
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
         self.run_with(problem, operands, &self.settings)
     }
+}
+
+/// Computes in single precision what is in half: converted whole at the edges.
+fn by_conversion<T: plain::Number<Sum = f32>>(
+    problem: &Problem,
+    isa: Isa,
+    first: &[T],
+    second: &[T],
+    bias: Option<&[T]>,
+    result: &mut [T],
+    threads: usize,
+) {
+    let wide = |narrow: &[T]| narrow.iter().map(|number| number.widen()).collect::<Vec<f32>>();
+    let bias = bias.map(wide);
+    let mut wide_result = vec![0.0; result.len()];
+    simd::compute(problem, isa, &wide(first), &wide(second), bias.as_deref(), &mut wide_result, threads);
+    result.iter_mut().zip(wide_result).for_each(|(to, number)| *to = T::narrow(number));
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Problem};
-use unhang_cpu::{CpuEngine, Settings};
+use unhang_cpu::{CpuEngine, Isa, Settings};
 use unhang_engine::Operands;
 use unhang_suite::{Tensor, any_problem, check};
 
@@ -13,9 +13,12 @@ fn cases() -> ProptestConfig {
 }
 
 fn passes(problem: &Problem, seed: u64) -> Result<(), TestCaseError> {
-    check(&CpuEngine::with_threads(2), problem, seed)
-        .map(drop)
-        .map_err(|failure| TestCaseError::fail(failure.to_string()))
+    // Every instruction set that this machine has, whatever the environment says.
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa) });
+        check(&engine, problem, seed).map_err(|failure| TestCaseError::fail(format!("{isa}: {failure}")))?;
+    }
+    Ok(())
 }
 
 /// The bits of a result computed with that many threads.

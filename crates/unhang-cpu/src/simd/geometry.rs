@@ -1,0 +1,168 @@
+//! Forward and backward-data as one computation.
+//!
+//! Both are sums over taps, `result[q × out_step + phase] += w[tap] × source[q × in_step + offset(tap)]` on each axis.
+//! Forward has one phase and `in_step` is the stride; backward-data has as many phases as the stride (`out_step`), each
+//! with the taps whose distance the stride divides, and `in_step` is one. Whatever computes the one form computes both.
+
+use unhang_conv::{Direction, Layout, Problem, TensorShape};
+
+/// One tap on one axis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tap {
+    /// Its index in the filter.
+    pub index: usize,
+    /// Where it falls on the source, from `q × in_step`.
+    pub offset: isize,
+}
+
+/// One axis.
+#[derive(Debug, Clone)]
+pub struct Axis {
+    /// Positions of the source.
+    pub source: usize,
+    /// Positions of the result.
+    pub result: usize,
+    /// Source positions from one `q` to the next.
+    pub in_step: usize,
+    /// Result positions from one `q` to the next; as many phases.
+    pub out_step: usize,
+    /// The taps of each phase.
+    pub phases: Vec<Vec<Tap>>,
+    /// How many `q` there are.
+    pub steps: usize,
+    /// The smallest offset of any tap.
+    pub low: isize,
+    /// From the smallest offset to the largest, both included; one if there is no tap at all.
+    pub span: usize,
+}
+
+impl Axis {
+    fn new(problem: &Problem, axis: usize) -> Axis {
+        let (stride, dilation) = (problem.stride()[axis] as isize, problem.dilation()[axis] as isize);
+        let (padding, taps) = (problem.padding()[axis] as isize, problem.kernel()[axis]);
+        let tap = |index: usize, offset: isize| Tap { index, offset };
+        let (source, result, in_step, out_step, phases) = match problem.direction() {
+            Direction::BackwardData => {
+                let phase = |phase: isize| {
+                    let distance = |index: usize| phase + padding - index as isize * dilation;
+                    let mine = (0..taps).filter(|&index| distance(index).rem_euclid(stride) == 0);
+                    mine.map(|index| tap(index, distance(index).div_euclid(stride))).collect()
+                };
+                let phases = (0..stride.min(problem.in_size()[axis] as isize)).map(phase).collect::<Vec<_>>();
+                (problem.out_size()[axis], problem.in_size()[axis], 1, stride as usize, phases)
+            }
+            _ => {
+                let all = (0..taps).map(|index| tap(index, index as isize * dilation - padding)).collect();
+                (problem.in_size()[axis], problem.out_size()[axis], stride as usize, 1, vec![all])
+            }
+        };
+        let offsets = || phases.iter().flatten().map(|tap: &Tap| tap.offset);
+        let low = offsets().min().unwrap_or(0);
+        let span = offsets().max().map_or(1, |high| (high - low + 1) as usize);
+        Axis { source, result, in_step, out_step, steps: result.div_ceil(out_step), phases, low, span }
+    }
+
+    /// Whether any tap falls on source positions that are `residue` from the lowest, counted in `in_step`s.
+    pub fn uses(&self, residue: usize) -> bool {
+        self.phases.iter().flatten().any(|tap| (tap.offset - self.low) as usize % self.in_step == residue)
+    }
+}
+
+/// Distances in memory: image, channel, row, column.
+pub type Strides = [usize; 4];
+
+/// The distances of a dense tensor.
+pub fn strides(shape: TensorShape, layout: Layout) -> Strides {
+    let [_, c, h, w] = shape;
+    match layout {
+        Layout::Nchw => [c * h * w, h * w, w, 1],
+        Layout::Nhwc => [h * w * c, 1, w * c, c],
+    }
+}
+
+/// A forward or backward-data computation, ready to be driven.
+#[derive(Debug, Clone)]
+pub struct Gather {
+    /// Images.
+    pub batch: usize,
+    /// Independent groups.
+    pub groups: usize,
+    /// Source channels of one group.
+    pub source_channels: usize,
+    /// Result channels of one group.
+    pub result_channels: usize,
+    /// Height and width.
+    pub axes: [Axis; 2],
+    /// Distances in the source.
+    pub source: Strides,
+    /// Distances in the result.
+    pub result: Strides,
+    /// Distances in the filter: result channel, source channel, tap's row, tap's column.
+    pub weight: Strides,
+    /// From one group's filters to the next's.
+    pub weight_group: usize,
+}
+
+impl Gather {
+    /// From an ordinary problem, forward or backward-data.
+    pub fn new(problem: &Problem) -> Gather {
+        let layout = problem.layout();
+        let [source, _, result] = problem.operand_shapes();
+        let groups = problem.groups();
+        let mut weight = strides(problem.weight_shape(), layout);
+        let weight_group = weight[0] * (problem.out_channels() / groups);
+        if problem.direction() == Direction::BackwardData {
+            weight.swap(0, 1);
+        }
+        Gather {
+            batch: problem.batch(),
+            groups,
+            source_channels: source[1] / groups,
+            result_channels: result[1] / groups,
+            axes: [Axis::new(problem, 0), Axis::new(problem, 1)],
+            source: strides(source, layout),
+            result: strides(result, layout),
+            weight,
+            weight_group,
+        }
+    }
+}
+
+/// Cuts `length` into the fewest parts of at most `most`, as even as can be: start and length of each.
+pub fn even_parts(length: usize, most: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+    let parts = length.div_ceil(most.max(1)).max(1);
+    (0..parts).map(move |part| {
+        let start = part * length / parts;
+        (start, (part + 1) * length / parts - start)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use unhang_conv::Specification;
+
+    #[test]
+    fn phases_share_out_the_taps() {
+        let problem = Problem::new(Specification {
+            in_size: [9, 9],
+            kernel: [3, 3],
+            stride: [2, 2],
+            padding: [1, 1],
+            direction: Direction::BackwardData,
+            ..Specification::default()
+        })
+        .unwrap();
+        let axis = &Gather::new(&problem).axes[0];
+        // Even rows meet the middle tap alone, odd ones the other two: 1 = 2·1 + 0 - 1 and 1 = 2·0 + 2 - 1.
+        assert_eq!(axis.phases[0], [Tap { index: 1, offset: 0 }]);
+        assert_eq!(axis.phases[1], [Tap { index: 0, offset: 1 }, Tap { index: 2, offset: 0 }]);
+        assert_eq!((axis.steps, axis.low, axis.span), (5, 0, 2));
+    }
+
+    #[test]
+    fn parts_are_even_and_complete() {
+        assert_eq!(even_parts(80, 14).map(|(_, length)| length).collect::<Vec<_>>(), [13, 13, 14, 13, 13, 14]);
+        assert_eq!(even_parts(5, 9).collect::<Vec<_>>(), [(0, 5)]);
+    }
+}

@@ -1,0 +1,33 @@
+//! The room for `unsafe`: kernels made of vector instructions, and the drivers that call them.
+//!
+//! Everything outside gives this module slices whose lengths are checked at its door ([`compute`]); inside, drivers
+//! compute offsets from the problem's geometry and hand raw pointers to kernels. The tests put operands between pages
+//! that cannot be touched, so that one number too many ends the test.
+
+mod gather;
+mod geometry;
+mod kernels;
+mod vector;
+mod workspace;
+
+use unhang_conv::{Direction, Problem};
+
+use crate::isa::Isa;
+use crate::plain;
+
+/// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
+pub fn compute(
+    problem: &Problem,
+    isa: Isa,
+    first: &[f32],
+    second: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let kernels = kernels::Kernels::of(isa);
+    match problem.direction() {
+        Direction::BackwardWeights => plain::compute(problem, first, second, bias, result, threads),
+        _ => gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads),
+    }
+}

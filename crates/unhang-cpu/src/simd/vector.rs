@@ -1,0 +1,355 @@
+//! Vectors of f32: one trait, and its AVX-512, AVX2 and portable forms.
+//!
+//! Every method is inlined into a function that carries the target features (see [`super::kernels`]); outside of one
+//! none may be called, because the processor may lack the instructions. That is the one safety condition they share,
+//! together with: pointers are good for the lanes that a method reads or writes.
+
+// Everything here is `unsafe fn` under the module's own condition above; repeating it on every method says nothing.
+#![allow(clippy::missing_safety_doc)]
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
+/// A vector of f32.
+pub trait Vector: Copy {
+    /// Numbers in it.
+    const LANES: usize;
+
+    unsafe fn zero() -> Self;
+    unsafe fn splat(value: f32) -> Self;
+    unsafe fn load(from: *const f32) -> Self;
+    unsafe fn store(self, to: *mut f32);
+    /// Loads the first `count` numbers and zeros behind them; reads nothing else.
+    unsafe fn load_part(from: *const f32, count: usize) -> Self;
+    /// Stores the first `count` numbers; writes nothing else.
+    unsafe fn store_part(self, to: *mut f32, count: usize);
+    /// `self × by + to`.
+    unsafe fn multiply_add(self, by: Self, to: Self) -> Self;
+    unsafe fn add(self, other: Self) -> Self;
+    /// Every second number of the `2 × LANES` that start there; reads one number less than that.
+    unsafe fn load_even(from: *const f32) -> Self;
+    /// `to[offsets[j] + i] = from[i × row_step + j]` for `rows` ≤ LANES and `columns` ≤ LANES.
+    unsafe fn transpose(
+        from: *const f32,
+        row_step: usize,
+        rows: usize,
+        columns: usize,
+        to: *mut f32,
+        offsets: *const usize,
+    );
+}
+
+/// Eight numbers in an array: what the compiler makes of them without any target feature.
+#[derive(Clone, Copy)]
+pub struct Portable([f32; 8]);
+
+impl Vector for Portable {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Portable([0.0; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Portable([value; 8])
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's pointer is good for eight numbers; an array of f32 has no other alignment than f32.
+        Portable(unsafe { from.cast::<[f32; 8]>().read() })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        // SAFETY: as in `load`.
+        unsafe { to.cast::<[f32; 8]>().write(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        // SAFETY: only `count` numbers are read.
+        Portable(std::array::from_fn(|i| if i < count { unsafe { *from.add(i) } } else { 0.0 }))
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        for (i, &value) in self.0.iter().enumerate().take(count) {
+            // SAFETY: only `count` numbers are written.
+            unsafe { *to.add(i) = value };
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(self, by: Self, to: Self) -> Self {
+        // Not `mul_add`: without the instruction that is a call for each number.
+        Portable(std::array::from_fn(|i| self.0[i] * by.0[i] + to.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32) -> Self {
+        // SAFETY: the last number read is the 15th.
+        Portable(std::array::from_fn(|i| unsafe { *from.add(2 * i) }))
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        row_step: usize,
+        rows: usize,
+        columns: usize,
+        to: *mut f32,
+        offsets: *const usize,
+    ) {
+        for j in 0..columns {
+            // SAFETY: the caller vouches for `columns` offsets and for the numbers that they and the rows name.
+            unsafe {
+                let to = to.add(*offsets.add(j));
+                for i in 0..rows {
+                    *to.add(i) = *from.add(i * row_step + j);
+                }
+            }
+        }
+    }
+}
+
+/// Sixteen numbers: AVX-512 F.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub struct Avx512(__m512);
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    #[inline(always)]
+    fn mask(count: usize) -> u16 {
+        if count >= 16 { u16::MAX } else { (1u16 << count) - 1 }
+    }
+}
+
+// SAFETY of every block below: the features are there (the trait's condition), and each intrinsic touches just the
+// numbers that the method's contract names; masked ones do not touch the others.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Avx512 {
+    const LANES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Avx512(unsafe { _mm512_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Avx512(unsafe { _mm512_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        Avx512(unsafe { _mm512_loadu_ps(from) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { _mm512_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        Avx512(unsafe { _mm512_maskz_loadu_ps(Avx512::mask(count), from) })
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        unsafe { _mm512_mask_storeu_ps(to, Avx512::mask(count), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(self, by: Self, to: Self) -> Self {
+        Avx512(unsafe { _mm512_fmadd_ps(self.0, by.0, to.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32) -> Self {
+        unsafe {
+            let low = _mm512_loadu_ps(from);
+            let high = _mm512_maskz_loadu_ps(0x7fff, from.add(16));
+            let index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+            Avx512(_mm512_permutex2var_ps(low, index, high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        row_step: usize,
+        rows: usize,
+        columns: usize,
+        to: *mut f32,
+        offsets: *const usize,
+    ) {
+        unsafe {
+            let mask = Avx512::mask(columns);
+            let mut r = [_mm512_setzero_ps(); 16];
+            for (i, row) in r.iter_mut().enumerate() {
+                if i < rows {
+                    *row = _mm512_maskz_loadu_ps(mask, from.add(i * row_step));
+                }
+            }
+            // Pairs, then fours within each quarter; then quarters are exchanged as a whole, twice.
+            let mut t = [_mm512_setzero_ps(); 16];
+            for i in 0..8 {
+                t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in 0..4 {
+                let [a, b, c, d] = [t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]];
+                r[4 * i] = _mm512_shuffle_ps::<0x44>(a, c);
+                r[4 * i + 1] = _mm512_shuffle_ps::<0xee>(a, c);
+                r[4 * i + 2] = _mm512_shuffle_ps::<0x44>(b, d);
+                r[4 * i + 3] = _mm512_shuffle_ps::<0xee>(b, d);
+            }
+            for i in 0..4 {
+                let [a, b, c, d] = [r[i], r[4 + i], r[8 + i], r[12 + i]];
+                let low = [_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0x88>(c, d)];
+                let high = [_mm512_shuffle_f32x4::<0xdd>(a, b), _mm512_shuffle_f32x4::<0xdd>(c, d)];
+                t[i] = _mm512_shuffle_f32x4::<0x88>(low[0], low[1]);
+                t[8 + i] = _mm512_shuffle_f32x4::<0xdd>(low[0], low[1]);
+                t[4 + i] = _mm512_shuffle_f32x4::<0x88>(high[0], high[1]);
+                t[12 + i] = _mm512_shuffle_f32x4::<0xdd>(high[0], high[1]);
+            }
+            let mask = Avx512::mask(rows);
+            for (j, column) in t.iter().enumerate() {
+                if j < columns {
+                    _mm512_mask_storeu_ps(to.add(*offsets.add(j)), mask, *column);
+                }
+            }
+        }
+    }
+}
+
+/// Eight numbers: AVX2 and FMA.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+pub struct Avx2(__m256);
+
+#[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    #[inline(always)]
+    unsafe fn mask(count: usize) -> __m256i {
+        static LANES: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
+        let count = count.min(8);
+        // SAFETY: eight numbers from 8 - count on lie inside the sixteen.
+        unsafe { _mm256_loadu_si256(LANES.as_ptr().add(8 - count).cast()) }
+    }
+}
+
+// SAFETY of every block below: as for AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[allow(clippy::undocumented_unsafe_blocks)]
+impl Vector for Avx2 {
+    const LANES: usize = 8;
+
+    #[inline(always)]
+    unsafe fn zero() -> Self {
+        Avx2(unsafe { _mm256_setzero_ps() })
+    }
+
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self {
+        Avx2(unsafe { _mm256_set1_ps(value) })
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> Self {
+        Avx2(unsafe { _mm256_loadu_ps(from) })
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32) {
+        unsafe { _mm256_storeu_ps(to, self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        Avx2(unsafe { _mm256_maskload_ps(from, Avx2::mask(count)) })
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut f32, count: usize) {
+        unsafe { _mm256_maskstore_ps(to, Avx2::mask(count), self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn multiply_add(self, by: Self, to: Self) -> Self {
+        Avx2(unsafe { _mm256_fmadd_ps(self.0, by.0, to.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn add(self, other: Self) -> Self {
+        Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32) -> Self {
+        unsafe {
+            let low = _mm256_loadu_ps(from);
+            let high = _mm256_maskload_ps(from.add(8), Avx2::mask(7));
+            let mixed = _mm256_shuffle_ps::<0x88>(low, high);
+            Avx2(_mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(mixed))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(
+        from: *const f32,
+        row_step: usize,
+        rows: usize,
+        columns: usize,
+        to: *mut f32,
+        offsets: *const usize,
+    ) {
+        unsafe {
+            let mask = Avx2::mask(columns);
+            let mut r = [_mm256_setzero_ps(); 8];
+            for (i, row) in r.iter_mut().enumerate() {
+                if i < rows {
+                    *row = _mm256_maskload_ps(from.add(i * row_step), mask);
+                }
+            }
+            let mut t = [_mm256_setzero_ps(); 8];
+            for i in 0..4 {
+                t[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+                t[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+            }
+            for i in 0..2 {
+                let [a, b, c, d] = [t[4 * i], t[4 * i + 1], t[4 * i + 2], t[4 * i + 3]];
+                r[4 * i] = _mm256_shuffle_ps::<0x44>(a, c);
+                r[4 * i + 1] = _mm256_shuffle_ps::<0xee>(a, c);
+                r[4 * i + 2] = _mm256_shuffle_ps::<0x44>(b, d);
+                r[4 * i + 3] = _mm256_shuffle_ps::<0xee>(b, d);
+            }
+            for i in 0..4 {
+                t[i] = _mm256_permute2f128_ps::<0x20>(r[i], r[4 + i]);
+                t[4 + i] = _mm256_permute2f128_ps::<0x31>(r[i], r[4 + i]);
+            }
+            let mask = Avx2::mask(rows);
+            for (j, column) in t.iter().enumerate() {
+                if j < columns {
+                    _mm256_maskstore_ps(to.add(*offsets.add(j)), mask, *column);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Workspace: buffers aligned to cache lines, kept by each thread for its next computation.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::cell::RefCell;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+const ALIGNMENT: usize = 64;
+/// Buffers that a thread keeps.
+const KEPT: usize = 6;
+
+thread_local! {
+    static FREE: RefCell<Vec<Buffer>> = const { RefCell::new(Vec::new()) };
+}
+
+/// An aligned block of numbers; their old contents are arbitrary.
+struct Buffer {
+    start: NonNull<f32>,
+    capacity: usize,
+}
+
+impl Buffer {
+    fn new(capacity: usize) -> Buffer {
+        let layout = Buffer::layout(capacity);
+        // SAFETY: the layout is not empty. Zeroed memory is a valid f32 in every place, so the buffer may always be
+        // lent out as a slice.
+        let start = unsafe { alloc_zeroed(layout) };
+        match NonNull::new(start.cast()) {
+            Some(start) => Buffer { start, capacity },
+            None => handle_alloc_error(layout),
+        }
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::array::<f32>(capacity.max(1)).and_then(|l| l.align_to(ALIGNMENT)).expect("a size that can be addressed")
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with the same layout.
+        unsafe { dealloc(self.start.as_ptr().cast(), Buffer::layout(self.capacity)) }
+    }
+}
+
+/// A lent buffer; it goes back to its thread's store when dropped.
+pub struct Workspace {
+    buffer: Option<Buffer>,
+    length: usize,
+}
+
+impl Workspace {
+    /// Room for that many numbers, whatever they are.
+    pub fn take(length: usize) -> Workspace {
+        let found = FREE.with_borrow_mut(|free| {
+            // The smallest that is large enough.
+            let fits = free.iter().enumerate().filter(|(_, b)| b.capacity >= length).min_by_key(|(_, b)| b.capacity);
+            fits.map(|(index, _)| index).map(|index| free.swap_remove(index))
+        });
+        Workspace { buffer: Some(found.unwrap_or_else(|| Buffer::new(length))), length }
+    }
+
+    fn buffer(&self) -> &Buffer {
+        self.buffer.as_ref().expect("there until dropped")
+    }
+}
+
+impl Deref for Workspace {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        // SAFETY: the buffer holds at least `length` valid numbers and is ours alone.
+        unsafe { std::slice::from_raw_parts(self.buffer().start.as_ptr(), self.length) }
+    }
+}
+
+impl DerefMut for Workspace {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.buffer().start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        let Some(buffer) = self.buffer.take() else { return };
+        // At the end of a thread the store may be gone already; then the buffer is simply freed.
+        let _ = FREE.try_with(|free| {
+            let mut free = free.borrow_mut();
+            free.push(buffer);
+            if free.len() > KEPT {
+                let smallest = free.iter().enumerate().min_by_key(|(_, b)| b.capacity).map(|(index, _)| index);
+                smallest.map(|index| free.swap_remove(index));
+            }
+        });
+    }
+}
+
+/// A pointer that threads share: each writes to places of its own.
+#[derive(Clone, Copy)]
+pub struct Shared(pub *mut f32);
+
+// SAFETY: whoever dereferences the pointer answers for writing where no other thread reads or writes; the drivers give
+// every unit its own part of the result.
+unsafe impl Send for Shared {}
+// SAFETY: the same.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// The pointer. A method, so that closures capture the whole and not the bare field.
+    pub fn get(self) -> *mut f32 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_reused_and_aligned() {
+        let first = Workspace::take(1000);
+        let address = first.as_ptr();
+        assert_eq!(address as usize % ALIGNMENT, 0);
+        drop(first);
+        let again = Workspace::take(900);
+        assert_eq!(again.as_ptr(), address);
+        assert_eq!(again.len(), 900);
+        assert_ne!(Workspace::take(10).as_ptr(), address);
+    }
+}

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::registers::Source;
-use crate::table::{Definition, Field, Format, Kind, Slot, look_up};
+use crate::table::{Definition, Field, Format, Kind, Slot, look_up, shape};
 use crate::{Chip, ScalarSet};
 
 /// Words of the longest instruction: an image instruction with three words of extra addresses.
@@ -70,63 +70,79 @@ const LITERAL: u32 = 255;
 /// ```
 #[inline]
 pub fn decode(bytes: &[u8], chip: Chip) -> Result<Instruction, DecodeError> {
-    let mut words = [0u32; MAX_WORDS];
-    let available = (bytes.len() / 4).min(MAX_WORDS);
-    for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(4)) {
-        *word = u32::from_le_bytes([chunk[0], chunk[1], chunk[2], chunk[3]]);
-    }
-    if available == 0 {
-        return Err(DecodeError::Truncated);
-    }
-    let first = words[0];
-    let (format, opcode, mut count) = classify(first, words[1]);
+    let word = |place: usize| match bytes.get(place * 4..place * 4 + 4) {
+        Some(&[a, b, c, d]) => Some(u32::from_le_bytes([a, b, c, d])),
+        _ => None,
+    };
+    let first = word(0).ok_or(DecodeError::Truncated)?;
+    // Nothing is decided by it unless the instruction has a second word, and then it is asked for below.
+    let second = word(1).unwrap_or(0);
+    let (format, opcode, mut count) = classify(first, second);
     let definition = look_up(chip, format, opcode).ok_or(DecodeError::Unknown { word: first, chip })?;
+    let bad_field = || DecodeError::BadField { word: first, mnemonic: definition.mnemonic };
+    let shape = definition.shape;
     let mut modifier = Modifier::None;
+    let mut valid = true;
     match format {
         Format::Vop1 | Format::Vop2 | Format::Vopc => {
-            let takes_source = definition.operand(Field::Source0).is_some();
-            match first & 0x1ff {
-                LITERAL if takes_source => count = 2,
-                249 => (count, modifier) = (2, Modifier::Sdwa),
-                250 => (count, modifier) = (2, Modifier::Dpp16),
-                233 | 234 => (count, modifier) = (2, Modifier::Dpp8),
-                _ => {}
-            }
-            let constant = definition.operand(Field::Constant).is_some();
-            if constant {
+            if shape & shape::CONSTANT != 0 {
                 count = 2;
             }
-            let wide = definition.operands().iter().any(|slot| slot.width.registers(false) > 1);
-            if modifier != Modifier::None && (constant || wide) {
-                return Err(DecodeError::BadField { word: first, mnemonic: definition.mnemonic });
+            let source = first & 0x1ff;
+            // Most sources are vector registers, and none of what follows can be one.
+            if source < 256 && shape & shape::SOURCE_0 != 0 {
+                match source {
+                    LITERAL => count = 2,
+                    249 => (count, modifier) = (2, Modifier::Sdwa),
+                    250 => (count, modifier) = (2, Modifier::Dpp16),
+                    233 | 234 => (count, modifier) = (2, Modifier::Dpp8),
+                    _ => valid = means_something(source),
+                }
+                if modifier != Modifier::None {
+                    valid = shape & (shape::CONSTANT | shape::WIDE) == 0;
+                }
+                if modifier == Modifier::Sdwa && second & (1 << 23) != 0 {
+                    valid &= means_something(second & 0xff) && second & 0xff != LITERAL;
+                }
             }
         }
         Format::Vop3 | Format::Vop3p => {
-            let literal = definition.operands().iter().any(|slot| match slot.field {
-                Field::Source0 => words[1] & 0x1ff == LITERAL,
-                Field::Source1 => (words[1] >> 9) & 0x1ff == LITERAL,
-                Field::Source2 => (words[1] >> 18) & 0x1ff == LITERAL,
-                _ => false,
-            });
+            let mut literal = false;
+            for (bit, low) in [(shape::SOURCE_0, 0), (shape::SOURCE_1, 9), (shape::SOURCE_2, 18)] {
+                let source = (second >> low) & 0x1ff;
+                if shape & bit != 0 && source < 256 {
+                    literal |= source == LITERAL;
+                    valid &= means_something(source);
+                }
+            }
             count += literal as usize;
         }
-        Format::Sop2 | Format::Sopc if first & 0xff == LITERAL || (first >> 8) & 0xff == LITERAL => count = 2,
-        Format::Sop1 if first & 0xff == LITERAL && definition.operand(Field::Source0).is_some() => count = 2,
+        Format::Sop2 | Format::Sopc => {
+            let (a, b) = (first & 0xff, (first >> 8) & 0xff);
+            valid = means_something(a) && means_something(b);
+            count += (a == LITERAL || b == LITERAL) as usize;
+        }
+        Format::Sop1 if shape & shape::SOURCE_0 != 0 => {
+            valid = means_something(first & 0xff);
+            count += (first & 0xff == LITERAL) as usize;
+        }
         Format::Sopk if opcode == 0x15 => count = 2,
         _ => {}
     }
-    if count > available {
-        return Err(DecodeError::Truncated);
+    if !valid {
+        return Err(bad_field());
     }
-    // What lies behind the instruction is not part of it, and equal instructions are to be equal.
-    for word in &mut words[count..] {
-        *word = 0;
+    let mut words = [first, 0, 0, 0, 0];
+    for (place, slot) in words.iter_mut().enumerate().take(count).skip(1) {
+        *slot = word(place).ok_or(DecodeError::Truncated)?;
     }
-    let instruction = Instruction { definition, modifier, word_count: count as u8, words };
-    if definition.operands().iter().any(|slot| slot.kind == Kind::Either && instruction.source(slot.field).is_none()) {
-        return Err(DecodeError::BadField { word: first, mnemonic: definition.mnemonic });
-    }
-    Ok(instruction)
+    Ok(Instruction { definition, modifier, word_count: count as u8, words })
+}
+
+/// Whether a source field below 256 names anything: a scalar register, a small number, a special value or the constant.
+#[inline]
+fn means_something(field: u32) -> bool {
+    field < 209 || (235..=248).contains(&field) || (251..=255).contains(&field)
 }
 
 /// Encoding, opcode and number of words without constants, from the leading bits.

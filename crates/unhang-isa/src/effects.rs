@@ -43,16 +43,7 @@ impl Instruction {
     /// The unit that executes it.
     #[inline]
     pub fn class(&self) -> Class {
-        match self.format() {
-            Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => Class::Scalar,
-            Format::Smem => Class::ScalarMemory,
-            Format::Vop1 | Format::Vop2 | Format::Vopc | Format::Vop3 | Format::Vop3p | Format::Vintrp => Class::Vector,
-            Format::Ds => Class::Local,
-            Format::Flat => Class::Flat,
-            Format::Scratch | Format::Global => Class::Segment,
-            Format::Mubuf | Format::Mtbuf | Format::Mimg => Class::VectorMemory,
-            Format::Exp => Class::Export,
-        }
+        self.definition.class
     }
 
     /// Whether it is an atomic operation on flat, global or buffer memory.

@@ -184,7 +184,9 @@ mod tests {
         out
     }
 
-    fn read(bytes: &[u8]) -> Result<Vec<(String, Option<Vec<u8>>)>, ObjectsError> {
+    type Found = Vec<(String, Option<Vec<u8>>)>;
+
+    fn read(bytes: &[u8]) -> Result<Found, ObjectsError> {
         let mut found = Vec::new();
         read_plain(&mut &bytes[..], &mut |name, bytes| found.push((name.to_owned(), bytes.map(<[u8]>::to_vec))))?;
         Ok(found)

@@ -11,11 +11,11 @@ use crate::bundle::MAX_OBJECT;
 /// The start of an SQLite database.
 pub(crate) const MAGIC: &[u8] = b"SQLite format 3\0";
 
+/// Takes a kernel's name and its unpacked blob, or why it could not be unpacked.
+pub(crate) type OnKernel<'a> = dyn FnMut(&str, Result<Vec<u8>, ObjectsError>) + 'a;
+
 /// Hands over each kernel's name and its unpacked blob, or why it could not be unpacked.
-pub(crate) fn read(
-    path: &Path,
-    on_kernel: &mut dyn FnMut(&str, Result<Vec<u8>, ObjectsError>),
-) -> Result<(), ObjectsError> {
+pub(crate) fn read(path: &Path, on_kernel: &mut OnKernel<'_>) -> Result<(), ObjectsError> {
     let connection =
         Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
     let tables: i64 = connection.query_row(

@@ -3,9 +3,10 @@
 //! [`walk`] goes through a file or folder and hands over each code object of the gfx10 family that it finds: plain
 //! code objects, fat binaries in shared libraries, bundles (compressed or not), MIOpen's kernel databases, wheels and
 //! other zip archives, folders. One code object is in memory at a time, whatever the size of the container.
-//! [`metadata`] reads what a code object says about its kernels.
+//! [`metadata`] reads what a code object says about its kernels; [`survey`] audits all of its functions at once, on all
+//! cores.
 //!
-//! This crate does not look into machine code; that is `unhang-isa`.
+//! This crate knows containers and threads; what machine code means is `unhang-isa`'s alone.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod database;
 mod error;
 mod host;
 pub mod metadata;
+pub mod survey;
 mod walk;
 mod zip;
 

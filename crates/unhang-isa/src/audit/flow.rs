@@ -65,30 +65,116 @@ fn frees_scalar_memory(instruction: &Instruction) -> bool {
 pub(super) struct Auditor<'a> {
     program: &'a Program,
     chip: Chip,
-    context: Context,
     hazards: bool,
     local_and_memory: bool,
+    alignments: bool,
     findings: Vec<Finding>,
+}
+
+/// A register that no instruction reads: `null`. It marks what was there before a block.
+const MARK: ScalarSet = ScalarSet(1 << crate::registers::number::NULL);
+
+/// What a whole block does to a state: what it lets through, and what it adds.
+#[derive(Clone, Copy)]
+struct Summary {
+    keeps_memory_reads: bool,
+    keeps_scalar_memory_reads: bool,
+    kept_bits: u8,
+    /// Whether the block ends in a branch, which arms what is pending.
+    branches: bool,
+    added: State,
+}
+
+impl Summary {
+    fn apply(&self, entry: State) -> State {
+        let mut state = self.added;
+        if self.keeps_memory_reads {
+            state.memory_reads |= entry.memory_reads;
+        }
+        if self.keeps_scalar_memory_reads {
+            state.scalar_memory_reads |= entry.scalar_memory_reads;
+        }
+        let mut bits = entry.bits & self.kept_bits;
+        if self.branches {
+            bits |= (bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2;
+        }
+        state.bits |= bits;
+        state
+    }
 }
 
 impl<'a> Auditor<'a> {
     pub(super) fn new(program: &'a Program, chip: Chip, context: Context) -> Auditor<'a> {
-        let has = |wanted: fn(Class) -> bool| program.instructions.iter().any(|it| wanted(it.class()));
-        let local_and_memory =
-            has(|class| class == Class::Local) && has(|class| matches!(class, Class::VectorMemory | Class::Segment));
-        Auditor { program, chip, context, hazards: chip.is_rdna1(), local_and_memory, findings: Vec::new() }
+        let (mut local, mut memory, mut wide_local) = (false, false, false);
+        for instruction in &program.instructions {
+            local |= instruction.class() == Class::Local;
+            wide_local |= wide_local_access(instruction) != 0;
+            memory |= matches!(instruction.class(), Class::VectorMemory | Class::Segment);
+        }
+        let local_and_memory = local && memory;
+        let alignments = wide_local && context.workgroup_processor_mode;
+        Auditor { program, chip, hazards: chip.is_rdna1(), local_and_memory, alignments, findings: Vec::new() }
     }
 
+    /// One pass over the code finds what is wrong within a block and sums each block up; the sums are solved over the
+    /// graph; and where something is pending at a block's entry, its first instructions are looked at once more.
     pub(super) fn run(mut self) -> Vec<Finding> {
-        let entries = if self.hazards { self.solve() } else { vec![State::default(); self.program.blocks.len()] };
-        for (block, entry) in entries.into_iter().enumerate() {
-            self.report_block(block, entry);
+        if self.program.chip.instruction_set() != self.chip.instruction_set() {
+            for (index, instruction) in self.program.instructions.iter().enumerate() {
+                if !instruction.definition.exists_on(self.chip) {
+                    self.find(index as u32, Rule::Illegal, Severity::Certain, None);
+                }
+            }
         }
+        if self.hazards {
+            let summaries: Vec<Summary> = (0..self.program.blocks.len()).map(|block| self.summarise(block)).collect();
+            for (block, entry) in self.solve(&summaries).into_iter().enumerate() {
+                if entry != State::default() {
+                    self.check_entry(block, entry);
+                }
+            }
+            if self.alignments {
+                self.check_alignments();
+            }
+        }
+        self.findings.sort_by_key(|finding| (finding.index, finding.rule));
         self.findings
     }
 
+    /// Runs a block from an empty state.
+    fn summarise(&mut self, number: usize) -> Summary {
+        let program = self.program;
+        let block = &program.blocks[number];
+        // A full state shows what is kept: what of it is left at the end was let through, or added.
+        let mut probe = State { memory_reads: MARK, scalar_memory_reads: MARK, bits: u8::MAX };
+        let mut state = State::default();
+        let mut branches = false;
+        for index in block.first..block.end {
+            let instruction = &program.instructions[index as usize];
+            if is_plain_vector(instruction) {
+                state = plain_vector_step(state, instruction);
+                probe = plain_vector_step(probe, instruction);
+                continue;
+            }
+            let effects = instruction.effects(program.wave64);
+            self.check_alone(index, instruction);
+            self.check(index, instruction, &effects, state, State::default());
+            state = step(state, instruction, &effects);
+            branches = instruction.is_branch();
+            // The branch at the end is applied by the summary itself; the probe must not arm itself.
+            probe = if branches { probe } else { step(probe, instruction, &effects) };
+        }
+        Summary {
+            keeps_memory_reads: probe.memory_reads.meets(MARK),
+            keeps_scalar_memory_reads: probe.scalar_memory_reads.meets(MARK),
+            kept_bits: probe.bits,
+            branches,
+            added: state,
+        }
+    }
+
     /// The state at the start of each block.
-    fn solve(&self) -> Vec<State> {
+    fn solve(&self, summaries: &[Summary]) -> Vec<State> {
         let blocks = &self.program.blocks;
         let mut entries = vec![State::default(); blocks.len()];
         let mut queued = vec![true; blocks.len()];
@@ -96,12 +182,8 @@ impl<'a> Auditor<'a> {
         let mut work: Vec<u32> = (0..blocks.len() as u32).rev().collect();
         while let Some(number) = work.pop() {
             queued[number as usize] = false;
-            let block = &blocks[number as usize];
-            let mut state = entries[number as usize];
-            for instruction in &self.program.instructions[block.first as usize..block.end as usize] {
-                state = self.step(state, instruction, &instruction.effects(self.program.wave64));
-            }
-            for successor in block.successors.into_iter().flatten() {
+            let state = summaries[number as usize].apply(entries[number as usize]);
+            for successor in blocks[number as usize].successors.into_iter().flatten() {
                 let entry = &mut entries[successor as usize];
                 let united = entry.union(state);
                 if united != *entry {
@@ -115,115 +197,84 @@ impl<'a> Auditor<'a> {
         entries
     }
 
-    /// The state behind an instruction.
-    #[inline]
-    fn step(&self, mut state: State, instruction: &Instruction, effects: &Effects) -> State {
-        match effects.class {
-            Class::Vector => {
-                state.memory_reads = ScalarSet::EMPTY;
-                if !effects.mask_writes.is_empty() {
-                    state.bits &= !EXEC_READ;
-                }
-                if effects.mask_writes.meets(ScalarSet::EXEC) && instruction.is_compare_to_exec() {
-                    state.bits |= EXEC_COMPARED;
-                } else if !instruction.is(Format::Vop1, 0) && !instruction.is(Format::Vop3, 0x180) {
-                    state.bits &= !EXEC_COMPARED;
-                }
-                return state;
-            }
-            Class::Scalar => {
-                if instruction.is(Format::Sopp, 0x0c) && instruction.immediate() == 0
-                    || waits_for_vector_sources(instruction)
-                {
-                    state.memory_reads = ScalarSet::EMPTY;
-                }
-                if frees_scalar_memory(instruction) {
-                    state.scalar_memory_reads = ScalarSet::EMPTY;
-                }
-                // s_waitcnt_vscnt null, 0.
-                if instruction.first_word() == 0xbbfd_0000 {
-                    state.bits &= !(LOCAL_PENDING | MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
-                }
-                if instruction.is_branch() {
-                    state.bits |= (state.bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2;
-                }
-            }
-            Class::ScalarMemory => state.scalar_memory_reads |= effects.reads,
-            Class::VectorMemory | Class::Segment => {
-                state.memory_reads |= effects.reads;
-                state.bits &= !(LOCAL_PENDING | LOCAL_ARMED | MEMORY_ARMED);
-                state.bits |= MEMORY_PENDING;
-            }
-            Class::Flat => state.memory_reads |= effects.reads,
-            Class::Local => {
-                state.memory_reads |= effects.reads;
-                state.bits &= !(MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
-                state.bits |= LOCAL_PENDING;
-            }
-            Class::Export => {}
-        }
-        if waits_for_scalar_destinations(instruction) {
-            state.bits &= !EXEC_READ;
-        } else if effects.reads.meets(ScalarSet::EXEC) {
-            state.bits |= EXEC_READ;
-        }
-        state
-    }
-
-    fn report_block(&mut self, number: usize, entry: State) {
+    /// Looks at a block again with what is pending at its entry, as long as that makes a difference.
+    fn check_entry(&mut self, number: usize, entry: State) {
         let program = self.program;
         let block = &program.blocks[number];
-        let mut state = entry;
-        let mut alignments = Alignments::default();
+        let (mut state, mut alone) = (entry, State::default());
         for index in block.first..block.end {
-            let instruction = &program.instructions[index as usize];
-            let effects = instruction.effects(program.wave64);
-            if !instruction.definition.exists_on(self.chip) {
-                self.find(index, Rule::Illegal, Severity::Certain, None);
+            if state == alone {
+                break;
             }
-            if self.hazards {
-                self.check(index, instruction, &effects, state);
-                if self.context.workgroup_processor_mode && alignments.misaligned(instruction) {
+            let instruction = &program.instructions[index as usize];
+            if is_plain_vector(instruction) {
+                state = plain_vector_step(state, instruction);
+                alone = plain_vector_step(alone, instruction);
+                continue;
+            }
+            let effects = instruction.effects(program.wave64);
+            self.check(index, instruction, &effects, state, alone);
+            state = step(state, instruction, &effects);
+            alone = step(alone, instruction, &effects);
+        }
+    }
+
+    fn check_alignments(&mut self) {
+        let program = self.program;
+        for block in &program.blocks {
+            let mut alignments = Alignments::default();
+            for index in block.first..block.end {
+                if alignments.misaligned(&program.instructions[index as usize]) {
                     self.find(index, Rule::LocalMisaligned, Severity::Certain, None);
                 }
-                state = self.step(state, instruction, &effects);
             }
         }
     }
 
-    fn check(&mut self, index: u32, instruction: &Instruction, effects: &Effects, state: State) {
+    /// Notes what an instruction meets in `state`, unless it meets the same in `known`, where it was noted before.
+    fn check(&mut self, index: u32, instruction: &Instruction, effects: &Effects, state: State, known: State) {
+        let bit = |bit: u8| state.bits & bit != 0 && known.bits & bit == 0;
+        let register = |pending: fn(State) -> ScalarSet, written: ScalarSet| {
+            if pending(known).meets(written) { None } else { (pending(state) & written).first() }
+        };
         match effects.class {
             Class::Vector => {
-                let destination = vector_scalar_destination(instruction, effects);
-                let met = state.scalar_memory_reads & destination;
-                if let Some(register) = met.first() {
+                let written = vector_scalar_destination(instruction, effects);
+                if let Some(register) = register(|state| state.scalar_memory_reads, written) {
                     self.find(index, Rule::ScalarMemoryToVectorWrite, Severity::High, Some(register));
                 }
-                if state.bits & EXEC_READ != 0 && effects.mask_writes.meets(ScalarSet::EXEC) {
+                if bit(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
                     self.find(index, Rule::CompareExec, Severity::High, None);
                 }
-                if state.bits & EXEC_COMPARED != 0 && matches!(instruction.definition.opcode, 0x377 | 0x378) {
+                if bit(EXEC_COMPARED) && matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16) {
                     self.find(index, Rule::ComparePermlane, Severity::High, None);
                 }
             }
             Class::Scalar | Class::ScalarMemory => {
-                if let Some(register) = (state.memory_reads & effects.writes).first() {
+                if let Some(register) = register(|state| state.memory_reads, effects.writes) {
                     self.find(index, Rule::MemoryToScalarWrite, Severity::High, Some(register));
                 }
-                if instruction.is(Format::Sopp, 0x20) {
-                    self.find(index, Rule::InstructionPrefetch, Severity::Certain, None);
-                }
-                if instruction.format() == Format::Sopp && instruction.is_branch() && instruction.immediate() == 0x3f {
-                    self.find(index, Rule::BranchOffset3f, Severity::High, None);
-                }
             }
-            Class::VectorMemory | Class::Segment if self.local_and_memory && state.bits & LOCAL_ARMED != 0 => {
+            Class::VectorMemory | Class::Segment if self.local_and_memory && bit(LOCAL_ARMED) => {
                 self.find(index, Rule::LocalBranchMemory, Severity::High, None);
             }
-            Class::Local if self.local_and_memory && state.bits & MEMORY_ARMED != 0 => {
+            Class::Local if self.local_and_memory && bit(MEMORY_ARMED) => {
                 self.find(index, Rule::LocalBranchMemory, Severity::High, None);
             }
-            Class::Flat if instruction.flat_offset() != 0 => {
+            _ => {}
+        }
+    }
+
+    /// Notes what is wrong with an instruction whatever stands before it.
+    fn check_alone(&mut self, index: u32, instruction: &Instruction) {
+        match instruction.format() {
+            Format::Sopp if instruction.definition.opcode == 0x20 => {
+                self.find(index, Rule::InstructionPrefetch, Severity::Certain, None);
+            }
+            Format::Sopp if instruction.is_branch() && instruction.immediate() == 0x3f => {
+                self.find(index, Rule::BranchOffset3f, Severity::High, None);
+            }
+            Format::Flat if instruction.flat_offset() != 0 => {
                 self.find(index, Rule::FlatOffset, Severity::Possible, None);
             }
             _ => {}
@@ -236,6 +287,80 @@ impl<'a> Auditor<'a> {
     }
 }
 
+/// Vector arithmetic that writes no scalar register: most of all instructions.
+#[inline]
+fn is_plain_vector(instruction: &Instruction) -> bool {
+    instruction.class() == Class::Vector
+        && !instruction.definition.writes_scalar
+        && !instruction.is(Format::Vop3, PERMLANE16)
+        && !instruction.is(Format::Vop3, PERMLANEX16)
+}
+
+const PERMLANE16: u16 = 0x377;
+const PERMLANEX16: u16 = 0x378;
+
+#[inline]
+fn plain_vector_step(mut state: State, instruction: &Instruction) -> State {
+    state.memory_reads = ScalarSet::EMPTY;
+    if !instruction.is(Format::Vop1, 0) && !instruction.is(Format::Vop3, 0x180) {
+        state.bits &= !EXEC_COMPARED;
+    }
+    state
+}
+
+/// The state behind an instruction.
+#[inline]
+fn step(mut state: State, instruction: &Instruction, effects: &Effects) -> State {
+    match effects.class {
+        Class::Vector => {
+            state = plain_vector_step(state, instruction);
+            if !effects.mask_writes.is_empty() {
+                state.bits &= !EXEC_READ;
+            }
+            if effects.mask_writes.meets(ScalarSet::EXEC) && instruction.is_compare_to_exec() {
+                state.bits |= EXEC_COMPARED;
+            }
+            return state;
+        }
+        Class::Scalar => {
+            if instruction.is(Format::Sopp, 0x0c) && instruction.immediate() == 0
+                || waits_for_vector_sources(instruction)
+            {
+                state.memory_reads = ScalarSet::EMPTY;
+            }
+            if frees_scalar_memory(instruction) {
+                state.scalar_memory_reads = ScalarSet::EMPTY;
+            }
+            // s_waitcnt_vscnt null, 0.
+            if instruction.first_word() == 0xbbfd_0000 {
+                state.bits &= !(LOCAL_PENDING | MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+            }
+            if instruction.is_branch() {
+                state.bits |= (state.bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2;
+            }
+        }
+        Class::ScalarMemory => state.scalar_memory_reads |= effects.reads,
+        Class::VectorMemory | Class::Segment => {
+            state.memory_reads |= effects.reads;
+            state.bits &= !(LOCAL_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+            state.bits |= MEMORY_PENDING;
+        }
+        Class::Flat => state.memory_reads |= effects.reads,
+        Class::Local => {
+            state.memory_reads |= effects.reads;
+            state.bits &= !(MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
+            state.bits |= LOCAL_PENDING;
+        }
+        Class::Export => {}
+    }
+    if waits_for_scalar_destinations(instruction) {
+        state.bits &= !EXEC_READ;
+    } else if effects.reads.meets(ScalarSet::EXEC) {
+        state.bits |= EXEC_READ;
+    }
+    state
+}
+
 /// The scalar registers that a vector instruction writes: its mask, or the destination of a read of one lane.
 fn vector_scalar_destination(instruction: &Instruction, effects: &Effects) -> ScalarSet {
     if effects.mask_writes.is_empty()
@@ -244,6 +369,16 @@ fn vector_scalar_destination(instruction: &Instruction, effects: &Effects) -> Sc
         return effects.writes;
     }
     effects.mask_writes
+}
+
+/// The bytes of a wide access to the local data share: `ds_read_b64`, `ds_write_b64` and their 128-bit kin; else 0.
+#[inline]
+fn wide_local_access(instruction: &Instruction) -> u32 {
+    match (instruction.format(), instruction.definition.opcode) {
+        (Format::Ds, 0x4d | 0x76) => 8,
+        (Format::Ds, 0xdf | 0xff) => 16,
+        _ => 0,
+    }
 }
 
 /// What is known of local addresses within one block: the remainder of a vector register modulo 16, where a constant
@@ -260,26 +395,19 @@ impl Alignments {
     /// Notes what the instruction does, and says whether it is a misaligned wide local access for certain.
     fn misaligned(&mut self, instruction: &Instruction) -> bool {
         let mut misaligned = false;
-        if instruction.class() == Class::Local {
-            // ds_read_b64, ds_write_b64, ds_read_b128, ds_write_b128.
-            let width = match instruction.definition.opcode {
-                0x4d | 0x76 => 8,
-                0xdf | 0xff => 16,
-                _ => 0,
-            };
-            if width != 0 {
-                let register = instruction.high_bits(0, 8) as u8;
-                let offset = instruction.bits(0, 16);
-                match self.known.iter_mut().find(|entry| entry.0 == register) {
-                    Some((_, remainder, modulus)) => {
-                        let shared = width.min(*modulus);
-                        misaligned = !(*remainder + offset).is_multiple_of(shared);
-                        if !misaligned && width > *modulus {
-                            (*remainder, *modulus) = ((width - offset % width) % width, width);
-                        }
+        let width = wide_local_access(instruction);
+        if width != 0 {
+            let register = instruction.high_bits(0, 8) as u8;
+            let offset = instruction.bits(0, 16);
+            match self.known.iter_mut().find(|entry| entry.0 == register) {
+                Some((_, remainder, modulus)) => {
+                    let shared = width.min(*modulus);
+                    misaligned = !(*remainder + offset).is_multiple_of(shared);
+                    if !misaligned && width > *modulus {
+                        (*remainder, *modulus) = ((width - offset % width) % width, width);
                     }
-                    None => self.known.push((register, (width - offset % width) % width, width)),
                 }
+                None => self.known.push((register, (width - offset % width) % width, width)),
             }
         }
         self.forget_destination(instruction);
@@ -292,6 +420,9 @@ impl Alignments {
     }
 
     fn forget_destination(&mut self, instruction: &Instruction) {
+        if self.known.is_empty() {
+            return;
+        }
         if let Some(slot) = instruction.definition.operand(Field::Destination) {
             if let Source::Vector(first) = instruction.operand(slot) {
                 let count = slot.width.registers(false) as u16;

@@ -17,7 +17,7 @@ mod scalar;
 mod vector;
 mod vector_long;
 
-use crate::Chip;
+use crate::{Chip, Class};
 
 /// An encoding: how the fields lie in the words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -159,11 +159,26 @@ pub struct Definition {
     pub opcode: u16,
     /// Whether a DS instruction has two offsets of 8 bits in place of one of 16.
     pub two_offsets: bool,
+    /// The unit that executes it.
+    pub class: Class,
+    /// Whether it is a vector instruction that writes scalar registers: a mask, EXEC, or one lane's value.
+    pub writes_scalar: bool,
     /// Place in the table, for callers that keep a table of their own beside this one.
     pub index: u16,
     sets: u8,
+    /// Bits: has source 0, 1, 2; has a constant behind it; has an operand wider than one register.
+    pub(crate) shape: u8,
     operand_count: u8,
     operands: [Slot; 6],
+}
+
+/// Bits of [`Definition::shape`].
+pub(crate) mod shape {
+    pub const SOURCE_0: u8 = 1;
+    pub const SOURCE_1: u8 = 2;
+    pub const SOURCE_2: u8 = 4;
+    pub const CONSTANT: u8 = 8;
+    pub const WIDE: u8 = 16;
 }
 
 impl Definition {
@@ -234,11 +249,27 @@ const INDEX_SIZE: usize = {
 const NO_SLOT: Slot = Slot { field: Field::Constant, kind: Kind::Either, width: Width::Registers(0) };
 const NONE: u16 = u16::MAX;
 
+const fn class(format: Format) -> Class {
+    match format {
+        Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => Class::Scalar,
+        Format::Smem => Class::ScalarMemory,
+        Format::Vop1 | Format::Vop2 | Format::Vopc | Format::Vop3 | Format::Vop3p | Format::Vintrp => Class::Vector,
+        Format::Ds => Class::Local,
+        Format::Flat => Class::Flat,
+        Format::Scratch | Format::Global => Class::Segment,
+        Format::Mubuf | Format::Mtbuf | Format::Mimg => Class::VectorMemory,
+        Format::Exp => Class::Export,
+    }
+}
+
 const fn parse(format: Format, index: u16, row: Row) -> Definition {
     let text = row.signature.as_bytes();
     let mut operands = [NO_SLOT; 6];
     let mut count = 0;
     let mut two_offsets = false;
+    let mut shape = 0;
+    // Every comparison writes a mask, if only EXEC.
+    let mut writes_scalar = matches!(format, Format::Vopc) || matches!(format, Format::Vop3) && row.opcode < 0x100;
     let mut i = 0;
     while i < text.len() {
         let field = match text[i] {
@@ -268,6 +299,19 @@ const fn parse(format: Format, index: u16, row: Row) -> Definition {
             b'm' => Width::LaneMask,
             _ => panic!("unknown width in a signature"),
         };
+        match field {
+            Field::Source0 => shape |= shape::SOURCE_0,
+            Field::Source1 => shape |= shape::SOURCE_1,
+            Field::Source2 => shape |= shape::SOURCE_2,
+            Field::Constant => shape |= shape::CONSTANT,
+            Field::ScalarDestination => writes_scalar = true,
+            Field::Vcc if i + 4 < text.len() => writes_scalar = true,
+            Field::Destination if matches!(kind, Kind::Scalar) => writes_scalar = true,
+            _ => {}
+        }
+        if !matches!(width, Width::Registers(1) | Width::LaneMask) {
+            shape |= shape::WIDE;
+        }
         operands[count] = Slot { field, kind, width };
         count += 1;
         i += 4;
@@ -277,7 +321,10 @@ const fn parse(format: Format, index: u16, row: Row) -> Definition {
         format,
         opcode: row.opcode,
         two_offsets,
+        class: class(format),
+        writes_scalar,
         index,
+        shape,
         sets: row.sets,
         operand_count: count as u8,
         operands,

@@ -1,0 +1,91 @@
+//! The audit of a whole code object: every function, on all cores.
+
+use rayon::prelude::*;
+use unhang_isa::audit::{Context, Finding, Hazards, audit};
+use unhang_isa::elf::{CodeObject, ElfError, Function};
+use unhang_isa::{Chip, Program};
+
+/// What was found in one code object.
+#[derive(Clone, Debug)]
+pub struct ObjectSurvey {
+    /// The chip for which it was compiled; `None` if it is outside the gfx10 family, and then nothing was looked at.
+    pub target: Option<Chip>,
+    /// Its functions in the order of their addresses.
+    pub functions: Vec<FunctionSurvey>,
+    /// Bytes of machine code.
+    pub code_bytes: u64,
+}
+
+/// What was found in one function.
+#[derive(Clone, Debug)]
+pub struct FunctionSurvey {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a kernel, and not something that kernels call.
+    pub is_kernel: bool,
+    /// The findings counted.
+    pub hazards: Hazards,
+    /// The findings, if they were asked for.
+    pub findings: Vec<Finding>,
+    /// Why it could not be decoded, if it could not.
+    pub error: Option<String>,
+}
+
+/// How to survey.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The chip on which the code would run.
+    pub chip: Chip,
+    /// Whether to keep each finding, and not only their number.
+    pub keep_findings: bool,
+}
+
+/// Audits every function of a code object.
+pub fn survey(bytes: &[u8], options: Options) -> Result<ObjectSurvey, ElfError> {
+    let object = CodeObject::parse(bytes)?;
+    let Some(target) = object.chip() else {
+        return Ok(ObjectSurvey { target: None, functions: Vec::new(), code_bytes: 0 });
+    };
+    // What is called runs in the mode of its callers; where they differ, the mode in which more can go wrong is taken.
+    let descriptors = || object.functions.iter().filter_map(|function| function.descriptor);
+    let called = Mode {
+        workgroup_processor: descriptors().any(|descriptor| descriptor.workgroup_processor_mode()),
+        wave64: descriptors().count() > 0 && descriptors().all(|descriptor| descriptor.wave64()),
+    };
+    let functions: Vec<FunctionSurvey> =
+        object.functions.par_iter().map(|function| survey_function(function, target, called, options)).collect();
+    let code_bytes = object.functions.iter().map(|function| function.code.len() as u64).sum();
+    Ok(ObjectSurvey { target: Some(target), functions, code_bytes })
+}
+
+#[derive(Clone, Copy)]
+struct Mode {
+    workgroup_processor: bool,
+    wave64: bool,
+}
+
+fn survey_function(function: &Function<'_>, target: Chip, called: Mode, options: Options) -> FunctionSurvey {
+    let mode = function.descriptor.map_or(called, |descriptor| Mode {
+        workgroup_processor: descriptor.workgroup_processor_mode(),
+        wave64: descriptor.wave64(),
+    });
+    let mut survey = FunctionSurvey {
+        name: function.name.to_owned(),
+        is_kernel: function.descriptor.is_some(),
+        hazards: Hazards::default(),
+        findings: Vec::new(),
+        error: None,
+    };
+    match Program::decode(function.code, target, mode.wave64) {
+        Ok(program) => {
+            let context = Context { workgroup_processor_mode: mode.workgroup_processor };
+            let findings = audit(&program, options.chip, context);
+            survey.hazards = Hazards::count(&findings);
+            if options.keep_findings {
+                survey.findings = findings;
+            }
+        }
+        Err(error) => survey.error = Some(error.to_string()),
+    }
+    survey
+}

@@ -154,6 +154,8 @@ fn linker_folders(system: &System) -> Vec<PathBuf> {
     folders.extend(["/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib"].map(PathBuf::from));
     let mut unique = Vec::new();
     for folder in folders {
+        // `/lib` is a link to `/usr/lib` on most systems.
+        let folder = system.resolve_on_machine(&folder).unwrap_or(folder);
         if !unique.contains(&folder) && unique.len() < 64 {
             unique.push(folder);
         }

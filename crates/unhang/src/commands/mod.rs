@@ -1,5 +1,9 @@
 //! The subcommands, one file each.
 
+mod doctor;
+mod machine_arguments;
+mod text;
+
 use std::process::ExitCode;
 
 use clap::Subcommand;
@@ -8,11 +12,15 @@ use clap::Subcommand;
 
 /// What the program can be asked to do.
 #[derive(Subcommand)]
-pub enum Command {}
+pub enum Command {
+    Doctor(doctor::Doctor),
+}
 
 impl Command {
     /// Runs the subcommand that was asked for.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        match self {}
+        match self {
+            Command::Doctor(command) => command.run(),
+        }
     }
 }

@@ -1,0 +1,52 @@
+//! The two arguments by which a command can be pointed at a machine that is a folder.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use unhang_machine::{Environment, LARGE, System};
+
+/// Which machine to look at.
+#[derive(Args)]
+pub struct MachineArguments {
+    /// Look at the machine that this folder describes (DIR/sys, DIR/etc, DIR/opt, …) instead of this one;
+    /// `UNHANG_ROOT=DIR` does the same.
+    #[arg(long, value_name = "DIR")]
+    root: Option<PathBuf>,
+    /// Take the variables from NAME=VALUE lines in this file instead of the process's environment.
+    #[arg(long, value_name = "FILE")]
+    env_file: Option<PathBuf>,
+}
+
+impl MachineArguments {
+    /// The machine.
+    pub fn system(&self) -> anyhow::Result<System> {
+        let given = self.env_file.as_ref().map(read_environment).transpose()?;
+        let named = self.root.clone().or_else(|| std::env::var_os("UNHANG_ROOT").map(PathBuf::from));
+        let Some(root) = named.filter(|root| !root.as_os_str().is_empty()) else {
+            return Ok(match given {
+                Some(environment) => System::new("/".as_ref(), environment),
+                None => System::new("/".as_ref(), Environment::of_this_process()),
+            });
+        };
+        if !root.is_dir() {
+            bail!("{} is not a folder, so no machine can be read from it", root.display());
+        }
+        Ok(match given {
+            Some(environment) => System::new(&root, environment),
+            None => System::folder(&root, Environment::of_this_process()),
+        })
+    }
+}
+
+fn read_environment(path: &PathBuf) -> anyhow::Result<Environment> {
+    let opened =
+        std::fs::File::open(path).with_context(|| format!("cannot read the variables from {}", path.display()))?;
+    let mut content = Vec::new();
+    opened
+        .take(LARGE as u64)
+        .read_to_end(&mut content)
+        .with_context(|| format!("cannot read the variables from {}", path.display()))?;
+    Ok(Environment::parse(&String::from_utf8_lossy(&content)))
+}

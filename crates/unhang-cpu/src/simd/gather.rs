@@ -8,6 +8,7 @@
 
 use super::geometry::{Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::source::{PackedSource, Window};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
@@ -38,10 +39,7 @@ struct Driver<'a> {
     source_block: usize,
     /// Steps of a run: a block's channels, or one where there are so few that (channel, tap) pairs are the runs.
     channels_in_runs: bool,
-    /// Packed numbers of one phase of columns, of a row, and which phases of columns there are.
-    phase_pitch: usize,
-    row_pitch: usize,
-    column_phases: Vec<Option<usize>>,
+    source: PackedSource<'a>,
     /// Rows and images of a strip.
     strip_rows: usize,
     strip_images: usize,
@@ -116,25 +114,27 @@ struct Strip<'a> {
     result: Shared,
 }
 
-/// How many vectors a tile should have: the number with the least estimated cycles for a row of results.
+/// How many vectors a tile should have, and what a step of all tiles then costs: the least estimated cycles for so
+/// many channels in vectors and scalars beside each other.
 ///
 /// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other
 /// are four cycles apart; what does not fill its last vector is computed in vain.
-fn choose_vectors(kernels: &Kernels, channels: usize, columns: usize) -> usize {
+pub fn choose_vectors(kernels: &Kernels, channels: usize, scalars: usize) -> (usize, f64) {
     let needed = channels.div_ceil(kernels.lanes);
     let cycles = |scalars: usize, vectors: usize| {
         let multiplications = scalars * vectors;
         multiplications.max(scalars + vectors).max(8) as f64 / 2.0 + 0.75
     };
     let row = |vectors: usize| -> f64 {
-        even_parts(columns, kernels.most_scalars[vectors]).map(|(_, length)| cycles(length, vectors)).sum()
+        even_parts(scalars, kernels.most_scalars[vectors]).map(|(_, length)| cycles(length, vectors)).sum()
     };
     let cost = |vectors: usize| {
         let rest = needed % vectors;
         (needed / vectors) as f64 * row(vectors) + if rest > 0 { row(rest) } else { 0.0 }
     };
     let candidates = 1..=MAX_VECTORS.min(needed);
-    candidates.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(1)
+    let best = candidates.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(1);
+    (best, cost(best))
 }
 
 impl<'a> Driver<'a> {
@@ -146,7 +146,7 @@ impl<'a> Driver<'a> {
         let source_blocks = gather.source_channels.div_ceil(most);
         let source_block = gather.source_channels.div_ceil(source_blocks);
 
-        let vectors = choose_vectors(kernels, gather.result_channels, columns.steps);
+        let (vectors, _) = choose_vectors(kernels, gather.result_channels, columns.steps);
         let mut blocks = Vec::new();
         let (mut first, mut packed) = (0, 0);
         while first < gather.result_channels {
@@ -158,19 +158,8 @@ impl<'a> Driver<'a> {
             first += channels;
         }
 
-        let mut slots = 0;
-        let column_phases = (0..columns.in_step)
-            .map(|residue| {
-                columns.uses(residue).then(|| {
-                    slots += 1;
-                    slots - 1
-                })
-            })
-            .collect();
-        let phase_pitch = columns.steps + (columns.span - 1) / columns.in_step;
-        // A result that no tap reaches needs no source at all, only its bias.
-        let row_pitch = slots.max(1) * phase_pitch;
-
+        let source = PackedSource::new(gather);
+        let row_pitch = source.row_pitch;
         let row_numbers = source_block * row_pitch * rows.in_step;
         let halo = source_block * row_pitch * rows.span;
         let fitting = STRIP_NUMBERS.saturating_sub(halo) / row_numbers.max(1);
@@ -193,9 +182,7 @@ impl<'a> Driver<'a> {
             blocks,
             source_block,
             channels_in_runs: source_block >= 4,
-            phase_pitch,
-            row_pitch,
-            column_phases,
+            source,
             strip_rows,
             strip_images,
             taps,
@@ -317,81 +304,12 @@ impl<'a> Driver<'a> {
         });
     }
 
-    /// Packs the source rows of one image's part of a strip for channels `first..first + channels`.
-    fn pack_source(
-        &self,
-        strip: &Strip<'_>,
-        image: usize,
-        first: usize,
-        channels: usize,
-        plane: usize,
-        to: &mut [f32],
-    ) {
-        let gather = self.gather;
-        let [rows, columns] = &gather.axes;
-        let [by_image, by_channel, by_row, by_column] = gather.source;
-        let first_channel = strip.group * gather.source_channels + first;
-        let packed_rows = (strip.rows - 1) * rows.in_step + rows.span;
-        let used: Vec<bool> = (0..rows.in_step).map(|residue| rows.uses(residue)).collect();
-        let planes: Vec<usize> = (0..channels).map(|channel| channel * plane).collect();
-        for row in (0..packed_rows).filter(|row| used[row % rows.in_step]) {
-            let source_row = (strip.first_row * rows.in_step + row) as isize + rows.low;
-            let inside = (0..rows.source as isize).contains(&source_row);
-            for (residue, slot) in self.column_phases.iter().enumerate() {
-                let Some(slot) = slot else { continue };
-                let start = row * self.row_pitch + slot * self.phase_pitch;
-                // Positions i with 0 ≤ i × in_step + residue + low < source.
-                let origin = residue as isize + columns.low;
-                let step = columns.in_step as isize;
-                let begin = (-origin).max(0).div_euclid(step) + isize::from((-origin).max(0).rem_euclid(step) != 0);
-                let end = (columns.source as isize - origin).max(0) as usize;
-                let end = end.div_ceil(columns.in_step).min(self.phase_pitch);
-                let begin = (begin as usize).min(end);
-                if !inside || begin == end {
-                    planes.iter().for_each(|plane| to[plane + start..][..self.phase_pitch].fill(0.0));
-                    continue;
-                }
-                for plane in &planes {
-                    let row = &mut to[plane + start..][..self.phase_pitch];
-                    row[..begin].fill(0.0);
-                    row[end..].fill(0.0);
-                }
-                let column = (begin as isize * step + origin) as usize;
-                let from =
-                    image * by_image + first_channel * by_channel + source_row as usize * by_row + column * by_column;
-                let (count, apart) = (end - begin, columns.in_step * by_column);
-                if by_channel == 1 && channels > 1 {
-                    debug_assert!(from + (count - 1) * apart + channels <= strip.source.len());
-                    // SAFETY: `count` pixels with `channels` channels each lie in the source; the rows lie in `to`,
-                    // the last plane's end was checked by the fills above.
-                    unsafe {
-                        (self.kernels.transpose)(
-                            strip.source.as_ptr().add(from),
-                            apart,
-                            count,
-                            channels,
-                            to.as_mut_ptr().add(start + begin),
-                            planes.as_ptr(),
-                        );
-                    }
-                } else {
-                    for (channel, plane) in planes.iter().enumerate() {
-                        let from = &strip.source[from + channel * by_channel..][..(count - 1) * apart + 1];
-                        let to = &mut to[plane + start + begin..][..count];
-                        // SAFETY: both slices have the length that the kernel reads and writes.
-                        unsafe { (self.kernels.row)(from.as_ptr(), apart, count, to.as_mut_ptr()) };
-                    }
-                }
-            }
-        }
-    }
-
     fn strip(&self, strip: &Strip<'_>) {
         let gather = self.gather;
         let (kernels, lanes) = (self.kernels, self.kernels.lanes);
         let [rows, columns] = &gather.axes;
         // An odd number of cache lines between planes, so that they do not all fall into the same sets.
-        let plane = (((strip.rows - 1) * rows.in_step + rows.span) * self.row_pitch).next_multiple_of(16);
+        let plane = (self.source.rows(strip.rows) * self.source.row_pitch).next_multiple_of(16);
         let plane = if plane / 16 % 2 == 0 { plane + 16 } else { plane };
         let image_pitch = self.source_block * plane;
         let mut packed = Workspace::take(strip.images * image_pitch);
@@ -414,7 +332,15 @@ impl<'a> Driver<'a> {
             let channels = self.source_block.min(gather.source_channels - first);
             for image in 0..strip.images {
                 let to = &mut packed[image * image_pitch..][..image_pitch];
-                self.pack_source(strip, strip.first_image + image, first, channels, plane, to);
+                let window = Window {
+                    image: strip.first_image + image,
+                    first_channel: strip.group * gather.source_channels + first,
+                    channels,
+                    first_row: strip.first_row,
+                    rows: strip.rows,
+                    plane,
+                };
+                self.source.pack(kernels, strip.source, &window, to);
             }
             let (is_first, is_last) = (first == 0, first + channels == gather.source_channels);
             let mut sums_start = 0;
@@ -437,12 +363,12 @@ impl<'a> Driver<'a> {
                                 0
                             };
                             let sums = sums[at..][..pixels * phase_columns * width].as_mut_ptr();
-                            let x = image * image_pitch + row * rows.in_step * self.row_pitch + column;
+                            let x = image * image_pitch + row * self.source.step_pitch() + column;
                             for phase_column in 0..phase_columns {
                                 let runs = &runs[phase_row * phase_columns + phase_column];
                                 // SAFETY: sums of this tile were sliced above; a phase's scalars begin within its
                                 // first pixel. Bias has room for all vectors of the last block. The scalars of the
-                                // last pixel end within the packed row (see `phase_pitch`), the vectors within the
+                                // last pixel end within the packed row (see `PackedSource`), the vectors within the
                                 // packed filters, which hold `channels × taps` of this block.
                                 unsafe {
                                     let sums = sums.add(phase_column * width);
@@ -486,14 +412,12 @@ impl<'a> Driver<'a> {
 
     /// The runs of each phase for a block of so many channels.
     fn fill_runs(&self, phases: &[[usize; 2]], channels: usize, plane: usize, width: usize, runs: &mut [Vec<Run>]) {
-        let columns = &self.gather.axes[1];
         let taps = self.taps;
         let mut before = 0;
         for (phase, runs) in phases.iter().zip(runs) {
             runs.clear();
             for (_, [row, column]) in self.taps_of_phase(*phase) {
-                let slot = self.column_phases[column % columns.in_step].expect("a phase that a tap uses is packed");
-                let x = row * self.row_pitch + slot * self.phase_pitch + column / columns.in_step;
+                let x = self.source.tap(row, column);
                 if self.channels_in_runs {
                     runs.push(Run { x, w: before * channels * width });
                 } else {

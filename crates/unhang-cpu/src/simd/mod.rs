@@ -7,13 +7,14 @@
 mod gather;
 mod geometry;
 mod kernels;
+mod source;
 mod vector;
+mod weights;
 mod workspace;
 
 use unhang_conv::{Direction, Problem};
 
 use crate::isa::Isa;
-use crate::plain;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(
@@ -27,7 +28,7 @@ pub fn compute(
 ) {
     let kernels = kernels::Kernels::of(isa);
     match problem.direction() {
-        Direction::BackwardWeights => plain::compute(problem, first, second, bias, result, threads),
+        Direction::BackwardWeights => weights::compute(problem, kernels, first, second, result, threads),
         _ => gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads),
     }
 }

@@ -1,0 +1,492 @@
+//! The blocked weight gradient.
+//!
+//! For each tap it is a product of two matrices, channels × pixels by pixels × channels: one side's channels are
+//! broadcast, the other's lie in vectors, and the micro-kernel walks along the pixels. Both sides are packed chunk by
+//! chunk of pixels, the input with its zeros. With few input channels the taps of a row lie next to each other in the
+//! packed input, and count as channels.
+//!
+//! A sum runs in registers over a chunk, through memory over at most [`CHAIN`] pixels, and those chains are added in
+//! pairs. Chunks depend on the problem alone and no sum is shared between threads, so threads change nothing.
+
+use unhang_conv::{Layout, Problem};
+
+use super::gather::choose_vectors;
+use super::geometry::{Strides, even_parts, strides};
+use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::workspace::{Shared, Workspace};
+use crate::parallel::for_each_unit;
+use crate::plain::CHAIN;
+
+/// Numbers of packed operands that a chunk aims at.
+const CHUNK_NUMBERS: usize = 128 * 1024;
+/// Pixels of a chunk at least, where there are so many: so many steps a tile's sums stay in registers.
+const CHUNK_PIXELS: usize = 192;
+/// Numbers of gradient that a unit of work holds: half of a second-level cache of a megabyte.
+const UNIT_NUMBERS: usize = 128 * 1024;
+
+/// Which operand lies in vectors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    /// The output's gradient; the input's channels are broadcast.
+    OutputVectors,
+    /// The output's gradient; the taps of a row with the input's channels are broadcast.
+    OutputVectorsRowTaps,
+    /// The input; the channels of the output's gradient are broadcast.
+    InputVectors,
+}
+
+/// A part of one side's channels: what one tile takes.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    first: usize,
+    length: usize,
+    /// Vectors; zero on the side that is broadcast.
+    vectors: usize,
+}
+
+/// One operand as it is packed for a chunk of pixels.
+struct Side {
+    parts: Vec<Part>,
+    /// Channels of a packed pixel, where all of a pixel's lie together; otherwise each part lies by itself.
+    dense: Option<usize>,
+    lanes: usize,
+}
+
+impl Side {
+    /// From one pixel to the next in a part.
+    fn pitch(&self, part: &Part) -> usize {
+        let width = if part.vectors == 0 { part.length } else { part.vectors * self.lanes };
+        self.dense.unwrap_or(width)
+    }
+
+    /// Where a part of a chunk with so many pixels begins. Parts before the last are full: as wide as they are long.
+    fn start(&self, part: &Part, pixels: usize) -> usize {
+        if self.dense.is_some() { part.first } else { part.first * pixels }
+    }
+}
+
+/// Images and output rows that are packed at a time: rows of one image, or several whole images.
+#[derive(Debug, Clone, Copy)]
+struct Chunk {
+    first_image: usize,
+    images: usize,
+    first_row: usize,
+    rows: usize,
+}
+
+struct Driver<'a> {
+    problem: &'a Problem,
+    kernels: &'static Kernels,
+    shape: Shape,
+    vectors: usize,
+    /// Input channels and filters of a group.
+    channels: usize,
+    filters: usize,
+    input: Strides,
+    output: Strides,
+    /// Columns of the packed input.
+    columns: usize,
+    chunks: Vec<Chunk>,
+}
+
+/// Computes a weight gradient of an ordinary problem.
+///
+/// # Panics
+/// When a slice is not as long as the problem says.
+pub fn compute(
+    problem: &Problem,
+    kernels: &'static Kernels,
+    x: &[f32],
+    dy: &[f32],
+    result: &mut [f32],
+    threads: usize,
+) {
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
+    let driver = Driver::new(problem, kernels);
+    // Units are ranges of filters; only the last may end within a vector.
+    let of_filter = driver.channels * problem.kernel().iter().product::<usize>();
+    let by_size = (UNIT_NUMBERS / of_filter).max(1);
+    let by_threads = if threads > 1 { (driver.filters * problem.groups()).div_ceil(threads) } else { usize::MAX };
+    let grain = if driver.shape == Shape::InputVectors { 1 } else { driver.vectors * kernels.lanes };
+    let range = by_size.min(by_threads).min(driver.filters).next_multiple_of(grain);
+    let ranges = driver.filters.div_ceil(range);
+    let result = Shared(result.as_mut_ptr());
+    for_each_unit(threads, problem.groups() * ranges, |unit| {
+        let first = unit % ranges * range;
+        let filters = range.min(driver.filters - first);
+        Unit { driver: &driver, group: unit / ranges, first, filters }.compute(x, dy, result);
+    });
+}
+
+impl<'a> Driver<'a> {
+    fn new(problem: &'a Problem, kernels: &'static Kernels) -> Driver<'a> {
+        let groups = problem.groups();
+        let (channels, filters) = (problem.in_channels() / groups, problem.out_channels() / groups);
+        let [tap_rows, tap_columns] = problem.kernel();
+        let taps = (tap_rows * tap_columns) as f64;
+        let mut candidates = vec![
+            (Shape::OutputVectors, choose_vectors(kernels, filters, channels), taps),
+            (Shape::InputVectors, choose_vectors(kernels, channels, filters), taps),
+        ];
+        if channels < 8 && problem.dilation()[1] == 1 {
+            let together = choose_vectors(kernels, filters, channels * tap_columns);
+            candidates.push((Shape::OutputVectorsRowTaps, together, tap_rows as f64));
+        }
+        let cost = |&(_, (_, cycles), times): &(Shape, (usize, f64), f64)| cycles * times;
+        let best = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are two at least");
+        let (shape, (vectors, _), _) = *best;
+        let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
+        let columns = (out[1] - 1) * stride[1] + (tap_columns - 1) * dilation[1] + 1;
+        Driver {
+            problem,
+            kernels,
+            shape,
+            vectors,
+            channels,
+            filters,
+            input: strides(problem.input_shape(), problem.layout()),
+            output: strides(problem.output_shape(), problem.layout()),
+            columns,
+            chunks: chunks(problem, columns * stride[0] * channels + out[1] * filters),
+        }
+    }
+
+    /// Input rows that so many output rows need.
+    fn input_rows(&self, rows: usize) -> usize {
+        (rows - 1) * self.problem.stride()[0] + (self.problem.kernel()[0] - 1) * self.problem.dilation()[0] + 1
+    }
+
+    fn vector_parts(&self, channels: usize) -> Vec<Part> {
+        let (lanes, width) = (self.kernels.lanes, self.vectors * self.kernels.lanes);
+        let part = |first: usize| {
+            let length = width.min(channels - first);
+            Part { first, length, vectors: length.div_ceil(lanes) }
+        };
+        (0..channels).step_by(width).map(part).collect()
+    }
+
+    fn scalar_parts(&self, channels: usize) -> Vec<Part> {
+        let parts = even_parts(channels, self.kernels.most_scalars[self.vectors]);
+        parts.map(|(first, length)| Part { first, length, vectors: 0 }).collect()
+    }
+}
+
+/// Cuts the pixels into chunks; one row of a chunk packs to so many numbers.
+fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
+    let [height, width] = problem.out_size();
+    let rows = (CHUNK_NUMBERS / row_numbers).max(CHUNK_PIXELS / width).min(CHAIN / width).clamp(1, height);
+    let pixels = height * width;
+    let images = (CHUNK_NUMBERS / (row_numbers * height)).max(CHUNK_PIXELS / pixels).min(CHAIN / pixels);
+    let images = if rows < height { 1 } else { images.clamp(1, problem.batch()) };
+    let by_image = even_parts(problem.batch(), images);
+    by_image
+        .flat_map(|(first_image, images)| {
+            even_parts(height, rows).map(move |(first_row, rows)| Chunk { first_image, images, first_row, rows })
+        })
+        .collect()
+}
+
+/// A range of one group's filters: what one thread computes from start to end.
+struct Unit<'a> {
+    driver: &'a Driver<'a>,
+    group: usize,
+    first: usize,
+    filters: usize,
+}
+
+impl Unit<'_> {
+    fn compute(&self, x: &[f32], dy: &[f32], result: Shared) {
+        let driver = self.driver;
+        let (problem, kernels, lanes) = (driver.problem, driver.kernels, driver.kernels.lanes);
+        let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
+        let [tap_rows, tap_columns] = problem.kernel();
+        let (together, swapped) = (driver.shape == Shape::OutputVectorsRowTaps, driver.shape == Shape::InputVectors);
+        // A layout whose channels lie together is packed as it is.
+        let nhwc = problem.layout() == Layout::Nhwc;
+        let channels = driver.channels;
+        let (input_parts, output_parts) = match driver.shape {
+            Shape::InputVectors => (driver.vector_parts(channels), driver.scalar_parts(self.filters)),
+            Shape::OutputVectors => (driver.scalar_parts(channels), driver.vector_parts(self.filters)),
+            Shape::OutputVectorsRowTaps => {
+                (driver.scalar_parts(channels * tap_columns), driver.vector_parts(self.filters))
+            }
+        };
+        let input = Side { parts: input_parts, dense: (nhwc || together).then_some(channels), lanes };
+        let output = Side { parts: output_parts, dense: nhwc.then_some(self.filters), lanes };
+        let (vector_side, scalar_side) = if swapped { (&input, &output) } else { (&output, &input) };
+        let taps: Vec<[usize; 2]> =
+            (0..tap_rows).flat_map(|r| (0..if together { 1 } else { tap_columns }).map(move |s| [r, s])).collect();
+
+        let scalars: usize = scalar_side.parts.iter().map(|part| part.length).sum();
+        let of_tap: usize = vector_side.parts.iter().map(|part| part.vectors * lanes * scalars).sum();
+        let mut sums = PairwiseSums::new(kernels, taps.len() * of_tap);
+        let zeros = [0.0f32; MAX_VECTORS * 16];
+        let mut runs = Vec::new();
+        // The last part's vectors may reach past the last channel: what they find there is read and never used.
+        let slack = MAX_VECTORS * lanes;
+        let most = |pixels: &dyn Fn(&Chunk) -> usize| driver.chunks.iter().map(pixels).max().unwrap_or(0);
+        let input_room = most(&|chunk| chunk.images * driver.input_rows(chunk.rows) * driver.columns);
+        let output_room = most(&|chunk| chunk.images * chunk.rows * out[1]);
+        let padded = |channels: usize| if nhwc { channels } else { channels.next_multiple_of(lanes) };
+        let mut packed_input = Workspace::take(input_room * padded(channels) + slack);
+        let mut packed_output = Workspace::take(output_room * padded(self.filters) + slack);
+        for chunk in &driver.chunks {
+            let begins = sums.begin_chunk(chunk.images * chunk.rows * out[1]);
+            let input_rows = driver.input_rows(chunk.rows);
+            let input_pixels = chunk.images * input_rows * driver.columns;
+            let output_pixels = chunk.images * chunk.rows * out[1];
+            self.pack_input(chunk, &input, together, x, &mut packed_input);
+            self.pack_output(chunk, &output, dy, &mut packed_output);
+            let mut at = 0;
+            for &[r, s] in &taps {
+                for vector_part in &vector_side.parts {
+                    for scalar_part in &scalar_side.parts {
+                        let (input_part, output_part) =
+                            if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
+                        let (input_pitch, output_pitch) = (input.pitch(input_part), output.pitch(output_part));
+                        runs.clear();
+                        for image in 0..chunk.images {
+                            for row in 0..chunk.rows {
+                                let input_row = image * input_rows + row * stride[0] + r * dilation[0];
+                                let from_input = (input_row * driver.columns + s * dilation[1]) * input_pitch;
+                                let from_output = (image * chunk.rows + row) * out[1] * output_pitch;
+                                runs.push(if swapped {
+                                    Run { x: from_output, w: from_input }
+                                } else {
+                                    Run { x: from_input, w: from_output }
+                                });
+                            }
+                        }
+                        let width = vector_part.vectors * lanes;
+                        let length = scalar_part.length * width;
+                        let tile_sums = sums.chain(at, length).as_mut_ptr();
+                        at += length;
+                        let input_start = input.start(input_part, input_pixels);
+                        let output_start = output.start(output_part, output_pixels);
+                        let input_step = stride[1] * input_pitch;
+                        let (init, init_step) =
+                            if begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), width) };
+                        // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
+                        // slack for the vectors of the last; the sums are a slice of the tile's own length.
+                        unsafe {
+                            let input = packed_input.as_ptr().add(input_start);
+                            let output = packed_output.as_ptr().add(output_start);
+                            let (x, w) = if swapped { (output, input) } else { (input, output) };
+                            let (x_step, w_step) =
+                                if swapped { (output_pitch, input_step) } else { (input_step, output_pitch) };
+                            kernels.tile(scalar_part.length, vector_part.vectors)(&Tile {
+                                x,
+                                w,
+                                runs: &runs,
+                                count: out[1],
+                                pitch: 1,
+                                x_step,
+                                w_step,
+                                init,
+                                init_step,
+                                sums: tile_sums,
+                                sums_step: width,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+        let total = sums.finish();
+        self.write(&taps, vector_side, scalar_side, &total, result);
+    }
+
+    /// Packs a chunk's input rows, with zeros where there is padding.
+    fn pack_input(&self, chunk: &Chunk, side: &Side, together: bool, x: &[f32], to: &mut [f32]) {
+        let driver = self.driver;
+        let problem = driver.problem;
+        let [height, width] = problem.in_size();
+        let [top, left] = problem.padding();
+        let rows = driver.input_rows(chunk.rows);
+        let pixels = chunk.images * rows * driver.columns;
+        let begin = left.min(driver.columns);
+        let end = (left + width).min(driver.columns).max(begin);
+        // With the taps of a row as channels the packed pixels still have the input's own.
+        let whole = [Part { first: 0, length: driver.channels, vectors: 0 }];
+        let parts: &[Part] = if together || side.dense.is_some() { &whole } else { &side.parts };
+        for image in 0..chunk.images {
+            for row in 0..rows {
+                let padded_row = chunk.first_row * problem.stride()[0] + row;
+                let inside = (top..top + height).contains(&padded_row) && begin < end;
+                let first_pixel = (image * rows + row) * driver.columns;
+                for part in parts {
+                    let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
+                    let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..driver.columns * pitch];
+                    if !inside {
+                        to.fill(0.0);
+                        continue;
+                    }
+                    to[..begin * pitch].fill(0.0);
+                    to[end * pitch..].fill(0.0);
+                    let channel = self.group * driver.channels + part.first;
+                    let position = [chunk.first_image + image, channel, padded_row - top, begin - left];
+                    let from = position.iter().zip(driver.input).map(|(p, s)| p * s).sum::<usize>();
+                    pack_row(
+                        driver.kernels,
+                        &x[from..],
+                        driver.input,
+                        part.length,
+                        end - begin,
+                        pitch,
+                        &mut to[begin * pitch..],
+                    );
+                }
+            }
+        }
+    }
+
+    /// Packs a chunk's rows of the output's gradient.
+    fn pack_output(&self, chunk: &Chunk, side: &Side, dy: &[f32], to: &mut [f32]) {
+        let driver = self.driver;
+        let width = driver.problem.out_size()[1];
+        let pixels = chunk.images * chunk.rows * width;
+        let whole = [Part { first: 0, length: self.filters, vectors: 0 }];
+        let parts: &[Part] = if side.dense.is_some() { &whole } else { &side.parts };
+        for image in 0..chunk.images {
+            for row in 0..chunk.rows {
+                let first_pixel = (image * chunk.rows + row) * width;
+                for part in parts {
+                    let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
+                    let channel = self.group * driver.filters + self.first + part.first;
+                    let position = [chunk.first_image + image, channel, chunk.first_row + row, 0];
+                    let from = position.iter().zip(driver.output).map(|(p, s)| p * s).sum::<usize>();
+                    let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..width * pitch];
+                    pack_row(driver.kernels, &dy[from..], driver.output, part.length, width, pitch, to);
+                }
+            }
+        }
+    }
+
+    /// Writes the sums, which lie by tap, part in vectors, part in scalars, scalar, vector.
+    fn write(&self, taps: &[[usize; 2]], vector_side: &Side, scalar_side: &Side, sums: &[f32], result: Shared) {
+        let driver = self.driver;
+        let weight = strides(driver.problem.weight_shape(), driver.problem.layout());
+        let swapped = driver.shape == Shape::InputVectors;
+        let together = driver.shape == Shape::OutputVectorsRowTaps;
+        let group = (self.group * driver.filters + self.first) * weight[0];
+        let (by_scalar, by_vector) = if swapped { (weight[0], weight[1]) } else { (weight[1], weight[0]) };
+        let mut at = 0;
+        for &[r, s] in taps {
+            for vector_part in &vector_side.parts {
+                let width = vector_part.vectors * driver.kernels.lanes;
+                for scalar_part in &scalar_side.parts {
+                    for scalar in scalar_part.first..scalar_part.first + scalar_part.length {
+                        let (scalar, s) =
+                            if together { (scalar % driver.channels, scalar / driver.channels) } else { (scalar, s) };
+                        let to =
+                            group + scalar * by_scalar + vector_part.first * by_vector + r * weight[2] + s * weight[3];
+                        for (number, &sum) in sums[at..][..vector_part.length].iter().enumerate() {
+                            // SAFETY: a tap of this unit's own filters, which no other unit writes.
+                            unsafe { *result.get().add(to + number * by_vector) = sum };
+                        }
+                        at += width;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Packs a row of pixels with `channels` channels each, `pitch` apart.
+fn pack_row(
+    kernels: &Kernels,
+    from: &[f32],
+    strides: Strides,
+    channels: usize,
+    pixels: usize,
+    pitch: usize,
+    to: &mut [f32],
+) {
+    let [_, by_channel, _, by_column] = strides;
+    assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
+    assert!((pixels - 1) * pitch + channels <= to.len());
+    if by_channel == 1 && by_column == channels && pitch == channels {
+        to[..pixels * pitch].copy_from_slice(&from[..pixels * pitch]);
+    } else if by_channel == 1 {
+        for pixel in 0..pixels {
+            to[pixel * pitch..][..channels].copy_from_slice(&from[pixel * by_column..][..channels]);
+        }
+    } else {
+        // Blocks of pixels, so that the table of their places is small.
+        let places: [usize; 64] = std::array::from_fn(|pixel| pixel * pitch);
+        for first in (0..pixels).step_by(places.len()) {
+            let count = places.len().min(pixels - first);
+            // SAFETY: channels and pixels were checked against both slices above; columns lie next to each other
+            // where channels do not.
+            unsafe {
+                (kernels.transpose)(
+                    from.as_ptr().add(first),
+                    by_channel,
+                    channels,
+                    count,
+                    to.as_mut_ptr().add(first * pitch),
+                    places.as_ptr(),
+                );
+            }
+        }
+    }
+}
+
+/// Many long sums side by side: chains of at most [`CHAIN`] terms, added in pairs.
+struct PairwiseSums {
+    kernels: &'static Kernels,
+    length: usize,
+    chain: Workspace,
+    terms: usize,
+    chains: usize,
+    /// Sums of 2ⁿ chains each, the longest first: the binary digits of `chains`.
+    levels: Vec<Workspace>,
+    spare: Vec<Workspace>,
+}
+
+impl PairwiseSums {
+    fn new(kernels: &'static Kernels, length: usize) -> PairwiseSums {
+        let chain = Workspace::take(length);
+        PairwiseSums { kernels, length, chain, terms: 0, chains: 0, levels: Vec::new(), spare: Vec::new() }
+    }
+
+    /// Announces so many terms more; true if with them a new chain begins, whose sums start from zero.
+    fn begin_chunk(&mut self, terms: usize) -> bool {
+        let begins = self.terms == 0 || self.terms + terms > CHAIN;
+        if begins && self.terms > 0 {
+            let next = self.spare.pop().unwrap_or_else(|| Workspace::take(self.length));
+            self.levels.push(std::mem::replace(&mut self.chain, next));
+            for _ in 0..self.chains.trailing_ones() {
+                self.merge();
+            }
+            self.chains += 1;
+            self.terms = 0;
+        }
+        self.terms += terms;
+        begins
+    }
+
+    /// Adds the last level to the one before it.
+    fn merge(&mut self) {
+        if let (Some(last), Some(before)) = (self.levels.pop(), self.levels.last_mut()) {
+            // SAFETY: both hold `length` numbers.
+            unsafe { (self.kernels.add)(last.as_ptr(), before.as_mut_ptr(), self.length) };
+            self.spare.push(last);
+        }
+    }
+
+    /// A part of the chain's sums.
+    fn chain(&mut self, at: usize, length: usize) -> &mut [f32] {
+        &mut self.chain[at..][..length]
+    }
+
+    fn finish(mut self) -> Workspace {
+        self.levels.push(self.chain);
+        self.chain = Workspace::take(0);
+        while self.levels.len() > 1 {
+            self.merge();
+        }
+        self.levels.pop().expect("one is left")
+    }
+}

@@ -98,14 +98,17 @@ pub(crate) struct Database {
     path: PathBuf,
     connection: Option<Connection>,
     notices: Arc<Notices>,
+    /// It was set aside once; not again, lest a disk that damages every file be filled with set-aside ones.
     mended: bool,
+    /// It can only be read, which was said when it was opened.
+    only_read: bool,
 }
 
 impl Database {
     /// Opens what is in the folder, or does without.
     pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
         let path = home.join("evidence.db");
-        let mut database = Database { path, connection: None, notices, mended: false };
+        let mut database = Database { path, connection: None, notices, mended: false, only_read: false };
         let folder = DirBuilder::new().recursive(true).mode(0o700).create(home);
         if let Err(error) = folder {
             database.notices.say(format!(
@@ -138,7 +141,6 @@ impl Database {
                     self.path.display()
                 )),
                 Trouble::Unusable(why) if !self.mended => {
-                    // Once only: a disk that damages every file must not be filled with set-aside ones.
                     self.mended = true;
                     self.connection = None;
                     let lock = OpeningLock::take(&self.path);
@@ -154,6 +156,7 @@ impl Database {
                     drop(lock);
                     continue;
                 }
+                Trouble::Unwritable(_) if self.only_read => {}
                 Trouble::Unusable(why) | Trouble::Unwritable(why) => self.notices.say(format!(
                     "{} cannot be used ({why}): some evidence of this run is not kept",
                     self.path.display()
@@ -192,6 +195,7 @@ impl Database {
             }
             Trouble::Unwritable(why) => {
                 self.connection = open_for_reading(&self.path);
+                self.only_read = true;
                 let rest =
                     if self.connection.is_some() { "it is read, and not added to" } else { "going on without it" };
                 self.notices.say(format!("{path} cannot be written ({why}): {rest}"));
@@ -237,9 +241,19 @@ impl Database {
 
     /// Renames the file and what belongs to it; tells whether the place is free now.
     fn set_aside(&self, why: &str) -> bool {
-        let suffix = format!(".set-aside-{}-{}", time::now(), std::process::id());
-        let mut aside = self.path.clone().into_os_string();
-        aside.push(&suffix);
+        let named = |number: u32| {
+            let mut name = self.path.clone().into_os_string();
+            name.push(format!(".set-aside-{}-{number}", time::now()));
+            name
+        };
+        let mut aside = named(0);
+        // Two in one second must not take each other's place. The opening lock keeps others out meanwhile.
+        for number in 1..100 {
+            if !Path::new(&aside).exists() {
+                break;
+            }
+            aside = named(number);
+        }
         let path = self.path.display();
         match fs::rename(&self.path, &aside) {
             Ok(()) => {

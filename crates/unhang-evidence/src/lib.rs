@@ -5,6 +5,7 @@
 //!   wrong with the file, work goes on without it and one notice says so.
 //! * [`rules`]: what reports claim about RDNA1 cards, with where it was claimed and what contradicts it. A rule makes a
 //!   combination suspect and never proves anything.
+//! * [`exchange`]: the file by which people give their findings to others; what comes in is suspicion, never proof.
 //!
 //! This crate must not know any engine's workings, the machine (a fingerprint is a text to it), torch or the planner.
 
@@ -12,6 +13,7 @@
 
 mod database;
 mod evidence;
+pub mod exchange;
 mod home;
 mod process;
 mod queue;

@@ -1,0 +1,144 @@
+//! The exchange file: what goes out comes in again, and nothing else does.
+
+use proptest::prelude::*;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::exchange::{self, Private};
+use unhang_evidence::{Record, Source};
+
+const HEADER: &str = r#"{"unhang_evidence":1,"records":1}"#;
+const LINE: &str = r#"{"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c","verdict":"hangs","seconds":0.5,"detail":"","source":"probe","unix_seconds":1770768000}"#;
+
+fn sample() -> Record {
+    let problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    Record {
+        unix_seconds: 1_770_768_000,
+        ..Record::new(problem, EngineName::Miopen, "4f1c", Verdict::Hangs, Source::Probe)
+    }
+}
+
+#[track_caller]
+fn check_refused(file: &str, expected: &str) {
+    let error = exchange::read(file.as_bytes()).expect_err("it must be refused");
+    assert!(error.to_string().contains(expected), "{error}");
+}
+
+#[test]
+fn what_goes_out_comes_in_as_an_import() {
+    let records = [
+        sample().with_variant("implicit-gemm").with_detail("in /home/kevin/run.py: \"queue preemption\""),
+        Record { verdict: Verdict::Works, ..sample() }.with_seconds(1.25e-3),
+        Record { source: Source::Rehearsal, ..sample() },
+        Record { source: Source::Import, ..sample() },
+        Record { machine: "a host name with spaces".to_owned(), ..sample() },
+    ];
+    let mut file = Vec::new();
+    let exported = exchange::write(&records, &Private::default(), &mut file).unwrap();
+    assert_eq!((exported.written, exported.left_out), (2, 3));
+    let text = String::from_utf8(file).unwrap();
+    assert!(!text.contains("kevin") && !text.contains("rehearsal") && !text.contains("host name"), "{text}");
+    let read = exchange::read(text.as_bytes()).unwrap();
+    assert_eq!(read[0].detail, "in <path> \"queue preemption\"");
+    assert_eq!(read[1], Record { source: Source::Import, ..records[1].clone() });
+}
+
+#[test]
+fn a_good_file_is_taken() {
+    for file in [format!("{HEADER}\n{LINE}\n"), format!("{HEADER}\n{LINE}")] {
+        let records = exchange::read(file.as_bytes()).unwrap();
+        assert_eq!((records.len(), records[0].source), (1, Source::Import));
+    }
+    assert!(exchange::read(r#"{"unhang_evidence":1,"records":0}"#.as_bytes()).unwrap().is_empty());
+}
+
+#[test]
+fn hostile_files_are_refused_whole() {
+    check_refused("", "empty");
+    check_refused("[]", "header");
+    check_refused("{\"records\":1}", "header");
+    check_refused("{\"unhang_evidence\":2,\"records\":1,\"new\":true}", "schema 2");
+    check_refused("{\"unhang_evidence\":1,\"records\":1,\"new\":true}", "unknown field");
+    check_refused("{\"unhang_evidence\":1,\"records\":99999999999}", "99999999999 records");
+    check_refused(&format!("{HEADER}\n"), "announces 1 records and the file has 0");
+    check_refused(&format!("{HEADER}\n{LINE}\n{LINE}\n"), "has 2");
+    check_refused(&format!("{}\n{LINE}\n{LINE}\n", HEADER.replace("1}", "2}")), "line 3: it says again");
+    check_refused(&format!("{HEADER}\n{LINE}\n\n"), "has 2");
+    check_refused(&format!("{HEADER}\n{}\n", "x".repeat(10_000)), "longer than 8192");
+    check_refused(&format!("{HEADER}\n{}\n", "[".repeat(5000)), "line 2");
+    check_refused(&format!("{HEADER}\n{}\n", &LINE[..LINE.len() - 9]), "line 2");
+    let with = |from: &str, to: &str| {
+        let line = LINE.replace(from, to);
+        assert_ne!(line, LINE, "{from} is not there");
+        format!("{HEADER}\n{line}\n")
+    };
+    check_refused(&with("1x16x64x64", "1x0x64x64"), "input channels is 0");
+    check_refused(&with("1x16x64x64", "01x16x64x64"), "one form");
+    check_refused(&with("1x16x64x64", "99999999999999999999x1x1x1"), "does not read");
+    check_refused(&with("1x16x64x64", "2147483647x2147483647x2147483647x2147483647"), "overflows");
+    check_refused(&with("miopen", "rm -rf"), "unknown engine");
+    check_refused(&with("hangs", "probably"), "unknown verdict");
+    check_refused(&with("\"probe\"", "\"import\""), "its source is import");
+    check_refused(&with("\"probe\"", "\"rehearsal\""), "its source is rehearsal");
+    check_refused(&with("\"probe\"", "\"rule\""), "its source is rule");
+    check_refused(&with("0.5", "-0.5"), "seconds is");
+    check_refused(&with("0.5", "1e300"), "seconds is");
+    check_refused(&with("0.5", "1e999"), "number out of range");
+    check_refused(&with("0.5", "NaN"), "line 2");
+    check_refused(&with("0.5", "\"0.5\""), "invalid type");
+    check_refused(&with("1770768000", "4102444800"), "not a time");
+    check_refused(&with("1770768000", "-1"), "not a time");
+    check_refused(&with("1770768000", "9223372036854775808"), "line 2");
+    check_refused(&with("\"4f1c\"", "\"\""), "machine is empty");
+    check_refused(&with("\"4f1c\"", "\"../../etc\""), "machine holds '/'");
+    check_refused(&with("\"4f1c\"", &format!("\"{}\"", "f".repeat(65))), "machine is longer");
+    check_refused(&with("\"variant\":\"\"", "\"variant\":\"<script>\""), "variant holds '<'");
+    check_refused(&with("\"detail\":\"\"", "\"detail\":\"\\u001b[2J\""), "control characters");
+    check_refused(&with("\"detail\":\"\"", "\"detail\":\"\\u202egnp.exe\""), "control characters");
+    check_refused(&with("\"detail\":\"\"", &format!("\"detail\":\"{}\"", "y".repeat(2001))), "detail is longer");
+    check_refused(&with("\"detail\":\"\"", "\"detail\":\"\",\"detail\":\"\""), "duplicate field");
+    check_refused(&with("\"detail\":\"\"", "\"extra\":1,\"detail\":\"\""), "unknown field");
+    check_refused(&with("\"engine\":\"miopen\",", ""), "missing field");
+    let mut bytes = format!("{HEADER}\n{LINE}\n").into_bytes();
+    bytes[60] = 0xff;
+    assert!(exchange::read(&bytes[..]).unwrap_err().to_string().contains("UTF-8"));
+}
+
+#[test]
+fn an_endless_file_is_refused() {
+    let endless = std::io::repeat(b'\n');
+    assert!(exchange::read(endless).is_err());
+    let lines = format!("{}\n", HEADER.replace("1}", "200000}"));
+    let forever = std::io::Read::chain(lines.as_bytes(), std::io::repeat(b'{'));
+    assert!(exchange::read(forever).unwrap_err().to_string().contains("longer than"));
+}
+
+proptest! {
+    /// Whatever a file says: refused, or taken with nothing in it that is not printable.
+    #[test]
+    fn no_file_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = exchange::read(&bytes[..]);
+        let mut file = format!("{HEADER}\n").into_bytes();
+        file.extend(&bytes);
+        let _ = exchange::read(&file[..]);
+    }
+
+    /// One byte of a good file changed: it is refused, or still a good record.
+    #[test]
+    fn a_changed_byte_never_makes_a_bad_record(at in 0..LINE.len(), byte in any::<u8>()) {
+        let mut file = format!("{HEADER}\n{LINE}\n").into_bytes();
+        file[HEADER.len() + 1 + at] = byte;
+        if let Ok(records) = exchange::read(&file[..]) {
+            prop_assert_eq!(records.len(), 1);
+            prop_assert_eq!(records[0].source, Source::Import);
+            prop_assert!(!records[0].detail.chars().any(char::is_control));
+        }
+    }
+
+    /// No word with a slash survives, whatever stands around it.
+    #[test]
+    fn no_path_is_left(text in "[ -~é\\n\\t]{0,40}", folder in "[a-z]{1,8}", name in "[a-zA-Z0-9]{3,9}") {
+        let private = Private::new([name.clone()]);
+        let cleaned = exchange::sanitise(&format!("{text} /{folder}/{name}.py {text} {name}"), &private);
+        prop_assert!(!cleaned.contains('/') && !cleaned.contains('\\'), "{}", cleaned);
+        prop_assert!(!cleaned.split_whitespace().any(|word| word.eq_ignore_ascii_case(&name)), "{}", cleaned);
+    }
+}

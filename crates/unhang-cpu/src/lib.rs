@@ -26,12 +26,14 @@
 
 #![deny(unsafe_code)]
 
+mod algorithm;
 mod isa;
 mod parallel;
 mod plain;
 #[allow(unsafe_code)]
 mod simd;
 
+pub use algorithm::Algorithm;
 pub use isa::Isa;
 
 use unhang_conv::Problem;

@@ -1,7 +1,7 @@
 //! Every problem, in every type of numbers, against the reference.
 
 use proptest::prelude::*;
-use unhang_conv::{DataType, Problem};
+use unhang_conv::{DataType, Problem, Specification};
 use unhang_cpu::{CpuEngine, Isa, Settings};
 use unhang_engine::Operands;
 use unhang_suite::{Tensor, any_problem, check};
@@ -61,5 +61,24 @@ proptest! {
         let alone = bits(&problem, seed, 1);
         prop_assert_eq!(&alone, &bits(&problem, seed, 2));
         prop_assert_eq!(&alone, &bits(&problem, seed, 5));
+    }
+}
+
+/// Depthwise problems, which the general strategy makes seldom.
+fn depthwise() -> impl Strategy<Value = Problem> {
+    (any_problem(DataType::F32), 2i64..40).prop_filter_map("makes no convolution", |(problem, channels)| {
+        let specification = problem.specification();
+        Problem::new(Specification { in_channels: channels, out_channels: channels, groups: channels, ..specification })
+            .ok()
+    })
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn depthwise_convolutions(problem in depthwise(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
     }
 }

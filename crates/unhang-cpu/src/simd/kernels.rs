@@ -54,6 +54,20 @@ pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, 
 /// Copies `count` numbers that lie `step` apart into a dense row.
 pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 
+/// A row of a depthwise result: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
+pub type CorrelateKernel = unsafe fn(*const f32, &[(usize, f32)], f32, usize, *mut f32);
+
+/// A pixel of a depthwise result, channels together: `to[c] = bias[c] + Σ w[tap × w_step + c] × x[offset + c]` over
+/// taps (offset, tap).
+pub type CorrelateChannelsKernel =
+    unsafe fn(*const f32, &[(isize, usize)], *const f32, usize, *const f32, usize, *mut f32);
+
+/// A row's share of a depthwise weight gradient: lane by lane `sums[tap] += Σ dy[i] × x[offset(tap) + i]`.
+pub type ProductsKernel = unsafe fn(*const f32, *const f32, &[usize], usize, *mut f32);
+
+/// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
+pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
+
 /// The most vectors of one tile.
 pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
@@ -75,6 +89,14 @@ pub struct Kernels {
     pub row: RowKernel,
     /// Adds `count` numbers to others.
     pub add: unsafe fn(*const f32, *mut f32, usize),
+    /// Depthwise rows.
+    pub correlate: CorrelateKernel,
+    /// Depthwise pixels.
+    pub correlate_channels: CorrelateChannelsKernel,
+    /// Depthwise weight gradients by rows.
+    pub products: ProductsKernel,
+    /// Depthwise weight gradients by pixels.
+    pub products_channels: ProductsChannelsKernel,
 }
 
 impl Kernels {
@@ -229,6 +251,176 @@ unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
     }
 }
 
+/// # Safety
+/// The features of `V` are on. At every tap `x` is good for `count` numbers rounded up to whole vectors, `to` for
+/// `count`.
+#[inline(always)]
+unsafe fn correlate<V: Vector>(x: *const f32, taps: &[(usize, f32)], bias: f32, count: usize, to: *mut f32) {
+    const TOGETHER: usize = 4;
+    let mut i = 0;
+    // SAFETY: reads stay below `count` rounded up, writes below `count`.
+    unsafe {
+        while i < count {
+            let left = count - i;
+            if left > (TOGETHER - 1) * V::LANES {
+                let mut sums = [V::splat(bias); TOGETHER];
+                for &(offset, weight) in taps {
+                    let weight = V::splat(weight);
+                    for (v, sum) in sums.iter_mut().enumerate() {
+                        *sum = weight.multiply_add(V::load(x.add(offset + i + v * V::LANES)), *sum);
+                    }
+                }
+                for (v, sum) in sums.iter().enumerate().take(TOGETHER - 1) {
+                    sum.store(to.add(i + v * V::LANES));
+                }
+                let last = (TOGETHER - 1) * V::LANES;
+                sums[TOGETHER - 1].store_part(to.add(i + last), (left - last).min(V::LANES));
+                i += TOGETHER * V::LANES;
+            } else {
+                let mut sum = V::splat(bias);
+                for &(offset, weight) in taps {
+                    sum = V::splat(weight).multiply_add(V::load(x.add(offset + i)), sum);
+                }
+                sum.store_part(to.add(i), left.min(V::LANES));
+                i += V::LANES;
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. At every tap `x` and `w` are good for `channels` numbers, and so are `bias` and `to`.
+#[inline(always)]
+unsafe fn correlate_channels<V: Vector>(
+    x: *const f32,
+    taps: &[(isize, usize)],
+    w: *const f32,
+    w_step: usize,
+    bias: *const f32,
+    channels: usize,
+    to: *mut f32,
+) {
+    const TOGETHER: usize = 4;
+    let mut c = 0;
+    // SAFETY: all accesses stay below `channels`. The pixel that offsets count from may lie outside of the source: only
+    // the sums with an offset are pointers into it, so wrapping arithmetic.
+    unsafe {
+        while c + TOGETHER * V::LANES <= channels {
+            let mut sums = [V::zero(); TOGETHER];
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = V::load(bias.add(c + v * V::LANES));
+            }
+            for &(offset, tap) in taps {
+                let x = x.wrapping_offset(offset).wrapping_add(c);
+                let w = w.add(tap * w_step + c);
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = V::load(w.add(v * V::LANES)).multiply_add(V::load(x.add(v * V::LANES)), *sum);
+                }
+            }
+            for (v, sum) in sums.iter().enumerate() {
+                sum.store(to.add(c + v * V::LANES));
+            }
+            c += TOGETHER * V::LANES;
+        }
+        while c < channels {
+            let count = (channels - c).min(V::LANES);
+            let mut sum = V::load_part(bias.add(c), count);
+            for &(offset, tap) in taps {
+                let x = V::load_part(x.wrapping_offset(offset).wrapping_add(c), count);
+                sum = V::load_part(w.add(tap * w_step + c), count).multiply_add(x, sum);
+            }
+            sum.store_part(to.add(c), count);
+            c += V::LANES;
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. `dy` and, at every offset, `x` are good for `count` numbers, `sums` for a vector for
+/// each offset.
+#[inline(always)]
+unsafe fn products<V: Vector>(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
+    const TOGETHER: usize = 3;
+    let mut tap = 0;
+    // SAFETY: all accesses stay below `count`; parts are loaded as such on both sides, because what lies behind them
+    // might not be finite.
+    unsafe {
+        while tap < offsets.len() {
+            let taps = (offsets.len() - tap).min(TOGETHER);
+            // With fewer taps left the last is computed again, and not stored.
+            let at: [usize; TOGETHER] = std::array::from_fn(|t| offsets[(tap + t).min(offsets.len() - 1)]);
+            let mut of_taps = [V::zero(); TOGETHER];
+            for (t, sum) in of_taps.iter_mut().enumerate().take(taps) {
+                *sum = V::load(sums.add((tap + t) * V::LANES));
+            }
+            let mut i = 0;
+            while i + V::LANES <= count {
+                let dy = V::load(dy.add(i));
+                for (sum, at) in of_taps.iter_mut().zip(at) {
+                    *sum = dy.multiply_add(V::load(x.add(at + i)), *sum);
+                }
+                i += V::LANES;
+            }
+            if i < count {
+                let dy = V::load_part(dy.add(i), count - i);
+                for (sum, at) in of_taps.iter_mut().zip(at) {
+                    *sum = dy.multiply_add(V::load_part(x.add(at + i), count - i), *sum);
+                }
+            }
+            for (t, sum) in of_taps.iter().enumerate().take(taps) {
+                sum.store(sums.add((tap + t) * V::LANES));
+            }
+            tap += taps;
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. `dy` and `x` are good for `count` pixels with `channels` numbers each, `sums` for
+/// `channels`.
+#[inline(always)]
+unsafe fn products_channels<V: Vector>(
+    dy: *const f32,
+    dy_step: usize,
+    x: *const f32,
+    x_step: usize,
+    count: usize,
+    channels: usize,
+    sums: *mut f32,
+) {
+    const TOGETHER: usize = 4;
+    let mut c = 0;
+    // SAFETY: all accesses stay below `count` and `channels`.
+    unsafe {
+        while c + TOGETHER * V::LANES <= channels {
+            let mut of_channels = [V::zero(); TOGETHER];
+            for (v, sum) in of_channels.iter_mut().enumerate() {
+                *sum = V::load(sums.add(c + v * V::LANES));
+            }
+            for i in 0..count {
+                let (dy, x) = (dy.add(i * dy_step + c), x.add(i * x_step + c));
+                for (v, sum) in of_channels.iter_mut().enumerate() {
+                    *sum = V::load(dy.add(v * V::LANES)).multiply_add(V::load(x.add(v * V::LANES)), *sum);
+                }
+            }
+            for (v, sum) in of_channels.iter().enumerate() {
+                sum.store(sums.add(c + v * V::LANES));
+            }
+            c += TOGETHER * V::LANES;
+        }
+        while c < channels {
+            let part = (channels - c).min(V::LANES);
+            let mut sum = V::load_part(sums.add(c), part);
+            for i in 0..count {
+                let x = V::load_part(x.add(i * x_step + c), part);
+                sum = V::load_part(dy.add(i * dy_step + c), part).multiply_add(x, sum);
+            }
+            sum.store_part(sums.add(c), part);
+            c += V::LANES;
+        }
+    }
+}
+
 /// One set of kernels: the wrappers with the features on, and the table of them. The lists of scalars say which tiles
 /// are compiled for one, two, three and four vectors; the last of each is the largest.
 macro_rules! kernels {
@@ -283,6 +475,54 @@ macro_rules! kernels {
                 unsafe { super::add::<$vector>(from, to, count) }
             }
 
+            /// # Safety
+            /// The machine has the features; see [`super::correlate`].
+            $(#[$features])?
+            unsafe fn correlate(x: *const f32, taps: &[(usize, f32)], bias: f32, count: usize, to: *mut f32) {
+                // SAFETY: the same conditions.
+                unsafe { super::correlate::<$vector>(x, taps, bias, count, to) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::correlate_channels`].
+            $(#[$features])?
+            unsafe fn correlate_channels(
+                x: *const f32,
+                taps: &[(isize, usize)],
+                w: *const f32,
+                w_step: usize,
+                bias: *const f32,
+                channels: usize,
+                to: *mut f32,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::correlate_channels::<$vector>(x, taps, w, w_step, bias, channels, to) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::products`].
+            $(#[$features])?
+            unsafe fn products(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
+                // SAFETY: the same conditions.
+                unsafe { super::products::<$vector>(dy, x, offsets, count, sums) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::products_channels`].
+            $(#[$features])?
+            unsafe fn products_channels(
+                dy: *const f32,
+                dy_step: usize,
+                x: *const f32,
+                x_step: usize,
+                count: usize,
+                channels: usize,
+                sums: *mut f32,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::products_channels::<$vector>(dy, dy_step, x, x_step, count, channels, sums) }
+            }
+
             fn tiles(vectors: usize, scalars: usize) -> Option<TileKernel> {
                 match (vectors, scalars) {
                     $((1, $one) => Some(tile::<$one, 1>),)*
@@ -315,6 +555,10 @@ macro_rules! kernels {
                 transpose,
                 row,
                 add,
+                correlate,
+                correlate_channels,
+                products,
+                products_channels,
             };
         }
     };

@@ -4,6 +4,7 @@
 //! compute offsets from the problem's geometry and hand raw pointers to kernels. The tests put operands between pages
 //! that cannot be touched, so that one number too many ends the test.
 
+mod depthwise;
 mod gather;
 mod geometry;
 mod kernels;
@@ -12,9 +13,11 @@ mod vector;
 mod weights;
 mod workspace;
 
-use unhang_conv::{Direction, Problem};
+use unhang_conv::Problem;
 
+use crate::algorithm::Algorithm;
 use crate::isa::Isa;
+use crate::plain;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(
@@ -27,8 +30,12 @@ pub fn compute(
     threads: usize,
 ) {
     let kernels = kernels::Kernels::of(isa);
-    match problem.direction() {
-        Direction::BackwardWeights => weights::compute(problem, kernels, first, second, result, threads),
-        _ => gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads),
+    match Algorithm::choose(problem, isa) {
+        Algorithm::Plain => plain::compute(problem, first, second, bias, result, threads),
+        Algorithm::Depthwise => depthwise::compute(problem, kernels, first, second, bias, result, threads),
+        Algorithm::Weights => weights::compute(problem, kernels, first, second, result, threads),
+        Algorithm::Direct => {
+            gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
+        }
     }
 }

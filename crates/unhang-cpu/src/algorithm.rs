@@ -1,0 +1,52 @@
+//! Which algorithm computes a problem: a small table, read from the top.
+
+use unhang_conv::{DataType, Direction, Problem};
+
+use crate::isa::Isa;
+use crate::plain::CHAIN;
+
+/// The algorithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Algorithm {
+    /// Safe loops over rows, for whatever has no kernel.
+    Plain,
+    /// Vectors along rows or channels; memory is the limit.
+    Depthwise,
+    /// Blocked products of pixels by pixels: weight gradients.
+    Weights,
+    /// Blocked sums over taps and channels: forward and backward-data, 1×1 included.
+    Direct,
+}
+
+/// The largest stride with kernels: the packed source is dealt out into so many phases.
+const MAX_STRIDE: usize = 16;
+
+impl Algorithm {
+    /// The algorithm for an ordinary problem (see [`Problem::lower`]).
+    pub fn choose(problem: &Problem, _isa: Isa) -> Algorithm {
+        let weights = problem.direction() == Direction::BackwardWeights;
+        // Padding far beyond the image would be packed, pixel by pixel; beyond this the workspace is out of proportion.
+        let mostly_padding = (0..2).any(|axis| 2 * problem.padding()[axis] > 3 * problem.in_size()[axis] + 64);
+        let strides = problem.stride().into_iter().max().unwrap_or(1);
+        match () {
+            () if problem.data_type() == DataType::F64 => Algorithm::Plain,
+            () if strides > MAX_STRIDE || mostly_padding => Algorithm::Plain,
+            // One row must not be longer than a chain of terms may be.
+            () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
+            () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
+            () if weights => Algorithm::Weights,
+            () => Algorithm::Direct,
+        }
+    }
+
+    /// The name in text.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Plain => "plain",
+            Algorithm::Depthwise => "depthwise",
+            Algorithm::Weights => "weights",
+            Algorithm::Direct => "direct",
+        }
+    }
+}

@@ -1,0 +1,327 @@
+//! Depthwise convolutions: one channel in, one channel out. There is nothing to broadcast along channels, and memory is
+//! the limit; so vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place.
+
+use unhang_conv::{Direction, Layout, Problem};
+
+use super::geometry::{Axis, Gather};
+use super::kernels::Kernels;
+use super::source::{PackedSource, Window};
+use super::workspace::{Shared, Workspace};
+use crate::parallel::for_each_unit;
+use crate::plain::CHAIN;
+
+/// Numbers of a packed window: a part of the first-level cache.
+const WINDOW_NUMBERS: usize = 6 * 1024;
+/// Result rows that are one unit of work where channels lie together.
+const UNIT_ROWS: usize = 8;
+
+/// Computes a depthwise problem in any direction.
+///
+/// # Panics
+/// When a slice is not as long as the problem says.
+pub fn compute(
+    problem: &Problem,
+    kernels: &'static Kernels,
+    first: &[f32],
+    second: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    assert_eq!([first.len(), second.len(), result.len()], lengths, "the operands' lengths");
+    match (problem.direction(), problem.layout()) {
+        (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, kernels, first, second, result, threads),
+        (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, kernels, first, second, result, threads),
+        (_, Layout::Nchw) => rows(&Gather::new(problem), kernels, first, second, bias, result, threads),
+        (_, Layout::Nhwc) => pixels(&Gather::new(problem), kernels, first, second, bias, result, threads),
+    }
+}
+
+/// Steps of results whose packed window is small.
+fn window_steps(packed: &PackedSource<'_>, steps: usize) -> usize {
+    let fitting = WINDOW_NUMBERS.saturating_sub(packed.rows(1) * packed.row_pitch) / packed.step_pitch().max(1);
+    (fitting + 1).min(steps)
+}
+
+/// NCHW, forward and backward-data: plane by plane.
+fn rows(
+    gather: &Gather,
+    kernels: &'static Kernels,
+    source: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let [rows, columns] = &gather.axes;
+    let packed = PackedSource::new(gather);
+    let steps = window_steps(&packed, rows.steps);
+    let of_filter = gather.weight_group;
+    for_each_plane(threads, result, rows.result * columns.result, |plane, result| {
+        let (image, channel) = (plane / gather.groups, plane % gather.groups);
+        let filter = &weight[channel * of_filter..][..of_filter];
+        let bias = bias.map_or(0.0, |bias| bias[channel]);
+        // Taps of each phase of rows and of columns.
+        let mut taps = Vec::new();
+        for row_phase in &rows.phases {
+            for column_phase in &columns.phases {
+                let of_phase = row_phase.iter().flat_map(|row| column_phase.iter().map(move |column| (row, column)));
+                let tap = |(row, column): (&super::geometry::Tap, &super::geometry::Tap)| {
+                    let at = packed.tap((row.offset - rows.low) as usize, (column.offset - columns.low) as usize);
+                    (at, filter[row.index * gather.weight[2] + column.index * gather.weight[3]])
+                };
+                taps.push(of_phase.map(tap).collect::<Vec<_>>());
+            }
+        }
+        // Whole vectors are read at the end of the last row.
+        let slack = 4 * kernels.lanes;
+        let mut window = Workspace::take(packed.rows(steps) * packed.row_pitch + slack);
+        let mut phase_row = Workspace::take(columns.steps);
+        let mut first_row = 0;
+        while first_row < rows.steps {
+            let count = steps.min(rows.steps - first_row);
+            let place = Window { image, first_channel: channel, channels: 1, first_row, rows: count, plane: 0 };
+            packed.pack(kernels, source, &place, &mut window);
+            for (step, row_phase) in (0..count).flat_map(|s| (0..rows.phases.len()).map(move |p| (s, p))) {
+                let row = (first_row + step) * rows.out_step + row_phase;
+                if row >= rows.result {
+                    continue;
+                }
+                let to = &mut result[row * columns.result..][..columns.result];
+                let from = window[step * packed.step_pitch()..].as_ptr();
+                let taps = &taps[row_phase * columns.phases.len()..];
+                // SAFETY (both calls): each tap's numbers lie in the window, rounded up to whole vectors with its
+                // slack; what is read there beyond a row is not stored.
+                if columns.out_step == 1 {
+                    unsafe { (kernels.correlate)(from, &taps[0], bias, columns.result, to.as_mut_ptr()) };
+                } else {
+                    for (phase, taps) in taps.iter().enumerate().take(columns.phases.len()) {
+                        unsafe { (kernels.correlate)(from, taps, bias, columns.steps, phase_row.as_mut_ptr()) };
+                        for (to, &sum) in to[phase..].iter_mut().step_by(columns.out_step).zip(phase_row.iter()) {
+                            *to = sum;
+                        }
+                    }
+                }
+            }
+            first_row += count;
+        }
+    });
+}
+
+/// Calls `work` with every plane of a tensor, several at a time as one unit.
+fn for_each_plane(threads: usize, tensor: &mut [f32], plane: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+    let planes = tensor.len() / plane;
+    let together = (16 * 1024 / plane).clamp(1, planes.div_ceil(2 * threads));
+    crate::parallel::for_each_chunk(threads, tensor, plane * together, |number, chunk| {
+        for (index, plane) in chunk.chunks_mut(plane).enumerate() {
+            work(number * together + index, plane);
+        }
+    });
+}
+
+/// The taps of an axis that fall on the source from a step: their place, and the tap.
+fn valid_taps(axis: &Axis, phase: usize, step: usize) -> impl Iterator<Item = (isize, usize)> + '_ {
+    let origin = (step * axis.in_step) as isize;
+    let inside = move |offset: isize| (0..axis.source as isize).contains(&(origin + offset));
+    axis.phases[phase].iter().filter(move |tap| inside(tap.offset)).map(|tap| (tap.offset, tap.index))
+}
+
+/// NHWC, forward and backward-data: pixel by pixel, in place.
+fn pixels(
+    gather: &Gather,
+    kernels: &'static Kernels,
+    source: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let [rows, columns] = &gather.axes;
+    let channels = gather.groups;
+    let tap_columns = gather.weight[2] / gather.weight[3];
+    // Filters with channels together, tap by tap.
+    let mut packed = Workspace::take(weight.len());
+    for (channel, filter) in weight.chunks(gather.weight_group).enumerate() {
+        for (tap, &number) in filter.iter().enumerate() {
+            packed[tap * channels + channel] = number;
+        }
+    }
+    let mut biases = Workspace::take(channels);
+    match bias {
+        Some(bias) => biases.copy_from_slice(bias),
+        None => biases.fill(0.0),
+    }
+    let (packed, biases): (&[f32], &[f32]) = (&packed, &biases);
+    let [by_image, _, by_row, by_column] = gather.source;
+    let row_length = columns.result * channels;
+    let tap_columns_of = |taps: &mut Vec<(isize, usize)>, row_taps: &[(isize, usize)], phase: usize, step: usize| {
+        taps.clear();
+        for &(row_offset, row_tap) in row_taps {
+            taps.extend(valid_taps(columns, phase, step).map(|(offset, tap)| {
+                (row_offset * by_row as isize + offset * by_column as isize, row_tap * tap_columns + tap)
+            }));
+        }
+    };
+    crate::parallel::for_each_chunk(threads, result, row_length * UNIT_ROWS, |unit, chunk| {
+        let mut taps = Vec::new();
+        for (index, to) in chunk.chunks_mut(row_length).enumerate() {
+            let row = (unit * UNIT_ROWS + index) % rows.result;
+            let image = (unit * UNIT_ROWS + index) / rows.result;
+            let (step, phase) = (row / rows.out_step, row % rows.out_step);
+            let row_taps: Vec<_> = valid_taps(rows, phase, step).collect();
+            let from_row = image * by_image + step * rows.in_step * by_row;
+            for column_phase in 0..columns.phases.len() {
+                // Steps with all taps inside share one list.
+                let all = columns.phases[column_phase].len();
+                let mut whole = false;
+                for step in 0..(columns.result - column_phase).div_ceil(columns.out_step) {
+                    if !(whole && valid_taps(columns, column_phase, step).count() == all) {
+                        tap_columns_of(&mut taps, &row_taps, column_phase, step);
+                        whole = taps.len() == all * row_taps.len();
+                    }
+                    let from = source.as_ptr().wrapping_add(from_row + step * columns.in_step * by_column);
+                    let to = &mut to[(step * columns.out_step + column_phase) * channels..][..channels];
+                    // SAFETY: the taps in the list fall on pixels of the source, each with all its channels; filters
+                    // are packed for all taps; the rest are slices of `channels`.
+                    unsafe {
+                        (kernels.correlate_channels)(
+                            from,
+                            &taps,
+                            packed.as_ptr(),
+                            channels,
+                            biases.as_ptr(),
+                            channels,
+                            to.as_mut_ptr(),
+                        );
+                    }
+                }
+            }
+        }
+    });
+}
+
+/// NCHW, backward-weights: channel by channel.
+fn rows_weights(
+    problem: &Problem,
+    kernels: &'static Kernels,
+    x: &[f32],
+    dy: &[f32],
+    result: &mut [f32],
+    threads: usize,
+) {
+    // The forward gather knows where taps fall on the input.
+    let gather = Gather::new(&problem.with_direction(Direction::Forward));
+    let [rows, columns] = &gather.axes;
+    let packed = PackedSource::new(&gather);
+    let steps = window_steps(&packed, rows.steps).min((CHAIN * kernels.lanes / columns.steps).max(1));
+    let (channels, lanes) = (problem.in_channels(), kernels.lanes);
+    let taps = gather.weight_group;
+    let offset = |tap: usize| {
+        let (row, column) =
+            (rows.phases[0][tap / columns.phases[0].len()], columns.phases[0][tap % columns.phases[0].len()]);
+        packed.tap((row.offset - rows.low) as usize, (column.offset - columns.low) as usize)
+    };
+    let offsets: Vec<usize> = (0..taps).map(offset).collect();
+    crate::parallel::for_each_chunk(threads, result, taps, |channel, filter| {
+        let mut window = Workspace::take(packed.rows(steps) * packed.row_pitch);
+        let mut sums = Workspace::take(taps * lanes);
+        // Each chain is a window's; what comes together from all of them is summed in double precision.
+        let mut totals = vec![0.0f64; taps];
+        for image in 0..problem.batch() {
+            let of_plane = &dy[(image * channels + channel) * rows.result * columns.result..];
+            let mut first_row = 0;
+            while first_row < rows.steps {
+                let count = steps.min(rows.steps - first_row);
+                let place = Window { image, first_channel: channel, channels: 1, first_row, rows: count, plane: 0 };
+                packed.pack(kernels, x, &place, &mut window);
+                sums.fill(0.0);
+                for step in 0..count {
+                    let dy = &of_plane[(first_row + step) * columns.result..][..columns.result];
+                    let x = window[step * packed.step_pitch()..].as_ptr();
+                    // SAFETY: every tap has a packed number for each column of this row; a vector for each tap.
+                    unsafe { (kernels.products)(dy.as_ptr(), x, &offsets, columns.result, sums.as_mut_ptr()) };
+                }
+                for (total, sums) in totals.iter_mut().zip(sums.chunks(lanes)) {
+                    *total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+                }
+                first_row += count;
+            }
+        }
+        filter.iter_mut().zip(totals).for_each(|(to, total)| *to = total as f32);
+    });
+}
+
+/// NHWC, backward-weights: ranges of channels.
+fn pixels_weights(
+    problem: &Problem,
+    kernels: &'static Kernels,
+    x: &[f32],
+    dy: &[f32],
+    result: &mut [f32],
+    threads: usize,
+) {
+    let gather = Gather::new(&problem.with_direction(Direction::Forward));
+    let [rows, columns] = &gather.axes;
+    let channels = problem.in_channels();
+    let (tap_columns, taps) = (columns.phases[0].len(), gather.weight_group);
+    let [by_image, _, by_row, by_column] = gather.source;
+    let range = channels.div_ceil(threads).next_multiple_of(4 * kernels.lanes).min(channels);
+    let result = Shared(result.as_mut_ptr());
+    for_each_unit(threads, channels.div_ceil(range), |unit| {
+        let first = unit * range;
+        let count = range.min(channels - first);
+        let mut sums = Workspace::take(taps * count);
+        let mut totals = vec![0.0f64; taps * count];
+        sums.fill(0.0);
+        let mut terms = 0;
+        let mut flush = |sums: &mut [f32]| {
+            totals.iter_mut().zip(sums.iter_mut()).for_each(|(total, sum)| *total += f64::from(std::mem::take(sum)));
+        };
+        for image in 0..problem.batch() {
+            for row in 0..rows.result {
+                if terms + columns.result > CHAIN {
+                    flush(&mut sums);
+                    terms = 0;
+                }
+                terms += columns.result;
+                for (row_offset, row_tap) in valid_taps(rows, 0, row) {
+                    let source_row = (row * rows.in_step) as isize + row_offset;
+                    for (column_tap, tap) in columns.phases[0].iter().enumerate() {
+                        let valid = crate::plain::valid_outputs(problem, 1, tap.index);
+                        if valid.is_empty() {
+                            continue;
+                        }
+                        let column = (valid.start * columns.in_step) as isize + tap.offset;
+                        let from =
+                            image * by_image + source_row as usize * by_row + column as usize * by_column + first;
+                        let of_output = ((image * rows.result + row) * columns.result + valid.start) * channels + first;
+                        let sums = &mut sums[(row_tap * tap_columns + column_tap) * count..][..count];
+                        let x_step = columns.in_step * by_column;
+                        assert!(from + (valid.len() - 1) * x_step + count <= x.len());
+                        assert!(of_output + (valid.len() - 1) * channels + count <= dy.len());
+                        // SAFETY: the valid pixels' channels lie in both operands, as was just checked.
+                        unsafe {
+                            (kernels.products_channels)(
+                                dy.as_ptr().add(of_output),
+                                channels,
+                                x.as_ptr().add(from),
+                                x_step,
+                                valid.len(),
+                                count,
+                                sums.as_mut_ptr(),
+                            );
+                        }
+                    }
+                }
+            }
+        }
+        flush(&mut sums);
+        for (tap, totals) in totals.chunks(count).enumerate() {
+            for (channel, &total) in totals.iter().enumerate() {
+                // SAFETY: this unit's own channels of the filter, which has `taps` numbers for each.
+                unsafe { *result.get().add((first + channel) * taps + tap) = total as f32 };
+            }
+        }
+    });
+}

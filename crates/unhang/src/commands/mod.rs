@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+mod audit;
 mod doctor;
 mod machine_arguments;
 mod text;
@@ -13,6 +14,7 @@ use clap::Subcommand;
 /// What the program can be asked to do.
 #[derive(Subcommand)]
 pub enum Command {
+    Audit(audit::Audit),
     Doctor(doctor::Doctor),
 }
 
@@ -20,6 +22,7 @@ impl Command {
     /// Runs the subcommand that was asked for.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
+            Command::Audit(command) => command.run(),
             Command::Doctor(command) => command.run(),
         }
     }

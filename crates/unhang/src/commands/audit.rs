@@ -1,0 +1,380 @@
+//! `unhang audit`: which kernels in these files are unsafe on which chip, and why.
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use serde_json::{Map, Value};
+use unhang_isa::audit::{Finding, Hazards, Rule};
+use unhang_isa::elf::CodeObject;
+use unhang_isa::{Chip, Program};
+use unhang_objects::survey::{FunctionSurvey, ObjectSurvey, Options, survey};
+use unhang_objects::{Event, walk};
+
+use crate::output::{self, Colour, Style, printable};
+
+/// Find machine code that is unsafe on an RDNA1 card.
+///
+/// Reads code objects (.co, .hsaco), shared libraries with fat binaries, offload bundles, MIOpen's kernel databases
+/// (.ukdb, .kdb), wheels and whole folders, and looks in every gfx10 function for the places where a compiler for the
+/// chip would have inserted a work-around.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  unhang audit ~/.cache/miopen/2.16.0/gfx1030_18.ukdb
+  unhang audit --target gfx1030 --explain venv/lib/python3.10/site-packages/torch/lib
+  unhang audit --json libkernels.so > findings.json
+
+Exit codes: 0 nothing found, 1 something found, 2 a file could not be read, 3 no gfx10 code to look at.")]
+pub struct Audit {
+    /// Files or folders to look into.
+    #[arg(required = true)]
+    files: Vec<PathBuf>,
+    /// The chip on which the code would run.
+    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    chip: Chip,
+    /// Look only at code that was compiled for this chip.
+    #[arg(long, value_name = "CHIP")]
+    target: Option<Chip>,
+    /// List the kernels that have findings, and not only the files.
+    #[arg(long)]
+    kernels: bool,
+    /// Explain each kind of finding in plain words.
+    #[arg(long)]
+    explain: bool,
+    /// Show the instructions around up to N findings of each kernel.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "3")]
+    sites: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found in one file.
+#[derive(Default, Serialize)]
+struct FileReport {
+    path: String,
+    objects: Vec<ObjectReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip)]
+    other_targets: BTreeSet<String>,
+}
+
+#[derive(Serialize)]
+struct ObjectReport {
+    target: String,
+    kernels: Vec<KernelReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+#[derive(Serialize)]
+struct KernelReport {
+    name: String,
+    #[serde(serialize_with = "by_name")]
+    hazards: Hazards,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sites: Vec<SiteReport>,
+}
+
+#[derive(Serialize)]
+struct SiteReport {
+    rule: &'static str,
+    severity: &'static str,
+    offset: u32,
+    explanation: String,
+    code: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Report {
+    files: Vec<FileReport>,
+    #[serde(serialize_with = "by_name")]
+    totals: Hazards,
+}
+
+fn by_name<S: serde::Serializer>(hazards: &Hazards, serializer: S) -> Result<S::Ok, S::Error> {
+    let map: Map<String, Value> =
+        Rule::ALL.into_iter().map(|rule| (rule.name().to_owned(), hazards.get(rule).into())).collect();
+    map.serialize(serializer)
+}
+
+impl Audit {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let mut files: Vec<FileReport> = Vec::new();
+        for path in &self.files {
+            let first = files.len();
+            let result = walk(path, &mut |event| self.take(event, &mut files));
+            if let Err(error) = result {
+                let message = error.to_string();
+                match files[first..].last_mut() {
+                    Some(file) => file.error = Some(message),
+                    None => files.push(FileReport {
+                        path: path.display().to_string(),
+                        error: Some(message),
+                        ..FileReport::default()
+                    }),
+                }
+            }
+        }
+        let mut totals = Hazards::default();
+        for kernel in files.iter().flat_map(|file| &file.objects).flat_map(|object| &object.kernels) {
+            totals.add(&kernel.hazards);
+        }
+        let report = Report { files, totals };
+        let code = report.exit_code();
+        if self.json {
+            output::print_json(&report)?;
+        } else {
+            self.print(&report)?;
+        }
+        Ok(ExitCode::from(code))
+    }
+
+    fn take(&self, event: Event<'_>, files: &mut Vec<FileReport>) {
+        match event {
+            Event::File { path } => {
+                if io::stderr().is_terminal() {
+                    let _ = write!(io::stderr(), "\r\x1b[Klooking at {}", printable(path));
+                    let _ = io::stderr().flush();
+                }
+                files.push(FileReport { path: path.to_owned(), ..FileReport::default() });
+            }
+            Event::Object { target, bytes } => {
+                let Some(file) = files.last_mut() else { return };
+                file.take_object(target, bytes, self);
+            }
+            Event::OtherTarget { target } => {
+                if let Some(file) = files.last_mut() {
+                    file.other_targets.insert(target.to_owned());
+                }
+            }
+            Event::Unreadable { path, error } => {
+                let message = error.to_string();
+                match files.last_mut().filter(|file| file.path == path) {
+                    Some(file) => file.error = Some(message),
+                    None => files.push(FileReport {
+                        path: path.to_owned(),
+                        error: Some(message),
+                        ..FileReport::default()
+                    }),
+                }
+            }
+        }
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
+        if io::stderr().is_terminal() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+        let style = Style::for_stream(&io::stdout());
+        let mut out = io::stdout().lock();
+        for file in &report.files {
+            if file.objects.is_empty() && file.error.is_none() && self.files.len() + report.files.len() > 2 {
+                continue;
+            }
+            file.print(&mut out, style, self)?;
+        }
+        report.print_totals(&mut out, style, self)?;
+        Ok(())
+    }
+}
+
+impl FileReport {
+    fn take_object(&mut self, declared: &str, bytes: &[u8], command: &Audit) {
+        let options = Options { chip: command.chip, keep_findings: command.sites.is_some() };
+        match survey(bytes, options) {
+            Ok(ObjectSurvey { target: None, .. }) => {
+                self.other_targets.insert(if declared.is_empty() { "another family" } else { declared }.to_owned());
+            }
+            Ok(ObjectSurvey { target: Some(target), functions, .. }) => {
+                if command.target.is_some_and(|wanted| wanted != target) {
+                    return;
+                }
+                let kernels = functions.into_iter().map(|function| kernel_report(function, bytes, command)).collect();
+                self.objects.push(ObjectReport { target: target.to_string(), kernels, error: None });
+            }
+            Err(error) => {
+                let target = if declared.is_empty() { "unknown" } else { declared }.to_owned();
+                self.objects.push(ObjectReport { target, kernels: Vec::new(), error: Some(error.to_string()) });
+            }
+        }
+    }
+
+    fn print(&self, out: &mut impl Write, style: Style, command: &Audit) -> io::Result<()> {
+        writeln!(out, "{}", style.paint(&printable(&self.path), Colour::Bold))?;
+        if let Some(error) = &self.error {
+            writeln!(out, "  {} {}", style.paint("could not be read:", Colour::Red), printable(error))?;
+        }
+        let mut file_total = Hazards::default();
+        for kernel in self.objects.iter().flat_map(|object| &object.kernels) {
+            file_total.add(&kernel.hazards);
+        }
+        let rules: Vec<Rule> = Rule::ALL.into_iter().filter(|&rule| file_total.get(rule) > 0).collect();
+        if !self.objects.is_empty() {
+            let mut table = new_table();
+            let mut header = vec!["compiled for".to_owned(), "functions".to_owned(), "unsafe".to_owned()];
+            header.extend(rules.iter().map(|rule| rule.name().to_owned()));
+            table.set_header(header);
+            for object in &self.objects {
+                let mut sum = Hazards::default();
+                for kernel in &object.kernels {
+                    sum.add(&kernel.hazards);
+                }
+                let bad = object.kernels.iter().filter(|kernel| kernel.hazards.total() > 0).count();
+                let mut row = vec![object.target.clone(), object.kernels.len().to_string(), bad.to_string()];
+                row.extend(rules.iter().map(|&rule| sum.get(rule).to_string()));
+                table.add_row(row);
+            }
+            align_numbers(&mut table);
+            writeln!(out, "{table}")?;
+        }
+        for object in &self.objects {
+            if let Some(error) = &object.error {
+                writeln!(out, "  {}: {}", object.target, printable(error))?;
+            }
+            for kernel in &object.kernels {
+                if let Some(error) = &kernel.error {
+                    writeln!(out, "  {}: {} was not looked at: {error}", object.target, printable(&kernel.name))?;
+                } else if kernel.hazards.total() > 0 && (command.kernels || command.sites.is_some()) {
+                    kernel.print(out, style, &object.target)?;
+                }
+            }
+        }
+        if !self.other_targets.is_empty() {
+            let names: Vec<_> = self.other_targets.iter().map(|name| printable(name)).collect();
+            writeln!(out, "  {}", style.paint(&format!("not looked at: {}", names.join(", ")), Colour::Dim))?;
+        }
+        writeln!(out)
+    }
+}
+
+fn new_table() -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table
+}
+
+fn align_numbers(table: &mut Table) {
+    for (place, column) in table.column_iter_mut().enumerate() {
+        if place > 0 {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+}
+
+impl KernelReport {
+    fn print(&self, out: &mut impl Write, style: Style, target: &str) -> io::Result<()> {
+        let counts: Vec<String> = Rule::ALL
+            .into_iter()
+            .filter(|&rule| self.hazards.get(rule) > 0)
+            .map(|rule| format!("{} {}", rule.name(), self.hazards.get(rule)))
+            .collect();
+        writeln!(out, "  {target} {}: {}", style.paint(&printable(&self.name), Colour::Cyan), counts.join(", "))?;
+        for site in &self.sites {
+            writeln!(out, "    {} ({}) at {:#x}", style.paint(site.rule, Colour::Yellow), site.severity, site.offset)?;
+            for line in &site.code {
+                writeln!(out, "      {line}")?;
+            }
+            writeln!(out, "      {}", style.paint(&site.explanation, Colour::Dim))?;
+        }
+        Ok(())
+    }
+}
+
+fn kernel_report(function: FunctionSurvey, object: &[u8], command: &Audit) -> KernelReport {
+    let sites = match command.sites {
+        Some(limit) if !function.findings.is_empty() => describe_sites(&function, object, limit),
+        _ => Vec::new(),
+    };
+    KernelReport { name: function.name, hazards: function.hazards, error: function.error, sites }
+}
+
+/// The first findings of a function with the code around them.
+fn describe_sites(function: &FunctionSurvey, object: &[u8], limit: usize) -> Vec<SiteReport> {
+    let Ok(object) = CodeObject::parse(object) else { return Vec::new() };
+    let Some(chip) = object.chip() else { return Vec::new() };
+    let Some(found) = object.functions.iter().find(|candidate| candidate.name == function.name) else {
+        return Vec::new();
+    };
+    let wave64 = found.descriptor.is_some_and(|descriptor| descriptor.wave64());
+    let Ok(program) = Program::decode(found.code, chip, wave64) else { return Vec::new() };
+    function.findings.iter().take(limit).map(|finding| describe_site(finding, &program)).collect()
+}
+
+fn describe_site(finding: &Finding, program: &Program) -> SiteReport {
+    const BEFORE: usize = 6;
+    const AFTER: usize = 2;
+    let at = finding.index as usize;
+    let last = (at + AFTER).min(program.instructions.len().saturating_sub(1));
+    let code = (at.saturating_sub(BEFORE)..=last)
+        .map(|index| {
+            let mark = if index == at { ">" } else { " " };
+            format!("{mark} {:6x}  {}", program.offsets[index], program.instructions[index].text(program.wave64))
+        })
+        .collect();
+    SiteReport {
+        rule: finding.rule.name(),
+        severity: finding.severity.name(),
+        offset: finding.offset,
+        explanation: finding.explanation(),
+        code,
+    }
+}
+
+impl Report {
+    fn exit_code(&self) -> u8 {
+        let objects = || self.files.iter().flat_map(|file| &file.objects);
+        let unreadable = self.files.iter().any(|file| file.error.is_some())
+            || objects().any(|object| object.error.is_some())
+            || objects().flat_map(|object| &object.kernels).any(|kernel| kernel.error.is_some());
+        if unreadable {
+            output::FAILED
+        } else if self.totals.total() > 0 {
+            output::FOUND_ERRORS
+        } else if objects().next().is_none() {
+            output::CANNOT_TELL
+        } else {
+            0
+        }
+    }
+
+    fn print_totals(&self, out: &mut impl Write, style: Style, command: &Audit) -> io::Result<()> {
+        let kernels = || self.files.iter().flat_map(|file| &file.objects).flat_map(|object| &object.kernels);
+        let objects: usize = self.files.iter().map(|file| file.objects.len()).sum();
+        let functions = kernels().count();
+        let bad = kernels().filter(|kernel| kernel.hazards.total() > 0).count();
+        if objects == 0 {
+            let what = command.target.map_or("gfx10 code".to_owned(), |target| format!("{target} code"));
+            return writeln!(out, "There is no {what} in what was given.");
+        }
+        let verdict = if bad == 0 {
+            style.paint(&format!("none of {functions} functions is unsafe on {}", command.chip), Colour::Green)
+        } else {
+            style.paint(&format!("{bad} of {functions} functions are unsafe on {}", command.chip), Colour::Red)
+        };
+        writeln!(out, "Total: {verdict} ({objects} code objects, {} findings).", self.totals.total())?;
+        for rule in Rule::ALL {
+            let count = self.totals.get(rule);
+            if count == 0 {
+                continue;
+            }
+            writeln!(out, "  {:22} {count:>8}", rule.name())?;
+            if command.explain {
+                writeln!(out, "      {}", rule.explanation())?;
+            }
+        }
+        if bad > 0 && !command.explain {
+            writeln!(out, "{} --explain says what each of them means.", style.paint("hint:", Colour::Cyan))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+// What HIP, CUDA and a host compiler (for tests) have to agree upon, and nothing else.
+//
+// No vendor header is included: run-time compilers find theirs in different places, and some of AMD's index functions
+// become calls under a spoofed target, which our audit refuses. Storage types: f32, f16, bf16, and f64 for the plain
+// kernels. All sums are kept in `Real`: f32, or f64 for f64.
+
+#if defined(UNHANG_HOST)
+// The test driver provides THREAD_X, BLOCK_X, BLOCK_Y, BLOCK_Z, BARRIER and the CUDA keywords.
+#define FORCE_INLINE inline
+#elif defined(__HIP__) || defined(__HIPCC_RTC__) || defined(__AMDGCN__)
+#define THREAD_X ((int)__builtin_amdgcn_workitem_id_x())
+#define BLOCK_X ((int)__builtin_amdgcn_workgroup_id_x())
+#define BLOCK_Y ((int)__builtin_amdgcn_workgroup_id_y())
+#define BLOCK_Z ((int)__builtin_amdgcn_workgroup_id_z())
+#define FORCE_INLINE __attribute__((always_inline)) inline
+#define UNHANG_HIP 1
+// A barrier with the fences that make LDS writes visible; what __syncthreads() is, without the header.
+#define BARRIER()                                          \
+    do {                                                   \
+        __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup"); \
+        __builtin_amdgcn_s_barrier();                      \
+        __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup"); \
+    } while (0)
+#else
+#define THREAD_X ((int)threadIdx.x)
+#define BLOCK_X ((int)blockIdx.x)
+#define BLOCK_Y ((int)blockIdx.y)
+#define BLOCK_Z ((int)blockIdx.z)
+#define FORCE_INLINE __forceinline__
+#define UNHANG_CUDA 1
+#define BARRIER() __syncthreads()
+#endif
+
+#if defined(UNHANG_HIP)
+#define DEVICE __device__ FORCE_INLINE
+#define METHOD __device__ FORCE_INLINE
+#elif defined(UNHANG_CUDA)
+#define DEVICE __device__ FORCE_INLINE
+#define METHOD __device__ FORCE_INLINE
+#else
+#define DEVICE static FORCE_INLINE
+#define METHOD FORCE_INLINE
+#endif
+
+// A value that is the same in all lanes of a wave although the compiler cannot know: on AMD it then lives in a scalar
+// register and costs the vector unit nothing.
+#if defined(UNHANG_HIP)
+#define UNIFORM(value) __builtin_amdgcn_readfirstlane(value)
+#else
+#define UNIFORM(value) (value)
+#endif
+
+// TYPE: 0 f32, 1 f16, 2 bf16, 3 f64.
+#ifndef TYPE
+#define TYPE 0
+#endif
+
+#if TYPE == 3
+typedef double Real;
+#else
+typedef float Real;
+#endif
+
+#if defined(UNHANG_CUDA)
+typedef float4 Quad;
+DEVICE Quad make_quad(float x, float y, float z, float w) { return make_float4(x, y, z, w); }
+DEVICE float multiply_add(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+#else
+typedef float Quad __attribute__((vector_size(16)));
+DEVICE Quad make_quad(float x, float y, float z, float w) {
+    Quad q = {x, y, z, w};
+    return q;
+}
+DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#endif
+
+#if defined(UNHANG_CUDA)
+DEVICE float part(const Quad& q, int i) { return i == 0 ? q.x : i == 1 ? q.y : i == 2 ? q.z : q.w; }
+#else
+DEVICE float part(const Quad& q, int i) { return q[i]; }
+#endif
+
+DEVICE unsigned bits_of(float value) {
+#if defined(UNHANG_CUDA)
+    return __float_as_uint(value);
+#else
+    return __builtin_bit_cast(unsigned, value);
+#endif
+}
+DEVICE float float_of(unsigned bits) {
+#if defined(UNHANG_CUDA)
+    return __uint_as_float(bits);
+#else
+    return __builtin_bit_cast(float, bits);
+#endif
+}
+
+#if TYPE == 0 || TYPE == 3
+typedef Real Storage;
+DEVICE Real widen(Storage value) { return value; }
+DEVICE Storage narrow(Real value) { return value; }
+#elif TYPE == 1
+#if defined(UNHANG_CUDA)
+typedef unsigned short Storage;
+DEVICE float widen(Storage value) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"(value));
+    return result;
+}
+DEVICE Storage narrow(float value) {
+    Storage result;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(result) : "f"(value));
+    return result;
+}
+#else
+typedef _Float16 Storage;
+DEVICE float widen(Storage value) { return (float)value; }
+DEVICE Storage narrow(float value) { return (Storage)value; }
+#endif
+#else
+typedef unsigned short Storage;
+DEVICE float widen(Storage value) { return float_of((unsigned)value << 16); }
+// Round to nearest, ties to even; a NaN keeps being one although its low bits are cut off.
+DEVICE Storage narrow(float value) {
+    unsigned bits = bits_of(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (Storage)((bits >> 16) | 0x40u);
+    return (Storage)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+#endif
+
+// Loads and stores take a base that is the same for all lanes and a byte offset of 32 bits: AMD then addresses with
+// one vector register instead of two. Hosts and planners keep every tensor below 2 GiB for these kernels.
+DEVICE Real load_at(const Storage* base, unsigned bytes) {
+    return widen(*(const Storage*)((const char*)base + bytes));
+}
+#if TYPE != 3
+#if TYPE == 0
+typedef Quad RawQuad;
+DEVICE Quad expand(const RawQuad& raw) { return raw; }
+#elif defined(UNHANG_CUDA)
+typedef uint2 RawQuad;
+DEVICE Quad expand(const RawQuad& raw) {
+    return make_quad(widen((Storage)(raw.x & 0xffffu)), widen((Storage)(raw.x >> 16)),
+                     widen((Storage)(raw.y & 0xffffu)), widen((Storage)(raw.y >> 16)));
+}
+#else
+typedef Storage RawQuad __attribute__((vector_size(8)));
+DEVICE Quad expand(const RawQuad& raw) { return make_quad(widen(raw[0]), widen(raw[1]), widen(raw[2]), widen(raw[3])); }
+#endif
+DEVICE void store_quad(Storage* to, float x, float y, float z, float w) {
+#if TYPE == 0
+    *(Quad*)to = make_quad(x, y, z, w);
+#elif defined(UNHANG_CUDA)
+    *(uint2*)to = make_uint2((unsigned)narrow(x) | ((unsigned)narrow(y) << 16),
+                             (unsigned)narrow(z) | ((unsigned)narrow(w) << 16));
+#else
+    RawQuad raw = {narrow(x), narrow(y), narrow(z), narrow(w)};
+    *(RawQuad*)to = raw;
+#endif
+}
+#endif
+
+// Division by a number that the host knows: (high(n × multiplier) + n) >> shift, right for 0 ≤ n < 2³¹.
+struct Divisor {
+    unsigned multiplier;
+    unsigned shift;
+    int value;
+};
+DEVICE unsigned multiply_high(unsigned a, unsigned b) {
+#if defined(UNHANG_CUDA)
+    return __umulhi(a, b);
+#else
+    return (unsigned)(((unsigned long long)a * b) >> 32);
+#endif
+}
+DEVICE int divide(int n, const Divisor& by) {
+    return (int)((multiply_high((unsigned)n, by.multiplier) + (unsigned)n) >> by.shift);
+}
+
+DEVICE constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }

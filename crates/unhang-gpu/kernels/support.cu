@@ -1,0 +1,74 @@
+// The small kernels around the large ones: adding up planes, and packing filters.
+//
+// Constants: none but TYPE; every number comes at run time, so that one object of each type serves all problems.
+
+struct ReduceShape {
+    long long elements;       // of one plane
+    int planes;
+    int channels;             // of the result, for the bias
+    int channel_elements;     // from one channel to the next: a plane of pixels in NCHW, 1 in NHWC
+};
+
+// Adds planes of f32 up in order, adds the bias, and rounds once.
+extern "C" __global__ void __launch_bounds__(256)
+    reduce(const float* __restrict__ planes, const Storage* __restrict__ bias, Storage* __restrict__ result, ReduceShape shape) {
+    const long long index = (long long)BLOCK_X * 256 + THREAD_X;
+    if (index >= shape.elements) return;
+    float sum = 0.0f;
+    const float* from = planes + index;
+    for (int p = 0; p < shape.planes; ++p, from += shape.elements) sum += *from;
+    if (bias != nullptr) sum += widen(bias[(int)((index / shape.channel_elements) % shape.channels)]);
+    result[index] = narrow(sum);
+}
+
+struct ReduceWeightsShape {
+    int elements;             // of one plane: rows × taps × channels
+    int planes, taps, channels, channels_last;
+};
+
+// The same for a gradient of the filter, which lies as [row][tap][channel] in the planes. Each thread adds a part of
+// the planes; the parts are added in a fixed order.
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_weights(const float* __restrict__ planes, Storage* __restrict__ result, ReduceWeightsShape shape) {
+    __shared__ float parts[8][32];
+    const int lane = THREAD_X % 32, part_index = THREAD_X / 32;
+    const int index = BLOCK_X * 32 + lane;
+    float sum = 0.0f;
+    if (index < shape.elements)
+        for (int p = part_index; p < shape.planes; p += 8) sum += planes[(long long)p * shape.elements + index];
+    parts[part_index][lane] = sum;
+    BARRIER();
+    if (part_index != 0 || index >= shape.elements) return;
+    sum = 0.0f;
+    for (int p = 0; p < 8; ++p) sum += parts[p][lane];
+    const int row = index / (shape.taps * shape.channels);
+    const int rest = index - row * (shape.taps * shape.channels);
+    const int tap = rest / shape.channels, channel = rest - tap * shape.channels;
+    const int at = shape.channels_last ? index : (row * shape.channels + channel) * shape.taps + tap;
+    result[at] = narrow(sum);
+}
+
+struct PackShape {
+    int rows, padded_rows, reduced, padded_reduced, taps;
+    int row_elements, channel_elements, tap_elements;  // where an element of a group's filter lies
+};
+
+// Brings a filter into [group][tap][channel][row], padded with zeros. One thread for a row and a channel: its taps are
+// neighbours in torch's layout, and neighbouring threads write neighbouring rows. A flat reduction is packed as one of
+// taps × channels "channels" and a single tap.
+extern "C" __global__ void __launch_bounds__(256)
+    pack(const Storage* __restrict__ filter, Storage* __restrict__ packed, PackShape shape) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    const int channel = index / shape.padded_rows, row = index - channel * shape.padded_rows;
+    const int group = BLOCK_Y;
+    if (channel >= shape.padded_reduced) return;
+    filter += (long long)group * shape.rows * shape.reduced * shape.taps;
+    packed += (long long)group * shape.taps * shape.padded_reduced * shape.padded_rows;
+    const bool there = row < shape.rows && channel < shape.reduced;
+    const Storage zero = narrow((Real)0);
+    for (int tap = 0; tap < shape.taps; ++tap)
+        packed[(long long)tap * shape.padded_reduced * shape.padded_rows + index] =
+            there ? filter[(long long)row * shape.row_elements + (long long)channel * shape.channel_elements +
+                           (long long)tap * shape.tap_elements]
+                  : zero;
+}

@@ -1,0 +1,333 @@
+//! Which kernels could compute a problem, and which of them is taken when nothing has been measured.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+use unhang_conv::{DataType, Direction, Layout, Problem};
+
+use crate::model::{Device, estimate};
+use crate::plan::Plan;
+use crate::plan_parts::{Geometry, gemm_steps};
+
+/// The tile of a matrix kernel: what a workgroup and what a thread computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tile {
+    /// Rows of the result (channels).
+    pub rows: usize,
+    /// Columns of the result (pixels, or taps × channels).
+    pub columns: usize,
+    /// Depth of a slice of the reduction.
+    pub depth: usize,
+    /// Rows of a thread.
+    pub thread_rows: usize,
+    /// Columns of a thread.
+    pub thread_columns: usize,
+}
+
+const fn tile(rows: usize, columns: usize, depth: usize, thread_rows: usize, thread_columns: usize) -> Tile {
+    Tile { rows, columns, depth, thread_rows, thread_columns }
+}
+
+/// The tiles that kernels are built for. Each stays within 128 vector registers on gfx1010 and does not spill: the tests
+/// compile them all.
+pub const TILES: [Tile; 12] = [
+    tile(128, 128, 8, 8, 8),
+    tile(128, 64, 8, 8, 8),
+    tile(64, 128, 8, 8, 8),
+    tile(64, 64, 8, 8, 8),
+    tile(32, 256, 8, 8, 8),
+    tile(64, 128, 8, 8, 4),
+    tile(64, 64, 16, 4, 4),
+    tile(32, 128, 8, 4, 8),
+    tile(32, 64, 16, 4, 4),
+    tile(32, 32, 16, 4, 4),
+    tile(16, 256, 8, 4, 8),
+    tile(16, 128, 16, 4, 4),
+];
+
+impl Tile {
+    /// Threads of a workgroup.
+    pub const fn threads(self) -> usize {
+        (self.rows / self.thread_rows) * (self.columns / self.thread_columns)
+    }
+}
+
+impl fmt::Display for Tile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tile { rows, columns, depth, thread_rows, thread_columns } = self;
+        write!(f, "{rows}x{columns}x{depth}/{thread_rows}x{thread_columns}")
+    }
+}
+
+/// One way to compute a problem. Its text form is stable: measured choices are kept under it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Choice {
+    /// The plain kernels: everything, slowly.
+    Plain,
+    /// Implicit GEMM, forward and backward-data.
+    Gemm {
+        /// The tile.
+        tile: Tile,
+        /// Whether the filter is brought into the kernel's order first.
+        packed: bool,
+        /// Whether taps and channels are one axis.
+        flat: bool,
+        /// Into how many parts the reduction is split.
+        splits: u32,
+    },
+    /// Backward-weights as a split GEMM.
+    Weights {
+        /// The tile.
+        tile: Tile,
+        /// Into how many parts the reduction is split.
+        splits: u32,
+    },
+    /// One filter for each channel.
+    Depthwise {
+        /// Rows that a thread computes.
+        strip: u32,
+        /// Into how many parts the pixels are split (backward-weights).
+        splits: u32,
+    },
+    /// Winograd F(4×4, 3×3), not fused.
+    Winograd {
+        /// The tile of its matrix products.
+        tile: Tile,
+        /// Into how many parts the reduction is split (backward-weights).
+        splits: u32,
+    },
+}
+
+impl Choice {
+    /// The kernel family, by which canaries and verdicts are kept.
+    pub const fn family(&self) -> &'static str {
+        match self {
+            Choice::Plain => "plain",
+            Choice::Gemm { .. } => "gemm",
+            Choice::Weights { .. } => "weights",
+            Choice::Depthwise { .. } => "depthwise",
+            Choice::Winograd { .. } => "winograd",
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Choice::Plain => write!(f, "plain"),
+            Choice::Gemm { tile, packed, flat, splits } => {
+                let packed = if *packed { "packed" } else { "direct" };
+                let flat = if *flat { "flat" } else { "taps" };
+                write!(f, "gemm:{tile}:{packed}:{flat}:s{splits}")
+            }
+            Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
+            Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
+            Choice::Winograd { tile, splits } => write!(f, "winograd:{tile}:s{splits}"),
+        }
+    }
+}
+
+/// A text that names no choice.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, depthwise:8:s1 or winograd:128x128x8/8x8:s1"
+)]
+pub struct UnknownChoice(pub String);
+
+impl FromStr for Choice {
+    type Err = UnknownChoice;
+
+    fn from_str(text: &str) -> Result<Choice, UnknownChoice> {
+        let unknown = || UnknownChoice(text.chars().take(120).collect());
+        let parts: Vec<&str> = text.split(':').collect();
+        let tile = |text: &str| TILES.into_iter().find(|tile| tile.to_string() == text).ok_or_else(unknown);
+        let number = |text: &str| text.parse::<u32>().ok().filter(|&n| (1..=65535).contains(&n)).ok_or_else(unknown);
+        let splits = |text: &str| number(text.strip_prefix('s').ok_or_else(unknown)?);
+        let flag = |text: &str, yes: &str, no: &str| match text {
+            _ if text == yes => Ok(true),
+            _ if text == no => Ok(false),
+            _ => Err(unknown()),
+        };
+        Ok(match parts[..] {
+            ["plain"] => Choice::Plain,
+            ["gemm", t, packed, flat, s] => Choice::Gemm {
+                tile: tile(t)?,
+                packed: flag(packed, "packed", "direct")?,
+                flat: flag(flat, "flat", "taps")?,
+                splits: splits(s)?,
+            },
+            ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
+            ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
+            ["winograd", t, s] => Choice::Winograd { tile: tile(t)?, splits: splits(s)? },
+            _ => return Err(unknown()),
+        })
+    }
+}
+
+/// A choice with its plan and the time that the model gives it.
+#[derive(Debug, Clone)]
+pub struct Candidate {
+    /// The choice.
+    pub choice: Choice,
+    /// What it would run.
+    pub plan: Plan,
+    /// Seconds, by the model.
+    pub seconds: f64,
+}
+
+/// All ways that come into question, fastest by the model first; never empty for a problem that is supported at all.
+pub fn candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+    let mut found: Vec<Candidate> = propose(problem, device)
+        .into_iter()
+        .filter_map(|choice| {
+            let plan = Plan::new(problem, &choice).ok()?;
+            (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
+                choice,
+                seconds: estimate(problem, &choice, &plan, device),
+                plan,
+            })
+        })
+        .collect();
+    found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    found
+}
+
+fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
+    let geometry = Geometry::new(problem);
+    let p = &geometry.problem;
+    let mut choices = vec![Choice::Plain];
+    if p.data_type() == DataType::F64 {
+        return choices;
+    }
+    if p.in_channels() == p.groups() && p.groups() > 1 {
+        choices.extend(propose_depthwise(p, device));
+    }
+    let plain_3x3 = p.kernel() == [3, 3] && p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
+    let winograd = plain_3x3 && p.layout() == Layout::Nchw && p.padding().iter().all(|&pad| pad <= 2);
+    let channels = [p.in_channels() / p.groups(), p.out_channels() / p.groups()];
+    match p.direction() {
+        Direction::Forward | Direction::BackwardData => {
+            choices.extend(propose_gemm(&geometry, device));
+            if winograd && channels.iter().all(|&c| c >= 16) {
+                let rows = geometry.reduced_and_rows().1;
+                choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
+            }
+        }
+        Direction::BackwardWeights => {
+            let taps = p.kernel()[0] * p.kernel()[1];
+            let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
+            for tile in tiles_for(channels[1]) {
+                let tiles = channels[1].div_ceil(tile.rows) * (channels[0] * taps).div_ceil(tile.columns) * p.groups();
+                for splits in split_counts(tiles, steps(tile.depth), tile, device) {
+                    choices.push(Choice::Weights { tile, splits });
+                }
+                if winograd && channels.iter().all(|&c| c >= 16) {
+                    let tiles = 36 * channels[1].div_ceil(tile.rows) * channels[0].div_ceil(tile.columns);
+                    for splits in split_counts(tiles, steps(tile.depth) / 16, tile, device) {
+                        choices.push(Choice::Winograd { tile, splits });
+                    }
+                }
+            }
+        }
+    }
+    choices.sort();
+    choices.dedup();
+    choices
+}
+
+/// Tiles that do not waste more than half of their rows, or the smallest one.
+fn tiles_for(rows: usize) -> impl Iterator<Item = Tile> {
+    TILES.into_iter().filter(move |tile| tile.rows < rows * 2 || tile.rows == 16)
+}
+
+/// Splits that give each compute unit one, two, four or eight workgroups, if the reduction is long enough.
+fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &Device) -> Vec<u32> {
+    let most = (steps * tile.depth / 64).max(1);
+    let units = device.compute_units.max(1);
+    let mut counts: Vec<u32> = [1usize, 2, 4, 8]
+        .into_iter()
+        .map(|each| (units * each).div_ceil(tiles.max(1)).clamp(1, most).min(4096) as u32)
+        .collect();
+    counts.push(1);
+    counts.sort_unstable();
+    counts.dedup();
+    counts
+}
+
+fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
+    let p = &geometry.problem;
+    let forward = p.direction() == Direction::Forward;
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let columns = (p.batch() * if forward { p.out_size() } else { p.in_size() }.iter().product::<usize>()).max(1);
+    let phases = if forward { 1 } else { p.stride()[0] * p.stride()[1] };
+    // A filter that is already in order gains nothing by packing.
+    let in_order = !forward && rows.is_multiple_of(4) && (p.layout() == Layout::Nhwc || p.kernel() == [1, 1]);
+    let mut choices = Vec::new();
+    for tile in tiles_for(rows) {
+        let flat_ways: &[bool] = match forward {
+            false => &[false],
+            true if reduced < 8 => &[true],
+            true if !reduced.is_multiple_of(8) => &[true, false],
+            true => &[false],
+        };
+        for &flat in flat_ways {
+            let tiles =
+                rows.div_ceil(tile.rows) * columns.div_ceil(phases).div_ceil(tile.columns) * p.groups() * phases;
+            let steps = gemm_steps(geometry, tile, flat) as usize;
+            let splits =
+                if tiles < 2 * device.compute_units { split_counts(tiles, steps, tile, device) } else { vec![1] };
+            for splits in splits.into_iter().filter(|&s| s <= 32) {
+                choices.push(Choice::Gemm { tile, packed: false, flat, splits });
+                if !in_order {
+                    choices.push(Choice::Gemm { tile, packed: true, flat, splits });
+                }
+            }
+        }
+    }
+    choices
+}
+
+fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
+    let stride = p.stride()[0] as u32;
+    match p.direction() {
+        Direction::Forward => [1, 2, 4, 8].map(|strip| Choice::Depthwise { strip, splits: 1 }).to_vec(),
+        Direction::BackwardData => [1, 2, 4, 8]
+            .map(|strip: u32| Choice::Depthwise { strip: strip.next_multiple_of(stride), splits: 1 })
+            .to_vec(),
+        Direction::BackwardWeights => {
+            let pixels = p.batch() * p.out_size()[0] * p.out_size()[1];
+            let blocks = match p.layout() {
+                Layout::Nchw => p.out_channels(),
+                Layout::Nhwc => p.out_channels().div_ceil(32),
+            };
+            [4usize, 8, 16]
+                .map(|each| {
+                    (device.compute_units * each).div_ceil(blocks).clamp(1, (pixels / 1024).clamp(1, 4096)) as u32
+                })
+                .map(|splits| Choice::Depthwise { strip: 1, splits })
+                .to_vec()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_read_back() {
+        let device = Device::rx_5600_xt();
+        for layer in unhang_suite::layers() {
+            for direction in Direction::ALL {
+                let found = candidates(&layer.problem.with_direction(direction), &device, 1 << 30);
+                assert!(found.len() > 1, "{} {direction}", layer.name);
+                for candidate in found {
+                    assert_eq!(candidate.choice.to_string().parse(), Ok(candidate.choice));
+                }
+            }
+        }
+        assert!("gemm:1x1x1/1x1:packed:flat:s1".parse::<Choice>().is_err());
+        assert!("plain:1".parse::<Choice>().is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! Run-time compilers: AMD's hiprtc and NVIDIA's nvrtc. Neither needs a GPU.
+
+mod hiprtc;
+mod nvrtc;
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+
+use thiserror::Error;
+
+pub use crate::dynamic::LibraryMissing;
+pub use hiprtc::Hiprtc;
+pub use nvrtc::Nvrtc;
+
+use crate::sources::Kernel;
+
+/// Why a kernel was not compiled.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// The compiler's library is not there.
+    #[error("no run-time compiler: {0}")]
+    Missing(#[from] LibraryMissing),
+    /// The library is there and lacks something.
+    #[error("the run-time compiler cannot be used: {0}")]
+    Unusable(String),
+    /// A call failed.
+    #[error("{call} failed with {code} ({meaning}) while compiling {kernel}{}", if log.is_empty() { String::new() } else { format!(":\n{log}") })]
+    Failed {
+        /// The library's function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// That in words.
+        meaning: String,
+        /// The kernel.
+        kernel: String,
+        /// What the compiler said.
+        log: String,
+    },
+}
+
+/// Something that makes code objects of kernels.
+pub trait Compiler: Send + Sync {
+    /// Its name and version, as part of cache keys.
+    fn version(&self) -> String;
+
+    /// All options for a kernel and an architecture, the constants included, as part of cache keys.
+    fn options(&self, kernel: &Kernel, architecture: &str) -> Vec<String>;
+
+    /// Compiles with exactly these options.
+    fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError>;
+}
+
+type Create = unsafe extern "C" fn(
+    *mut *mut c_void,
+    *const c_char,
+    *const c_char,
+    i32,
+    *const *const c_char,
+    *const *const c_char,
+) -> i32;
+
+/// The calls that both vendors' compilers share, name for name.
+struct Calls {
+    names: [&'static str; 4],
+    create: Create,
+    compile: unsafe extern "C" fn(*mut c_void, i32, *const *const c_char) -> i32,
+    log_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> i32,
+    log: unsafe extern "C" fn(*mut c_void, *mut c_char) -> i32,
+    code_size: unsafe extern "C" fn(*mut c_void, *mut usize) -> i32,
+    code: unsafe extern "C" fn(*mut c_void, *mut c_char) -> i32,
+    destroy: unsafe extern "C" fn(*mut *mut c_void) -> i32,
+}
+
+fn run(calls: &Calls, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError> {
+    let text = |value: &str| CString::new(value).map_err(|_| CompileError::Unusable("a NUL in an option".into()));
+    let failed = |call: &'static str, code: i32, log: String| {
+        // Both vendors number their errors alike.
+        let meaning = match code {
+            1 => "out of memory",
+            2 => "the program could not be created",
+            3 => "invalid input",
+            4 => "invalid program",
+            5 => "invalid option",
+            6 => "the source does not compile",
+            11 => "internal error",
+            _ => "unknown error",
+        };
+        Err(CompileError::Failed { call, code, meaning: meaning.into(), kernel: kernel.to_string(), log })
+    };
+    let source = text(&kernel.source.text())?;
+    let name = text(&format!("{}.cu", kernel.source.name()))?;
+    let options = options.iter().map(|option| text(option)).collect::<Result<Vec<_>, _>>()?;
+    let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+
+    let mut program = ptr::null_mut();
+    // SAFETY: the texts live through the call, and there are no headers.
+    let code = unsafe { (calls.create)(&mut program, source.as_ptr(), name.as_ptr(), 0, ptr::null(), ptr::null()) };
+    if code != 0 {
+        return failed(calls.names[0], code, String::new());
+    }
+    let program = Program { handle: program, destroy: calls.destroy };
+    // SAFETY: the program is valid until `program` is dropped, and as many options are given as are counted.
+    let code = unsafe { (calls.compile)(program.handle, pointers.len() as i32, pointers.as_ptr()) };
+    if code != 0 {
+        let mut size = 0;
+        let mut log = Vec::new();
+        // SAFETY: a valid program, a place for the size, then as many bytes as were asked for.
+        unsafe {
+            if (calls.log_size)(program.handle, &mut size) == 0 {
+                log = vec![0u8; size + 1];
+                (calls.log)(program.handle, log.as_mut_ptr().cast());
+            }
+        }
+        log.truncate(log.iter().position(|&byte| byte == 0).unwrap_or(log.len()));
+        return failed(calls.names[1], code, String::from_utf8_lossy(&log).into_owned());
+    }
+    let mut size = 0;
+    // SAFETY: a valid program and a place for the size.
+    let code = unsafe { (calls.code_size)(program.handle, &mut size) };
+    if code != 0 {
+        return failed(calls.names[2], code, String::new());
+    }
+    let mut object = vec![0u8; size];
+    // SAFETY: as many bytes as the compiler has just asked for.
+    let code = unsafe { (calls.code)(program.handle, object.as_mut_ptr().cast()) };
+    if code != 0 {
+        return failed(calls.names[3], code, String::new());
+    }
+    Ok(object)
+}
+
+/// A program of a compiler, destroyed when done.
+struct Program {
+    handle: *mut c_void,
+    destroy: unsafe extern "C" fn(*mut *mut c_void) -> i32,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: created by the same library and not used after.
+        unsafe { (self.destroy)(&mut self.handle) };
+    }
+}

@@ -1,0 +1,233 @@
+//! AMD's driver, `libamdhip64.so`: the one that torch has loaded, never a second one.
+//!
+//! Nothing is read from `hipGetDeviceProperties`, whose structure changes between versions: what the model needs comes
+//! from the caller, who knows the chip by the kernel driver's own topology.
+
+use std::ffi::{CString, c_char, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use super::{Description, Driver, DriverError, Event, Function};
+use crate::compiler::{Compiler, Hiprtc};
+use crate::dynamic::{self, Found, function_table};
+use crate::model::Device;
+
+function_table! {
+    /// The functions of libamdhip64 that we call.
+    Functions {
+        init: "hipInit" as fn(u32);
+        get_device: "hipGetDevice" as fn(*mut i32);
+        set_device: "hipSetDevice" as fn(i32);
+        device_name: "hipDeviceGetName" as fn(*mut c_char, i32, i32);
+        device_memory: "hipDeviceTotalMem" as fn(*mut usize, i32);
+        module_load: "hipModuleLoadData" as fn(*mut *mut c_void, *const c_void);
+        module_function: "hipModuleGetFunction" as fn(*mut *mut c_void, *mut c_void, *const c_char);
+        launch: "hipModuleLaunchKernel" as fn(*mut c_void, u32, u32, u32, u32, u32, u32, u32, *mut c_void, *mut *mut c_void, *mut *mut c_void);
+        is_capturing: "hipStreamIsCapturing" as fn(*mut c_void, *mut i32);
+        event_create: "hipEventCreateWithFlags" as fn(*mut *mut c_void, u32);
+        event_record: "hipEventRecord" as fn(*mut c_void, *mut c_void);
+        event_query: "hipEventQuery" as fn(*mut c_void);
+        event_elapsed: "hipEventElapsedTime" as fn(*mut f32, *mut c_void, *mut c_void);
+        event_destroy: "hipEventDestroy" as fn(*mut c_void);
+        synchronize: "hipStreamSynchronize" as fn(*mut c_void);
+    }
+}
+
+const NOT_READY: i32 = 600;
+
+/// What only other sources than the runtime know of the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HipChip {
+    /// What the runtime believes in: torch's `gcnArchName` without its features.
+    pub reported_architecture: String,
+    /// What is really there, by the kernel driver's topology.
+    pub true_architecture: String,
+    /// Compute units, by the same; the runtime counts pairs of them on RDNA.
+    pub compute_units: usize,
+    /// The highest clock of the shaders in MHz, by the same.
+    pub clock_mhz: u32,
+    /// Bytes a second to memory, by a table of chips; 0 if unknown.
+    pub bandwidth: u64,
+}
+
+/// A device of AMD's runtime.
+pub struct Hip {
+    functions: Functions,
+    compiler: Arc<Hiprtc>,
+    description: Description,
+    ordinal: i32,
+    _library: Found,
+}
+
+impl Hip {
+    /// The device of that number. The chip is the caller's knowledge: the runtime tells the spoofed one.
+    pub fn open(ordinal: i32, chip: &HipChip) -> Result<Hip, DriverError> {
+        let names = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"].map(String::from);
+        let library = dynamic::open(&["libamdhip64.so"], &names)?;
+        let functions = Functions::load(&library).map_err(DriverError::Unusable)?;
+        let mut name = [0u8; 256];
+        let mut memory = 0usize;
+        // SAFETY: each call gets valid places for what it returns.
+        unsafe {
+            check((functions.init)(0), "hipInit")?;
+            check((functions.device_name)(name.as_mut_ptr().cast(), 255, ordinal), "hipDeviceGetName")?;
+            check((functions.device_memory)(&mut memory, ordinal), "hipDeviceTotalMem")?;
+        }
+        let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+        let units = chip.compute_units.max(1);
+        let clock = f64::from(if chip.clock_mhz == 0 { 1600 } else { chip.clock_mhz }) * 1e6;
+        let description = Description {
+            name: String::from_utf8_lossy(&name[..length]).into_owned(),
+            reported_architecture: chip.reported_architecture.clone(),
+            true_architecture: chip.true_architecture.clone(),
+            model: Device {
+                compute_units: units,
+                flops: units as f64 * 128.0 * clock,
+                bandwidth: if chip.bandwidth == 0 { 288e9 } else { chip.bandwidth as f64 },
+                launch: 6e-6,
+                cache: 4e6,
+                memory: memory as u64,
+            },
+        };
+        let compiler = Arc::new(Hiprtc::find()?);
+        Ok(Hip { functions, compiler, description, ordinal, _library: library })
+    }
+
+    /// Runs a call with our device current, and leaves the thread as it was.
+    fn on_device<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+        let mut before = 0;
+        // SAFETY: a valid place for the number.
+        check(unsafe { (self.functions.get_device)(&mut before) }, "hipGetDevice")?;
+        if before == self.ordinal {
+            return call();
+        }
+        // SAFETY: numbers of devices that exist.
+        check(unsafe { (self.functions.set_device)(self.ordinal) }, "hipSetDevice")?;
+        let result = call();
+        // SAFETY: what was current before.
+        check(unsafe { (self.functions.set_device)(before) }, "hipSetDevice")?;
+        result
+    }
+}
+
+fn check(code: i32, call: &'static str) -> Result<(), DriverError> {
+    if code == 0 {
+        return Ok(());
+    }
+    // The names that matter, written out: hipGetErrorName is not in every version under the same name.
+    let meaning = match code {
+        1 => "invalid value",
+        2 => "out of memory",
+        3 => "not initialized",
+        98 => "invalid device function: the object is for another chip than the runtime believes in",
+        100 => "no device",
+        101 => "invalid device",
+        200 => "invalid image",
+        209 => "no binary for this GPU",
+        301 => "file not found",
+        303 => "shared object initialisation failed",
+        400 => "invalid handle",
+        500 => "not found",
+        700 => "illegal address",
+        719 => "launch failure",
+        900 => "not supported while capturing",
+        _ => "unknown error",
+    };
+    Err(DriverError::Call { call, code, meaning: meaning.into() })
+}
+
+impl Driver for Hip {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    fn compiler(&self) -> Arc<dyn Compiler> {
+        self.compiler.clone()
+    }
+
+    fn load(&self, object: &[u8], entry: &str) -> Result<Function, DriverError> {
+        let entry = CString::new(entry).map_err(|_| DriverError::Unusable("a NUL in a kernel's name".into()))?;
+        self.on_device(|| {
+            let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: a whole object, a text that ends in NUL, and places for the handles.
+            unsafe {
+                check((self.functions.module_load)(&mut module, object.as_ptr().cast()), "hipModuleLoadData")?;
+                check((self.functions.module_function)(&mut function, module, entry.as_ptr()), "hipModuleGetFunction")?;
+            }
+            Ok(Function(function as u64))
+        })
+    }
+
+    unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: u32,
+        arguments: &mut [*mut c_void],
+        stream: u64,
+    ) -> Result<(), DriverError> {
+        self.on_device(|| {
+            // SAFETY: the caller vouches for the arguments; the function was loaded by this driver.
+            let code = unsafe {
+                (self.functions.launch)(
+                    function.0 as *mut c_void,
+                    grid[0],
+                    grid[1],
+                    grid[2],
+                    block,
+                    1,
+                    1,
+                    0,
+                    stream as *mut c_void,
+                    arguments.as_mut_ptr(),
+                    ptr::null_mut(),
+                )
+            };
+            check(code, "hipModuleLaunchKernel")
+        })
+    }
+
+    fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
+        let mut status = 0;
+        // SAFETY: a valid place for the number.
+        let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
+        check(code, "hipStreamIsCapturing").map(|()| status != 0)
+    }
+
+    fn create_event(&self) -> Result<Event, DriverError> {
+        self.on_device(|| {
+            let mut event = ptr::null_mut();
+            // SAFETY: a valid place for the handle.
+            check(unsafe { (self.functions.event_create)(&mut event, 0) }, "hipEventCreateWithFlags")?;
+            Ok(Event(event as u64))
+        })
+    }
+
+    fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
+        // SAFETY: an event of this driver and a stream of the caller.
+        check(unsafe { (self.functions.event_record)(event.0 as *mut c_void, stream as *mut c_void) }, "hipEventRecord")
+    }
+
+    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
+        // SAFETY: events of this driver.
+        match unsafe { (self.functions.event_query)(to.0 as *mut c_void) } {
+            NOT_READY => return Ok(None),
+            code => check(code, "hipEventQuery")?,
+        }
+        let mut milliseconds = 0.0;
+        // SAFETY: events of this driver that have happened, and a place for the number.
+        let code =
+            unsafe { (self.functions.event_elapsed)(&mut milliseconds, from.0 as *mut c_void, to.0 as *mut c_void) };
+        check(code, "hipEventElapsedTime").map(|()| Some(milliseconds))
+    }
+
+    fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
+        // SAFETY: an event of this driver that the caller gives up.
+        check(unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "hipEventDestroy")
+    }
+
+    fn synchronize(&self, stream: u64) -> Result<(), DriverError> {
+        // SAFETY: a stream of the caller.
+        check(unsafe { (self.functions.synchronize)(stream as *mut c_void) }, "hipStreamSynchronize")
+    }
+}

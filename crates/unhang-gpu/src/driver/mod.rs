@@ -1,0 +1,107 @@
+//! Drivers: what runs code objects. HIP and CUDA by `dlopen`; an emulator of the chip can be one too.
+
+mod cuda;
+mod hip;
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+pub use cuda::Cuda;
+pub use hip::{Hip, HipChip};
+
+use crate::compiler::{CompileError, Compiler};
+use crate::model::Device;
+
+/// A call of the driver that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum DriverError {
+    /// The driver's library is not there.
+    #[error("no driver: {0}")]
+    Missing(#[from] crate::dynamic::LibraryMissing),
+    /// The library is there and lacks something.
+    #[error("the driver cannot be used: {0}")]
+    Unusable(String),
+    /// A call failed.
+    #[error("{call} failed with {code} ({meaning})")]
+    Call {
+        /// The driver's function.
+        call: &'static str,
+        /// What it returned.
+        code: i32,
+        /// That in the driver's words.
+        meaning: String,
+    },
+    /// The driver's compiler cannot be had.
+    #[error(transparent)]
+    Compiler(#[from] CompileError),
+}
+
+/// What a driver runs on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Description {
+    /// The device's name, as the driver says it.
+    pub name: String,
+    /// The architecture that the runtime believes in: `gfx1030` under a spoof, `sm_90`.
+    pub reported_architecture: String,
+    /// The architecture of the chip that is really there; what kernels are compiled for.
+    pub true_architecture: String,
+    /// What the model knows of it.
+    pub model: Device,
+}
+
+/// A loaded kernel. Modules stay loaded as long as the process lives: captured graphs may hold their functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Function(pub u64);
+
+/// A point in a stream's work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event(pub u64);
+
+/// Something that runs code objects.
+///
+/// Streams are the driver's own handles as numbers, as torch hands them out; 0 is the default stream.
+pub trait Driver: Send + Sync {
+    /// What it runs on.
+    fn description(&self) -> &Description;
+
+    /// The compiler for it.
+    fn compiler(&self) -> Arc<dyn Compiler>;
+
+    /// Loads an object and finds a function in it.
+    fn load(&self, object: &[u8], entry: &str) -> Result<Function, DriverError>;
+
+    /// Starts a kernel on a stream and returns.
+    ///
+    /// # Safety
+    /// The arguments must be what the kernel declares, and the memory behind them must stay valid until the kernel is
+    /// done.
+    unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: u32,
+        arguments: &mut [*mut c_void],
+        stream: u64,
+    ) -> Result<(), DriverError>;
+
+    /// Whether a stream is recording a graph: then nothing may be compiled, loaded or waited for.
+    fn is_capturing(&self, stream: u64) -> Result<bool, DriverError>;
+
+    /// Creates an event.
+    fn create_event(&self) -> Result<Event, DriverError>;
+
+    /// Puts an event into a stream.
+    fn record(&self, event: Event, stream: u64) -> Result<(), DriverError>;
+
+    /// Milliseconds between two events that have both happened; `None` while they have not.
+    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError>;
+
+    /// Ends an event.
+    fn destroy_event(&self, event: Event) -> Result<(), DriverError>;
+
+    /// Waits for a stream. Never call this on an unproven kernel in a process that must not hang.
+    fn synchronize(&self, stream: u64) -> Result<(), DriverError>;
+}

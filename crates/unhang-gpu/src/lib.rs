@@ -1,0 +1,32 @@
+//! The GPU engine: every convolution on the GPU with our own kernels, compiled at run time for the chip that is really
+//! there. On an RDNA1 card AMD's convolution library is then not needed at all.
+//!
+//! * [`choice`]: which kernels could compute a problem, and how long each would take by a model of the device;
+//! * [`plan`]: a choice made concrete: kernels with their constants, grids, parameters, workspace. Pure;
+//! * [`compiler`]: hiprtc and nvrtc by `dlopen`; they need no GPU;
+//! * [`driver`]: HIP and CUDA by `dlopen` of what torch has already loaded: load, launch, events;
+//! * [`object`]: code objects of AMD: registers and spills, and retagging for a spoofed runtime;
+//! * [`cache`]: compiled objects on disk;
+//! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
+//!
+//! One kernel source (`kernels/*.cu`) serves HIP and CUDA. This crate knows no torch, no store of evidence and no
+//! planner: it is handed device pointers, a stream and a workspace, and allocates nothing on the device itself. Whether
+//! a kernel may run in this process at all (the canary) is decided by its callers.
+//!
+//! `unsafe` is confined to the modules that call foreign functions: [`driver`], [`compiler`] and the C interface.
+
+#[cfg(feature = "c-abi")]
+mod c_abi;
+pub mod cache;
+pub mod choice;
+pub mod compiler;
+pub mod driver;
+mod dynamic;
+mod engine;
+pub mod model;
+pub mod object;
+pub mod plan;
+mod plan_parts;
+pub mod sources;
+
+pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Settings};

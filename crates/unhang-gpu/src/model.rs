@@ -1,0 +1,157 @@
+//! A model of the device: how long a plan would take, to choose when nothing has been measured, and to say what a card
+//! that nobody here has could reach.
+//!
+//! A launch takes the longer of its arithmetic and its memory traffic, and a fixed cost. Arithmetic runs at the peak
+//! rate, times the share of multiply-adds in the tile's loop, times how well the workgroups fill the compute units.
+
+use unhang_conv::{Direction, Problem};
+
+use crate::choice::{Choice, Tile};
+use crate::plan::{Plan, Stage};
+use crate::sources::Source;
+
+/// What the model knows of a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Device {
+    /// Compute units (AMD) or multiprocessors (NVIDIA).
+    pub compute_units: usize,
+    /// Peak f32 operations a second, a multiply-add counted as two.
+    pub flops: f64,
+    /// Bytes a second to and from memory.
+    pub bandwidth: f64,
+    /// Seconds that a launch costs by itself in a row of launches.
+    pub launch: f64,
+    /// Bytes of the last cache.
+    pub cache: f64,
+    /// Bytes of memory.
+    pub memory: u64,
+}
+
+impl Device {
+    /// An RX 5600 XT: 36 compute units, 7.2 TFLOP/s, 288 GB/s, 4 MiB of L2 (vendor's figures, not measured here).
+    pub fn rx_5600_xt() -> Device {
+        Device { compute_units: 36, flops: 7.2e12, bandwidth: 288e9, launch: 6e-6, cache: 4e6, memory: 6 << 30 }
+    }
+
+    /// One NVIDIA H200: 132 multiprocessors at 1.98 GHz, 4.3 TB/s measured by a copy, 60 MB of L2.
+    pub fn h200() -> Device {
+        Device {
+            compute_units: 132,
+            flops: 132.0 * 256.0 * 1.75e9,
+            bandwidth: 4.3e12,
+            launch: 2.2e-6,
+            cache: 50e6,
+            memory: 139 << 30,
+        }
+    }
+}
+
+/// The share of multiply-adds among a tile's instructions, as found in compiled code, and what else a tile costs.
+fn tile_share(tile: Tile) -> f64 {
+    match (tile.thread_rows, tile.thread_columns) {
+        (8, 8) => 0.80,
+        (8, 4) | (4, 8) => 0.68,
+        _ => 0.52,
+    }
+}
+
+/// Seconds of a plan on a device.
+pub fn estimate(problem: &Problem, choice: &Choice, plan: &Plan, device: &Device) -> f64 {
+    plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()
+}
+
+fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Device) -> f64 {
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let all: f64 = elements.iter().sum();
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    match stage.kernel.source {
+        // One or two loads for each product, mostly from caches, and 64-bit addressing.
+        Source::Plain => (problem.flops() / (device.flops * 0.02)).max(all * size / device.bandwidth),
+        Source::Gemm | Source::Weights => {
+            let tile = match *choice {
+                Choice::Gemm { tile, .. } | Choice::Weights { tile, .. } | Choice::Winograd { tile, .. } => tile,
+                _ => return f64::INFINITY,
+            };
+            matrix_seconds(problem, choice, stage, tile, device)
+        }
+        Source::Depthwise => {
+            let strip = constant("STRIP");
+            let reads = match problem.direction() {
+                Direction::BackwardWeights => constant("FILTER_H") * constant("FILTER_W") + 1.0,
+                _ => constant("FILTER_W") * (strip + constant("FILTER_H") - 1.0) / strip,
+            };
+            let pixels = elements[0].max(elements[2]);
+            // Reads hit the first cache: about 32 lanes a clock and unit at the model's clock.
+            let cached = pixels * reads / (device.flops / 256.0 * 32.0);
+            (all * size / (device.bandwidth * 0.8)).max(cached)
+        }
+        Source::Winograd | Source::Support => {
+            let moved = match stage.kernel.entry {
+                "pack" => elements[1] * size * 3.0,
+                "reduce" => elements[2] * (size + 4.0 * splits_of(choice)),
+                "reduce_weights" => elements[2] * (size + 4.0 * splits_of(choice)),
+                "winograd_filter" => elements[1] * size + elements[1] * 16.0,
+                "winograd_weights" => elements[2] * size + elements[2] * 16.0 * splits_of(choice),
+                _ => {
+                    let transformed = f64::from(stage.grid[0]) * 128.0;
+                    transformed * (36.0 * 4.0 + 16.0 * size)
+                }
+            };
+            // What was just written and fits the last cache does not come from memory.
+            let rate = if moved < device.cache { device.bandwidth * 1.5 } else { device.bandwidth * 0.75 };
+            moved / rate
+        }
+    }
+}
+
+fn splits_of(choice: &Choice) -> f64 {
+    match *choice {
+        Choice::Gemm { splits, .. }
+        | Choice::Weights { splits, .. }
+        | Choice::Depthwise { splits, .. }
+        | Choice::Winograd { splits, .. } => f64::from(splits),
+        Choice::Plain => 1.0,
+    }
+}
+
+fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &Device) -> f64 {
+    let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
+    // The kernels' parameter structures hold the steps of a split as their sixth number.
+    let steps = stage.parameters.get(20..24).map_or(1, |b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]])).max(1);
+    let mut steps = f64::from(steps);
+    if stage.kernel.constant("DIRECTION") == Some(1) {
+        // Phases differ in length; the grid counts them all as the longest.
+        let (kernel, stride) = (problem.kernel(), problem.stride());
+        for axis in 0..2 {
+            steps *= (kernel[axis] as f64 / stride[axis] as f64) / kernel[axis].div_ceil(stride[axis]) as f64;
+        }
+    }
+    let products = (tile.rows * tile.columns * tile.depth) as f64 * steps;
+    let resident = (512.0 / tile.threads() as f64).max(1.0);
+    let each = blocks / device.compute_units as f64;
+    // Workgroups come in rounds as long as there are few of them; many even out.
+    let rounds = if each > 3.0 * resident { each + 0.4 * resident } else { each.ceil() };
+    // One workgroup alone leaves the unit waiting for memory and barriers.
+    let threads = (each.ceil().min(resident) * tile.threads() as f64).min(512.0);
+    let filled = (threads / 512.0).powf(0.45);
+    let direct = match *choice {
+        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.85,
+        Choice::Gemm { flat: true, .. } => 0.85,
+        Choice::Weights { .. } => 0.8,
+        _ => 1.0,
+    };
+    let unit_rate = device.flops / 2.0 / device.compute_units as f64 * tile_share(tile) * filled * direct;
+    // A start and an end that nothing overlaps.
+    let fixed = 1.5e-6;
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let moved = match choice {
+        Choice::Winograd { .. } => blocks * (tile.rows * tile.columns) as f64 * 4.0 * 2.0,
+        Choice::Gemm { .. } if stage.kernel.constant("PLANES") == Some(1) => {
+            (elements[0] + elements[1]) * size + elements[2] * 4.0 * splits_of(choice)
+        }
+        _ => elements.iter().sum::<f64>() * size,
+    };
+    (rounds * products / unit_rate + fixed).max(moved / (device.bandwidth * 0.8))
+}

@@ -1,0 +1,214 @@
+//! A choice made concrete: which kernels run one after the other, over which grids, with which numbers.
+//!
+//! Plans are pure values: they can be compiled without a GPU, executed by any [`crate::driver::Driver`], and compared in
+//! tests. Pointers are named and filled in at launch.
+
+use thiserror::Error;
+use unhang_conv::{DataType, Direction, Layout, Problem};
+
+use crate::choice::{Choice, Tile};
+use crate::plan_parts::{self as parts, Geometry};
+use crate::sources::Kernel;
+
+/// A pointer that a kernel is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pointer {
+    /// The problem's first operand.
+    First,
+    /// The problem's second operand.
+    Second,
+    /// The bias, or nothing.
+    Bias,
+    /// Where the result goes.
+    Result,
+    /// The workspace, that many bytes in.
+    Workspace(u64),
+    /// Nothing.
+    Null,
+}
+
+/// One launch.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Stage {
+    /// What runs.
+    pub kernel: Kernel,
+    /// Workgroups in x, y, z.
+    pub grid: [u32; 3],
+    /// Threads in a workgroup.
+    pub block: u32,
+    /// The pointers, in the kernel's order.
+    pub pointers: Vec<Pointer>,
+    /// The structure that is passed by value behind the pointers.
+    pub parameters: Vec<u8>,
+}
+
+/// Everything that computes one problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The launches, in order, on one stream.
+    pub stages: Vec<Stage>,
+    /// Bytes that the caller has to provide, aligned to 256.
+    pub workspace_bytes: u64,
+}
+
+/// Why a choice does not compute a problem.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{choice} does not compute {problem}: {reason}")]
+pub struct PlanError {
+    /// The choice.
+    pub choice: String,
+    /// The problem's key.
+    pub problem: String,
+    /// Why not.
+    pub reason: String,
+}
+
+/// The largest tensor, in bytes, that kernels with 32-bit offsets take. Half of what would fit: sums of two offsets do.
+pub const MAX_TENSOR_BYTES: u64 = 1 << 31;
+/// The largest single size that any kernel takes; sums and small products of two stay far inside an `int`.
+pub const MAX_EXTENT: usize = 1 << 24;
+const MAX_PHASES: usize = 16;
+const MAX_GRID_YZ: u64 = 65535;
+
+impl Plan {
+    /// Makes a choice concrete.
+    pub fn new(problem: &Problem, choice: &Choice) -> Result<Plan, PlanError> {
+        let fail = |reason: String| PlanError { choice: choice.to_string(), problem: problem.to_string(), reason };
+        let geometry = Geometry::new(problem);
+        if let Some(extent) = geometry.largest_extent()
+            && extent > MAX_EXTENT
+        {
+            return Err(fail(format!("a size of {extent} is more than {MAX_EXTENT}")));
+        }
+        if !matches!(choice, Choice::Plain) {
+            fits_fast_kernels(&geometry).map_err(fail)?;
+        }
+        match *choice {
+            Choice::Plain => parts::plain(&geometry),
+            Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, packed, flat, splits),
+            Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
+            Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
+            Choice::Winograd { tile, splits } => winograd(&geometry, tile, splits),
+        }
+        .map_err(fail)
+    }
+}
+
+fn fits_fast_kernels(geometry: &Geometry) -> Result<(), String> {
+    if geometry.problem.data_type() == DataType::F64 {
+        return Err("f64 is for the plain kernels".into());
+    }
+    let size = geometry.problem.data_type().size().max(4) as u64;
+    for shape in geometry.problem.operand_shapes() {
+        let bytes = shape.iter().map(|&n| n as u64).product::<u64>().saturating_mul(size);
+        if bytes > MAX_TENSOR_BYTES {
+            return Err(format!("a tensor of {bytes} bytes is beyond the 32-bit offsets of the fast kernels"));
+        }
+    }
+    Ok(())
+}
+
+fn tile_fits(tile: Tile) -> Result<(), String> {
+    if crate::choice::TILES.contains(&tile) { Ok(()) } else { Err(format!("{tile} is not a tile that we have")) }
+}
+
+fn gemm(geometry: &Geometry, tile: Tile, packed: bool, flat: bool, splits: u32) -> Result<Plan, String> {
+    tile_fits(tile)?;
+    let problem = &geometry.problem;
+    let forward = match problem.direction() {
+        Direction::Forward => true,
+        Direction::BackwardData => false,
+        Direction::BackwardWeights => return Err("gemm is for forward and backward-data".into()),
+    };
+    if flat && !forward {
+        return Err("a flat reduction is for forward only".into());
+    }
+    let phases = if forward { 1 } else { problem.stride()[0] * problem.stride()[1] };
+    if phases > MAX_PHASES {
+        return Err(format!("{phases} phases of the stride are more than {MAX_PHASES}"));
+    }
+    if (phases * problem.groups()) as u64 > MAX_GRID_YZ {
+        return Err(format!("{} groups are too many for one grid", problem.groups()));
+    }
+    let (filter_pointer, source_pointer) = (geometry.second, geometry.first);
+    let mut stages = Vec::new();
+    let mut workspace = parts::Workspace::default();
+    let filter = if packed {
+        let (stage, bytes) = parts::pack(geometry, tile, flat, filter_pointer);
+        let at = workspace.take(bytes);
+        stages.push(stage(at));
+        Pointer::Workspace(at)
+    } else {
+        filter_pointer
+    };
+    let steps = parts::gemm_steps(geometry, tile, flat);
+    let per_split = steps.div_ceil(u64::from(splits.max(1))).max(1);
+    let splits = steps.div_ceil(per_split).max(1);
+    let planes = splits > 1;
+    let result_elements: u64 = geometry.result_elements();
+    let result =
+        if planes { Pointer::Workspace(workspace.take(splits * result_elements * 4)) } else { Pointer::Result };
+    stages.push(parts::gemm(
+        geometry,
+        &parts::GemmPart { tile, packed, flat, planes, splits: splits as u32, steps_per_split: per_split as i32 },
+        [filter, source_pointer, if planes { Pointer::Null } else { Pointer::Bias }, result],
+    )?);
+    if planes {
+        stages.push(parts::reduce(geometry, splits as u32, result));
+    }
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}
+
+fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+    tile_fits(tile)?;
+    let problem = &geometry.problem;
+    if problem.direction() != Direction::BackwardWeights {
+        return Err("weights is for backward-weights".into());
+    }
+    if problem.groups() as u64 > MAX_GRID_YZ {
+        return Err(format!("{} groups are too many for one grid", problem.groups()));
+    }
+    let pixels = (problem.batch() * problem.out_size()[0] * problem.out_size()[1]) as u64;
+    let steps = pixels.div_ceil(tile.depth as u64);
+    let per_split = steps.div_ceil(u64::from(splits.clamp(1, 65535))).max(1);
+    let splits = steps.div_ceil(per_split) as u32;
+    let mut workspace = parts::Workspace::default();
+    let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+    let stages = vec![
+        parts::weights(geometry, tile, splits, per_split as i32, [geometry.second, geometry.first, planes]),
+        parts::reduce_weights(geometry, splits, planes),
+    ];
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}
+
+fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+    let problem = &geometry.problem;
+    if problem.in_channels() != problem.groups() {
+        return Err(format!(
+            "{} input channels in {} groups are not depthwise",
+            problem.in_channels(),
+            problem.groups()
+        ));
+    }
+    let [kh, kw] = problem.kernel();
+    if kh * kw > 49 {
+        return Err(format!("a filter of {kh}x{kw} has more taps than registers are set aside for"));
+    }
+    parts::depthwise(geometry, strip, splits)
+}
+
+fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+    tile_fits(tile)?;
+    let problem = &geometry.problem;
+    let plain_3x3 = problem.kernel() == [3, 3] && problem.stride() == [1, 1] && problem.dilation() == [1, 1];
+    if !plain_3x3 || problem.groups() != 1 {
+        return Err("winograd is for 3x3 filters of stride and dilation 1 without groups".into());
+    }
+    if problem.layout() != Layout::Nchw {
+        return Err("winograd is for NCHW".into());
+    }
+    if problem.padding().iter().any(|&p| p > 2) {
+        return Err("winograd is for a padding of at most 2".into());
+    }
+    parts::winograd(geometry, tile, splits)
+}

@@ -1,0 +1,99 @@
+//! The kernels' source text, and how a kernel is named: a source, an entry, and constants.
+
+use std::fmt;
+
+/// A file of kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// The definition of a convolution, one result a thread.
+    Plain,
+    /// Implicit GEMM: forward and backward-data.
+    Gemm,
+    /// Backward-weights as a split GEMM.
+    Weights,
+    /// Depthwise convolutions.
+    Depthwise,
+    /// Winograd's transforms.
+    Winograd,
+    /// Adding up planes, packing filters.
+    Support,
+}
+
+const COMMON: &str = include_str!("../kernels/common.cuh");
+const TILE: &str = include_str!("../kernels/tile.cuh");
+
+impl Source {
+    /// Every file.
+    pub const ALL: [Source; 6] =
+        [Source::Plain, Source::Gemm, Source::Weights, Source::Depthwise, Source::Winograd, Source::Support];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Source::Plain => "plain",
+            Source::Gemm => "gemm",
+            Source::Weights => "weights",
+            Source::Depthwise => "depthwise",
+            Source::Winograd => "winograd",
+            Source::Support => "support",
+        }
+    }
+
+    /// The whole text that a compiler is given: run-time compilers are handed one text, so headers come first in it.
+    pub fn text(self) -> String {
+        let (tile, own) = match self {
+            Source::Plain => ("", include_str!("../kernels/plain.cu")),
+            Source::Gemm => (TILE, include_str!("../kernels/gemm.cu")),
+            Source::Weights => (TILE, include_str!("../kernels/weights.cu")),
+            Source::Depthwise => ("", include_str!("../kernels/depthwise.cu")),
+            Source::Winograd => ("", include_str!("../kernels/winograd.cu")),
+            Source::Support => ("", include_str!("../kernels/support.cu")),
+        };
+        format!("{COMMON}\n{tile}\n{own}")
+    }
+}
+
+/// A kernel before it is compiled: its source with the constants baked in, and which of its functions is meant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Kernel {
+    /// The file.
+    pub source: Source,
+    /// The function.
+    pub entry: &'static str,
+    /// Constants, by name, in the order in which they are given to the compiler.
+    pub constants: Vec<(&'static str, i64)>,
+}
+
+impl Kernel {
+    /// The constants as compiler options.
+    pub fn definitions(&self) -> Vec<String> {
+        self.constants.iter().map(|(name, value)| format!("-D{name}={value}")).collect()
+    }
+
+    /// The value of a constant.
+    pub fn constant(&self, name: &str) -> Option<i64> {
+        self.constants.iter().find(|(constant, _)| *constant == name).map(|(_, value)| *value)
+    }
+}
+
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.entry)?;
+        if let (Some(rows), Some(columns), Some(depth)) =
+            (self.constant("BM"), self.constant("BN"), self.constant("BK"))
+        {
+            write!(f, ".{rows}x{columns}x{depth}")?;
+        }
+        for (name, word) in [("PACKED", "packed"), ("FLAT", "flat"), ("POINTWISE", "pointwise"), ("PLANES", "planes")] {
+            if self.constant(name) == Some(1) {
+                write!(f, ".{word}")?;
+            }
+        }
+        match self.constant("TYPE") {
+            Some(1) => write!(f, ".f16"),
+            Some(2) => write!(f, ".bf16"),
+            Some(3) => write!(f, ".f64"),
+            _ => write!(f, ".f32"),
+        }
+    }
+}

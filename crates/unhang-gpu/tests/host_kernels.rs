@@ -1,0 +1,167 @@
+//! Every kernel against the plain reference, on the CPU: the kernels' own source, compiled by a host compiler. It shows
+//! that indices, edges, phases, splits and transforms are right; what a GPU does with them is measured on one.
+
+mod host;
+
+use host::HostEngine;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_gpu::choice::{Choice, TILES};
+use unhang_gpu::plan::Plan;
+use unhang_suite::{any_problem, check};
+
+fn engine() -> Option<HostEngine> {
+    let engine = HostEngine::find();
+    if engine.is_none() {
+        println!("skipped: no clang++ to compile the kernels for the host with");
+    }
+    engine
+}
+
+fn check_choice(engine: &HostEngine, problem: &Problem, choice: Choice, seed: u64) {
+    *engine.choice.lock().unwrap() = Some(choice);
+    if let Err(failure) = check(engine, problem, seed) {
+        panic!("{choice} on {problem}: {failure}");
+    }
+}
+
+fn random_problems(data_type: DataType, count: usize) -> Vec<Problem> {
+    let seed = [data_type as u8 + 1; 32];
+    let mut runner = TestRunner::new_with_rng(Config::default(), TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
+    (0..count).map(|_| any_problem(data_type).new_tree(&mut runner).unwrap().current()).collect()
+}
+
+#[test]
+fn plain_kernels_are_right() {
+    let Some(engine) = engine() else { return };
+    for data_type in DataType::ALL {
+        for (seed, problem) in random_problems(data_type, 40).iter().enumerate() {
+            check_choice(&engine, problem, Choice::Plain, seed as u64);
+        }
+    }
+}
+
+/// The choices of every family that a problem allows, one tile each, the tile going round from problem to problem.
+fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
+    let tile = TILES[turn % TILES.len()];
+    let splits = [1, 3][turn / 2 % 2];
+    let mut choices = vec![Choice::Weights { tile, splits }, Choice::Winograd { tile, splits }];
+    for packed in [false, true] {
+        for flat in [false, true] {
+            choices.push(Choice::Gemm { tile, packed, flat, splits });
+        }
+    }
+    choices
+        .push(Choice::Depthwise { strip: problem.lower().problem.stride()[0] as u32 * (1 + turn as u32 % 3), splits });
+    choices.retain(|choice| Plan::new(problem, choice).is_ok());
+    choices
+}
+
+#[test]
+fn fast_kernels_are_right_on_random_problems() {
+    let Some(engine) = engine() else { return };
+    let mut families = std::collections::BTreeMap::new();
+    for (data_type, count) in [(DataType::F32, 36), (DataType::F16, 6), (DataType::Bf16, 6)] {
+        for (turn, problem) in random_problems(data_type, count).iter().enumerate() {
+            for choice in varied_choices(problem, turn) {
+                check_choice(&engine, problem, choice, turn as u64);
+                *families.entry(choice.family()).or_insert(0) += 1;
+            }
+        }
+    }
+    println!("{families:?}");
+    assert!(families["gemm"] > 40 && families["weights"] > 8, "{families:?}");
+}
+
+fn problem(specification: Specification) -> Problem {
+    Problem::new(specification).unwrap()
+}
+
+#[test]
+fn depthwise_kernels_are_right() {
+    let Some(engine) = engine() else { return };
+    let mut turn = 0;
+    for (layout, multiplier, kernel, stride, dilation) in [
+        (Layout::Nchw, 1, 3, 1, 1),
+        (Layout::Nchw, 2, 3, 2, 1),
+        (Layout::Nhwc, 1, 5, 2, 1),
+        (Layout::Nhwc, 3, 3, 1, 2),
+        (Layout::Nchw, 1, 5, 3, 1),
+    ] {
+        for direction in Direction::ALL {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 35,
+                out_channels: 35 * multiplier,
+                groups: 35,
+                in_size: [13, 11],
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [kernel / 2, 1],
+                layout,
+                direction,
+                ..Specification::default()
+            });
+            for strip in [1, 4] {
+                turn += 1;
+                let strip = (strip * stride) as u32;
+                check_choice(&engine, &problem, Choice::Depthwise { strip, splits: 3 }, turn);
+            }
+        }
+    }
+}
+
+#[test]
+fn winograd_is_right_at_every_edge() {
+    let Some(engine) = engine() else { return };
+    let mut turn = 0;
+    for (size, padding, channels) in [([8, 8], 1, [16, 32]), ([7, 9], 0, [9, 20]), ([5, 4], 2, [33, 16])] {
+        for direction in Direction::ALL {
+            for data_type in [DataType::F32, DataType::F16] {
+                turn += 1;
+                let problem = problem(Specification {
+                    batch: 2,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_size: size,
+                    kernel: [3, 3],
+                    padding: [padding, padding],
+                    direction,
+                    data_type,
+                    ..Specification::default()
+                });
+                check_choice(&engine, &problem, Choice::Winograd { tile: TILES[6], splits: 2 }, turn);
+            }
+        }
+    }
+}
+
+#[test]
+fn whole_quads_and_many_tiles_are_right() {
+    let Some(engine) = engine() else { return };
+    // Sizes that divide, so that every vector path is taken, and more than one tile each way.
+    for (turn, (channels, kernel, size)) in
+        [([24, 40], 1, 12), ([16, 36], 3, 12), ([3, 20], 7, 16)].into_iter().enumerate()
+    {
+        for direction in Direction::ALL {
+            for layout in Layout::ALL {
+                let problem = problem(Specification {
+                    batch: 3,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_size: [size, size],
+                    kernel: [kernel, kernel],
+                    padding: [kernel / 2, kernel / 2],
+                    layout,
+                    direction,
+                    ..Specification::default()
+                });
+                for choice in varied_choices(&problem, turn + 8) {
+                    check_choice(&engine, &problem, choice, turn as u64);
+                }
+            }
+        }
+    }
+}

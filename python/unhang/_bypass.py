@@ -62,7 +62,7 @@ class Conv2dBypassConfig:
     def settings(self) -> Settings:
         """The same as :class:`unhang.Settings`."""
         return Settings(
-            strategy=getattr(self.strategy, "value", self.strategy),
+            strategy=FallbackStrategy(self.strategy).value,
             size_threshold=self.size_threshold,
             cpu_fallback_enabled=self.cpu_fallback_enabled,
             implicit_gemm=self.enable_implicit_gemm,

@@ -341,7 +341,7 @@ class vendor_library:
 
     Torch has no argument for it in the backward direction and the flag is the process's: while this is held, another
     thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart.
-    Setting the flag raises after ``torch.backends.disable_global_flags()``; then this engine fails and the next is asked.
+    Setting the flag raises after ``torch.backends.disable_global_flags()``; then the next engine is asked.
     """
 
     def __init__(self, *, on: bool) -> None:

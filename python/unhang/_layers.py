@@ -62,7 +62,8 @@ class SafeConv2d(nn.Conv2d):
         batched = input.dim() == 4
         if input.dim() not in (3, 4):
             # Torch's own words for what is wrong.
-            return super()._conv_forward(input, weight, bias)
+            refused: Tensor = super()._conv_forward(input, weight, bias)
+            return refused
         if torch.is_autocast_enabled() and input.device.type != "cpu":
             kind = torch.get_autocast_gpu_dtype()
             input, weight = input.to(kind), weight.to(kind)

@@ -60,7 +60,7 @@ class Settings:
             if isinstance(default, bool):
                 values[name] = text == "True"
             else:
-                values[name] = type(default)(text)
+                values[name] = int(text) if isinstance(default, int) else text
         return cls(**values)
 
     def changed(self, **changes: Any) -> Settings:

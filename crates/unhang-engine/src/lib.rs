@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod operands;
+mod reference;
 mod tiled;
 mod verdict;
 
@@ -18,6 +19,7 @@ use unhang_conv::{Problem, UnknownName};
 
 pub use half::{bf16, f16};
 pub use operands::{Elements, ElementsMut, Operands};
+pub use reference::Reference;
 pub use tiled::{PaddedChannels, Tiled};
 pub use verdict::Verdict;
 

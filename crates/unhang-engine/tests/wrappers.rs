@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use unhang_conv::DataType;
-use unhang_engine::{EngineError, PaddedChannels, Tiled};
-use unhang_suite::{CheckFailure, Reference, any_problem, check};
+use unhang_engine::{EngineError, PaddedChannels, Reference, Tiled};
+use unhang_suite::{CheckFailure, any_problem, check};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]

@@ -1,10 +1,10 @@
-//! Our CPU engine on memory that Python names.
+//! Our CPU engine, and the reference that judges it, on memory that Python names.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_conv::{DataType, Direction};
+use unhang_conv::{DataType, Direction, Problem};
 use unhang_cpu::CpuEngine;
-use unhang_engine::{Elements, ElementsMut, Engine, Operands, bf16, f16};
+use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
 
 use crate::problem::PyProblem;
 
@@ -26,10 +26,37 @@ pub fn run_cpu(
     result: Memory,
     threads: usize,
 ) -> PyResult<()> {
-    let problem = &problem.problem;
+    let engine = CpuEngine::with_threads(threads);
+    run(py, &engine, &problem.problem, first, second, bias, result)
+}
+
+/// Computes a problem by the plain reference: slow, and right. The same is vouched for as in `run_cpu`.
+#[pyfunction]
+#[pyo3(signature = (problem, first, second, bias, result))]
+pub fn run_reference(
+    py: Python<'_>,
+    problem: &PyProblem,
+    first: Memory,
+    second: Memory,
+    bias: Option<Memory>,
+    result: Memory,
+) -> PyResult<()> {
+    run(py, &Reference, &problem.problem, first, second, bias, result)
+}
+
+fn run(
+    py: Python<'_>,
+    engine: &dyn Engine,
+    problem: &Problem,
+    first: Memory,
+    second: Memory,
+    bias: Option<Memory>,
+    result: Memory,
+) -> PyResult<()> {
     let [first_length, second_length, result_length] =
         problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    let mut expected = vec![("first", first, first_length), ("second", second, second_length), ("result", result, result_length)];
+    let mut expected =
+        vec![("first", first, first_length), ("second", second, second_length), ("result", result, result_length)];
     if let Some(bias) = bias {
         if problem.direction() != Direction::Forward {
             return Err(PyValueError::new_err("a bias is added in the forward direction only"));
@@ -66,6 +93,5 @@ pub fn run_cpu(
         DataType::Bf16 => typed!(bf16, Bf16),
         DataType::F64 => typed!(f64, F64),
     };
-    py.detach(|| CpuEngine::with_threads(threads).run(problem, operands))
-        .map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    py.detach(|| engine.run(problem, operands)).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }

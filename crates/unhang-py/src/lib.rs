@@ -23,6 +23,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Tally>()?;
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
     module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
     Ok(())

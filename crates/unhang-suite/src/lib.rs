@@ -10,7 +10,7 @@ mod data;
 mod generate;
 mod measure;
 
-pub use check::{CheckFailure, Errors, Reference, Tolerance, check, compare};
+pub use check::{CheckFailure, Errors, Tolerance, check, compare};
 pub use data::Tensor;
 pub use generate::{any_ordinary_problem, any_problem};
 pub use measure::{Contender, Measurement, Ratio, geometric_mean, interleave};

@@ -1,0 +1,55 @@
+"""Each test has a store of its own, and leaves torch as it found it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+# Small convolutions on a busy machine spend their time in waking threads; what threads change is tested in Rust.
+torch.set_num_threads(1)
+
+MACHINES = Path(__file__).parent.parent / "crates" / "unhang-machine" / "fixtures"
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A store that no other test sees; unhang off, and nothing remembered, before and after."""
+    from unhang import _convolve, _enable, _state
+
+    home = tmp_path / "unhang-home"
+    monkeypatch.setenv("UNHANG_HOME", str(home))
+    for name in ("UNHANG_ROOT", "UNHANG_DISABLE", "HSA_OVERRIDE_GFX_VERSION"):
+        monkeypatch.delenv(name, raising=False)
+    _enable.disable()
+    _state.forget()
+    _state._said.clear()
+    _convolve.routes.clear()
+    yield home
+    _enable.disable()
+    _state.forget()
+    _convolve.replan()
+
+
+@pytest.fixture
+def affected_machine(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The machine of the reports: an RX 5600 XT told to be gfx1030. A folder; every use of it is a rehearsal."""
+    from unhang import _canary, _state
+
+    folder = MACHINES / "rx5600xt-rocm5.7"
+    monkeypatch.setenv("UNHANG_ROOT", str(folder))
+    _canary._known_here.clear()
+    _state.forget()
+    return folder
+
+
+def subprocess_environment(**changes: str) -> dict[str, str]:
+    """The environment for a Python that a test starts: the package found as it is found here."""
+    import unhang
+
+    package = str(Path(unhang.__file__).parent.parent)
+    path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, **changes}

@@ -1,0 +1,276 @@
+"""Unmodified code goes through unhang, and gives the same numbers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparing import assert_close
+from torch import nn
+
+import unhang
+from unhang import _convolve
+
+NEW_TORCH = hasattr(torch, "compile")
+# Those that compute on CPU tensors with something of ours in the path.
+OURS = ["cpu_fallback", "tiled"]
+
+
+def computed_by() -> set[str]:
+    return {route.names[0] for route in _convolve.routes.values() if route.tally.total}
+
+
+def both(function, strategy: str):
+    """What a function gives without unhang and with it."""
+    plain = function()
+    with unhang.enabled(strategy, devices=("cpu",)):
+        ours = function()
+    assert computed_by(), "nothing went through unhang"
+    return plain, ours
+
+
+@pytest.mark.parametrize("strategy", OURS)
+@pytest.mark.parametrize("case", [
+    "conv2d", "stride", "dilation", "groups", "depthwise", "no bias", "transposed", "transposed groups", "conv1d",
+    "transposed 1d", "unbatched", "same", "same even", "1x1", "channels_last", "channels_last weight",
+])
+def test_functional_forms(strategy: str, case: str) -> None:
+    torch.manual_seed(0)
+    double = {"dtype": torch.float64}
+    x = torch.randn(2, 8, 13, 11, **double, requires_grad=True)
+    w, b = torch.randn(12, 8, 3, 3, **double, requires_grad=True), torch.randn(12, **double, requires_grad=True)
+    grouped = torch.randn(12, 4, 3, 3, **double, requires_grad=True)
+    calls = {
+        "conv2d": lambda: F.conv2d(x, w, b, padding=1),
+        "stride": lambda: F.conv2d(x, w, b, stride=(2, 3), padding=(0, 2)),
+        "dilation": lambda: F.conv2d(x, w, b, dilation=2, padding=3),
+        "groups": lambda: F.conv2d(x, grouped, b, groups=2),
+        "depthwise": lambda: F.conv2d(x, torch.cat([w[:, :1]] * 2)[:16], None, padding=1, groups=8),
+        "no bias": lambda: F.conv2d(x, w, None),
+        "transposed": lambda: F.conv_transpose2d(x, w.transpose(0, 1), b, stride=2, padding=1, output_padding=1),
+        "transposed groups": lambda: F.conv_transpose2d(x, grouped[:8], None, stride=2, groups=4),
+        "conv1d": lambda: F.conv1d(x[:, :, 0], w[:, :, 0], b, stride=2, padding=1),
+        "transposed 1d": lambda: F.conv_transpose1d(x[:, :, 0], w[:8, :, 0], None, stride=2, output_padding=1),
+        "unbatched": lambda: F.conv2d(x[0], w, b, padding=1),
+        "same": lambda: F.conv2d(x, w, b, padding="same"),
+        "same even": lambda: F.conv2d(x, w[:, :, :2, :2], b, padding="same"),
+        "1x1": lambda: F.conv2d(x, w[:, :, :1, :1], b),
+        "channels_last": lambda: F.conv2d(x.contiguous(memory_format=torch.channels_last), w, b, padding=1),
+        "channels_last weight": lambda: F.conv2d(x, w.contiguous(memory_format=torch.channels_last), b, padding=1),
+    }
+
+    def compute():
+        y = calls[case]()
+        return (y, *torch.autograd.grad(y.sin().sum(), [x, w, b, grouped], allow_unused=True))
+
+    plain, ours = both(compute, strategy)
+    assert ours[0].stride() == plain[0].stride(), "the layout that torch gives"
+    for got, want in zip(ours, plain):
+        assert (got is None) == (want is None)
+        if want is not None:
+            assert_close(got, want, slack=10)
+
+
+def test_what_our_engines_do_not_know_goes_to_torch() -> None:
+    w3 = torch.randn(2, 3, 2, 2, 2)
+    complex_x, complex_w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
+    empty = torch.randn(0, 3, 8, 8)
+    calls = [
+        lambda: F.conv3d(torch.ones(1, 3, 4, 4, 4), w3),
+        lambda: F.conv2d(complex_x, complex_w),
+        lambda: F.conv2d(empty, torch.ones(4, 3, 3, 3)),
+        lambda: F.conv2d(torch.ones(1, 1, 4, 4, dtype=torch.int64), torch.ones(1, 1, 2, 2, dtype=torch.int64)),
+    ]
+    for call in calls:
+        want = call()
+        with unhang.enabled("cpu_fallback", devices=("cpu",)):
+            torch.testing.assert_close(call(), want)  # complex ones come back to us as real parts
+
+
+def test_errors_are_torchs_own() -> None:
+    for call in (
+        lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 2, 3, 3)),
+        lambda: F.conv2d(torch.ones(1, 3, 2, 2), torch.ones(4, 3, 3, 3)),
+        lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3, dtype=torch.float64)),
+        lambda: F.conv2d(torch.ones(1, 3, 8, 8), torch.ones(4, 3, 3, 3), stride=0),
+    ):
+        with pytest.raises(RuntimeError) as plain:
+            call()
+        with unhang.enabled("cpu_fallback", devices=("cpu",)), pytest.raises(RuntimeError) as ours:
+            call()
+        assert str(ours.value) == str(plain.value)
+
+
+@pytest.mark.parametrize("strategy", OURS)
+def test_gradcheck_and_gradgradcheck(strategy: str) -> None:
+    torch.manual_seed(1)
+    x = torch.randn(1, 2, 4, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 1, 3, 2, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    wt = torch.randn(2, 2, 3, 2, dtype=torch.float64, requires_grad=True)
+    with unhang.enabled(strategy, devices=("cpu",), tile_limit=4):
+        forms = [
+            lambda x, w, b: F.conv2d(x, w, b, stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2),
+            lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1, output_padding=(1, 0), groups=2),
+        ]
+        for form, weight in zip(forms, (w, wt)):
+            assert torch.autograd.gradcheck(form, (x, weight, b))
+            assert torch.autograd.gradgradcheck(form, (x, weight, b))
+    assert any(name.startswith(("cpu", "tiled")) for name in computed_by())
+
+
+def test_gradients_that_nobody_asked_for_are_not_computed() -> None:
+    x, w = torch.randn(1, 2, 6, 6), torch.randn(3, 2, 3, 3, requires_grad=True)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        F.conv2d(x, w).sum().backward()
+        F.conv2d(x.requires_grad_(), w.detach(), torch.ones(3, requires_grad=True)).sum().backward()
+    directions = [key.split(":")[0] for key, _ in _convolve.routes]
+    assert sorted(directions) == ["backward-data", "backward-weights", "forward"]
+    totals = {key.split(":")[0]: route.tally.total for (key, _), route in _convolve.routes.items()}
+    assert totals == {"forward": 2, "backward-weights": 1, "backward-data": 1}
+
+
+def test_autocast() -> None:
+    model = nn.Conv2d(4, 8, 3, padding=1)
+    x = torch.randn(2, 4, 9, 9, requires_grad=True)
+
+    def compute():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = model(x)
+        return y, *torch.autograd.grad(y.float().sum(), [x, model.weight])
+
+    plain, ours = both(compute, "cpu_fallback")
+    assert ours[0].dtype == torch.bfloat16
+    assert any(":bf16:" in key for key, _ in _convolve.routes)
+    for got, want in zip(ours, plain):
+        torch.testing.assert_close(got, want, rtol=0.03, atol=0.03)
+
+
+def test_vmap() -> None:
+    vmap = torch.func.vmap if hasattr(torch, "func") else pytest.importorskip("functorch").vmap
+    x, w = torch.randn(5, 2, 3, 8, 8, dtype=torch.float64), torch.randn(5, 4, 3, 3, 3, dtype=torch.float64)
+    plain, ours = both(lambda: vmap(F.conv2d)(x, w), "cpu_fallback")
+    assert_close(ours, plain, slack=10)
+
+
+def test_jit_trace_and_freeze() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 2, 1)).double().eval()
+    x = torch.randn(1, 3, 8, 8, dtype=torch.float64)
+    want = model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(model, x)
+        saved = io.BytesIO()
+        torch.jit.save(torch.jit.freeze(traced), saved)
+        saved.seek(0)
+        loaded = torch.jit.load(saved)
+    for form in (traced, loaded):
+        with unhang.enabled("cpu_fallback", devices=("cpu",)):
+            before = _convolve.redispatched.total
+            assert_close(form(x), want, slack=10)
+        assert _convolve.redispatched.total == before
+    assert computed_by() == {"cpu"}
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="torch.compile came with torch 2")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_compiled_models(channels_last: bool) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, stride=2))
+    x = torch.randn(2, 3, 16, 16)
+    if channels_last:
+        model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+
+    def compute(form):
+        form.zero_grad()
+        y = form(x)
+        y.square().sum().backward()
+        return [y.detach(), *(p.grad.clone() for p in model.parameters())]
+
+    want = compute(model)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = compute(torch.compile(model))
+    assert sum(route.tally.total for route in _convolve.routes.values()) >= 5, "compiled code went past unhang"
+    for ours, plain in zip(got, want):
+        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
+def test_models_that_were_saved_and_copied() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).double().eval()
+    x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    want = model(x)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        options = {"weights_only": False} if NEW_TORCH else {}
+        for form in (torch.load(saved, **options), copy.deepcopy(model)):
+            assert_close(form(x), want, slack=10)
+            assert form[0].get_bypass_stats()["total_forwards"] == 1
+
+
+def test_off_means_off() -> None:
+    conv = nn.Conv2d(3, 4, 3)
+    x = torch.randn(1, 3, 8, 8)
+    forward = nn.Conv2d._conv_forward
+    for _ in range(3):
+        unhang.enable("cpu_fallback", devices=("cpu",))
+        assert unhang.is_enabled()
+        conv(x)
+        unhang.disable()
+    count = sum(route.tally.total for route in _convolve.routes.values())
+    assert count == 3
+    conv(x)
+    assert sum(route.tally.total for route in _convolve.routes.values()) == count
+    assert nn.Conv2d._conv_forward is forward
+    assert not unhang.is_enabled()
+
+
+def test_enabled_nests_and_restores() -> None:
+    x, w = torch.randn(1, 1, 5, 5), torch.randn(1, 1, 3, 3)
+    unhang.enable("aten", devices=("cpu",))
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        F.conv2d(x, w)
+    F.conv2d(x, w)
+    assert {route.names[0]: route.tally.total for route in _convolve.routes.values()} == {"cpu": 1, "aten": 1}
+
+
+def test_a_machine_that_is_not_affected_is_left_alone() -> None:
+    unhang.enable()
+    F.conv2d(torch.randn(1, 1, 5, 5), torch.randn(1, 1, 3, 3))
+    assert not _convolve.routes
+    assert unhang.is_enabled()
+
+
+@pytest.mark.parametrize("options", [{"strategy": "fastest"}, {"devices": ("tpu",)}, {"size_threshold": -1}, {"tile_limit": 0}])
+def test_wrong_options_are_named(options: dict) -> None:
+    with pytest.raises(ValueError, match=r"fastest|tpu|size_threshold|tile_limit"):
+        unhang.enable(**options)
+    assert not unhang.is_enabled()
+
+
+def test_a_thousand_steps_keep_memory_flat() -> None:
+    import resource
+
+    conv = nn.Conv2d(4, 4, 3, padding=1)
+    x = torch.randn(2, 4, 16, 16)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            conv.zero_grad()
+            conv(x).square().sum().backward()
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        steps(200)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        routes = len(_convolve.routes)
+        steps(1000)
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 4096, f"grew by {grown} KiB in 1,000 steps"
+    assert len(_convolve.routes) == routes

@@ -115,6 +115,14 @@ pub fn by_pci_id(device: u16, revision: Option<u8>) -> Option<(&'static str, Chi
     Some((card.3, *CHIPS.iter().find(|chip| chip.gfx == card.2)?))
 }
 
+/// The PCI device ids of all RDNA1 cards.
+pub fn affected_devices() -> Vec<u16> {
+    let mut devices: Vec<u16> = CARDS.iter().filter(|card| is_affected_gfx(card.2)).map(|card| card.0).collect();
+    devices.sort_unstable();
+    devices.dedup();
+    devices
+}
+
 /// The chip behind a KFD `gfx_target_version`.
 pub fn by_target_version(version: u32) -> Option<Chip> {
     CHIPS.iter().copied().find(|chip| chip.target_version == version)

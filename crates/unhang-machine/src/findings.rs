@@ -9,6 +9,8 @@ mod software;
 
 use std::path::PathBuf;
 
+pub(crate) use software::holds;
+
 use serde::Serialize;
 
 use crate::kernel;

@@ -188,7 +188,7 @@ fn no_solver_left(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let only = value(set, "MIOPEN_DEBUG_FIND_ONLY_SOLVER").unwrap_or_default();
     let naive_only = !only.is_empty() && only.split(';').all(|name| name.trim().starts_with("ConvDirectNaive"));
     let (severity, summary, confidence) = if left.is_empty() {
-        (Severity::Error, "every family of MIOpen's solvers is off: no convolution can run", Confidence::Documented)
+        (Severity::Error, "no family of MIOpen's solvers is left: no convolution can run", Confidence::Documented)
     } else if naive_only && is_off("MIOPEN_DEBUG_CONV_DIRECT") {
         (
             Severity::Error,
@@ -345,7 +345,11 @@ fn same_as_unset(name: &str, value: &str, affected: bool) -> bool {
     match variable.kind {
         Kind::OnUnlessZero => on(value),
         Kind::OffUnlessOne => off(value),
-        Kind::Plain => name == "HSA_XNACK" && affected,
+        Kind::Plain => match name {
+            "HSA_XNACK" => affected,
+            "MIOPEN_FIND_ENFORCE" => choice(value, FIND_ENFORCE) == Some("NONE"),
+            _ => false,
+        },
     }
 }
 

@@ -15,7 +15,7 @@ const KNOWN_GOOD: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 
 const HANGS_SINCE: (u32, u32) = (5, 3);
 
 /// Whether a list of chips covers one, by name or by a generic target.
-pub(super) fn holds(architectures: &[String], gfx: &str) -> bool {
+pub(crate) fn holds(architectures: &[String], gfx: &str) -> bool {
     let generic = match gfx {
         "gfx1010" | "gfx1011" | "gfx1012" | "gfx1013" => "gfx10-1-generic",
         _ if gfx.starts_with("gfx103") => "gfx10-3-generic",

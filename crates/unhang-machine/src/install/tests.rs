@@ -1,0 +1,239 @@
+//! Install, be interrupted, uninstall: the tree after is the tree before.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::system::Environment;
+
+/// Everything that can be seen of a tree: kinds, modes, owners, contents, link targets, times of files.
+fn picture(root: &Path) -> BTreeMap<PathBuf, String> {
+    let mut all = BTreeMap::new();
+    let mut pending = vec![root.to_owned()];
+    while let Some(folder) = pending.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let metadata = fs::symlink_metadata(&path).unwrap();
+            let owner = format!("{:o} {}:{}", metadata.mode(), metadata.uid(), metadata.gid());
+            let what = if metadata.is_dir() {
+                pending.push(path.clone());
+                format!("folder {owner}")
+            } else if metadata.is_symlink() {
+                format!("link to {}", fs::read_link(&path).unwrap().display())
+            } else {
+                let time = (metadata.mtime(), metadata.mtime_nsec());
+                format!("file {owner} {time:?} {:?}", String::from_utf8_lossy(&fs::read(&path).unwrap()))
+            };
+            all.insert(path.strip_prefix(root).unwrap().to_owned(), what);
+        }
+    }
+    all
+}
+
+const SEED_57: &str = include_str!("../../fixtures/rx5600xt-rocm5.7/etc/profile.d/rocm-rdna1-57.sh");
+const SEED_52: &str = include_str!("../../fixtures/rx5600xt-rocm5.2/etc/profile.d/rocm-rdna1-52.sh");
+const BASHRC: &str = include_str!("../../fixtures/rx5600xt-rocm5.2/home/user/.bashrc");
+
+fn system(root: &Path) -> System {
+    System::new(root, Environment::from_iter([("HOME", "/home/user")]))
+}
+
+fn profile() -> Profile {
+    Profile::named("rocm5.7").unwrap()
+}
+
+/// A thing to put into a tree.
+#[derive(Clone, Debug)]
+enum Item {
+    File(&'static str, String, u32),
+    Folder(&'static str),
+    Link(&'static str, &'static str),
+}
+
+fn build(root: &Path, items: &[Item]) {
+    fs::create_dir_all(root.join("home/user")).unwrap();
+    for item in items {
+        let path = match item {
+            Item::File(path, ..) | Item::Folder(path) | Item::Link(path, _) => root.join(path),
+        };
+        // What is in the way of an earlier item is skipped: the tree is random, not contradictory.
+        if fs::symlink_metadata(&path).is_ok() || fs::create_dir_all(path.parent().unwrap()).is_err() {
+            continue;
+        }
+        match item {
+            Item::File(_, content, mode) => {
+                fs::write(&path, content).unwrap();
+                fs::set_permissions(&path, fs::Permissions::from_mode(*mode)).unwrap();
+            }
+            Item::Folder(_) => fs::create_dir(&path).unwrap(),
+            Item::Link(_, target) => symlink(target, &path).unwrap(),
+        }
+    }
+}
+
+fn items() -> impl Strategy<Value = Vec<Item>> {
+    let path = prop::sample::select(vec![
+        "etc/profile.d/rocm-rdna1-57.sh",
+        "etc/profile.d/rocm-rdna1-52.sh",
+        "etc/profile.d/rocm-rdna1.sh",
+        "etc/profile.d/unhang.sh",
+        "etc/profile.d/other.sh",
+        "etc/environment",
+        "etc/environment.d/50-rocm.conf",
+        "etc/systemd/user.conf",
+        "etc/systemd/system/train.service",
+        "etc/unhang/notes",
+        "home/user/.bashrc",
+        "home/user/.profile",
+        "home/user/.zshenv",
+        "home/user/.config/environment.d/rocm.conf",
+        "home/user/.config/fish/config.fish",
+        "home/user/.config/unhang/profile.sh",
+        "home/user/.config/unhang/mine",
+    ]);
+    let line = prop_oneof![
+        Just("export HSA_OVERRIDE_GFX_VERSION=10.3.0".to_owned()),
+        Just("    export MIOPEN_FIND_ENFORCE=3 # search".to_owned()),
+        Just("HSA_ENABLE_SDMA=0".to_owned()),
+        Just("unset HSA_XNACK".to_owned()),
+        Just("set -gx MIOPEN_FIND_MODE NORMAL".to_owned()),
+        Just("export HSA_XNACK=0; echo hello".to_owned()),
+        Just("if true; then".to_owned()),
+        Just("fi".to_owned()),
+        "[ -~]{0,30}",
+        ".{0,8}",
+    ];
+    let content = prop_oneof![
+        Just(SEED_57.to_owned()),
+        Just(SEED_52.to_owned()),
+        Just(BASHRC.to_owned()),
+        (prop::collection::vec(line, 0..8), any::<bool>())
+            .prop_map(|(lines, end)| lines.join("\n") + if end { "\n" } else { "" }),
+    ];
+    let mode = prop::sample::select(vec![0o644, 0o600, 0o755, 0o640, 0o444]);
+    let file = (path.clone(), content, mode).prop_map(|(path, content, mode)| Item::File(path, content, mode));
+    let folder = prop::sample::select(vec![
+        "etc",
+        "etc/profile.d",
+        "etc/systemd",
+        "home/user/.config",
+        "home/user/.config/fish",
+        "etc/unhang",
+    ])
+    .prop_map(Item::Folder);
+    let link = (path, prop::sample::select(vec!["/nowhere", "../other", "/etc/environment", "."]))
+        .prop_map(|(path, target)| Item::Link(path, target));
+    prop::collection::vec(prop_oneof![6 => file, 2 => folder, 1 => link], 0..14)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: ProptestConfig::default().cases / 2, ..ProptestConfig::default() })]
+
+    #[test]
+    fn install_then_uninstall_is_the_identity(items in items(), user in any::<bool>(), stop in prop::option::of(0u32..60), again in prop::option::of(0u32..40)) {
+        let folder = tempfile::tempdir().unwrap();
+        build(folder.path(), &items);
+        let before = picture(folder.path());
+        let system = system(folder.path());
+        let scope = if user { Scope::User } else { Scope::System };
+
+        let dry = install(&system, scope, &profile(), true);
+        prop_assert_eq!(&picture(folder.path()), &before, "a dry run changes nothing");
+
+        // Stopped somewhere, as by a power cut; then taken out, perhaps stopped once more on the way.
+        let site = Site::open(&system, scope).unwrap();
+        if let Some(changes) = stop {
+            site.tree.stop_after(changes);
+        }
+        let done = install_at(&site, &profile(), false);
+        if let (Ok(done), Ok(dry), None) = (&done, &dry, stop) {
+            prop_assert_eq!(done, dry, "a dry run tells the truth");
+            let after = picture(folder.path());
+            let twice = install(&system, scope, &profile(), false).unwrap();
+            prop_assert_eq!(twice.changes, vec![], "twice is once");
+            prop_assert_eq!(picture(folder.path()), after);
+        }
+        drop(site);
+        if let Some(changes) = again {
+            let site = Site::open(&system, scope).unwrap();
+            site.tree.stop_after(changes);
+            let _ = uninstall_at(&site, false);
+        }
+        uninstall(&system, scope, false).unwrap();
+        prop_assert_eq!(picture(folder.path()), before);
+    }
+
+    #[test]
+    fn an_interrupted_install_is_finished_by_the_next(items in items(), user in any::<bool>(), stop in 0u32..60) {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let scope = if user { Scope::User } else { Scope::System };
+        for folder in [&one, &other] {
+            build(folder.path(), &items);
+        }
+        let interrupted = system(one.path());
+        let site = Site::open(&interrupted, scope).unwrap();
+        site.tree.stop_after(stop);
+        let _ = install_at(&site, &profile(), false);
+        drop(site);
+        let (finished, straight) = (install(&interrupted, scope, &profile(), false), install(&system(other.path()), scope, &profile(), false));
+        prop_assert_eq!(finished.is_ok(), straight.is_ok());
+        // Times differ between two trees; everything else is the same.
+        let timeless = |root: &Path| -> Vec<(PathBuf, String)> {
+            picture(root).into_iter().map(|(path, what)| (path, what.split_once(") ").map_or(what.clone(), |(_, rest)| rest.to_owned()))).collect()
+        };
+        prop_assert_eq!(timeless(one.path()), timeless(other.path()));
+    }
+}
+
+#[test]
+fn edits_after_the_install_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path(), &[Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o600)]);
+    let system = system(folder.path());
+    install(&system, Scope::User, &profile(), false).unwrap();
+    let path = folder.path().join("home/user/.bashrc");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains(": # unhang set aside: export MIOPEN_DEBUG_CONV_GEMM=0\n"), "{text}");
+    fs::write(&path, format!("{text}export MINE=1\n")).unwrap();
+    let outcome = uninstall(&system, Scope::User, false).unwrap();
+    assert_eq!(fs::read_to_string(&path).unwrap(), format!("{BASHRC}export MINE=1\n"));
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
+    assert!(outcome.notes.iter().any(|note| note.contains("yours kept")), "{outcome:?}");
+    assert!(!folder.path().join("home/user/.config").exists());
+}
+
+#[test]
+fn links_are_refused_and_nothing_outside_is_touched() {
+    let (folder, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    build(folder.path(), &[]);
+    fs::create_dir(folder.path().join("etc")).unwrap();
+    symlink(outside.path(), folder.path().join("etc/profile.d")).unwrap();
+    let before = picture(folder.path());
+    let error = install(&system(folder.path()), Scope::System, &profile(), false).unwrap_err();
+    assert!(matches!(error, InstallError::Tree(TreeError::Link { .. })), "{error}");
+    assert_eq!(picture(outside.path()), BTreeMap::new());
+    assert_eq!(picture(folder.path()), before);
+}
+
+#[test]
+fn a_second_installer_is_told_to_wait() {
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path(), &[]);
+    let system = system(folder.path());
+    let site = Site::open(&system, Scope::User).unwrap();
+    let _lock = site.tree.lock().unwrap();
+    let error = install(&system, Scope::User, &profile(), false).unwrap_err();
+    assert!(matches!(error, InstallError::Tree(TreeError::Busy)), "{error}");
+}
+
+#[test]
+fn a_damaged_journal_is_not_guessed_at() {
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path(), &[Item::File("etc/unhang/journal.json", "{".to_owned(), 0o644)]);
+    let error = uninstall(&system(folder.path()), Scope::System, false).unwrap_err();
+    assert!(matches!(error, InstallError::BadJournal { .. }), "{error}");
+}

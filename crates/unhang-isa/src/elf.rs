@@ -45,6 +45,17 @@ pub struct CodeObject<'a> {
     pub metadata: Option<&'a [u8]>,
 }
 
+/// A stretch of a code object that a loader copies into memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment<'a> {
+    /// The virtual address.
+    pub address: u64,
+    /// Bytes in memory; what the file does not give is zero.
+    pub memory_size: u64,
+    /// Bytes of the file.
+    pub contents: &'a [u8],
+}
+
 /// A function in a code object.
 #[derive(Clone, Debug)]
 pub struct Function<'a> {
@@ -179,6 +190,25 @@ impl<'a> CodeObject<'a> {
     /// The whole file.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
+    }
+
+    /// What a loader copies into memory; what lies outside of the file is left out.
+    pub fn segments(&self) -> impl Iterator<Item = Segment<'a>> + use<'a> {
+        const LOAD: u32 = 1;
+        let bytes = self.bytes;
+        let start = u64_at(bytes, 32).and_then(|at| usize::try_from(at).ok()).unwrap_or(usize::MAX);
+        let size = u16_at(bytes, 54).unwrap_or(0).max(56) as usize;
+        let count = u16_at(bytes, 56).unwrap_or(0) as usize;
+        (0..count).filter_map(move |number| {
+            let entry = bytes.get(start.checked_add(number * size)?..)?.get(..56)?;
+            if u32_at(entry, 0)? != LOAD {
+                return None;
+            }
+            let offset = usize::try_from(u64_at(entry, 8)?).ok()?;
+            let length = usize::try_from(u64_at(entry, 32)?).ok()?;
+            let contents = bytes.get(offset..offset.checked_add(length)?)?;
+            Some(Segment { address: u64_at(entry, 16)?, memory_size: u64_at(entry, 40)?, contents })
+        })
     }
 
     fn section_bytes(&self, section: &Section) -> Option<&'a [u8]> {

@@ -246,7 +246,9 @@ impl<'a> Auditor<'a> {
                 if bit(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
                     self.find(index, Rule::CompareExec, Severity::High, None);
                 }
-                if bit(EXEC_COMPARED) && matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16) {
+                let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
+                    && instruction.format() == Format::Vop3;
+                if bit(EXEC_COMPARED) && permutes {
                     self.find(index, Rule::ComparePermlane, Severity::High, None);
                 }
             }
@@ -284,6 +286,64 @@ impl<'a> Auditor<'a> {
     fn find(&mut self, index: u32, rule: Rule, severity: Severity, register: Option<u8>) {
         let offset = self.program.offsets[index as usize];
         self.findings.push(Finding { rule, severity, offset, index, register });
+    }
+}
+
+/// The same rules along one path: what a program that is being executed meets, instruction by instruction.
+///
+/// Misaligned local accesses and illegal instructions are not for it to see; who executes knows them better.
+#[derive(Clone, Debug, Default)]
+pub struct PathWatch {
+    state: State,
+}
+
+impl PathWatch {
+    /// Takes the next instruction of the path, and says which rule it breaks and through which scalar register.
+    ///
+    /// LLVM guards local and global memory around branches only in functions that have both; a path that meets both is
+    /// in such a function.
+    pub fn next(&mut self, instruction: &Instruction, wave64: bool) -> Option<(Rule, Option<u8>)> {
+        if is_plain_vector(instruction) {
+            self.state = plain_vector_step(self.state, instruction);
+            return None;
+        }
+        let effects = instruction.effects(wave64);
+        let broken = self.broken(instruction, &effects);
+        self.state = step(self.state, instruction, &effects);
+        broken
+    }
+
+    fn broken(&self, instruction: &Instruction, effects: &Effects) -> Option<(Rule, Option<u8>)> {
+        let state = self.state;
+        let has = |bit: u8| state.bits & bit != 0;
+        match effects.class {
+            Class::Vector => {
+                let written = vector_scalar_destination(instruction, effects);
+                if let Some(register) = (state.scalar_memory_reads & written).first() {
+                    return Some((Rule::ScalarMemoryToVectorWrite, Some(register)));
+                }
+                if has(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
+                    return Some((Rule::CompareExec, None));
+                }
+                let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
+                    && instruction.format() == Format::Vop3;
+                (has(EXEC_COMPARED) && permutes).then_some((Rule::ComparePermlane, None))
+            }
+            Class::Scalar | Class::ScalarMemory => {
+                if let Some(register) = (state.memory_reads & effects.writes).first() {
+                    return Some((Rule::MemoryToScalarWrite, Some(register)));
+                }
+                if instruction.is(Format::Sopp, 0x20) {
+                    return Some((Rule::InstructionPrefetch, None));
+                }
+                let short =
+                    instruction.format() == Format::Sopp && instruction.is_branch() && instruction.immediate() == 0x3f;
+                short.then_some((Rule::BranchOffset3f, None))
+            }
+            Class::VectorMemory | Class::Segment if has(LOCAL_ARMED) => Some((Rule::LocalBranchMemory, None)),
+            Class::Local if has(MEMORY_ARMED) => Some((Rule::LocalBranchMemory, None)),
+            _ => None,
+        }
     }
 }
 

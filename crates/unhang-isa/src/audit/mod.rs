@@ -11,6 +11,7 @@
 mod flow;
 mod rules;
 
+pub use flow::PathWatch;
 pub use rules::{Hazards, Rule, Severity};
 
 use crate::{Chip, Program};

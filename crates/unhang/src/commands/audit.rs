@@ -161,11 +161,9 @@ impl Audit {
                 let message = error.to_string();
                 match files.last_mut().filter(|file| file.path == path) {
                     Some(file) => file.error = Some(message),
-                    None => files.push(FileReport {
-                        path: path.to_owned(),
-                        error: Some(message),
-                        ..FileReport::default()
-                    }),
+                    None => {
+                        files.push(FileReport { path: path.to_owned(), error: Some(message), ..FileReport::default() })
+                    }
                 }
             }
         }

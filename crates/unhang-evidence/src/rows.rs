@@ -211,6 +211,17 @@ pub(crate) fn canary(connection: &Connection, machine: &str, name: &str) -> rusq
         .map(Option::flatten)
 }
 
+pub(crate) fn canaries(connection: &Connection) -> rusqlite::Result<Vec<Canary>> {
+    let mut statement = connection
+        .prepare_cached("SELECT machine, name, verdict, detail, unix_seconds FROM canaries ORDER BY machine, name")?;
+    let rows = statement.query_map([], |row| {
+        let verdict: String = row.get(2)?;
+        let (machine, name, detail, unix_seconds) = (row.get(0)?, row.get(1)?, row.get(3)?, row.get(4)?);
+        Ok(verdict.parse().ok().map(|verdict| Canary { machine, name, verdict, detail, unix_seconds }))
+    })?;
+    readable(rows)
+}
+
 pub(crate) fn put_canary(connection: &Connection, canary: &Canary) -> rusqlite::Result<()> {
     connection
         .prepare_cached("INSERT OR REPLACE INTO canaries VALUES (?1, ?2, ?3, ?4, ?5)")?

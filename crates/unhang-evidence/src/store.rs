@@ -249,6 +249,11 @@ impl Store {
         self.ask(ANSWER_DEADLINE, move |connection| rows::canary(connection, &machine, &name)).flatten()
     }
 
+    /// How every canary ended, on every machine.
+    pub fn canaries(&self) -> Vec<Canary> {
+        self.ask(ANSWER_DEADLINE, rows::canaries).unwrap_or_default()
+    }
+
     /// Keeps how a canary ended; the last one counts. Comes back when it is written, since the next process relies on it;
     /// tells whether it was.
     pub fn set_canary(&self, canary: Canary) -> bool {

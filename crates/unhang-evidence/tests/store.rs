@@ -98,7 +98,8 @@ fn what_is_recorded_is_there_next_time() {
     let counts: Vec<(Problem, u64)> = store.seen("here").into_iter().map(|it| (it.problem, it.count)).collect();
     assert_eq!(counts, [(problem(8), 42), (problem(9), 1)]);
     assert!(store.seen("elsewhere").is_empty());
-    assert_eq!(store.canary("here", "aten"), Some(canary));
+    assert_eq!(store.canary("here", "aten"), Some(canary.clone()));
+    assert_eq!(store.canaries(), [canary]);
     assert_eq!(store.canary("elsewhere", "aten"), None);
     assert_eq!(store.dropped(), 0);
 }

@@ -2,7 +2,12 @@
 
 mod audit;
 mod doctor;
+mod env;
+mod evidence;
+mod knowledge;
 mod machine_arguments;
+mod miopen_cache;
+mod plan;
 mod text;
 
 use std::process::ExitCode;
@@ -16,6 +21,10 @@ use clap::Subcommand;
 pub enum Command {
     Audit(audit::Audit),
     Doctor(doctor::Doctor),
+    Env(env::Env),
+    MiopenCache(miopen_cache::MiopenCache),
+    Evidence(evidence::EvidenceCommand),
+    Plan(plan::PlanCommand),
 }
 
 impl Command {
@@ -24,6 +33,10 @@ impl Command {
         match self {
             Command::Audit(command) => command.run(),
             Command::Doctor(command) => command.run(),
+            Command::Env(command) => command.run(),
+            Command::MiopenCache(command) => command.run(),
+            Command::Evidence(command) => command.run(),
+            Command::Plan(command) => command.run(),
         }
     }
 }

@@ -1,0 +1,267 @@
+//! `unhang evidence`: list, export, import, forget.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::exchange::{self, Private};
+use unhang_evidence::{Filter, Record, Source, Store, time};
+
+use super::knowledge::{open_store, say_notices};
+use super::text::{print_safe_json, print_text};
+use crate::output::printable;
+
+/// What is known of convolutions on engines here: list it, give it to others, take theirs, forget it.
+#[derive(Args)]
+#[command(after_help = "\
+What others found comes in as suspicion and never as proof: it makes `auto` careful, and a probe here decides.
+
+Exit codes: 0 done, 2 wrong usage or not done.
+
+Examples:
+  unhang evidence list --verdict hangs
+  unhang evidence export findings.jsonl        # holds no user names, paths or host names
+  unhang evidence import findings.jsonl
+  unhang evidence forget --engine miopen")]
+pub struct EvidenceCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Print the records, oldest first.
+    #[command(after_help = "Example:\n  unhang evidence list --engine miopen --verdict hangs --json")]
+    List {
+        #[command(flatten)]
+        which: Which,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write what was seen here to a file for others (JSON lines), without user names, paths or host names.
+    #[command(after_help = "Example:\n  unhang evidence export findings.jsonl")]
+    Export {
+        /// The file, or `-` for standard output.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        #[command(flatten)]
+        which: Which,
+        /// Print JSON about what was written.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Take what others found, as suspicion. A file with anything wrong in it is refused whole.
+    #[command(after_help = "Example:\n  unhang evidence import findings.jsonl")]
+    Import {
+        /// The file, or `-` for standard input.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+        /// Print JSON about what was taken.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget records, with the canaries and unfinished attempts that belong to them.
+    #[command(after_help = "Example:\n  unhang evidence forget --source import")]
+    Forget {
+        #[command(flatten)]
+        which: Which,
+        /// Forget everything.
+        #[arg(long)]
+        all: bool,
+        /// Print JSON about what was forgotten.
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Which records are meant.
+#[derive(Args)]
+struct Which {
+    /// Those about this convolution.
+    #[arg(long, value_name = "KEY")]
+    problem: Option<Problem>,
+    /// Those about this engine: jit, miopen, aten, tiled or cpu.
+    #[arg(long, value_name = "NAME")]
+    engine: Option<EngineName>,
+    /// Those that ended so: works, hangs, crashes, wrong, unsupported or error.
+    #[arg(long, value_name = "VERDICT")]
+    verdict: Option<Verdict>,
+    /// Those from there: probe, run, import or rehearsal.
+    #[arg(long, value_name = "SOURCE")]
+    source: Option<Source>,
+    /// Those of the machine with this fingerprint.
+    #[arg(long, value_name = "FINGERPRINT")]
+    machine: Option<String>,
+}
+
+impl Which {
+    fn filter(self) -> Filter {
+        let Which { problem, engine, verdict, source, machine } = self;
+        Filter { machine, problem, engine, verdict, source }
+    }
+}
+
+impl EvidenceCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let store = open_store();
+        match self.action {
+            Action::List { which, json } => list(&store, &which.filter(), json)?,
+            Action::Export { file, which, json } => export(&store, &which.filter(), &file, json)?,
+            Action::Import { file, json } => import(&store, &file, json)?,
+            Action::Forget { which, all, json } => {
+                let filter = which.filter();
+                if filter == Filter::default() && !all {
+                    let hint = anyhow!("hint: name what to forget, such as --engine miopen, or say --all");
+                    return Err(hint.context("nothing says which evidence to forget"));
+                }
+                let count = store.forget(&filter).ok_or_else(|| not_done(&store, "nothing was forgotten"))?;
+                answer(json, &json!({ "forgotten": count }), &format!("forgot {count} records"))?;
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn answer(as_json: bool, value: &Value, text: &str) -> anyhow::Result<()> {
+    if as_json { print_safe_json(value) } else { print_text(&format!("{text}\n")) }
+}
+
+fn not_done(store: &Store, what: &str) -> anyhow::Error {
+    say_notices(store);
+    anyhow!("{what}: the store cannot be used")
+}
+
+fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
+    let records = store.records(filter);
+    let canaries = store.canaries();
+    if as_json {
+        let canaries: Vec<Value> = canaries
+            .iter()
+            .map(|it| {
+                json!({
+                    "machine": it.machine,
+                    "name": it.name,
+                    "verdict": it.verdict.name(),
+                    "detail": it.detail,
+                    "unix_seconds": it.unix_seconds,
+                })
+            })
+            .collect();
+        let records: Vec<Value> = records.iter().map(record_to_json).collect();
+        return print_safe_json(&json!({ "records": records, "canaries": canaries }));
+    }
+    if records.is_empty() && (canaries.is_empty() || *filter != Filter::default()) {
+        return print_text("no records; `unhang probe` finds out what works here\n");
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["verdict", "engine", "time", "source", "date", "machine", "convolution", "detail"]);
+    for it in &records {
+        let engine =
+            if it.variant.is_empty() { it.engine.to_string() } else { format!("{} {}", it.engine, it.variant) };
+        table.add_row([
+            it.verdict.to_string(),
+            printable(&engine),
+            it.seconds.map(time::duration).unwrap_or_default(),
+            it.source.to_string(),
+            time::date(it.unix_seconds),
+            printable(&it.machine),
+            it.problem.to_string(),
+            printable(&it.detail),
+        ]);
+    }
+    if *filter == Filter::default() {
+        for it in &canaries {
+            table.add_row([
+                it.verdict.to_string(),
+                printable(&it.name),
+                String::new(),
+                "canary".to_owned(),
+                time::date(it.unix_seconds),
+                printable(&it.machine),
+                String::new(),
+                printable(&it.detail),
+            ]);
+        }
+    }
+    print_text(&format!("{}\n", table.trim_fmt()))
+}
+
+/// A record for other programs.
+pub fn record_to_json(record: &Record) -> Value {
+    json!({
+        "problem": record.problem.to_string(),
+        "engine": record.engine.name(),
+        "variant": record.variant,
+        "machine": record.machine,
+        "verdict": record.verdict.name(),
+        "seconds": record.seconds,
+        "first_seconds": record.first_seconds,
+        "detail": record.detail,
+        "source": record.source.name(),
+        "unix_seconds": record.unix_seconds,
+    })
+}
+
+fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow::Result<()> {
+    let records = store.records(filter);
+    let private = Private::of_this_machine();
+    let exported = if file == Path::new("-") {
+        exchange::write(&records, &private, &mut io::stdout().lock())?
+    } else {
+        write_whole(file, |output| exchange::write(&records, &private, output))?
+    };
+    let text = format!("wrote {} records, left out {}", exported.written, exported.left_out);
+    if file == Path::new("-") {
+        // The data has standard output for itself.
+        eprintln!("{text}");
+        return Ok(());
+    }
+    answer(as_json, &json!({ "written": exported.written, "left_out": exported.left_out }), &text)
+}
+
+fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
+    let refused = || format!("nothing of {} was taken", file.display());
+    let records = if file == Path::new("-") {
+        exchange::read(io::stdin().lock()).with_context(refused)?
+    } else {
+        let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
+        if !opened.metadata().is_ok_and(|it| it.is_file()) {
+            bail!("{} is not a file", file.display());
+        }
+        exchange::read(opened).with_context(refused)?
+    };
+    let count = store.record_all(records).ok_or_else(|| not_done(store, "nothing was taken"))?;
+    let text = format!("took {count} records, as suspicion; `unhang probe` finds out what holds here");
+    answer(as_json, &json!({ "taken": count }), &text)
+}
+
+/// Writes a file so that there is the whole of it or the old one: beside it first, then in its place.
+pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>) -> anyhow::Result<T> {
+    let context = || format!("cannot write {}", path.display());
+    let name = path.file_name().ok_or_else(|| anyhow!("{} names no file", path.display()))?;
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{}.part", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = (|| -> io::Result<T> {
+        let mut output = BufWriter::new(File::create(&temporary)?);
+        let value = write(&mut output)?;
+        output.flush()?;
+        output.get_ref().sync_all()?;
+        std::fs::rename(&temporary, path)?;
+        Ok(value)
+    })();
+    if written.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    written.with_context(context)
+}

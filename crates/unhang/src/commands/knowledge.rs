@@ -1,0 +1,165 @@
+//! What is known here: the machine, the torch on it, and the evidence about them, for the commands that plan and report.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Evidence, Realm, Store};
+use unhang_machine::{Machine, Software, System, Torch};
+use unhang_plan::{Availability, MiopenFamilies, Situation};
+
+use super::machine_arguments::MachineArguments;
+use crate::output::{Colour, Style, printable};
+
+/// Which machine and which torch are meant.
+#[derive(Args)]
+pub struct KnowledgeArguments {
+    #[command(flatten)]
+    machine: MachineArguments,
+    /// Look for torch in this interpreter's or environment's packages too; the first torch found is the one meant.
+    #[arg(long, value_name = "PATH")]
+    python: Vec<PathBuf>,
+}
+
+/// A machine with its torch and what is known of it.
+pub struct Knowledge {
+    /// The machine.
+    pub machine: Machine,
+    /// The torch that evidence is about, if one was found.
+    pub torch: Option<Torch>,
+    /// The key of its evidence.
+    pub fingerprint: String,
+    /// What is known.
+    pub evidence: Evidence,
+    /// Where that is kept.
+    pub store: Store,
+    families: Option<MiopenFamilies>,
+}
+
+impl Knowledge {
+    /// Looks at the machine and opens the store. Torch is not asked: it would take seconds, and may hang.
+    pub fn gather(arguments: &KnowledgeArguments, realm: Realm) -> anyhow::Result<Knowledge> {
+        let system = arguments.machine.system()?;
+        let machine = Machine::inspect(&system);
+        let software = Software::inspect(&system, &arguments.python);
+        let store = open_store();
+        // An interpreter that was named comes before the one that happens to be active.
+        let named = arguments.python.iter().find_map(|python| {
+            let within = python.ancestors().nth(2).unwrap_or(python).display().to_string();
+            software.torch.iter().find(|torch| torch.path.starts_with(&within))
+        });
+        let torch = named.or(software.torch.first()).cloned();
+        let fingerprint = machine.fingerprint(torch.as_ref().map(runtime).as_deref());
+        let evidence = match realm {
+            Realm::Real => Evidence::load(&store, &fingerprint),
+            Realm::Rehearsal => Evidence::load_rehearsal(&store, &fingerprint),
+        };
+        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families: families(&system) })
+    }
+
+    /// The situation of tensors on the machine's accelerator, or in the host's memory, judged from the description.
+    pub fn situation(&self, on_cpu: bool) -> Situation {
+        let affected = self.machine.affected();
+        if on_cpu {
+            return Situation { affected, ..Situation::cpu_tensors() };
+        }
+        let mut situation = if affected { Situation::affected_accelerator() } else { Situation::accelerator() };
+        situation.spoofed = self.machine.spoofed();
+        situation.miopen_families = self.families;
+        if affected {
+            for engine in [EngineName::Aten, EngineName::Miopen, EngineName::Jit] {
+                if let Some(canary) = self.store.canary(&self.fingerprint, engine.name()) {
+                    let failed = format!("its canary ended so: {} ({})", canary.verdict, canary.detail);
+                    let availability = match canary.verdict {
+                        Verdict::Works => Availability::Available,
+                        _ => Availability::Absent(failed),
+                    };
+                    situation = situation.with(engine, availability);
+                }
+            }
+        }
+        if let Some(torch) = &self.torch
+            && torch.hip.is_none()
+        {
+            let built = torch.cuda.as_ref().map_or("without a GPU".to_owned(), |cuda| format!("for CUDA {cuda}"));
+            situation =
+                situation.with(EngineName::Miopen, Availability::Absent(format!("this torch is built {built}")));
+        }
+        situation
+    }
+
+    /// Whether there is a GPU that torch could compute on.
+    pub fn has_accelerator(&self) -> bool {
+        const INTEL: u16 = 0x8086;
+        self.machine.gpus.iter().any(|gpu| gpu.vendor_id != INTEL)
+    }
+
+    /// The machine in one line.
+    pub fn description(&self) -> String {
+        let names: Vec<String> = self.machine.gpus.iter().map(|gpu| printable(&gpu.name)).collect();
+        let mut words = vec![if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }];
+        if self.machine.affected() {
+            words.push("affected".to_owned());
+        }
+        if self.machine.spoofed() {
+            words.push("spoofed".to_owned());
+        }
+        words.push(match &self.torch {
+            Some(torch) => format!("torch {}", printable(&torch.version)),
+            None => "no torch found".to_owned(),
+        });
+        words.join(", ")
+    }
+
+    /// The machine for other programs.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "fingerprint": self.fingerprint,
+            "described_by": self.machine.described_by,
+            "gpus": self.machine.gpus.iter().map(|gpu| &gpu.name).collect::<Vec<_>>(),
+            "affected": self.machine.affected(),
+            "spoofed": self.machine.spoofed(),
+            "torch": self.torch.as_ref().map(|torch| &torch.version),
+            "torch_was_asked": false,
+        })
+    }
+}
+
+/// Opens the store and says what is wrong with it.
+pub fn open_store() -> Store {
+    let store = Store::open_default();
+    say_notices(&store);
+    store
+}
+
+/// Prints what is wrong with the store.
+pub fn say_notices(store: &Store) {
+    let style = Style::for_stream(&std::io::stderr());
+    for notice in store.notices() {
+        eprintln!("{}: {}", style.paint("note", Colour::Yellow), printable(&notice));
+    }
+}
+
+/// Torch as it enters the fingerprint; the Python package says the same of itself.
+fn runtime(torch: &Torch) -> String {
+    let vendor = match (&torch.hip, &torch.cuda) {
+        (Some(hip), _) => format!("hip{hip}"),
+        (None, Some(cuda)) => format!("cuda{cuda}"),
+        (None, None) => "cpu".to_owned(),
+    };
+    format!("{} {vendor}", torch.version)
+}
+
+/// The solver families that the environment leaves on; none if it turns none off.
+fn families(system: &System) -> Option<MiopenFamilies> {
+    let on = |name: &str| system.environment().get(&format!("MIOPEN_DEBUG_CONV_{name}")) != Some("0");
+    let families = MiopenFamilies {
+        gemm: on("GEMM"),
+        implicit_gemm: on("IMPLICIT_GEMM"),
+        winograd: on("WINOGRAD"),
+        direct: on("DIRECT"),
+        fft: on("FFT"),
+    };
+    (families != MiopenFamilies::ALL).then_some(families)
+}

@@ -1,0 +1,235 @@
+//! `unhang plan`: what would be done with a convolution, and why.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde_json::{Value, json};
+use unhang_conv::{Problem, Specification};
+use unhang_engine::EngineName;
+use unhang_evidence::Realm;
+use unhang_plan::{Plan, Settings, Strategy, plan};
+
+use super::knowledge::{Knowledge, KnowledgeArguments};
+use super::text::{print_safe_json, print_text, wrapped};
+use crate::output::{Colour, Style, printable};
+
+/// What would be done with this convolution here, and why. Computes nothing and does not ask torch.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 a plan was made, 2 wrong usage.
+
+Examples:
+  unhang plan 1x16x64x64 32x3x3 --padding 1
+  unhang plan 4x64x56x56 64x3x3 --padding 1 --direction backward-weights --strategy selective
+  unhang plan forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 --json
+  unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --root machine   # a machine that is a folder")]
+pub struct PlanCommand {
+    /// A convolution's key; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH.
+    #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
+    convolution: Vec<String>,
+    /// Pixels from one application of the filter to the next, as N or HxW [default: 1].
+    #[arg(long, value_name = "N")]
+    stride: Option<String>,
+    /// Zeros on each side [default: 0].
+    #[arg(long, value_name = "N")]
+    padding: Option<String>,
+    /// Pixels from one tap of the filter to the next [default: 1].
+    #[arg(long, value_name = "N")]
+    dilation: Option<String>,
+    /// Groups of channels [default: 1].
+    #[arg(long, value_name = "N")]
+    groups: Option<i64>,
+    /// f32, f16, bf16 or f64 [default: f32].
+    #[arg(long, value_name = "TYPE")]
+    dtype: Option<String>,
+    /// nchw or nhwc [default: nchw].
+    #[arg(long, value_name = "LAYOUT")]
+    layout: Option<String>,
+    /// forward, backward-data or backward-weights [default: forward].
+    #[arg(long, value_name = "DIRECTION")]
+    direction: Option<String>,
+    /// A transposed convolution.
+    #[arg(long)]
+    transposed: bool,
+    /// Rows and columns added at the end of a transposed convolution's output [default: 0].
+    #[arg(long, value_name = "N", requires = "transposed")]
+    output_padding: Option<String>,
+    /// auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    strategy: Strategy,
+    /// For selective: the larger side up to which MIOpen is used.
+    #[arg(long, value_name = "N", default_value_t = 42)]
+    size_threshold: usize,
+    /// The CPU must not compute what is on an accelerator.
+    #[arg(long)]
+    no_cpu_fallback: bool,
+    /// For tiled: the larger side of what one tile reads.
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    tile_limit: usize,
+    /// For tiled: the engine inside the tiles.
+    #[arg(long, value_name = "ENGINE")]
+    tile_engine: Option<EngineName>,
+    /// Where the tensors live: `gpu`, or `cpu` for the host's memory [default: gpu if there is one].
+    #[arg(long, value_name = "DEVICE", value_parser = ["gpu", "cpu"])]
+    device: Option<String>,
+    /// Plan from what rehearsals found instead of what was seen.
+    #[arg(long)]
+    rehearsal: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    knowledge: KnowledgeArguments,
+}
+
+impl PlanCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let problem = self.problem()?;
+        let settings = Settings {
+            strategy: self.strategy,
+            size_threshold: self.size_threshold,
+            cpu_fallback_enabled: !self.no_cpu_fallback,
+            tile_limit: self.tile_limit,
+            tile_engine: self.tile_engine,
+            ..Settings::default()
+        };
+        let realm = if self.rehearsal { Realm::Rehearsal } else { Realm::Real };
+        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let on_cpu = match self.device.as_deref() {
+            Some(device) => device == "cpu",
+            None => !knowledge.has_accelerator(),
+        };
+        let plan = plan(&problem, &settings, &knowledge.situation(on_cpu), &knowledge.evidence);
+        if self.json {
+            let mut value = plan_to_json(&problem, &plan);
+            value["strategy"] = json!(settings.strategy.name());
+            value["device"] = json!(if on_cpu { "cpu" } else { "gpu" });
+            value["rehearsal"] = json!(self.rehearsal);
+            value["machine"] = knowledge.to_json();
+            print_safe_json(&value)?;
+        } else {
+            print_text(&describe(&problem, &plan, &knowledge, on_cpu, self.rehearsal))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn problem(&self) -> anyhow::Result<Problem> {
+        let [input, filter] = match self.convolution.as_slice() {
+            [key] => {
+                let options = [
+                    self.stride.is_some(),
+                    self.padding.is_some(),
+                    self.dilation.is_some(),
+                    self.groups.is_some(),
+                    self.dtype.is_some(),
+                    self.layout.is_some(),
+                    self.direction.is_some(),
+                    self.transposed,
+                ];
+                if options.contains(&true) {
+                    bail!(
+                        "a key says all of it: give the input and the filter to use --stride, --direction and their like"
+                    );
+                }
+                let hint = "hint: write it as `unhang plan 1x16x64x64 32x3x3 --padding 1`, or as a whole key such as \
+                            forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
+                return key.parse::<Problem>().context(hint).context(format!("{key:?} is no convolution"));
+            }
+            [input, filter] => [input, filter],
+            other => bail!("{} words make no convolution", other.len()),
+        };
+        let [batch, in_channels, height, width] = numbers("the input", input, "1x16x64x64")?;
+        let [out_channels, kernel_height, kernel_width] = numbers("the filter", filter, "32x3x3")?;
+        let name = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.to_owned());
+        Ok(Problem::new(Specification {
+            batch,
+            in_channels,
+            in_size: [height, width],
+            out_channels,
+            kernel: [kernel_height, kernel_width],
+            stride: pair("--stride", self.stride.as_deref(), 1)?,
+            padding: pair("--padding", self.padding.as_deref(), 0)?,
+            dilation: pair("--dilation", self.dilation.as_deref(), 1)?,
+            groups: self.groups.unwrap_or(1),
+            transposed: self.transposed,
+            output_padding: pair("--output-padding", self.output_padding.as_deref(), 0)?,
+            data_type: name(&self.dtype, "f32").parse()?,
+            layout: name(&self.layout, "nchw").parse()?,
+            direction: name(&self.direction, "forward").parse()?,
+        })?)
+    }
+}
+
+fn numbers<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
+    let numbers: Result<Vec<i64>, _> = text.split('x').map(str::parse).collect();
+    match numbers.map(<[i64; N]>::try_from) {
+        Ok(Ok(numbers)) => Ok(numbers),
+        _ => bail!("{what} is {text:?}: expected {N} numbers such as {example}"),
+    }
+}
+
+fn pair(what: &str, text: Option<&str>, default: i64) -> anyhow::Result<[i64; 2]> {
+    match text {
+        None => Ok([default; 2]),
+        Some(text) if !text.contains('x') => numbers::<1>(what, text, "2").map(|[both]| [both; 2]),
+        Some(text) => numbers(what, text, "2x1"),
+    }
+}
+
+/// A plan for other programs.
+pub fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
+    json!({
+        "problem": problem.to_string(),
+        "engine": plan.choice().name(),
+        "engines": plan.engines.iter().map(|engine| engine.name()).collect::<Vec<_>>(),
+        "tile": plan.tile.map(|tile| json!({"engine": tile.inner.name(), "output_limit": tile.output_limit})),
+        "reason": plan.reason,
+        "evidence": plan.evidence.iter().map(|it| json!({
+            "engine": it.engine.name(),
+            "verdict": it.verdict.name(),
+            "source": it.source.name(),
+            "text": it.text,
+        })).collect::<Vec<_>>(),
+        "warnings": plan.warnings,
+    })
+}
+
+fn describe(problem: &Problem, plan: &Plan, knowledge: &Knowledge, on_cpu: bool, rehearsal: bool) -> String {
+    let style = Style::for_stream(&std::io::stdout());
+    let mut text = String::new();
+    let mut line = |name: &str, content: &str| {
+        let laid_out = wrapped(&printable(content), 13, 13);
+        let _ = writeln!(text, "{}{}", style.paint(&format!("{name:<13}"), Colour::Bold), laid_out.trim_start());
+    };
+    if rehearsal {
+        line("rehearsal", "what follows rests on a rehearsed card, not on a real one");
+    }
+    line("convolution", &problem.to_string());
+    let mut engine = plan.choice().to_string();
+    if let Some(tile) = plan.tile {
+        engine += &format!(", {} inside, at most {} output pixels a side", tile.inner, tile.output_limit);
+    }
+    line("engine", &engine);
+    line("why", &plan.reason);
+    let rest: Vec<&str> = plan.engines.iter().skip(1).map(|engine| engine.name()).collect();
+    line(
+        "if it fails",
+        &if rest.is_empty() { "nothing: the error is raised".to_owned() } else { rest.join(", then ") },
+    );
+    for (index, reference) in plan.evidence.iter().enumerate() {
+        line(if index == 0 { "evidence" } else { "" }, &format!("- {reference}"));
+    }
+    if plan.evidence.is_empty() {
+        line("evidence", "none about this convolution");
+    }
+    for warning in &plan.warnings {
+        line("warning", warning);
+    }
+    let place = if on_cpu { "tensors in the host's memory" } else { "tensors on the GPU" };
+    line("machine", &format!("{}; {place}", knowledge.description()));
+    line("", "Torch was not asked: which engines are here is judged from the machine's description.");
+    text
+}

@@ -1,0 +1,267 @@
+//! `unhang env`: print an environment profile, install it, take it out again.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+use unhang_machine::install::{self, Outcome, Scope};
+use unhang_machine::profile::{NAMES, Profile, Shell};
+use unhang_machine::{Options, System, examine};
+
+use super::machine_arguments::MachineArguments;
+use super::text::{print_safe_json, print_text};
+use crate::output::{Colour, Style, printable};
+
+/// Environment profiles: print one, install it with a backup, take exactly that out again.
+#[derive(Args)]
+#[command(after_help = "\
+Profiles: rocm5.2 (torch 1.13.1+rocm5.2 under the spoof), rocm5.7 (later wheels under the spoof; use `unhang run`
+as well), no-spoof (a torch with native code), auto (what fits this machine).
+
+Examples:
+  eval \"$(unhang env print)\"
+  unhang env print --profile rocm5.2 --explain
+  unhang env install --user --dry-run
+  sudo unhang env install --system
+  unhang env uninstall --user")]
+pub struct Env {
+    #[command(subcommand)]
+    command: EnvCommand,
+}
+
+#[derive(Subcommand)]
+enum EnvCommand {
+    Print(Print),
+    Install(Install),
+    Uninstall(Uninstall),
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum ProfileName {
+    Auto,
+    #[value(name = "rocm5.2")]
+    Rocm52,
+    #[value(name = "rocm5.7")]
+    Rocm57,
+    NoSpoof,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Dialect {
+    Sh,
+    Bash,
+    Zsh,
+    Fish,
+    Systemd,
+    Docker,
+}
+
+/// Print a profile for a shell, for systemd's environment.d or for Docker.
+#[derive(Args)]
+#[command(after_help = "Example:\n  unhang env print --profile rocm5.7 --shell fish --explain")]
+struct Print {
+    /// Which profile.
+    #[arg(long, value_enum, default_value = "auto")]
+    profile: ProfileName,
+    /// For what it is printed.
+    #[arg(long, value_enum, default_value = "sh")]
+    shell: Dialect,
+    /// Give each line's reason and evidence, and what earlier guides had instead.
+    #[arg(long)]
+    explain: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+#[derive(Args)]
+#[group(multiple = false)]
+struct Where {
+    /// Into your home folder (the default).
+    #[arg(long)]
+    user: bool,
+    /// Into /etc, for everybody.
+    #[arg(long)]
+    system: bool,
+}
+
+impl Where {
+    fn scope(&self) -> Scope {
+        if self.system { Scope::System } else { Scope::User }
+    }
+}
+
+/// Write a profile into login files, guarded by the real chip; move leftovers of earlier attempts aside.
+#[derive(Args)]
+#[command(after_help = "Example:\n  unhang env install --user --dry-run")]
+struct Install {
+    /// Which profile.
+    #[arg(long, value_enum, default_value = "auto")]
+    profile: ProfileName,
+    #[command(flatten)]
+    place: Where,
+    /// Show what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+/// Take an installed profile out: every byte as it was before.
+#[derive(Args)]
+#[command(after_help = "Example:\n  sudo unhang env uninstall --system")]
+struct Uninstall {
+    #[command(flatten)]
+    place: Where,
+    /// Show what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+impl Env {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            EnvCommand::Print(command) => command.run(),
+            EnvCommand::Install(command) => command.run(),
+            EnvCommand::Uninstall(command) => command.run(),
+        }
+    }
+}
+
+/// The profile, and why it was chosen if it was not named.
+fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option<String>)> {
+    let name = match name {
+        ProfileName::Auto => {
+            let (profile, reason) = Profile::automatic(&examine(system, &Options::default()));
+            return Ok((profile, Some(reason)));
+        }
+        ProfileName::Rocm52 => "rocm5.2",
+        ProfileName::Rocm57 => "rocm5.7",
+        ProfileName::NoSpoof => "no-spoof",
+    };
+    let profile = Profile::named(name).with_context(|| format!("no profile {name}; there are {}", NAMES.join(", ")))?;
+    Ok((profile, None))
+}
+
+impl Print {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.machine.system()?;
+        let (profile, reason) = choose(self.profile, &system)?;
+        if self.json {
+            print_safe_json(&json!({ "schema": 1, "profile": profile, "chosen_because": reason }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let shell = match self.shell {
+            Dialect::Sh | Dialect::Bash | Dialect::Zsh => Shell::Posix,
+            Dialect::Fish => Shell::Fish,
+            Dialect::Systemd => Shell::Systemd,
+            Dialect::Docker => Shell::Docker,
+        };
+        let mut text = String::new();
+        if let Some(reason) = reason {
+            let _ = writeln!(text, "# chosen because {}", printable(&reason));
+        }
+        if system.is_folder() {
+            let _ = writeln!(
+                text,
+                "# for the machine described by the folder {}",
+                printable(&system.root().display().to_string())
+            );
+        }
+        text.push_str(&profile.print(shell, self.explain));
+        print_text(&text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Install {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.machine.system()?;
+        let (profile, reason) = choose(self.profile, &system)?;
+        let scope = self.place.scope();
+        let outcome = install::install(&system, scope, &profile, self.dry_run).with_context(|| hint(scope))?;
+        if self.json {
+            print_safe_json(&json!({
+                "schema": 1, "profile": profile.name, "chosen_because": reason, "dry_run": self.dry_run, "outcome": outcome,
+            }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let because = reason.map(|reason| format!(" ({})", printable(&reason))).unwrap_or_default();
+        let nothing = format!("profile {} is installed already: nothing to do\n", profile.name);
+        let head = format!("profile {}{because}", profile.name);
+        print_text(&told(&system, &head, &outcome, self.dry_run, &nothing))?;
+        if !self.dry_run && !outcome.changes.is_empty() {
+            print_text("log in again for it to act; `unhang env uninstall` takes it out\n")?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Uninstall {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.machine.system()?;
+        let scope = self.place.scope();
+        let outcome = install::uninstall(&system, scope, self.dry_run).with_context(|| hint(scope))?;
+        if self.json {
+            print_safe_json(&json!({ "schema": 1, "dry_run": self.dry_run, "outcome": outcome }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        print_text(&told(&system, "uninstall", &outcome, self.dry_run, "nothing is installed here: nothing to do\n"))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn hint(scope: Scope) -> String {
+    match scope {
+        Scope::System => {
+            "could not change the system's login files; they belong to root: `sudo unhang env …`".to_owned()
+        }
+        Scope::User => "could not change the login files in the home folder".to_owned(),
+    }
+}
+
+/// What was done, for people.
+fn told(system: &System, head: &str, outcome: &Outcome, dry_run: bool, nothing: &str) -> String {
+    let style = Style::for_stream(&std::io::stdout());
+    let mut text = String::new();
+    if system.is_folder() {
+        let _ = writeln!(
+            text,
+            "in the machine described by the folder {}",
+            printable(&system.root().display().to_string())
+        );
+    }
+    if outcome.recovered {
+        text.push_str("an earlier call had been interrupted; what it did was undone first\n");
+    }
+    if outcome.changes.is_empty() {
+        text.push_str(nothing);
+    } else {
+        let _ = writeln!(text, "{head}{}", if dry_run { ": this would be done" } else { "" });
+    }
+    for change in &outcome.changes {
+        let path = printable(&change.path.display().to_string());
+        let _ = writeln!(text, "  {} {path}", style.paint(change.action, Colour::Bold));
+        for line in &change.diff {
+            let colour = if line.starts_with('-') { Colour::Red } else { Colour::Green };
+            let _ = writeln!(text, "    {}", style.paint(&printable(line), colour));
+        }
+    }
+    for note in &outcome.notes {
+        let _ = writeln!(text, "  note: {}", printable(note));
+    }
+    text
+}

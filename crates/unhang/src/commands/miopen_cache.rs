@@ -1,0 +1,242 @@
+//! `unhang miopen-cache`: inspect, verify and mend MIOpen's user databases.
+
+use std::fmt::Write as _;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use serde_json::json;
+use unhang_machine::System;
+use unhang_machine::miopen::{self, Checked, Kind};
+
+use super::machine_arguments::MachineArguments;
+use super::text::{print_safe_json, print_text};
+use crate::output::{Colour, FOUND_ERRORS, Style, printable};
+
+/// Inspect, verify and mend MIOpen's user databases: what it chose, what it tuned, what it compiled.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 all is well, 1 damage was found (verify), 2 could not do its work.
+
+Examples:
+  unhang miopen-cache list --records
+  unhang miopen-cache verify
+  unhang miopen-cache repair --narrowed --dry-run
+  unhang audit ~/.cache/miopen/2.20.0/gfx1030_18.ukdb     # are the compiled kernels safe on this chip?")]
+pub struct MiopenCache {
+    #[command(subcommand)]
+    command: CacheCommand,
+}
+
+#[derive(Subcommand)]
+enum CacheCommand {
+    List(List),
+    Verify(Verify),
+    Repair(Repair),
+}
+
+/// List the databases; with --records each problem and each kernel.
+#[derive(Args)]
+struct List {
+    /// Each problem with its solvers, each kernel with its size.
+    #[arg(long)]
+    records: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Read everything: each line, each page, each kernel with its md5.
+#[derive(Args)]
+struct Verify {
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Remove damaged records; the bytes from before are kept beside the file.
+#[derive(Args)]
+struct Repair {
+    /// Also remove records that were written while families of solvers were off.
+    #[arg(long)]
+    narrowed: bool,
+    /// Show what would be done, and do nothing.
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    common: Common,
+}
+
+#[derive(Args)]
+struct Common {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineArguments,
+}
+
+impl MiopenCache {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            CacheCommand::List(command) => command.run(),
+            CacheCommand::Verify(command) => command.run(),
+            CacheCommand::Repair(command) => command.run(),
+        }
+    }
+}
+
+/// Where was looked, for the head of every output.
+fn place(system: &System) -> String {
+    if system.is_folder() {
+        format!("the machine described by the folder {}", printable(&system.root().display().to_string()))
+    } else {
+        "this machine".to_owned()
+    }
+}
+
+fn nothing(system: &System) -> String {
+    let folders: Vec<_> =
+        miopen::folders(system).iter().map(|folder| printable(&folder.display().to_string())).collect();
+    format!("no database of MIOpen on {}; looked in {}\n", place(system), folders.join(", "))
+}
+
+fn kind(kind: Kind) -> &'static str {
+    match kind {
+        Kind::FindDb => "choices (find-db)",
+        Kind::PerfDb => "tuning (perf-db)",
+        Kind::KernelDb => "compiled kernels",
+    }
+}
+
+fn as_json(checked: &[Checked], records: bool) -> serde_json::Value {
+    let files: Vec<_> = checked
+        .iter()
+        .map(|file| {
+            let mut value = serde_json::to_value(file).unwrap_or_default();
+            value["narrowed"] =
+                json!(file.records.iter().filter(|record| record.narrowed()).map(|it| &it.key).collect::<Vec<_>>());
+            if let (false, Some(fields)) = (records, value.as_object_mut()) {
+                fields.remove("records");
+                fields.remove("kernels");
+            }
+            value
+        })
+        .collect();
+    json!({ "schema": 1, "databases": files })
+}
+
+/// One line a database, and below it what was asked for.
+fn table(system: &System, checked: &[Checked], records: bool) -> String {
+    let style = Style::for_stream(&std::io::stdout());
+    if checked.is_empty() {
+        return nothing(system);
+    }
+    let mut text = format!("MIOpen's databases on {}\n", place(system));
+    for file in checked {
+        let path = printable(&file.database.path.display().to_string());
+        let _ = writeln!(text, "\n{}", style.paint(&path, Colour::Bold));
+        let damaged = if file.damage.is_empty() { String::new() } else { format!(", {} damaged", file.damage.len()) };
+        let narrowed = file.records.iter().filter(|record| record.narrowed()).count();
+        let narrowed =
+            if narrowed == 0 { String::new() } else { format!(", {narrowed} written under a narrowed set of solvers") };
+        let _ = writeln!(
+            text,
+            "  {}, {} bytes, {} sound records{damaged}{narrowed}",
+            kind(file.database.kind),
+            file.database.size,
+            file.sound
+        );
+        for damage in &file.damage {
+            let at = match (damage.line, damage.row) {
+                (Some(line), _) => format!("line {line}: "),
+                (None, Some(row)) => format!("row {row}: "),
+                (None, None) => String::new(),
+            };
+            let record = damage.record.as_deref().map(|record| format!(" ({})", printable(record))).unwrap_or_default();
+            let _ =
+                writeln!(text, "  {} {at}{}{record}", style.paint("damaged", Colour::Red), printable(&damage.problem));
+        }
+        if records {
+            for record in &file.records {
+                let problem = record.problem.as_deref().unwrap_or(&record.key);
+                let mark = if record.narrowed() { " [narrowed]" } else { "" };
+                let _ = writeln!(text, "  line {}: {}{mark}", record.line, printable(problem));
+                for entry in &record.entries {
+                    let _ = writeln!(
+                        text,
+                        "    {:>10.4} ms  {}, {} bytes of workspace",
+                        entry.milliseconds,
+                        printable(&entry.solver),
+                        entry.workspace
+                    );
+                }
+            }
+            for kernel in &file.kernels {
+                let _ = writeln!(text, "  row {}: {}, {} bytes", kernel.row, printable(&kernel.name), kernel.size);
+            }
+        }
+    }
+    text
+}
+
+impl List {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.common.machine.system()?;
+        let checked = miopen::verify(&system);
+        if self.common.json {
+            print_safe_json(&as_json(&checked, self.records))?;
+        } else {
+            print_text(&table(&system, &checked, self.records))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Verify {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.common.machine.system()?;
+        let checked = miopen::verify(&system);
+        let damaged = checked.iter().any(|file| !file.damage.is_empty());
+        if self.common.json {
+            print_safe_json(&as_json(&checked, false))?;
+        } else {
+            print_text(&table(&system, &checked, false))?;
+            if damaged {
+                print_text("\n`unhang miopen-cache repair` removes what is damaged and keeps a backup\n")?;
+            }
+        }
+        Ok(if damaged { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
+    }
+}
+
+impl Repair {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let system = self.common.machine.system()?;
+        let checked = miopen::verify(&system);
+        let done = miopen::repair::repair(&system, &checked, self.narrowed, self.dry_run)
+            .context("could not mend all of MIOpen's databases; close programs that use the GPU and try again")?;
+        if self.common.json {
+            print_safe_json(&json!({ "schema": 1, "dry_run": self.dry_run, "repaired": done }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut text = String::new();
+        if done.is_empty() {
+            let _ = writeln!(text, "nothing to mend on {}", place(&system));
+        }
+        for file in &done {
+            let path = printable(&file.path.display().to_string());
+            let (would, what) = (if self.dry_run { "would be " } else { "" }, file.removed);
+            let _ = if file.moved_aside {
+                writeln!(text, "{path}: {would}moved aside; MIOpen makes a new one")
+            } else {
+                writeln!(text, "{path}: {what} records {would}removed")
+            };
+            if let Some(backup) = &file.backup {
+                let backup = printable(&backup.display().to_string());
+                let _ = writeln!(text, "  as it was: {backup} (`mv` it back to undo this)");
+            }
+        }
+        print_text(&text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

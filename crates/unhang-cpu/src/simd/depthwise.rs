@@ -5,7 +5,7 @@ use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather};
 use super::kernels::Kernels;
-use super::source::{PackedSource, Window};
+use super::source::{Arrangement, Source, Window};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
@@ -39,8 +39,8 @@ pub fn compute(
 }
 
 /// Steps of results whose packed window is small.
-fn window_steps(packed: &PackedSource<'_>, steps: usize) -> usize {
-    let fitting = WINDOW_NUMBERS.saturating_sub(packed.rows(1) * packed.row_pitch) / packed.step_pitch().max(1);
+fn window_steps(packed: &Source<'_>, steps: usize) -> usize {
+    let fitting = WINDOW_NUMBERS.saturating_sub(packed.rows(1) * packed.row_numbers()) / packed.step_pitch().max(1);
     (fitting + 1).min(steps)
 }
 
@@ -55,7 +55,7 @@ fn rows(
     threads: usize,
 ) {
     let [rows, columns] = &gather.axes;
-    let packed = PackedSource::new(gather);
+    let packed = Source::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
     let of_filter = gather.weight_group;
     for_each_plane(threads, result, rows.result * columns.result, |plane, result| {
@@ -76,7 +76,7 @@ fn rows(
         }
         // Whole vectors are read at the end of the last row.
         let slack = 4 * kernels.lanes;
-        let mut window = Workspace::take(packed.rows(steps) * packed.row_pitch + slack);
+        let mut window = Workspace::take(packed.rows(steps) * packed.row_numbers() + slack);
         let mut phase_row = Workspace::take(columns.steps);
         let mut first_row = 0;
         while first_row < rows.steps {
@@ -213,7 +213,7 @@ fn rows_weights(
     // The forward gather knows where taps fall on the input.
     let gather = Gather::new(&problem.with_direction(Direction::Forward));
     let [rows, columns] = &gather.axes;
-    let packed = PackedSource::new(&gather);
+    let packed = Source::arranged(&gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps).min((CHAIN * kernels.lanes / columns.steps).max(1));
     let (channels, lanes) = (problem.in_channels(), kernels.lanes);
     let taps = gather.weight_group;
@@ -224,7 +224,7 @@ fn rows_weights(
     };
     let offsets: Vec<usize> = (0..taps).map(offset).collect();
     crate::parallel::for_each_chunk(threads, result, taps, |channel, filter| {
-        let mut window = Workspace::take(packed.rows(steps) * packed.row_pitch);
+        let mut window = Workspace::take(packed.rows(steps) * packed.row_numbers());
         let mut sums = Workspace::take(taps * lanes);
         // Each chain is a window's; what comes together from all of them is summed in double precision.
         let mut totals = vec![0.0f64; taps];

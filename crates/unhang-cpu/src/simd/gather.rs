@@ -7,8 +7,8 @@
 //! sums: neighbouring pixels × vectors of result channels.
 
 use super::geometry::{Gather, even_parts};
-use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
-use super::source::{PackedSource, Window};
+use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, TILE_ROWS, Tile};
+use super::source::{Arrangement, Source, Window};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
@@ -27,8 +27,21 @@ struct ResultBlock {
     first: usize,
     channels: usize,
     vectors: usize,
+    /// Rows of scalars of its tiles.
+    rows: usize,
     /// Where its packed filters begin.
     packed: usize,
+}
+
+/// What the steps of a run are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Steps {
+    /// A block's channels, for one tap.
+    Channels,
+    /// The taps of a row with all channels, which lie next to each other.
+    RowTaps,
+    /// A run is one channel of one tap: there are too few channels to step along.
+    One,
 }
 
 /// Everything that is the same for all strips.
@@ -37,9 +50,8 @@ struct Driver<'a> {
     kernels: &'static Kernels,
     blocks: Vec<ResultBlock>,
     source_block: usize,
-    /// Steps of a run: a block's channels, or one where there are so few that (channel, tap) pairs are the runs.
-    channels_in_runs: bool,
-    source: PackedSource<'a>,
+    steps: Steps,
+    source: Source<'a>,
     /// Rows and images of a strip.
     strip_rows: usize,
     strip_images: usize,
@@ -114,27 +126,55 @@ struct Strip<'a> {
     result: Shared,
 }
 
-/// How many vectors a tile should have, and what a step of all tiles then costs: the least estimated cycles for so
-/// many channels in vectors and scalars beside each other.
+/// The shape of tiles: vectors, rows of scalars, and what a step of all tiles of a row then costs.
+#[derive(Debug, Clone, Copy)]
+pub struct TileShape {
+    /// Vectors of a tile.
+    pub vectors: usize,
+    /// Rows of scalars of a tile.
+    pub rows: usize,
+    /// Estimated cycles of a step for one row.
+    pub cycles: f64,
+}
+
+/// Chooses the shape with the least estimated cycles for so many channels in vectors and scalars beside each other, in
+/// up to `rows` rows.
 ///
 /// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other
-/// are four cycles apart; what does not fill its last vector is computed in vain.
-pub fn choose_vectors(kernels: &Kernels, channels: usize, scalars: usize) -> (usize, f64) {
+/// are four cycles apart; and a cycle more for each vector, which comes from the second-level cache. What does not fill
+/// its last vector is computed in vain.
+pub fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
     let needed = channels.div_ceil(kernels.lanes);
-    let cycles = |scalars: usize, vectors: usize| {
-        let multiplications = scalars * vectors;
-        multiplications.max(scalars + vectors).max(8) as f64 / 2.0 + 0.75
+    let step = |scalars: usize, vectors: usize| {
+        (scalars * vectors).max(scalars + vectors).max(8) as f64 / 2.0 + vectors as f64
     };
-    let row = |vectors: usize| -> f64 {
-        even_parts(scalars, kernels.most_scalars[vectors]).map(|(_, length)| cycles(length, vectors)).sum()
+    let row = |vectors: usize, rows: usize| -> f64 {
+        match kernels.most_scalars(vectors, rows) {
+            0 => f64::INFINITY,
+            most => {
+                let parts = even_parts(scalars, most);
+                parts.map(|(_, length)| step(rows * length, vectors)).sum::<f64>() / rows as f64
+            }
+        }
     };
-    let cost = |vectors: usize| {
-        let rest = needed % vectors;
-        (needed / vectors) as f64 * row(vectors) + if rest > 0 { row(rest) } else { 0.0 }
-    };
-    let candidates = 1..=MAX_VECTORS.min(needed);
-    let best = candidates.min_by(|&a, &b| cost(a).total_cmp(&cost(b))).unwrap_or(1);
-    (best, cost(best))
+    let mut best = TileShape { vectors: 1, rows: 1, cycles: f64::INFINITY };
+    for vectors in 1..=MAX_VECTORS.min(needed) {
+        for rows in TILE_ROWS.into_iter().filter(|&r| r <= rows) {
+            let rest = needed % vectors;
+            let of_rest = if rest > 0 { row(rest, rows) } else { 0.0 };
+            let cycles = (needed / vectors) as f64 * row(vectors, rows) + of_rest;
+            if cycles < best.cycles {
+                best = TileShape { vectors, rows, cycles };
+            }
+        }
+    }
+    best
+}
+
+/// Cuts `rows` into groups of `together`, and what is left into single rows: first row and rows of each.
+fn row_groups(rows: usize, together: usize) -> impl Iterator<Item = (usize, usize)> {
+    let whole = rows / together;
+    (0..whole).map(move |group| (group * together, together)).chain((whole * together..rows).map(|row| (row, 1)))
 }
 
 impl<'a> Driver<'a> {
@@ -146,23 +186,15 @@ impl<'a> Driver<'a> {
         let source_blocks = gather.source_channels.div_ceil(most);
         let source_block = gather.source_channels.div_ceil(source_blocks);
 
-        let (vectors, _) = choose_vectors(kernels, gather.result_channels, columns.steps);
-        let mut blocks = Vec::new();
-        let (mut first, mut packed) = (0, 0);
-        while first < gather.result_channels {
-            let left = gather.result_channels - first;
-            let vectors = vectors.min(left.div_ceil(kernels.lanes));
-            let channels = left.min(vectors * kernels.lanes);
-            blocks.push(ResultBlock { first, channels, vectors, packed });
-            packed += vectors * kernels.lanes * gather.source_channels * taps;
-            first += channels;
-        }
-
-        let source = PackedSource::new(gather);
-        let row_pitch = source.row_pitch;
-        let row_numbers = source_block * row_pitch * rows.in_step;
-        let halo = source_block * row_pitch * rows.span;
-        let fitting = STRIP_NUMBERS.saturating_sub(halo) / row_numbers.max(1);
+        let source = Source::new(gather, source_block);
+        let dense_rows = columns.phases.len() == 1 && columns.is_dense(0);
+        let steps = match source.arrangement {
+            Arrangement::Planes if source_block < 4 => Steps::One,
+            _ if source.pixels_touch() && dense_rows && source_block < 16 => Steps::RowTaps,
+            _ => Steps::Channels,
+        };
+        let row_numbers = source.row_numbers();
+        let fitting = STRIP_NUMBERS.saturating_sub(row_numbers * rows.span) / (row_numbers * rows.in_step).max(1);
         let strip_rows = fitting.max(STRIP_PIXELS / 4 / columns.steps).clamp(1, rows.steps);
         // Strips of the same height, and for several threads at least two each.
         let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
@@ -173,20 +205,21 @@ impl<'a> Driver<'a> {
         } else {
             let most = gather.batch.div_ceil(if threads > 1 { 2 * threads } else { 1 });
             let by_pixels = STRIP_PIXELS.div_ceil(rows.steps * columns.steps);
-            let by_size = STRIP_NUMBERS / (source_block * row_pitch * (rows.in_step * rows.steps + rows.span));
+            let by_size = STRIP_NUMBERS / (row_numbers * source.rows(rows.steps)).max(1);
             by_pixels.max(by_size).clamp(1, most.max(1))
         };
-        Driver {
-            gather,
-            kernels,
-            blocks,
-            source_block,
-            channels_in_runs: source_block >= 4,
-            source,
-            strip_rows,
-            strip_images,
-            taps,
+        let shape = choose_tile(kernels, gather.result_channels, columns.steps, strip_rows);
+        let mut blocks = Vec::new();
+        let (mut first, mut packed) = (0, 0);
+        while first < gather.result_channels {
+            let left = gather.result_channels - first;
+            let vectors = shape.vectors.min(left.div_ceil(kernels.lanes));
+            let channels = left.min(vectors * kernels.lanes);
+            blocks.push(ResultBlock { first, channels, vectors, rows: shape.rows, packed });
+            packed += vectors * kernels.lanes * gather.source_channels * taps;
+            first += channels;
         }
+        Driver { gather, kernels, blocks, source_block, steps, source, strip_rows, strip_images, taps }
     }
 
     /// Numbers of one group's packed filters.
@@ -240,7 +273,7 @@ impl<'a> Driver<'a> {
                 let channels = self.source_block.min(gather.source_channels - first);
                 let place = |tap: usize, channel: usize| {
                     let position =
-                        if self.channels_in_runs { tap * channels + channel } else { channel * taps.len() + tap };
+                        if self.steps == Steps::One { channel * taps.len() + tap } else { tap * channels + channel };
                     block_start + position * width
                 };
                 let memory = |[row, column]: [usize; 2]| row * by_row + column * by_column;
@@ -308,18 +341,16 @@ impl<'a> Driver<'a> {
         let gather = self.gather;
         let (kernels, lanes) = (self.kernels, self.kernels.lanes);
         let [rows, columns] = &gather.axes;
-        // An odd number of cache lines between planes, so that they do not all fall into the same sets.
-        let plane = (self.source.rows(strip.rows) * self.source.row_pitch).next_multiple_of(16);
-        let plane = if plane / 16 % 2 == 0 { plane + 16 } else { plane };
-        let image_pitch = self.source_block * plane;
-        let mut packed = Workspace::take(strip.images * image_pitch);
+        let in_place = self.source.arrangement == Arrangement::InPlace;
+        let (plane, block_numbers) = self.source.plane_and_block(strip.rows);
+        let mut packed = Workspace::take(strip.images * block_numbers);
 
         // Sums of all tiles between blocks of sources; with a single block one tile's room serves all.
         let several = self.source_block < gather.source_channels;
         let (phase_rows, phase_columns) = (rows.phases.len(), columns.phases.len());
-        let sums_width = |block: &ResultBlock| columns.steps * phase_columns * block.vectors * lanes;
-        let row_sums: usize = self.blocks.iter().map(sums_width).sum();
-        let one_tile = MAX_SCALARS.max(lanes) * MAX_VECTORS * phase_columns * lanes;
+        let line = |block: &ResultBlock| columns.steps * phase_columns * block.vectors * lanes;
+        let row_sums: usize = self.blocks.iter().map(line).sum();
+        let one_tile = MAX_SCALARS * MAX_VECTORS * phase_columns * lanes;
         let mut sums =
             Workspace::take(if several { strip.images * strip.rows * phase_rows * row_sums } else { one_tile });
 
@@ -330,46 +361,51 @@ impl<'a> Driver<'a> {
         let (mut first, mut filters_before) = (0, 0);
         while first < gather.source_channels {
             let channels = self.source_block.min(gather.source_channels - first);
+            let first_channel = strip.group * gather.source_channels + first;
             for image in 0..strip.images {
-                let to = &mut packed[image * image_pitch..][..image_pitch];
                 let window = Window {
                     image: strip.first_image + image,
-                    first_channel: strip.group * gather.source_channels + first,
+                    first_channel,
                     channels,
                     first_row: strip.first_row,
                     rows: strip.rows,
                     plane,
                 };
+                let to = &mut packed[image * block_numbers..][..block_numbers];
                 self.source.pack(kernels, strip.source, &window, to);
             }
             let (is_first, is_last) = (first == 0, first + channels == gather.source_channels);
             let mut sums_start = 0;
             for block in &self.blocks {
                 let width = block.vectors * lanes;
-                let count = if self.channels_in_runs { channels } else { 1 };
-                self.fill_runs(&phases, channels, plane, width, &mut runs);
-                let most = kernels.most_scalars[block.vectors];
-                for image in 0..strip.images {
-                    for (row, phase_row) in (0..strip.rows).flat_map(|row| (0..phase_rows).map(move |p| (row, p))) {
-                        let result_row = (strip.first_row + row) * rows.out_step + phase_row;
-                        let line = (image * strip.rows + row) * phase_rows + phase_row;
-                        if result_row >= rows.result {
+                let count = self.fill_runs(&phases, channels, plane, width, &mut runs);
+                for (image, group) in
+                    (0..strip.images).flat_map(|image| row_groups(strip.rows, block.rows).map(move |g| (image, g)))
+                {
+                    let (row, tile_rows) = group;
+                    let x = if in_place {
+                        let image = strip.first_image + image;
+                        strip.source[self.source.in_place(image, first_channel, strip.first_row + row)..].as_ptr()
+                    } else {
+                        packed[image * block_numbers + row * self.source.step_pitch()..].as_ptr()
+                    };
+                    for phase_row in 0..phase_rows {
+                        let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
+                        if result_row(row) >= rows.result {
                             continue;
                         }
+                        let group_sums = sums_start
+                            + ((image * strip.rows + row) * phase_rows + phase_row * tile_rows) * line(block);
+                        let most = kernels.most_scalars(block.vectors, tile_rows);
                         for (column, pixels) in even_parts(columns.steps, most) {
-                            let at = if several {
-                                sums_start + line * sums_width(block) + column * phase_columns * width
-                            } else {
-                                0
-                            };
-                            let sums = sums[at..][..pixels * phase_columns * width].as_mut_ptr();
-                            let x = image * image_pitch + row * self.source.step_pitch() + column;
+                            let scalars = tile_rows * pixels;
+                            let at = if several { group_sums + tile_rows * column * phase_columns * width } else { 0 };
+                            let sums = sums[at..][..scalars * phase_columns * width].as_mut_ptr();
                             for phase_column in 0..phase_columns {
-                                let runs = &runs[phase_row * phase_columns + phase_column];
-                                // SAFETY: sums of this tile were sliced above; a phase's scalars begin within its
-                                // first pixel. Bias has room for all vectors of the last block. The scalars of the
-                                // last pixel end within the packed row (see `PackedSource`), the vectors within the
-                                // packed filters, which hold `channels × taps` of this block.
+                                // SAFETY: the sums of this tile were sliced above; a phase's begin within its first
+                                // pixel. The bias has room for all vectors of the last block. The scalars of the last
+                                // pixel end within the packed rows or, in place, within the source (see `Source`);
+                                // the vectors within the packed filters, which hold `channels × taps` of this block.
                                 unsafe {
                                     let sums = sums.add(phase_column * width);
                                     let (init, init_step) = if is_first {
@@ -378,31 +414,42 @@ impl<'a> Driver<'a> {
                                         (sums.cast_const(), phase_columns * width)
                                     };
                                     let filters = block.packed + filters_before * width;
-                                    let tile = Tile {
-                                        x: packed.as_ptr().add(x),
-                                        w: strip.filters.as_ptr().add(filters),
-                                        runs,
-                                        count,
-                                        pitch: 1,
-                                        x_step: plane,
-                                        w_step: width,
-                                        init,
-                                        init_step,
-                                        sums,
-                                        sums_step: phase_columns * width,
-                                    };
-                                    kernels.tile(pixels, block.vectors)(&tile);
+                                    kernels.tile(block.vectors, tile_rows, pixels, self.source.pixel_pitch() != 1)(
+                                        &Tile {
+                                            x: x.add(column * self.source.pixel_pitch()),
+                                            w: strip.filters.as_ptr().add(filters),
+                                            runs: &runs[phase_row * phase_columns + phase_column],
+                                            count,
+                                            pitch: self.source.pixel_pitch(),
+                                            row_step: self.source.step_pitch(),
+                                            x_step: plane,
+                                            w_step: width,
+                                            init,
+                                            init_step,
+                                            sums,
+                                            sums_step: phase_columns * width,
+                                        },
+                                    );
                                 }
                             }
-                            if is_last {
-                                let first_column = column * columns.out_step;
-                                self.finish(strip, block, image, result_row, first_column, pixels, sums, &by_channel);
+                            if !is_last {
+                                continue;
+                            }
+                            for tile_row in 0..tile_rows {
+                                let result_row = result_row(row + tile_row);
+                                if result_row < rows.result {
+                                    let from = tile_row * pixels * phase_columns * width;
+                                    // SAFETY: the sums of one of the tile's rows.
+                                    let sums = unsafe { sums.add(from) };
+                                    let place = [image, result_row, column * columns.out_step];
+                                    self.finish(strip, block, place, pixels, sums, &by_channel);
+                                }
                             }
                         }
                     }
                 }
                 if several {
-                    sums_start += strip.images * strip.rows * phase_rows * sums_width(block);
+                    sums_start += strip.images * strip.rows * phase_rows * line(block);
                 }
             }
             filters_before += channels * self.taps;
@@ -410,37 +457,52 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The runs of each phase for a block of so many channels.
-    fn fill_runs(&self, phases: &[[usize; 2]], channels: usize, plane: usize, width: usize, runs: &mut [Vec<Run>]) {
+    /// The runs of each phase for a block of so many channels; returns the steps of a run.
+    fn fill_runs(
+        &self,
+        phases: &[[usize; 2]],
+        channels: usize,
+        plane: usize,
+        width: usize,
+        runs: &mut [Vec<Run>],
+    ) -> usize {
         let taps = self.taps;
         let mut before = 0;
+        let row_taps = self.gather.axes[1].phases[0].len();
         for (phase, runs) in phases.iter().zip(runs) {
             runs.clear();
             for (_, [row, column]) in self.taps_of_phase(*phase) {
                 let x = self.source.tap(row, column);
-                if self.channels_in_runs {
-                    runs.push(Run { x, w: before * channels * width });
-                } else {
-                    runs.extend((0..channels).map(|c| Run { x: x + c * plane, w: (c * taps + before) * width }));
+                match self.steps {
+                    Steps::Channels => runs.push(Run { x, w: before * channels * width }),
+                    Steps::One => {
+                        runs.extend((0..channels).map(|c| Run { x: x + c * plane, w: (c * taps + before) * width }));
+                    }
+                    Steps::RowTaps if before % row_taps == 0 => runs.push(Run { x, w: before * channels * width }),
+                    Steps::RowTaps => {}
                 }
                 before += 1;
             }
         }
+        match self.steps {
+            Steps::Channels => channels,
+            Steps::One => 1,
+            Steps::RowTaps => row_taps * channels,
+        }
     }
 
-    /// Writes a tile's sums to the result: `pixels` of every phase of columns, which lie next to each other.
-    #[allow(clippy::too_many_arguments)]
+    /// Writes a row's sums to the result: `pixels` of every phase of columns, which lie next to each other. The place
+    /// is the image of the strip, the result's row and its first column.
     fn finish(
         &self,
         strip: &Strip<'_>,
         block: &ResultBlock,
-        image: usize,
-        row: usize,
-        column: usize,
+        place: [usize; 3],
         pixels: usize,
         sums: *const f32,
         by_channel: &[usize],
     ) {
+        let [image, row, column] = place;
         let gather = self.gather;
         let columns = &gather.axes[1];
         let (phases, step) = (columns.phases.len(), columns.out_step);

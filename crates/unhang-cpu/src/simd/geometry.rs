@@ -68,6 +68,13 @@ impl Axis {
     }
 }
 
+impl Axis {
+    /// Whether a phase's taps fall on neighbouring positions, in order.
+    pub fn is_dense(&self, phase: usize) -> bool {
+        self.phases[phase].windows(2).all(|pair| pair[1].offset == pair[0].offset + 1)
+    }
+}
+
 /// Distances in memory: image, channel, row, column.
 pub type Strides = [usize; 4];
 

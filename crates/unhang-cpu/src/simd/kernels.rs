@@ -17,8 +17,9 @@ pub struct Run {
     pub w: usize,
 }
 
-/// One call of the micro-kernel: `P` scalars × `V` vectors of sums, for every step of every run
-/// `sum[p][v] += x[p × pitch] × w[v]`, after which `x` and `w` move on by their steps.
+/// One call of the micro-kernel: `R` rows of `P` scalars × `V` vectors of sums, for every step of every run
+/// `sum[r][p][v] += x[r × row_step + p × pitch] × w[v]`, after which `x` and `w` move on by their steps. Sums are
+/// numbered row by row.
 #[derive(Debug, Clone, Copy)]
 pub struct Tile<'a> {
     /// The scalars, which are broadcast.
@@ -31,15 +32,17 @@ pub struct Tile<'a> {
     pub count: usize,
     /// From one scalar of a step to the next; used by the pitched kernels, one in the others.
     pub pitch: usize,
+    /// From one row of scalars to the next.
+    pub row_step: usize,
     /// From one step's first scalar to the next's.
     pub x_step: usize,
     /// From one step's first vector to the next's.
     pub w_step: usize,
-    /// What the sums begin with: those of scalar `p` at `p × init_step`.
+    /// What the sums begin with: those of the n-th scalar at `n × init_step`.
     pub init: *const f32,
     /// See `init`; zero gives all scalars the same (a bias).
     pub init_step: usize,
-    /// Where the sums go: those of scalar `p` to `p × sums_step`.
+    /// Where the sums go: those of the n-th scalar to `n × sums_step`.
     pub sums: *mut f32,
     /// See `sums`.
     pub sums_step: usize,
@@ -72,17 +75,19 @@ pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize
 pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
 pub const MAX_SCALARS: usize = 28;
+/// The rows that the scalars of a tile may lie in: the fewest last.
+pub const TILE_ROWS: [usize; 3] = [4, 2, 1];
 
 /// The kernels of one instruction set.
 pub struct Kernels {
     /// Numbers in a vector.
     pub lanes: usize,
-    /// The most scalars of a tile with that many vectors (index 0 is for none): as many as the registers hold.
-    pub most_scalars: [usize; MAX_VECTORS + 1],
-    /// Tiles by vectors and scalars.
-    tiles: fn(usize, usize) -> Option<TileKernel>,
+    /// The scalars that the registers hold with that many vectors (index 0 is for none).
+    scalars: [usize; MAX_VECTORS + 1],
+    /// Tiles by vectors, rows and scalars of a row.
+    tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Tiles whose scalars lie apart.
-    pitched_tiles: fn(usize, usize) -> Option<TileKernel>,
+    pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
     /// Copying of rows.
@@ -111,33 +116,35 @@ impl Kernels {
         }
     }
 
-    /// The micro-kernel for that many scalars and vectors.
-    ///
-    /// # Panics
-    /// When the registers do not hold such a tile: see [`Kernels::most_scalars`].
-    pub fn tile(&self, scalars: usize, vectors: usize) -> TileKernel {
-        (self.tiles)(vectors, scalars).expect("the tile fits the registers")
+    /// The most scalars in each of so many rows of a tile with that many vectors; none if there is no such tile.
+    pub fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
+        match rows {
+            1 | 2 => self.scalars[vectors] / rows,
+            4 if vectors == 1 => self.scalars[vectors] / rows,
+            _ => 0,
+        }
     }
 
-    /// The same for scalars that lie apart.
+    /// The micro-kernel for so many vectors and rows of scalars, which lie next to each other or apart.
     ///
     /// # Panics
-    /// As [`Kernels::tile`].
-    pub fn pitched_tile(&self, scalars: usize, vectors: usize) -> TileKernel {
-        (self.pitched_tiles)(vectors, scalars).expect("the tile fits the registers")
+    /// When there is no such tile: see [`Kernels::most_scalars`].
+    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, apart: bool) -> TileKernel {
+        let tiles = if apart { self.pitched_tiles } else { self.tiles };
+        tiles(vectors, rows, scalars).expect("the tile fits the registers")
     }
 }
 
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers of the tile are good for what its fields describe.
 #[inline(always)]
-unsafe fn tile<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>, pitch: usize) {
+unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>, pitch: usize) {
     // SAFETY: the function's own conditions.
     unsafe {
-        let mut sums = [[V::zero(); VECTORS]; P];
-        for (p, of_scalar) in sums.iter_mut().enumerate() {
+        let mut sums = [[[V::zero(); VECTORS]; P]; R];
+        for (n, of_scalar) in sums.as_flattened_mut().iter_mut().enumerate() {
             for (v, sum) in of_scalar.iter_mut().enumerate() {
-                *sum = V::load(tile.init.add(p * tile.init_step + v * V::LANES));
+                *sum = V::load(tile.init.add(n * tile.init_step + v * V::LANES));
             }
         }
         for run in tile.runs {
@@ -148,10 +155,12 @@ unsafe fn tile<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>,
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     *vector = V::load(w.add(v * V::LANES));
                 }
-                for (p, of_scalar) in sums.iter_mut().enumerate() {
-                    let scalar = V::splat(*x.add(p * pitch));
-                    for (sum, vector) in of_scalar.iter_mut().zip(vectors) {
-                        *sum = scalar.multiply_add(vector, *sum);
+                for (r, of_row) in sums.iter_mut().enumerate() {
+                    for (p, of_scalar) in of_row.iter_mut().enumerate() {
+                        let scalar = V::splat(*x.add(r * tile.row_step + p * pitch));
+                        for (sum, vector) in of_scalar.iter_mut().zip(vectors) {
+                            *sum = scalar.multiply_add(vector, *sum);
+                        }
                     }
                 }
                 // The last step moves past the end of what is read: not an `add`, which may only stay inside.
@@ -159,9 +168,9 @@ unsafe fn tile<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>,
                 w = w.wrapping_add(tile.w_step);
             }
         }
-        for (p, of_scalar) in sums.iter().enumerate() {
+        for (n, of_scalar) in sums.as_flattened().iter().enumerate() {
             for (v, sum) in of_scalar.iter().enumerate() {
-                sum.store(tile.sums.add(p * tile.sums_step + v * V::LANES));
+                sum.store(tile.sums.add(n * tile.sums_step + v * V::LANES));
             }
         }
     }
@@ -421,27 +430,27 @@ unsafe fn products_channels<V: Vector>(
     }
 }
 
-/// One set of kernels: the wrappers with the features on, and the table of them. The lists of scalars say which tiles
-/// are compiled for one, two, three and four vectors; the last of each is the largest.
+/// One set of kernels: the wrappers with the features on, and the table of them. `registers` are the scalars that the
+/// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row.
 macro_rules! kernels {
-    ($module:ident, $vector:ty, $(#[$features:meta])?, [$($one:literal)*], [$($two:literal)*], [$($three:literal)*], [$($four:literal)*]) => {
+    ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr, $($vectors:literal by $rows:literal [$($scalars:literal)*])*) => {
         mod $module {
             use super::*;
 
             /// # Safety
             /// The machine has the features; see [`super::tile`].
             $(#[$features])?
-            unsafe fn tile<const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+            unsafe fn tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
                 // SAFETY: the same conditions.
-                unsafe { super::tile::<$vector, P, VECTORS>(tile, 1) }
+                unsafe { super::tile::<$vector, R, P, VECTORS>(tile, 1) }
             }
 
             /// # Safety
             /// The machine has the features; see [`super::tile`].
             $(#[$features])?
-            unsafe fn pitched_tile<const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+            unsafe fn pitched_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
                 // SAFETY: the same conditions.
-                unsafe { super::tile::<$vector, P, VECTORS>(tile, tile.pitch) }
+                unsafe { super::tile::<$vector, R, P, VECTORS>(tile, tile.pitch) }
             }
 
             /// # Safety
@@ -523,33 +532,23 @@ macro_rules! kernels {
                 unsafe { super::products_channels::<$vector>(dy, dy_step, x, x_step, count, channels, sums) }
             }
 
-            fn tiles(vectors: usize, scalars: usize) -> Option<TileKernel> {
-                match (vectors, scalars) {
-                    $((1, $one) => Some(tile::<$one, 1>),)*
-                    $((2, $two) => Some(tile::<$two, 2>),)*
-                    $((3, $three) => Some(tile::<$three, 3>),)*
-                    $((4, $four) => Some(tile::<$four, 4>),)*
+            fn tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(tile::<$rows, $scalars, $vectors>),)*)*
                     _ => None,
                 }
             }
 
-            fn pitched_tiles(vectors: usize, scalars: usize) -> Option<TileKernel> {
-                match (vectors, scalars) {
-                    $((1, $one) => Some(pitched_tile::<$one, 1>),)*
-                    $((2, $two) => Some(pitched_tile::<$two, 2>),)*
-                    $((3, $three) => Some(pitched_tile::<$three, 3>),)*
-                    $((4, $four) => Some(pitched_tile::<$four, 4>),)*
+            fn pitched_tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(pitched_tile::<$rows, $scalars, $vectors>),)*)*
                     _ => None,
                 }
-            }
-
-            const fn last(of: &[usize]) -> usize {
-                of[of.len() - 1]
             }
 
             pub static KERNELS: Kernels = Kernels {
                 lanes: <$vector>::LANES,
-                most_scalars: [0, last(&[$($one),*]), last(&[$($two),*]), last(&[$($three),*]), last(&[$($four),*])],
+                scalars: $registers,
                 tiles,
                 pitched_tiles,
                 transpose,
@@ -567,14 +566,39 @@ macro_rules! kernels {
 // 32 registers: sums, the vectors, and one for the scalar (with one vector the scalar is a memory operand).
 #[cfg(target_arch = "x86_64")]
 kernels!(
-    avx512, Avx512, #[target_feature(enable = "avx512f")],
-    [1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28],
-    [1 2 3 4 5 6 7 8 9 10 11 12 13 14],
-    [1 2 3 4 5 6 7 8 9],
-    [1 2 3 4 5 6]
+    avx512, Avx512, [#[target_feature(enable = "avx512f")]], [0, 28, 14, 9, 6],
+    1 by 1 [1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28]
+    1 by 2 [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    1 by 4 [1 2 3 4 5 6 7]
+    2 by 1 [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    2 by 2 [1 2 3 4 5 6 7]
+    3 by 1 [1 2 3 4 5 6 7 8 9]
+    3 by 2 [1 2 3 4]
+    4 by 1 [1 2 3 4 5 6]
+    4 by 2 [1 2 3]
 );
 // 16 registers, and the scalar always takes one.
 #[cfg(target_arch = "x86_64")]
-kernels!(avx2, Avx2, #[target_feature(enable = "avx2,fma")], [1 2 3 4 5 6 7 8 9 10 11 12], [1 2 3 4 5 6], [1 2 3 4], [1 2]);
+kernels!(
+    avx2, Avx2, [#[target_feature(enable = "avx2,fma")]], [0, 12, 6, 4, 2],
+    1 by 1 [1 2 3 4 5 6 7 8 9 10 11 12]
+    1 by 2 [1 2 3 4 5 6]
+    1 by 4 [1 2 3]
+    2 by 1 [1 2 3 4 5 6]
+    2 by 2 [1 2 3]
+    3 by 1 [1 2 3 4]
+    3 by 2 [1 2]
+    4 by 1 [1 2]
+    4 by 2 [1]
+);
 // Eight numbers are two registers of the baseline, which has 16.
-kernels!(portable, Portable, , [1 2 3 4 5], [1 2 3], [1], [1]);
+kernels!(
+    portable, Portable, [], [0, 5, 3, 1, 1],
+    1 by 1 [1 2 3 4 5]
+    1 by 2 [1 2]
+    1 by 4 [1]
+    2 by 1 [1 2 3]
+    2 by 2 [1]
+    3 by 1 [1]
+    4 by 1 [1]
+);

@@ -1,19 +1,32 @@
-//! Packed rows of the source, with its zeros, for the kernels that read neighbouring pixels.
-//!
-//! A packed plane is `[row][phase][column]`: with a stride the columns are dealt out by their remainder, so that the
-//! pixels that one tap meets lie next to each other whatever the stride.
+//! How the micro-kernel reads the source: packed with its zeros, or in place.
 
 use super::geometry::{Axis, Gather};
 use super::kernels::Kernels;
 
-/// How a plane of the source lies packed.
-pub struct PackedSource<'a> {
+/// What lies next to what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrangement {
+    /// Packed as `[channel][row][phase][column]`: with a stride the columns are dealt out by their remainder, so that
+    /// the pixels that one tap meets lie next to each other whatever the stride.
+    Planes,
+    /// Packed as `[row][column][channel]`.
+    Pixels,
+    /// Not packed: channels lie together in memory, and no tap meets padding.
+    InPlace,
+}
+
+/// How a source is read.
+pub struct Source<'a> {
     gather: &'a Gather,
-    /// Numbers of one phase of columns.
+    /// What lies next to what.
+    pub arrangement: Arrangement,
+    /// Channels that are packed at a time.
+    block: usize,
+    /// Planes: numbers of one phase of columns. Pixels: columns of a row.
     phase_pitch: usize,
-    /// Numbers of one packed row.
-    pub row_pitch: usize,
-    /// The place of each phase of columns that a tap needs.
+    /// Numbers from one row to the next.
+    row_pitch: usize,
+    /// Planes: the place of each phase of columns that a tap needs.
     slots: Vec<Option<usize>>,
     /// Which phases of rows a tap needs.
     used_rows: Vec<bool>,
@@ -32,13 +45,30 @@ pub struct Window {
     pub first_row: usize,
     /// How many steps.
     pub rows: usize,
-    /// From one packed channel to the next.
+    /// Planes: from one packed channel to the next.
     pub plane: usize,
 }
 
-impl<'a> PackedSource<'a> {
-    /// The packing for a gather.
-    pub fn new(gather: &'a Gather) -> PackedSource<'a> {
+impl<'a> Source<'a> {
+    /// The best arrangement for a gather whose channels are taken `block` at a time.
+    pub fn new(gather: &'a Gather, block: usize) -> Source<'a> {
+        let [rows, columns] = &gather.axes;
+        let whole = |axis: &Axis| {
+            axis.low >= 0 && (axis.steps - 1) * axis.in_step + axis.low as usize + axis.span <= axis.source
+        };
+        let arrangement = if gather.source[1] == 1 {
+            if whole(rows) && whole(columns) { Arrangement::InPlace } else { Arrangement::Pixels }
+        } else if gather.source_channels < 4 && columns.phases.len() == 1 && columns.is_dense(0) {
+            // So few channels that the taps of a row make one run together with them.
+            Arrangement::Pixels
+        } else {
+            Arrangement::Planes
+        };
+        Source::arranged(gather, block, arrangement)
+    }
+
+    /// A given arrangement.
+    pub fn arranged(gather: &'a Gather, block: usize, arrangement: Arrangement) -> Source<'a> {
         let [rows, columns] = &gather.axes;
         let mut count = 0;
         let slot = |residue: usize| {
@@ -47,37 +77,99 @@ impl<'a> PackedSource<'a> {
                 count - 1
             })
         };
-        let slots = (0..columns.in_step).map(slot).collect();
-        let phase_pitch = columns.steps + (columns.span - 1) / columns.in_step;
-        PackedSource {
-            gather,
-            phase_pitch,
-            // A result that no tap reaches needs no source at all, only its bias.
-            row_pitch: count.max(1) * phase_pitch,
-            slots,
-            used_rows: (0..rows.in_step).map(|residue| rows.uses(residue)).collect(),
-        }
+        let slots: Vec<Option<usize>> = (0..columns.in_step).map(slot).collect();
+        let (phase_pitch, row_pitch) = match arrangement {
+            Arrangement::Planes => {
+                let pitch = columns.steps + (columns.span - 1) / columns.in_step;
+                // A result that no tap reaches needs no source at all, only its bias.
+                (pitch, count.max(1) * pitch)
+            }
+            Arrangement::Pixels => {
+                let pitch = (columns.steps - 1) * columns.in_step + columns.span;
+                (pitch, pitch * block)
+            }
+            Arrangement::InPlace => (columns.source, gather.source[2]),
+        };
+        let used_rows = (0..rows.in_step).map(|residue| rows.uses(residue)).collect();
+        Source { gather, arrangement, block, phase_pitch, row_pitch, slots, used_rows }
     }
 
-    /// Packed rows that so many steps of results need.
+    /// Source rows that so many steps of results need.
     pub fn rows(&self, steps: usize) -> usize {
         let rows = &self.gather.axes[0];
         (steps - 1) * rows.in_step + rows.span
     }
 
-    /// Numbers from one step of results to the next.
+    /// Numbers that a row takes for a whole block of channels.
+    pub fn row_numbers(&self) -> usize {
+        match self.arrangement {
+            Arrangement::Planes => self.row_pitch * self.block,
+            Arrangement::Pixels => self.row_pitch,
+            Arrangement::InPlace => self.phase_pitch * self.block,
+        }
+    }
+
+    /// From one packed channel to the next, and the packed numbers of a block, for so many steps.
+    pub fn plane_and_block(&self, steps: usize) -> (usize, usize) {
+        let numbers = self.rows(steps) * self.row_pitch;
+        match self.arrangement {
+            Arrangement::Planes => {
+                // An odd number of cache lines between planes, so that they do not all fall into the same sets.
+                let plane = numbers.next_multiple_of(16);
+                let plane = if plane / 16 % 2 == 0 { plane + 16 } else { plane };
+                (plane, plane * self.block)
+            }
+            Arrangement::Pixels => (1, numbers),
+            Arrangement::InPlace => (1, 0),
+        }
+    }
+
+    /// Numbers from one step of result rows to the next.
     pub fn step_pitch(&self) -> usize {
         self.gather.axes[0].in_step * self.row_pitch
     }
 
-    /// Where a tap falls, from the first packed number of a step; row and column counted from the lowest offset.
+    /// Numbers from one step of result columns to the next.
+    pub fn pixel_pitch(&self) -> usize {
+        let in_step = self.gather.axes[1].in_step;
+        match self.arrangement {
+            Arrangement::Planes => 1,
+            Arrangement::Pixels => in_step * self.block,
+            Arrangement::InPlace => in_step * self.gather.source[3],
+        }
+    }
+
+    /// Whether a pixel's channels and the next pixel's follow each other without a gap, for blocks of all channels.
+    pub fn pixels_touch(&self) -> bool {
+        match self.arrangement {
+            Arrangement::Planes => false,
+            Arrangement::Pixels => self.block == self.gather.source_channels,
+            Arrangement::InPlace => self.gather.groups == 1 && self.block == self.gather.source_channels,
+        }
+    }
+
+    /// Where a tap falls, from a step's first number; row and column counted from the lowest offset.
     ///
     /// # Panics
     /// When no tap has that column.
     pub fn tap(&self, row: usize, column: usize) -> usize {
-        let in_step = self.gather.axes[1].in_step;
-        let slot = self.slots[column % in_step].expect("a phase that a tap uses is packed");
-        row * self.row_pitch + slot * self.phase_pitch + column / in_step
+        match self.arrangement {
+            Arrangement::Planes => {
+                let in_step = self.gather.axes[1].in_step;
+                let slot = self.slots[column % in_step].expect("a phase that a tap uses is packed");
+                row * self.row_pitch + slot * self.phase_pitch + column / in_step
+            }
+            Arrangement::Pixels => row * self.row_pitch + column * self.block,
+            Arrangement::InPlace => row * self.row_pitch + column * self.gather.source[3],
+        }
+    }
+
+    /// In place: where the first number of a step lies in the source.
+    pub fn in_place(&self, image: usize, channel: usize, step: usize) -> usize {
+        let [by_image, by_channel, by_row, by_column] = self.gather.source;
+        let [rows, columns] = &self.gather.axes;
+        let row = step * rows.in_step + rows.low as usize;
+        image * by_image + channel * by_channel + row * by_row + columns.low as usize * by_column
     }
 
     /// Packs a window. Everything that a tap of these rows can meet is written.
@@ -85,48 +177,73 @@ impl<'a> PackedSource<'a> {
     /// # Panics
     /// When the window does not lie in the source, or `to` is too short for it.
     pub fn pack(&self, kernels: &Kernels, source: &[f32], window: &Window, to: &mut [f32]) {
-        let gather = self.gather;
-        let [rows, columns] = &gather.axes;
-        let [by_image, by_channel, by_row, by_column] = gather.source;
-        let channels = window.channels;
-        let planes: Vec<usize> = (0..channels).map(|channel| channel * window.plane).collect();
-        for row in (0..self.rows(window.rows)).filter(|row| self.used_rows[row % rows.in_step]) {
-            let source_row = (window.first_row * rows.in_step + row) as isize + rows.low;
-            let inside = (0..rows.source as isize).contains(&source_row);
-            for (residue, slot) in self.slots.iter().enumerate() {
-                let Some(slot) = slot else { continue };
-                let start = row * self.row_pitch + slot * self.phase_pitch;
-                let (begin, end, column) = self.inside(columns, residue);
-                if !inside || begin == end {
-                    planes.iter().for_each(|plane| to[plane + start..][..self.phase_pitch].fill(0.0));
-                    continue;
-                }
-                let from = window.image * by_image
-                    + window.first_channel * by_channel
-                    + source_row as usize * by_row
-                    + column * by_column;
-                let (count, apart) = (end - begin, columns.in_step * by_column);
-                // The last number that is read.
-                assert!(from + (count - 1) * apart + (channels - 1) * by_channel < source.len());
-                for plane in &planes {
-                    let row = &mut to[plane + start..][..self.phase_pitch];
-                    row[..begin].fill(0.0);
-                    row[end..].fill(0.0);
-                }
-                // SAFETY: `count` pixels with `channels` channels each lie in the source, as was just checked; the
-                // rows lie in `to`, the last of which was sliced just above.
-                unsafe {
-                    let from = source.as_ptr().add(from);
-                    let to = to.as_mut_ptr().add(start + begin);
-                    if by_channel == 1 && channels > 1 {
-                        (kernels.transpose)(from, apart, count, channels, to, planes.as_ptr());
-                    } else {
-                        for (channel, plane) in planes.iter().enumerate() {
-                            (kernels.row)(from.add(channel * by_channel), apart, count, to.add(*plane));
-                        }
-                    }
+        match self.arrangement {
+            Arrangement::Planes => self.pack_planes(kernels, source, window, to),
+            Arrangement::Pixels => self.pack_pixels(kernels, source, window, to),
+            Arrangement::InPlace => {}
+        }
+    }
+
+    /// The rows to pack: each with its source row, if it is not one of zeros.
+    fn packed_rows(&self, window: &Window) -> impl Iterator<Item = (usize, Option<usize>)> + '_ {
+        let rows = &self.gather.axes[0];
+        let first = (window.first_row * rows.in_step) as isize + rows.low;
+        let wanted = (0..self.rows(window.rows)).filter(|row| self.used_rows[row % rows.in_step]);
+        wanted.map(move |row| {
+            let source_row = first + row as isize;
+            (row, (0..rows.source as isize).contains(&source_row).then_some(source_row as usize))
+        })
+    }
+
+    fn pack_planes(&self, kernels: &Kernels, source: &[f32], window: &Window, to: &mut [f32]) {
+        let columns = &self.gather.axes[1];
+        let [by_image, by_channel, by_row, by_column] = self.gather.source;
+        let apart = columns.in_step * by_column;
+        let phases: Vec<_> =
+            self.slots.iter().enumerate().filter_map(|(residue, slot)| slot.map(|s| (residue, s))).collect();
+        let inside: Vec<_> = phases.iter().map(|&(residue, _)| self.inside(columns, residue)).collect();
+        // Channel by channel, so that memory is read in long pieces.
+        for channel in 0..window.channels {
+            let from = window.image * by_image + (window.first_channel + channel) * by_channel;
+            let plane = &mut to[channel * window.plane..];
+            for (row, source_row) in self.packed_rows(window) {
+                for (&(_, slot), &(begin, end, column)) in phases.iter().zip(&inside) {
+                    let to = &mut plane[row * self.row_pitch + slot * self.phase_pitch..][..self.phase_pitch];
+                    let Some(source_row) = source_row.filter(|_| begin < end) else {
+                        to.fill(0.0);
+                        continue;
+                    };
+                    to[..begin].fill(0.0);
+                    to[end..].fill(0.0);
+                    let count = end - begin;
+                    let from = &source[from + source_row * by_row + column * by_column..][..(count - 1) * apart + 1];
+                    // SAFETY: both slices have the lengths that the kernel reads and writes.
+                    unsafe { (kernels.row)(from.as_ptr(), apart, count, to[begin..end].as_mut_ptr()) };
                 }
             }
+        }
+    }
+
+    fn pack_pixels(&self, kernels: &Kernels, source: &[f32], window: &Window, to: &mut [f32]) {
+        let columns = &self.gather.axes[1];
+        let [by_image, by_channel, by_row, by_column] = self.gather.source;
+        let (block, channels) = (self.block, window.channels);
+        // Packed columns that lie inside of the source.
+        let begin = ((-columns.low).max(0) as usize).min(self.phase_pitch);
+        let end = ((columns.source as isize - columns.low).max(0) as usize).min(self.phase_pitch).max(begin);
+        let first = window.image * by_image + window.first_channel * by_channel;
+        for (row, source_row) in self.packed_rows(window) {
+            let to = &mut to[row * self.row_pitch..][..self.row_pitch];
+            let Some(source_row) = source_row.filter(|_| begin < end) else {
+                to.fill(0.0);
+                continue;
+            };
+            to[..begin * block].fill(0.0);
+            to[end * block..].fill(0.0);
+            let column = (begin as isize + columns.low) as usize;
+            let from = &source[first + source_row * by_row + column * by_column..];
+            let to = &mut to[begin * block..end * block];
+            pack_pixel_row(kernels, from, [by_channel, by_column], channels, end - begin, block, to);
         }
     }
 
@@ -138,5 +255,52 @@ impl<'a> PackedSource<'a> {
         let end = ((columns.source as isize - origin).max(0) as usize).div_ceil(columns.in_step).min(self.phase_pitch);
         let begin = begin.min(end);
         (begin, end, (begin as isize * columns.in_step as isize + origin).max(0) as usize)
+    }
+}
+
+/// Packs a row of pixels with `channels` channels each, `pitch` apart. `by` are the distances in memory of channels and
+/// of pixels, one of which is one.
+///
+/// # Panics
+/// When a slice is too short.
+pub fn pack_pixel_row(
+    kernels: &Kernels,
+    from: &[f32],
+    by: [usize; 2],
+    channels: usize,
+    pixels: usize,
+    pitch: usize,
+    to: &mut [f32],
+) {
+    let [by_channel, by_pixel] = by;
+    assert!((pixels - 1) * by_pixel + (channels - 1) * by_channel < from.len());
+    assert!((pixels - 1) * pitch + channels <= to.len());
+    if by_channel == 1 && by_pixel == channels && pitch == channels {
+        to[..pixels * pitch].copy_from_slice(&from[..pixels * pitch]);
+    } else if by_channel == 1 {
+        for pixel in 0..pixels {
+            // SAFETY: the last pixel's channels were checked above to lie in both slices.
+            unsafe {
+                (kernels.row)(from.as_ptr().add(pixel * by_pixel), 1, channels, to.as_mut_ptr().add(pixel * pitch));
+            }
+        }
+    } else {
+        assert_eq!(by_pixel, 1, "pixels lie next to each other where channels do not");
+        // Blocks of pixels, so that the table of their places is small.
+        let places: [usize; 64] = std::array::from_fn(|pixel| pixel * pitch);
+        for first in (0..pixels).step_by(places.len()) {
+            let count = places.len().min(pixels - first);
+            // SAFETY: channels and pixels were checked against both slices above.
+            unsafe {
+                (kernels.transpose)(
+                    from.as_ptr().add(first),
+                    by_channel,
+                    channels,
+                    count,
+                    to.as_mut_ptr().add(first * pitch),
+                    places.as_ptr(),
+                );
+            }
+        }
     }
 }

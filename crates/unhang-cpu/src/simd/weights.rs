@@ -10,9 +10,10 @@
 
 use unhang_conv::{Layout, Problem};
 
-use super::gather::choose_vectors;
+use super::gather::{TileShape, choose_tile};
 use super::geometry::{Strides, even_parts, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::source::pack_pixel_row;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
@@ -126,16 +127,16 @@ impl<'a> Driver<'a> {
         let [tap_rows, tap_columns] = problem.kernel();
         let taps = (tap_rows * tap_columns) as f64;
         let mut candidates = vec![
-            (Shape::OutputVectors, choose_vectors(kernels, filters, channels), taps),
-            (Shape::InputVectors, choose_vectors(kernels, channels, filters), taps),
+            (Shape::OutputVectors, choose_tile(kernels, filters, channels, 1), taps),
+            (Shape::InputVectors, choose_tile(kernels, channels, filters, 1), taps),
         ];
         if channels < 8 && problem.dilation()[1] == 1 {
-            let together = choose_vectors(kernels, filters, channels * tap_columns);
+            let together = choose_tile(kernels, filters, channels * tap_columns, 1);
             candidates.push((Shape::OutputVectorsRowTaps, together, tap_rows as f64));
         }
-        let cost = |&(_, (_, cycles), times): &(Shape, (usize, f64), f64)| cycles * times;
+        let cost = |(_, tile, times): &(Shape, TileShape, f64)| tile.cycles * times;
         let best = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are two at least");
-        let (shape, (vectors, _), _) = *best;
+        let (shape, TileShape { vectors, .. }, _) = *best;
         let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
         let columns = (out[1] - 1) * stride[1] + (tap_columns - 1) * dilation[1] + 1;
         Driver {
@@ -167,7 +168,7 @@ impl<'a> Driver<'a> {
     }
 
     fn scalar_parts(&self, channels: usize) -> Vec<Part> {
-        let parts = even_parts(channels, self.kernels.most_scalars[self.vectors]);
+        let parts = even_parts(channels, self.kernels.most_scalars(self.vectors, 1));
         parts.map(|(first, length)| Part { first, length, vectors: 0 }).collect()
     }
 }
@@ -275,12 +276,13 @@ impl Unit<'_> {
                             let (x, w) = if swapped { (output, input) } else { (input, output) };
                             let (x_step, w_step) =
                                 if swapped { (output_pitch, input_step) } else { (input_step, output_pitch) };
-                            kernels.tile(scalar_part.length, vector_part.vectors)(&Tile {
+                            kernels.tile(vector_part.vectors, 1, scalar_part.length, false)(&Tile {
                                 x,
                                 w,
                                 runs: &runs,
                                 count: out[1],
                                 pitch: 1,
+                                row_step: 0,
                                 x_step,
                                 w_step,
                                 init,
@@ -327,10 +329,10 @@ impl Unit<'_> {
                     let channel = self.group * driver.channels + part.first;
                     let position = [chunk.first_image + image, channel, padded_row - top, begin - left];
                     let from = position.iter().zip(driver.input).map(|(p, s)| p * s).sum::<usize>();
-                    pack_row(
+                    pack_pixel_row(
                         driver.kernels,
                         &x[from..],
-                        driver.input,
+                        [driver.input[1], driver.input[3]],
                         part.length,
                         end - begin,
                         pitch,
@@ -357,7 +359,15 @@ impl Unit<'_> {
                     let position = [chunk.first_image + image, channel, chunk.first_row + row, 0];
                     let from = position.iter().zip(driver.output).map(|(p, s)| p * s).sum::<usize>();
                     let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..width * pitch];
-                    pack_row(driver.kernels, &dy[from..], driver.output, part.length, width, pitch, to);
+                    pack_pixel_row(
+                        driver.kernels,
+                        &dy[from..],
+                        [driver.output[1], driver.output[3]],
+                        part.length,
+                        width,
+                        pitch,
+                        to,
+                    );
                 }
             }
         }
@@ -388,46 +398,6 @@ impl Unit<'_> {
                         at += width;
                     }
                 }
-            }
-        }
-    }
-}
-
-/// Packs a row of pixels with `channels` channels each, `pitch` apart.
-fn pack_row(
-    kernels: &Kernels,
-    from: &[f32],
-    strides: Strides,
-    channels: usize,
-    pixels: usize,
-    pitch: usize,
-    to: &mut [f32],
-) {
-    let [_, by_channel, _, by_column] = strides;
-    assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
-    assert!((pixels - 1) * pitch + channels <= to.len());
-    if by_channel == 1 && by_column == channels && pitch == channels {
-        to[..pixels * pitch].copy_from_slice(&from[..pixels * pitch]);
-    } else if by_channel == 1 {
-        for pixel in 0..pixels {
-            to[pixel * pitch..][..channels].copy_from_slice(&from[pixel * by_column..][..channels]);
-        }
-    } else {
-        // Blocks of pixels, so that the table of their places is small.
-        let places: [usize; 64] = std::array::from_fn(|pixel| pixel * pitch);
-        for first in (0..pixels).step_by(places.len()) {
-            let count = places.len().min(pixels - first);
-            // SAFETY: channels and pixels were checked against both slices above; columns lie next to each other
-            // where channels do not.
-            unsafe {
-                (kernels.transpose)(
-                    from.as_ptr().add(first),
-                    by_channel,
-                    channels,
-                    count,
-                    to.as_mut_ptr().add(first * pitch),
-                    places.as_ptr(),
-                );
             }
         }
     }

@@ -11,6 +11,7 @@
 
 mod bundle;
 pub mod chips;
+pub mod example;
 mod findings;
 mod gpu;
 pub mod install;

@@ -222,7 +222,7 @@ fn distance(one: &str, other: &str, most: usize) -> Option<usize> {
 pub fn as_markdown() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
-         This page is generated from the table in `crates/unhang-machine/src/variables.rs`; a test keeps the two equal.\n\
+         This page is generated from the table in `crates/unhang-machine/src/variables/table.rs`; a test keeps the two equal.\n\
          Meanings and defaults were read in the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2 and in HIP's and\n\
          PyTorch's documentation. When a variable is read matters as much as its value: set later, it does nothing.\n",
     );

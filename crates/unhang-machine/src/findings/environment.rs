@@ -95,9 +95,14 @@ fn listed(chosen: &[&Set]) -> String {
     format!("{}{when}", names.join(", "))
 }
 
+/// What to do about them. A command holds only names that a shell takes for names: one from outside may hold anything.
 fn unset_command(chosen: &[&Set]) -> String {
-    let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).collect();
-    format!("`unset {}`", names.join(" "))
+    let plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).filter(plain).collect();
+    if chosen.iter().all(|set| set.later.is_some()) {
+        return "remove the lines named below, or let `unhang env install` move them aside".to_owned();
+    }
+    if names.is_empty() { "unset it".to_owned() } else { format!("`unset {}`", names.join(" ")) }
 }
 
 fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
@@ -405,11 +410,7 @@ fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
     Some(Finding {
         id: "env-set-too-late",
         severity: Severity::Info,
-        summary: format!(
-            "{} in a login file and not in this process: {}",
-            if chosen.len() == 1 { "set" } else { "all set" },
-            names.join(", ")
-        ),
+        summary: format!("set in a login file and not in this process: {}", names.join(", ")),
         why: format!(
             "A login file acts on shells that start after it was written. {} is read {}; a program that runs already, or that \
              was started from this shell, does not see it.",
@@ -513,6 +514,17 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
             Some(told) => format!("the runtime takes the card for {told} and loads its code"),
             None => "the runtime cannot read it and will not start".to_owned(),
         },
-        _ => variable.meaning.to_owned(),
+        _ => acting(variable, value),
     }
+}
+
+/// The part of a switch's meaning that its value brings about.
+fn acting(variable: &variables::Variable, value: &str) -> String {
+    let sign = match variable.kind {
+        Kind::OnUnlessZero if off(value) => "0 ",
+        Kind::OffUnlessOne if on(value) => "1 ",
+        _ => return variable.meaning.to_owned(),
+    };
+    let meaning = variable.meaning.strip_prefix(sign).unwrap_or(variable.meaning);
+    meaning.replace("; 1 is the same as not set", "")
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::hardware::counted;
 use super::{Confidence, Finding, Place, Seen, Severity};
 use crate::chips::AMD;
-use crate::miopen::QuickLook;
+use crate::miopen::{Damage, QuickLook};
 use crate::software::{Torch, two_numbers};
 
 /// The stack that owners of these cards report working with the spoof.
@@ -13,6 +13,9 @@ const KNOWN_GOOD: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 
                           torchvision==0.14.1+rocm5.2 --extra-index-url https://download.pytorch.org/whl/rocm5.2";
 /// From this HIP version on, spoofed programs are reported to hang.
 const HANGS_SINCE: (u32, u32) = (5, 3);
+
+/// A finding names at most so many places; the commands that it points to name all.
+const MOST_PLACES: usize = 20;
 
 /// Whether a list of chips covers one, by name or by a generic target.
 pub(crate) fn holds(architectures: &[String], gfx: &str) -> bool {
@@ -255,18 +258,28 @@ fn missing_kdb(seen: &Seen, torch: &Torch) -> Option<Finding> {
 
 fn corrupt(caches: &QuickLook) -> Option<Finding> {
     let first = caches.corrupt.first()?;
+    let mut files: Vec<&str> = caches.corrupt.iter().map(|damage| damage.path.as_str()).collect();
+    files.dedup();
+    let place = |damage: &Damage| Place { path: damage.path.clone(), line: damage.line };
     Some(Finding {
         id: "miopen-cache-corrupt",
         severity: Severity::Error,
-        summary: format!("{} of MIOpen's user databases {} damaged", counted(caches.corrupt.len(), "file"), if caches.corrupt.len() == 1 { "is" } else { "are" }),
+        summary: format!(
+            "MIOpen's user databases are damaged in {} of {}",
+            counted(caches.corrupt.len(), "place"),
+            counted(files.len(), "file")
+        ),
         why: format!(
             "{}: {}. MIOpen stops with an internal error (\"Possible database corruption\") or compiles anew at every start. \
              (Source: MIOpen's kern_db.hpp and sqlite_db.cpp.)",
             first.path, first.problem
         ),
-        fix: Some("`unhang miopen-cache verify` names each record, `unhang miopen-cache repair` removes them and keeps a backup".to_owned()),
+        fix: Some(
+            "`unhang miopen-cache verify` names each record; `unhang miopen-cache repair` removes them and keeps a backup"
+                .to_owned(),
+        ),
         confidence: Confidence::Documented,
-        places: caches.corrupt.iter().map(|damage| Place { path: damage.path.clone(), line: damage.line }).collect(),
+        places: caches.corrupt.iter().take(MOST_PLACES).map(place).collect(),
     })
 }
 
@@ -278,7 +291,7 @@ fn narrowed(caches: &QuickLook) -> Option<Finding> {
     Some(Finding {
         id: "miopen-cache-narrowed",
         severity: Severity::Warning,
-        summary: format!("{} in MIOpen's find-db {} written while solver families were off", counted(count, "record"), if count == 1 { "was" } else { "were" }),
+        summary: format!("{} of MIOpen's find-db: written while families of solvers were off", counted(count, "record")),
         why: "An unrestricted find times the naive solver too, which takes every convolution; these records lack it. MIOpen \
               goes on using them after the variables are gone, so an old experiment still decides. (Source: EvaluateInvokers \
               in MIOpen's solver_finders.cpp.)"
@@ -289,7 +302,7 @@ fn narrowed(caches: &QuickLook) -> Option<Finding> {
             .narrowed
             .iter()
             .flat_map(|(path, lines)| lines.iter().map(|line| Place { path: path.clone(), line: Some(*line) }))
-            .take(20)
+            .take(MOST_PLACES)
             .collect(),
     })
 }

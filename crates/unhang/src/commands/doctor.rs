@@ -149,13 +149,13 @@ fn one_line(text: &str) -> String {
 }
 
 fn describe_gpu(gpu: &Gpu, style: Style) -> String {
-    let mut facts = vec![printable(&gpu.name)];
+    let mut facts = vec![one_line(&gpu.name)];
     facts.extend(gpu.chip.clone());
     facts.extend(gpu.gfx.clone());
     facts.extend(gpu.compute_units.map(|units| format!("{units} compute units")));
     facts.extend(gpu.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))));
     let mut text = format!("  GPU     {}", facts.join(", "));
-    let mut place = gpu.pci.clone().unwrap_or_default();
+    let mut place = one_line(gpu.pci.as_deref().unwrap_or_default());
     let revision = gpu.revision.map(|revision| format!(" revision {revision:02x}")).unwrap_or_default();
     place.push_str(&format!(" [{:04x}:{:04x}{revision}]", gpu.vendor_id, gpu.device_id));
     if let Some(driver) = &gpu.driver {
@@ -190,23 +190,36 @@ fn describe_finding(finding: &Finding, style: Style) -> String {
         let _ = writeln!(text, "{}", wrapped(&format!("fix: {}", one_line(fix)), 2, 7));
     }
     for (path, lines) in places(finding) {
-        let lines = if lines.is_empty() { String::new() } else { format!(":{}", lines.join(",")) };
+        let lines = if lines.is_empty() { String::new() } else { format!(":{}", ranges(&lines)) };
         let _ = writeln!(text, "  at:  {}{lines}", one_line(path));
     }
     text
 }
 
 /// The files that a finding speaks of, each with its lines.
-fn places(finding: &Finding) -> Vec<(&str, Vec<String>)> {
-    let mut grouped: Vec<(&str, Vec<String>)> = Vec::new();
+fn places(finding: &Finding) -> Vec<(&str, Vec<usize>)> {
+    let mut grouped: Vec<(&str, Vec<usize>)> = Vec::new();
     for place in &finding.places {
-        let line = place.line.map(|line| line.to_string());
         match grouped.iter_mut().find(|(path, _)| *path == place.path) {
-            Some((_, lines)) => lines.extend(line),
-            None => grouped.push((&place.path, line.into_iter().collect())),
+            Some((_, lines)) => lines.extend(place.line),
+            None => grouped.push((&place.path, place.line.into_iter().collect())),
         }
     }
     grouped
+}
+
+/// Lines as people write them: `4-5,8-12,26`.
+fn ranges(lines: &[usize]) -> String {
+    let mut spans: Vec<(usize, usize)> = Vec::new();
+    for line in lines {
+        match spans.last_mut() {
+            Some((_, end)) if *end + 1 == *line => *end = *line,
+            _ => spans.push((*line, *line)),
+        }
+    }
+    let words =
+        spans.iter().map(|(start, end)| if start == end { start.to_string() } else { format!("{start}-{end}") });
+    words.collect::<Vec<_>>().join(",")
 }
 
 fn verdict(examination: &Examination) -> String {

@@ -1,0 +1,337 @@
+//! `unhang doctor` on machines that are folders: text and JSON of each are kept as snapshots.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures")
+}
+
+/// The program in the folder of fixtures, with no variables but those given: output does not depend on who runs it.
+fn unhang(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("unhang").expect("the program is built");
+    command.current_dir(fixtures()).env_clear().args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> (String, i32) {
+    let output = unhang(arguments).output().expect("it runs");
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "", "nothing on standard error");
+    (String::from_utf8(output.stdout).expect("text"), output.status.code().expect("no signal"))
+}
+
+fn json(arguments: &[&str]) -> (Value, i32) {
+    let (text, code) = run(arguments);
+    (serde_json::from_str(&text).expect("JSON"), code)
+}
+
+fn ids(report: &Value) -> Vec<&str> {
+    report["findings"].as_array().unwrap().iter().map(|finding| finding["id"].as_str().unwrap()).collect()
+}
+
+/// Text and JSON of one machine.
+fn snapshot(machine: &str, expected: i32) {
+    let (text, code) = run(&["doctor", "--root", machine]);
+    assert_eq!(code, expected, "{text}");
+    insta::assert_snapshot!(format!("{machine}.text"), text);
+    let (report, code) = json(&["doctor", "--root", machine, "--json"]);
+    assert_eq!(code, expected);
+    insta::assert_snapshot!(format!("{machine}.json"), serde_json::to_string_pretty(&report).unwrap());
+}
+
+macro_rules! machines {
+    ($($test:ident: $folder:literal => $code:literal,)*) => {
+        $(#[test] fn $test() { snapshot($folder, $code); })*
+
+        /// No machine can be added as a folder and forgotten here.
+        #[test]
+        fn every_fixture_has_a_snapshot() {
+            let mut here = vec![$($folder.to_owned()),*];
+            let mut there: Vec<String> = fs::read_dir(fixtures()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+            here.sort();
+            there.sort();
+            assert_eq!(here, there);
+        }
+    };
+}
+
+machines! {
+    rx_5600_xt_with_rocm_5_7_and_the_seeds_file: "rx5600xt-rocm5.7" => 1,
+    rx_5600_xt_with_rocm_5_2_and_the_seeds_file: "rx5600xt-rocm5.2" => 1,
+    rx_5700_xt_native: "rx5700xt-native" => 0,
+    rx_5700_xt_with_mixed_versions: "rx5700xt-mixed" => 1,
+    rx_5700_without_access: "rx5700-denied" => 1,
+    rx_5500_xt: "rx5500xt" => 1,
+    rx_6800_is_not_affected: "rx6800" => 0,
+    nvidia_only: "nvidia" => 0,
+    no_gpu: "no-gpu" => 0,
+    two_gpus: "two-gpus" => 1,
+    container_without_kfd: "container" => 1,
+    navi_10_usb_controller_only: "navi10-usb-only" => 0,
+    half_unreadable_sysfs: "half-unreadable" => 3,
+}
+
+#[test]
+fn the_json_has_the_promised_shape() {
+    let (report, _) = json(&["doctor", "--root", "rx5600xt-rocm5.7", "--json"]);
+    for field in ["schema", "machine", "environment", "findings", "verdict"] {
+        assert!(report.get(field).is_some(), "{field}");
+    }
+    let gpu = &report["machine"]["gpus"][0];
+    let fields = [
+        "pci",
+        "vendor_id",
+        "device_id",
+        "revision",
+        "name",
+        "chip",
+        "gfx",
+        "reported_gfx",
+        "compute_units",
+        "affected",
+    ];
+    assert!(fields.iter().all(|field| !gpu[field].is_null()), "{gpu}");
+    assert_eq!(
+        (&gpu["gfx"], &gpu["reported_gfx"], &gpu["compute_units"]),
+        (&"gfx1010".into(), &"gfx1030".into(), &36.into())
+    );
+    assert_eq!(report["machine"]["rocm"][0]["path"], "/opt/rocm-5.7.0");
+    let torch = &report["machine"]["torch"][0];
+    assert_eq!((&torch["version"], &torch["python"]), (&"2.2.2+rocm5.7".into(), &"3.10".into()));
+    assert_eq!(torch["bundled"].as_array().unwrap().len(), 4);
+    for finding in report["findings"].as_array().unwrap() {
+        for field in ["id", "severity", "summary", "why", "confidence"] {
+            assert!(finding[field].is_string(), "{field} in {finding}");
+        }
+        assert!(finding.get("fix").is_some());
+    }
+    for id in [
+        "spoofed-architecture",
+        "torch-known-to-hang",
+        "env-imaginary",
+        "env-no-effect",
+        "env-build-time",
+        "leftover-profile",
+        "torch-bundles-rocm",
+        "miopen-missing-kdb",
+    ] {
+        assert!(ids(&report).contains(&id), "{id}");
+    }
+    let leftover = report["findings"].as_array().unwrap().iter().find(|it| it["id"] == "leftover-profile").unwrap();
+    assert_eq!(leftover["places"][0]["line"], 4, "the line of HSA_OVERRIDE_GFX_VERSION in the seeds' file");
+}
+
+#[test]
+fn variables_come_from_the_file_or_the_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("variables");
+    fs::write(&file, "HSA_OVERRIDE_GFX_VERSION=10.3.0\nMIOPEN_FIND_ENFORCE=3\n").unwrap();
+    let (report, _) = json(&["doctor", "--root", "rx5500xt", "--json", "--env-file", file.to_str().unwrap()]);
+    assert!(ids(&report).contains(&"find-enforce-search") && ids(&report).contains(&"spoofed-architecture"));
+    assert_eq!(report["machine"]["gpus"][0]["reported_gfx"], "gfx1030");
+
+    // A folder without an `environment` of its own: then the process's.
+    let machine = folder.path().join("machine");
+    fs::create_dir_all(machine.join("sys/class/kfd/kfd/topology/nodes/1")).unwrap();
+    let from = fixtures().join("rx5500xt/sys/class/kfd/kfd/topology/nodes/1/properties");
+    fs::copy(from, machine.join("sys/class/kfd/kfd/topology/nodes/1/properties")).unwrap();
+    let arguments = ["doctor", "--root", machine.to_str().unwrap(), "--json"];
+    let output = unhang(&arguments).env("HSA_OVERRIDE_GFX_VERSION", "10.3.0").output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["machine"]["gpus"][0]["reported_gfx"], "gfx1030");
+
+    let output = unhang(&["doctor", "--json"]).env("UNHANG_ROOT", "rx6800").output().unwrap();
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["machine"]["described_by"], "rx6800");
+}
+
+#[test]
+fn torch_of_another_python_is_found_when_named() {
+    let (report, _) = json(&["doctor", "--root", "container", "--json"]);
+    assert_eq!(report["machine"]["torch"], Value::Array(vec![]));
+    let machine = tempfile::tempdir().unwrap();
+    let packages = machine.path().join("srv/env/lib/python3.11/site-packages/torch");
+    fs::create_dir_all(&packages).unwrap();
+    fs::create_dir_all(machine.path().join("sys")).unwrap();
+    fs::write(packages.join("version.py"), "__version__ = '2.4.0+cpu'\nhip = None\n").unwrap();
+    let root = machine.path().to_str().unwrap();
+    for python in ["/srv/env", "/srv/env/bin/python"] {
+        let (report, _) = json(&["doctor", "--root", root, "--json", "--python", python]);
+        assert_eq!(report["machine"]["torch"][0]["version"], "2.4.0+cpu", "{python}");
+        assert_eq!(report["machine"]["torch"][0]["python"], "3.11");
+    }
+}
+
+#[test]
+fn wrong_usage_is_told_apart() {
+    for arguments in [
+        &["doctor", "--no-such-flag"][..],
+        &["doctor", "--root", "no-such-folder"],
+        &["doctor", "--env-file", "no-such-file"],
+    ] {
+        let output = unhang(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn this_machine_can_be_looked_at_and_it_is_quick() {
+    let start = Instant::now();
+    let output = unhang(&["doctor", "--json"]).env("HOME", "/nonexistent").output().unwrap();
+    let took = start.elapsed();
+    assert!(matches!(output.status.code(), Some(0 | 1 | 3)), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["machine"]["described_by"], Value::Null);
+    // Milliseconds when nothing else runs; the bound is for a machine that is busy compiling.
+    assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+/// A machine that means harm: huge files, noise, endless links, pipes, names and contents with escape codes.
+fn hostile(root: &Path) {
+    let escape = "\x1b[2J\x1b]0;owned\x07\u{9b}31m";
+    let write = |path: &str, content: &[u8]| {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    };
+    let noise: Vec<u8> = (0..200_000u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    write(
+        "sys/class/kfd/kfd/topology/nodes/1/properties",
+        b"simd_count 72\nvendor_id 4098\ndevice_id 29471\ngfx_target_version 100100\nlocation_id 99999999999999\n",
+    );
+    write("sys/class/kfd/kfd/topology/nodes/2/properties", &noise);
+    write(&format!("sys/bus/pci/devices/{escape}/class"), b"0x030000");
+    write(&format!("sys/bus/pci/devices/{escape}/vendor"), b"0x1002");
+    write(&format!("sys/bus/pci/devices/{escape}/device"), b"0x731f");
+    write(&format!("sys/bus/pci/devices/{escape}/uevent"), format!("DRIVER={escape}\n").as_bytes());
+    write("proc/sys/kernel/osrelease", format!("6.8{escape}\n").as_bytes());
+    write("opt/rocm-5.7.0/.info/version", format!("5.7{escape}").as_bytes());
+    write(
+        "etc/profile.d/rocm-rdna1.sh",
+        format!("export HSA_OVERRIDE_GFX_VERSION=10.3.0\nexport MIOPEN_X{escape}=1\n").as_bytes(),
+    );
+    write("etc/profile.d/noise.sh", &noise);
+    write("var/log/kern.log", &noise);
+    write("home/user/.config/miopen/gfx1030_18.HIP.2_20.ufdb.txt", &noise);
+    write("home/user/.cache/miopen/2.20/gfx1030_18.ukdb", &noise);
+    write(
+        "home/user/venv/lib/python3.10/site-packages/torch/version.py",
+        format!("__version__ = '2.2.2+rocm5.7{escape}'\nhip = '5.7'\n").as_bytes(),
+    );
+    write(
+        "home/user/venv/lib/python3.10/site-packages/torch/lib/libtorch_hip.so",
+        &[b"\x7fELF\x02\x01".as_slice(), &noise].concat(),
+    );
+    write(
+        "environment",
+        format!(
+            "HOME=/home/user\nVIRTUAL_ENV=/home/user/venv\nMIOPEN_{escape}=1\nMIOPEN_FIND_MODE={escape}\nHSA_XNACK=0\n"
+        )
+        .as_bytes(),
+    );
+    // A start-up file of four gigabytes that takes no room on the disk.
+    let bashrc = fs::File::create(root.join("home/user/.bashrc")).unwrap();
+    bashrc.set_len(4 << 30).unwrap();
+    symlink("loop-b", root.join("opt/rocm-loop-a")).unwrap();
+    symlink("rocm-loop-b", root.join("opt/rocm-loop-b")).unwrap();
+    symlink(".", root.join("opt/rocm-self")).unwrap();
+    symlink("/etc/shadow", root.join("home/user/.profile")).unwrap();
+    symlink("../../../../../../../../etc/passwd", root.join("home/user/.zshrc")).unwrap();
+    let pipe = std::process::Command::new("mkfifo").arg(root.join("home/user/.zshenv")).status();
+    assert!(pipe.is_ok_and(|status| status.success()), "mkfifo is part of coreutils");
+    for index in 0..5000 {
+        fs::write(root.join(format!("etc/profile.d/{index}.sh")), "").unwrap();
+    }
+}
+
+#[test]
+fn hostile_contents_are_printed_safely() {
+    let machine = tempfile::tempdir().unwrap();
+    hostile(machine.path());
+    let root = machine.path().to_str().unwrap();
+    let start = Instant::now();
+    let (text, code) = run(&["doctor", "--root", root]);
+    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert_eq!(code, 1, "an RDNA1 card under a spoof is in it");
+    let (json_text, _) = run(&["doctor", "--root", root, "--json"]);
+    for output in [&text, &json_text] {
+        assert!(!output.chars().any(|c| c.is_control() && c != '\n'), "a control character came through");
+        assert!(!output.contains("root:x:"), "a link led out of the folder");
+    }
+    insta::assert_snapshot!("hostile.text", text.replace(root, "MACHINE"));
+}
+
+#[test]
+fn a_bundle_describes_the_same_machine_without_names() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("original");
+    copy(&fixtures().join("rx5600xt-rocm5.7"), &machine);
+    // Names to be taken out, and a secret beside a leftover line.
+    fs::rename(machine.join("home/user"), machine.join("home/kevin")).unwrap();
+    let environment = fs::read_to_string(machine.join("environment")).unwrap().replace("/home/user", "/home/kevin");
+    fs::write(machine.join("environment"), format!("{environment}USER=kevin\nAWS_SECRET=hunter2\n")).unwrap();
+    fs::create_dir_all(machine.join("etc")).unwrap();
+    fs::write(machine.join("etc/hostname"), "kevins-tower\n").unwrap();
+    fs::write(machine.join("home/kevin/.bashrc"), "export TOKEN=hunter2\nexport HSA_ENABLE_SDMA=0\n# kevin\n").unwrap();
+    let root = machine.to_str().unwrap();
+    let before = json(&["doctor", "--root", root, "--json"]).0;
+    let bundle = folder.path().join("bundle.tar.gz");
+    let output = unhang(&["doctor", "--root", root, "--bundle", bundle.to_str().unwrap()]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+
+    let unpacked = folder.path().join("unpacked");
+    fs::create_dir(&unpacked).unwrap();
+    let status = std::process::Command::new("tar").arg("xzf").arg(&bundle).arg("-C").arg(&unpacked).status().unwrap();
+    assert!(status.success());
+    let mut all = String::new();
+    each_file(&unpacked, &mut |path| {
+        all.push_str(&path.strip_prefix(&unpacked).unwrap().display().to_string());
+        let mut content = Vec::new();
+        fs::File::open(path).unwrap().read_to_end(&mut content).unwrap();
+        all.push_str(&String::from_utf8_lossy(&content));
+    });
+    for name in ["kevin", "hunter2", "tower"] {
+        assert!(!all.contains(name), "{name} is in the bundle");
+    }
+    let after = json(&["doctor", "--root", unpacked.join("machine").to_str().unwrap(), "--json"]).0;
+    assert_eq!(ids(&after), ids(&before));
+    assert_eq!(after["verdict"], before["verdict"]);
+    assert_eq!(after["machine"]["gpus"], before["machine"]["gpus"]);
+    assert_eq!(after["machine"]["fingerprint"], before["machine"]["fingerprint"]);
+    let places = |report: &Value| {
+        report["findings"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|it| it["places"].to_string().replace("kevin", "user"))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(places(&after), places(&before), "line numbers stay");
+}
+
+fn each_file(folder: &Path, visit: &mut dyn FnMut(&Path)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { each_file(&path, visit) } else { visit(&path) }
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}

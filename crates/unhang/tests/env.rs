@@ -1,0 +1,207 @@
+//! `unhang env`: profiles, install and uninstall through the program.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command as Process;
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures")
+}
+
+fn unhang(arguments: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("unhang").expect("the program is built");
+    command.current_dir(fixtures()).env_clear().args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> String {
+    let output = unhang(arguments).output().expect("it runs");
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[test]
+fn profiles_for_every_shell() {
+    for profile in ["rocm5.2", "rocm5.7", "no-spoof"] {
+        insta::assert_snapshot!(
+            format!("{profile}.explain"),
+            run(&["env", "print", "--profile", profile, "--explain"])
+        );
+    }
+    for shell in ["sh", "fish", "systemd", "docker"] {
+        insta::assert_snapshot!(
+            format!("rocm5.7.{shell}"),
+            run(&["env", "print", "--profile", "rocm5.7", "--shell", shell])
+        );
+    }
+    let same = run(&["env", "print", "--profile", "rocm5.7", "--shell", "sh"]);
+    assert_eq!(run(&["env", "print", "--profile", "rocm5.7", "--shell", "zsh"]), same);
+}
+
+#[test]
+fn auto_follows_the_doctor() {
+    for (machine, profile) in [
+        ("rx5600xt-rocm5.7", "rocm5.7"),
+        ("rx5600xt-rocm5.2", "rocm5.2"),
+        ("rx5700xt-native", "no-spoof"),
+        ("rx6800", "no-spoof"),
+        ("rx5500xt", "rocm5.7"),
+    ] {
+        let report: Value = serde_json::from_str(&run(&["env", "print", "--root", machine, "--json"])).unwrap();
+        assert_eq!(report["profile"]["name"], profile, "{machine}: {}", report["chosen_because"]);
+        assert!(report["chosen_because"].is_string());
+    }
+}
+
+/// Runs what was printed in a real shell and gives the variables that came of it.
+fn sourced(script: &str, root: Option<&Path>) -> String {
+    let mut shell = Process::new("sh");
+    shell.env_clear().env("MIOPEN_FIND_ENFORCE", "3").args(["-eu", "-c", &format!("{script}\nenv")]);
+    if let Some(root) = root {
+        shell.env("UNHANG_ROOT", root);
+    }
+    let output = shell.output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn what_is_printed_works_in_a_shell() {
+    let variables = sourced(&run(&["env", "print", "--profile", "rocm5.7", "--explain"]), None);
+    assert!(variables.contains("HSA_OVERRIDE_GFX_VERSION=10.3.0\n"), "{variables}");
+    assert!(variables.contains(
+        "MIOPEN_DEBUG_FIND_ONLY_SOLVER=ConvDirectNaiveConvFwd;ConvDirectNaiveConvBwd;ConvDirectNaiveConvWrw\n"
+    ));
+    assert!(!variables.contains("MIOPEN_FIND_ENFORCE"), "{variables}");
+}
+
+/// Copies a fixture to a place where it may be changed.
+fn machine(name: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixtures().join(name), folder.path());
+    folder
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut all = Vec::new();
+    let mut pending = vec![folder.to_owned()];
+    while let Some(next) = pending.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                all.push((path.clone(), Vec::new()));
+                pending.push(path);
+            } else {
+                all.push((path.clone(), fs::read(&path).unwrap()));
+            }
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn install_is_guarded_by_the_chip_and_can_be_taken_out() {
+    for (scope, script) in [("--system", "etc/profile.d/unhang.sh"), ("--user", "home/user/.config/unhang/profile.sh")]
+    {
+        let folder = machine("rx5600xt-rocm5.2");
+        fs::create_dir_all(folder.path().join("etc/systemd")).unwrap();
+        let root = folder.path().to_str().unwrap();
+        let before = files(folder.path());
+        let dry = run(&["env", "install", scope, "--root", root, "--dry-run"]);
+        assert!(dry.contains("this would be done") && dry.contains("unhang"), "{dry}");
+        assert_eq!(files(folder.path()), before);
+
+        run(&["env", "install", scope, "--root", root]);
+        let text = fs::read_to_string(folder.path().join(script)).unwrap();
+        assert!(sourced(&text, Some(folder.path())).contains("HSA_OVERRIDE_GFX_VERSION=10.3.0\n"));
+        for other in ["rx6800", "nvidia", "no-gpu", "navi10-usb-only"] {
+            let variables = sourced(&text, Some(&fixtures().join(other)));
+            assert!(
+                !variables.contains("HSA_OVERRIDE") && variables.contains("MIOPEN_FIND_ENFORCE=3"),
+                "{other}: {variables}"
+            );
+        }
+        // A kernel that does not tell the chip: the PCI ids do.
+        assert!(sourced(&text, Some(&fixtures().join("container"))).contains("HSA_OVERRIDE_GFX_VERSION"));
+
+        if scope == "--system" {
+            assert!(!folder.path().join("etc/profile.d/rocm-rdna1-52.sh").exists(), "the leftover was moved aside");
+            let generator = folder.path().join("etc/systemd/user-environment-generators/60-unhang");
+            let output = Process::new(&generator).env_clear().env("UNHANG_ROOT", folder.path()).output().unwrap();
+            assert!(String::from_utf8(output.stdout).unwrap().starts_with("HSA_OVERRIDE_GFX_VERSION=10.3.0\n"));
+            let output =
+                Process::new(&generator).env_clear().env("UNHANG_ROOT", fixtures().join("rx6800")).output().unwrap();
+            assert!(output.stdout.is_empty() && output.status.success());
+        } else {
+            let bashrc = folder.path().join("home/user/.bashrc");
+            let home = folder.path().join("home/user");
+            let output = Process::new("sh")
+                .env_clear()
+                .env("HOME", &home)
+                .env("UNHANG_ROOT", folder.path())
+                .args(["-eu", "-c", ". \"$0\"; env", bashrc.to_str().unwrap()])
+                .output()
+                .unwrap();
+            let variables = String::from_utf8(output.stdout).unwrap();
+            assert!(variables.contains("HSA_OVERRIDE_GFX_VERSION=10.3.0\n"), "{variables}");
+            assert!(
+                !variables.contains("MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"),
+                "the leftover line was set aside: {variables}"
+            );
+        }
+        let again = run(&["env", "install", scope, "--root", root]);
+        assert!(again.contains("nothing to do"), "{again}");
+        let report: Value =
+            serde_json::from_slice(&unhang(&["doctor", "--root", root, "--json"]).output().unwrap().stdout).unwrap();
+        let leftover = report["findings"].as_array().unwrap().iter().find(|it| it["id"] == "leftover-profile");
+        let still = if scope == "--system" { ".bashrc" } else { "rocm-rdna1-52.sh" };
+        let places = leftover.expect("one is left in the other scope")["places"].to_string();
+        assert!(places.contains(still) && !places.contains("unhang"), "{places}");
+
+        run(&["env", "uninstall", scope, "--root", root]);
+        assert_eq!(files(folder.path()), before);
+        assert!(run(&["env", "uninstall", scope, "--root", root]).contains("nothing to do"));
+    }
+}
+
+#[test]
+fn installing_another_profile_replaces_the_first() {
+    let folder = machine("rx5600xt-rocm5.7");
+    let root = folder.path().to_str().unwrap();
+    let before = files(folder.path());
+    run(&["env", "install", "--system", "--root", root, "--profile", "rocm5.2"]);
+    run(&["env", "install", "--system", "--root", root, "--profile", "no-spoof"]);
+    let text = fs::read_to_string(folder.path().join("etc/profile.d/unhang.sh")).unwrap();
+    assert!(text.contains("unset HSA_OVERRIDE_GFX_VERSION"), "{text}");
+    run(&["env", "uninstall", "--system", "--root", root]);
+    assert_eq!(files(folder.path()), before);
+}
+
+#[test]
+fn wrong_usage_is_told_apart() {
+    for arguments in [&["env"][..], &["env", "print", "--profile", "rocm9"], &["env", "install", "--user", "--system"]]
+    {
+        assert_eq!(unhang(arguments).output().unwrap().status.code(), Some(2), "{arguments:?}");
+    }
+    // No home, no place to install into.
+    let output = unhang(&["env", "install", "--user"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("HOME"));
+}

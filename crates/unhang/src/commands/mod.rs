@@ -8,6 +8,7 @@ mod knowledge;
 mod machine_arguments;
 mod miopen_cache;
 mod plan;
+mod report;
 mod text;
 
 use std::process::ExitCode;
@@ -22,9 +23,10 @@ pub enum Command {
     Audit(audit::Audit),
     Doctor(doctor::Doctor),
     Env(env::Env),
-    MiopenCache(miopen_cache::MiopenCache),
     Evidence(evidence::EvidenceCommand),
+    MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
+    Report(report::ReportCommand),
 }
 
 impl Command {
@@ -34,9 +36,10 @@ impl Command {
             Command::Audit(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Env(command) => command.run(),
-            Command::MiopenCache(command) => command.run(),
             Command::Evidence(command) => command.run(),
+            Command::MiopenCache(command) => command.run(),
             Command::Plan(command) => command.run(),
+            Command::Report(command) => command.run(),
         }
     }
 }

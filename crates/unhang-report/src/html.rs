@@ -1,0 +1,288 @@
+//! The report as one page that needs nothing else: no network, no other file.
+//!
+//! The data goes into the page as JSON in a shape of its own, made small: ten thousand records stay under a megabyte.
+//! Shapes, strings and plans are tables that records point into. The script builds everything by `textContent`, so
+//! nothing in the data can become markup; here the JSON is escaped so that it cannot end its element.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+use unhang_conv::{DataType, Direction, Layout};
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Source, time};
+use unhang_plan::Plan;
+
+use crate::data::Report;
+use crate::map::{SEVERITY, is_drawn};
+
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+
+/// The most bytes of words: details and reasons. What is beyond is named and left out, so that the page stays small.
+const MOST_WORDS: usize = 250_000;
+/// The most characters of one text.
+const LONGEST_TEXT: usize = 400;
+const LEFT_OUT: &str = "(left out to keep this page small; `unhang report --json` has it)";
+
+/// Texts, each once, by number.
+struct Words {
+    numbers: HashMap<String, usize>,
+    texts: Vec<String>,
+    bytes: usize,
+}
+
+impl Words {
+    fn new() -> Words {
+        // Number 0 is the empty text and number 1 stands for what was left out.
+        let texts = vec![String::new(), LEFT_OUT.to_owned()];
+        let numbers = texts.iter().enumerate().map(|(number, text)| (text.clone(), number)).collect();
+        Words { numbers, texts, bytes: 0 }
+    }
+
+    fn number(&mut self, text: &str) -> usize {
+        let mut short: String = text.chars().take(LONGEST_TEXT).collect();
+        if short.len() < text.len() {
+            short.push('…');
+        }
+        if let Some(number) = self.numbers.get(&short) {
+            return *number;
+        }
+        if self.bytes + short.len() > MOST_WORDS {
+            return 1;
+        }
+        self.bytes += short.len();
+        let number = self.texts.len();
+        self.texts.push(short.clone());
+        self.numbers.insert(short, number);
+        number
+    }
+
+    /// A reason, in its parts: plans of many convolutions share parts and few share all of it.
+    fn numbers(&mut self, text: &str) -> Vec<usize> {
+        text.split("; ").map(|part| self.number(part)).collect()
+    }
+}
+
+fn position<T: PartialEq>(all: &[T], value: &T) -> usize {
+    all.iter().position(|it| it == value).unwrap_or_default()
+}
+
+/// Microseconds with three digits that count; 0 for a time that was not measured.
+fn microseconds(seconds: Option<f64>) -> Value {
+    let Some(value) = seconds.map(|it| it * 1e6).filter(|it| it.is_finite() && *it > 0.0) else { return json!(0) };
+    let scale = 10f64.powf(2.0 - value.log10().floor());
+    let rounded = (value * scale).round() / scale;
+    if rounded >= 1000.0 { json!(rounded as u64) } else { json!(rounded) }
+}
+
+impl Report {
+    /// The report as a self-contained page.
+    pub fn to_html(&self) -> String {
+        let mut page = String::new();
+        let title = if self.rehearsal { "unhang: rehearsed hang map" } else { "unhang: hang map" };
+        let _ = write!(
+            page,
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; \
+             script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>\n{STYLE}</style>\n\
+             </head>\n<body>\n<header>\n<h1>Hang map</h1>\n"
+        );
+        if self.rehearsal {
+            page += "<p class=\"banner\">Rehearsal: this is about a rehearsed card, not about a real one.</p>\n";
+        }
+        let _ = write!(
+            page,
+            "<p>{}</p>\n<p class=\"quiet\">fingerprint {}, made {}</p>\n</header>\n<main>\n",
+            escape(&self.machine),
+            escape(&self.fingerprint),
+            time::date(self.unix_seconds)
+        );
+        self.write_summary(&mut page);
+        if self.claims() > 0 {
+            let _ = writeln!(
+                page,
+                "<p class=\"quiet\">{} more records are others' claims, not seen here.</p>",
+                self.claims()
+            );
+        }
+        page += "<noscript><p>The maps below need scripts. <code>unhang report</code> prints the same in a \
+                 terminal.</p></noscript>\n\
+                 <form id=\"filters\" hidden></form>\n<div id=\"legend\" class=\"legend\" hidden></div>\n\
+                 <div id=\"maps\"></div>\n<div id=\"layers\"></div>\n</main>\n\
+                 <dialog id=\"detail\" aria-labelledby=\"detail-title\"></dialog>\n<script type=\"application/json\" id=\"data\">";
+        page += &for_script(&self.page_data());
+        let _ = write!(page, "</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n");
+        page
+    }
+
+    fn write_summary(&self, page: &mut String) {
+        let summary = self.summary();
+        if summary.is_empty() {
+            *page += "<p>Nothing is known yet: <code>unhang probe</code> finds out, and programs that use unhang add \
+                      what they see.</p>\n";
+            return;
+        }
+        *page += "<div class=\"scroll\"><table class=\"summary\"><caption>Records by engine and verdict</caption>\
+                  <thead><tr><th scope=\"col\">engine</th>";
+        for verdict in SEVERITY {
+            let _ = write!(page, "<th scope=\"col\">{verdict}</th>");
+        }
+        *page += "</tr></thead><tbody>";
+        for (engine, counts) in summary {
+            let _ = write!(page, "<tr><th scope=\"row\">{engine}</th>");
+            for verdict in SEVERITY {
+                let count = counts[position(&Verdict::ALL, &verdict)];
+                let text = if count == 0 { "·".to_owned() } else { count.to_string() };
+                let _ = write!(page, "<td>{text}</td>");
+            }
+            *page += "</tr>";
+        }
+        *page += "</tbody></table></div>\n";
+    }
+
+    fn page_data(&self) -> Value {
+        let axes = self.axes();
+        let mut words = Words::new();
+        let mut shapes: Vec<Value> = Vec::new();
+        let mut shape_numbers: HashMap<String, usize> = HashMap::new();
+        let mut plans: Vec<Value> = Vec::new();
+        let mut plan_numbers: HashMap<String, usize> = HashMap::new();
+        let first_day = self.records.iter().map(|it| it.unix_seconds.div_euclid(86_400)).min().unwrap_or_default();
+
+        let mut plan_number = |plan: Option<&Plan>, words: &mut Words| -> i64 {
+            let Some(plan) = plan else { return -1 };
+            let engines: Vec<usize> = plan.engines.iter().map(|it| position(&EngineName::ALL, it)).collect();
+            let warnings: Vec<usize> = plan.warnings.iter().map(|it| words.number(it)).collect();
+            let value = json!([engines, words.numbers(&plan.reason), warnings]);
+            let number = *plan_numbers.entry(value.to_string()).or_insert_with(|| {
+                plans.push(value);
+                plans.len() - 1
+            });
+            number as i64
+        };
+
+        // Flat lists, four values a shape and eight numbers a record: brackets would be a fifth of the page.
+        let mut records: Vec<Value> = Vec::new();
+        for record in &self.records {
+            let problem = &record.problem;
+            let key = problem.to_string();
+            let shape = key.splitn(4, ':').nth(3).unwrap_or_default().to_owned();
+            let next = shapes.len() / 4;
+            let shape = *shape_numbers.entry(shape.clone()).or_insert_with(|| {
+                let (row, column) = axes.place(problem);
+                // Strides, paddings and groups are few: `s1x1:p1x1:d1x1:g1` is most of them.
+                let (sizes, rest) = shape.split_once(":s").unwrap_or((&shape, ""));
+                shapes.extend([json!(sizes), json!(words.number(rest)), json!(row), json!(column)]);
+                next
+            });
+            let facets = [
+                (position(&Direction::ALL, &problem.direction()), Direction::ALL.len()),
+                (position(&DataType::ALL, &problem.data_type()), DataType::ALL.len()),
+                (position(&Layout::ALL, &problem.layout()), Layout::ALL.len()),
+                (position(&EngineName::ALL, &record.engine), EngineName::ALL.len()),
+                (position(&SEVERITY, &record.verdict), SEVERITY.len()),
+                (position(&Source::ALL, &record.source), Source::ALL.len()),
+                (usize::from(is_drawn(record)), 2),
+            ];
+            let packed = facets.iter().fold(0, |packed, (value, base)| packed * base + value);
+            records.extend([
+                json!(shape),
+                json!(packed),
+                json!(words.number(&record.variant)),
+                microseconds(record.seconds),
+                microseconds(record.first_seconds),
+                json!(record.unix_seconds.div_euclid(86_400) - first_day),
+                json!(words.number(&record.detail)),
+                json!(plan_number(self.plans.get(problem), &mut words)),
+            ]);
+        }
+        let layers: Vec<Value> = self
+            .layers
+            .iter()
+            .map(|layer| {
+                let engines: Vec<Value> = layer
+                    .engines
+                    .iter()
+                    .map(|(engine, count)| json!([position(&EngineName::ALL, engine), count]))
+                    .collect();
+                let plan = plan_number(self.plans.get(&layer.problem), &mut words);
+                json!([layer.name, layer.problem.to_string(), layer.calls, engines, plan])
+            })
+            .collect();
+        json!({
+            "rehearsal": self.rehearsal,
+            "rows": axes.rows(),
+            "columns": axes.columns(),
+            "directions": Direction::ALL.map(Direction::name),
+            "dataTypes": DataType::ALL.map(DataType::name),
+            "layouts": Layout::ALL.map(Layout::name),
+            "engines": EngineName::ALL.map(EngineName::name),
+            "verdicts": SEVERITY.map(Verdict::name),
+            "sources": Source::ALL.map(Source::name),
+            "firstDay": first_day,
+            "words": words.texts,
+            "shapes": shapes,
+            "plans": plans,
+            "records": records,
+            "layers": layers,
+        })
+    }
+}
+
+/// Text as text in markup.
+fn escape(text: &str) -> String {
+    let mut result = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => result.push_str("&amp;"),
+            '<' => result.push_str("&lt;"),
+            '>' => result.push_str("&gt;"),
+            '"' => result.push_str("&quot;"),
+            '\'' => result.push_str("&#39;"),
+            c if c.is_control() => result.push('\u{fffd}'),
+            c => result.push(c),
+        }
+    }
+    result
+}
+
+/// JSON that cannot end the script element that it stands in, nor begin a comment there.
+fn for_script(value: &Value) -> String {
+    let mut result = String::new();
+    for c in value.to_string().chars() {
+        match c {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                let _ = write!(result, "\\u{:04x}", c as u32);
+            }
+            c => result.push(c),
+        }
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_keep_three_digits() {
+        assert_eq!(microseconds(Some(0.000_123_456)), json!(123.0));
+        assert_eq!(microseconds(Some(0.001_234)), json!(1230));
+        assert_eq!(microseconds(Some(1.5e-6)), json!(1.5));
+        assert_eq!(microseconds(Some(2000.4)), json!(2_000_000_000u64));
+        for nothing in [None, Some(f64::NAN), Some(0.0), Some(-1.0)] {
+            assert_eq!(microseconds(nothing), json!(0));
+        }
+    }
+
+    #[test]
+    fn nothing_ends_the_element() {
+        let text = for_script(&json!({"</script><!--": "<&>\u{2028}"}));
+        assert!(!text.contains(['<', '>', '&', '\u{2028}']), "{text}");
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({"</script><!--": "<&>\u{2028}"}));
+        assert_eq!(escape("<b a='\"'>&\x1b"), "&lt;b a=&#39;&quot;&#39;&gt;&amp;\u{fffd}");
+    }
+}

@@ -1,0 +1,69 @@
+//! `unhang report`: the hang map, in the terminal, as JSON or as a page.
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use unhang_evidence::Realm;
+use unhang_plan::{Settings, Strategy, plan};
+use unhang_report::{Layer, Report};
+
+use super::evidence::write_whole;
+use super::knowledge::{Knowledge, KnowledgeArguments};
+use super::text::{print_safe_json, print_text};
+
+/// What is known here: the hang map of each engine, and what programs asked for with the plan and its reason.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 done, 2 wrong usage or not done.
+
+Examples:
+  unhang report
+  unhang report --html hang-map.html       # one page, no network; open it in a browser
+  unhang report --json | jq .summary")]
+pub struct ReportCommand {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Write the page to this file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Report what rehearsals found instead of what was seen.
+    #[arg(long)]
+    rehearsal: bool,
+    /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    strategy: Strategy,
+    #[command(flatten)]
+    knowledge: KnowledgeArguments,
+}
+
+impl ReportCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let realm = if self.rehearsal { Realm::Rehearsal } else { Realm::Real };
+        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let settings = Settings { strategy: self.strategy, ..Settings::default() };
+        let situation = knowledge.situation(!knowledge.has_accelerator());
+        let seen = if self.rehearsal { Vec::new() } else { knowledge.store.seen(&knowledge.fingerprint) };
+        let layers = seen
+            .into_iter()
+            .map(|it| Layer { name: String::new(), problem: it.problem, calls: it.count, engines: Vec::new() })
+            .collect();
+        let report = Report::new(&knowledge.description(), &knowledge.evidence, layers, |problem| {
+            plan(problem, &settings, &situation, &knowledge.evidence)
+        });
+        if let Some(path) = &self.html {
+            let page = report.to_html();
+            write_whole(path, |output| output.write_all(page.as_bytes()))?;
+            eprintln!("wrote {}", path.display());
+        }
+        if self.json {
+            print_safe_json(&report.to_json())?;
+        } else if self.html.is_none() {
+            print_text(&report.to_text())?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -242,7 +242,11 @@ def _route(
 ) -> Route | None:
     """Plans a convolution; None where it is none that our engines know, and torch is to do what it does."""
     global decisions
-    route = _plan(settings, direction, input, weight, bias, geometry)
+    try:
+        route = _plan(settings, direction, input, weight, bias, geometry)
+    except Exception as error:
+        say(f"could not plan a convolution ({type(error).__name__}: {error}): torch computes it by itself")
+        route = None
     with _lock:
         decisions += 1
         if settings.cache_decisions:

@@ -82,8 +82,6 @@ def enable(
             if protect_other_layers:
                 current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
                 torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
-            if machine.spoofed:
-                say("this card runs code for another chip: convolutions are protected, other GPU kernels are not")
         _convolve.replan()
         _layers.count_every_layer()
         if devices:

@@ -64,14 +64,10 @@ class SafeConv2d(nn.Conv2d):
             # Torch's own words for what is wrong.
             refused: Tensor = super()._conv_forward(input, weight, bias)
             return refused
-        if torch.is_autocast_enabled() and input.device.type != "cpu":
-            kind = torch.get_autocast_gpu_dtype()
-            input, weight = input.to(kind), weight.to(kind)
-            bias = None if bias is None else bias.to(kind)
-        elif input.device.type == "cpu" and torch.is_autocast_cpu_enabled():
-            kind = torch.get_autocast_cpu_dtype()
-            input, weight = input.to(kind), weight.to(kind)
-            bias = None if bias is None else bias.to(kind)
+        lower = _autocast_type(input.device.type)
+        if lower is not None:
+            input, weight = input.to(lower), weight.to(lower)
+            bias = None if bias is None else bias.to(lower)
         with _statistics.inside(self):
             output: Tensor = _convolution(
                 input if batched else input.unsqueeze(0),
@@ -97,6 +93,20 @@ class SafeConv2d(nn.Conv2d):
             return super().__reduce_ex__(protocol)
         # A patched subclass has a class that was made here and that no import would find.
         return _rebuild, (original,), self.__dict__.copy()
+
+
+if hasattr(torch, "get_autocast_dtype"):
+
+    def _autocast_type(device: str) -> torch.dtype | None:
+        """The type that autocast computes convolutions in on a device, if it is on: torch does not do it for our op."""
+        return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+
+else:  # before torch 2.4
+
+    def _autocast_type(device: str) -> torch.dtype | None:
+        if device == "cpu":
+            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def _rebuild(original: type[nn.Conv2d]) -> nn.Conv2d:

@@ -96,8 +96,8 @@ def threads() -> int:
 
 def say(message: str) -> None:
     """Prints a line on standard error, once per process, so that a training log is not flooded."""
-    if message not in _said:
-        _said.add(message)
+    if f"unhang: {message}" not in _said:
+        _said.add(f"unhang: {message}")
         print(f"unhang: {message}", file=sys.stderr)
 
 
@@ -105,7 +105,11 @@ def warn_once(message: str) -> None:
     """Issues a warning, once per process."""
     if message not in _said:
         _said.add(message)
-        warnings.warn(message, UnhangWarning, stacklevel=3)
+        try:
+            warnings.warn(message, UnhangWarning, stacklevel=3)
+        except UnhangWarning:
+            # Where warnings are errors: a convolution must not fail for what unhang has to say.
+            say(message)
 
 
 def refuse(message: str) -> NoReturn:

@@ -246,7 +246,7 @@ impl<'a> Planner<'a> {
     /// What was asked for, unless it is not here or was seen not to work.
     fn literal(&self, wanted: EngineName, asked: String) -> Plan {
         let rest = self.auto_order();
-        if wanted == Cpu && self.situation.device == Device::Accelerator && !self.settings.cpu_fallback_enabled {
+        if wanted == Cpu && !self.settings.cpu_fallback_enabled {
             return self.elsewhere(rest, asked, "but the CPU fallback is turned off");
         }
         if let Worth::Out(why) = self.worth(wanted) {

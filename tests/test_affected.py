@@ -1,0 +1,162 @@
+"""An affected card, rehearsed: CPU tensors stand for those of the machine in the reports, described by a folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from comparing import assert_close
+
+import unhang
+from unhang import _canary, _convolve, _state
+
+X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
+
+
+def engine_of(strategy: str = "auto", **options: object) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", _state.UnhangWarning)
+        with unhang.enabled(strategy, rehearse=True, **options):
+            y = F.conv2d(X, W, padding=1)
+    assert_close(y, F.conv2d(X.double(), W.double(), padding=1))
+    (route,) = _convolve.routes.values()
+    return route.names[0]
+
+
+def test_the_folder_is_an_affected_machine(affected_machine: Path) -> None:
+    machine = _state.state().machine
+    assert machine.affected
+    assert machine.spoofed
+    assert machine.described_by_folder
+    assert "gfx1010" in machine.gpus[0]
+    assert "gfx1030" in machine.gpus[0]
+
+
+def test_a_rehearsal_needs_a_machine_to_play() -> None:
+    with pytest.raises(ValueError, match="UNHANG_ROOT"):
+        unhang.enable(rehearse=True)
+
+
+def test_auto_uses_torchs_kernels_once_their_canary_passed(affected_machine: Path, capsys: pytest.CaptureFixture) -> None:
+    assert engine_of() == "aten"
+    said = capsys.readouterr().err
+    assert "rehearsal" in said
+    assert "canary of aten: works" in said
+    # Kept: the second process would not run it again.
+    _state.forget()
+    _canary._known_here.clear()
+    _state._said.clear()
+    _convolve.routes.clear()
+    assert engine_of() == "aten"
+    assert "child process" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mood", ["crash", "wrong"])
+def test_a_canary_that_dies_or_lies_keeps_everything_on_the_cpu(
+    affected_machine: Path, monkeypatch: pytest.MonkeyPatch, mood: str
+) -> None:
+    monkeypatch.setenv("UNHANG_REHEARSE_CANARY", mood)
+    assert engine_of() == "cpu"
+    (route,) = _convolve.routes.values()
+    assert "canary" in route.plan.reason
+    assert route.plan.engines == ["cpu"] or route.plan.engines[0] == "cpu"
+
+
+def test_a_canary_that_hangs_is_ended(
+    affected_machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    import time
+
+    monkeypatch.setenv("UNHANG_REHEARSE_CANARY", "hang")
+    monkeypatch.setattr(_canary, "DEADLINE", 3.0)
+    started = time.monotonic()
+    assert engine_of() == "cpu"
+    assert time.monotonic() - started < 30
+    assert "canary of aten: hangs" in capsys.readouterr().err
+
+
+def test_the_users_strategies_are_literal_and_warn_once(affected_machine: Path) -> None:
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        unhang.enable("selective", rehearse=True, size_threshold=48)
+        F.conv2d(X, W)
+        F.conv2d(X, W, padding=1)
+        F.conv2d(torch.randn(1, 16, 49, 49), W)
+    assert len([w for w in warned if "MIOpen" in str(w.message)]) == 1
+    by_size = {key.split(":")[3]: route.names[0] for (key, _), route in _convolve.routes.items()}
+    assert by_size == {"1x16x48x48": "miopen", "1x16x49x49": "cpu"}
+
+
+def test_a_problem_without_a_solver_is_planned_elsewhere(affected_machine: Path) -> None:
+    with pytest.warns(_state.UnhangWarning):
+        unhang.enable("implicit_gemm", rehearse=True, implicit_gemm=True)
+        F.conv2d(torch.randn(1, 3, 16, 16), torch.randn(64, 3, 3, 3))
+        F.conv2d(X, W)
+    chosen = {key.split(":")[3]: route for (key, _), route in _convolve.routes.items()}
+    assert chosen["1x3x16x16"].names[0] != "miopen"
+    assert "solver" in chosen["1x3x16x16"].plan.reason
+    assert chosen["1x16x48x48"].names[0] == "miopen"
+
+
+def test_other_layers_are_kept_off_miopen_and_given_back(affected_machine: Path) -> None:
+    flags = torch.backends.cudnn
+    before = flags.enabled, flags.benchmark
+    try:
+        flags.enabled, flags.benchmark = True, True
+        with unhang.enabled(rehearse=True):
+            assert (flags.enabled, flags.benchmark) == (False, False)
+        assert (flags.enabled, flags.benchmark) == (True, True)
+        with unhang.enabled(rehearse=True, protect_other_layers=False):
+            assert (flags.enabled, flags.benchmark) == (True, True)
+    finally:
+        flags.enabled, flags.benchmark = before
+
+
+def test_miopens_backward_holds_the_flag_for_its_call_only(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from unhang import _engines
+
+    seen = []
+    original = _engines._original_backward
+
+    def spy(*arguments):
+        seen.append((torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark))
+        return original(*arguments)
+
+    monkeypatch.setattr(_engines, "_original_backward", spy)
+    w = W.clone().requires_grad_()
+    with pytest.warns(_state.UnhangWarning), unhang.enabled("implicit_gemm", rehearse=True):
+        F.conv2d(X, w).sum().backward()
+        assert torch.backends.cudnn.enabled is False
+    assert seen == [(True, False)]
+
+
+def test_variables_for_miopen_are_set_and_given_back(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MIOPEN_DEBUG_CONV_GEMM", "1")
+    monkeypatch.delenv("MIOPEN_DEBUG_CONV_WINOGRAD", raising=False)
+    with unhang.enabled(rehearse=True, implicit_gemm=True):
+        assert os.environ["MIOPEN_DEBUG_CONV_GEMM"] == "0"
+        assert os.environ["MIOPEN_DEBUG_CONV_WINOGRAD"] == "0"
+        assert os.environ["MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"] == "1"
+    assert os.environ["MIOPEN_DEBUG_CONV_GEMM"] == "1"
+    assert "MIOPEN_DEBUG_CONV_WINOGRAD" not in os.environ
+
+
+def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) -> None:
+    engine_of()
+    _state.state().store.flush(5.0)
+    _state.forget()
+    planner = _state.state().planner
+    plan = planner.plan(
+        _core_problem(), "auto", 42, True, False, 32, "accelerator", {"aten": ("unproven", "no canary")}, None
+    )
+    assert not [line for line in plan.evidence if "timed" in line]
+
+
+def _core_problem():
+    from unhang import _core
+
+    return _core.Problem.from_key("forward:f32:nchw:1x16x48x48:32x3x3:s1x1:p1x1:d1x1:g1")

@@ -1,0 +1,202 @@
+"""``SafeConv2d`` and patched models: the same layer, planned by settings of its own."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import pytest
+import torch
+from comparing import assert_close
+from torch import nn
+
+import unhang
+from unhang import Conv2dBypassConfig, FallbackStrategy, SafeConv2d, Settings
+
+OURS = Settings(strategy="cpu_fallback")
+
+
+class Scaled(nn.Conv2d):
+    """A subclass with behaviour of its own."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize("options", [
+    {"padding": 1}, {"stride": 2, "padding": (0, 1)}, {"dilation": 2}, {"groups": 2}, {"bias": False}, {"padding": "same"},
+    {"padding": "valid"}, {"padding": "same", "dilation": 3}, {"padding": 2, "padding_mode": "reflect"},
+    {"padding": 1, "padding_mode": "replicate"}, {"padding": "same", "padding_mode": "circular"},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("unbatched", [False, True])
+def test_a_drop_in_for_conv2d(options: dict, unbatched: bool) -> None:
+    torch.manual_seed(0)
+    plain = nn.Conv2d(4, 6, (3, 2), **options).double()
+    safe = SafeConv2d(4, 6, (3, 2), config=OURS, **options).double()
+    safe.load_state_dict(plain.state_dict())
+    assert list(safe.state_dict()) == list(plain.state_dict())
+    x = torch.randn(*(() if unbatched else (2,)), 4, 9, 10, dtype=torch.float64, requires_grad=True)
+    results = []
+    for layer in (plain, safe):
+        y = layer(x)
+        results.append((y, *torch.autograd.grad(y.sin().sum(), [x, *layer.parameters()])))
+    for got, want in zip(results[1], results[0]):
+        assert_close(got, want, slack=10)
+    assert safe.get_bypass_stats() == {
+        "total_forwards": 1, "bypass_count": 1, "bypass_rate": 100.0, "strategy": "cpu_fallback", "engines": {"cpu": 1},
+    }  # fmt: skip
+
+
+def test_double_backward() -> None:
+    layer = SafeConv2d(2, 2, 3, config=OURS).double()
+    x = torch.randn(1, 2, 5, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(layer, (x,))
+    assert torch.autograd.gradgradcheck(layer, (x,))
+
+
+def test_backward_keeps_the_layers_settings_on_another_thread() -> None:
+    from unhang import _convolve
+
+    layer = SafeConv2d(2, 2, 3, config=OURS)
+    with unhang.enabled("aten", devices=("cpu",)):
+        loss = layer(torch.randn(1, 2, 6, 6, requires_grad=True)).sum()
+        thread = threading.Thread(target=loss.backward)
+        thread.start()
+        thread.join()
+    assert {route.names[0] for route in _convolve.routes.values()} == {"cpu"}
+    assert sorted(key.split(":")[0] for key, _ in _convolve.routes) == ["backward-data", "backward-weights", "forward"]
+
+
+def test_a_layer_without_settings_follows_the_process() -> None:
+    layer = SafeConv2d(1, 1, 3)
+    x = torch.randn(1, 1, 8, 8)
+    layer(x)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        layer(x)
+    assert layer.get_bypass_stats()["engines"] == {"aten": 1, "cpu": 1}
+
+
+def test_no_forward_is_counted_twice() -> None:
+    layer = SafeConv2d(1, 1, 3, config=OURS)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        layer(torch.randn(1, 1, 8, 8))
+    assert layer.get_bypass_stats()["total_forwards"] == 1
+
+
+def test_patching_changes_nothing_but_the_path() -> None:
+    torch.manual_seed(1)
+    shared = nn.Conv2d(4, 4, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(shared, nn.ReLU(), shared), Scaled(4, 2, 1), nn.BatchNorm2d(2))
+    model[0].weight.requires_grad_(False)
+    model.eval()
+    calls = []
+    model[0].register_forward_hook(lambda *_: calls.append("hook"))
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    objects = [id(module) for module in model.modules()]
+    x = torch.randn(2, 3, 8, 8)
+    want = model(x)
+
+    assert unhang.patch_model(model, OURS) is model
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+    assert [id(module) for module in model.modules()] == objects
+    assert [type(m).__name__ for m in model.modules() if isinstance(m, SafeConv2d)] == ["SafeConv2d", "SafeConv2d", "SafeScaled"]
+    assert isinstance(model[2], Scaled)
+    assert not model[0].weight.requires_grad
+    assert not model[0].training
+    torch.testing.assert_close(model(x), want)
+    assert calls == ["hook", "hook"]
+    assert shared.get_bypass_stats()["total_forwards"] == 2
+    assert model[2].get_bypass_stats()["engines"] == {"cpu": 1}
+
+    assert unhang.unpatch_model(model) is model
+    assert [type(m) for m in model.modules() if isinstance(m, nn.Conv2d)] == [nn.Conv2d, nn.Conv2d, Scaled]
+    assert not any(name.startswith("_unhang") for m in model.modules() for name in m.__dict__)
+    torch.testing.assert_close(model(x), want)
+
+
+def test_the_root_is_patched_too() -> None:
+    root = unhang.patch_model(nn.Conv2d(1, 1, 3), OURS)
+    assert isinstance(root, SafeConv2d)
+    root(torch.randn(1, 1, 5, 5))
+    assert root.get_bypass_stats()["bypass_count"] == 1
+    assert type(unhang.unpatch_model(root)) is nn.Conv2d
+
+
+def test_parametrized_layers_stay_parametrized() -> None:
+    layer = nn.utils.parametrizations.spectral_norm(nn.Conv2d(2, 3, 3)).eval()
+    x = torch.randn(1, 2, 6, 6)
+    want = layer(x)
+    unhang.patch_model(layer, OURS)
+    torch.testing.assert_close(layer(x), want)
+    assert nn.utils.parametrize.is_parametrized(layer)
+    assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
+
+
+def test_patched_models_are_saved_and_copied() -> None:
+    model = unhang.patch_model(nn.Sequential(nn.Conv2d(1, 2, 3), Scaled(2, 1, 1)), OURS)
+    x = torch.randn(1, 1, 6, 6)
+    want = model(x)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    options = {"weights_only": False} if hasattr(torch, "compile") else {}
+    for form in (torch.load(saved, **options), copy.deepcopy(model)):
+        torch.testing.assert_close(form(x), want)
+        assert isinstance(form[1], SafeConv2d)
+        assert isinstance(form[1], Scaled)
+        assert form[1].get_bypass_stats()["total_forwards"] == 1
+    torch.testing.assert_close(unhang.unpatch_model(copy.deepcopy(model))(x), want)
+
+
+def test_lazy_layers_are_left_alone() -> None:
+    model = unhang.patch_model(nn.Sequential(nn.LazyConv2d(4, 3)), OURS)
+    assert not isinstance(model[0], SafeConv2d)
+    assert model(torch.randn(1, 2, 6, 6)).shape == (1, 4, 4, 4)
+
+
+def test_safe_layers_trace_compile_and_autocast() -> None:
+    import warnings
+
+    layer = SafeConv2d(2, 3, 3, config=OURS)
+    x = torch.randn(1, 2, 8, 8)
+    want = layer(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.testing.assert_close(torch.jit.trace(layer, x)(x), want)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16
+        if hasattr(torch, "compile"):
+            torch._dynamo.reset()
+            compiled = torch.compile(layer, backend="aot_eager")
+            got = compiled(x)
+            got.sum().backward()
+            torch.testing.assert_close(got, want)
+            assert layer.weight.grad is not None
+
+
+def test_tracking_names_the_layers() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Sequential(nn.Conv2d(1, 1, 3)))
+    unhang.track(model, "net")
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        model(torch.randn(1, 1, 8, 8))
+    names = {layer["name"]: layer["engines"] for layer in unhang.report().data["layers"] if layer["name"].startswith("net")}
+    assert names == {"net.0": {"cpu": 1}, "net.1.0": {"cpu": 1}}
+
+
+@pytest.mark.parametrize("model", [nn.Conv2d(3, 4, 3), SafeConv2d(3, 4, 3)])
+def test_wrong_inputs_get_torchs_own_words(model: nn.Module) -> None:
+    with pytest.raises(RuntimeError, match=r"Expected 3D \(unbatched\) or 4D \(batched\) input"):
+        model(torch.randn(2, 2, 3, 8, 8))
+    with pytest.raises(RuntimeError, match="to have 3 channels"):
+        model(torch.randn(1, 2, 8, 8))
+
+
+def test_configurations_by_strategy_name_and_enum() -> None:
+    for strategy in ("selective", "SELECTIVE", FallbackStrategy.SELECTIVE):
+        assert Settings(strategy=strategy).strategy == "selective"
+    assert Conv2dBypassConfig(strategy=FallbackStrategy.JIT).settings().strategy == "jit"
+    settings = Settings(strategy="tiled", size_threshold=7, verbose=True, cache_decisions=False)
+    assert Settings.from_token(settings.token) == settings
+    with pytest.raises(ValueError, match="unknown setting 'colour'"):
+        Settings.from_token("colour=red")

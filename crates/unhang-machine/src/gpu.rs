@@ -273,7 +273,10 @@ fn from_pci(system: &System, controller: &PciDevice) -> Gpu {
         vendor_id: controller.vendor,
         device_id: controller.device,
         revision: controller.revision,
-        name: listed.map_or_else(|| generic_name(controller.vendor, controller.device), |(name, _)| name.to_owned()),
+        name: listed
+            .map(|(name, _)| name.to_owned())
+            .or_else(|| nvidia_name(system, &controller.address))
+            .unwrap_or_else(|| generic_name(controller.vendor, controller.device)),
         chip: chip.map(|chip| chip.name.to_owned()),
         reported_gfx: gfx
             .as_ref()
@@ -298,6 +301,13 @@ fn generic_name(vendor: u16, device: u16) -> String {
         _ => "unknown",
     };
     format!("{maker} GPU {device:04x}")
+}
+
+/// What NVIDIA's driver calls its card: `Model: NVIDIA GeForce RTX 4090`.
+fn nvidia_name(system: &System, address: &str) -> Option<String> {
+    let text = system.text(Path::new("/proc/driver/nvidia/gpus").join(address).join("information"), SMALL).ok()?;
+    let model = text.lines().find_map(|line| line.strip_prefix("Model:"))?.trim();
+    (!model.is_empty()).then(|| model.chars().take(80).collect())
 }
 
 fn memory(system: &System, address: &str) -> Option<u64> {

@@ -148,7 +148,7 @@ impl<'a> Site<'a> {
         if self.scope == Scope::System {
             return Ok(Vec::new());
         }
-        let all = [".profile", ".bash_profile", ".bashrc", ".zshenv"].map(PathBuf::from);
+        let all = [".profile", ".bash_profile", ".bashrc", ".zshenv", ".zshrc"].map(PathBuf::from);
         let mut present = Vec::new();
         for file in &all {
             if self.tree.is_file(file)? {

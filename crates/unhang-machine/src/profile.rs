@@ -329,7 +329,7 @@ impl Profile {
     pub fn guarded_fish(&self) -> String {
         let mut text = format!(
             "{OUR_MARK}: profile {}, {}.\n# `unhang env uninstall` removes it. Does nothing without an RDNA1 card.\n\
-             for unhang_path in $UNHANG_ROOT/sys/class/kfd/kfd/topology/nodes/*/properties\n    \
+             for unhang_path in \"$UNHANG_ROOT\"/sys/class/kfd/kfd/topology/nodes/*/properties\n    \
              if string match -qr '^gfx_target_version 10010[0-3]$' <$unhang_path\n",
             self.name, self.summary
         );
@@ -352,6 +352,7 @@ impl Profile {
             "{head}\n\
              # `unhang env uninstall` removes it. Does nothing unless an RDNA1 card (gfx1010 to gfx1013) is in this machine.\n\
              _unhang_card() {{\n    \
+                 if [ -n \"${{ZSH_VERSION:-}}\" ]; then setopt local_options no_nomatch; fi\n    \
                  for _unhang_path in \"${{UNHANG_ROOT:-}}\"/sys/class/kfd/kfd/topology/nodes/*/properties; do\n        \
                      [ -r \"$_unhang_path\" ] || continue\n        \
                      while read -r _unhang_name _unhang_value; do\n            \

@@ -78,6 +78,40 @@ fn what_is_printed_works_in_a_shell() {
     assert!(!variables.contains("MIOPEN_FIND_ENFORCE"), "{variables}");
 }
 
+/// Which of these shells are on this machine; `sh` and `bash` are on every one that this is tested on.
+fn shells() -> Vec<&'static str> {
+    let there = |name: &&str| Process::new(name).args(["-c", "true"]).status().is_ok_and(|status| status.success());
+    let all: Vec<_> = ["sh", "bash", "zsh"].into_iter().filter(there).collect();
+    assert!(all.len() >= 2, "{all:?}");
+    all
+}
+
+#[test]
+fn the_guard_is_silent_in_every_shell() {
+    let folder = machine("rx5600xt-rocm5.7");
+    run(&["env", "install", "--system", "--root", folder.path().to_str().unwrap()]);
+    let script = folder.path().join("etc/profile.d/unhang.sh");
+    let nowhere = PathBuf::from("/nonexistent");
+    for shell in shells() {
+        for (root, set) in [(folder.path(), true), (&fixtures().join("nvidia"), false), (&nowhere, false)] {
+            let output = Process::new(shell)
+                .env_clear()
+                .env("UNHANG_ROOT", root)
+                .args(["-c", "set -eu; . \"$0\"; env; set", script.to_str().unwrap()])
+                .output()
+                .unwrap();
+            assert!(
+                output.status.success() && output.stderr.is_empty(),
+                "{shell}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
+            let text = format!("\n{}", String::from_utf8_lossy(&output.stdout));
+            assert_eq!(text.contains("\nHSA_OVERRIDE_GFX_VERSION=10.3.0\n"), set, "{shell} on {}", root.display());
+            assert!(!text.contains("\n_unhang_"), "{shell} is left with our variables");
+        }
+    }
+}
+
 /// Copies a fixture to a place where it may be changed.
 fn machine(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

@@ -42,7 +42,7 @@ fn removable(line: &str) -> bool {
     if code.is_empty() || code.ends_with('\\') || code.contains([';', '&', '|', '`', '(', '<', '>', '{', '}']) {
         return false;
     }
-    let balanced = |quote: char| code.matches(quote).count() % 2 == 0;
+    let balanced = |quote: char| code.matches(quote).count().is_multiple_of(2);
     let words =
         code.split_whitespace().filter(|word| !["export", "unset", "set", "-gx", "-x", "-Ux", "setenv"].contains(word));
     let found = leftovers::parse_file(line).len();

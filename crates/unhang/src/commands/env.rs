@@ -8,7 +8,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use unhang_machine::install::{self, Outcome, Scope};
 use unhang_machine::profile::{NAMES, Profile, Shell};
-use unhang_machine::{Options, System, examine};
+use unhang_machine::{Machine, Options, System, examine};
 
 use super::machine_arguments::MachineArguments;
 use super::text::{print_safe_json, print_text};
@@ -203,6 +203,9 @@ impl Install {
         let nothing = format!("profile {} is installed already: nothing to do\n", profile.name);
         let head = format!("profile {}{because}", profile.name);
         print_text(&told(&system, &head, &outcome, self.dry_run, &nothing))?;
+        if !Machine::inspect(&system).affected() {
+            print_text("no RDNA1 card was found here: the profile does nothing until there is one\n")?;
+        }
         if !self.dry_run && !outcome.changes.is_empty() {
             print_text("log in again for it to act; `unhang env uninstall` takes it out\n")?;
         }

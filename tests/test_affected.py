@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import assert_close
 
 import unhang
+from comparing import assert_close
 from unhang import _canary, _convolve, _state
 
 X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
@@ -41,7 +41,9 @@ def test_a_rehearsal_needs_a_machine_to_play() -> None:
         unhang.enable(rehearse=True)
 
 
-def test_auto_uses_torchs_kernels_once_their_canary_passed(affected_machine: Path, capsys: pytest.CaptureFixture) -> None:
+def test_auto_uses_torchs_kernels_once_their_canary_passed(
+    affected_machine: Path, capsys: pytest.CaptureFixture
+) -> None:
     assert engine_of() == "aten"
     said = capsys.readouterr().err
     assert "rehearsal" in said
@@ -116,7 +118,9 @@ def test_other_layers_are_kept_off_miopen_and_given_back(affected_machine: Path)
         flags.enabled, flags.benchmark = before
 
 
-def test_miopens_backward_holds_the_flag_for_its_call_only(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_miopens_backward_holds_the_flag_for_its_call_only(
+    affected_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from unhang import _engines
 
     seen = []

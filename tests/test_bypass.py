@@ -6,9 +6,11 @@ import os
 import sys
 from pathlib import Path
 
-import bypass_blocks
 import pytest
 import torch
+from torch import nn
+
+import bypass_blocks
 from comparing import assert_close
 from conv2d_fallback import (
     Conv2dBypassConfig,
@@ -20,8 +22,6 @@ from conv2d_fallback import (
     patch_model,
     print_bypass_report,
 )
-from torch import nn
-
 from unhang import _convolve
 
 

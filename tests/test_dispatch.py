@@ -9,10 +9,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import assert_close
 from torch import nn
 
 import unhang
+from comparing import assert_close
 from unhang import _convolve
 
 NEW_TORCH = hasattr(torch, "compile")
@@ -34,10 +34,27 @@ def both(function, strategy: str):
 
 
 @pytest.mark.parametrize("strategy", OURS)
-@pytest.mark.parametrize("case", [
-    "conv2d", "stride", "dilation", "groups", "depthwise", "no bias", "transposed", "transposed groups", "conv1d",
-    "transposed 1d", "unbatched", "same", "same even", "1x1", "channels_last", "channels_last weight",
-])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "conv2d",
+        "stride",
+        "dilation",
+        "groups",
+        "depthwise",
+        "no bias",
+        "transposed",
+        "transposed groups",
+        "conv1d",
+        "transposed 1d",
+        "unbatched",
+        "same",
+        "same even",
+        "1x1",
+        "channels_last",
+        "channels_last weight",
+    ],
+)
 def test_functional_forms(strategy: str, case: str) -> None:
     torch.manual_seed(0)
     double = {"dtype": torch.float64}
@@ -77,7 +94,10 @@ def test_functional_forms(strategy: str, case: str) -> None:
 
 def test_what_our_engines_do_not_know_goes_to_torch() -> None:
     w3 = torch.randn(2, 3, 2, 2, 2)
-    complex_x, complex_w = torch.randn(1, 2, 5, 5, dtype=torch.complex64), torch.randn(3, 2, 3, 3, dtype=torch.complex64)
+    complex_x, complex_w = (
+        torch.randn(1, 2, 5, 5, dtype=torch.complex64),
+        torch.randn(3, 2, 3, 3, dtype=torch.complex64),
+    )
     empty = torch.randn(0, 3, 8, 8)
     calls = [
         lambda: F.conv3d(torch.ones(1, 3, 4, 4, 4), w3),
@@ -248,7 +268,9 @@ def test_a_machine_that_is_not_affected_is_left_alone() -> None:
     assert unhang.is_enabled()
 
 
-@pytest.mark.parametrize("options", [{"strategy": "fastest"}, {"devices": ("tpu",)}, {"size_threshold": -1}, {"tile_limit": 0}])
+@pytest.mark.parametrize(
+    "options", [{"strategy": "fastest"}, {"devices": ("tpu",)}, {"size_threshold": -1}, {"tile_limit": 0}]
+)
 def test_wrong_options_are_named(options: dict) -> None:
     with pytest.raises(ValueError, match=r"fastest|tpu|size_threshold|tile_limit"):
         unhang.enable(**options)

@@ -8,10 +8,10 @@ import threading
 
 import pytest
 import torch
-from comparing import assert_close
 from torch import nn
 
 import unhang
+from comparing import assert_close
 from unhang import Conv2dBypassConfig, FallbackStrategy, SafeConv2d, Settings
 
 OURS = Settings(strategy="cpu_fallback")
@@ -87,7 +87,9 @@ def test_no_forward_is_counted_twice() -> None:
 def test_patching_changes_nothing_but_the_path() -> None:
     torch.manual_seed(1)
     shared = nn.Conv2d(4, 4, 3, padding=1)
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(shared, nn.ReLU(), shared), Scaled(4, 2, 1), nn.BatchNorm2d(2))
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.Sequential(shared, nn.ReLU(), shared), Scaled(4, 2, 1), nn.BatchNorm2d(2)
+    )
     model[0].weight.requires_grad_(False)
     model.eval()
     calls = []
@@ -100,7 +102,11 @@ def test_patching_changes_nothing_but_the_path() -> None:
     assert unhang.patch_model(model, OURS) is model
     assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
     assert [id(module) for module in model.modules()] == objects
-    assert [type(m).__name__ for m in model.modules() if isinstance(m, SafeConv2d)] == ["SafeConv2d", "SafeConv2d", "SafeScaled"]
+    assert [type(m).__name__ for m in model.modules() if isinstance(m, SafeConv2d)] == [
+        "SafeConv2d",
+        "SafeConv2d",
+        "SafeScaled",
+    ]
     assert isinstance(model[2], Scaled)
     assert not model[0].weight.requires_grad
     assert not model[0].training
@@ -180,7 +186,9 @@ def test_tracking_names_the_layers() -> None:
     unhang.track(model, "net")
     with unhang.enabled("cpu_fallback", devices=("cpu",)):
         model(torch.randn(1, 1, 8, 8))
-    names = {layer["name"]: layer["engines"] for layer in unhang.report().data["layers"] if layer["name"].startswith("net")}
+    names = {
+        layer["name"]: layer["engines"] for layer in unhang.report().data["layers"] if layer["name"].startswith("net")
+    }
     assert names == {"net.0": {"cpu": 1}, "net.1.0": {"cpu": 1}}
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import bypass_blocks
 import pytest
 import torch
-from conftest import subprocess_environment
 
+import bypass_blocks
 import unhang
+from conftest import subprocess_environment
 from unhang import _convolve
 
 
@@ -83,8 +82,6 @@ print("trained")
 def test_yolo_trains_unmodified(tmp_path: Path, own_home: Path, strategy: str) -> None:
     """The document's training script at its own sizes, with its data set, epochs and device set aside."""
     pytest.importorskip("ultralytics")
-    if strategy == "CPU_FALLBACK" and not os.environ.get("UNHANG_TEST_ALL"):
-        pytest.skip("the whole of YOLOv8n on our CPU engine is part of make test-all")
     script = bypass_blocks.TRAINING.replace("epochs=50", "epochs=1, workers=2, plots=False, val=False, verbose=False")
     script = script.replace("device=0", "device='cpu'").replace("FallbackStrategy.AUTO", f"FallbackStrategy.{strategy}")
     assert script != bypass_blocks.TRAINING

@@ -6,8 +6,8 @@ import random
 
 import pytest
 import torch
-from comparing import assert_close
 
+from comparing import assert_close
 from unhang import _core
 
 
@@ -87,7 +87,9 @@ def test_the_cpu_engine_in_other_types(dtype: torch.dtype) -> None:
         torch.manual_seed(seed)
         x, w = torch.randn(2, 6, 9, 7).to(dtype), torch.randn(8, 3, 3, 3).to(dtype)
         want = torch.nn.functional.conv2d(x.double(), w.double(), None, 1, 1, 1, 2)
-        problem = _core.Problem(tuple(x.shape), tuple(w.shape), [1, 1], [1, 1], [1, 1], False, [0, 0], 2, name, "nchw", "forward")
+        problem = _core.Problem(
+            tuple(x.shape), tuple(w.shape), [1, 1], [1, 1], [1, 1], False, [0, 0], 2, name, "nchw", "forward"
+        )
         assert_close(run(_core.run_cpu, problem, x, w, None, torch.contiguous_format, 1), want)
 
 

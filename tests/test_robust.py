@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from comparing import assert_close
-from conftest import subprocess_environment
 from torch import nn
 
 import unhang
+from comparing import assert_close
+from conftest import subprocess_environment
 from unhang import _convolve, _core, _engines, _state
 
 X, W = torch.randn(2, 4, 12, 12), torch.randn(8, 4, 3, 3, requires_grad=True)
@@ -55,7 +55,9 @@ def test_an_engine_that_fails_is_replaced_recorded_and_told_once(
     _state.forget()
     with unhang.enabled("auto", devices=("cpu",)):
         F.conv2d(X, W)
-    assert "cpu" not in next(iter(route.plan.engines for (_, token), route in _convolve.routes.items() if "auto" in token))
+    assert "cpu" not in next(
+        iter(route.plan.engines for (_, token), route in _convolve.routes.items() if "auto" in token)
+    )
 
 
 def test_out_of_memory_is_raised_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +103,9 @@ def test_a_bad_store_stops_nothing(own_home: Path, fault: str) -> None:
     """
     first = python(code, UNHANG_HOME=str(own_home))
     assert first.returncode == 0, first.stderr
-    databases = [path for path in own_home.iterdir() if path.is_file() and path.suffix in (".sqlite", ".db", ".sqlite3")]
+    databases = [
+        path for path in own_home.iterdir() if path.is_file() and path.suffix in (".sqlite", ".db", ".sqlite3")
+    ]
     assert databases, sorted(own_home.iterdir())
     database = databases[0]
     if fault == "garbage":
@@ -188,7 +192,8 @@ def test_many_threads_at_once() -> None:
 
 def test_distributed_training_gives_the_same_gradients(own_home: Path, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(textwrap.dedent("""
+    script.write_text(
+        textwrap.dedent("""
         import sys, torch, torch.distributed as dist, torch.nn as nn
         rank, where, on = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "on"
         torch.set_num_threads(1)
@@ -210,7 +215,8 @@ def test_distributed_training_gives_the_same_gradients(own_home: Path, tmp_path:
             torch.save([p.grad for p in model.parameters()], sys.argv[4])
         dist.barrier()
         dist.destroy_process_group()
-    """))
+    """)
+    )
     results = []
     for mode in ("off", "on"):
         file = tmp_path / f"{mode}.pt"

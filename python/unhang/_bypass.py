@@ -93,9 +93,7 @@ def get_bypass_stats(model: nn.Module | None = None) -> dict[str, Any]:
     """The sum over a model's ``nn.Conv2d`` layers, or over every layer of the process that was counted."""
     total = _statistics.Layer()
     for layer in _statistics_of(model):
-        for engine, count in layer.engines.items():
-            total.engines[engine] = total.engines.get(engine, 0) + count
-        total.bypasses += layer.bypasses
+        total.add(layer)
     settings = _enable.enabled_settings() or Settings()
     return total.summary(settings.strategy)
 

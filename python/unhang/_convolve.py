@@ -81,7 +81,7 @@ def forward(
         redispatched.count(0, False)
         output = call_original_forward(input, weight, bias, geometry)
         if layer is not None:
-            layer.count("torch", bypass=False, settings=settings)
+            layer.count("", "torch", bypass=False, settings=settings)
         return output
     if input.dim() == 3:
         input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
@@ -108,7 +108,7 @@ def _forward(
     # The one place where a forward is counted.
     route.tally.count(index, route.bypass[index])
     if layer is not None:
-        layer.count(route.names[index], bypass=route.bypass[index], settings=settings)
+        layer.count(route.key, route.names[index], bypass=route.bypass[index], settings=settings)
     return output
 
 
@@ -253,7 +253,7 @@ def _route(
             cache[key] = route
         if route is not None:
             # The report sums over everything that was planned for the same problem under the same settings.
-            known = routes.setdefault((route.problem.key, settings.token), route)
+            known = routes.setdefault((route.key, settings.token), route)
             route.tally = known.tally
             known.plan, known.names, known.bypass = route.plan, route.names, route.bypass
     if route is not None and settings.verbose:

@@ -60,6 +60,7 @@ class Route:
         "bypass",
         "calls",
         "engines",
+        "key",
         "memory_format",
         "names",
         "padding",
@@ -73,6 +74,8 @@ class Route:
         self, problem: _core.Problem, plan: _core.Plan, memory_format: torch.memory_format, padding: list[int]
     ) -> None:
         self.problem = problem
+        #: The problem's key; asking for it makes a new text each time.
+        self.key = problem.key
         self.plan = plan
         self.memory_format = memory_format
         self.padding = padding

@@ -3,41 +3,63 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from unhang import _convolve, _core, _enable, _statistics
+from unhang import _convolve, _enable, _statistics
 from unhang._settings import Settings
-from unhang._state import state
+from unhang._state import state, torch_build
 
 
 class Report:
     """A picture of this process at one moment."""
 
-    def __init__(self, data: dict[str, Any]) -> None:
+    def __init__(self, data: dict[str, Any], render: Callable[[str], str]) -> None:
         #: Everything, as plain values.
         self.data = data
+        self._render = render
 
     def json(self) -> str:
         """The data as JSON."""
         return json.dumps(self.data, indent=2)
 
     def text(self) -> str:
-        """The data as tables."""
-        return _core.render_report(self.json(), "text")
+        """Tables: what is known here, and the layers with their plans."""
+        return self._render("text")
 
     def html(self, path: str | Path | None = None) -> str:
-        """The data as one page that needs nothing else; written to a file if one is named."""
-        page = _core.render_report(self.json(), "html")
+        """One page that needs nothing else; written to a file, whole or not at all, if one is named."""
+        page = self._render("html")
         if path is not None:
             target = Path(path)
             beside = target.with_name(f".{target.name}.new")
-            beside.write_text(page)
+            beside.write_text(page, encoding="utf-8")
             beside.replace(target)
         return page
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _render(form: str) -> str:
+    current = state()
+    machine = current.machine
+    described = ", ".join(machine.gpus) or "no GPU"
+    line = f"{described}; {'affected' if machine.affected else 'not affected'}; torch {torch_build()}"
+    if machine.described_by_folder:
+        line += "; described by a folder"
+    layers = []
+    for name, _, layer in sorted(_statistics.named_layers(), key=lambda item: item[0]):
+        for problem in dict.fromkeys(problem for problem, _ in layer.counts if problem):
+            engines = [(engine.partition("(")[0], n) for (of, engine), n in layer.counts.items() if of == problem]
+            layers.append((name, problem, sum(n for _, n in engines), engines))
+    for (key, _), route in sorted(_convolve.routes.items()):
+        if not key.startswith("forward") and route.tally.total:
+            engines = [(name.partition("(")[0], n) for name, n in zip(route.names, route.tally.by_place) if n]
+            layers.append(("(gradients)", key, route.tally.total, engines))
+    plans = [(route.problem, route.plan) for route in _convolve.routes.values()]
+    return current.planner.render(line, layers, plans, bool(_convolve.rehearsed), form)
 
 
 def report() -> Report:
@@ -82,5 +104,6 @@ def report() -> Report:
                 {"problem": key, "engine": engine, "detail": detail}
                 for (key, engine), detail in current.failures.items()
             ],
-        }
+        },
+        _render,
     )

@@ -19,21 +19,37 @@ class Layer:
     """The forwards of one module."""
 
     def __init__(self) -> None:
-        self.engines: dict[str, int] = {}
+        #: Forwards by convolution (empty where torch computed what our engines do not know) and engine.
+        self.counts: dict[tuple[str, str], int] = {}
         self.bypasses = 0
         self.settings: Settings | None = None
 
-    def count(self, engine: str, *, bypass: bool, settings: Settings) -> None:
+    def count(self, problem: str, engine: str, *, bypass: bool, settings: Settings) -> None:
         """Counts one forward of this layer."""
         with _lock:
-            self.engines[engine] = self.engines.get(engine, 0) + 1
+            key = (problem, engine)
+            self.counts[key] = self.counts.get(key, 0) + 1
             self.bypasses += bypass
             self.settings = settings
+
+    def add(self, other: Layer) -> None:
+        """Adds another layer's counts."""
+        for key, count in other.counts.items():
+            self.counts[key] = self.counts.get(key, 0) + count
+        self.bypasses += other.bypasses
+
+    @property
+    def engines(self) -> dict[str, int]:
+        """Forwards by engine."""
+        totals: dict[str, int] = {}
+        for (_, engine), count in self.counts.items():
+            totals[engine] = totals.get(engine, 0) + count
+        return totals
 
     @property
     def forwards(self) -> int:
         """All forwards so far."""
-        return sum(self.engines.values())
+        return sum(self.counts.values())
 
     def summary(self, strategy: str) -> dict[str, Any]:
         """The numbers by the names that the bypass's users know."""
@@ -45,7 +61,7 @@ class Layer:
             "bypass_count": bypasses,
             "bypass_rate": rate,
             "strategy": strategy,
-            "engines": dict(self.engines),
+            "engines": self.engines,
         }
 
 

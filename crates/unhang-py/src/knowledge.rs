@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, MiopenFamilies, Plan, Settings, Situation, plan};
+use unhang_report::{Layer, Report};
 
 use crate::problem::PyProblem;
 
@@ -121,6 +123,9 @@ impl PyStore {
     }
 }
 
+/// A layer for the report: name, key of its convolution, calls, and calls by engine.
+type NamedLayer = (String, String, u64, Vec<(String, u64)>);
+
 /// Makes plans from what is known, and learns.
 #[pyclass(frozen, name = "Planner", module = "unhang._core")]
 pub struct PyPlanner {
@@ -216,6 +221,40 @@ impl PyPlanner {
         record.detail = detail.to_owned();
         self.store.record(record.clone());
         Ok(self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record))
+    }
+
+    /// What is known here, and what these layers were computed by, as "text" or as an "html" page.
+    ///
+    /// A layer is its name, its convolution, how often it was asked for and how often each engine computed it.
+    fn render(
+        &self,
+        machine: &str,
+        layers: Vec<NamedLayer>,
+        plans: Vec<(PyRef<'_, PyProblem>, PyRef<'_, PyPlan>)>,
+        rehearsal: bool,
+        form: &str,
+    ) -> PyResult<String> {
+        let mut shown = Vec::new();
+        for (name, key, calls, engines) in layers {
+            let engines: Result<Vec<(EngineName, u64)>, _> =
+                engines.into_iter().map(|(engine, count)| Ok((engine.parse::<EngineName>()?, count))).collect();
+            let problem = key.parse().map_err(invalid)?;
+            shown.push(Layer { name, problem, calls, engines: engines.map_err(|e: UnknownName| invalid(e))? });
+        }
+        let plans: HashMap<&Problem, &Plan> =
+            plans.iter().map(|(problem, plan)| (&problem.problem, &plan.plan)).collect();
+        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        let mut report = Report::new(machine, &evidence, shown, |problem| match plans.get(problem) {
+            Some(plan) => (*plan).clone(),
+            // Known from an earlier run and not asked for in this one.
+            None => plan(problem, &Settings::default(), &Situation::cpu_tensors(), &evidence),
+        });
+        report.rehearsal |= rehearsal;
+        match form {
+            "text" => Ok(report.to_text()),
+            "html" => Ok(report.to_html()),
+            other => Err(invalid(format!("unknown form {other:?}: expected text or html"))),
+        }
     }
 
     /// Counts a convolution that the user's program asked for.

@@ -1,0 +1,71 @@
+//! Why execution stopped.
+
+use thiserror::Error;
+use unhang_isa::audit::Rule;
+
+/// A stop, and where.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{kind} (kernel {kernel}, offset {offset:#x}: `{instruction}`)")]
+pub struct Fault {
+    /// What happened.
+    pub kind: FaultKind,
+    /// The kernel.
+    pub kernel: String,
+    /// Bytes from the start of the function to the instruction.
+    pub offset: u32,
+    /// The instruction in words.
+    pub instruction: String,
+}
+
+/// What can stop a wave.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum FaultKind {
+    /// Memory that nobody allocated, or past the end of it.
+    #[error("memory fault: {size} bytes at {address:#x} are in no allocation")]
+    Memory {
+        /// The address.
+        address: u64,
+        /// How many bytes.
+        size: u32,
+    },
+    /// Outside of the workgroup's local memory.
+    #[error("local memory fault: {size} bytes at {address:#x}; the workgroup has {limit:#x}")]
+    Local {
+        /// The address.
+        address: u32,
+        /// How many bytes.
+        size: u32,
+        /// The size of local memory.
+        limit: u32,
+    },
+    /// An instruction that the emulator does not know.
+    #[error("the emulator does not know this instruction, or this form of it")]
+    Unsupported,
+    /// The chip does not have the instruction.
+    #[error("illegal instruction on the emulated chip")]
+    Illegal,
+    /// A hazard on the executed path.
+    #[error("would hang or may corrupt: {rule}")]
+    Hazard {
+        /// The rule that the path breaks.
+        rule: Rule,
+    },
+    /// A jump to where no code is.
+    #[error("jump to {address:#x}, where there is no function")]
+    Jump {
+        /// The address.
+        address: u64,
+    },
+    /// More instructions than were allowed.
+    #[error("the wave executed {limit} instructions without coming to its end")]
+    Budget {
+        /// The limit.
+        limit: u64,
+    },
+    /// No such kernel in the code object.
+    #[error("the code object has no kernel of this name")]
+    NoKernel,
+    /// The kernel wants something that the emulator does not offer.
+    #[error("the kernel cannot be started: {0}")]
+    Start(&'static str),
+}

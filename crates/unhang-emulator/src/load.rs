@@ -1,0 +1,82 @@
+//! A code object in memory: its functions decoded, its data at addresses.
+
+use std::sync::Arc;
+
+use unhang_isa::elf::{CodeObject, ElfError, KernelDescriptor};
+use unhang_isa::{Chip, Program};
+use unhang_objects::metadata::{self, KernelMetadata};
+
+use crate::semantics::Semantics;
+use crate::{FaultKind, Memory};
+
+/// A function that can be executed.
+pub(crate) struct LoadedFunction {
+    pub name: String,
+    /// Its address in the emulated memory.
+    pub base: u64,
+    pub program: Program,
+    /// What each instruction does, found once.
+    pub semantics: Vec<Semantics>,
+}
+
+/// A kernel that can be started.
+pub(crate) struct LoadedKernel {
+    pub name: String,
+    pub function: usize,
+    pub descriptor: KernelDescriptor,
+    pub metadata: Option<KernelMetadata>,
+}
+
+/// A code object that can be executed.
+pub(crate) struct LoadedObject {
+    pub chip: Chip,
+    pub functions: Vec<Arc<LoadedFunction>>,
+    pub kernels: Vec<LoadedKernel>,
+}
+
+impl LoadedObject {
+    /// The function that holds an address, and the instruction that starts there.
+    pub fn find(&self, address: u64) -> Result<(usize, u32), FaultKind> {
+        let place = self.functions.partition_point(|function| function.base <= address);
+        let number = place.checked_sub(1).ok_or(FaultKind::Jump { address })?;
+        let function = &self.functions[number];
+        let index = function.program.index_at((address - function.base) as usize);
+        index.map(|index| (number, index)).ok_or(FaultKind::Jump { address })
+    }
+}
+
+/// Copies a code object into memory and decodes its functions. A function that does not decode is left out: jumping to
+/// it is a fault.
+pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, ElfError> {
+    let object = CodeObject::parse(bytes)?;
+    let chip = object.chip().ok_or(ElfError::NotGpu { machine: object.flags as u16, class: 2 })?;
+    // One allocation from the lowest to the highest address, so that code finds its data at the distance it expects.
+    let segments: Vec<_> = object.segments().collect();
+    let limit = bytes.len() as u64 * 64;
+    let end = segments.iter().filter_map(|segment| segment.address.checked_add(segment.memory_size)).max().unwrap_or(0);
+    if end > limit {
+        return Err(ElfError::OutOfBounds { what: "a segment", size: bytes.len() });
+    }
+    let bias = memory.allocate(end as usize);
+    for segment in &segments {
+        let _ = memory.write(bias + segment.address, segment.contents);
+    }
+    let kernel_metadata = metadata::read(&object).map(|(_, kernels)| kernels).unwrap_or_default();
+    let mut loaded = LoadedObject { chip, functions: Vec::new(), kernels: Vec::new() };
+    for function in &object.functions {
+        let wave64 = function.descriptor.is_some_and(|descriptor| descriptor.wave64());
+        let Ok(program) = Program::decode(function.code, chip, wave64) else { continue };
+        let semantics = program.instructions.iter().map(Semantics::of).collect();
+        if let Some(descriptor) = function.descriptor {
+            loaded.kernels.push(LoadedKernel {
+                name: function.name.to_owned(),
+                function: loaded.functions.len(),
+                descriptor,
+                metadata: kernel_metadata.iter().find(|kernel| kernel.name == function.name).cloned(),
+            });
+        }
+        let base = bias + function.address;
+        loaded.functions.push(Arc::new(LoadedFunction { name: function.name.to_owned(), base, program, semantics }));
+    }
+    Ok(loaded)
+}

@@ -1,0 +1,399 @@
+//! The machine: a code object, memory, and kernels that run.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rayon::prelude::*;
+use unhang_isa::audit::{PathWatch, Rule};
+use unhang_isa::elf::ElfError;
+use unhang_isa::{Chip, Class, Format};
+
+use crate::load::{self, LoadedKernel, LoadedObject};
+use crate::memory_access::Surroundings;
+use crate::scalar::Next;
+use crate::semantics::Semantics;
+use crate::wave::{EXEC, FloatMode, LANES, Standing, Wave};
+use crate::{Fault, FaultKind, Memory};
+
+/// What the machine minds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Only computes: what an ideal chip would do.
+    Compute,
+    /// Stops where this chip might hang or compute nonsense, and at instructions that it does not have.
+    Hazards(Chip),
+}
+
+/// A kernel to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch<'a> {
+    /// The kernel's name.
+    pub kernel: &'a str,
+    /// How many workgroups.
+    pub workgroups: [u32; 3],
+    /// Lanes of a workgroup.
+    pub workgroup_size: [u32; 3],
+    /// The arguments as they lie in memory. What the runtime would add behind them is added.
+    pub arguments: &'a [u8],
+    /// Bytes of local memory beside what the kernel declares.
+    pub dynamic_local: u32,
+}
+
+/// What was executed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Instructions of all waves.
+    pub instructions: u64,
+    /// Vector instructions times the lanes for which they were on.
+    pub lane_operations: u64,
+    /// Vector arithmetic.
+    pub vector: u64,
+    /// Scalar arithmetic and flow.
+    pub scalar: u64,
+    /// Scalar loads.
+    pub scalar_memory: u64,
+    /// Global, flat and buffer accesses.
+    pub memory: u64,
+    /// Local accesses.
+    pub local: u64,
+}
+
+impl Counts {
+    fn add(&mut self, other: &Counts) {
+        self.instructions += other.instructions;
+        self.lane_operations += other.lane_operations;
+        self.vector += other.vector;
+        self.scalar += other.scalar;
+        self.scalar_memory += other.scalar_memory;
+        self.memory += other.memory;
+        self.local += other.local;
+    }
+
+    fn note(&mut self, class: Class, lanes: u32) {
+        self.instructions += 1;
+        match class {
+            Class::Vector => self.vector += 1,
+            Class::Scalar => self.scalar += 1,
+            Class::ScalarMemory => self.scalar_memory += 1,
+            Class::VectorMemory | Class::Flat | Class::Segment | Class::Export => self.memory += 1,
+            Class::Local => self.local += 1,
+        }
+        if !matches!(class, Class::Scalar | Class::ScalarMemory) {
+            self.lane_operations += lanes as u64;
+        }
+    }
+}
+
+/// An emulated card with one code object loaded.
+pub struct Machine {
+    /// Global memory.
+    pub memory: Memory,
+    /// What the machine minds.
+    pub mode: Mode,
+    /// How many instructions a wave may execute.
+    pub budget: u64,
+    object: LoadedObject,
+}
+
+/// Local memory of a workgroup: 64 KiB, as on the card.
+const MAX_LOCAL: u32 = 64 << 10;
+
+impl Machine {
+    /// Loads a code object.
+    pub fn load(code_object: &[u8], mode: Mode) -> Result<Machine, ElfError> {
+        let mut memory = Memory::default();
+        let object = load::load(code_object, &mut memory)?;
+        Ok(Machine { memory, mode, budget: 100_000_000, object })
+    }
+
+    /// The names of its kernels.
+    pub fn kernels(&self) -> impl Iterator<Item = &str> {
+        self.object.kernels.iter().map(|kernel| kernel.name.as_str())
+    }
+
+    /// The chip for which the code was compiled.
+    pub fn target(&self) -> Chip {
+        self.object.chip
+    }
+
+    /// Runs a kernel to its end.
+    pub fn run(&mut self, dispatch: &Dispatch<'_>) -> Result<Counts, Fault> {
+        let start_fault =
+            |kind| Fault { kind, kernel: dispatch.kernel.to_owned(), offset: 0, instruction: String::new() };
+        let number = self
+            .object
+            .kernels
+            .iter()
+            .position(|kernel| kernel.name == dispatch.kernel)
+            .ok_or_else(|| start_fault(FaultKind::NoKernel))?;
+        let mark = self.memory.mark();
+        let result = self.start(number, dispatch).map_err(start_fault).and_then(|launch| self.run_groups(&launch));
+        self.memory.release(mark);
+        result
+    }
+
+    fn start<'d>(&mut self, number: usize, dispatch: &'d Dispatch<'d>) -> Result<Launch<'d>, FaultKind> {
+        let kernel = &self.object.kernels[number];
+        let descriptor = kernel.descriptor;
+        if descriptor.wave64() {
+            return Err(FaultKind::Start("its waves have 64 lanes"));
+        }
+        if descriptor.resource1 >> 12 & 15 != 0 {
+            return Err(FaultKind::Start("it asks for a rounding other than to nearest even"));
+        }
+        let local = descriptor.group_segment_size.saturating_add(dispatch.dynamic_local);
+        if local > MAX_LOCAL {
+            return Err(FaultKind::Start("it wants more than 64 KiB of local memory"));
+        }
+        let lanes = dispatch.workgroup_size.iter().try_fold(1u32, |product, &size| product.checked_mul(size));
+        let lanes = lanes
+            .filter(|lanes| (1..=1024).contains(lanes))
+            .ok_or(FaultKind::Start("a workgroup has 1 to 1024 lanes"))?;
+        let arguments = kernel_arguments(kernel, dispatch);
+        let kernarg = self.memory.allocate_bytes(&arguments);
+        let packet = self.memory.allocate_bytes(&dispatch_packet(dispatch, local, kernarg));
+        Ok(Launch { number, dispatch, kernarg, packet, local, lanes })
+    }
+
+    fn run_groups(&self, launch: &Launch<'_>) -> Result<Counts, Fault> {
+        let [x, y, z] = launch.dispatch.workgroups.map(u64::from);
+        let totals: [AtomicU64; 7] = Default::default();
+        let fault = (0..x * y * z).into_par_iter().find_map_first(|group| {
+            let place = [group % x, group / x % y, group / (x * y)].map(|place| place as u32);
+            match self.run_group(launch, place) {
+                Ok(counts) => {
+                    for (total, count) in totals.iter().zip(counts.as_array()) {
+                        total.fetch_add(count, Ordering::Relaxed);
+                    }
+                    None
+                }
+                Err(fault) => Some(fault),
+            }
+        });
+        match fault {
+            Some(fault) => Err(fault),
+            None => Ok(Counts::from_array(totals.map(AtomicU64::into_inner))),
+        }
+    }
+
+    fn run_group(&self, launch: &Launch<'_>, group: [u32; 3]) -> Result<Counts, Fault> {
+        let mut local = vec![0; launch.local as usize];
+        let mut waves: Vec<Wave> =
+            (0..launch.lanes.div_ceil(LANES as u32)).map(|wave| self.new_wave(launch, group, wave)).collect();
+        let mut counts = Counts::default();
+        loop {
+            for wave in &mut waves {
+                if wave.standing == Standing::Running {
+                    let mut around = Surroundings { memory: &self.memory, local: &mut local };
+                    if let Err(kind) = self.run_wave(wave, &mut around, &mut counts) {
+                        return Err(self.fault(wave, kind));
+                    }
+                }
+            }
+            // A wave that has ended does not hold up the others.
+            if waves.iter().all(|wave| wave.standing == Standing::Ended) {
+                return Ok(counts);
+            }
+            for wave in waves.iter_mut().filter(|wave| wave.standing == Standing::AtBarrier) {
+                wave.standing = Standing::Running;
+            }
+        }
+    }
+
+    fn fault(&self, wave: &Wave, kind: FaultKind) -> Fault {
+        let function = &self.object.functions[wave.function];
+        let index = wave.index as usize;
+        let instruction = function.program.instructions.get(index).map(|it| it.text(false).to_string());
+        Fault {
+            kind,
+            kernel: function.name.clone(),
+            offset: function.program.offsets.get(index).copied().unwrap_or(0),
+            instruction: instruction.unwrap_or_default(),
+        }
+    }
+
+    /// The registers as the command processor sets them up.
+    fn new_wave(&self, launch: &Launch<'_>, group: [u32; 3], number: u32) -> Wave {
+        let kernel = &self.object.kernels[launch.number];
+        let descriptor = kernel.descriptor;
+        let vectors = ((descriptor.resource1 & 63) as usize + 1) * 8;
+        let mut wave = Wave {
+            scalars: [0; 128],
+            vectors: vec![[0; LANES]; vectors],
+            scc: false,
+            function: kernel.function,
+            index: 0,
+            standing: Standing::Running,
+            executed: 0,
+            mode: FloatMode {
+                keep_single: descriptor.resource1 >> 16 & 3 != 0,
+                keep_half_double: descriptor.resource1 >> 18 & 3 != 0,
+            },
+            watch: PathWatch::default(),
+        };
+        let mut next = 0u8;
+        // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
+        for (bit, registers, value) in [
+            (0, 4, 0),
+            (1, 2, launch.packet),
+            (2, 2, 0),
+            (3, 2, launch.kernarg),
+            (4, 2, 0),
+            (5, 2, 0),
+            (6, 1, descriptor.private_segment_size as u64),
+        ] {
+            if descriptor.properties >> bit & 1 == 1 {
+                match registers {
+                    1 => wave.set_scalar(next, value as u32),
+                    _ => wave.set_scalar64(next, value),
+                }
+                next += registers;
+            }
+        }
+        let mut next = (descriptor.resource2 >> 1 & 31) as u8;
+        for (axis, &place) in group.iter().enumerate() {
+            if descriptor.resource2 >> (7 + axis) & 1 == 1 {
+                wave.set_scalar(next, place);
+                next += 1;
+            }
+        }
+        let [width, height, _] = launch.dispatch.workgroup_size;
+        let mut exec = 0;
+        let axes = (descriptor.resource2 >> 11 & 3) as usize + 1;
+        for lane in 0..LANES as u32 {
+            let item = number * LANES as u32 + lane;
+            if item >= launch.lanes {
+                continue;
+            }
+            exec |= 1 << lane;
+            let place = [item % width, item / width % height, item / (width * height)];
+            for axis in 0..axes.min(3) {
+                wave.set_vector_lane(axis, lane as usize, place[axis]);
+            }
+        }
+        wave.scalars[EXEC] = exec;
+        wave
+    }
+
+    /// Runs a wave to its end or to a barrier.
+    fn run_wave(&self, wave: &mut Wave, around: &mut Surroundings<'_>, counts: &mut Counts) -> Result<(), FaultKind> {
+        loop {
+            let function = &self.object.functions[wave.function];
+            let index = wave.index as usize;
+            let Some(instruction) = function.program.instructions.get(index) else {
+                return Err(FaultKind::Jump {
+                    address: function.base + function.program.offsets.last().map_or(0, |&it| it as u64),
+                });
+            };
+            wave.executed += 1;
+            if wave.executed > self.budget {
+                return Err(FaultKind::Budget { limit: self.budget });
+            }
+            counts.note(instruction.class(), wave.exec().count_ones());
+            if let Mode::Hazards(chip) = self.mode {
+                if !instruction.definition.exists_on(chip) {
+                    return Err(FaultKind::Illegal);
+                }
+                if chip.is_rdna1() {
+                    if let Some((rule, _)) = wave.watch.next(instruction, false) {
+                        return Err(FaultKind::Hazard { rule });
+                    }
+                    if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
+                        return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
+                    }
+                }
+            }
+            match function.semantics[index] {
+                Semantics::Scalar(operation) => {
+                    let address = function.base + function.program.offsets[index] as u64;
+                    let after = address + instruction.size() as u64;
+                    match wave.run_scalar(instruction, operation, address) {
+                        Next::Continue => {}
+                        Next::End => {
+                            wave.standing = Standing::Ended;
+                            return Ok(());
+                        }
+                        Next::Barrier => {
+                            wave.standing = Standing::AtBarrier;
+                            wave.index += 1;
+                            return Ok(());
+                        }
+                        Next::Relative(bytes) => {
+                            (wave.function, wave.index) = self.object.find(after.wrapping_add(bytes as u64))?;
+                            continue;
+                        }
+                        Next::Absolute(target) => {
+                            (wave.function, wave.index) = self.object.find(target)?;
+                            continue;
+                        }
+                    }
+                }
+                Semantics::Memory(access) => wave.run_memory(instruction, access, around)?,
+                semantics => wave.run_vector(instruction, semantics)?,
+            }
+            wave.index += 1;
+        }
+    }
+}
+
+impl Counts {
+    fn as_array(&self) -> [u64; 7] {
+        [self.instructions, self.lane_operations, self.vector, self.scalar, self.scalar_memory, self.memory, self.local]
+    }
+
+    fn from_array([instructions, lane_operations, vector, scalar, scalar_memory, memory, local]: [u64; 7]) -> Counts {
+        let mut counts = Counts::default();
+        counts.add(&Counts { instructions, lane_operations, vector, scalar, scalar_memory, memory, local });
+        counts
+    }
+}
+
+/// A kernel that is being run.
+struct Launch<'d> {
+    number: usize,
+    dispatch: &'d Dispatch<'d>,
+    kernarg: u64,
+    packet: u64,
+    local: u32,
+    lanes: u32,
+}
+
+/// The arguments with what the runtime adds for the compiler's own use.
+fn kernel_arguments(kernel: &LoadedKernel, dispatch: &Dispatch<'_>) -> Vec<u8> {
+    let mut bytes = dispatch.arguments.to_vec();
+    let size = (kernel.descriptor.kernarg_size as usize).max(bytes.len());
+    // Compilers load a little more than they need where that makes one load of two; the runtime leaves room for it.
+    bytes.resize(size.min(64 << 10).max(bytes.len()).next_multiple_of(64), 0);
+    let Some(metadata) = &kernel.metadata else { return bytes };
+    for argument in &metadata.arguments {
+        let axis = match argument.kind.as_bytes().last() {
+            Some(b'x') => 0,
+            Some(b'y') => 1,
+            _ => 2,
+        };
+        let value = match argument.kind.trim_end_matches(['x', 'y', 'z']) {
+            "hidden_block_count_" => dispatch.workgroups[axis],
+            "hidden_group_size_" => dispatch.workgroup_size[axis],
+            "hidden_grid_dims" => 3,
+            _ => continue,
+        };
+        let (offset, length) = (argument.offset as usize, (argument.size as usize).min(4));
+        if let Some(place) = offset.checked_add(length).and_then(|end| bytes.get_mut(offset..end)) {
+            place.copy_from_slice(&value.to_le_bytes()[..length]);
+        }
+    }
+    bytes
+}
+
+/// The packet that kernels of older compilers read their dimensions from.
+fn dispatch_packet(dispatch: &Dispatch<'_>, local: u32, kernarg: u64) -> [u8; 64] {
+    let mut packet = [0; 64];
+    for axis in 0..3 {
+        let size = dispatch.workgroup_size[axis];
+        packet[4 + axis * 2..6 + axis * 2].copy_from_slice(&(size as u16).to_le_bytes());
+        let grid = size.wrapping_mul(dispatch.workgroups[axis]);
+        packet[12 + axis * 4..16 + axis * 4].copy_from_slice(&grid.to_le_bytes());
+    }
+    packet[28..32].copy_from_slice(&local.to_le_bytes());
+    packet[40..48].copy_from_slice(&kernarg.to_le_bytes());
+    packet
+}

@@ -1,0 +1,295 @@
+//! Scalar instructions and program flow.
+
+use unhang_isa::{Field, Format, Instruction};
+
+use crate::wave::{EXEC, VCC, Wave};
+
+/// A value from up to two sources; may set SCC.
+type Arithmetic = fn(&mut Wave, u64, u64) -> u64;
+
+/// What a scalar instruction does.
+#[derive(Clone, Copy)]
+pub(crate) enum ScalarOperation {
+    Arithmetic(Arithmetic),
+    /// A condition that goes to SCC.
+    Compare(fn(u64, u64) -> bool),
+    /// A 16-bit constant, with the old value of the register.
+    Constant(fn(&mut Wave, u32, i32) -> u32),
+    ConstantCompare(fn(u32, i32) -> bool),
+    /// The destination keeps EXEC, EXEC becomes a function of both.
+    SaveExec(fn(u32, u32) -> u32),
+    /// EXEC and the destination become the same.
+    WriteExec(fn(u32, u32) -> u32),
+    /// Moves only if SCC is set.
+    ConditionalMove,
+    Branch(fn(&Wave) -> bool),
+    Barrier,
+    End,
+    /// Waits and hints: nothing is ever late here.
+    Nothing,
+    GetProgramCounter,
+    SetProgramCounter,
+    SwapProgramCounter,
+    Call,
+    GetRegister,
+}
+
+/// Where execution goes on.
+pub(crate) enum Next {
+    Continue,
+    /// By a number of bytes from the end of the instruction.
+    Relative(i64),
+    Absolute(u64),
+    Barrier,
+    End,
+}
+
+fn set<T: PartialEq + Default>(wave: &mut Wave, value: T) -> T {
+    wave.scc = value != T::default();
+    value
+}
+
+impl ScalarOperation {
+    /// Finds what an instruction does.
+    #[rustfmt::skip]
+    pub fn of(instruction: &Instruction) -> Option<ScalarOperation> {
+        use ScalarOperation::{Arithmetic as A, Compare as C, Constant as K, ConstantCompare as KC};
+        if instruction.format() == Format::Sopp {
+            return ScalarOperation::flow(instruction);
+        }
+        Some(match instruction.definition.mnemonic {
+            "s_mov_b32" | "s_mov_b64" => A(|_, a, _| a),
+            "s_cmov_b32" | "s_cmov_b64" => ScalarOperation::ConditionalMove,
+            "s_not_b32" => A(|w, a, _| set(w, !a as u32) as u64),
+            "s_not_b64" => A(|w, a, _| set(w, !a)),
+            "s_brev_b32" => A(|_, a, _| (a as u32).reverse_bits() as u64),
+            "s_brev_b64" => A(|_, a, _| a.reverse_bits()),
+            "s_bcnt0_i32_b32" => A(|w, a, _| set(w, (a as u32).count_zeros()) as u64),
+            "s_bcnt1_i32_b32" => A(|w, a, _| set(w, (a as u32).count_ones()) as u64),
+            "s_bcnt1_i32_b64" => A(|w, a, _| set(w, a.count_ones()) as u64),
+            "s_ff0_i32_b32" => A(|_, a, _| if a as u32 == u32::MAX { u32::MAX as u64 } else { (a as u32).trailing_ones() as u64 }),
+            "s_ff1_i32_b32" => A(|_, a, _| if a as u32 == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
+            "s_ff1_i32_b64" => A(|_, a, _| if a == 0 { u32::MAX as u64 } else { a.trailing_zeros() as u64 }),
+            "s_flbit_i32_b32" => A(|_, a, _| if a as u32 == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
+            "s_flbit_i32_b64" => A(|_, a, _| if a == 0 { u32::MAX as u64 } else { a.leading_zeros() as u64 }),
+            "s_flbit_i32" => A(|_, a, _| {
+                let a = a as u32;
+                if a == 0 || a == u32::MAX { u32::MAX as u64 } else { (a ^ (a as i32 >> 31) as u32).leading_zeros() as u64 }
+            }),
+            "s_sext_i32_i8" => A(|_, a, _| a as i8 as i32 as u32 as u64),
+            "s_sext_i32_i16" => A(|_, a, _| a as i16 as i32 as u32 as u64),
+            "s_bitset0_b32" => return None,
+            "s_abs_i32" => A(|w, a, _| set(w, (a as i32).unsigned_abs()) as u64),
+            "s_wqm_b32" => A(|w, a, _| {
+                let quads = a as u32 | a as u32 >> 1 | a as u32 >> 2 | a as u32 >> 3;
+                set(w, (quads & 0x1111_1111) * 15) as u64
+            }),
+            "s_add_u32" => A(|w, a, b| { let sum = a as u32 as u64 + b as u32 as u64; w.scc = sum >> 32 != 0; sum as u32 as u64 }),
+            "s_sub_u32" => A(|w, a, b| { w.scc = (a as u32) < b as u32; (a as u32).wrapping_sub(b as u32) as u64 }),
+            "s_addc_u32" => A(|w, a, b| { let sum = a as u32 as u64 + b as u32 as u64 + w.scc as u64; w.scc = sum >> 32 != 0; sum as u32 as u64 }),
+            "s_subb_u32" => A(|w, a, b| {
+                let wide = (a as u32 as u64).wrapping_sub(b as u32 as u64).wrapping_sub(w.scc as u64);
+                w.scc = wide >> 63 != 0;
+                wide as u32 as u64
+            }),
+            "s_add_i32" => A(|w, a, b| { let (sum, over) = (a as i32).overflowing_add(b as i32); w.scc = over; sum as u32 as u64 }),
+            "s_sub_i32" => A(|w, a, b| { let (sum, over) = (a as i32).overflowing_sub(b as i32); w.scc = over; sum as u32 as u64 }),
+            "s_min_i32" => A(|w, a, b| { w.scc = (a as i32) < b as i32; (a as i32).min(b as i32) as u32 as u64 }),
+            "s_min_u32" => A(|w, a, b| { w.scc = (a as u32) < b as u32; (a as u32).min(b as u32) as u64 }),
+            "s_max_i32" => A(|w, a, b| { w.scc = (a as i32) > b as i32; (a as i32).max(b as i32) as u32 as u64 }),
+            "s_max_u32" => A(|w, a, b| { w.scc = (a as u32) > b as u32; (a as u32).max(b as u32) as u64 }),
+            "s_cselect_b32" | "s_cselect_b64" => A(|w, a, b| if w.scc { a } else { b }),
+            "s_and_b32" => A(|w, a, b| set(w, (a & b) as u32) as u64),
+            "s_and_b64" => A(|w, a, b| set(w, a & b)),
+            "s_or_b32" => A(|w, a, b| set(w, (a | b) as u32) as u64),
+            "s_or_b64" => A(|w, a, b| set(w, a | b)),
+            "s_xor_b32" => A(|w, a, b| set(w, (a ^ b) as u32) as u64),
+            "s_xor_b64" => A(|w, a, b| set(w, a ^ b)),
+            "s_andn2_b32" => A(|w, a, b| set(w, (a & !b) as u32) as u64),
+            "s_andn2_b64" => A(|w, a, b| set(w, a & !b)),
+            "s_orn2_b32" => A(|w, a, b| set(w, (a | !b) as u32) as u64),
+            "s_nand_b32" => A(|w, a, b| set(w, !(a & b) as u32) as u64),
+            "s_nor_b32" => A(|w, a, b| set(w, !(a | b) as u32) as u64),
+            "s_xnor_b32" => A(|w, a, b| set(w, !(a ^ b) as u32) as u64),
+            "s_lshl_b32" => A(|w, a, b| set(w, (a as u32) << (b & 31)) as u64),
+            "s_lshl_b64" => A(|w, a, b| set(w, a << (b & 63))),
+            "s_lshr_b32" => A(|w, a, b| set(w, a as u32 >> (b & 31)) as u64),
+            "s_lshr_b64" => A(|w, a, b| set(w, a >> (b & 63))),
+            "s_ashr_i32" => A(|w, a, b| set(w, (a as i32 >> (b & 31)) as u32) as u64),
+            "s_ashr_i64" => A(|w, a, b| set(w, (a as i64 >> (b & 63)) as u64)),
+            "s_bfm_b32" => A(|_, a, b| (((1u64 << (a & 31)) - 1) << (b & 31)) as u32 as u64),
+            "s_bfm_b64" => A(|_, a, b| ((1u64 << (a & 63)) - 1) << (b & 63)),
+            "s_mul_i32" => A(|_, a, b| (a as u32).wrapping_mul(b as u32) as u64),
+            "s_mul_hi_u32" => A(|_, a, b| (a as u32 as u64 * b as u32 as u64) >> 32),
+            "s_mul_hi_i32" => A(|_, a, b| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32 as u64),
+            "s_bfe_u32" => A(|w, a, b| {
+                let (offset, width) = (b & 31, b >> 16 & 127);
+                let mask = if width >= 32 { u32::MAX } else { (1u32 << width) - 1 };
+                set(w, a as u32 >> offset & mask) as u64
+            }),
+            "s_bfe_i32" => A(|w, a, b| {
+                let (offset, width) = (b & 31, (b >> 16 & 127).min(32) as u32);
+                if width == 0 { return set(w, 0u32) as u64 }
+                set(w, (((a as i32 >> offset) << (32 - width)) >> (32 - width)) as u32) as u64
+            }),
+            "s_bfe_u64" => A(|w, a, b| {
+                let (offset, width) = (b & 63, b >> 16 & 127);
+                let mask = if width >= 64 { u64::MAX } else { (1u64 << width) - 1 };
+                set(w, a >> offset & mask)
+            }),
+            "s_lshl1_add_u32" => A(|w, a, b| shifted_add(w, a, b, 1)),
+            "s_lshl2_add_u32" => A(|w, a, b| shifted_add(w, a, b, 2)),
+            "s_lshl3_add_u32" => A(|w, a, b| shifted_add(w, a, b, 3)),
+            "s_lshl4_add_u32" => A(|w, a, b| shifted_add(w, a, b, 4)),
+            "s_pack_ll_b32_b16" => A(|_, a, b| a & 0xffff | (b & 0xffff) << 16),
+            "s_pack_lh_b32_b16" => A(|_, a, b| a & 0xffff | b & 0xffff_0000),
+            "s_pack_hh_b32_b16" => A(|_, a, b| a >> 16 & 0xffff | b & 0xffff_0000),
+            "s_cmp_eq_i32" | "s_cmp_eq_u32" => C(|a, b| a as u32 == b as u32),
+            "s_cmp_lg_i32" | "s_cmp_lg_u32" => C(|a, b| a as u32 != b as u32),
+            "s_cmp_gt_i32" => C(|a, b| a as i32 > b as i32),
+            "s_cmp_ge_i32" => C(|a, b| a as i32 >= b as i32),
+            "s_cmp_lt_i32" => C(|a, b| (a as i32) < b as i32),
+            "s_cmp_le_i32" => C(|a, b| a as i32 <= b as i32),
+            "s_cmp_gt_u32" => C(|a, b| a as u32 > b as u32),
+            "s_cmp_ge_u32" => C(|a, b| a as u32 >= b as u32),
+            "s_cmp_lt_u32" => C(|a, b| (a as u32) < b as u32),
+            "s_cmp_le_u32" => C(|a, b| a as u32 <= b as u32),
+            "s_cmp_eq_u64" => C(|a, b| a == b),
+            "s_cmp_lg_u64" => C(|a, b| a != b),
+            "s_bitcmp0_b32" => C(|a, b| a >> (b & 31) & 1 == 0),
+            "s_bitcmp1_b32" => C(|a, b| a >> (b & 31) & 1 == 1),
+            "s_bitcmp0_b64" => C(|a, b| a >> (b & 63) & 1 == 0),
+            "s_bitcmp1_b64" => C(|a, b| a >> (b & 63) & 1 == 1),
+            "s_movk_i32" => K(|_, _, k| k as u32),
+            "s_cmovk_i32" => K(|w, old, k| if w.scc { k as u32 } else { old }),
+            "s_addk_i32" => K(|w, old, k| { let (sum, over) = (old as i32).overflowing_add(k); w.scc = over; sum as u32 }),
+            "s_mulk_i32" => K(|_, old, k| (old as i32).wrapping_mul(k) as u32),
+            "s_cmpk_eq_i32" => KC(|a, k| a as i32 == k),
+            "s_cmpk_lg_i32" => KC(|a, k| a as i32 != k),
+            "s_cmpk_gt_i32" => KC(|a, k| a as i32 > k),
+            "s_cmpk_ge_i32" => KC(|a, k| a as i32 >= k),
+            "s_cmpk_lt_i32" => KC(|a, k| (a as i32) < k),
+            "s_cmpk_le_i32" => KC(|a, k| a as i32 <= k),
+            "s_cmpk_eq_u32" => KC(|a, k| a == k as u16 as u32),
+            "s_cmpk_lg_u32" => KC(|a, k| a != k as u16 as u32),
+            "s_cmpk_gt_u32" => KC(|a, k| a > k as u16 as u32),
+            "s_cmpk_ge_u32" => KC(|a, k| a >= k as u16 as u32),
+            "s_cmpk_lt_u32" => KC(|a, k| a < k as u16 as u32),
+            "s_cmpk_le_u32" => KC(|a, k| a <= k as u16 as u32),
+            "s_and_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a & exec),
+            "s_or_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a | exec),
+            "s_xor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a ^ exec),
+            "s_andn2_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a & !exec),
+            "s_orn2_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a | !exec),
+            "s_nand_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a & exec)),
+            "s_nor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a | exec)),
+            "s_xnor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a ^ exec)),
+            "s_andn1_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !a & exec),
+            "s_orn1_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !a | exec),
+            "s_andn1_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| !a & exec),
+            "s_andn2_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| a & !exec),
+            "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
+            "s_getreg_b32" => ScalarOperation::GetRegister,
+            "s_getpc_b64" => ScalarOperation::GetProgramCounter,
+            "s_setpc_b64" => ScalarOperation::SetProgramCounter,
+            "s_swappc_b64" => ScalarOperation::SwapProgramCounter,
+            "s_call_b64" => ScalarOperation::Call,
+            _ => return None,
+        })
+    }
+
+    fn flow(instruction: &Instruction) -> Option<ScalarOperation> {
+        Some(match instruction.definition.mnemonic {
+            "s_endpgm" => ScalarOperation::End,
+            "s_branch" => ScalarOperation::Branch(|_| true),
+            "s_cbranch_scc0" => ScalarOperation::Branch(|wave| !wave.scc),
+            "s_cbranch_scc1" => ScalarOperation::Branch(|wave| wave.scc),
+            "s_cbranch_vccz" => ScalarOperation::Branch(|wave| wave.scalars[VCC] == 0),
+            "s_cbranch_vccnz" => ScalarOperation::Branch(|wave| wave.scalars[VCC] != 0),
+            "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec() == 0),
+            "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec() != 0),
+            "s_barrier" => ScalarOperation::Barrier,
+            "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
+            | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" => ScalarOperation::Nothing,
+            _ => return None,
+        })
+    }
+}
+
+fn shifted_add(wave: &mut Wave, a: u64, b: u64, shift: u32) -> u64 {
+    let wide = ((a as u32 as u64) << shift) + b as u32 as u64;
+    wave.scc = wide >> 32 != 0;
+    wide as u32 as u64
+}
+
+impl Wave {
+    /// Executes a scalar instruction; `address` is its own.
+    pub fn run_scalar(&mut self, instruction: &Instruction, operation: ScalarOperation, address: u64) -> Next {
+        let source = |wave: &Wave, field| {
+            instruction.definition.operand(field).map_or(0, |slot| wave.scalar_source(instruction, slot))
+        };
+        let (a, b) = (source(self, Field::Source0), source(self, Field::Source1));
+        let constant = instruction.immediate() as i16 as i32;
+        let next_address = address + instruction.size() as u64;
+        match operation {
+            ScalarOperation::Arithmetic(run) => {
+                let value = run(self, a, b);
+                self.put_scalar(instruction, value);
+            }
+            ScalarOperation::ConditionalMove => {
+                if self.scc {
+                    self.put_scalar(instruction, a);
+                }
+            }
+            ScalarOperation::Compare(holds) => self.scc = holds(a, b),
+            ScalarOperation::Constant(run) => {
+                let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
+                let value = run(self, self.scalar(register), constant);
+                self.set_scalar(register, value);
+            }
+            ScalarOperation::ConstantCompare(holds) => self.scc = holds(a as u32, constant),
+            ScalarOperation::SaveExec(run) => {
+                let old = self.exec();
+                let new = run(old, a as u32);
+                self.put_scalar(instruction, old as u64);
+                self.scalars[EXEC] = new;
+                self.scc = new != 0;
+            }
+            ScalarOperation::WriteExec(run) => {
+                let new = run(self.exec(), a as u32);
+                self.put_scalar(instruction, new as u64);
+                self.scalars[EXEC] = new;
+                self.scc = new != 0;
+            }
+            ScalarOperation::Branch(taken) => {
+                if taken(self) {
+                    return Next::Relative(instruction.branch_distance().unwrap_or(0));
+                }
+            }
+            ScalarOperation::Barrier => return Next::Barrier,
+            ScalarOperation::End => return Next::End,
+            ScalarOperation::Nothing => {}
+            ScalarOperation::GetProgramCounter => self.put_scalar(instruction, next_address),
+            ScalarOperation::SetProgramCounter => return Next::Absolute(a),
+            ScalarOperation::SwapProgramCounter => {
+                self.put_scalar(instruction, next_address);
+                return Next::Absolute(a);
+            }
+            ScalarOperation::Call => {
+                self.put_scalar(instruction, next_address);
+                return Next::Relative(instruction.branch_distance().unwrap_or(0));
+            }
+            ScalarOperation::GetRegister => self.put_scalar(instruction, 0),
+        }
+        Next::Continue
+    }
+
+    fn put_scalar(&mut self, instruction: &Instruction, value: u64) {
+        let Some(slot) = instruction.definition.operand(Field::Destination) else { return };
+        let Some(register) = Wave::destination(instruction, Field::Destination) else { return };
+        match slot.width.registers(false) {
+            2 => self.set_scalar64(register, value),
+            _ => self.set_scalar(register, value as u32),
+        }
+    }
+}

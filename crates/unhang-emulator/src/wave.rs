@@ -1,0 +1,168 @@
+//! The state of a wave, and how operands are read and written.
+
+use unhang_isa::audit::PathWatch;
+use unhang_isa::{Field, Instruction, Slot, Source};
+
+/// Lanes of a wave.
+pub(crate) const LANES: usize = 32;
+/// One value a lane.
+pub(crate) type Lanes = [u32; LANES];
+
+pub(crate) const VCC: usize = 106;
+pub(crate) const NULL: usize = 125;
+pub(crate) const EXEC: usize = 126;
+
+/// What waits for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    Running,
+    AtBarrier,
+    Ended,
+}
+
+/// How a wave treats floats, from the kernel descriptor.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FloatMode {
+    /// Single-precision denormals are kept, not flushed.
+    pub keep_single: bool,
+    /// Half- and double-precision denormals are kept.
+    pub keep_half_double: bool,
+}
+
+/// A wave of 32 lanes.
+pub(crate) struct Wave {
+    pub scalars: [u32; 128],
+    pub vectors: Vec<Lanes>,
+    pub scc: bool,
+    pub function: usize,
+    pub index: u32,
+    pub standing: Standing,
+    pub executed: u64,
+    pub mode: FloatMode,
+    pub watch: PathWatch,
+}
+
+/// What the width and meaning of an operand are, for constants and sign changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Type {
+    /// 32 bits, or fewer that are taken from them.
+    Bits32,
+    Bits64,
+    Float16,
+    Float32,
+    Float64,
+    /// Two 16-bit values in a register.
+    Packed16,
+}
+
+impl Wave {
+    #[inline]
+    pub fn exec(&self) -> u32 {
+        self.scalars[EXEC]
+    }
+
+    /// A scalar register; `null` reads as zero.
+    #[inline]
+    pub fn scalar(&self, register: u8) -> u32 {
+        if register as usize == NULL { 0 } else { self.scalars[(register & 127) as usize] }
+    }
+
+    #[inline]
+    pub fn scalar64(&self, register: u8) -> u64 {
+        if register as usize == NULL {
+            return 0;
+        }
+        let low = (register & 127) as usize;
+        self.scalars[low] as u64 | (self.scalars[(low + 1) & 127] as u64) << 32
+    }
+
+    #[inline]
+    pub fn set_scalar(&mut self, register: u8, value: u32) {
+        if register as usize != NULL {
+            self.scalars[(register & 127) as usize] = value;
+        }
+    }
+
+    #[inline]
+    pub fn set_scalar64(&mut self, register: u8, value: u64) {
+        if register as usize != NULL {
+            self.scalars[(register & 127) as usize] = value as u32;
+            self.scalars[((register & 127) + 1) as usize & 127] = (value >> 32) as u32;
+        }
+    }
+
+    /// A vector register; one past the kernel's allocation reads as zeros.
+    #[inline]
+    pub fn vector(&self, register: u8) -> Lanes {
+        self.vectors.get(register as usize).copied().unwrap_or([0; LANES])
+    }
+
+    #[inline]
+    pub fn vector_lane(&self, register: usize, lane: usize) -> u32 {
+        self.vectors.get(register).map_or(0, |lanes| lanes[lane])
+    }
+
+    #[inline]
+    pub fn set_vector_lane(&mut self, register: usize, lane: usize, value: u32) {
+        if let Some(lanes) = self.vectors.get_mut(register) {
+            lanes[lane] = value;
+        }
+    }
+
+    /// A source that is the same for every lane: anything but a vector register.
+    pub fn uniform(&self, source: Source, kind: Type, wide: bool) -> u64 {
+        match source {
+            Source::Scalar(register) if wide => self.scalar64(register),
+            Source::Scalar(register) => self.scalar(register) as u64,
+            Source::Integer(value) if wide || kind == Type::Bits64 => value as i64 as u64,
+            Source::Integer(value) => value as i32 as u32 as u64,
+            Source::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
+            Source::Literal(value) if wide => value as i32 as i64 as u64,
+            Source::Literal(value) => value as u64,
+            Source::Float(code) => float_constant(code, kind),
+            Source::Special(code) => match code {
+                235 => 0x1_0000 << 32,
+                237 => 0x2_0000 << 32,
+                236 | 238 => 0xffff_ffff,
+                251 => (self.scalars[VCC] == 0) as u64,
+                252 => (self.exec() == 0) as u64,
+                253 => self.scc as u64,
+                _ => 0,
+            },
+            Source::Vector(_) => 0,
+        }
+    }
+
+    /// A scalar source operand.
+    pub fn scalar_source(&self, instruction: &Instruction, slot: Slot) -> u64 {
+        let wide = slot.width.registers(false) == 2;
+        self.uniform(instruction.operand(slot), if wide { Type::Bits64 } else { Type::Bits32 }, wide)
+    }
+
+    /// The number of the destination register.
+    pub fn destination(instruction: &Instruction, field: Field) -> Option<u8> {
+        match instruction.definition.operand(field).map(|slot| instruction.operand(slot))? {
+            Source::Scalar(register) | Source::Vector(register) => Some(register),
+            _ => None,
+        }
+    }
+}
+
+/// One of the nine float constants, in the type of the operand.
+fn float_constant(code: u8, kind: Type) -> u64 {
+    const VALUES: [f64; 8] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0];
+    let place = code.clamp(240, 248) as usize - 240;
+    if place == 8 {
+        // One over two pi.
+        return match kind {
+            Type::Float16 | Type::Packed16 => 0x3118,
+            Type::Float64 | Type::Bits64 => 0x3fc4_5f30_6dc9_c882,
+            _ => 0x3e22_f983,
+        };
+    }
+    match kind {
+        Type::Float16 | Type::Packed16 => half::f16::from_f64(VALUES[place]).to_bits() as u64,
+        Type::Float64 | Type::Bits64 => VALUES[place].to_bits(),
+        Type::Bits32 | Type::Float32 => (VALUES[place] as f32).to_bits() as u64,
+    }
+}

@@ -118,7 +118,9 @@ def contenders(
     return ours, theirs
 
 
-def measure(calls: list[Callable[[], torch.Tensor]], rounds: int, at_least: float) -> list[list[float]]:
+def measure(
+    calls: list[Callable[[], torch.Tensor]], rounds: int, at_least: float, clock: Callable[[], float]
+) -> list[list[float]]:
     """Seconds of one call for each contender and round."""
     times: list[list[float]] = [[] for _ in calls]
     for call in calls:
@@ -126,11 +128,11 @@ def measure(calls: list[Callable[[], torch.Tensor]], rounds: int, at_least: floa
     for round_ in range(rounds):
         for turn in range(len(calls)):
             index = (round_ + turn) % len(calls)
-            count, started = 0, time.perf_counter()
-            while count == 0 or time.perf_counter() - started < at_least:
+            count, started = 0, clock()
+            while count == 0 or clock() - started < at_least:
                 calls[index]()
                 count += 1
-            times[index].append((time.perf_counter() - started) / count)
+            times[index].append((clock() - started) / count)
     return times
 
 
@@ -150,8 +152,12 @@ def main() -> None:
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")
     parser.add_argument("--directions", default=",".join(DIRECTIONS))
     parser.add_argument("--layouts", default="nchw,nhwc")
+    parser.add_argument("--clock", choices=["wall", "cpu"], default="wall", help="cpu: this thread's own time")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    if arguments.clock == "cpu" and arguments.threads != 1:
+        parser.error("--clock cpu counts the calling thread only: use it with --threads 1")
+    clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
     torch.set_num_threads(arguments.threads)
     engine = load_engine(arguments.library)
     wanted = arguments.layers.split(",")
@@ -161,7 +167,9 @@ def main() -> None:
         for direction in arguments.directions.split(","):
             for layout in arguments.layouts.split(","):
                 rows = []
-                print(f"\n{direction}, {layout}, {arguments.threads} thread(s), batch {arguments.batch or 'of the table'}")
+                print(
+                    f"\n{direction}, {layout}, {arguments.threads} thread(s), batch {arguments.batch or 'of the table'}"
+                )
                 print(f"{'layer':22}{'ours ms':>10}{'torch ms':>10}{'GFLOP/s':>9}{'ratio':>7}  10 %–90 %")
                 for layer in chosen:
                     ours, theirs = contenders(engine, layer, direction, layout, arguments.threads)
@@ -169,7 +177,7 @@ def main() -> None:
                     error = ((a - b).abs().max() / b.abs().max()).item()
                     if not error < 3e-5:
                         sys.exit(f"{layer.key(direction, layout)}: ours differs from torch's by {error:.1e}")
-                    own, other = measure([ours, theirs], arguments.rounds, arguments.at_least)
+                    own, other = measure([ours, theirs], arguments.rounds, arguments.at_least, clock)
                     ratios = sorted(t / o for o, t in zip(own, other))
                     low, high = (ratios[round(q * (len(ratios) - 1))] for q in (0.1, 0.9))
                     ratio, mine = statistics.median(ratios), statistics.median(own)

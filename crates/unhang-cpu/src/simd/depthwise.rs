@@ -4,7 +4,7 @@
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather};
-use super::kernels::Kernels;
+use super::kernels::{Kernels, Rows};
 use super::source::{Arrangement, Source, Window};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
@@ -77,30 +77,45 @@ fn rows(
         // Whole vectors are read at the end of the last row.
         let slack = 4 * kernels.lanes;
         let mut window = Workspace::take(packed.rows(steps) * packed.row_numbers() + slack);
-        let mut phase_row = Workspace::take(columns.steps);
+        let mut phase_rows = Workspace::take(if columns.out_step == 1 { 0 } else { steps * columns.steps });
         let mut first_row = 0;
         while first_row < rows.steps {
             let count = steps.min(rows.steps - first_row);
             let place = Window { image, first_channel: channel, channels: 1, first_row, rows: count, plane: 0 };
             packed.pack(kernels, source, &place, &mut window);
-            for (step, row_phase) in (0..count).flat_map(|s| (0..rows.phases.len()).map(move |p| (s, p))) {
-                let row = (first_row + step) * rows.out_step + row_phase;
-                if row >= rows.result {
+            for row_phase in 0..rows.phases.len() {
+                // Rows of this phase: the last step may lie beyond the result.
+                let row = |step: usize| (first_row + step) * rows.out_step + row_phase;
+                let count = (0..count).take_while(|&step| row(step) < rows.result).count();
+                if count == 0 {
                     continue;
                 }
-                let to = &mut result[row * columns.result..][..columns.result];
-                let from = window[step * packed.step_pitch()..].as_ptr();
-                let taps = &taps[row_phase * columns.phases.len()..];
+                let taps = &taps[row_phase * columns.phases.len()..][..columns.phases.len()];
+                let to = &mut result[row(0) * columns.result..(row(count - 1) + 1) * columns.result];
+                let of_rows = |to: *mut f32, to_step: usize, columns: usize| Rows {
+                    x: window.as_ptr(),
+                    x_step: packed.step_pitch(),
+                    to,
+                    to_step,
+                    count: columns,
+                    rows: count,
+                };
                 // SAFETY (both calls): each tap's numbers lie in the window, rounded up to whole vectors with its
-                // slack; what is read there beyond a row is not stored.
+                // slack; what is read there beyond a row is not stored. The results are slices of so many rows.
                 if columns.out_step == 1 {
-                    unsafe { (kernels.correlate)(from, &taps[0], bias, columns.result, to.as_mut_ptr()) };
-                } else {
-                    for (phase, taps) in taps.iter().enumerate().take(columns.phases.len()) {
-                        unsafe { (kernels.correlate)(from, taps, bias, columns.steps, phase_row.as_mut_ptr()) };
-                        for (to, &sum) in to[phase..].iter_mut().step_by(columns.out_step).zip(phase_row.iter()) {
-                            *to = sum;
-                        }
+                    let to_step = rows.out_step * columns.result;
+                    let of_rows = of_rows(to.as_mut_ptr(), to_step, columns.result);
+                    unsafe { (kernels.correlate)(&of_rows, &taps[0], bias) };
+                    continue;
+                }
+                for (phase, taps) in taps.iter().enumerate() {
+                    let of_rows =
+                        of_rows(phase_rows[..count * columns.steps].as_mut_ptr(), columns.steps, columns.steps);
+                    unsafe { (kernels.correlate)(&of_rows, taps, bias) };
+                    let lines = to.chunks_mut(rows.out_step * columns.result).zip(phase_rows.chunks(columns.steps));
+                    for (to, sums) in lines {
+                        let to = to[phase..columns.result].iter_mut().step_by(columns.out_step);
+                        to.zip(sums).for_each(|(to, &sum)| *to = sum);
                     }
                 }
             }

@@ -141,12 +141,15 @@ pub struct TileShape {
 /// up to `rows` rows.
 ///
 /// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other
-/// are four cycles apart; and a cycle more for each vector, which comes from the second-level cache. What does not fill
-/// its last vector is computed in vain.
+/// are four cycles apart; half a cycle more for each vector, which comes from the second-level cache; and a tenth for
+/// each scalar's broadcast. What does not fill its last vector is computed in vain. The weights were fitted to tiles of
+/// all shapes on 3×3 layers: two vectors are best nearly everywhere, one is a tenth slower, and on narrow images two
+/// rows are better than one.
 pub fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
     let needed = channels.div_ceil(kernels.lanes);
     let step = |scalars: usize, vectors: usize| {
-        (scalars * vectors).max(scalars + vectors).max(8) as f64 / 2.0 + vectors as f64
+        let (scalars, vectors) = (scalars as f64, vectors as f64);
+        (scalars * vectors).max(scalars + vectors).max(8.0) / 2.0 + vectors / 2.0 + scalars / 10.0
     };
     let row = |vectors: usize, rows: usize| -> f64 {
         match kernels.most_scalars(vectors, rows) {
@@ -400,18 +403,28 @@ impl<'a> Driver<'a> {
                         for (column, pixels) in even_parts(columns.steps, most) {
                             let scalars = tile_rows * pixels;
                             let at = if several { group_sums + tile_rows * column * phase_columns * width } else { 0 };
-                            let sums = sums[at..][..scalars * phase_columns * width].as_mut_ptr();
+                            // Rows of a tile that follow each other in the result are one long row.
+                            let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
+                            let in_result = self.sums_in_result(block, column, pixels) && whole_row;
+                            let (sums, by_phase, by_scalar) = if in_result {
+                                let [_, _, _, by_column] = gather.result;
+                                let place = [image, result_row(row), column * columns.out_step];
+                                (self.result_at(strip, block, place), by_column, columns.out_step * by_column)
+                            } else {
+                                let room = &mut sums[at..][..scalars * phase_columns * width];
+                                (room.as_mut_ptr(), width, phase_columns * width)
+                            };
                             for phase_column in 0..phase_columns {
-                                // SAFETY: the sums of this tile were sliced above; a phase's begin within its first
-                                // pixel. The bias has room for all vectors of the last block. The scalars of the last
+                                // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows
+                                // of the result; a phase's begin within its first pixel. The bias has room for all vectors of the last block. The scalars of the last
                                 // pixel end within the packed rows or, in place, within the source (see `Source`);
                                 // the vectors within the packed filters, which hold `channels × taps` of this block.
                                 unsafe {
-                                    let sums = sums.add(phase_column * width);
+                                    let sums = sums.add(phase_column * by_phase);
                                     let (init, init_step) = if is_first {
                                         (strip.bias.as_ptr().add(block.first), 0)
                                     } else {
-                                        (sums.cast_const(), phase_columns * width)
+                                        (sums.cast_const(), by_scalar)
                                     };
                                     let filters = block.packed + filters_before * width;
                                     kernels.tile(block.vectors, tile_rows, pixels, self.source.pixel_pitch() != 1)(
@@ -427,12 +440,12 @@ impl<'a> Driver<'a> {
                                             init,
                                             init_step,
                                             sums,
-                                            sums_step: phase_columns * width,
+                                            sums_step: by_scalar,
                                         },
                                     );
                                 }
                             }
-                            if !is_last {
+                            if !is_last || in_result {
                                 continue;
                             }
                             for tile_row in 0..tile_rows {
@@ -491,6 +504,23 @@ impl<'a> Driver<'a> {
         }
     }
 
+    /// Whether a tile's sums may lie in the result itself: its channels lie together and fill the vectors, and none of
+    /// the pixels is beyond the last column.
+    fn sums_in_result(&self, block: &ResultBlock, column: usize, pixels: usize) -> bool {
+        let columns = &self.gather.axes[1];
+        let fills = block.channels == block.vectors * self.kernels.lanes;
+        let inside = (column + pixels) * columns.out_step <= columns.result;
+        self.gather.result[1] == 1 && fills && inside && columns.phases.len() == columns.out_step
+    }
+
+    /// The first number of a block's channels at an image of the strip, a row and a column of the result.
+    fn result_at(&self, strip: &Strip<'_>, block: &ResultBlock, [image, row, column]: [usize; 3]) -> *mut f32 {
+        let channel = strip.group * self.gather.result_channels + block.first;
+        let place = [strip.first_image + image, channel, row, column];
+        let offset: usize = place.iter().zip(self.gather.result).map(|(p, s)| p * s).sum();
+        strip.result.get().wrapping_add(offset)
+    }
+
     /// Writes a row's sums to the result: `pixels` of every phase of columns, which lie next to each other. The place
     /// is the image of the strip, the result's row and its first column.
     fn finish(
@@ -502,18 +532,16 @@ impl<'a> Driver<'a> {
         sums: *const f32,
         by_channel: &[usize],
     ) {
-        let [image, row, column] = place;
         let gather = self.gather;
         let columns = &gather.axes[1];
         let (phases, step) = (columns.phases.len(), columns.out_step);
         let width = block.vectors * self.kernels.lanes;
-        let [by_image, channel_step, by_row, by_column] = gather.result;
-        let channel = strip.group * gather.result_channels + block.first;
-        let to = (strip.first_image + image) * by_image + channel * channel_step + row * by_row + column * by_column;
+        let [_, channel_step, _, by_column] = gather.result;
+        let to = self.result_at(strip, block, place);
+        let column = place[2];
         // SAFETY: pixels beyond the result's last column are left out below, so that all places are this strip's own
         // rows of the result, which no other unit writes; the sums hold `pixels × phases` lines of `width`.
         unsafe {
-            let to = strip.result.get().add(to);
             if by_column == 1 && phases == step {
                 let count = (pixels * phases).min(columns.result - column);
                 (self.kernels.transpose)(sums, width, count, block.channels, to, by_channel.as_ptr());

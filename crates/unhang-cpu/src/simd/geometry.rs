@@ -69,6 +69,11 @@ impl Axis {
 }
 
 impl Axis {
+    /// Whether no tap ever falls on padding.
+    pub fn is_whole(&self) -> bool {
+        self.low >= 0 && (self.steps - 1) * self.in_step + self.low as usize + self.span <= self.source
+    }
+
     /// Whether a phase's taps fall on neighbouring positions, in order.
     pub fn is_dense(&self, phase: usize) -> bool {
         self.phases[phase].windows(2).all(|pair| pair[1].offset == pair[0].offset + 1)

@@ -57,8 +57,25 @@ pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, 
 /// Copies `count` numbers that lie `step` apart into a dense row.
 pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 
-/// A row of a depthwise result: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
-pub type CorrelateKernel = unsafe fn(*const f32, &[(usize, f32)], f32, usize, *mut f32);
+/// Rows of a depthwise result.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// The source's numbers that the taps count from.
+    pub x: *const f32,
+    /// From one row's to the next's.
+    pub x_step: usize,
+    /// The results.
+    pub to: *mut f32,
+    /// From one row of results to the next.
+    pub to_step: usize,
+    /// Results of a row.
+    pub count: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+/// Depthwise rows: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
+pub type CorrelateKernel = unsafe fn(&Rows, &[(usize, f32)], f32);
 
 /// A pixel of a depthwise result, channels together: `to[c] = bias[c] + Σ w[tap × w_step + c] × x[offset + c]` over
 /// taps (offset, tap).
@@ -261,37 +278,56 @@ unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
 }
 
 /// # Safety
-/// The features of `V` are on. At every tap `x` is good for `count` numbers rounded up to whole vectors, `to` for
-/// `count`.
+/// The features of `V` are on. At every tap of every row `x` is good for `count` numbers rounded up to whole vectors,
+/// `to` for `count` in every row.
 #[inline(always)]
-unsafe fn correlate<V: Vector>(x: *const f32, taps: &[(usize, f32)], bias: f32, count: usize, to: *mut f32) {
-    const TOGETHER: usize = 4;
-    let mut i = 0;
-    // SAFETY: reads stay below `count` rounded up, writes below `count`.
+unsafe fn correlate<V: Vector>(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
+    // SAFETY: blocks of the same rows and columns.
     unsafe {
-        while i < count {
-            let left = count - i;
-            if left > (TOGETHER - 1) * V::LANES {
-                let mut sums = [V::splat(bias); TOGETHER];
-                for &(offset, weight) in taps {
-                    let weight = V::splat(weight);
-                    for (v, sum) in sums.iter_mut().enumerate() {
-                        *sum = weight.multiply_add(V::load(x.add(offset + i + v * V::LANES)), *sum);
-                    }
+        let mut row = 0;
+        while row < rows.rows {
+            let mut i = 0;
+            while i < rows.count {
+                let left = rows.count - i;
+                match (rows.rows - row >= 4, left > V::LANES) {
+                    (true, true) => correlate_block::<V, 4, 2>(rows, row, i, taps, bias),
+                    (true, false) => correlate_block::<V, 4, 1>(rows, row, i, taps, bias),
+                    (false, true) => correlate_block::<V, 1, 2>(rows, row, i, taps, bias),
+                    (false, false) => correlate_block::<V, 1, 1>(rows, row, i, taps, bias),
                 }
-                for (v, sum) in sums.iter().enumerate().take(TOGETHER - 1) {
-                    sum.store(to.add(i + v * V::LANES));
+                i += 2 * V::LANES;
+            }
+            row += if rows.rows - row >= 4 { 4 } else { 1 };
+        }
+    }
+}
+
+/// # Safety
+/// As [`correlate`], for `R` rows and `VECTORS` vectors from there on.
+#[inline(always)]
+unsafe fn correlate_block<V: Vector, const R: usize, const VECTORS: usize>(
+    rows: &Rows,
+    row: usize,
+    column: usize,
+    taps: &[(usize, f32)],
+    bias: f32,
+) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut sums = [[V::splat(bias); VECTORS]; R];
+        let x = rows.x.add(row * rows.x_step + column);
+        for &(offset, weight) in taps {
+            let weight = V::splat(weight);
+            for (r, of_row) in sums.iter_mut().enumerate() {
+                for (v, sum) in of_row.iter_mut().enumerate() {
+                    *sum = weight.multiply_add(V::load(x.add(offset + r * rows.x_step + v * V::LANES)), *sum);
                 }
-                let last = (TOGETHER - 1) * V::LANES;
-                sums[TOGETHER - 1].store_part(to.add(i + last), (left - last).min(V::LANES));
-                i += TOGETHER * V::LANES;
-            } else {
-                let mut sum = V::splat(bias);
-                for &(offset, weight) in taps {
-                    sum = V::splat(weight).multiply_add(V::load(x.add(offset + i)), sum);
-                }
-                sum.store_part(to.add(i), left.min(V::LANES));
-                i += V::LANES;
+            }
+        }
+        for (r, of_row) in sums.iter().enumerate() {
+            for (v, sum) in of_row.iter().enumerate() {
+                let i = column + v * V::LANES;
+                sum.store_part(rows.to.add((row + r) * rows.to_step + i), (rows.count - i).min(V::LANES));
             }
         }
     }
@@ -309,37 +345,56 @@ unsafe fn correlate_channels<V: Vector>(
     channels: usize,
     to: *mut f32,
 ) {
-    const TOGETHER: usize = 4;
     let mut c = 0;
     // SAFETY: all accesses stay below `channels`. The pixel that offsets count from may lie outside of the source: only
-    // the sums with an offset are pointers into it, so wrapping arithmetic.
+    // with an offset added is it a pointer into it, so wrapping arithmetic.
     unsafe {
-        while c + TOGETHER * V::LANES <= channels {
-            let mut sums = [V::zero(); TOGETHER];
-            for (v, sum) in sums.iter_mut().enumerate() {
-                *sum = V::load(bias.add(c + v * V::LANES));
-            }
-            for &(offset, tap) in taps {
-                let x = x.wrapping_offset(offset).wrapping_add(c);
-                let w = w.add(tap * w_step + c);
-                for (v, sum) in sums.iter_mut().enumerate() {
-                    *sum = V::load(w.add(v * V::LANES)).multiply_add(V::load(x.add(v * V::LANES)), *sum);
-                }
-            }
-            for (v, sum) in sums.iter().enumerate() {
-                sum.store(to.add(c + v * V::LANES));
-            }
-            c += TOGETHER * V::LANES;
-        }
         while c < channels {
-            let count = (channels - c).min(V::LANES);
-            let mut sum = V::load_part(bias.add(c), count);
-            for &(offset, tap) in taps {
-                let x = V::load_part(x.wrapping_offset(offset).wrapping_add(c), count);
-                sum = V::load_part(w.add(tap * w_step + c), count).multiply_add(x, sum);
+            let left = channels - c;
+            let (x, w, bias, to) = (x.wrapping_add(c), w.add(c), bias.add(c), to.add(c));
+            match left.div_ceil(V::LANES) {
+                1 => correlate_pixel::<V, 1>(x, taps, w, w_step, bias, left, to),
+                2 => correlate_pixel::<V, 2>(x, taps, w, w_step, bias, left, to),
+                3 => correlate_pixel::<V, 3>(x, taps, w, w_step, bias, left, to),
+                _ => correlate_pixel::<V, 4>(x, taps, w, w_step, bias, left, to),
             }
-            sum.store_part(to.add(c), count);
-            c += V::LANES;
+            c += 4 * V::LANES;
+        }
+    }
+}
+
+/// # Safety
+/// As [`correlate_channels`], for up to `VECTORS` vectors.
+#[inline(always)]
+unsafe fn correlate_pixel<V: Vector, const VECTORS: usize>(
+    x: *const f32,
+    taps: &[(isize, usize)],
+    w: *const f32,
+    w_step: usize,
+    bias: *const f32,
+    channels: usize,
+    to: *mut f32,
+) {
+    // Only the last vector may be a part.
+    let last = (channels - (VECTORS - 1) * V::LANES).min(V::LANES);
+    // SAFETY: as above.
+    unsafe {
+        let load = |from: *const f32, v: usize| {
+            let from = from.add(v * V::LANES);
+            if v + 1 < VECTORS { V::load(from) } else { V::load_part(from, last) }
+        };
+        let mut sums = [V::zero(); VECTORS];
+        for (v, sum) in sums.iter_mut().enumerate() {
+            *sum = load(bias, v);
+        }
+        for &(offset, tap) in taps {
+            let (x, w) = (x.wrapping_offset(offset), w.add(tap * w_step));
+            for (v, sum) in sums.iter_mut().enumerate() {
+                *sum = load(w, v).multiply_add(load(x, v), *sum);
+            }
+        }
+        for (v, sum) in sums.iter().enumerate() {
+            sum.store_part(to.add(v * V::LANES), if v + 1 < VECTORS { V::LANES } else { last });
         }
     }
 }
@@ -487,9 +542,9 @@ macro_rules! kernels {
             /// # Safety
             /// The machine has the features; see [`super::correlate`].
             $(#[$features])?
-            unsafe fn correlate(x: *const f32, taps: &[(usize, f32)], bias: f32, count: usize, to: *mut f32) {
+            unsafe fn correlate(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
                 // SAFETY: the same conditions.
-                unsafe { super::correlate::<$vector>(x, taps, bias, count, to) }
+                unsafe { super::correlate::<$vector>(rows, taps, bias) }
             }
 
             /// # Safety

@@ -53,11 +53,8 @@ impl<'a> Source<'a> {
     /// The best arrangement for a gather whose channels are taken `block` at a time.
     pub fn new(gather: &'a Gather, block: usize) -> Source<'a> {
         let [rows, columns] = &gather.axes;
-        let whole = |axis: &Axis| {
-            axis.low >= 0 && (axis.steps - 1) * axis.in_step + axis.low as usize + axis.span <= axis.source
-        };
         let arrangement = if gather.source[1] == 1 {
-            if whole(rows) && whole(columns) { Arrangement::InPlace } else { Arrangement::Pixels }
+            if rows.is_whole() && columns.is_whole() { Arrangement::InPlace } else { Arrangement::Pixels }
         } else if gather.source_channels < 4 && columns.phases.len() == 1 && columns.is_dense(0) {
             // So few channels that the taps of a row make one run together with them.
             Arrangement::Pixels
@@ -202,10 +199,21 @@ impl<'a> Source<'a> {
         let phases: Vec<_> =
             self.slots.iter().enumerate().filter_map(|(residue, slot)| slot.map(|s| (residue, s))).collect();
         let inside: Vec<_> = phases.iter().map(|&(residue, _)| self.inside(columns, residue)).collect();
+        // Rows without padding that follow each other in memory are one long row.
+        let whole = self.gather.axes.iter().all(Axis::is_whole);
+        let touching = whole && self.gather.axes[0].in_step == 1 && apart == 1 && self.row_pitch == by_row;
         // Channel by channel, so that memory is read in long pieces.
         for channel in 0..window.channels {
             let from = window.image * by_image + (window.first_channel + channel) * by_channel;
             let plane = &mut to[channel * window.plane..];
+            if touching {
+                let first_row = window.first_row as isize + self.gather.axes[0].low;
+                let count = self.rows(window.rows) * by_row;
+                let from = &source[from + first_row as usize * by_row..][..count];
+                // SAFETY: both slices have the lengths that the kernel reads and writes.
+                unsafe { (kernels.row)(from.as_ptr(), 1, count, plane[..count].as_mut_ptr()) };
+                continue;
+            }
             for (row, source_row) in self.packed_rows(window) {
                 for (&(_, slot), &(begin, end, column)) in phases.iter().zip(&inside) {
                     let to = &mut plane[row * self.row_pitch + slot * self.phase_pitch..][..self.phase_pitch];

@@ -180,13 +180,16 @@ impl<'a> Planner<'a> {
                 why
             }
         };
-        // Why the ones that would have come first did not.
+        // Why the ones that would have come first did not; and MIOpen, which torch would have taken, wherever it stands.
         let first = engines.first().copied().unwrap_or(Cpu);
+        let before = self.field.iter().position(|it| it.engine == first).unwrap_or_default();
         let passed_over: Vec<String> = self
             .field
             .iter()
-            .take_while(|it| it.engine != first)
-            .filter(|it| it.engine != Miopen || self.situation.torch_engine() == Miopen)
+            .enumerate()
+            .filter(|(rank, it)| *rank < before || (it.engine == Miopen && self.speaks_against_miopen()))
+            .map(|(_, it)| it)
+            .filter(|it| it.engine != first && (it.engine != Miopen || self.situation.torch_engine() == Miopen))
             .filter_map(|it| match &it.worth {
                 Worth::Out(why) => Some(why.clone()),
                 Worth::Suspect(why) => Some(format!("{} is suspect ({why})", it.engine)),
@@ -203,6 +206,11 @@ impl<'a> Planner<'a> {
             reason = format!("{}; so: {reason}", passed_over.join("; "));
         }
         Order { engines, reason, warnings }
+    }
+
+    /// Whether something was seen or claimed of MIOpen here, and not only that it was never tried.
+    fn speaks_against_miopen(&self) -> bool {
+        matches!(self.worth(Miopen), Worth::Out(_) | Worth::Suspect(_))
     }
 
     /// The CPU is not allowed and nothing is known to be safe: what is left, the least doubtful first.

@@ -51,7 +51,8 @@ fn auto_on_an_affected_card_without_evidence() {
     check(LARGE, &auto, &canaries_passed(), &none, &[Jit, Aten, Cpu]);
     let no_jit = canaries_passed().with(Jit, Availability::Absent("no kernels".into()));
     let plan = check(LARGE, &auto, &no_jit, &none, &[Aten, Cpu]);
-    assert!(plan.reason.starts_with("jit is not here (no kernels); so: aten"), "{}", plan.reason);
+    assert!(plan.reason.starts_with("jit is not here (no kernels); miopen is suspect"), "{}", plan.reason);
+    assert!(plan.reason.ends_with("so: aten is here and nothing speaks against it"), "{}", plan.reason);
     assert!(plan.evidence.iter().any(|it| it.source == Source::Rule), "the rules about miopen are shown");
 }
 

@@ -97,7 +97,7 @@ function drawControls() {
   form.hidden = false;
   const legend = document.getElementById("legend");
   const meanings = {
-    works: "works, with its time", hangs: "did not come back", crashes: "the process died", wrong: "wrong numbers",
+    works: "works, the stronger the slower", hangs: "did not come back", crashes: "the process died", wrong: "wrong numbers",
     error: "an error", unsupported: "declined",
   };
   for (const verdict of [...data.verdicts].reverse()) legend.append(element("span", { class: verdict }, meanings[verdict]));
@@ -135,6 +135,9 @@ function drawMap(found) {
   }
   const used = (pick) => [...new Set(found.map(pick))].sort((a, b) => a - b);
   const rows = used((it) => it.row), columns = used((it) => it.column);
+  const times = found.filter((it) => it.warm > 0).map((it) => Math.log(it.warm));
+  const fastest = times.reduce((a, b) => Math.min(a, b), Infinity), slowest = times.reduce((a, b) => Math.max(a, b), -Infinity);
+  const heat = (time) => (slowest > fastest ? (100 * (Math.log(time) - fastest)) / (slowest - fastest) : 0);
   const header = element("tr", {}, element("th", { scope: "col" }, "channels"));
   for (const column of columns) header.append(element("th", { scope: "col" }, data.columns[column]));
   const body = element("tbody");
@@ -144,7 +147,7 @@ function drawMap(found) {
     for (const column of columns) {
       const here = cells.get(row + "," + column);
       if (!here) { line.append(element("td", {}, "·")); continue; }
-      const button = drawCell(here, name, data.rows[row] + ", " + data.columns[column]);
+      const button = drawCell(here, name, data.rows[row] + ", " + data.columns[column], heat);
       button.tabIndex = first ? 0 : -1;
       first = false;
       line.append(element("td", {}, button));
@@ -153,12 +156,12 @@ function drawMap(found) {
   }
   const table = element("table", { class: "grid", "aria-label": name }, element("thead", {}, header), body);
   table.addEventListener("keydown", moveInGrid);
-  const hangs = found.filter((it) => data.verdicts[it.verdict] !== "works").length;
-  const count = element("span", { class: "quiet" }, ` ${found.length} records, ${hangs} of them bad`);
+  const bad = found.filter((it) => data.verdicts[it.verdict] !== "works").length;
+  const count = element("span", { class: "quiet" }, ` ${found.length} records, ${bad} of them bad`);
   return element("section", { "data-engine": name }, element("h2", {}, name, count), element("div", { class: "scroll" }, table));
 }
 
-function drawCell(here, engineName, label) {
+function drawCell(here, engineName, label, heat) {
   const worst = Math.min(...here.map((it) => it.verdict));
   const verdict = data.verdicts[worst];
   const bad = here.filter((it) => it.verdict === worst).length;
@@ -170,6 +173,7 @@ function drawCell(here, engineName, label) {
     type: "button", class: "cell " + verdict, "data-cell": [data.engines[here[0].engine], here[0].row, here[0].column, here[0].variant].join("."),
     "aria-label": `${label}: ${verdict}${note ? ", " + note : ""}${times.length ? ", " + duration(Math.min(...times)) : ""}`,
   }, text, note ? element("small", {}, note) : null);
+  if (verdict === "works" && times.length) button.style.setProperty("--heat", heat(Math.min(...times)).toFixed(0));
   button.addEventListener("click", () => openDetail(here, `${engineName}, ${label}`, button));
   return button;
 }

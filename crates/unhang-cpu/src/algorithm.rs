@@ -1,6 +1,6 @@
 //! Which algorithm computes a problem: a small table, read from the top.
 
-use unhang_conv::{DataType, Direction, Problem};
+use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::isa::Isa;
 use crate::plain::CHAIN;
@@ -15,7 +15,9 @@ pub enum Algorithm {
     Depthwise,
     /// Blocked products of pixels by pixels: weight gradients.
     Weights,
-    /// Blocked sums over taps and channels: forward and backward-data, 1×1 included.
+    /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
+    Pointwise,
+    /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
 
@@ -29,6 +31,7 @@ impl Algorithm {
         // Padding far beyond the image would be packed, pixel by pixel; beyond this the workspace is out of proportion.
         let mostly_padding = (0..2).any(|axis| 2 * problem.padding()[axis] > 3 * problem.in_size()[axis] + 64);
         let strides = problem.stride().into_iter().max().unwrap_or(1);
+        let pointwise = [problem.kernel(), problem.stride()] == [[1, 1]; 2] && problem.padding() == [0, 0];
         match () {
             () if problem.data_type() == DataType::F64 => Algorithm::Plain,
             () if strides > MAX_STRIDE || mostly_padding => Algorithm::Plain,
@@ -36,6 +39,7 @@ impl Algorithm {
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             () if weights => Algorithm::Weights,
+            () if pointwise && problem.layout() == Layout::Nchw => Algorithm::Pointwise,
             () => Algorithm::Direct,
         }
     }
@@ -46,6 +50,7 @@ impl Algorithm {
             Algorithm::Plain => "plain",
             Algorithm::Depthwise => "depthwise",
             Algorithm::Weights => "weights",
+            Algorithm::Pointwise => "pointwise",
             Algorithm::Direct => "direct",
         }
     }

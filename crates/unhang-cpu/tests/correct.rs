@@ -73,8 +73,35 @@ fn depthwise() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// 1×1 convolutions, with sizes at which panels of pixels have their edges.
+fn pointwise() -> impl Strategy<Value = Problem> {
+    let sizes = (1i64..70, 1i64..70, 1i64..40, 1i64..4);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (in_channels, out_channels, width, groups) = sizes;
+        let specification = problem.specification();
+        Problem::new(Specification {
+            in_channels: in_channels * groups,
+            out_channels: out_channels * groups,
+            in_size: [specification.in_size[0], width],
+            kernel: [1, 1],
+            stride: [1, 1],
+            padding: [0, 0],
+            output_padding: [0, 0],
+            groups,
+            ..specification
+        })
+        .ok()
+    })
+}
+
 proptest! {
     #![proptest_config(cases())]
+
+    #[test]
+    fn pointwise_convolutions(problem in pointwise(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
 
     #[test]
     fn depthwise_convolutions(problem in depthwise(), seed in 0u64..1000) {

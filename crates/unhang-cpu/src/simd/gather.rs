@@ -21,6 +21,9 @@ const STRIP_NUMBERS: usize = 48 * 1024;
 /// Pixels of a strip at least, where images are small: so many times the packed filters are used.
 const STRIP_PIXELS: usize = 400;
 
+/// Packed filters that stay in the second-level cache while every tile goes through all of them.
+const FILTER_NUMBERS: usize = 64 * 1024;
+
 /// A block of result channels: the first, how many, and in how many vectors.
 #[derive(Debug, Clone, Copy)]
 struct ResultBlock {
@@ -52,6 +55,8 @@ struct Driver<'a> {
     source_block: usize,
     steps: Steps,
     source: Source<'a>,
+    /// Whether each tile takes all blocks of results before the next tile: the packed filters stay in the cache.
+    tiles_outside: bool,
     /// Rows and images of a strip.
     strip_rows: usize,
     strip_images: usize,
@@ -111,6 +116,117 @@ pub fn compute(
             result,
         });
     });
+}
+
+/// A tile's place in a strip: image, first row and rows, first column and columns, all in steps.
+struct Place {
+    image: usize,
+    row: usize,
+    rows: usize,
+    column: usize,
+    pixels: usize,
+}
+
+/// One block of source channels, packed, for a strip.
+struct Pass<'a> {
+    driver: &'a Driver<'a>,
+    strip: &'a Strip<'a>,
+    packed: &'a [f32],
+    block_numbers: usize,
+    plane: usize,
+    first_channel: usize,
+    is_first: bool,
+    is_last: bool,
+    /// Channels × taps of the blocks before.
+    filters_before: usize,
+    /// Steps of a run and runs of each phase, by vectors.
+    runs: [(usize, Vec<Vec<Run>>); MAX_VECTORS + 1],
+    sums: &'a mut [f32],
+    several: bool,
+    /// Pixels whose sums are kept for each channel of results.
+    block_sums: usize,
+    by_channel: &'a [usize],
+}
+
+impl Pass<'_> {
+    fn tile(&mut self, block: &ResultBlock, place: &Place) {
+        let (driver, strip) = (self.driver, self.strip);
+        let (gather, kernels, source) = (driver.gather, driver.kernels, &driver.source);
+        let [rows, columns] = &gather.axes;
+        let (phase_rows, phase_columns) = (rows.phases.len(), columns.phases.len());
+        let width = block.vectors * kernels.lanes;
+        let Place { image, row, rows: tile_rows, column, pixels } = *place;
+        let x = if source.arrangement == Arrangement::InPlace {
+            let start = source.in_place(strip.first_image + image, self.first_channel, strip.first_row + row);
+            strip.source[start..].as_ptr()
+        } else {
+            self.packed[image * self.block_numbers + row * source.step_pitch()..].as_ptr()
+        };
+        let pitch = source.pixel_pitch();
+        let kernel = kernels.tile(block.vectors, tile_rows, pixels, pitch != 1);
+        let (count, runs) = &self.runs[block.vectors];
+        for phase_row in 0..phase_rows {
+            let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
+            if result_row(row) >= rows.result {
+                continue;
+            }
+            // Rows of a tile that follow each other in the result are one long row.
+            let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
+            let in_result = whole_row && driver.sums_in_result(block, column, pixels);
+            let (sums, by_phase, by_scalar) = if in_result {
+                let by_column = gather.result[3];
+                let to = driver.result_at(strip, block, [image, result_row(row), column * columns.out_step]);
+                (to, by_column, columns.out_step * by_column)
+            } else {
+                let line = (image * strip.rows + row) * phase_rows + phase_row * tile_rows;
+                let before = (line * columns.steps + tile_rows * column) * phase_columns * width;
+                // Blocks before this one are full: as wide as they have channels.
+                let at = if self.several { block.first * self.block_sums + before } else { 0 };
+                let room = &mut self.sums[at..][..tile_rows * pixels * phase_columns * width];
+                (room.as_mut_ptr(), width, phase_columns * width)
+            };
+            for phase_column in 0..phase_columns {
+                // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows of the result; a
+                // phase's begin within its first pixel. The bias has room for all vectors of the last block. The
+                // scalars of the last pixel end within the packed rows or, in place, within the source (see `Source`);
+                // the vectors within the packed filters, which hold `channels × taps` of this block.
+                unsafe {
+                    let sums = sums.add(phase_column * by_phase);
+                    let (init, init_step) = if self.is_first {
+                        (strip.bias.as_ptr().add(block.first), 0)
+                    } else {
+                        (sums.cast_const(), by_scalar)
+                    };
+                    kernel(&Tile {
+                        x: x.add(column * pitch),
+                        w: strip.filters.as_ptr().add(block.packed + self.filters_before * width),
+                        runs: &runs[phase_row * phase_columns + phase_column],
+                        count: *count,
+                        pitch,
+                        row_step: source.step_pitch(),
+                        x_step: self.plane,
+                        w_step: width,
+                        init,
+                        init_step,
+                        sums,
+                        sums_step: by_scalar,
+                    });
+                }
+            }
+            if !self.is_last || in_result {
+                continue;
+            }
+            for tile_row in 0..tile_rows {
+                let result_row = result_row(row + tile_row);
+                if result_row < rows.result {
+                    // SAFETY: the sums of one of the tile's rows.
+                    let sums = unsafe { sums.add(tile_row * pixels * phase_columns * width) };
+                    let place = [image, result_row, column * columns.out_step];
+                    driver.finish(strip, block, place, pixels, sums, self.by_channel);
+                }
+            }
+        }
+    }
 }
 
 /// One unit of work.
@@ -222,7 +338,8 @@ impl<'a> Driver<'a> {
             packed += vectors * kernels.lanes * gather.source_channels * taps;
             first += channels;
         }
-        Driver { gather, kernels, blocks, source_block, steps, source, strip_rows, strip_images, taps }
+        let tiles_outside = source_blocks == 1 && packed <= FILTER_NUMBERS;
+        Driver { gather, kernels, blocks, source_block, steps, source, tiles_outside, strip_rows, strip_images, taps }
     }
 
     /// Numbers of one group's packed filters.
@@ -344,22 +461,22 @@ impl<'a> Driver<'a> {
         let gather = self.gather;
         let (kernels, lanes) = (self.kernels, self.kernels.lanes);
         let [rows, columns] = &gather.axes;
-        let in_place = self.source.arrangement == Arrangement::InPlace;
         let (plane, block_numbers) = self.source.plane_and_block(strip.rows);
         let mut packed = Workspace::take(strip.images * block_numbers);
 
         // Sums of all tiles between blocks of sources; with a single block one tile's room serves all.
         let several = self.source_block < gather.source_channels;
-        let (phase_rows, phase_columns) = (rows.phases.len(), columns.phases.len());
-        let line = |block: &ResultBlock| columns.steps * phase_columns * block.vectors * lanes;
-        let row_sums: usize = self.blocks.iter().map(line).sum();
-        let one_tile = MAX_SCALARS * MAX_VECTORS * phase_columns * lanes;
-        let mut sums =
-            Workspace::take(if several { strip.images * strip.rows * phase_rows * row_sums } else { one_tile });
+        let line_pixels = columns.steps * columns.phases.len();
+        let lines = strip.images * strip.rows * rows.phases.len();
+        let widths: usize = self.blocks.iter().map(|block| block.vectors * lanes).sum();
+        let one_tile = MAX_SCALARS * MAX_VECTORS * columns.phases.len() * lanes;
+        let mut sums = Workspace::take(if several { lines * line_pixels * widths } else { one_tile });
 
         let phases: Vec<[usize; 2]> = self.phases().collect();
-        let mut runs: Vec<Vec<Run>> = vec![Vec::new(); phases.len()];
         let by_channel: Vec<usize> = (0..MAX_VECTORS * lanes).map(|channel| channel * gather.result[1]).collect();
+        let tile_rows = self.blocks[0].rows;
+        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
+        let most = |tile_rows: usize| kernels.most_scalars(self.blocks[0].vectors, tile_rows);
 
         let (mut first, mut filters_before) = (0, 0);
         while first < gather.source_channels {
@@ -377,92 +494,44 @@ impl<'a> Driver<'a> {
                 let to = &mut packed[image * block_numbers..][..block_numbers];
                 self.source.pack(kernels, strip.source, &window, to);
             }
-            let (is_first, is_last) = (first == 0, first + channels == gather.source_channels);
-            let mut sums_start = 0;
+            let mut pass = Pass {
+                driver: self,
+                strip,
+                packed: &packed,
+                block_numbers,
+                plane,
+                first_channel,
+                is_first: first == 0,
+                is_last: first + channels == gather.source_channels,
+                filters_before,
+                runs: [(); MAX_VECTORS + 1].map(|()| (0, Vec::new())),
+                sums: &mut sums,
+                several,
+                block_sums: lines * line_pixels,
+                by_channel: &by_channel,
+            };
             for block in &self.blocks {
-                let width = block.vectors * lanes;
-                let count = self.fill_runs(&phases, channels, plane, width, &mut runs);
-                for (image, group) in
-                    (0..strip.images).flat_map(|image| row_groups(strip.rows, block.rows).map(move |g| (image, g)))
-                {
-                    let (row, tile_rows) = group;
-                    let x = if in_place {
-                        let image = strip.first_image + image;
-                        strip.source[self.source.in_place(image, first_channel, strip.first_row + row)..].as_ptr()
-                    } else {
-                        packed[image * block_numbers + row * self.source.step_pitch()..].as_ptr()
-                    };
-                    for phase_row in 0..phase_rows {
-                        let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
-                        if result_row(row) >= rows.result {
-                            continue;
-                        }
-                        let group_sums = sums_start
-                            + ((image * strip.rows + row) * phase_rows + phase_row * tile_rows) * line(block);
-                        let most = kernels.most_scalars(block.vectors, tile_rows);
-                        for (column, pixels) in even_parts(columns.steps, most) {
-                            let scalars = tile_rows * pixels;
-                            let at = if several { group_sums + tile_rows * column * phase_columns * width } else { 0 };
-                            // Rows of a tile that follow each other in the result are one long row.
-                            let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
-                            let in_result = self.sums_in_result(block, column, pixels) && whole_row;
-                            let (sums, by_phase, by_scalar) = if in_result {
-                                let [_, _, _, by_column] = gather.result;
-                                let place = [image, result_row(row), column * columns.out_step];
-                                (self.result_at(strip, block, place), by_column, columns.out_step * by_column)
-                            } else {
-                                let room = &mut sums[at..][..scalars * phase_columns * width];
-                                (room.as_mut_ptr(), width, phase_columns * width)
-                            };
-                            for phase_column in 0..phase_columns {
-                                // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows
-                                // of the result; a phase's begin within its first pixel. The bias has room for all vectors of the last block. The scalars of the last
-                                // pixel end within the packed rows or, in place, within the source (see `Source`);
-                                // the vectors within the packed filters, which hold `channels × taps` of this block.
-                                unsafe {
-                                    let sums = sums.add(phase_column * by_phase);
-                                    let (init, init_step) = if is_first {
-                                        (strip.bias.as_ptr().add(block.first), 0)
-                                    } else {
-                                        (sums.cast_const(), by_scalar)
-                                    };
-                                    let filters = block.packed + filters_before * width;
-                                    kernels.tile(block.vectors, tile_rows, pixels, self.source.pixel_pitch() != 1)(
-                                        &Tile {
-                                            x: x.add(column * self.source.pixel_pitch()),
-                                            w: strip.filters.as_ptr().add(filters),
-                                            runs: &runs[phase_row * phase_columns + phase_column],
-                                            count,
-                                            pitch: self.source.pixel_pitch(),
-                                            row_step: self.source.step_pitch(),
-                                            x_step: plane,
-                                            w_step: width,
-                                            init,
-                                            init_step,
-                                            sums,
-                                            sums_step: by_scalar,
-                                        },
-                                    );
-                                }
-                            }
-                            if !is_last || in_result {
-                                continue;
-                            }
-                            for tile_row in 0..tile_rows {
-                                let result_row = result_row(row + tile_row);
-                                if result_row < rows.result {
-                                    let from = tile_row * pixels * phase_columns * width;
-                                    // SAFETY: the sums of one of the tile's rows.
-                                    let sums = unsafe { sums.add(from) };
-                                    let place = [image, result_row, column * columns.out_step];
-                                    self.finish(strip, block, place, pixels, sums, &by_channel);
-                                }
-                            }
+                if pass.runs[block.vectors].1.is_empty() {
+                    pass.runs[block.vectors] = self.runs(&phases, channels, plane, block.vectors * lanes);
+                }
+            }
+            let groups =
+                || (0..strip.images).flat_map(|image| row_groups(strip.rows, tile_rows).map(move |g| (image, g)));
+            if self.tiles_outside {
+                for (image, (row, tile_rows)) in groups() {
+                    for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
+                        for block in &self.blocks {
+                            pass.tile(block, &Place { image, row, rows: tile_rows, column, pixels });
                         }
                     }
                 }
-                if several {
-                    sums_start += strip.images * strip.rows * phase_rows * line(block);
+            } else {
+                for block in &self.blocks {
+                    for (image, (row, tile_rows)) in groups() {
+                        for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
+                            pass.tile(block, &Place { image, row, rows: tile_rows, column, pixels });
+                        }
+                    }
                 }
             }
             filters_before += channels * self.taps;
@@ -470,21 +539,14 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// The runs of each phase for a block of so many channels; returns the steps of a run.
-    fn fill_runs(
-        &self,
-        phases: &[[usize; 2]],
-        channels: usize,
-        plane: usize,
-        width: usize,
-        runs: &mut [Vec<Run>],
-    ) -> usize {
+    /// The steps of a run, and the runs of each phase, for a block of so many channels and filters of so many numbers.
+    fn runs(&self, phases: &[[usize; 2]], channels: usize, plane: usize, width: usize) -> (usize, Vec<Vec<Run>>) {
         let taps = self.taps;
         let mut before = 0;
         let row_taps = self.gather.axes[1].phases[0].len();
-        for (phase, runs) in phases.iter().zip(runs) {
-            runs.clear();
-            for (_, [row, column]) in self.taps_of_phase(*phase) {
+        let mut of_phase = |phase: [usize; 2]| {
+            let mut runs = Vec::new();
+            for (_, [row, column]) in self.taps_of_phase(phase) {
                 let x = self.source.tap(row, column);
                 match self.steps {
                     Steps::Channels => runs.push(Run { x, w: before * channels * width }),
@@ -496,12 +558,15 @@ impl<'a> Driver<'a> {
                 }
                 before += 1;
             }
-        }
-        match self.steps {
+            runs
+        };
+        let runs = phases.iter().map(|&phase| of_phase(phase)).collect();
+        let count = match self.steps {
             Steps::Channels => channels,
             Steps::One => 1,
             Steps::RowTaps => row_taps * channels,
-        }
+        };
+        (count, runs)
     }
 
     /// Whether a tile's sums may lie in the result itself: its channels lie together and fill the vectors, and none of

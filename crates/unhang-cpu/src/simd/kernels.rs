@@ -57,6 +57,9 @@ pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, 
 /// Copies `count` numbers that lie `step` apart into a dense row.
 pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
 
+/// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
+pub type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
+
 /// Rows of a depthwise result.
 #[derive(Debug, Clone, Copy)]
 pub struct Rows {
@@ -107,8 +110,10 @@ pub struct Kernels {
     pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
-    /// Copying of rows.
+    /// Copying of a row.
     pub row: RowKernel,
+    /// Copying of rows.
+    pub rows: RowsKernel,
     /// Adds `count` numbers to others.
     pub add: unsafe fn(*const f32, *mut f32, usize),
     /// Depthwise rows.
@@ -256,6 +261,16 @@ unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f
             *to.add(i) = *from.add(i * step);
             i += 1;
         }
+    }
+}
+
+/// # Safety
+/// Both pointers are good for `count` numbers in each of the rows; the features of `V` are on.
+#[inline(always)]
+unsafe fn rows<V: Vector>(from: *const f32, from_step: usize, to: *mut f32, to_step: usize, count: usize, rows: usize) {
+    for r in 0..rows {
+        // SAFETY: one of the rows.
+        unsafe { row::<V>(from.add(r * from_step), 1, count, to.add(r * to_step)) };
     }
 }
 
@@ -532,6 +547,21 @@ macro_rules! kernels {
             }
 
             /// # Safety
+            /// The machine has the features; see [`super::rows`].
+            $(#[$features])?
+            unsafe fn rows(
+                from: *const f32,
+                from_step: usize,
+                to: *mut f32,
+                to_step: usize,
+                count: usize,
+                rows: usize,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::rows::<$vector>(from, from_step, to, to_step, count, rows) }
+            }
+
+            /// # Safety
             /// The machine has the features; see [`super::add`].
             $(#[$features])?
             unsafe fn add(from: *const f32, to: *mut f32, count: usize) {
@@ -608,6 +638,7 @@ macro_rules! kernels {
                 pitched_tiles,
                 transpose,
                 row,
+                rows,
                 add,
                 correlate,
                 correlate_channels,

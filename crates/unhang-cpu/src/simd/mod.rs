@@ -8,6 +8,7 @@ mod depthwise;
 mod gather;
 mod geometry;
 mod kernels;
+mod pointwise;
 mod source;
 mod vector;
 mod weights;
@@ -34,6 +35,9 @@ pub fn compute(
         Algorithm::Plain => plain::compute(problem, first, second, bias, result, threads),
         Algorithm::Depthwise => depthwise::compute(problem, kernels, first, second, bias, result, threads),
         Algorithm::Weights => weights::compute(problem, kernels, first, second, result, threads),
+        Algorithm::Pointwise => {
+            pointwise::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
+        }
         Algorithm::Direct => {
             gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
         }

@@ -1,0 +1,153 @@
+//! 1×1 convolutions in NCHW as products of matrices, forward and backward-data.
+//!
+//! A plane's pixels lie next to each other on both sides, so pixels are what lies in vectors and filters are what is
+//! broadcast: the result needs no transposition and is written where it belongs. A panel of pixels is packed once, so
+//! that its channels lie together, unless it is used too few times for that to pay.
+
+use super::gather::choose_tile;
+use super::geometry::{Gather, even_parts};
+use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::workspace::{Shared, Workspace};
+use crate::parallel::for_each_unit;
+
+/// Source channels that are summed at a time: a panel of them stays in the first-level cache.
+const SOURCE_BLOCK: usize = 256;
+/// Panels of one unit of work.
+const UNIT_PANELS: usize = 8;
+/// Up to so many parts of results a panel is read in place.
+const PARTS_IN_PLACE: usize = 2;
+
+/// Computes it. `bias` goes along the result's channels.
+///
+/// # Panics
+/// When a slice is not as long as the gather says, or the gather is not one of 1×1 taps without padding and stride.
+pub fn compute(
+    gather: &Gather,
+    kernels: &'static Kernels,
+    source: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let [rows, columns] = &gather.axes;
+    assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
+    let (sources, results) = (gather.source_channels, gather.result_channels);
+    let pixels = rows.source * columns.source;
+    assert_eq!(source.len(), gather.batch * gather.groups * sources * pixels, "the source's length");
+    assert_eq!(result.len(), gather.batch * gather.groups * results * pixels, "the result's length");
+    assert_eq!(weight.len(), gather.groups * sources * results, "the filter's length");
+
+    let lanes = kernels.lanes;
+    let vectors = choose_tile(kernels, pixels, results, 1).vectors;
+    let width = vectors * lanes;
+    let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
+    let mut filters = Workspace::take(weight.len());
+    pack_filters(gather, kernels, &parts, weight, &mut filters);
+    // What sums begin with: each result channel's bias, in a vector, or the same zeros for all.
+    let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
+    match bias {
+        Some(bias) => begin.chunks_mut(width).zip(bias).for_each(|(vectors, &bias)| vectors.fill(bias)),
+        None => begin.fill(0.0),
+    }
+    let begin_step = if bias.is_some() { width } else { 0 };
+    let (filters, begin): (&[f32], &[f32]) = (&filters, &begin);
+
+    let panels = pixels.div_ceil(width);
+    let chunks = panels.div_ceil(UNIT_PANELS);
+    let result = Shared(result.as_mut_ptr());
+    for_each_unit(threads, gather.batch * gather.groups * chunks, |unit| {
+        let (image_and_group, chunk) = (unit / chunks, unit % chunks);
+        let group = image_and_group % gather.groups;
+        let source = &source[image_and_group * sources * pixels..][..sources * pixels];
+        let first_result = image_and_group * results * pixels;
+        let mut packed = Workspace::take(sources.min(SOURCE_BLOCK) * width);
+        let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
+        for panel in (chunk * UNIT_PANELS..panels).take(UNIT_PANELS) {
+            let pixel = panel * width;
+            let count = width.min(pixels - pixel);
+            let vectors = count.div_ceil(lanes);
+            let is_whole = count == vectors * lanes;
+            let in_place = is_whole && parts.len() <= PARTS_IN_PLACE;
+            let mut first = 0;
+            while first < sources {
+                let channels = SOURCE_BLOCK.min(sources - first);
+                let rows = &source[first * pixels + pixel..][..(channels - 1) * pixels + count];
+                let (w, w_step) = if in_place {
+                    (rows.as_ptr(), pixels)
+                } else {
+                    let packed = &mut packed[..channels * width];
+                    if !is_whole {
+                        packed.fill(0.0);
+                    }
+                    // SAFETY: both slices hold so many rows of `count`, `pixels` and `width` apart.
+                    unsafe { (kernels.rows)(rows.as_ptr(), pixels, packed.as_mut_ptr(), width, count, channels) };
+                    (packed.as_ptr(), width)
+                };
+                for &(part, scalars) in &parts {
+                    let filters =
+                        &filters[(group * results + part) * sources + first * scalars..][..channels * scalars];
+                    let to = first_result + part * pixels + pixel;
+                    // SAFETY: the panel has `channels` rows of whole vectors, packed or in place; the filters as many
+                    // rows of `scalars`. Sums go to this panel's own pixels of the result, which no other unit
+                    // writes, if they fill the vectors, and by way of a buffer that is large enough if not.
+                    unsafe {
+                        let to = result.get().add(to);
+                        let (sums, sums_step) =
+                            if is_whole { (to, pixels) } else { (part_sums.as_mut_ptr(), vectors * lanes) };
+                        if !is_whole && first > 0 {
+                            (kernels.rows)(to, pixels, sums, sums_step, count, scalars);
+                        }
+                        let (init, init_step) = if first > 0 {
+                            (sums.cast_const(), sums_step)
+                        } else {
+                            (begin.as_ptr().add((group * results + part) * begin_step), begin_step)
+                        };
+                        kernels.tile(vectors, 1, scalars, false)(&Tile {
+                            x: filters.as_ptr(),
+                            w,
+                            runs: &[Run { x: 0, w: 0 }],
+                            count: channels,
+                            pitch: 1,
+                            row_step: 0,
+                            x_step: scalars,
+                            w_step,
+                            init,
+                            init_step,
+                            sums,
+                            sums_step,
+                        });
+                        if !is_whole {
+                            (kernels.rows)(sums, sums_step, to, pixels, count, scalars);
+                        }
+                    }
+                }
+                first += channels;
+            }
+        }
+    });
+}
+
+/// Packs filters as `[part of results][source channel][result channel]`.
+fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
+    let [by_result, by_source, ..] = gather.weight;
+    let (sources, results) = (gather.source_channels, gather.result_channels);
+    for group in 0..gather.groups {
+        for &(part, scalars) in parts {
+            let from = &weight[group * gather.weight_group + part * by_result..];
+            let to = &mut to[(group * results + part) * sources..][..sources * scalars];
+            assert!((sources - 1) * by_source + (scalars - 1) * by_result < from.len());
+            if by_result == 1 {
+                // SAFETY: rows of `scalars`, of which the last was just checked; packed one after the other.
+                unsafe { (kernels.rows)(from.as_ptr(), by_source, to.as_mut_ptr(), scalars, scalars, sources) };
+            } else {
+                let offsets: Vec<usize> = (0..sources).map(|channel| channel * scalars).collect();
+                // SAFETY: `scalars` rows with `sources` neighbouring numbers each, of which the last was just checked.
+                unsafe {
+                    let offsets = offsets.as_ptr();
+                    (kernels.transpose)(from.as_ptr(), by_result, scalars, sources, to.as_mut_ptr(), offsets);
+                }
+            }
+        }
+    }
+}

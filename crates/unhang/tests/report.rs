@@ -206,6 +206,38 @@ fn a_browser_draws_the_maps() {
     assert!(!rehearsal.contains("data-engine=\"miopen\""));
 }
 
+/// Plays a person at the keyboard: a script behind the page presses keys and writes what came of it into the title.
+#[test]
+fn the_keyboard_is_enough() {
+    const PERSON: &str = r#"<script>
+        const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
+        const where = () => document.activeElement.dataset.cell;
+        const grid = document.querySelector(".grid");
+        const stops = grid.querySelectorAll("button[tabindex='0']").length;
+        grid.querySelector("button[tabindex='0']").focus();
+        const visited = [where()];
+        for (const key of ["ArrowRight", "ArrowDown", "End", "ArrowRight", "Home", "ArrowUp"]) { press(key); visited.push(where()); }
+        document.activeElement.click();
+        const dialog = document.querySelector("dialog");
+        const opened = dialog.open && dialog.contains(document.activeElement);
+        dialog.addEventListener("close", () => setTimeout(() => {
+            document.title = `stops ${stops}; ${visited.join(" ")}; opened ${opened}; back ${where()}`;
+        }));
+        dialog.close();
+    </script></body>"#;
+    let bench = Bench::new();
+    bench.fill_with_a_bit_of_everything();
+    let page = bench.page(&[]);
+    let with_person = fs::read_to_string(&page).unwrap().replace("</body>", PERSON);
+    fs::write(&page, with_person).unwrap();
+    let Some(document) = browse(&page, "") else { return };
+    let title = document.split("<title>").nth(1).unwrap().split("</title>").next().unwrap();
+    // The gaps in the row of 3→64, which has one size only, are stepped over.
+    let expected = "stops 1; miopen.0.0. miopen.0.1. miopen.1.1. miopen.1.6. miopen.1.6. miopen.1.0. miopen.0.0.; \
+                    opened true; back miopen.0.0.";
+    assert_eq!(title, expected);
+}
+
 #[test]
 fn ten_thousand_records_stay_under_a_megabyte() {
     let bench = Bench::new();

@@ -94,6 +94,41 @@ fn pointwise() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Many channels on few pixels: several blocks of sources and of results, and filters too large for the cache.
+fn wide() -> impl Strategy<Value = Problem> {
+    let channels = || prop_oneof![60i64..140, 190i64..270];
+    let sizes = (channels(), channels(), [1i64..8, 1i64..8], [1i64..4, 1i64..4], 1i64..3);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (in_channels, out_channels, in_size, kernel, batch) = sizes;
+        let groups = 1;
+        let (padding, dilation) = ([1, 1], [1, 1]);
+        let specification = problem.specification();
+        let changed = Specification {
+            batch,
+            in_channels,
+            out_channels,
+            in_size,
+            kernel,
+            padding,
+            dilation,
+            groups,
+            ..specification
+        };
+        Problem::new(changed).ok()
+    })
+}
+
+proptest! {
+    // Each of these takes as long as many of the others.
+    #![proptest_config(ProptestConfig { cases: cases().cases.div_ceil(8), ..cases() })]
+
+    #[test]
+    fn many_channels(problem in wide(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
+}
+
 proptest! {
     #![proptest_config(cases())]
 

@@ -55,12 +55,15 @@ struct Driver<'a> {
     source_block: usize,
     steps: Steps,
     source: Source<'a>,
-    /// Whether each tile takes all blocks of results before the next tile: the packed filters stay in the cache.
+    /// Whether each tile takes all blocks of results before the next tile: then a pixel's channels are written
+    /// together, and the packed filters stay in the cache.
     tiles_outside: bool,
     /// Rows and images of a strip.
     strip_rows: usize,
     strip_images: usize,
     taps: usize,
+    /// Rows and columns of the taps in packed order: by phase of rows, phase of columns, row, column.
+    tap_order: Vec<[usize; 2]>,
 }
 
 /// Computes it. `bias` goes along the result's channels.
@@ -84,9 +87,16 @@ pub fn compute(
     assert_eq!(weight.len(), gather.groups * gather.weight_group, "the filter's length");
     let driver = Driver::new(gather, kernels, threads);
 
+    let row_strips = rows.steps.div_ceil(driver.strip_rows);
+    let image_strips = gather.batch.div_ceil(driver.strip_images);
     let packed_length = driver.packed_length();
-    let mut packed = Workspace::take(packed_length * gather.groups);
-    driver.pack_filters(weight, &mut packed, threads);
+    // Large filters that are used by few strips are packed block by block where they are used, and never leave the
+    // cache.
+    let packs_in_strips = packed_length > 4 * FILTER_NUMBERS && image_strips * row_strips <= 2.max(threads);
+    let mut packed = Workspace::take(if packs_in_strips { 0 } else { packed_length * gather.groups });
+    if !packs_in_strips {
+        driver.pack_filters(weight, &mut packed, threads);
+    }
     let padded = gather.result_channels.next_multiple_of(kernels.lanes) + MAX_VECTORS * kernels.lanes;
     let mut biases = Workspace::take(padded * gather.groups);
     biases.fill(0.0);
@@ -96,8 +106,6 @@ pub fn compute(
         }
     }
 
-    let row_strips = rows.steps.div_ceil(driver.strip_rows);
-    let image_strips = gather.batch.div_ceil(driver.strip_images);
     let result = Shared(result.as_mut_ptr());
     let (packed, biases): (&[f32], &[f32]) = (&packed, &biases);
     for_each_unit(threads, gather.groups * image_strips * row_strips, |unit| {
@@ -111,7 +119,8 @@ pub fn compute(
             first_row,
             rows: driver.strip_rows.min(rows.steps - first_row),
             source,
-            filters: &packed[group * packed_length..][..packed_length],
+            filters: (!packs_in_strips).then(|| &packed[group * packed_length..][..packed_length]),
+            weight,
             bias: &biases[group * padded..][..padded],
             result,
         });
@@ -137,8 +146,6 @@ struct Pass<'a> {
     first_channel: usize,
     is_first: bool,
     is_last: bool,
-    /// Channels × taps of the blocks before.
-    filters_before: usize,
     /// Steps of a run and runs of each phase, by vectors.
     runs: [(usize, Vec<Vec<Run>>); MAX_VECTORS + 1],
     sums: &'a mut [f32],
@@ -149,7 +156,7 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn tile(&mut self, block: &ResultBlock, place: &Place) {
+    fn tile(&mut self, block: &ResultBlock, filters: *const f32, place: &Place) {
         let (driver, strip) = (self.driver, self.strip);
         let (gather, kernels, source) = (driver.gather, driver.kernels, &driver.source);
         let [rows, columns] = &gather.axes;
@@ -199,7 +206,7 @@ impl Pass<'_> {
                     };
                     kernel(&Tile {
                         x: x.add(column * pitch),
-                        w: strip.filters.as_ptr().add(block.packed + self.filters_before * width),
+                        w: filters,
                         runs: &runs[phase_row * phase_columns + phase_column],
                         count: *count,
                         pitch,
@@ -237,7 +244,9 @@ struct Strip<'a> {
     first_row: usize,
     rows: usize,
     source: &'a [f32],
-    filters: &'a [f32],
+    /// The group's packed filters, if they are packed beforehand.
+    filters: Option<&'a [f32]>,
+    weight: &'a [f32],
     bias: &'a [f32],
     result: Shared,
 }
@@ -338,8 +347,23 @@ impl<'a> Driver<'a> {
             packed += vectors * kernels.lanes * gather.source_channels * taps;
             first += channels;
         }
-        let tiles_outside = source_blocks == 1 && packed <= FILTER_NUMBERS;
-        Driver { gather, kernels, blocks, source_block, steps, source, tiles_outside, strip_rows, strip_images, taps }
+        let tiles_outside = gather.result[1] == 1 && source_blocks == 1 && packed <= FILTER_NUMBERS;
+        let mut driver = Driver {
+            gather,
+            kernels,
+            blocks,
+            source_block,
+            steps,
+            source,
+            tiles_outside,
+            strip_rows,
+            strip_images,
+            taps,
+            tap_order: Vec::new(),
+        };
+        driver.tap_order =
+            driver.phases().flat_map(|phase| driver.taps_of_phase(phase)).map(|(tap, _)| tap).collect::<Vec<_>>();
+        driver
     }
 
     /// Numbers of one group's packed filters.
@@ -365,96 +389,98 @@ impl<'a> Driver<'a> {
         (0..rows.phases.len()).flat_map(move |row| (0..columns.phases.len()).map(move |column| [row, column]))
     }
 
-    /// Packs all filters, block by block of results.
+    /// Packs all filters: blocks of results, in each of them blocks of sources.
     fn pack_filters(&self, weight: &[f32], packed: &mut [f32], threads: usize) {
         let gather = self.gather;
         let of_group = self.packed_length();
-        let taps: Vec<[usize; 2]> =
-            self.phases().flat_map(|phase| self.taps_of_phase(phase)).map(|(tap, _)| tap).collect();
-        let [by_result, by_source, by_row, by_column] = gather.weight;
         let to = Shared(packed.as_mut_ptr());
         for_each_unit(threads, gather.groups * self.blocks.len(), |unit| {
-            let (group, block) = (unit / self.blocks.len(), self.blocks[unit % self.blocks.len()]);
+            let (group, block) = (unit / self.blocks.len(), &self.blocks[unit % self.blocks.len()]);
             let width = block.vectors * self.kernels.lanes;
             let length = width * gather.source_channels * self.taps;
             // SAFETY: this block's part of the packed filters, which no other unit touches.
-            let to = unsafe { std::slice::from_raw_parts_mut(to.get().add(group * of_group + block.packed), length) };
-            if block.channels < width {
-                to.fill(0.0);
-            }
-            let from = &weight[group * gather.weight_group + block.first * by_result..];
-            let taps_of_filter =
-                gather.axes.iter().map(|axis| axis.phases.iter().map(Vec::len).sum::<usize>()).product::<usize>();
-            debug_assert_eq!(taps_of_filter, taps.len());
-            // Where the vector of a tap (by its place in memory) and a channel goes.
-            let mut block_start = 0;
-            let mut first = 0;
-            while first < gather.source_channels {
+            let mut to =
+                unsafe { std::slice::from_raw_parts_mut(to.get().add(group * of_group + block.packed), length) };
+            for first in (0..gather.source_channels).step_by(self.source_block) {
                 let channels = self.source_block.min(gather.source_channels - first);
-                let place = |tap: usize, channel: usize| {
-                    let position =
-                        if self.steps == Steps::One { channel * taps.len() + tap } else { tap * channels + channel };
-                    block_start + position * width
-                };
-                let memory = |[row, column]: [usize; 2]| row * by_row + column * by_column;
-                // SAFETY (both calls): rows are the block's channels, which lie in the filter `by_result` apart;
-                // columns are taps or channels that lie there next to each other; every place is inside of `to`.
-                let transpose = |from: &[f32], offsets: &[usize], to: &mut [f32]| unsafe {
-                    debug_assert!((block.channels - 1) * by_result + offsets.len() <= from.len());
-                    (self.kernels.transpose)(
-                        from.as_ptr(),
-                        by_result,
-                        block.channels,
-                        offsets.len(),
-                        to.as_mut_ptr(),
-                        offsets.as_ptr(),
-                    );
-                };
-                if by_result == 1 {
-                    for (tap, &at) in taps.iter().enumerate() {
-                        for channel in 0..channels {
-                            let from = &from[(first + channel) * by_source + memory(at)..][..block.channels];
-                            to[place(tap, channel)..][..block.channels].copy_from_slice(from);
-                        }
-                    }
-                } else if by_column == 1 && taps.len() == by_source.min(by_result) {
-                    // NCHW: taps lie together, and forward the channels behind them too. Sort taps by their place.
-                    let mut order: Vec<usize> = (0..taps.len()).collect();
-                    order.sort_by_key(|&tap| memory(taps[tap]));
-                    let mut offsets = Vec::with_capacity(channels * taps.len());
-                    if by_source == taps.len() {
-                        offsets.extend(
-                            (0..channels)
-                                .flat_map(|c| order.iter().map(move |&tap| (tap, c)))
-                                .map(|(tap, c)| place(tap, c)),
-                        );
-                        transpose(&from[first * by_source..], &offsets, to);
-                    } else {
-                        for channel in 0..channels {
-                            offsets.clear();
-                            offsets.extend(order.iter().map(|&tap| place(tap, channel)));
-                            transpose(&from[(first + channel) * by_source..], &offsets, to);
-                        }
-                    }
-                } else if by_source == 1 {
-                    for (tap, &at) in taps.iter().enumerate() {
-                        let offsets: Vec<usize> = (0..channels).map(|channel| place(tap, channel)).collect();
-                        transpose(&from[first + memory(at)..], &offsets, to);
-                    }
-                } else {
-                    for (tap, &at) in taps.iter().enumerate() {
-                        for channel in 0..channels {
-                            for result in 0..block.channels {
-                                to[place(tap, channel) + result] =
-                                    from[result * by_result + (first + channel) * by_source + memory(at)];
-                            }
-                        }
-                    }
-                }
-                block_start += channels * taps.len() * width;
-                first += channels;
+                let (now, later) = to.split_at_mut(channels * self.taps * width);
+                self.pack_block(weight, group, block, first, channels, now);
+                to = later;
             }
         });
+    }
+
+    /// Packs the filters of one block of results for `channels` source channels from `first` on.
+    fn pack_block(
+        &self,
+        weight: &[f32],
+        group: usize,
+        block: &ResultBlock,
+        first: usize,
+        channels: usize,
+        to: &mut [f32],
+    ) {
+        let gather = self.gather;
+        let taps = &self.tap_order;
+        let [by_result, by_source, by_row, by_column] = gather.weight;
+        let width = block.vectors * self.kernels.lanes;
+        assert_eq!(to.len(), channels * taps.len() * width, "room for the block");
+        if block.channels < width {
+            to.fill(0.0);
+        }
+        let from = &weight[group * gather.weight_group + block.first * by_result..];
+        // Where the vector of a tap and a channel goes, and where a tap lies in memory.
+        let place = |tap: usize, channel: usize| {
+            width * if self.steps == Steps::One { channel * taps.len() + tap } else { tap * channels + channel }
+        };
+        let memory = |[row, column]: [usize; 2]| row * by_row + column * by_column;
+        let transpose = |from: &[f32], offsets: &[usize], to: &mut [f32]| {
+            assert!((block.channels - 1) * by_result + offsets.len() <= from.len());
+            // SAFETY: rows are the block's channels, which lie `by_result` apart; columns are taps or channels that lie
+            // next to each other, the last of which was just checked; every place leaves room for the block's
+            // channels in `to`, whose length was checked above.
+            unsafe {
+                let offsets = (offsets.len(), offsets.as_ptr());
+                let transpose = self.kernels.transpose;
+                transpose(from.as_ptr(), by_result, block.channels, offsets.0, to.as_mut_ptr(), offsets.1);
+            }
+        };
+        if by_result == 1 {
+            for (tap, &at) in taps.iter().enumerate() {
+                for channel in 0..channels {
+                    let from = &from[(first + channel) * by_source + memory(at)..][..block.channels];
+                    to[place(tap, channel)..][..block.channels].copy_from_slice(from);
+                }
+            }
+        } else if by_column == 1 && taps.len() == by_source.min(by_result) {
+            // NCHW: taps lie together, and forward the channels behind them too.
+            let mut order: Vec<usize> = (0..taps.len()).collect();
+            order.sort_by_key(|&tap| memory(taps[tap]));
+            let places = |channel: usize| order.iter().map(move |&tap| place(tap, channel));
+            if by_source == taps.len() {
+                let offsets: Vec<usize> = (0..channels).flat_map(places).collect();
+                transpose(&from[first * by_source..], &offsets, to);
+            } else {
+                for channel in 0..channels {
+                    let offsets: Vec<usize> = places(channel).collect();
+                    transpose(&from[(first + channel) * by_source..], &offsets, to);
+                }
+            }
+        } else if by_source == 1 {
+            for (tap, &at) in taps.iter().enumerate() {
+                let offsets: Vec<usize> = (0..channels).map(|channel| place(tap, channel)).collect();
+                transpose(&from[first + memory(at)..], &offsets, to);
+            }
+        } else {
+            for (tap, &at) in taps.iter().enumerate() {
+                for channel in 0..channels {
+                    for result in 0..block.channels {
+                        to[place(tap, channel) + result] =
+                            from[result * by_result + (first + channel) * by_source + memory(at)];
+                    }
+                }
+            }
+        }
     }
 
     fn strip(&self, strip: &Strip<'_>) {
@@ -472,6 +498,8 @@ impl<'a> Driver<'a> {
         let one_tile = MAX_SCALARS * MAX_VECTORS * columns.phases.len() * lanes;
         let mut sums = Workspace::take(if several { lines * line_pixels * widths } else { one_tile });
 
+        let room = if strip.filters.is_some() { 0 } else { self.source_block * self.taps * MAX_VECTORS * lanes };
+        let mut block_filters = Workspace::take(room);
         let phases: Vec<[usize; 2]> = self.phases().collect();
         let by_channel: Vec<usize> = (0..MAX_VECTORS * lanes).map(|channel| channel * gather.result[1]).collect();
         let tile_rows = self.blocks[0].rows;
@@ -503,7 +531,6 @@ impl<'a> Driver<'a> {
                 first_channel,
                 is_first: first == 0,
                 is_last: first + channels == gather.source_channels,
-                filters_before,
                 runs: [(); MAX_VECTORS + 1].map(|()| (0, Vec::new())),
                 sums: &mut sums,
                 several,
@@ -517,19 +544,30 @@ impl<'a> Driver<'a> {
             }
             let groups =
                 || (0..strip.images).flat_map(|image| row_groups(strip.rows, tile_rows).map(move |g| (image, g)));
+            let filters = |block: &ResultBlock| match strip.filters {
+                Some(filters) => filters[block.packed + filters_before * block.vectors * lanes..].as_ptr(),
+                None => std::ptr::null(),
+            };
             if self.tiles_outside {
                 for (image, (row, tile_rows)) in groups() {
                     for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
                         for block in &self.blocks {
-                            pass.tile(block, &Place { image, row, rows: tile_rows, column, pixels });
+                            pass.tile(block, filters(block), &Place { image, row, rows: tile_rows, column, pixels });
                         }
                     }
                 }
             } else {
                 for block in &self.blocks {
+                    let filters = if strip.filters.is_some() {
+                        filters(block)
+                    } else {
+                        let room = &mut block_filters[..channels * self.taps * block.vectors * lanes];
+                        self.pack_block(strip.weight, strip.group, block, first, channels, room);
+                        room.as_ptr()
+                    };
                     for (image, (row, tile_rows)) in groups() {
                         for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
-                            pass.tile(block, &Place { image, row, rows: tile_rows, column, pixels });
+                            pass.tile(block, filters, &Place { image, row, rows: tile_rows, column, pixels });
                         }
                     }
                 }

@@ -1,8 +1,8 @@
 //! 1×1 convolutions in NCHW as products of matrices, forward and backward-data.
 //!
 //! A plane's pixels lie next to each other on both sides, so pixels are what lies in vectors and filters are what is
-//! broadcast: the result needs no transposition and is written where it belongs. A panel of pixels is packed once, so
-//! that its channels lie together, unless it is used too few times for that to pay.
+//! broadcast: the result needs no transposition and is written where it belongs. Panels of pixels are packed, a few at
+//! a time, so that their channels lie together and the memory behind them is read in long pieces.
 
 use super::gather::choose_tile;
 use super::geometry::{Gather, even_parts};
@@ -14,9 +14,6 @@ use crate::parallel::for_each_unit;
 const SOURCE_BLOCK: usize = 256;
 /// Panels of one unit of work.
 const UNIT_PANELS: usize = 8;
-/// Up to so many parts of results a panel is read in place.
-const PARTS_IN_PLACE: usize = 2;
-
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
@@ -61,36 +58,50 @@ pub fn compute(
         let group = image_and_group % gather.groups;
         let source = &source[image_and_group * sources * pixels..][..sources * pixels];
         let first_result = image_and_group * results * pixels;
-        let mut packed = Workspace::take(sources.min(SOURCE_BLOCK) * width);
+        let first_panel = chunk * UNIT_PANELS;
+        let unit_panels = UNIT_PANELS.min(panels - first_panel);
+        let first_pixel = first_panel * width;
+        let unit_pixels = (unit_panels * width).min(pixels - first_pixel);
+        let whole_panels = unit_pixels / width;
+        let rest = unit_pixels % width;
+        let mut packed = Workspace::take(sources.min(SOURCE_BLOCK) * width * unit_panels);
         let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
-        for panel in (chunk * UNIT_PANELS..panels).take(UNIT_PANELS) {
-            let pixel = panel * width;
-            let count = width.min(pixels - pixel);
-            let vectors = count.div_ceil(lanes);
-            let is_whole = count == vectors * lanes;
-            let in_place = is_whole && parts.len() <= PARTS_IN_PLACE;
-            let mut first = 0;
-            while first < sources {
-                let channels = SOURCE_BLOCK.min(sources - first);
-                let rows = &source[first * pixels + pixel..][..(channels - 1) * pixels + count];
-                let (w, w_step) = if in_place {
-                    (rows.as_ptr(), pixels)
-                } else {
-                    let packed = &mut packed[..channels * width];
-                    if !is_whole {
-                        packed.fill(0.0);
+        let mut first = 0;
+        while first < sources {
+            let channels = SOURCE_BLOCK.min(sources - first);
+            let of_panel = channels * width;
+            let packed = &mut packed[..of_panel * unit_panels];
+            if rest > 0 {
+                packed[whole_panels * of_panel..].fill(0.0);
+            }
+            // All panels of a channel at a time, so that memory is read in long pieces.
+            for channel in 0..channels {
+                let from = &source[(first + channel) * pixels + first_pixel..][..unit_pixels];
+                // SAFETY: `unit_pixels` numbers are cut into whole panels and a rest, each to its own row of the packed
+                // panels, which are `of_panel` apart and end `of_panel - channel × width` behind the first row.
+                unsafe {
+                    let to = packed.as_mut_ptr().add(channel * width);
+                    (kernels.rows)(from.as_ptr(), width, to, of_panel, width, whole_panels);
+                    if rest > 0 {
+                        (kernels.row)(
+                            from.as_ptr().add(whole_panels * width),
+                            1,
+                            rest,
+                            to.add(whole_panels * of_panel),
+                        );
                     }
-                    // SAFETY: both slices hold so many rows of `count`, `pixels` and `width` apart.
-                    unsafe { (kernels.rows)(rows.as_ptr(), pixels, packed.as_mut_ptr(), width, count, channels) };
-                    (packed.as_ptr(), width)
-                };
-                for &(part, scalars) in &parts {
-                    let filters =
-                        &filters[(group * results + part) * sources + first * scalars..][..channels * scalars];
-                    let to = first_result + part * pixels + pixel;
-                    // SAFETY: the panel has `channels` rows of whole vectors, packed or in place; the filters as many
-                    // rows of `scalars`. Sums go to this panel's own pixels of the result, which no other unit
-                    // writes, if they fill the vectors, and by way of a buffer that is large enough if not.
+                }
+            }
+            for &(part, scalars) in &parts {
+                let filters = &filters[(group * results + part) * sources + first * scalars..][..channels * scalars];
+                for panel in 0..unit_panels {
+                    let count = width.min(unit_pixels - panel * width);
+                    let vectors = count.div_ceil(lanes);
+                    let is_whole = count == vectors * lanes;
+                    let to = first_result + part * pixels + first_pixel + panel * width;
+                    // SAFETY: a panel has `channels` rows of whole vectors, the filters as many of `scalars`. Sums go to
+                    // this panel's own pixels of the result, which no other unit writes, if they fill the vectors, and
+                    // by way of a buffer that is large enough if not.
                     unsafe {
                         let to = result.get().add(to);
                         let (sums, sums_step) =
@@ -105,13 +116,13 @@ pub fn compute(
                         };
                         kernels.tile(vectors, 1, scalars, false)(&Tile {
                             x: filters.as_ptr(),
-                            w,
+                            w: packed.as_ptr().add(panel * of_panel),
                             runs: &[Run { x: 0, w: 0 }],
                             count: channels,
                             pitch: 1,
                             row_step: 0,
                             x_step: scalars,
-                            w_step,
+                            w_step: width,
                             init,
                             init_step,
                             sums,
@@ -122,8 +133,8 @@ pub fn compute(
                         }
                     }
                 }
-                first += channels;
             }
+            first += channels;
         }
     });
 }

@@ -10,33 +10,43 @@
 
 struct DepthwiseShape {
     int batch, input_h, input_w, output_h, output_w;
-    int strips, threads;      // forward and data: strips in a column, threads in all
-    int pixels_per_split;     // weights
+    int threads;                 // forward and data: in all
+    int pixels_per_split;        // weights
+    Divisor by_image, by_width;  // the output's in forward and weights, the input's in data
+    Divisor by_strips;           // forward and data: strips in a column
 };
 
 // Which channel, column, strip and image a thread has.
 struct Lane {
     int channel, x, strip, n;
 };
-DEVICE Lane find_lane(int index, int channels, int width, int strips) {
+// The rest of a division, and the quotient in place of the number.
+DEVICE int split_off(int& number, const Divisor& by) {
+    const int quotient = divide(number, by);
+    const int rest = number - quotient * by.value;
+    number = quotient;
+    return rest;
+}
+DEVICE Lane find_lane(int index, int channels, const Divisor& by_width, const Divisor& by_strips) {
     Lane lane;
 #if CHANNELS_LAST
     lane.channel = index % channels;
     index /= channels;
-    lane.x = index % width;
-    index /= width;
-    lane.strip = index % strips;
-    lane.n = index / strips;
+    lane.x = split_off(index, by_width);
+    lane.strip = split_off(index, by_strips);
+    lane.n = index;
 #else
-    lane.x = index % width;
-    index /= width;
-    lane.strip = index % strips;
-    index /= strips;
+    lane.x = split_off(index, by_width);
+    lane.strip = split_off(index, by_strips);
     lane.channel = index % channels;
     lane.n = index / channels;
 #endif
     return lane;
 }
+
+// From one row and one column of an image to the next.
+DEVICE unsigned row_step(int channels, int width) { return (unsigned)width * (CHANNELS_LAST ? channels : 1); }
+#define COLUMN_STEP(channels) (CHANNELS_LAST ? (unsigned)(channels) : 1u)
 
 DEVICE unsigned place(int channels, int h, int w, int n, int c, int y, int x) {
 #if CHANNELS_LAST
@@ -51,7 +61,7 @@ extern "C" __global__ void __launch_bounds__(256)
                       Storage* __restrict__ output, DepthwiseShape s) {
     const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= s.threads) return;
-    const Lane lane = find_lane(index, OUTPUTS, s.output_w, s.strips);
+    const Lane lane = find_lane(index, OUTPUTS, s.by_width, s.by_strips);
     float taps[TAPS], sums[STRIP];
     // One input channel a group: both layouts have a filter's taps side by side.
 #pragma unroll
@@ -61,15 +71,19 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = 0; i < STRIP; ++i) sums[i] = add;
     const int top = lane.strip * STRIP * STRIDE_H - PAD_H, left = lane.x * STRIDE_W - PAD_W;
     const int channel = lane.channel / MULTIPLIER;
+    bool column_there[FILTER_W];
+#pragma unroll
+    for (int t = 0; t < FILTER_W; ++t) column_there[t] = (unsigned)(left + t * DILATION_W) < (unsigned)s.input_w;
+    // Where the window begins; outside of the image it may be anywhere, and is not read.
+    const unsigned begin = place(CHANNELS, s.input_h, s.input_w, lane.n, channel, top, left);
 #pragma unroll
     for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
-        const int h = top + row;
-        const bool row_there = (unsigned)h < (unsigned)s.input_h;
+        const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
+        const unsigned at = begin + row * row_step(CHANNELS, s.input_w);
 #pragma unroll
         for (int t = 0; t < FILTER_W; ++t) {
-            const int w = left + t * DILATION_W;
-            const bool there = row_there && (unsigned)w < (unsigned)s.input_w;
-            const float read = load_at(input, there ? place(CHANNELS, s.input_h, s.input_w, lane.n, channel, h, w) * (unsigned)sizeof(Storage) : 0u);
+            const bool there = row_there && column_there[t];
+            const float read = load_at(input, there ? (at + t * DILATION_W * COLUMN_STEP(CHANNELS)) * (unsigned)sizeof(Storage) : 0u);
             const float value = there ? read : 0.0f;
 #pragma unroll
             for (int i = 0; i < STRIP; ++i)
@@ -96,27 +110,35 @@ extern "C" __global__ void __launch_bounds__(256)
                             Storage* __restrict__ result, DepthwiseShape s) {
     const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= s.threads) return;
-    const Lane lane = find_lane(index, CHANNELS, s.input_w, s.strips);
+    const Lane lane = find_lane(index, CHANNELS, s.by_width, s.by_strips);
     float sums[STRIP];
     const float add = bias != nullptr ? (float)widen(bias[lane.channel]) : 0.0f;
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) sums[i] = add;
     const int top = lane.strip * (STRIP / STRIDE_H);
+    bool column_there[FILTER_W];
+    unsigned column[FILTER_W];
+#pragma unroll
+    for (int t = 0; t < FILTER_W; ++t) {
+        const int from = lane.x + PAD_W - t * DILATION_W;
+        const int x = from / STRIDE_W;
+        column_there[t] = from >= 0 && x < s.output_w && x * STRIDE_W == from;
+        column[t] = (unsigned)x * COLUMN_STEP(OUTPUTS);
+    }
     for (int m = 0; m < MULTIPLIER; ++m) {
         const int channel = lane.channel * MULTIPLIER + m;
         float taps[TAPS];
 #pragma unroll
         for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[channel * TAPS + t]);
+        const unsigned begin = place(OUTPUTS, s.output_h, s.output_w, lane.n, channel, top, 0);
 #pragma unroll
         for (int row = GRADIENT_FIRST; row <= GRADIENT_LAST; ++row) {
-            const int y = top + row;
-            const bool row_there = (unsigned)y < (unsigned)s.output_h;
+            const bool row_there = (unsigned)(top + row) < (unsigned)s.output_h;
+            const unsigned at = begin + row * row_step(OUTPUTS, s.output_w);
 #pragma unroll
             for (int t = 0; t < FILTER_W; ++t) {
-                const int from = lane.x + PAD_W - t * DILATION_W;
-                const int x = from / STRIDE_W;
-                const bool there = row_there && from >= 0 && x < s.output_w && x * STRIDE_W == from;
-                const float read = load_at(gradient, there ? place(OUTPUTS, s.output_h, s.output_w, lane.n, channel, y, x) * (unsigned)sizeof(Storage) : 0u);
+                const bool there = row_there && column_there[t];
+                const float read = load_at(gradient, there ? (at + column[t]) * (unsigned)sizeof(Storage) : 0u);
                 const float value = there ? read : 0.0f;
 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)
@@ -154,15 +176,21 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int t = 0; t < TAPS; ++t) sums[t] = 0.0f;
     if (output < OUTPUTS) {
         for (int pixel = begin + worker; pixel < end; pixel += workers) {
-            const int n = pixel / image;
-            const int y = (pixel - n * image) / s.output_w, x = pixel - n * image - y * s.output_w;
+            const int n = divide(pixel, s.by_image);
+            const int y = divide(pixel - n * image, s.by_width), x = pixel - n * image - y * s.output_w;
             const float slope = load_at(gradient, place(OUTPUTS, s.output_h, s.output_w, n, output, y, x) * (unsigned)sizeof(Storage));
+            const int top = y * STRIDE_H - PAD_H, left = x * STRIDE_W - PAD_W;
+            const unsigned at = place(CHANNELS, s.input_h, s.input_w, n, output / MULTIPLIER, top, left);
 #pragma unroll
-            for (int t = 0; t < TAPS; ++t) {
-                const int h = y * STRIDE_H - PAD_H + (t / FILTER_W) * DILATION_H, w = x * STRIDE_W - PAD_W + (t % FILTER_W) * DILATION_W;
-                const bool there = (unsigned)h < (unsigned)s.input_h && (unsigned)w < (unsigned)s.input_w;
-                const float read = load_at(input, there ? place(CHANNELS, s.input_h, s.input_w, n, output / MULTIPLIER, h, w) * (unsigned)sizeof(Storage) : 0u);
-                sums[t] = multiply_add(slope, there ? read : 0.0f, sums[t]);
+            for (int r = 0; r < FILTER_H; ++r) {
+                const bool row_there = (unsigned)(top + r * DILATION_H) < (unsigned)s.input_h;
+                const unsigned row = at + r * DILATION_H * row_step(CHANNELS, s.input_w);
+#pragma unroll
+                for (int t = 0; t < FILTER_W; ++t) {
+                    const bool there = row_there && (unsigned)(left + t * DILATION_W) < (unsigned)s.input_w;
+                    const float read = load_at(input, there ? (row + t * DILATION_W * COLUMN_STEP(CHANNELS)) * (unsigned)sizeof(Storage) : 0u);
+                    sums[r * FILTER_W + t] = multiply_add(slope, there ? read : 0.0f, sums[r * FILTER_W + t]);
+                }
             }
         }
     }

@@ -1,14 +1,14 @@
 // Implicit GEMM for forward and backward-data: rows are the result's channels, columns its pixels, and the reduction
 // runs over taps of the filter and the source's channels.
 //
-// Backward-data is split into phases of the stride: the pixels whose position leaves the same rest. Within a phase the
-// taps that meet anything are evenly spaced, so that each phase is a convolution of stride 1 over the gradient of the
-// output; nothing is multiplied with the zeros between. A phase that no tap meets writes its zeros.
+// Backward-data runs in phases of the stride (phases.cuh). A phase that no tap meets writes its zeros, or nothing where
+// the result was filled before (SKIP_EMPTY).
 //
 // Constants: DIRECTION (0 forward, 1 backward-data), CHANNELS_LAST, GROUPS, REDUCED (channels summed over, a group),
 // ROWS (channels of the result, a group), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W; PACKED (the filter was brought
 // into [group][tap][REDUCED rounded up to BK][ROWS rounded up to BM] before), FLAT (taps and channels are one axis: for
-// few channels; forward only), POINTWISE (1 × 1, stride 1, no padding, NCHW, and planes of whole quads), PLANES (sums go to one plane of f32 for each split, to be added up by `reduce`).
+// few channels; forward only), SKIP_EMPTY (phases without taps write
+// nothing), POINTWISE (1 × 1, stride 1, no padding, NCHW, and planes of whole quads), PLANES (sums go to one plane of f32 for each split, to be added up by `reduce`).
 // Forward and a group's filter unpacked lies as torch has it.
 
 #define TAPS (FILTER_H * FILTER_W)
@@ -82,52 +82,6 @@ struct GemmShape {
     int steps_per_split;
 };
 
-// One axis of a phase: which tap comes first, how many there are, where the source's window begins.
-struct Axis {
-    int extent, offset, taps, first_tap;
-};
-
-DEVICE Axis find_axis(int phase, int result, int filter, int stride, int pad, int dilation) {
-    Axis axis;
-#if DIRECTION == 0
-    axis.extent = result;
-    axis.offset = -pad;
-    axis.taps = filter;
-    axis.first_tap = 0;
-#else
-    axis.extent = phase < result ? (result - phase + stride - 1) / stride : 0;
-    axis.first_tap = -1;
-    const int tap_step = stride / greatest_common_divisor(stride, dilation);
-    for (int tap = (tap_step < filter ? tap_step : filter) - 1; tap >= 0; --tap)
-        if ((phase + pad + tap * dilation * (stride - 1)) % stride == 0) axis.first_tap = tap;
-    axis.taps = axis.first_tap < 0 ? 0 : (filter - 1 - axis.first_tap) / tap_step + 1;
-    const int meets = phase + pad - (axis.first_tap < 0 ? 0 : axis.first_tap) * dilation;
-    // An exact division where there are taps; where there are none, nothing is read.
-    axis.offset = meets / stride;
-#endif
-    return axis;
-}
-
-#if DIRECTION == 0
-#define PHASES_H 1
-#define PHASES_W 1
-#define SOURCE_STEP_H STRIDE_H
-#define SOURCE_STEP_W STRIDE_W
-#define SOURCE_TAP_H DILATION_H
-#define SOURCE_TAP_W DILATION_W
-#define TAP_STEP_H 1
-#define TAP_STEP_W 1
-#else
-#define PHASES_H STRIDE_H
-#define PHASES_W STRIDE_W
-#define SOURCE_STEP_H 1
-#define SOURCE_STEP_W 1
-#define SOURCE_TAP_H (-(DILATION_H / greatest_common_divisor(STRIDE_H, DILATION_H)))
-#define SOURCE_TAP_W (-(DILATION_W / greatest_common_divisor(STRIDE_W, DILATION_W)))
-#define TAP_STEP_H (STRIDE_H / greatest_common_divisor(STRIDE_H, DILATION_H))
-#define TAP_STEP_W (STRIDE_W / greatest_common_divisor(STRIDE_W, DILATION_W))
-#endif
-
 extern "C" __global__ void BOUNDS
     gemm(const Storage* __restrict__ filter, const Storage* __restrict__ source, const Storage* __restrict__ bias,
 #if PLANES
@@ -159,6 +113,8 @@ extern "C" __global__ void BOUNDS
 #else
     const int all_steps = axis_h.taps * axis_w.taps * CHANNEL_BLOCKS;
 #endif
+    // Where some phases meet no tap, the result was filled before.
+    if (SKIP_EMPTY && all_steps == 0) return;
     const int first_step = split * shape.steps_per_split;
     const int last_step = all_steps < first_step + shape.steps_per_split ? all_steps : first_step + shape.steps_per_split;
 

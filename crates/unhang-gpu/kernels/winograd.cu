@@ -1,9 +1,13 @@
-// Winograd F(4 × 4, 3 × 3) for stride 1, NCHW, not fused: the input in tiles of 6 × 6, the filter, and a batch of 36
-// matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with 36 groups. A quarter
-// of the multiplications of the direct way, for moving the transformed tensors through memory.
+// Winograd for stride 1, NCHW, not fused: F(4 × 4, 3 × 3) and F(2 × 2, 5 × 5). The input in tiles of 6 × 6, the filter,
+// and a batch of 36 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with 36
+// groups. A quarter (3 × 3) or a third (5 × 5) of the multiplications of the direct way, for moving the transformed
+// tensors through memory.
 //
-// Points 0, ±1, ±2, ∞. The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up
-// to a quad; columns beyond the last tile hold zeros, because the gradient of the filter sums over them.
+// Points 0, ±1, ±2, ∞; both share the input's transform, and the others are the same sums of powers, longer or shorter.
+// The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns
+// beyond the last tile hold zeros, because the gradient of the filter sums over them.
+//
+// Constants: OUT (4 or 2, results a tile and axis), FILTER (3 or 5); OUT + FILTER - 1 = 6.
 
 struct WinogradShape {
     int batch, channels, height, width;  // of the tensor that is read (input transform) or written (output transform)
@@ -35,7 +39,7 @@ extern "C" __global__ void __launch_bounds__(128)
     float v[6][6];
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * 4 - s.pad_h, left = (in_image % s.tiles_w) * 4 - s.pad_w;
+    const int top = (in_image / s.tiles_w) * OUT - s.pad_h, left = (in_image % s.tiles_w) * OUT - s.pad_w;
     const unsigned plane = (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
 #pragma unroll
     for (int i = 0; i < 6; ++i)
@@ -58,16 +62,64 @@ extern "C" __global__ void __launch_bounds__(128)
         for (int j = 0; j < 6; ++j) to[(i * 6 + j) * apart] = v[i][j];
 }
 
-// The gradient's transform for the gradient of the filter: a line of four becomes six.
-DEVICE void transform_four(float a, float b, float c, float d, float (&to)[6]) {
-    const float even = a + c, odd = b + d;
-    const float even2 = multiply_add(4.0f, c, a), odd2 = multiply_add(8.0f, d, 2.0f * b);
-    to[0] = 0.25f * a;
-    to[1] = (even + odd) * (-1.0f / 6.0f);
-    to[2] = (even - odd) * (-1.0f / 6.0f);
+// A line of LENGTH (of the filter, or of the gradient for the gradient of the filter) becomes six: its values as a
+// polynomial at the points, scaled so that the input's transform has whole numbers.
+template <int LENGTH>
+DEVICE void spread(const float (&from)[LENGTH], float (&to)[6]) {
+    float even1 = 0.0f, odd1 = 0.0f, even2 = 0.0f, odd2 = 0.0f;
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) {
+        const float power = (float)(1 << i);
+        if (i % 2 == 0) {
+            even1 += from[i];
+            even2 = multiply_add(power, from[i], even2);
+        } else {
+            odd1 += from[i];
+            odd2 = multiply_add(power, from[i], odd2);
+        }
+    }
+    to[0] = 0.25f * from[0];
+    to[1] = (even1 + odd1) * (-1.0f / 6.0f);
+    to[2] = (even1 - odd1) * (-1.0f / 6.0f);
     to[3] = (even2 + odd2) * (1.0f / 24.0f);
     to[4] = (even2 - odd2) * (1.0f / 24.0f);
-    to[5] = d;
+    to[5] = from[LENGTH - 1];
+}
+
+// A square of LENGTH × LENGTH becomes 6 × 6, each written `apart` from the one before.
+template <int LENGTH>
+DEVICE void spread_square(const float (&from)[LENGTH][LENGTH], float* to, long long apart) {
+    float half[6][LENGTH];
+#pragma unroll
+    for (int j = 0; j < LENGTH; ++j) {
+        float column[LENGTH], line[6];
+#pragma unroll
+        for (int i = 0; i < LENGTH; ++i) column[i] = from[i][j];
+        spread<LENGTH>(column, line);
+#pragma unroll
+        for (int i = 0; i < 6; ++i) half[i][j] = line[i];
+    }
+#pragma unroll
+    for (int i = 0; i < 6; ++i) {
+        float line[6];
+        spread<LENGTH>(half[i], line);
+#pragma unroll
+        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * apart] = line[j];
+    }
+}
+
+// Six sums of products become the LENGTH results of a line.
+template <int LENGTH>
+DEVICE void gather(const float (&from)[6], float (&to)[LENGTH]) {
+    const float sum1 = from[1] + from[2], difference1 = from[1] - from[2];
+    const float sum2 = from[3] + from[4], difference2 = from[3] - from[4];
+#pragma unroll
+    for (int i = 0; i < LENGTH; ++i) {
+        const float power = (float)(1 << i);
+        to[i] = i % 2 == 0 ? multiply_add(power, sum2, sum1) : multiply_add(power, difference2, difference1);
+    }
+    to[0] += from[0];
+    to[LENGTH - 1] += from[5];
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -75,54 +127,28 @@ extern "C" __global__ void __launch_bounds__(128)
     const int index = BLOCK_X * 128 + THREAD_X;
     const int channel = index / s.padded_tiles, tile = index - channel * s.padded_tiles;
     if (channel >= s.channels) return;
-    float v[4][4];
+    float v[OUT][OUT];
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * 4, left = (in_image % s.tiles_w) * 4;
+    const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
     const unsigned plane = (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < OUT; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
+        for (int j = 0; j < OUT; ++j) {
             const int h = top + i, w = left + j;
             const bool there = tile < s.tiles && h < s.height && w < s.width;
             const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
         }
-    float half[6][4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        float line[6];
-        transform_four(v[0][j], v[1][j], v[2][j], v[3][j], line);
-#pragma unroll
-        for (int i = 0; i < 6; ++i) half[i][j] = line[i];
-    }
-    const long long apart = (long long)s.channels * s.padded_tiles;
-    float* to = transformed + (long long)channel * s.padded_tiles + tile;
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-        float line[6];
-        transform_four(half[i][0], half[i][1], half[i][2], half[i][3], line);
-#pragma unroll
-        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * apart] = line[j];
-    }
+    spread_square<OUT>(v, transformed + (long long)channel * s.padded_tiles + tile, (long long)s.channels * s.padded_tiles);
 }
 
 struct WinogradFilterShape {
     int rows, padded_rows, reduced, padded_reduced;
-    int row_elements, reduced_elements;  // where a 3 × 3 filter lies
+    int row_elements, reduced_elements;  // where a filter's taps begin
     int turned;                          // backward-data: the filter turned by half a turn
 };
-
-DEVICE void transform_three(float a, float b, float c, float (&to)[6]) {
-    const float even = a + c, even2 = multiply_add(4.0f, c, a), odd2 = 2.0f * b;
-    to[0] = 0.25f * a;
-    to[1] = (even + b) * (-1.0f / 6.0f);
-    to[2] = (even - b) * (-1.0f / 6.0f);
-    to[3] = (even2 + odd2) * (1.0f / 24.0f);
-    to[4] = (even2 - odd2) * (1.0f / 24.0f);
-    to[5] = c;
-}
 
 // The filter becomes [36][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter.
 extern "C" __global__ void __launch_bounds__(128)
@@ -132,39 +158,15 @@ extern "C" __global__ void __launch_bounds__(128)
     if (reduced >= s.padded_reduced) return;
     const bool there = row < s.rows && reduced < s.reduced;
     const Storage* from = filter + (there ? (long long)row * s.row_elements + (long long)reduced * s.reduced_elements : 0);
-    float g[3][3];
+    float g[FILTER][FILTER];
 #pragma unroll
-    for (int i = 0; i < 3; ++i)
+    for (int i = 0; i < FILTER; ++i)
 #pragma unroll
-        for (int j = 0; j < 3; ++j) {
-            const float read = widen(from[s.turned ? 8 - i * 3 - j : i * 3 + j]);
+        for (int j = 0; j < FILTER; ++j) {
+            const float read = widen(from[s.turned ? FILTER * FILTER - 1 - i * FILTER - j : i * FILTER + j]);
             g[i][j] = there ? read : 0.0f;
         }
-    float half[6][3];
-#pragma unroll
-    for (int j = 0; j < 3; ++j) {
-        float line[6];
-        transform_three(g[0][j], g[1][j], g[2][j], line);
-#pragma unroll
-        for (int i = 0; i < 6; ++i) half[i][j] = line[i];
-    }
-    const long long apart = (long long)s.padded_reduced * s.padded_rows;
-#pragma unroll
-    for (int i = 0; i < 6; ++i) {
-        float line[6];
-        transform_three(half[i][0], half[i][1], half[i][2], line);
-#pragma unroll
-        for (int j = 0; j < 6; ++j) transformed[(i * 6 + j) * apart + index] = line[j];
-    }
-}
-
-// Six sums of products become the four results of a line.
-DEVICE void gather_four(float a, float b, float c, float d, float e, float f, float (&to)[4]) {
-    const float sum1 = b + c, difference1 = b - c, sum2 = d + e, difference2 = d - e;
-    to[0] = a + sum1 + sum2;
-    to[1] = multiply_add(2.0f, difference2, difference1);
-    to[2] = multiply_add(4.0f, sum2, sum1);
-    to[3] = multiply_add(8.0f, difference2, difference1) + f;
+    spread_square<FILTER>(g, transformed + index, (long long)s.padded_reduced * s.padded_rows);
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -174,32 +176,33 @@ extern "C" __global__ void __launch_bounds__(128)
     if (channel >= s.channels || tile >= s.tiles) return;
     const long long apart = (long long)s.channels * s.padded_tiles;
     const float* from = products + (long long)channel * s.padded_tiles + tile;
-    float half[4][6];
+    float half[OUT][6];
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
-        float line[4];
-        gather_four(from[j * apart], from[(6 + j) * apart], from[(12 + j) * apart], from[(18 + j) * apart],
-                    from[(24 + j) * apart], from[(30 + j) * apart], line);
+        float column[6], line[OUT];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) half[i][j] = line[i];
+        for (int i = 0; i < 6; ++i) column[i] = from[(i * 6 + j) * apart];
+        gather<OUT>(column, line);
+#pragma unroll
+        for (int i = 0; i < OUT; ++i) half[i][j] = line[i];
     }
     const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * 4, left = (in_image % s.tiles_w) * 4;
+    const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
     Storage* plane = result + (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
-    const bool quads = s.width % 4 == 0;
+    const bool quads = OUT == 4 && s.width % 4 == 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < OUT; ++i) {
         if (top + i >= s.height) break;
-        float line[4];
-        gather_four(half[i][0], half[i][1], half[i][2], half[i][3], half[i][4], half[i][5], line);
+        float line[OUT];
+        gather<OUT>(half[i], line);
         Storage* to = plane + (top + i) * s.width + left;
         if (quads)
-            store_quad(to, line[0] + add, line[1] + add, line[2] + add, line[3] + add);
+            store_quad(to, line[0] + add, line[1] + add, line[2 % OUT] + add, line[3 % OUT] + add);
         else
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
+            for (int j = 0; j < OUT; ++j)
                 if (left + j < s.width) to[j] = narrow(line[j] + add);
     }
 }
@@ -208,41 +211,37 @@ struct WinogradWeightsShape {
     int rows, channels, planes;
 };
 
-DEVICE void gather_three(float a, float b, float c, float d, float e, float f, float (&to)[3]) {
-    const float sum1 = b + c, sum2 = d + e;
-    to[0] = a + sum1 + sum2;
-    to[1] = multiply_add(2.0f, d - e, b - c);
-    to[2] = multiply_add(4.0f, sum2, sum1) + f;
-}
-
-// Adds the planes [plane][36][rows][channels] up in order and brings the sums back to 3 × 3.
-extern "C" __global__ void __launch_bounds__(128)
+// Adds the planes [plane][36][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
+// share the 36 sums of one filter; the last step is one thread's.
+extern "C" __global__ void __launch_bounds__(256)
     winograd_weights(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
-    const int index = BLOCK_X * 128 + THREAD_X;
+    __shared__ float sums[36][33];
+    const int lane = THREAD_X % 32, worker = THREAD_X / 32;
+    const int index = BLOCK_X * 32 + lane;
     const int elements = s.rows * s.channels;
-    if (index >= elements) return;
-    float v[6][6];
-#pragma unroll
-    for (int i = 0; i < 6; ++i)
-#pragma unroll
-        for (int j = 0; j < 6; ++j) {
-            float sum = 0.0f;
-            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * 36 + i * 6 + j) * elements + index];
-            v[i][j] = sum;
-        }
-    float half[3][6];
+    for (int place = worker; place < 36; place += 8) {
+        float sum = 0.0f;
+        if (index < elements)
+            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * 36 + place) * elements + index];
+        sums[place][lane] = sum;
+    }
+    BARRIER();
+    if (worker != 0 || index >= elements) return;
+    float half[FILTER][6];
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
-        float line[3];
-        gather_three(v[0][j], v[1][j], v[2][j], v[3][j], v[4][j], v[5][j], line);
+        float column[6], line[FILTER];
 #pragma unroll
-        for (int i = 0; i < 3; ++i) half[i][j] = line[i];
+        for (int i = 0; i < 6; ++i) column[i] = sums[i * 6 + j][lane];
+        gather<FILTER>(column, line);
+#pragma unroll
+        for (int i = 0; i < FILTER; ++i) half[i][j] = line[i];
     }
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-        float line[3];
-        gather_three(half[i][0], half[i][1], half[i][2], half[i][3], half[i][4], half[i][5], line);
+    for (int i = 0; i < FILTER; ++i) {
+        float line[FILTER];
+        gather<FILTER>(half[i], line);
 #pragma unroll
-        for (int j = 0; j < 3; ++j) result[(long long)index * 9 + i * 3 + j] = narrow(line[j]);
+        for (int j = 0; j < FILTER; ++j) result[((long long)index * FILTER + i) * FILTER + j] = narrow(line[j]);
     }
 }

@@ -8,7 +8,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::model::{Device, estimate};
 use crate::plan::Plan;
-use crate::plan_parts::{Geometry, gemm_steps};
+use crate::plan_parts::{Geometry, gemm_steps, is_winograd};
 
 /// The tile of a matrix kernel: what a workgroup and what a thread computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -31,7 +31,7 @@ const fn tile(rows: usize, columns: usize, depth: usize, thread_rows: usize, thr
 
 /// The tiles that kernels are built for. Each stays within 128 vector registers on gfx1010 and does not spill: the tests
 /// compile them all.
-pub const TILES: [Tile; 12] = [
+pub const TILES: [Tile; 13] = [
     tile(128, 128, 8, 8, 8),
     tile(128, 64, 8, 8, 8),
     tile(64, 128, 8, 8, 8),
@@ -44,6 +44,7 @@ pub const TILES: [Tile; 12] = [
     tile(32, 32, 16, 4, 4),
     tile(16, 256, 8, 4, 8),
     tile(16, 128, 16, 4, 4),
+    tile(4, 256, 8, 4, 4),
 ];
 
 impl Tile {
@@ -76,6 +77,11 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
+    /// Few channels in the result: forward and backward-data.
+    Narrow {
+        /// Rows that a thread computes.
+        strip: u32,
+    },
     /// Backward-weights as a split GEMM.
     Weights {
         /// The tile.
@@ -105,6 +111,7 @@ impl Choice {
         match self {
             Choice::Plain => "plain",
             Choice::Gemm { .. } => "gemm",
+            Choice::Narrow { .. } => "narrow",
             Choice::Weights { .. } => "weights",
             Choice::Depthwise { .. } => "depthwise",
             Choice::Winograd { .. } => "winograd",
@@ -121,6 +128,7 @@ impl fmt::Display for Choice {
                 let flat = if *flat { "flat" } else { "taps" };
                 write!(f, "gemm:{tile}:{packed}:{flat}:s{splits}")
             }
+            Choice::Narrow { strip } => write!(f, "narrow:{strip}"),
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
             Choice::Winograd { tile, splits } => write!(f, "winograd:{tile}:s{splits}"),
@@ -131,7 +139,7 @@ impl fmt::Display for Choice {
 /// A text that names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, depthwise:8:s1 or winograd:128x128x8/8x8:s1"
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, depthwise:8:s1 or winograd:128x128x8/8x8:s1"
 )]
 pub struct UnknownChoice(pub String);
 
@@ -157,6 +165,7 @@ impl FromStr for Choice {
                 flat: flag(flat, "flat", "taps")?,
                 splits: splits(s)?,
             },
+            ["narrow", strip] => Choice::Narrow { strip: number(strip)? },
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
             ["winograd", t, s] => Choice::Winograd { tile: tile(t)?, splits: splits(s)? },
@@ -203,13 +212,13 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
     if p.in_channels() == p.groups() && p.groups() > 1 {
         choices.extend(propose_depthwise(p, device));
     }
-    let plain_3x3 = p.kernel() == [3, 3] && p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
-    let winograd = plain_3x3 && p.layout() == Layout::Nchw && p.padding().iter().all(|&pad| pad <= 2);
     let channels = [p.in_channels() / p.groups(), p.out_channels() / p.groups()];
+    let winograd = is_winograd(p) && channels.iter().all(|&c| c >= 16);
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
-            if winograd && channels.iter().all(|&c| c >= 16) {
+            choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
+            if winograd {
                 let rows = geometry.reduced_and_rows().1;
                 choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
             }
@@ -222,10 +231,14 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });
                 }
-                if winograd && channels.iter().all(|&c| c >= 16) {
+                if winograd {
                     let tiles = 36 * channels[1].div_ceil(tile.rows) * channels[0].div_ceil(tile.columns);
-                    for splits in split_counts(tiles, steps(tile.depth) / 16, tile, device) {
-                        choices.push(Choice::Winograd { tile, splits });
+                    let out = 7 - p.kernel()[0];
+                    let all = p.batch() * p.out_size()[0].div_ceil(out) * p.out_size()[1].div_ceil(out);
+                    // The transforms enlarge rounding errors: no long chains of additions, and shorter ones for 5×5.
+                    let least = all.div_ceil(if out == 4 { 1024 } else { 448 }) as u32;
+                    for splits in split_counts(tiles, all.div_ceil(tile.depth), tile, device) {
+                        choices.push(Choice::Winograd { tile, splits: splits.max(least) });
                     }
                 }
             }
@@ -236,9 +249,13 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
     choices
 }
 
-/// Tiles that do not waste more than half of their rows, or the smallest one.
+/// Tiles that do not waste more than half of their rows, or are small; the flat one for few rows only.
 fn tiles_for(rows: usize) -> impl Iterator<Item = Tile> {
-    TILES.into_iter().filter(move |tile| tile.rows < rows * 2 || tile.rows == 16)
+    TILES.into_iter().filter(move |tile| match tile.rows {
+        4 => rows <= 8,
+        16 => rows > 4,
+        more => more < rows * 2,
+    })
 }
 
 /// Splits that give each compute unit one, two, four or eight workgroups, if the reduction is long enough.
@@ -301,7 +318,7 @@ fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
                 Layout::Nchw => p.out_channels(),
                 Layout::Nhwc => p.out_channels().div_ceil(32),
             };
-            [4usize, 8, 16]
+            [16usize, 32]
                 .map(|each| {
                     (device.compute_units * each).div_ceil(blocks).clamp(1, (pixels / 1024).clamp(1, 4096)) as u32
                 })

@@ -7,6 +7,7 @@
 //! * [`driver`]: HIP and CUDA by `dlopen` of what torch has already loaded: load, launch, events;
 //! * [`object`]: code objects of AMD: registers and spills, and retagging for a spoofed runtime;
 //! * [`cache`]: compiled objects on disk;
+//! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
 //!
 //! One kernel source (`kernels/*.cu`) serves HIP and CUDA. This crate knows no torch, no store of evidence and no
@@ -18,6 +19,7 @@
 #[cfg(feature = "c-abi")]
 mod c_abi;
 pub mod cache;
+pub mod catalogue;
 pub mod choice;
 pub mod compiler;
 pub mod driver;

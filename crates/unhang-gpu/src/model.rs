@@ -21,6 +21,8 @@ pub struct Device {
     pub bandwidth: f64,
     /// Seconds that a launch costs by itself in a row of launches.
     pub launch: f64,
+    /// The share of the peak that the best tile reaches in the middle of its work.
+    pub efficiency: f64,
     /// Bytes of the last cache.
     pub cache: f64,
     /// Bytes of memory.
@@ -28,9 +30,18 @@ pub struct Device {
 }
 
 impl Device {
-    /// An RX 5600 XT: 36 compute units, 7.2 TFLOP/s, 288 GB/s, 4 MiB of L2 (vendor's figures, not measured here).
+    /// An RX 5600 XT: 36 compute units, 7.2 TFLOP/s, 288 GB/s, 4 MiB of L2: the vendor's figures, not measured here. Its
+    /// efficiency is what other people's OpenCL GEMM kernels were seen to reach on the card.
     pub fn rx_5600_xt() -> Device {
-        Device { compute_units: 36, flops: 7.2e12, bandwidth: 288e9, launch: 6e-6, cache: 4e6, memory: 6 << 30 }
+        Device {
+            compute_units: 36,
+            flops: 7.2e12,
+            bandwidth: 288e9,
+            launch: 6e-6,
+            efficiency: 0.8,
+            cache: 4e6,
+            memory: 6 << 30,
+        }
     }
 
     /// One NVIDIA H200: 132 multiprocessors at 1.98 GHz, 4.3 TB/s measured by a copy, 60 MB of L2.
@@ -39,20 +50,26 @@ impl Device {
             compute_units: 132,
             flops: 132.0 * 256.0 * 1.75e9,
             bandwidth: 4.3e12,
-            launch: 2.2e-6,
+            launch: 1.4e-6,
+            efficiency: 0.62,
             cache: 50e6,
             memory: 139 << 30,
         }
     }
 }
 
-/// The share of multiply-adds among a tile's instructions, as found in compiled code, and what else a tile costs.
+/// What a tile reaches, relative to the best one: small tiles read LDS more often for each product, and small or flat
+/// ones read memory more often. Fitted to what was measured on an H200.
 fn tile_share(tile: Tile) -> f64 {
-    match (tile.thread_rows, tile.thread_columns) {
-        (8, 8) => 0.80,
-        (8, 4) | (4, 8) => 0.68,
-        _ => 0.52,
-    }
+    let shape = match (tile.thread_rows, tile.thread_columns) {
+        (8, 8) => 1.0,
+        (8, 4) => 0.92,
+        (4, 8) => 0.89,
+        _ => 0.90,
+    };
+    // Products for each element that is read from memory, in the tile; 128 × 128 has 64.
+    let shared = (tile.rows * tile.columns) as f64 / (tile.rows + tile.columns) as f64;
+    shape * (shared / (shared + 8.0)) / (64.0 / 72.0)
 }
 
 /// Seconds of a plan on a device.
@@ -75,6 +92,18 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             };
             matrix_seconds(problem, choice, stage, tile, device)
         }
+        Source::Narrow => {
+            // A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter,
+            // beside the products; threads that are too few leave units idle.
+            let (strip, rows) = (constant("STRIP"), constant("ROWS"));
+            let high = constant("FILTER_H");
+            let for_each = strip * high * rows;
+            let share = for_each / (for_each + 4.0 * (strip + high - 1.0) + 4.0 * high);
+            let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
+            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.7);
+            let products = problem.flops() / (device.flops * share * filled * 0.75);
+            products.max(all * size / (device.bandwidth * 0.8)) + 1.2e-6
+        }
         Source::Depthwise => {
             let strip = constant("STRIP");
             let reads = match problem.direction() {
@@ -84,22 +113,24 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let pixels = elements[0].max(elements[2]);
             // Reads hit the first cache: about 32 lanes a clock and unit at the model's clock.
             let cached = pixels * reads / (device.flops / 256.0 * 32.0);
-            (all * size / (device.bandwidth * 0.8)).max(cached)
+            (all * size / (device.bandwidth * 0.8)).max(cached) + cached * 0.5
         }
         Source::Winograd | Source::Support => {
+            // 36 numbers of f32 for each filter.
+            let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
                 "pack" => elements[1] * size * 3.0,
                 "reduce" => elements[2] * (size + 4.0 * splits_of(choice)),
                 "reduce_weights" => elements[2] * (size + 4.0 * splits_of(choice)),
-                "winograd_filter" => elements[1] * size + elements[1] * 16.0,
-                "winograd_weights" => elements[2] * size + elements[2] * 16.0 * splits_of(choice),
+                "winograd_filter" => elements[1] * (size + enlarged),
+                "winograd_weights" => elements[2] * (size + enlarged * splits_of(choice)),
                 _ => {
                     let transformed = f64::from(stage.grid[0]) * 128.0;
                     transformed * (36.0 * 4.0 + 16.0 * size)
                 }
             };
             // What was just written and fits the last cache does not come from memory.
-            let rate = if moved < device.cache { device.bandwidth * 1.5 } else { device.bandwidth * 0.75 };
+            let rate = if moved < device.cache { device.bandwidth } else { device.bandwidth * 0.6 };
             moved / rate
         }
     }
@@ -111,7 +142,7 @@ fn splits_of(choice: &Choice) -> f64 {
         | Choice::Weights { splits, .. }
         | Choice::Depthwise { splits, .. }
         | Choice::Winograd { splits, .. } => f64::from(splits),
-        Choice::Plain => 1.0,
+        Choice::Plain | Choice::Narrow { .. } => 1.0,
     }
 }
 
@@ -136,14 +167,15 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let threads = (each.ceil().min(resident) * tile.threads() as f64).min(512.0);
     let filled = (threads / 512.0).powf(0.45);
     let direct = match *choice {
-        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.85,
-        Choice::Gemm { flat: true, .. } => 0.85,
-        Choice::Weights { .. } => 0.8,
+        Choice::Gemm { flat: true, .. } => 0.8,
+        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.9,
+        Choice::Weights { .. } => 0.9,
         _ => 1.0,
     };
-    let unit_rate = device.flops / 2.0 / device.compute_units as f64 * tile_share(tile) * filled * direct;
+    let unit_rate =
+        device.flops / 2.0 / device.compute_units as f64 * device.efficiency * tile_share(tile) * filled * direct;
     // A start and an end that nothing overlaps.
-    let fixed = 1.5e-6;
+    let fixed = 1.2e-6;
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let moved = match choice {

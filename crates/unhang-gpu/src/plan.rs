@@ -4,7 +4,7 @@
 //! tests. Pointers are named and filled in at launch.
 
 use thiserror::Error;
-use unhang_conv::{DataType, Direction, Layout, Problem};
+use unhang_conv::{DataType, Direction, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::plan_parts::{self as parts, Geometry};
@@ -67,8 +67,8 @@ pub struct PlanError {
 pub const MAX_TENSOR_BYTES: u64 = 1 << 31;
 /// The largest single size that any kernel takes; sums and small products of two stay far inside an `int`.
 pub const MAX_EXTENT: usize = 1 << 24;
-const MAX_PHASES: usize = 16;
-const MAX_GRID_YZ: u64 = 65535;
+pub(crate) const MAX_PHASES: usize = 16;
+pub(crate) const MAX_GRID_YZ: u64 = 65535;
 
 impl Plan {
     /// Makes a choice concrete.
@@ -86,6 +86,7 @@ impl Plan {
         match *choice {
             Choice::Plain => parts::plain(&geometry),
             Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, packed, flat, splits),
+            Choice::Narrow { strip } => parts::narrow(&geometry, strip),
             Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
             Choice::Winograd { tile, splits } => winograd(&geometry, tile, splits),
@@ -145,12 +146,25 @@ fn gemm(geometry: &Geometry, tile: Tile, packed: bool, flat: bool, splits: u32) 
     let per_split = steps.div_ceil(u64::from(splits.max(1))).max(1);
     let splits = steps.div_ceil(per_split).max(1);
     let planes = splits > 1;
+    // Pixels that no tap meets are cheaper filled at once than written one by one between the others.
+    let skip_empty = !planes && parts::has_empty_phases(problem);
+    if skip_empty {
+        stages.push(parts::reduce(geometry, 0, Pointer::Null));
+    }
     let result_elements: u64 = geometry.result_elements();
     let result =
         if planes { Pointer::Workspace(workspace.take(splits * result_elements * 4)) } else { Pointer::Result };
     stages.push(parts::gemm(
         geometry,
-        &parts::GemmPart { tile, packed, flat, planes, splits: splits as u32, steps_per_split: per_split as i32 },
+        &parts::GemmPart {
+            tile,
+            packed,
+            flat,
+            planes,
+            skip_empty,
+            splits: splits as u32,
+            steps_per_split: per_split as i32,
+        },
         [filter, source_pointer, if planes { Pointer::Null } else { Pointer::Bias }, result],
     )?);
     if planes {
@@ -200,15 +214,10 @@ fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, Strin
 fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
-    let plain_3x3 = problem.kernel() == [3, 3] && problem.stride() == [1, 1] && problem.dilation() == [1, 1];
-    if !plain_3x3 || problem.groups() != 1 {
-        return Err("winograd is for 3x3 filters of stride and dilation 1 without groups".into());
-    }
-    if problem.layout() != Layout::Nchw {
-        return Err("winograd is for NCHW".into());
-    }
-    if problem.padding().iter().any(|&p| p > 2) {
-        return Err("winograd is for a padding of at most 2".into());
+    if !parts::is_winograd(problem) {
+        return Err("winograd is for NCHW, 3x3 or 5x5 filters of stride and dilation 1, without groups, \
+                    and a padding smaller than the filter"
+            .into());
     }
     parts::winograd(geometry, tile, splits)
 }

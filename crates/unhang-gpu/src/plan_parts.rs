@@ -3,7 +3,7 @@
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::choice::Tile;
-use crate::plan::{MAX_TENSOR_BYTES, Plan, Pointer, Stage};
+use crate::plan::{MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Plan, Pointer, Stage};
 use crate::sources::{Kernel, Source};
 
 /// A problem as the kernels see it: never transposed, and which pointer is which of its operands.
@@ -243,6 +243,16 @@ fn longest_phase(filter: usize, stride: usize, dilation: usize) -> usize {
     filter.div_ceil(stride / greatest_common_divisor(stride, dilation))
 }
 
+/// Whether backward-data has phases of the stride that no tap meets, whose pixels are zero.
+pub(crate) fn has_empty_phases(p: &Problem) -> bool {
+    p.direction() == Direction::BackwardData
+        && (0..2).any(|axis| {
+            let step = p.stride()[axis] / greatest_common_divisor(p.stride()[axis], p.dilation()[axis]);
+            // Taps meet `step` different phases at most, and no more than there are taps.
+            p.kernel()[axis].min(step) < p.stride()[axis]
+        })
+}
+
 pub(crate) fn greatest_common_divisor(a: usize, b: usize) -> usize {
     if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
@@ -253,6 +263,7 @@ pub(crate) struct GemmPart {
     pub packed: bool,
     pub flat: bool,
     pub planes: bool,
+    pub skip_empty: bool,
     pub splits: u32,
     pub steps_per_split: i32,
 }
@@ -298,6 +309,7 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         ("FLAT", i64::from(part.flat)),
         ("POINTWISE", i64::from(pointwise)),
         ("PLANES", i64::from(part.planes)),
+        ("SKIP_EMPTY", i64::from(part.skip_empty)),
     ]);
     let tiles = rows.div_ceil(part.tile.rows) as u64 * columns.div_ceil(part.tile.columns as u64);
     if tiles > i32::MAX as u64 {
@@ -312,6 +324,64 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
             .ints(&[p.batch(), source[0], source[1], result[0], result[1], part.steps_per_split as usize])
             .finish(),
     })
+}
+
+/// LDS that the taps of a narrow kernel may take.
+const NARROW_LDS_BYTES: usize = 16 << 10;
+
+pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let forward = match p.direction() {
+        Direction::Forward => true,
+        Direction::BackwardData => false,
+        Direction::BackwardWeights => return Err("narrow is for forward and backward-data".into()),
+    };
+    let (reduced, rows) = geometry.reduced_and_rows();
+    if rows > 4 || geometry.channels_last() {
+        return Err("narrow is for NCHW and at most 4 channels of the result in a group".into());
+    }
+    let strip = strip.clamp(1, 16) as usize;
+    let most: Vec<usize> = (0..2)
+        .map(|axis| {
+            if forward {
+                p.kernel()[axis]
+            } else {
+                longest_phase(p.kernel()[axis], p.stride()[axis], p.dilation()[axis])
+            }
+        })
+        .collect();
+    let (step, tap) = if forward { (p.stride()[0], p.dilation()[0]) } else { (1, p.dilation()[0]) };
+    if (strip * step + most[0] * tap) * most[1] > 192 || most[0] > 8 {
+        return Err("the window is too large to unroll".into());
+    }
+    let stride = if forward { [1, 1] } else { p.stride() };
+    let phases = stride[0] * stride[1];
+    if phases > MAX_PHASES || (phases * p.groups()) as u64 > MAX_GRID_YZ {
+        return Err(format!("{phases} phases of the stride and {} groups are too many for one grid", p.groups()));
+    }
+    let chunk = (NARROW_LDS_BYTES / (most[0] * most[1] * 16)).clamp(1, reduced);
+    let (source, result) = geometry.source_and_result();
+    let strips = result[0].div_ceil(stride[0]).div_ceil(strip);
+    let threads = p.batch() as u64 * strips as u64 * result[1].div_ceil(stride[1]) as u64;
+    let mut constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("DIRECTION", i64::from(!forward)),
+        ("GROUPS", p.groups() as i64),
+        ("REDUCED", reduced as i64),
+        ("ROWS", rows as i64),
+    ];
+    constants.extend(geometry.window_constants());
+    constants.extend([("STRIP", strip as i64), ("CHUNK", chunk as i64)]);
+    let stage = Stage {
+        kernel: Kernel { source: Source::Narrow, entry: "narrow_rows", constants },
+        grid: [threads.div_ceil(128).max(1) as u32, (phases * p.groups()) as u32, 1],
+        block: 128,
+        pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
+        parameters: Structure::default()
+            .ints(&[p.batch(), source[0], source[1], result[0], result[1], strips])
+            .finish(),
+    };
+    Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
 }
 
 pub(crate) fn reduce(geometry: &Geometry, planes: u32, from: Pointer) -> Stage {
@@ -403,10 +473,13 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
     ];
     constants.extend(geometry.window_constants());
     constants.push(("STRIP", strip as i64));
-    let parameters = |strips: usize, threads: usize, pixels: usize| {
+    let parameters = |size: [usize; 2], strips: usize, threads: usize, pixels: usize| {
         Structure::default()
             .ints(&[p.batch(), p.in_size()[0], p.in_size()[1], oh, ow])
-            .ints(&[strips, threads, pixels])
+            .ints(&[threads, pixels])
+            .divisor(size[0] * size[1])
+            .divisor(size[1])
+            .divisor(strips)
             .finish()
     };
     let stage = |entry, grid, pointers, parameters| Stage {
@@ -426,7 +499,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
             let strips = oh.div_ceil(strip);
             let threads = p.batch() * outputs * strips * ow;
             let grid = grid_x(threads as u64, 256);
-            let stages = vec![stage("depthwise_forward", grid, operands, parameters(strips, threads, 0))];
+            let stages = vec![stage("depthwise_forward", grid, operands, parameters(p.out_size(), strips, threads, 0))];
             Ok(Plan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardData => {
@@ -437,7 +510,8 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
             let strips = p.in_size()[0].div_ceil(strip);
             let threads = p.batch() * p.in_channels() * strips * p.in_size()[1];
             let grid = grid_x(threads as u64, 256);
-            let stages = vec![stage("depthwise_backward_data", grid, operands, parameters(strips, threads, 0))];
+            let stages =
+                vec![stage("depthwise_backward_data", grid, operands, parameters(p.in_size(), strips, threads, 0))];
             Ok(Plan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardWeights => {
@@ -452,7 +526,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
                     "depthwise_backward_weights",
                     [groups as u32, splits, 1],
                     vec![geometry.first, geometry.second, planes],
-                    parameters(0, 0, per_split),
+                    parameters(p.out_size(), 1, 0, per_split),
                 ),
                 reduce_weights(geometry, splits, planes),
             ];
@@ -461,15 +535,27 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
     }
 }
 
+/// Whether Winograd's kernels compute an ordinary convolution.
+pub(crate) fn is_winograd(p: &Problem) -> bool {
+    let [height, width] = p.kernel();
+    let square = height == width && (height == 3 || height == 5);
+    let unit = p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
+    square && unit && p.layout() == Layout::Nchw && p.padding().iter().all(|&pad| pad < height)
+}
+
 /// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
 pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let weights_direction = p.direction() == Direction::BackwardWeights;
     let (input_channels, output_channels) = (p.in_channels(), p.out_channels());
-    // The image that is cut into tiles of 4×4 results; in backward-weights these are tiles of the gradient.
+    // F(4×4, 3×3) or F(2×2, 5×5): both have tiles of 6×6.
+    let filter_size = p.kernel()[0];
+    let out = 7 - filter_size;
+    let taps = filter_size * filter_size;
+    // The image that is cut into tiles of results; in backward-weights these are tiles of the gradient.
     let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
-    let tiles = [target[0].div_ceil(4), target[1].div_ceil(4)];
+    let tiles = [target[0].div_ceil(out), target[1].div_ceil(out)];
     let all_tiles = p.batch() * tiles[0] * tiles[1];
     let padded = all_tiles.next_multiple_of(4);
     let (reduced, rows) =
@@ -485,8 +571,9 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
             .ints(&pad)
             .finish()
     };
+    let constants = vec![("TYPE", type_number(p.data_type())), ("OUT", out as i64), ("FILTER", filter_size as i64)];
     let stage = |entry, threads: usize, pointers, parameters| Stage {
-        kernel: Kernel { source: Source::Winograd, entry, constants: vec![("TYPE", type_number(p.data_type()))] },
+        kernel: Kernel { source: Source::Winograd, entry, constants: constants.clone() },
         grid: grid_x(threads as u64, 128),
         block: 128,
         pointers,
@@ -527,7 +614,11 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
                 shape(rows, p.out_size(), [0, 0]),
             ),
             weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
-            stage("winograd_weights", rows * reduced, vec![planes, Pointer::Result], finish),
+            Stage {
+                grid: grid_x((rows * reduced) as u64, 32),
+                block: 256,
+                ..stage("winograd_weights", 0, vec![planes, Pointer::Result], finish)
+            },
         ];
         return Ok(Plan { stages, workspace_bytes: workspace.bytes });
     }
@@ -536,19 +627,20 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
     let padded_reduced = reduced.next_multiple_of(tile.depth);
     let filter = Pointer::Workspace(workspace.take((36 * padded_rows * padded_reduced * 4) as u64));
     let sums = Pointer::Workspace(workspace.take(bytes(rows)));
-    let strides = if forward { [9 * reduced, 9] } else { [9, 9 * rows] };
+    let strides = if forward { [taps * reduced, taps] } else { [taps, taps * rows] };
     let filter_shape = Structure::default()
         .ints(&[rows, padded_rows, reduced, padded_reduced])
         .ints(&strides)
         .ints(&[usize::from(!forward)])
         .finish();
     let (source_size, result_size) = geometry.source_and_result();
-    let pad = if forward { p.padding() } else { p.padding().map(|pad| 2 - pad) };
+    let pad = if forward { p.padding() } else { p.padding().map(|pad| filter_size - 1 - pad) };
     let part = GemmPart {
         tile,
         packed: true,
         flat: false,
         planes: false,
+        skip_empty: false,
         splits: 1,
         steps_per_split: gemm_steps(&products, tile, false) as i32,
     };

@@ -9,6 +9,8 @@ pub enum Source {
     Plain,
     /// Implicit GEMM: forward and backward-data.
     Gemm,
+    /// Forward and backward-data with few channels in the result.
+    Narrow,
     /// Backward-weights as a split GEMM.
     Weights,
     /// Depthwise convolutions.
@@ -21,17 +23,26 @@ pub enum Source {
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 const TILE: &str = include_str!("../kernels/tile.cuh");
+const PHASES: &str = include_str!("../kernels/phases.cuh");
 
 impl Source {
     /// Every file.
-    pub const ALL: [Source; 6] =
-        [Source::Plain, Source::Gemm, Source::Weights, Source::Depthwise, Source::Winograd, Source::Support];
+    pub const ALL: [Source; 7] = [
+        Source::Plain,
+        Source::Gemm,
+        Source::Narrow,
+        Source::Weights,
+        Source::Depthwise,
+        Source::Winograd,
+        Source::Support,
+    ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
             Source::Plain => "plain",
             Source::Gemm => "gemm",
+            Source::Narrow => "narrow",
             Source::Weights => "weights",
             Source::Depthwise => "depthwise",
             Source::Winograd => "winograd",
@@ -41,15 +52,16 @@ impl Source {
 
     /// The whole text that a compiler is given: run-time compilers are handed one text, so headers come first in it.
     pub fn text(self) -> String {
-        let (tile, own) = match self {
-            Source::Plain => ("", include_str!("../kernels/plain.cu")),
-            Source::Gemm => (TILE, include_str!("../kernels/gemm.cu")),
-            Source::Weights => (TILE, include_str!("../kernels/weights.cu")),
-            Source::Depthwise => ("", include_str!("../kernels/depthwise.cu")),
-            Source::Winograd => ("", include_str!("../kernels/winograd.cu")),
-            Source::Support => ("", include_str!("../kernels/support.cu")),
+        let (headers, own): (&[&str], &str) = match self {
+            Source::Plain => (&[], include_str!("../kernels/plain.cu")),
+            Source::Gemm => (&[TILE, PHASES], include_str!("../kernels/gemm.cu")),
+            Source::Narrow => (&[PHASES], include_str!("../kernels/narrow.cu")),
+            Source::Weights => (&[TILE], include_str!("../kernels/weights.cu")),
+            Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
+            Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
+            Source::Support => (&[], include_str!("../kernels/support.cu")),
         };
-        format!("{COMMON}\n{tile}\n{own}")
+        format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }
 }
 

@@ -85,7 +85,8 @@ impl Cuda {
                 // Clocks under load lie below the highest that is reported.
                 flops: f64::from(units) * 256.0 * clock * 0.88,
                 bandwidth: bandwidth * 0.88,
-                launch: 2.2e-6,
+                launch: 1.4e-6,
+                efficiency: 0.62,
                 cache: cache * 0.8,
                 memory: memory as u64,
             },

@@ -85,6 +85,7 @@ impl Hip {
                 flops: units as f64 * 128.0 * clock,
                 bandwidth: if chip.bandwidth == 0 { 288e9 } else { chip.bandwidth as f64 },
                 launch: 6e-6,
+                efficiency: 0.8,
                 cache: 4e6,
                 memory: memory as u64,
             },

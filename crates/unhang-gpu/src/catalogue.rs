@@ -1,0 +1,110 @@
+//! Our kernels for a chip, without the chip: compiled, measured by the compiler's own figures, and audited.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use unhang_conv::table::Layer;
+use unhang_conv::{Direction, Problem};
+use unhang_isa::Chip;
+
+use crate::GpuError;
+use crate::cache::Cache;
+use crate::choice::{Candidate, candidates};
+use crate::compiler::Compiler;
+use crate::engine::object_for;
+use crate::model::Device;
+use crate::object::{self, Figures};
+use crate::sources::Kernel;
+
+/// How a layer would be computed on a device.
+#[derive(Debug, Clone)]
+pub struct Selection {
+    /// The layer's name in its table.
+    pub layer: String,
+    /// The problem.
+    pub problem: Problem,
+    /// The first candidate of the model.
+    pub candidate: Candidate,
+}
+
+/// The model's choice for every layer in every direction.
+pub fn select(layers: &[Layer], device: &Device, workspace_limit: u64) -> Vec<Selection> {
+    layers
+        .iter()
+        .flat_map(|layer| Direction::ALL.map(|direction| (layer, layer.problem.with_direction(direction))))
+        .filter_map(|(layer, problem)| {
+            let candidate = candidates(&problem, device, workspace_limit).into_iter().next()?;
+            Some(Selection { layer: layer.name.clone(), problem, candidate })
+        })
+        .collect()
+}
+
+/// A compiled kernel with its figures.
+#[derive(Debug, Clone)]
+pub struct Entry {
+    /// The kernel.
+    pub kernel: Kernel,
+    /// The first problem that needs it.
+    pub problem: Problem,
+    /// What it costs, and what was found in it.
+    pub figures: Figures,
+}
+
+/// Compiles every kernel of the selections once, for `chip`, tagged for `reported`, on all cores; `progress` hears how
+/// many are done of how many. Kernels that the audit refuses are an error: none of ours may be.
+pub fn compile(
+    selections: &[Selection],
+    compiler: &dyn Compiler,
+    chip: Chip,
+    reported: Chip,
+    cache: Option<&Cache>,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Vec<Entry>, GpuError> {
+    let mut kernels: BTreeMap<&Kernel, &Problem> = BTreeMap::new();
+    for selection in selections {
+        for stage in &selection.candidate.plan.stages {
+            kernels.entry(&stage.kernel).or_insert(&selection.problem);
+        }
+    }
+    let jobs: Vec<(&Kernel, &Problem)> = kernels.into_iter().collect();
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let results: Mutex<Vec<(usize, Result<Entry, GpuError>)>> = Mutex::default();
+    let work = || {
+        while let Some((index, (kernel, problem))) = {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            jobs.get(index).map(|job| (index, *job))
+        } {
+            let entry = compile_one(compiler, cache, kernel, chip, reported).map(|figures| Entry {
+                kernel: kernel.clone(),
+                problem: problem.clone(),
+                figures,
+            });
+            results.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((index, entry));
+            progress(done.fetch_add(1, Ordering::Relaxed) + 1, jobs.len());
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(jobs.len().max(1));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    results.sort_by_key(|(index, _)| *index);
+    results.into_iter().map(|(_, entry)| entry).collect()
+}
+
+fn compile_one(
+    compiler: &dyn Compiler,
+    cache: Option<&Cache>,
+    kernel: &Kernel,
+    chip: Chip,
+    reported: Chip,
+) -> Result<Figures, GpuError> {
+    let object = object_for(compiler, cache, kernel, chip.name(), reported.name())?;
+    let all = object::figures(&object, chip)?;
+    all.into_iter().find(|figures| figures.name == kernel.entry).ok_or_else(|| {
+        GpuError::Object(object::ObjectError::Metadata(format!("no kernel {:?} in its object", kernel.entry)))
+    })
+}

@@ -1,0 +1,305 @@
+"""Correctness and speed of the GPU engine on a machine with torch and an NVIDIA GPU.
+
+    python3 tools/gpu-bench/gpu_bench.py check [--problems N] [--choices N]
+    python3 tools/gpu-bench/gpu_bench.py bench [--top N] [--dtype f32] [--layout nchw] [--json FILE] [--only WORDS]
+
+`check` compares every problem with torch in double precision, cuDNN off. `bench` times by replay of captured graphs of
+20 calls on the same tensors (so L2 is warm for what fits), TF32 off, against cuDNN with benchmark=True and against torch
+with cuDNN disabled, in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problems, read_tolerances
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
+DIRECTIONS = ("forward", "backward-data", "backward-weights")
+CALLS = 20
+
+
+def architecture() -> str:
+    major, minor = torch.cuda.get_device_capability()
+    return f"sm_{major}{minor}"
+
+
+def tensor(shape: list[int], dtype: torch.dtype, nhwc: bool, fill: float | None = None) -> torch.Tensor:
+    """A dense tensor in the layout: random in -1 … 1, or full of one value."""
+    size = [shape[0], shape[2], shape[3], shape[1]] if nhwc else shape
+    if fill is None:
+        values = torch.rand(size, device="cuda", dtype=torch.float32).mul_(2).sub_(1).to(dtype)
+    else:
+        values = torch.full(size, fill, device="cuda", dtype=dtype)
+    return values.permute(0, 3, 1, 2) if nhwc else values
+
+
+class Case:
+    """A problem with its tensors."""
+
+    def __init__(self, problem: Problem, with_bias: bool = False) -> None:
+        self.problem = problem
+        dtype, nhwc = DTYPES[problem.dtype], problem.nhwc
+        self.input = tensor(problem.input, dtype, nhwc)
+        self.weight = tensor(problem.weight, dtype, nhwc)
+        self.gradient = tensor(problem.output, dtype, nhwc)
+        with_bias = with_bias and problem.direction == "forward"
+        self.bias = torch.rand(problem.out_channels, device="cuda").to(dtype) if with_bias else None
+        operands = {
+            "forward": (self.input, self.weight, problem.output),
+            "backward-data": (self.gradient, self.weight, problem.input),
+            "backward-weights": (self.input, self.gradient, problem.weight),
+        }
+        self.first, self.second, self.shape = operands[problem.direction]
+
+    def torch(self, convert: Callable[[torch.Tensor], torch.Tensor] = lambda t: t) -> torch.Tensor:
+        """The same by torch."""
+        problem = self.problem
+        if problem.direction == "forward":
+            bias = convert(self.bias) if self.bias is not None else None
+            result: torch.Tensor = torch.ops.aten.convolution(
+                convert(self.input), convert(self.weight), bias, *problem.arguments()
+            )
+            return result
+        data = problem.direction == "backward-data"
+        result = torch.ops.aten.convolution_backward(
+            convert(self.gradient),
+            convert(self.input),
+            convert(self.weight),
+            None,
+            *problem.arguments(),
+            [data, not data, False],
+        )[0 if data else 1]
+        return result
+
+    def result(self) -> torch.Tensor:
+        return tensor(self.shape, DTYPES[self.problem.dtype], self.problem.nhwc, math.nan)
+
+    def prepared(self, engine: Engine, choice: str | None) -> tuple[Callable[[], None], torch.Tensor, str]:
+        """A function that runs ours, its result, and the choice."""
+        handle, bytes_needed = engine.prepare(self.problem.key, choice)
+        workspace = torch.empty(max(bytes_needed, 1), dtype=torch.uint8, device="cuda")
+        result = self.result()
+        bias = self.bias.data_ptr() if self.bias is not None else 0
+
+        def run() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            engine.launch(
+                handle,
+                self.first.data_ptr(),
+                self.second.data_ptr(),
+                bias,
+                result.data_ptr(),
+                workspace.data_ptr(),
+                stream,
+            )
+
+        return run, result, engine.choice(handle)
+
+    def reference(self) -> torch.Tensor:
+        with torch.backends.cudnn.flags(enabled=False):
+            return self.torch(lambda t: t.double().contiguous())
+
+
+def errors(result: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
+    """L2 and largest error, relative; infinite where a number is not finite."""
+    got = result.double()
+    if not torch.isfinite(got).all():
+        return math.inf, math.inf
+    difference = got - expected
+    scale = max(expected.abs().max().item(), 1e-300)
+    norm = max(expected.norm().item(), 1e-300)
+    return difference.norm().item() / norm, difference.abs().max().item() / scale
+
+
+def check(arguments: argparse.Namespace) -> int:
+    engine = Engine()
+    tolerances = read_tolerances()
+    chosen = random.Random(1)
+    problems = [problem for _, problem in read_problems("random")]
+    chosen.shuffle(problems)
+    problems = problems[: arguments.problems]
+    work: list[tuple[Problem, list[str]]] = []
+    declined = 0
+    for problem in problems:
+        try:
+            names = [name for name, _, _ in engine.candidates(problem.key)]
+        except GpuError:
+            declined += 1
+            continue
+        fast = [name for name in names if name != "plain"]
+        picked = fast[:1] + chosen.sample(fast[1:], min(len(fast) - 1, arguments.choices - 1)) if fast else []
+        # Each family is seen: Winograd and depthwise would otherwise drown among the tiles.
+        for family in ("winograd", "depthwise", "narrow"):
+            picked += [name for name in fast if name.startswith(family)][:1]
+        work.append((problem, sorted({*picked, "plain"})))
+    jobs = [(problem.key, choice) for problem, choices in work for choice in choices]
+    started = time.time()
+    failures = compile_ahead(jobs, architecture())
+    print(f"compiled {len(jobs)} jobs in {time.time() - started:.1f} s, {len(failures)} failed")
+    worst: dict[tuple[str, str], float] = {}
+    counts: dict[str, int] = {}
+    for seed, (problem, choices) in enumerate(work):
+        case = Case(problem, with_bias=seed % 2 == 1)
+        expected = case.reference()
+        for choice in choices:
+            try:
+                run, result, _ = case.prepared(engine, choice)
+                run()
+                torch.cuda.synchronize()
+            except GpuError as error:
+                failures.append(str(error))
+                continue
+            l2, largest = errors(result, expected)
+            family = choice.split(":")[0]
+            allowed = tolerances[problem.dtype]
+            worst[family, problem.dtype] = max(worst.get((family, problem.dtype), 0.0), l2 / allowed[0])
+            counts[f"{family} {problem.direction} {problem.dtype}"] = (
+                counts.get(f"{family} {problem.direction} {problem.dtype}", 0) + 1
+            )
+            if l2 > allowed[0] or largest > allowed[1]:
+                failures.append(f"{problem.key} {choice}: wrong by {l2:.2e} in L2, {largest:.2e} at most")
+    print(f"{len(work)} problems, {sum(counts.values())} runs, {declined} declined, {time.time() - started:.1f} s")
+    print("  ".join(f"{name}:{count}" for name, count in sorted(counts.items())))
+    print("largest L2 error over what is allowed:", {" ".join(k): round(v, 3) for k, v in sorted(worst.items())})
+    for failure in failures[:25]:
+        print("FAILED", failure[:1500])
+    print("check:", "ok" if not failures else f"{len(failures)} failures")
+    return bool(failures)
+
+
+def replay_time(call: Callable[[], Any], rounds: int = 7) -> float:
+    """Microseconds of one call, by replaying a graph of CALLS of them; the median of several replays."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1000 / CALLS)
+    return statistics.median(times)
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
+
+
+def bench(arguments: argparse.Namespace) -> int:
+    engine = Engine()
+    layers: list[tuple[str, Problem]] = []
+    for name, problem in read_problems("layer"):
+        if arguments.only and not any(word in name for word in arguments.only.split(",")):
+            continue
+        key = problem.key.replace(":f32:", f":{arguments.dtype}:").replace(":nchw:", f":{arguments.layout}:")
+        layers.append((name, Problem(key)))
+    picks: dict[str, list[tuple[str, float]]] = {}
+    for _, problem in layers:
+        found = [(name, seconds) for name, seconds, _ in engine.candidates(problem.key) if name != "plain"]
+        taken = found[: arguments.top]
+        # The best of each family and tile, so that a wrong model is noticed.
+        seen = {":".join(name.split(":")[:2]) for name, _ in taken}
+        for name, seconds in found if arguments.top > 1 else []:
+            head = ":".join(name.split(":")[:2])
+            if head not in seen and len(taken) < arguments.top * 2:
+                seen.add(head)
+                taken.append((name, seconds))
+        picks[problem.key] = taken
+    started = time.time()
+    jobs = [(key, choice) for key, taken in picks.items() for choice, _ in taken]
+    failures = compile_ahead(jobs, architecture())
+    print(f"compiled {len(jobs)} jobs in {time.time() - started:.1f} s", flush=True)
+    rows = []
+    tolerance = read_tolerances()[arguments.dtype]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    for name, problem in layers:
+        case = Case(problem)
+        row: dict[str, Any] = {"layer": name, "key": problem.key, "flops": problem.flops, "ours": {}}
+        expected = case.reference()
+        for choice, seconds in picks[problem.key]:
+            try:
+                run, result, taken = case.prepared(engine, choice)
+                microseconds = replay_time(run, arguments.rounds)
+            except (GpuError, torch.OutOfMemoryError) as error:
+                failures.append(str(error))
+                continue
+            l2, largest = errors(result, expected)
+            if l2 > tolerance[0] or largest > tolerance[1]:
+                failures.append(f"{problem.key} {choice}: wrong by {l2:.2e} in L2, {largest:.2e} at most")
+            row["ours"][taken] = {"us": microseconds, "model_us": seconds * 1e6, "l2": l2, "max": largest}
+        del expected
+        torch.backends.cudnn.benchmark = True
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+            row["cudnn_us"] = replay_time(case.torch, arguments.rounds)
+        with torch.backends.cudnn.flags(enabled=False):
+            row["off_us"] = replay_time(case.torch, arguments.rounds)
+        rows.append(row)
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file)
+    print(f"all in {time.time() - started:.1f} s")
+    for direction in DIRECTIONS:
+        print(f"{direction}: layer, ours first by model / best measured / cuDNN / off (us), TFLOP/s, ratio, best")
+        ratios: dict[str, list[float]] = {"first": [], "best": [], "off": []}
+        for row in rows:
+            if not row["key"].startswith(direction + ":") or not row["ours"]:
+                continue
+            first = next(iter(row["ours"].values()))["us"]
+            best_name, best = min(row["ours"].items(), key=lambda item: item[1]["us"])
+            ratios["first"].append(row["cudnn_us"] / first)
+            ratios["best"].append(row["cudnn_us"] / best["us"])
+            ratios["off"].append(row["off_us"] / best["us"])
+            print(
+                f"{row['layer']:20s} {first:8.1f} {best['us']:8.1f} {row['cudnn_us']:8.1f} {row['off_us']:8.1f}"
+                f" {row['flops'] / best['us'] / 1e6:6.1f} {row['cudnn_us'] / best['us']:5.2f} {best_name}"
+            )
+        print(
+            f"  geometric mean against cuDNN: model's first {geometric_mean(ratios['first']):.3f}, best"
+            f" {geometric_mean(ratios['best']):.3f}; best against cuDNN off {geometric_mean(ratios['off']):.3f}"
+        )
+    for failure in failures[:20]:
+        print("FAILED", failure[:1000])
+    return bool(failures)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    checking = commands.add_parser("check")
+    checking.add_argument("--problems", type=int, default=600)
+    checking.add_argument("--choices", type=int, default=2)
+    benching = commands.add_parser("bench")
+    benching.add_argument("--top", type=int, default=6)
+    benching.add_argument("--dtype", default="f32")
+    benching.add_argument("--layout", default="nchw")
+    benching.add_argument("--rounds", type=int, default=7)
+    benching.add_argument("--only")
+    benching.add_argument("--json")
+    arguments = parser.parse_args()
+    torch.manual_seed(1)
+    return {"check": check, "bench": bench}[arguments.command](arguments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

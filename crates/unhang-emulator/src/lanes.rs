@@ -251,13 +251,12 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_ldexp_f32" => op([F, B, B], F, |a, b, _, m| single_bits(scale(single(a, m), b as i32), m)),
         "v_frexp_exp_i32_f32" => op([F, B, B], B, |a, _, _, m| {
             let a = single(a, m);
-            if a == 0.0 || !a.is_finite() { 0 } else { ((a.abs() as f64).log2().floor() as i32 + 1) as u32 as u64 }
+            if a == 0.0 || !a.is_finite() { 0 } else { frexp(a as f64).1 as u32 as u64 }
         }),
         "v_frexp_mant_f32" => op([F, B, B], F, |a, _, _, m| {
             let a = single(a, m);
             if a == 0.0 || !a.is_finite() { return a.to_bits() as u64 }
-            let power = (a.abs() as f64).log2().floor() as i32 + 1;
-            ((a as f64 * 2f64.powi(-power)) as f32).to_bits() as u64
+            (frexp(a as f64).0 as f32).to_bits() as u64
         }),
         "v_div_fixup_f32" => op([F; 3], F, |a, b, c, m| single_bits(divide_fixup(single(a, m), single(b, m), single(c, m)), m)),
         // Double precision.
@@ -273,6 +272,14 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_ceil_f64" => op([D; 3], D, |a, _, _, _| double(a).ceil().to_bits()),
         "v_trunc_f64" => op([D; 3], D, |a, _, _, _| double(a).trunc().to_bits()),
         "v_rndne_f64" => op([D; 3], D, |a, _, _, _| double(a).round_ties_even().to_bits()),
+        "v_frexp_exp_i32_f64" => op([D, B, B], B, |a, _, _, _| {
+            let a = double(a);
+            if a == 0.0 || !a.is_finite() { 0 } else { (frexp(a).1) as u32 as u64 }
+        }),
+        "v_frexp_mant_f64" => op([D, B, B], D, |a, _, _, _| {
+            let a = double(a);
+            if a == 0.0 || !a.is_finite() { a.to_bits() } else { frexp(a).0.to_bits() }
+        }),
         "v_ldexp_f64" => op([D, B, B], D, |a, b, _, _| (double(a) * 2f64.powi((b as i32).clamp(-2000, 2000))).to_bits()),
         // Half precision.
         "v_add_f16" => op([H; 3], H, |a, b, _, m| half_bits(half_value(a, m) + half_value(b, m))),
@@ -361,6 +368,15 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_min_i16" => op([H, H, B], H, |a, b, _, _| (a as i16).min(b as i16) as u16 as u64),
         _ => None,
     }
+}
+
+/// A finite number other than zero as a mantissa from one half to one, and a power of two.
+fn frexp(value: f64) -> (f64, i32) {
+    // Denormals are brought into the range of normal numbers first.
+    let (value, shift) = if value.is_subnormal() { (value * 2f64.powi(64), 64) } else { (value, 0) };
+    let exponent = (value.to_bits() >> 52 & 0x7ff) as i32 - 1022;
+    let mantissa = f64::from_bits(value.to_bits() & !(0x7ff << 52) | 1022 << 52);
+    (mantissa, exponent - shift)
 }
 
 fn unfused(a: u64, b: u64, c: u64) -> u64 {

@@ -1,5 +1,6 @@
 //! The machine: a code object, memory, and kernels that run.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rayon::prelude::*;
@@ -108,6 +109,22 @@ impl Machine {
     /// The names of its kernels.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
         self.object.kernels.iter().map(|kernel| kernel.name.as_str())
+    }
+
+    /// The instructions of a kernel, or of all functions, that the emulator does not know; with how often each stands
+    /// in the code.
+    pub fn unsupported(&self, kernel: Option<&str>) -> BTreeMap<&'static str, usize> {
+        let mut names = BTreeMap::new();
+        for function in self.object.functions.iter().filter(|function| kernel.is_none_or(|name| name == function.name))
+        {
+            // Behind the end of a function comes padding that is never reached.
+            for (instruction, semantics) in function.program.instructions.iter().zip(&function.semantics) {
+                if matches!(semantics, Semantics::Unsupported) && instruction.definition.mnemonic != "s_code_end" {
+                    *names.entry(instruction.definition.mnemonic).or_default() += 1;
+                }
+            }
+        }
+        names
     }
 
     /// The chip for which the code was compiled.

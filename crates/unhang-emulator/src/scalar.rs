@@ -32,6 +32,8 @@ pub(crate) enum ScalarOperation {
     SwapProgramCounter,
     Call,
     GetRegister,
+    /// How denormals are treated from here on.
+    DenormalMode,
 }
 
 /// Where execution goes on.
@@ -189,6 +191,8 @@ impl ScalarOperation {
             "s_andn1_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| !a & exec),
             "s_andn2_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| a & !exec),
             "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
+            // Where scratch memory lies (hardware registers 20 and 21): scratch instructions are not executed anyway.
+            "s_setreg_b32" if matches!(instruction.immediate() & 63, 20 | 21) => ScalarOperation::Nothing,
             "s_getreg_b32" => ScalarOperation::GetRegister,
             "s_getpc_b64" => ScalarOperation::GetProgramCounter,
             "s_setpc_b64" => ScalarOperation::SetProgramCounter,
@@ -209,6 +213,9 @@ impl ScalarOperation {
             "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec() == 0),
             "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec() != 0),
             "s_barrier" => ScalarOperation::Barrier,
+            "s_denorm_mode" => ScalarOperation::DenormalMode,
+            // Nearest even is the only rounding there is here.
+            "s_round_mode" if instruction.immediate() == 0 => ScalarOperation::Nothing,
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
             | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" => ScalarOperation::Nothing,
             _ => return None,
@@ -278,6 +285,10 @@ impl Wave {
             ScalarOperation::Call => {
                 self.put_scalar(instruction, next_address);
                 return Next::Relative(instruction.branch_distance().unwrap_or(0));
+            }
+            ScalarOperation::DenormalMode => {
+                self.mode.keep_single = instruction.immediate() & 3 != 0;
+                self.mode.keep_half_double = instruction.immediate() >> 2 & 3 != 0;
             }
             ScalarOperation::GetRegister => self.put_scalar(instruction, 0),
         }

@@ -28,6 +28,7 @@ pub(crate) enum Semantics {
     /// `v_cmp_class`.
     Class {
         to_exec: bool,
+        half: bool,
     },
     /// Addition and subtraction with carry.
     Carry {
@@ -44,6 +45,10 @@ pub(crate) enum Semantics {
     WriteLane,
     PermuteRows {
         cross: bool,
+    },
+    /// Through M0 to another register: as the source, or as the destination.
+    MoveRelative {
+        destination: bool,
     },
     CountBelow {
         high: bool,
@@ -122,8 +127,12 @@ impl Semantics {
             "v_mbcnt_hi_u32_b32" => Semantics::CountBelow { high: true },
             "v_div_scale_f32" => Semantics::DivideScale,
             "v_div_fmas_f32" => Semantics::DivideMultiplyAdd,
-            "v_cmp_class_f32" => Semantics::Class { to_exec: false },
-            "v_cmpx_class_f32" => Semantics::Class { to_exec: true },
+            "v_cmp_class_f32" => Semantics::Class { to_exec: false, half: false },
+            "v_cmpx_class_f32" => Semantics::Class { to_exec: true, half: false },
+            "v_cmp_class_f16" => Semantics::Class { to_exec: false, half: true },
+            "v_cmpx_class_f16" => Semantics::Class { to_exec: true, half: true },
+            "v_movrels_b32" => Semantics::MoveRelative { destination: false },
+            "v_movreld_b32" => Semantics::MoveRelative { destination: true },
             _ => {
                 compare(name).or_else(|| lanes::operation(name).map(Semantics::Lane)).unwrap_or(Semantics::Unsupported)
             }

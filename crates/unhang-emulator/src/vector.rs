@@ -5,7 +5,7 @@ use unhang_isa::{Field, Format, Instruction, Modifier, Slot, Source};
 use crate::FaultKind;
 use crate::lanes::{self, LaneFunction, LaneOperation};
 use crate::semantics::{CompareKind, EQUAL, GREATER, LESS, MixedResult, Semantics, UNORDERED};
-use crate::wave::{EXEC, LANES, Lanes, Type, VCC, Wave};
+use crate::wave::{EXEC, LANES, Lanes, M0, Type, VCC, Wave};
 
 fn outcome<T: PartialOrd>(a: T, b: T) -> u8 {
     match a.partial_cmp(&b) {
@@ -285,12 +285,15 @@ impl Wave {
                 }
                 self.finish_mask(instruction, mask & exec, to_exec);
             }
-            Semantics::Class { to_exec } => {
-                let a = self.fetch(instruction, Field::Source0, Type::Float32).values;
+            Semantics::Class { to_exec, half } => {
+                let kind = if half { Type::Float16 } else { Type::Float32 };
+                let a = self.fetch(instruction, Field::Source0, kind).values;
                 let b = self.fetch(instruction, Field::Source1, bits).values;
                 let mut mask = 0;
                 for lane in 0..LANES {
-                    mask |= (b[lane] as u32 >> float_class(f32::from_bits(a[lane] as u32)) & 1) << lane;
+                    let class =
+                        if half { half_class(a[lane] as u16) } else { float_class(f32::from_bits(a[lane] as u32)) };
+                    mask |= (b[lane] as u32 >> class & 1) << lane;
                 }
                 self.finish_mask(instruction, mask & exec, to_exec);
             }
@@ -374,6 +377,19 @@ impl Wave {
                     }
                 }
                 self.put(instruction, &results, bits, on);
+            }
+            Semantics::MoveRelative { destination } => {
+                let index = self.scalars[M0] as usize;
+                let register = Wave::destination(instruction, Field::Destination).unwrap_or(0) as usize;
+                let mut values = self.fetch(instruction, Field::Source0, bits).values;
+                let source = instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot));
+                if let (false, Some(Source::Vector(first))) = (destination, source) {
+                    values = std::array::from_fn(|lane| self.vector_lane(first as usize + index, lane) as u64);
+                }
+                let target = register.saturating_add(if destination { index } else { 0 });
+                for lane in (0..LANES).filter(|lane| exec >> lane & 1 == 1) {
+                    self.set_vector_lane(target, lane, values[lane] as u32);
+                }
             }
             Semantics::CountBelow { high } => {
                 let a = self.fetch(instruction, Field::Source0, bits).values;
@@ -536,6 +552,17 @@ fn place_part(old: u32, value: u32, select: u32, unused: u32) -> u32 {
             if negative { part | above } else { part }
         }
         _ => old & !mask | part,
+    }
+}
+
+/// The same for half precision, whose denormals are normal numbers in single precision.
+fn half_class(bits: u16) -> u32 {
+    let value = half::f16::from_bits(bits);
+    match (value.classify(), value.is_sign_negative()) {
+        (std::num::FpCategory::Subnormal, true) => 4,
+        (std::num::FpCategory::Subnormal, false) => 7,
+        (std::num::FpCategory::Nan, _) => (bits >> 9 & 1) as u32,
+        _ => float_class(value.to_f32()),
     }
 }
 

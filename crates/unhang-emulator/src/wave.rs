@@ -9,6 +9,7 @@ pub(crate) const LANES: usize = 32;
 pub(crate) type Lanes = [u32; LANES];
 
 pub(crate) const VCC: usize = 106;
+pub(crate) const M0: usize = 124;
 pub(crate) const NULL: usize = 125;
 pub(crate) const EXEC: usize = 126;
 

@@ -253,7 +253,8 @@ fn architecture(id: &str) -> Option<String> {
 /// The version of glibc in `libc.so.6`: `GNU C Library (Debian GLIBC 2.36-9) stable release version 2.36.`
 pub(crate) fn glibc_version(content: &[u8]) -> Option<(u32, u32)> {
     let sign = b"stable release version ";
-    let at = content.windows(sign.len()).position(|window| window == sign)? + sign.len();
+    // Two megabytes to look through: the first byte that is compared is one that seldom matches.
+    let at = content.windows(sign.len()).position(|window| window[0] == sign[0] && window == sign)? + sign.len();
     let text = String::from_utf8_lossy(content.get(at..(at + 12).min(content.len()))?).into_owned();
     let mut parts = text.split(|c: char| !c.is_ascii_digit());
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))

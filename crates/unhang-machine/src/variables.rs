@@ -169,9 +169,11 @@ pub fn classify(name: &str) -> Known {
         return if listed(NAMES_HSA) { Known::Exists } else { Known::Imaginary { truth: None, meant: nearest(name) } };
     }
     let ours = ["HIP_", "ROCR_", "ROCBLAS_", "PYTORCH_", "UNHANG_", "MIOPEN", "HSA", "AMD_"];
-    let misspelt = ours.iter().any(|prefix| name.starts_with(prefix)) || name.to_uppercase() != name;
-    match nearest(name) {
-        Some(meant) if misspelt && VARIABLES.iter().any(|variable| variable.name == meant) => {
+    // Most names of a process are none of ours; the search for a near miss is only worth its time for those that may be.
+    let misspelt =
+        ours.iter().any(|prefix| name.starts_with(prefix)) || name.bytes().any(|byte| byte.is_ascii_lowercase());
+    match misspelt.then(|| nearest(name)).flatten() {
+        Some(meant) if VARIABLES.iter().any(|variable| variable.name == meant) => {
             Known::Imaginary { truth: None, meant: Some(meant) }
         }
         _ => Known::Foreign,

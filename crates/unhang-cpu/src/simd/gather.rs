@@ -127,13 +127,11 @@ pub fn compute(
     });
 }
 
-/// A tile's place in a strip: image, first row and rows, first column and columns, all in steps.
+/// A group of rows of a strip: image, first row and rows, in steps.
 struct Place {
     image: usize,
     row: usize,
     rows: usize,
-    column: usize,
-    pixels: usize,
 }
 
 /// One block of source channels, packed, for a strip.
@@ -156,13 +154,14 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
-    fn tile(&mut self, block: &ResultBlock, filters: *const f32, place: &Place) {
+    /// Computes all tiles of a group of rows for one block of results.
+    fn rows(&mut self, block: &ResultBlock, filters: *const f32, place: &Place) {
         let (driver, strip) = (self.driver, self.strip);
         let (gather, kernels, source) = (driver.gather, driver.kernels, &driver.source);
         let [rows, columns] = &gather.axes;
         let (phase_rows, phase_columns) = (rows.phases.len(), columns.phases.len());
         let width = block.vectors * kernels.lanes;
-        let Place { image, row, rows: tile_rows, column, pixels } = *place;
+        let Place { image, row, rows: tile_rows } = *place;
         let x = if source.arrangement == Arrangement::InPlace {
             let start = source.in_place(strip.first_image + image, self.first_channel, strip.first_row + row);
             strip.source[start..].as_ptr()
@@ -170,66 +169,72 @@ impl Pass<'_> {
             self.packed[image * self.block_numbers + row * source.step_pitch()..].as_ptr()
         };
         let pitch = source.pixel_pitch();
-        let kernel = kernels.tile(block.vectors, tile_rows, pixels, pitch != 1);
         let (count, runs) = &self.runs[block.vectors];
+        let by_column = gather.result[3];
+        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
+        let cut = even_parts(columns.steps, kernels.most_scalars(driver.blocks[0].vectors, tile_rows));
+        let mut kernel = (0, None);
         for phase_row in 0..phase_rows {
             let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
             if result_row(row) >= rows.result {
                 continue;
             }
-            // Rows of a tile that follow each other in the result are one long row.
-            let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
-            let in_result = whole_row && driver.sums_in_result(block, column, pixels);
-            let (sums, by_phase, by_scalar) = if in_result {
-                let by_column = gather.result[3];
-                let to = driver.result_at(strip, block, [image, result_row(row), column * columns.out_step]);
-                (to, by_column, columns.out_step * by_column)
-            } else {
-                let line = (image * strip.rows + row) * phase_rows + phase_row * tile_rows;
-                let before = (line * columns.steps + tile_rows * column) * phase_columns * width;
-                // Blocks before this one are full: as wide as they have channels.
-                let at = if self.several { block.first * self.block_sums + before } else { 0 };
-                let room = &mut self.sums[at..][..tile_rows * pixels * phase_columns * width];
-                (room.as_mut_ptr(), width, phase_columns * width)
-            };
-            for phase_column in 0..phase_columns {
-                // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows of the result; a
-                // phase's begin within its first pixel. The bias has room for all vectors of the last block. The
-                // scalars of the last pixel end within the packed rows or, in place, within the source (see `Source`);
-                // the vectors within the packed filters, which hold `channels × taps` of this block.
-                unsafe {
-                    let sums = sums.add(phase_column * by_phase);
-                    let (init, init_step) = if self.is_first {
-                        (strip.bias.as_ptr().add(block.first), 0)
-                    } else {
-                        (sums.cast_const(), by_scalar)
-                    };
-                    kernel(&Tile {
-                        x: x.add(column * pitch),
-                        w: filters,
-                        runs: &runs[phase_row * phase_columns + phase_column],
-                        count: *count,
-                        pitch,
-                        row_step: source.step_pitch(),
-                        x_step: self.plane,
-                        w_step: width,
-                        init,
-                        init_step,
-                        sums,
-                        sums_step: by_scalar,
-                    });
+            let to = driver.result_at(strip, block, [image, result_row(row), 0]);
+            let line = (image * strip.rows + row) * phase_rows + phase_row * tile_rows;
+            for (column, pixels) in cut.clone() {
+                // A cut has parts of two lengths at most.
+                if kernel.0 != pixels {
+                    kernel = (pixels, Some(kernels.tile(block.vectors, tile_rows, pixels, pitch != 1)));
                 }
-            }
-            if !self.is_last || in_result {
-                continue;
-            }
-            for tile_row in 0..tile_rows {
-                let result_row = result_row(row + tile_row);
-                if result_row < rows.result {
-                    // SAFETY: the sums of one of the tile's rows.
+                let Some(tile) = kernel.1 else { continue };
+                // Rows of a tile that follow each other in the result are one long row.
+                let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
+                let in_result = whole_row && driver.sums_in_result(block, column, pixels);
+                let (sums, by_phase, by_scalar) = if in_result {
+                    (to.wrapping_add(column * columns.out_step * by_column), by_column, columns.out_step * by_column)
+                } else {
+                    let before = (line * columns.steps + tile_rows * column) * phase_columns * width;
+                    // Blocks before this one are full: as wide as they have channels.
+                    let at = if self.several { block.first * self.block_sums + before } else { 0 };
+                    let room = &mut self.sums[at..][..tile_rows * pixels * phase_columns * width];
+                    (room.as_mut_ptr(), width, phase_columns * width)
+                };
+                for phase_column in 0..phase_columns {
+                    // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows of the result; a
+                    // phase's begin within its first pixel. The bias has room for all vectors of the last block. The
+                    // scalars of the last pixel end within the packed rows or, in place, within the source (see
+                    // `Source`); the vectors within the packed filters, which hold `channels × taps` of this block.
+                    unsafe {
+                        let sums = sums.add(phase_column * by_phase);
+                        let (init, init_step) = if self.is_first {
+                            (strip.bias.as_ptr().add(block.first), 0)
+                        } else {
+                            (sums.cast_const(), by_scalar)
+                        };
+                        tile(&Tile {
+                            x: x.add(column * pitch),
+                            w: filters,
+                            runs: &runs[phase_row * phase_columns + phase_column],
+                            count: *count,
+                            pitch,
+                            row_step: source.step_pitch(),
+                            x_step: self.plane,
+                            w_step: width,
+                            init,
+                            init_step,
+                            sums,
+                            sums_step: by_scalar,
+                        });
+                    }
+                }
+                if !self.is_last || in_result {
+                    continue;
+                }
+                for tile_row in (0..tile_rows).filter(|&tile_row| result_row(row + tile_row) < rows.result) {
+                    let to = to.wrapping_add(tile_row * rows.out_step * gather.result[2]);
+                    // SAFETY: the sums of one of the tile's rows, and its place in the result.
                     let sums = unsafe { sums.add(tile_row * pixels * phase_columns * width) };
-                    let place = [image, result_row, column * columns.out_step];
-                    driver.finish(strip, block, place, pixels, sums, self.by_channel);
+                    driver.finish(block, column * columns.out_step, pixels, sums, to, self.by_channel);
                 }
             }
         }
@@ -503,9 +508,6 @@ impl<'a> Driver<'a> {
         let phases: Vec<[usize; 2]> = self.phases().collect();
         let by_channel: Vec<usize> = (0..MAX_VECTORS * lanes).map(|channel| channel * gather.result[1]).collect();
         let tile_rows = self.blocks[0].rows;
-        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
-        let most = |tile_rows: usize| kernels.most_scalars(self.blocks[0].vectors, tile_rows);
-
         let (mut first, mut filters_before) = (0, 0);
         while first < gather.source_channels {
             let channels = self.source_block.min(gather.source_channels - first);
@@ -549,11 +551,9 @@ impl<'a> Driver<'a> {
                 None => std::ptr::null(),
             };
             if self.tiles_outside {
-                for (image, (row, tile_rows)) in groups() {
-                    for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
-                        for block in &self.blocks {
-                            pass.tile(block, filters(block), &Place { image, row, rows: tile_rows, column, pixels });
-                        }
+                for (image, (row, rows)) in groups() {
+                    for block in &self.blocks {
+                        pass.rows(block, filters(block), &Place { image, row, rows });
                     }
                 }
             } else {
@@ -565,10 +565,8 @@ impl<'a> Driver<'a> {
                         self.pack_block(strip.weight, strip.group, block, first, channels, room);
                         room.as_ptr()
                     };
-                    for (image, (row, tile_rows)) in groups() {
-                        for (column, pixels) in even_parts(columns.steps, most(tile_rows)) {
-                            pass.tile(block, filters, &Place { image, row, rows: tile_rows, column, pixels });
-                        }
+                    for (image, (row, rows)) in groups() {
+                        pass.rows(block, filters, &Place { image, row, rows });
                     }
                 }
             }
@@ -624,27 +622,25 @@ impl<'a> Driver<'a> {
         strip.result.get().wrapping_add(offset)
     }
 
-    /// Writes a row's sums to the result: `pixels` of every phase of columns, which lie next to each other. The place
-    /// is the image of the strip, the result's row and its first column.
+    /// Writes a row's sums to the result from `column` on: `pixels` of every phase of columns, which lie next to each
+    /// other. `to` is the row's first pixel.
     fn finish(
         &self,
-        strip: &Strip<'_>,
         block: &ResultBlock,
-        place: [usize; 3],
+        column: usize,
         pixels: usize,
         sums: *const f32,
+        to: *mut f32,
         by_channel: &[usize],
     ) {
-        let gather = self.gather;
-        let columns = &gather.axes[1];
+        let columns = &self.gather.axes[1];
         let (phases, step) = (columns.phases.len(), columns.out_step);
         let width = block.vectors * self.kernels.lanes;
-        let [_, channel_step, _, by_column] = gather.result;
-        let to = self.result_at(strip, block, place);
-        let column = place[2];
+        let [_, channel_step, _, by_column] = self.gather.result;
         // SAFETY: pixels beyond the result's last column are left out below, so that all places are this strip's own
         // rows of the result, which no other unit writes; the sums hold `pixels × phases` lines of `width`.
         unsafe {
+            let to = to.add(column * by_column);
             if by_column == 1 && phases == step {
                 let count = (pixels * phases).min(columns.result - column);
                 (self.kernels.transpose)(sums, width, count, block.channels, to, by_channel.as_ptr());

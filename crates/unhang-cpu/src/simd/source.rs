@@ -55,9 +55,6 @@ impl<'a> Source<'a> {
         let [rows, columns] = &gather.axes;
         let arrangement = if gather.source[1] == 1 {
             if rows.is_whole() && columns.is_whole() { Arrangement::InPlace } else { Arrangement::Pixels }
-        } else if gather.source_channels < 4 && columns.phases.len() == 1 && columns.is_dense(0) {
-            // So few channels that the taps of a row make one run together with them.
-            Arrangement::Pixels
         } else {
             Arrangement::Planes
         };

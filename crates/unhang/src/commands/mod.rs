@@ -1,9 +1,11 @@
 //! The subcommands, one file each.
 
 mod audit;
+mod demo;
 mod doctor;
 mod env;
 mod evidence;
+mod kernels;
 mod knowledge;
 mod machine_arguments;
 mod miopen_cache;
@@ -21,9 +23,11 @@ use clap::Subcommand;
 #[derive(Subcommand)]
 pub enum Command {
     Audit(audit::Audit),
+    Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Env(env::Env),
     Evidence(evidence::EvidenceCommand),
+    Kernels(kernels::Kernels),
     MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
     Report(report::ReportCommand),
@@ -34,9 +38,11 @@ impl Command {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Audit(command) => command.run(),
+            Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Env(command) => command.run(),
             Command::Evidence(command) => command.run(),
+            Command::Kernels(command) => command.run(),
             Command::MiopenCache(command) => command.run(),
             Command::Plan(command) => command.run(),
             Command::Report(command) => command.run(),

@@ -1,0 +1,165 @@
+//! `unhang demo`: a guided first run on whatever is here.
+//!
+//! Each section is a real thing on a real artefact, and says what kind of ground it stands on. A new capability adds a
+//! section: one entry in [`SECTIONS`] for what needs no torch, or in the Python package's `_demo` for what does.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use unhang_conv::Problem;
+use unhang_evidence::Evidence;
+use unhang_machine::{Environment, Options, System, examine, example};
+use unhang_plan::{Settings, Situation, plan};
+
+use super::doctor;
+use super::text::{print_text, wrapped};
+use crate::output::{CANNOT_TELL, Colour, Style};
+
+/// A guided first run on whatever is here: this machine, the machine of the reports, a network trained through unhang.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 all sections were shown, 2 wrong usage or a section failed, 3 torch is not here, so its part was left out.
+
+Examples:
+  unhang demo
+  unhang demo --part machine        # what needs no torch: a second
+  unhang demo --python ~/venv/bin/python")]
+pub struct Demo {
+    /// Show one part only.
+    #[arg(long, value_enum)]
+    part: Option<Part>,
+    /// The Python whose torch is used; otherwise that of the active environment.
+    #[arg(long, value_name = "PATH")]
+    python: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Part {
+    /// What needs no torch.
+    Machine,
+    /// What runs PyTorch.
+    Torch,
+}
+
+/// What a section's content rests on.
+enum Ground {
+    /// It was measured on this machine just now.
+    Measured,
+    /// A machine is played: a folder describes it.
+    Rehearsed,
+}
+
+struct Section {
+    title: &'static str,
+    ground: Ground,
+    show: fn(Style) -> anyhow::Result<String>,
+}
+
+/// The sections that need no torch, in order.
+const SECTIONS: &[Section] = &[
+    Section { title: "This machine", ground: Ground::Measured, show: this_machine },
+    Section {
+        title: "The machine of the reports: an RX 5600 XT with ROCm 5.7, told to be an RX 6800",
+        ground: Ground::Rehearsed,
+        show: reported_machine,
+    },
+    Section {
+        title: "What would be done there with the convolution that hangs",
+        ground: Ground::Rehearsed,
+        show: reported_plans,
+    },
+];
+
+impl Demo {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let style = Style::for_stream(&std::io::stdout());
+        if self.part != Some(Part::Torch) {
+            for (number, section) in SECTIONS.iter().enumerate() {
+                let ground = match section.ground {
+                    Ground::Measured => "measured",
+                    Ground::Rehearsed => "rehearsed: a folder describes the machine",
+                };
+                let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);
+                print_text(&format!("\n{heading}\n   [{ground}]\n\n{}", (section.show)(style)?))?;
+            }
+        }
+        if self.part == Some(Part::Machine) {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let python = self.python.unwrap_or_else(find_python);
+        run_torch_part(&python, SECTIONS.len() + 1)
+    }
+}
+
+fn this_machine(style: Style) -> anyhow::Result<String> {
+    Ok(doctor::report(&examine(&System::host(), &Options::default()), style))
+}
+
+/// The example machine, in a folder that is gone afterwards.
+fn with_example<T>(use_it: impl FnOnce(&System) -> T) -> anyhow::Result<T> {
+    let folder = tempfile::tempdir().context("cannot make a folder for the example machine")?;
+    example::write(folder.path()).context("cannot write the example machine")?;
+    Ok(use_it(&System::folder(folder.path(), Environment::parse(""))))
+}
+
+fn reported_machine(style: Style) -> anyhow::Result<String> {
+    with_example(|system| doctor::report(&examine(system, &Options::default()), style))
+}
+
+fn reported_plans(style: Style) -> anyhow::Result<String> {
+    let problem: Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse()?;
+    let mut situation = Situation::affected_accelerator();
+    situation.spoofed = true;
+    let mut text = format!("A convolution of 16 to 32 channels, 3×3, on 64×64 pixels ({problem}):\n\n");
+    for strategy in ["auto", "implicit_gemm", "selective", "cpu_fallback", "tiled"] {
+        let settings = Settings { strategy: strategy.parse()?, ..Settings::default() };
+        let plan = plan(&problem, &settings, &situation, &Evidence::empty("example"));
+        let choice = style.paint(&format!("{:13} {:7}", strategy, plan.choice().name()), Colour::Cyan);
+        text += &format!("  {choice} {}\n", wrapped(&plan.reason, 24, 24).trim_start());
+        for warning in plan.warnings {
+            text += &format!("{}\n", wrapped(&format!("warning: {warning}"), 26, 26));
+        }
+    }
+    text +=
+        "\nNobody here has such a card: what a plan rests on is in `unhang plan`, and why in docs/how-it-decides.md.\n";
+    Ok(text)
+}
+
+/// The Python beside this program, else that of the active environment, else the one on the path.
+fn find_python() -> PathBuf {
+    let beside =
+        std::env::args_os().next().map(PathBuf::from).and_then(|program| Some(program.parent()?.join("python")));
+    let active = std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python"));
+    beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
+}
+
+fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode> {
+    let found = Command::new(python)
+        .args([
+            "-c",
+            "import importlib.util as u; raise SystemExit(0 if u.find_spec('torch') and u.find_spec('unhang') else 3)",
+        ])
+        .status()
+        .with_context(|| format!("cannot start {}", python.display()))
+        .context("hint: name a Python with --python")?;
+    if !found.success() {
+        println!(
+            "\nThe rest trains a network through unhang: {} has no torch, or unhang is not installed in it.\n\
+             Install unhang beside your torch, or name another Python with --python.",
+            python.display()
+        );
+        return Ok(ExitCode::from(CANNOT_TELL));
+    }
+    let folder = tempfile::tempdir().context("cannot make a folder for the example machine")?;
+    example::write(folder.path()).context("cannot write the example machine")?;
+    let status = Command::new(python)
+        .args(["-m", "unhang._demo", "--first", &first_number.to_string(), "--example"])
+        .arg(folder.path())
+        .status()
+        .with_context(|| format!("cannot start {}", python.display()))?;
+    anyhow::ensure!(status.success(), "the part that trains a network ended with {status}");
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,222 @@
+//! `unhang kernels`: our kernels for a chip, compiled here and now, without the chip.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, Subcommand};
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use unhang_conv::table::{self, Layer};
+use unhang_gpu::cache::Cache;
+use unhang_gpu::catalogue::{self, Entry, Selection};
+use unhang_gpu::compiler::{Compiler, Hiprtc};
+use unhang_gpu::model::Device;
+use unhang_isa::Chip;
+
+use crate::output::{self, FOUND_ERRORS};
+
+/// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
+const LAYERS: &str = include_str!("../../../unhang-suite/layers.tsv");
+/// What a card of 6 GB gives: a sixteenth of its memory.
+const WORKSPACE_LIMIT: u64 = 384 << 20;
+
+/// Look at our GPU kernels for a chip, or compile them ahead. Needs hiprtc, and no GPU.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  unhang kernels list --arch gfx1010
+  unhang kernels list --arch gfx1010 --reported-as gfx1030 --json
+  unhang kernels warm --arch gfx1010 --layers my-model.tsv
+
+Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards, 2 something could not be compiled.")]
+pub struct Kernels {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// Compile every kernel for the layers and print registers, spills, LDS, waves, multiply-adds and hazards.
+    List(Selected),
+    /// Compile every kernel for the layers into the cache, so that the first run finds them there.
+    Warm(Selected),
+}
+
+#[derive(Args)]
+struct Selected {
+    /// The chip that is really there.
+    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    arch: Chip,
+    /// The chip that the runtime believes in, where HSA_OVERRIDE_GFX_VERSION is set.
+    #[arg(long, value_name = "CHIP")]
+    reported_as: Option<Chip>,
+    /// A layer table: name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups.
+    #[arg(long, value_name = "FILE")]
+    layers: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Serialize)]
+struct Report {
+    compiler: String,
+    kernels: Vec<KernelReport>,
+    layers: Vec<LayerReport>,
+}
+
+#[derive(Serialize)]
+struct KernelReport {
+    name: String,
+    problem: String,
+    arch: String,
+    reported_as: String,
+    vgprs: u32,
+    sgprs: u32,
+    vgpr_spills: u32,
+    sgpr_spills: u32,
+    lds_bytes: u32,
+    waves_per_simd: u32,
+    fma_share: f64,
+    hazards: usize,
+}
+
+/// How a layer would be computed, and what the model expects of it on an RX 5600 XT. Not measured.
+#[derive(Serialize)]
+struct LayerReport {
+    name: String,
+    problem: String,
+    choice: String,
+    estimated_milliseconds: f64,
+    estimated_share_of_peak: f64,
+    workspace_bytes: u64,
+}
+
+impl Kernels {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.action {
+            Action::List(selected) => selected.list(),
+            Action::Warm(selected) => selected.warm(),
+        }
+    }
+}
+
+impl Selected {
+    fn read_layers(&self) -> anyhow::Result<Vec<Layer>> {
+        let text = match &self.layers {
+            Some(path) => std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?,
+            None => LAYERS.to_owned(),
+        };
+        let from = self.layers.as_ref().map_or("the built-in layer table".into(), |path| path.display().to_string());
+        table::parse(&text).with_context(|| format!("{from} is not a layer table"))
+    }
+
+    fn compile(&self, cache: Option<&Cache>) -> anyhow::Result<(String, Vec<Selection>, Vec<Entry>)> {
+        let selections = catalogue::select(&self.read_layers()?, &Device::rx_5600_xt(), WORKSPACE_LIMIT);
+        let compiler = Hiprtc::find()
+            .context("hint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; in a ROCm torch it is there")?;
+        let reported = self.reported_as.unwrap_or(self.arch);
+        let progress = |done: usize, all: usize| {
+            if io::stderr().is_terminal() {
+                let end = if done == all { "\n" } else { "" };
+                let _ = write!(io::stderr().lock(), "\rcompiling for {}: {done} of {all}{end}", self.arch);
+            }
+        };
+        let entries = catalogue::compile(&selections, &compiler, self.arch, reported, cache, &progress)?;
+        Ok((compiler.version(), selections, entries))
+    }
+
+    fn warm(&self) -> anyhow::Result<ExitCode> {
+        let folder = Cache::default_folder().context("hint: set HOME or XDG_CACHE_HOME: there is no cache folder")?;
+        let cache = Cache::open(&folder, 512 << 20).with_context(|| format!("cannot use {}", folder.display()))?;
+        let (compiler, _, entries) = self.compile(Some(&cache))?;
+        if self.json {
+            output::print_json(&serde_json::json!({
+                "compiler": compiler, "kernels": entries.len(), "folder": folder.display().to_string()
+            }))?;
+        } else {
+            println!("{} kernels for {} are in {} ({compiler})", entries.len(), self.arch, folder.display());
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn list(&self) -> anyhow::Result<ExitCode> {
+        let (compiler, selections, entries) = self.compile(None)?;
+        let reported = self.reported_as.unwrap_or(self.arch);
+        let kernels: Vec<KernelReport> = entries.iter().map(|entry| report(entry, self.arch, reported)).collect();
+        let bad = kernels.iter().any(|k| k.vgpr_spills + k.sgpr_spills > 0 || k.hazards > 0);
+        let layers = selections.iter().map(layer_report).collect();
+        let report = Report { compiler, kernels, layers };
+        if self.json {
+            output::print_json(&report)?;
+        } else {
+            print(&report)?;
+        }
+        Ok(if bad { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
+    }
+}
+
+fn report(entry: &Entry, arch: Chip, reported: Chip) -> KernelReport {
+    let figures = &entry.figures;
+    KernelReport {
+        name: entry.kernel.to_string(),
+        problem: entry.problem.to_string(),
+        arch: arch.to_string(),
+        reported_as: reported.to_string(),
+        vgprs: figures.vgprs,
+        sgprs: figures.sgprs,
+        vgpr_spills: figures.vgpr_spills,
+        sgpr_spills: figures.sgpr_spills,
+        lds_bytes: figures.lds_bytes,
+        waves_per_simd: figures.waves_per_simd,
+        fma_share: (figures.fma_share * 1e4).round() / 1e4,
+        hazards: figures.hazards.len(),
+    }
+}
+
+fn layer_report(selection: &Selection) -> LayerReport {
+    let seconds = selection.candidate.seconds;
+    let share = selection.problem.flops() / seconds / Device::rx_5600_xt().flops;
+    LayerReport {
+        name: selection.layer.clone(),
+        problem: selection.problem.to_string(),
+        choice: selection.candidate.choice.to_string(),
+        estimated_milliseconds: (seconds * 1e6).round() / 1e3,
+        estimated_share_of_peak: (share * 1e3).round() / 1e3,
+        workspace_bytes: selection.candidate.plan.workspace_bytes,
+    }
+}
+
+fn print(report: &Report) -> anyhow::Result<()> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["kernel", "VGPRs", "SGPRs", "spills", "LDS", "waves/SIMD", "FMA", "hazards", "first problem"]);
+    for kernel in &report.kernels {
+        table.add_row([
+            kernel.name.clone(),
+            kernel.vgprs.to_string(),
+            kernel.sgprs.to_string(),
+            (kernel.vgpr_spills + kernel.sgpr_spills).to_string(),
+            kernel.lds_bytes.to_string(),
+            kernel.waves_per_simd.to_string(),
+            format!("{:.0} %", kernel.fma_share * 100.0),
+            kernel.hazards.to_string(),
+            kernel.problem.clone(),
+        ]);
+    }
+    for column in 1..8 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let spilled = report.kernels.iter().filter(|k| k.vgpr_spills + k.sgpr_spills > 0).count();
+    let hazards: usize = report.kernels.iter().map(|k| k.hazards).sum();
+    super::text::print_text(&format!(
+        "{table}\n\n{} kernels, {spilled} with spills, {hazards} hazards; {}\n",
+        report.kernels.len(),
+        report.compiler
+    ))
+}

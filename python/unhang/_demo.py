@@ -1,0 +1,168 @@
+"""The part of ``unhang demo`` that runs PyTorch. Its sections go on where the program's end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+import warnings
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import unhang
+from unhang import _convolve
+
+STEPS = 20
+
+
+def heading(number: int, title: str, ground: str) -> None:
+    """A section's head: its number, title, and what it rests on."""
+    bold = ("\x1b[1m", "\x1b[0m") if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ("", "")
+    print(f"\n{bold[0]}{number}. {title}{bold[1]}\n   [{ground}]\n", flush=True)
+
+
+class SmallNetwork(nn.Module):
+    """Enough kinds of convolutions to have something to plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+        self.depthwise = nn.Conv2d(16, 16, 3, padding=1, groups=16)
+        self.wide = nn.Conv2d(16, 32, 3, padding=1)
+        self.pointwise = nn.Conv2d(32, 32, 1)
+        self.head = nn.Linear(32, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Which of four quarters of the image holds the bright spot."""
+        for layer in (self.stem, self.depthwise, self.wide, self.pointwise):
+            x = layer(x).relu()
+        logits: torch.Tensor = self.head(x.amax((2, 3)))
+        return logits
+
+
+def images(count: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise with one striped patch; the stripes' direction and spacing are the class."""
+    x, y = 0.3 * torch.randn(count, 3, 96, 96), torch.randint(0, 4, (count,))
+    rows, columns = torch.meshgrid(torch.arange(24), torch.arange(24), indexing="ij")
+    for i, kind in enumerate(y.tolist()):
+        stripes = (rows if kind % 2 else columns) // (1 if kind < 2 else 3) % 2
+        top, left = torch.randint(0, 72, (2,)).tolist()
+        x[i, :, top : top + 24, left : left + 24] += 2.0 * stripes
+    return x.to(device), y.to(device)
+
+
+def train(device: str) -> tuple[list[float], float, SmallNetwork]:
+    """A few steps from the same start: the losses, and seconds for the median step."""
+    torch.manual_seed(0)
+    model = unhang.track(SmallNetwork().to(device))
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    x, y = images(16, device)
+    losses, seconds = [], []
+    for _ in range(STEPS):
+        started = time.perf_counter()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - started)
+    return losses, sorted(seconds)[STEPS // 2], model
+
+
+def show_training(number: int, device: str) -> None:
+    """Trains the same network with and without unhang."""
+    heading(number, "A network trained through unhang, forward and backward", "measured")
+    print(f"{STEPS} steps from the same start on {device}, torch {torch.__version__}:\n")
+    print(f"  {'':24}{'first loss':>11}{'last loss':>11}{'ms a step':>11}   computed by")
+    plain, seconds, _ = train(device)
+    print(f"  {'plain torch':24}{plain[0]:11.5f}{plain[-1]:11.5f}{1e3 * seconds:11.2f}   torch itself")
+    for strategy in ("auto", "cpu_fallback", "tiled"):
+        _convolve.routes.clear()
+        with unhang.enabled(strategy, devices=(device,)):
+            losses, seconds, model = train(device)
+            engines = unhang.get_bypass_stats(model)["engines"]
+        by = ", ".join(f"{engine} ({count})" for engine, count in sorted(engines.items()))
+        print(f"  {f'enable({strategy!r})':24}{losses[0]:11.5f}{losses[-1]:11.5f}{1e3 * seconds:11.2f}   {by}")
+        drift = max(abs(a - b) for a, b in zip(losses, plain))
+        assert drift < 1e-2, f"the losses drift apart by {drift}: please report this"
+    print("\nThe same losses to the printed digits or nearly so: what differs is the order of sums.")
+
+
+def show_plans(number: int, device: str) -> None:
+    """The plan and its reason for each layer and direction of the last training."""
+    heading(number, "Who computes which layer here, and why", "measured")
+    _convolve.routes.clear()
+    with unhang.enabled("cpu_fallback", devices=(device,)):
+        train(device)
+    print_plans()
+
+
+def print_plans() -> None:
+    """The plans that were made, by problem."""
+    for (key, _), route in sorted(_convolve.routes.items(), key=lambda item: item[0]):
+        print(f"  {key}\n      {route.names[0]}, {route.tally.total} times: {route.plan.reason}")
+
+
+def rehearse() -> None:
+    """In a process of its own: the card that UNHANG_ROOT describes, played by the CPU."""
+    warnings.simplefilter("ignore")
+    with unhang.enabled("auto", rehearse=True):
+        train("cpu")
+        print_plans()
+
+
+def show_rehearsal(number: int, example: str) -> None:
+    """The same network on the machine of the reports, played."""
+    title = "The same network on the RX 5600 XT of the reports: tried in a child first, then planned"
+    heading(number, title, "rehearsed: CPU tensors play the card's, a folder describes the machine")
+    with tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "UNHANG_ROOT": example, "UNHANG_HOME": home}
+        for mood, meaning in (("", "its canary comes back"), ("hang", "its canary hangs")):
+            print(f"  torch's own GPU kernels, when {meaning}:\n", flush=True)
+            variables = {**environment, "UNHANG_REHEARSE_CANARY": mood, "UNHANG_HOME": os.path.join(home, mood or "well")}
+            code = "from unhang import _canary, _demo; _canary.DEADLINE = 8.0; _demo.rehearse()"
+            ended = subprocess.run(
+                [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            lines = ended.stdout.splitlines()
+            said = [line for line in lines if line.startswith("unhang:")]
+            plans = [line for line in lines if not line.startswith("unhang:")]
+            print(textwrap.indent("\n".join([*said, *plans[:6], f"    … and {max(0, len(plans) // 2 - 3)} more"]), "  "))
+            print(flush=True)
+            if ended.returncode != 0:
+                raise SystemExit(f"the rehearsal ended with code {ended.returncode}")
+
+
+def show_report(number: int) -> None:
+    """The report, as text and as a page."""
+    heading(number, "The report", "measured")
+    report = unhang.report()
+    print(textwrap.indent(report.text(), "  "))
+    page = Path(tempfile.gettempdir()) / f"unhang-demo-{os.getuid()}.html"
+    report.html(page)
+    print(f"  the same as a page: {page}")
+
+
+def main() -> None:
+    """Shows every section."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=1, help="number of the first section")
+    parser.add_argument("--example", required=True, help="folder that describes the machine of the reports")
+    arguments = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    first = arguments.first
+    show_training(first, device)
+    show_plans(first + 1, device)
+    show_rehearsal(first + 2, arguments.example)
+    show_report(first + 3)
+    unhang.disable()
+
+
+if __name__ == "__main__":
+    main()

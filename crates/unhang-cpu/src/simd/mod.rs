@@ -7,6 +7,8 @@
 mod depthwise;
 mod gather;
 mod geometry;
+#[cfg(all(test, unix))]
+mod guard;
 mod kernels;
 mod pointwise;
 mod source;

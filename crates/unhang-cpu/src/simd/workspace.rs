@@ -57,6 +57,8 @@ impl Workspace {
             let fits = free.iter().enumerate().filter(|(_, b)| b.capacity >= length).min_by_key(|(_, b)| b.capacity);
             fits.map(|(index, _)| index).map(|index| free.swap_remove(index))
         });
+        #[cfg(test)]
+        peak::taken(length);
         Workspace { buffer: Some(found.unwrap_or_else(|| Buffer::new(length))), length }
     }
 
@@ -84,6 +86,8 @@ impl DerefMut for Workspace {
 impl Drop for Workspace {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
+        #[cfg(test)]
+        peak::returned(self.length);
         // At the end of a thread the store may be gone already; then the buffer is simply freed.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
@@ -110,6 +114,34 @@ impl Shared {
     /// The pointer. A method, so that closures capture the whole and not the bare field.
     pub fn get(self) -> *mut f32 {
         self.0
+    }
+}
+
+/// How much was lent out at once on this thread: for the test of its bound.
+#[cfg(test)]
+pub mod peak {
+    use std::cell::Cell;
+
+    thread_local! {
+        static NOW_AND_MOST: Cell<(usize, usize)> = const { Cell::new((0, 0)) };
+    }
+
+    pub fn taken(length: usize) {
+        let (now, most) = NOW_AND_MOST.get();
+        NOW_AND_MOST.set((now + length, most.max(now + length)));
+    }
+
+    pub fn returned(length: usize) {
+        let (now, most) = NOW_AND_MOST.get();
+        NOW_AND_MOST.set((now - length, most));
+    }
+
+    pub fn reset() {
+        NOW_AND_MOST.set((0, 0));
+    }
+
+    pub fn numbers() -> usize {
+        NOW_AND_MOST.get().1
     }
 }
 

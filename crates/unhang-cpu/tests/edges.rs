@@ -1,0 +1,186 @@
+//! The edges: one pixel, huge strides, padding beyond the image, numbers that are not finite, settings that are wrong.
+
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification, reference};
+use unhang_cpu::{Algorithm, CpuEngine, Isa, Settings};
+use unhang_engine::{Elements, ElementsMut, EngineError, Operands};
+use unhang_suite::check;
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+fn passes(specification: &Specification) {
+    for direction in Direction::ALL {
+        for layout in Layout::ALL {
+            for isa in available() {
+                let problem = Problem::new(Specification { direction, layout, ..specification.clone() }).unwrap();
+                let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa) });
+                check(&engine, &problem, 3).unwrap_or_else(|failure| panic!("{isa}: {failure}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn one_pixel_images() {
+    passes(&Specification { batch: 3, in_channels: 33, out_channels: 17, ..Specification::default() });
+    let same = Specification {
+        in_channels: 20,
+        out_channels: 20,
+        kernel: [3, 3],
+        padding: [1, 1],
+        ..Specification::default()
+    };
+    passes(&same);
+    passes(&Specification { groups: 20, ..same });
+}
+
+#[test]
+fn huge_strides_and_dilations() {
+    let image = Specification { in_channels: 3, out_channels: 4, in_size: [19, 23], ..Specification::default() };
+    passes(&Specification { stride: [1 << 30, 1 << 30], kernel: [2, 2], ..image.clone() });
+    passes(&Specification { stride: [15, 17], kernel: [3, 1], ..image.clone() });
+    passes(&Specification { stride: [16, 16], kernel: [2, 3], padding: [1, 1], ..image.clone() });
+    passes(&Specification { dilation: [9, 11], kernel: [3, 3], padding: [2, 0], ..image.clone() });
+    passes(&Specification { kernel: [1, 1], stride: [7, 5], padding: [3, 4], ..image });
+}
+
+#[test]
+fn padding_beyond_the_image() {
+    let image = Specification { in_channels: 2, out_channels: 5, in_size: [2, 3], ..Specification::default() };
+    passes(&Specification { kernel: [3, 3], padding: [5, 4], ..image.clone() });
+    passes(&Specification { kernel: [1, 1], padding: [100, 50], stride: [3, 3], ..image.clone() });
+    passes(&Specification { kernel: [5, 5], padding: [100, 100], dilation: [20, 20], ..image });
+}
+
+#[test]
+fn long_rows() {
+    let row = Specification { in_channels: 2, out_channels: 3, kernel: [1, 3], ..Specification::default() };
+    passes(&Specification { in_size: [1, 9001], ..row.clone() });
+    passes(&Specification { in_size: [9001, 1], kernel: [3, 1], padding: [1, 0], ..row });
+}
+
+/// Problems for every algorithm.
+fn variety() -> Vec<Problem> {
+    let shapes = [
+        Specification { in_channels: 5, out_channels: 18, kernel: [3, 3], padding: [1, 1], ..Specification::default() },
+        Specification { in_channels: 20, out_channels: 33, kernel: [1, 1], ..Specification::default() },
+        Specification {
+            in_channels: 9,
+            out_channels: 9,
+            groups: 9,
+            kernel: [3, 3],
+            padding: [1, 1],
+            ..Specification::default()
+        },
+        Specification {
+            in_channels: 70,
+            out_channels: 6,
+            kernel: [3, 2],
+            stride: [2, 2],
+            padding: [1, 0],
+            ..Specification::default()
+        },
+        Specification {
+            in_channels: 3,
+            out_channels: 16,
+            kernel: [3, 3],
+            stride: [2, 2],
+            padding: [1, 1],
+            ..Specification::default()
+        },
+    ];
+    let mut problems = Vec::new();
+    for shape in shapes {
+        for layout in Layout::ALL {
+            for direction in Direction::ALL {
+                let in_size = [11, 13];
+                problems.push(
+                    Problem::new(Specification { in_size, batch: 2, layout, direction, ..shape.clone() }).unwrap(),
+                );
+            }
+        }
+    }
+    problems
+}
+
+fn operand(length: usize, odd_ones: &[(usize, f32)]) -> Vec<f32> {
+    let mut numbers: Vec<f32> = (0..length).map(|i| ((i * 7919) % 23) as f32 / 23.0 + 0.1).collect();
+    odd_ones.iter().for_each(|&(at, number)| numbers[at % length] = number);
+    numbers
+}
+
+fn run(problem: &Problem, isa: Isa, first: &[f32], second: &[f32]) -> Vec<f32> {
+    let mut result = vec![0.0f32; problem.operand_shapes()[2].iter().product()];
+    let operands = Operands {
+        first: Elements::F32(first),
+        second: Elements::F32(second),
+        bias: None,
+        result: ElementsMut::F32(&mut result),
+    };
+    CpuEngine::new().run_with(problem, operands, &Settings { threads: 1, isa: Some(isa) }).unwrap();
+    result
+}
+
+/// A number of the first operand that is not finite goes where the definition says and nowhere else; infinities keep
+/// their sign. So it is in torch, whose own kernels were compared.
+#[test]
+fn not_finite_inputs_go_where_they_belong() {
+    for problem in variety() {
+        let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let odd = [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)];
+        let (first, second) = (operand(lengths[0], &odd), operand(lengths[1], &[]));
+        let expected = reference::compute(&problem, &first, &second, None);
+        for isa in available() {
+            let got = run(&problem, isa, &first, &second);
+            for (index, (&got, &want)) in got.iter().zip(&expected).enumerate() {
+                let same = if want.is_nan() { got.is_nan() } else { want.is_finite() || f64::from(got) == want };
+                assert!(same && got.is_finite() == want.is_finite(), "{isa} {problem}: {got} for {want} at {index}");
+            }
+        }
+    }
+}
+
+/// A filter that is not finite meets padding too. Whether that is a product with zero or no product at all differs
+/// between torch's own kernels, so both are right; what the definition makes not finite must be so in any case.
+#[test]
+fn not_finite_filters_are_not_lost() {
+    for problem in variety() {
+        let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let (first, second) = (operand(lengths[0], &[]), operand(lengths[1], &[(5, f32::NAN), (40, f32::INFINITY)]));
+        let expected = reference::compute(&problem, &first, &second, None);
+        for isa in available() {
+            let got = run(&problem, isa, &first, &second);
+            for (&got, &want) in got.iter().zip(&expected) {
+                assert!(want.is_finite() || !got.is_finite(), "{isa} {problem}: {got} for {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn operands_of_the_wrong_length_are_refused() {
+    let problem = Problem::new(Specification { in_size: [4, 4], kernel: [3, 3], ..Specification::default() }).unwrap();
+    let mut result = [0.0; 4];
+    let operands = Operands {
+        first: Elements::F32(&[0.0; 15]),
+        second: Elements::F32(&[0.0; 9]),
+        bias: None,
+        result: ElementsMut::F32(&mut result),
+    };
+    let refused = CpuEngine::new().run_with(&problem, operands, &Settings::default());
+    assert!(matches!(refused, Err(EngineError::Operand { operand: "first", .. })));
+}
+
+#[test]
+fn the_table_of_algorithms() {
+    let image = Specification { in_channels: 32, out_channels: 32, in_size: [20, 20], ..Specification::default() };
+    let chosen = |specification: Specification| Algorithm::choose(&Problem::new(specification).unwrap(), Isa::detect());
+    assert_eq!(chosen(Specification { kernel: [3, 3], ..image.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);
+    assert_eq!(chosen(Specification { direction: Direction::BackwardWeights, ..image.clone() }), Algorithm::Weights);
+    assert_eq!(chosen(Specification { stride: [17, 1], ..image.clone() }), Algorithm::Plain);
+    assert_eq!(chosen(Specification { data_type: DataType::F64, ..image }), Algorithm::Plain);
+}

@@ -8,7 +8,7 @@ use unhang_suite::{Tensor, any_problem, check};
 
 /// Cases for each test: few by default, thousands with `UNHANG_TEST_CASES=5000` in release mode.
 fn cases() -> ProptestConfig {
-    let cases = std::env::var("UNHANG_TEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(128);
+    let cases = std::env::var("UNHANG_TEST_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(64);
     ProptestConfig { cases, ..ProptestConfig::default() }
 }
 

@@ -100,17 +100,19 @@ fn rows(
                     count: columns,
                     rows: count,
                 };
-                // SAFETY (both calls): each tap's numbers lie in the window, rounded up to whole vectors with its
+                // Both calls are sound: each tap's numbers lie in the window, rounded up to whole vectors with its
                 // slack; what is read there beyond a row is not stored. The results are slices of so many rows.
                 if columns.out_step == 1 {
                     let to_step = rows.out_step * columns.result;
                     let of_rows = of_rows(to.as_mut_ptr(), to_step, columns.result);
+                    // SAFETY: see above.
                     unsafe { (kernels.correlate)(&of_rows, &taps[0], bias) };
                     continue;
                 }
                 for (phase, taps) in taps.iter().enumerate() {
                     let of_rows =
                         of_rows(phase_rows[..count * columns.steps].as_mut_ptr(), columns.steps, columns.steps);
+                    // SAFETY: see above.
                     unsafe { (kernels.correlate)(&of_rows, taps, bias) };
                     let lines = to.chunks_mut(rows.out_step * columns.result).zip(phase_rows.chunks(columns.steps));
                     for (to, sums) in lines {

@@ -184,7 +184,7 @@ impl Pass<'_> {
             for (column, pixels) in cut.clone() {
                 // A cut has parts of two lengths at most.
                 if kernel.0 != pixels {
-                    kernel = (pixels, Some(kernels.tile(block.vectors, tile_rows, pixels, pitch != 1)));
+                    kernel = (pixels, Some(kernels.tile(block.vectors, tile_rows, pixels, pitch)));
                 }
                 let Some(tile) = kernel.1 else { continue };
                 // Rows of a tile that follow each other in the result are one long row.

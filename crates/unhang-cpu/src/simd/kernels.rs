@@ -30,7 +30,7 @@ pub struct Tile<'a> {
     pub runs: &'a [Run],
     /// Steps of each run.
     pub count: usize,
-    /// From one scalar of a step to the next; used by the pitched kernels, one in the others.
+    /// From one scalar of a step to the next: what the kernel was looked up with.
     pub pitch: usize,
     /// From one row of scalars to the next.
     pub row_step: usize,
@@ -95,8 +95,10 @@ pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize
 pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
 pub const MAX_SCALARS: usize = 28;
-/// The rows that the scalars of a tile may lie in: the fewest last.
-pub const TILE_ROWS: [usize; 3] = [4, 2, 1];
+/// The rows that the scalars of a tile may lie in: the fewest first.
+pub const TILE_ROWS: [usize; 3] = [1, 2, 4];
+/// The distance of scalars that has tiles of its own, besides one: that of pixels with a full block of channels.
+pub const COMMON_PITCH: usize = 64;
 
 /// The kernels of one instruction set.
 pub struct Kernels {
@@ -106,7 +108,9 @@ pub struct Kernels {
     scalars: [usize; MAX_VECTORS + 1],
     /// Tiles by vectors, rows and scalars of a row.
     tiles: fn(usize, usize, usize) -> Option<TileKernel>,
-    /// Tiles whose scalars lie apart.
+    /// Tiles whose scalars lie [`COMMON_PITCH`] apart.
+    common_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
+    /// Tiles whose scalars lie apart in any other way.
     pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
@@ -147,12 +151,16 @@ impl Kernels {
         }
     }
 
-    /// The micro-kernel for so many vectors and rows of scalars, which lie next to each other or apart.
+    /// The micro-kernel for so many vectors and rows of scalars, and the distance of neighbouring scalars.
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
-    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, apart: bool) -> TileKernel {
-        let tiles = if apart { self.pitched_tiles } else { self.tiles };
+    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
+        let tiles = match pitch {
+            1 => self.tiles,
+            COMMON_PITCH => self.common_tiles,
+            _ => self.pitched_tiles,
+        };
         tiles(vectors, rows, scalars).expect("the tile fits the registers")
     }
 }
@@ -524,6 +532,14 @@ macro_rules! kernels {
             }
 
             /// # Safety
+            /// The machine has the features; see [`super::tile`].
+            $(#[$features])?
+            unsafe fn common_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+                // SAFETY: the same conditions.
+                unsafe { super::tile::<$vector, R, P, VECTORS>(tile, COMMON_PITCH) }
+            }
+
+            /// # Safety
             /// The machine has the features; see [`super::transpose`].
             $(#[$features])?
             unsafe fn transpose(
@@ -624,6 +640,13 @@ macro_rules! kernels {
                 }
             }
 
+            fn common_tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(common_tile::<$rows, $scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn pitched_tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
                 match (vectors, rows, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(pitched_tile::<$rows, $scalars, $vectors>),)*)*
@@ -635,6 +658,7 @@ macro_rules! kernels {
                 lanes: <$vector>::LANES,
                 scalars: $registers,
                 tiles,
+                common_tiles,
                 pitched_tiles,
                 transpose,
                 row,

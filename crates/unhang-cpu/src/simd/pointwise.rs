@@ -114,7 +114,7 @@ pub fn compute(
                         } else {
                             (begin.as_ptr().add((group * results + part) * begin_step), begin_step)
                         };
-                        kernels.tile(vectors, 1, scalars, false)(&Tile {
+                        kernels.tile(vectors, 1, scalars, 1)(&Tile {
                             x: filters.as_ptr(),
                             w: packed.as_ptr().add(panel * of_panel),
                             runs: &[Run { x: 0, w: 0 }],

@@ -110,7 +110,7 @@ impl<'a> Source<'a> {
             Arrangement::Planes => {
                 // An odd number of cache lines between planes, so that they do not all fall into the same sets.
                 let plane = numbers.next_multiple_of(16);
-                let plane = if plane / 16 % 2 == 0 { plane + 16 } else { plane };
+                let plane = if (plane / 16).is_multiple_of(2) { plane + 16 } else { plane };
                 (plane, plane * self.block)
             }
             Arrangement::Pixels => (1, numbers),

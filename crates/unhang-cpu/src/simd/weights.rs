@@ -276,7 +276,7 @@ impl Unit<'_> {
                             let (x, w) = if swapped { (output, input) } else { (input, output) };
                             let (x_step, w_step) =
                                 if swapped { (output_pitch, input_step) } else { (input_step, output_pitch) };
-                            kernels.tile(vector_part.vectors, 1, scalar_part.length, false)(&Tile {
+                            kernels.tile(vector_part.vectors, 1, scalar_part.length, 1)(&Tile {
                                 x,
                                 w,
                                 runs: &runs,

@@ -12,6 +12,7 @@ import ctypes
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -76,6 +77,15 @@ def load_engine(path: Path) -> ctypes.CDLL:
     engine.unhang_problem.argtypes = [ctypes.c_char_p]
     engine.unhang_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_size_t]
     return engine
+
+
+def build_engine() -> Path:
+    """Builds the engine's library, in a folder of its own, and says where it is."""
+    here = Path(__file__).resolve().parent
+    target = ROOT / "target" / "bench-cpu"
+    command = ["cargo", "build", "--release", "--manifest-path", here / "Cargo.toml", "--target-dir", target]
+    subprocess.run(command, check=True)
+    return target / "release" / "libunhang_bench_cpu.so"
 
 
 def contenders(
@@ -144,7 +154,7 @@ def geometric_mean(values: list[float]) -> float:
 def main() -> None:
     """Measures and prints a table; with --json also writes every figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library", type=Path, required=True, help="libunhang_bench_cpu.so")
+    parser.add_argument("--library", type=Path, help="libunhang_bench_cpu.so; built if not given")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch", type=int, help="instead of the table's")
     parser.add_argument("--rounds", type=int, default=7)
@@ -159,7 +169,8 @@ def main() -> None:
         parser.error("--clock cpu counts the calling thread only: use it with --threads 1")
     clock = time.thread_time if arguments.clock == "cpu" else time.perf_counter
     torch.set_num_threads(arguments.threads)
-    engine = load_engine(arguments.library)
+    print(f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}, clock: {arguments.clock}")
+    engine = load_engine(arguments.library or build_engine())
     wanted = arguments.layers.split(",")
     chosen = [layer for layer in layers(arguments.batch) if any(word in layer.name for word in wanted)]
     records = []

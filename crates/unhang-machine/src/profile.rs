@@ -1,7 +1,7 @@
 //! Environment profiles: few variables, each with its reason, its evidence, and what earlier guides had instead.
 //!
 //! A profile is a floor, not the cure: it makes what MIOpen does by itself less harmful. The cure is to keep unproven
-//! code off the card (`unhang run`, `unhang.enable()`), or a torch with native code.
+//! code off the card (`unhang.enable()`), or a torch with native code.
 
 use serde::Serialize;
 
@@ -201,7 +201,7 @@ fn rocm_5_7() -> Profile {
     left_out.extend(always_left_out());
     Profile {
         name: "rocm5.7",
-        summary: "for torch wheels of ROCm 5.3 and later under the spoof: reported to hang; use `unhang run` as well",
+        summary: "for torch wheels of ROCm 5.3 and later under the spoof: reported to hang; call `unhang.enable()` as well",
         lines: vec![
             spoof(),
             set(

@@ -115,8 +115,9 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
         "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
     } else {
         format!(
-            "run programs under `unhang run -- …`, which mends the code as it is loaded and keeps convolutions off it; or \
-             install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`"
+            "install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`; until then put \
+             `import unhang; unhang.enable()` at the top of the program, which keeps convolutions off such code unless it \
+             passed a test in a child process (other kernels of torch still run it)"
         )
     };
     let (severity, why, confidence) = if chips::is_affected_gfx(&told) {

@@ -87,8 +87,8 @@ fn queue_preemption(log: &[LogLine]) -> Option<Finding> {
             last.text
         ),
         fix: Some(
-            "reboot to get the card back; then run long jobs under `unhang run -- …`, which ends and restarts a hung \
-             program; try a newer kernel, and close other programs that compute on this card"
+            "reboot to get the card back; save the state of long jobs often, so that they can go on after the next time; \
+             try a newer kernel, and close other programs that compute on this card"
                 .to_owned(),
         ),
         confidence: Confidence::SeenOnACard,

@@ -81,7 +81,8 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
         ),
         fix: Some(format!(
-            "keep this torch and run programs under `unhang run -- …`; or install the stack that users report working: {}",
+            "install the stack that users report working: {}; or keep this torch and put `import unhang; unhang.enable()` at \
+             the top of the program, which protects its convolutions",
             known_good(seen)
         )),
         confidence: Confidence::SeenOnACard,

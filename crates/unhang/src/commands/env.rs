@@ -17,8 +17,8 @@ use crate::output::{Colour, Style, printable};
 /// Environment profiles: print one, install it with a backup, take exactly that out again.
 #[derive(Args)]
 #[command(after_help = "\
-Profiles: rocm5.2 (torch 1.13.1+rocm5.2 under the spoof), rocm5.7 (later wheels under the spoof; use `unhang run`
-as well), no-spoof (a torch with native code), auto (what fits this machine).
+Profiles: rocm5.2 (torch 1.13.1+rocm5.2 under the spoof), rocm5.7 (later wheels under the spoof; call
+`unhang.enable()` as well), no-spoof (a torch with native code), auto (what fits this machine).
 
 Examples:
   eval \"$(unhang env print)\"

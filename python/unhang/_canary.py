@@ -1,7 +1,8 @@
 """The canary: on an affected card an engine computes in this process only after it did so in a child, with a deadline.
 
 As a module (``python -m unhang._canary ENGINE``) this is the child: it computes a few small convolutions in all three
-directions on the accelerator and compares them with the CPU. It answers with one line of JSON.
+directions on the accelerator and compares them with the CPU. It answers with one line of JSON. `unhang doctor
+--self-test` starts the same child.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ DEADLINE = 30.0
 REHEARSAL = "UNHANG_REHEARSE_CANARY"
 
 _ANSWER = "unhang-canary "
+# The line that says which torch the child has comes before the accelerator is touched: a child that hangs said it too.
+_TORCH = "unhang-torch "
 
 
 def standing(engine: str, *, rehearsed: bool) -> tuple[str, str]:
@@ -90,11 +93,13 @@ def _judge(ended: str, code: int, output: str) -> tuple[str, str]:
     return "crashes", f"ended with code {code} and no answer"
 
 
-def _child(engine: str, *, rehearsed: bool) -> None:
+def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
     import torch
 
-    from unhang._engines import AtenEngine, Geometry, Route
+    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Route
+    from unhang._state import torch_build
 
+    print(_TORCH + torch_build(), flush=True)
     mood = os.environ.get(REHEARSAL) if rehearsed else None
     if mood == "hang":
         import time
@@ -103,9 +108,16 @@ def _child(engine: str, *, rehearsed: bool) -> None:
             time.sleep(60)
     if mood == "crash":
         os.abort()
+    runners: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine()}
+    if engine not in runners:
+        return "unsupported", f"{engine} has no canary: expected {' or '.join(runners)}"
+    if engine == "miopen" and torch.version.hip is None and not rehearsed:
+        return "unsupported", "not here: this torch is not built for ROCm"
+    if not rehearsed and not torch.cuda.is_available():
+        return "unsupported", f"not here: torch {torch.__version__} sees no accelerator"
     device = "cpu" if rehearsed else "cuda"
     worst = 0.0
-    runner = {"aten": AtenEngine()}[engine]
+    runner = runners[engine]
     # Sizes on both sides of those that hang in users' reports, a stride and a group.
     for channels, size, stride, groups in ((16, 32, 1, 1), (16, 48, 1, 1), (32, 64, 2, 1), (32, 28, 1, 32)):
         x = torch.randn(1, channels, size, size)
@@ -125,9 +137,17 @@ def _child(engine: str, *, rehearsed: bool) -> None:
         worst = 1.0
     verdict = "works" if worst <= 1e-4 else "wrong"
     prefix = "rehearsed on the CPU: " if rehearsed else ""
-    answer = {"verdict": verdict, "detail": f"{prefix}largest relative error {worst:.1e}"}
-    print(_ANSWER + json.dumps(answer), flush=True)
+    return verdict, f"{prefix}largest relative error {worst:.1e}"
+
+
+def _main(arguments: list[str]) -> None:
+    try:
+        verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:])
+    except Exception as error:  # whatever torch raises: it came back, and says why
+        lines = str(error).splitlines() or [""]
+        verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
+    print(_ANSWER + json.dumps({"verdict": verdict, "detail": detail}), flush=True)
 
 
 if __name__ == "__main__":
-    _child(sys.argv[1], rehearsed="--rehearsed" in sys.argv[2:])
+    _main(sys.argv[1:])

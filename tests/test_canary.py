@@ -1,0 +1,57 @@
+"""The canary's child as `unhang doctor --self-test` starts it: one readable answer, whatever is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from unhang import _canary, _state
+
+
+def ask(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
+    # None of this machine's accelerators: what is asked here must not depend on them.
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, "-m", "unhang._canary", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+        env={**os.environ, **hidden, **environment},
+    )
+    lines = done.stdout.splitlines()
+    (answer,) = (line for line in lines if line.startswith(_canary._ANSWER))
+    return lines, json.loads(answer[len(_canary._ANSWER) :])
+
+
+def test_without_an_accelerator_it_declines_and_says_which_torch_it_has() -> None:
+    lines, answer = ask("aten")
+    assert answer["verdict"] == "unsupported"
+    assert "no accelerator" in answer["detail"]
+    assert lines[0] == f"unhang-torch {_state.torch_build()}"
+
+
+@pytest.mark.skipif(torch.version.hip is not None, reason="this torch is built for ROCm")
+def test_miopen_is_not_here_without_rocm() -> None:
+    answer = ask("miopen")[1]
+    assert (answer["verdict"], "ROCm" in answer["detail"]) == ("unsupported", True)
+
+
+def test_miopen_can_be_rehearsed() -> None:
+    assert ask("miopen", "--rehearsed")[1]["verdict"] == "works"
+    assert ask("miopen", "--rehearsed", UNHANG_REHEARSE_CANARY="wrong")[1]["verdict"] == "wrong"
+
+
+def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def raises(engine: str, *, rehearsed: bool) -> tuple[str, str]:
+        raise RuntimeError("HIP error: invalid device function\nmany more lines")
+
+    monkeypatch.setattr(_canary, "_child", raises)
+    _canary._main(["aten"])
+    verdict, detail = _canary._judge("exited", 0, capsys.readouterr().out)
+    assert (verdict, detail) == ("error", "RuntimeError: HIP error: invalid device function")

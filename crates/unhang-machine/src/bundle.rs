@@ -29,6 +29,7 @@ pub struct Bundle {
     pub files: BTreeMap<PathBuf, Vec<u8>>,
     /// What the doctor says about it.
     pub examination: Examination,
+    names: Names,
 }
 
 impl Bundle {
@@ -52,7 +53,13 @@ impl Bundle {
         files.insert(PathBuf::from("/environment"), names.cleaned(environment.as_bytes()));
         let report = serde_json::to_vec_pretty(&examination.to_json()).unwrap_or_default();
         files.insert(PathBuf::from("/doctor.json"), names.cleaned(&report));
-        Bundle { files, examination }
+        Bundle { files, examination, names }
+    }
+
+    /// Adds what was found out besides reading, such as a self-test's result, without names like all the rest.
+    pub fn add_json(&mut self, name: &str, content: &serde_json::Value) {
+        let content = serde_json::to_vec_pretty(content).unwrap_or_default();
+        self.files.insert(Path::new("/").join(name), self.names.cleaned(&content));
     }
 
     /// Writes a gzipped tar file. No owner, no times: only names and contents.
@@ -115,6 +122,7 @@ fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The names to take out.
+#[derive(Clone, Debug)]
 struct Names {
     pairs: Vec<(String, &'static str)>,
 }

@@ -14,6 +14,7 @@ use unhang_machine::{Environment, Options, System, examine, example};
 use unhang_plan::{Settings, Situation, plan};
 
 use super::doctor;
+use super::python::{HAS_TORCH_AND_UNHANG, find_python};
 use super::text::{print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
 
@@ -128,20 +129,9 @@ fn reported_plans(style: Style) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// The Python beside this program, else that of the active environment, else the one on the path.
-fn find_python() -> PathBuf {
-    let beside =
-        std::env::args_os().next().map(PathBuf::from).and_then(|program| Some(program.parent()?.join("python")));
-    let active = std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python"));
-    beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
-}
-
 fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode> {
     let found = Command::new(python)
-        .args([
-            "-c",
-            "import importlib.util as u; raise SystemExit(0 if u.find_spec('torch') and u.find_spec('unhang') else 3)",
-        ])
+        .args(["-c", HAS_TORCH_AND_UNHANG])
         .status()
         .with_context(|| format!("cannot start {}", python.display()))
         .context("hint: name a Python with --python")?;

@@ -1,14 +1,16 @@
 //! `unhang doctor`: what is here, what is wrong, what to do.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
-use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, System, Verdict, examine};
+use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine};
 
 use super::machine_arguments::MachineArguments;
+use super::python::find_python;
+use super::self_test::{self, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable};
 
@@ -21,6 +23,7 @@ Examples:
   unhang doctor
   unhang doctor --python ~/venv/bin/python
   unhang doctor --bundle machine.tar.gz          # for a bug report; holds no user or host names
+  unhang doctor --self-test --bundle card.tar.gz # what the owner of a card sends in
   tar xf machine.tar.gz && unhang doctor --root machine")]
 pub struct Doctor {
     /// Print JSON.
@@ -34,24 +37,83 @@ pub struct Doctor {
     /// Also write what was read to a tar file, for a bug report; without user names or host names.
     #[arg(long, value_name = "FILE.tar.gz")]
     bundle: Option<PathBuf>,
+    /// Also compute a few small convolutions with each engine that is here, each in a child process with a deadline.
+    /// This uses the GPU: save your work first, a card that hangs may need a reboot. Torch is that of --python, else
+    /// of the active environment.
+    #[arg(long)]
+    self_test: bool,
+    /// The child of the self-test.
+    #[arg(long, hide = true, value_name = "ENGINE", value_parser = ["cpu"])]
+    self_test_child: Option<String>,
 }
 
 impl Doctor {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        if self.self_test_child.is_some() {
+            return self_test::cpu_child();
+        }
+        if let (true, Some(description)) = (self.self_test, self.machine.description()) {
+            bail!(
+                "--self-test computes on this machine as it is, but {} describes another one, and a description cannot \
+                 compute; leave out --root, --env-file and UNHANG_ROOT, or --self-test",
+                description.display()
+            );
+        }
         let system = self.machine.system()?;
         let options = Options { pythons: self.python.clone() };
-        let examination = match &self.bundle {
-            Some(path) => write_bundle(system, &options, path)?,
-            None => examine(&system, &options),
+        let (examination, bundle) = match &self.bundle {
+            Some(path) => {
+                let bundle = Bundle::collect(system, &options);
+                write_bundle(&bundle, path)?;
+                (bundle.examination.clone(), Some((bundle, path)))
+            }
+            None => (examine(&system, &options), None),
         };
+        let tried = if self.self_test { Some(self.try_engines(&examination, bundle)?) } else { None };
         if self.json {
-            print_safe_json(&examination.to_json())?;
+            let mut report = examination.to_json();
+            if let Some(tried) = &tried {
+                report["self_test"] = self_test::to_json(tried);
+            }
+            print_safe_json(&report)?;
         } else {
-            print_text(&report(&examination, Style::for_stream(&std::io::stdout())))?;
+            let style = Style::for_stream(&std::io::stdout());
+            let tried = tried.as_deref().map(|tried| self_test::report(tried, style)).unwrap_or_default();
+            print_text(&format!("{}{tried}", report(&examination, style)))?;
+        }
+        if let Some(path) = &self.bundle {
+            eprintln!("wrote {}; look through it before you send it", path.display());
+        }
+        if tried.is_some_and(|tried| tried.iter().any(Tried::is_bad)) {
+            return Ok(ExitCode::from(FOUND_ERRORS));
         }
         Ok(exit_code(&examination))
     }
+
+    /// Tries each engine. The bundle is written after each: the next one may take the whole machine down.
+    fn try_engines(
+        &self,
+        examination: &Examination,
+        mut bundle: Option<(Bundle, &PathBuf)>,
+    ) -> anyhow::Result<Vec<Tried>> {
+        let python = self.python.first().map_or_else(find_python, |given| interpreter(given));
+        let mut tried = Vec::new();
+        for engine in self_test::ENGINES {
+            eprintln!("trying {engine} in a child process");
+            tried.push(self_test::try_engine(engine, &python, &examination.machine, &tried)?);
+            if let Some((bundle, path)) = &mut bundle {
+                bundle.add_json("self-test.json", &self_test::to_json(&tried));
+                write_bundle(bundle, path)?;
+            }
+        }
+        Ok(tried)
+    }
+}
+
+/// `--python` takes an interpreter or the folder of an environment.
+fn interpreter(given: &Path) -> PathBuf {
+    if given.is_dir() { given.join("bin/python") } else { given.to_owned() }
 }
 
 /// 0 no errors, 1 errors, 3 could not tell.
@@ -65,12 +127,10 @@ fn exit_code(examination: &Examination) -> ExitCode {
     }
 }
 
-fn write_bundle(system: System, options: &Options, path: &PathBuf) -> anyhow::Result<Examination> {
-    let bundle = Bundle::collect(system, options);
+fn write_bundle(bundle: &Bundle, path: &Path) -> anyhow::Result<()> {
     let file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    bundle.write(file).with_context(|| format!("cannot write {}", path.display()))?;
-    eprintln!("wrote {} ({} files); look through it before you send it", path.display(), bundle.files.len());
-    Ok(bundle.examination)
+    bundle.write(&file).with_context(|| format!("cannot write {}", path.display()))?;
+    file.sync_all().with_context(|| format!("cannot write {}", path.display()))
 }
 
 /// The report for people. Everything in it that came from outside is made printable.

@@ -20,11 +20,20 @@ pub struct MachineArguments {
 }
 
 impl MachineArguments {
+    /// The folder or file that describes what is meant, where that is not simply this machine as it is.
+    pub fn description(&self) -> Option<PathBuf> {
+        self.described_root().or_else(|| self.env_file.clone())
+    }
+
+    fn described_root(&self) -> Option<PathBuf> {
+        let named = self.root.clone().or_else(|| std::env::var_os("UNHANG_ROOT").map(PathBuf::from));
+        named.filter(|root| !root.as_os_str().is_empty())
+    }
+
     /// The machine.
     pub fn system(&self) -> anyhow::Result<System> {
         let given = self.env_file.as_ref().map(read_environment).transpose()?;
-        let named = self.root.clone().or_else(|| std::env::var_os("UNHANG_ROOT").map(PathBuf::from));
-        let Some(root) = named.filter(|root| !root.as_os_str().is_empty()) else {
+        let Some(root) = self.described_root() else {
             return Ok(match given {
                 Some(environment) => System::new("/".as_ref(), environment),
                 None => System::new("/".as_ref(), Environment::of_this_process()),

@@ -10,7 +10,9 @@ mod knowledge;
 mod machine_arguments;
 mod miopen_cache;
 mod plan;
+mod python;
 mod report;
+mod self_test;
 mod text;
 
 use std::process::ExitCode;

@@ -341,6 +341,19 @@ mod tests {
         );
     }
 
+    #[test]
+    fn after_a_hang_on_the_card_nothing_more_is_tried_on_it() {
+        let machine = Machine::inspect(&unhang_machine::System::host());
+        let after = |engine| {
+            let before = [Tried { engine, verdict: Verdict::Hangs, elapsed: None, detail: String::new() }];
+            try_engine(EngineName::Miopen, Path::new("/nonexistent/python"), &machine, &before).unwrap()
+        };
+        let tried = after(EngineName::Aten);
+        assert!(tried.verdict == Verdict::Unsupported && tried.detail.starts_with("not tried: aten hung"));
+        // Our own engine on the CPU does not touch the card.
+        assert!(after(EngineName::Cpu).detail.starts_with("not here: cannot start"));
+    }
+
     /// An engine that writes nothing.
     struct Idle;
 

@@ -3,7 +3,7 @@
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::geometry::{Axis, Gather};
+use super::geometry::{Axis, Gather, Tap};
 use super::kernels::{Kernels, Rows};
 use super::source::{Arrangement, Source, Window};
 use super::workspace::{Shared, Workspace};
@@ -58,22 +58,24 @@ fn rows(
     let packed = Source::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
     let of_filter = gather.weight_group;
+    // The taps of each phase of rows and of columns: where they fall, and where they lie in the filter.
+    let mut places = Vec::new();
+    for row_phase in &rows.phases {
+        for column_phase in &columns.phases {
+            let of_phase = row_phase.iter().flat_map(|row| column_phase.iter().map(move |column| (row, column)));
+            let place = |(row, column): (&Tap, &Tap)| {
+                let at = packed.tap((row.offset - rows.low) as usize, (column.offset - columns.low) as usize);
+                (at, row.index * gather.weight[2] + column.index * gather.weight[3])
+            };
+            places.push(of_phase.map(place).collect::<Vec<_>>());
+        }
+    }
     for_each_plane(threads, result, rows.result * columns.result, |plane, result| {
         let (image, channel) = (plane / gather.groups, plane % gather.groups);
         let filter = &weight[channel * of_filter..][..of_filter];
         let bias = bias.map_or(0.0, |bias| bias[channel]);
-        // Taps of each phase of rows and of columns.
-        let mut taps = Vec::new();
-        for row_phase in &rows.phases {
-            for column_phase in &columns.phases {
-                let of_phase = row_phase.iter().flat_map(|row| column_phase.iter().map(move |column| (row, column)));
-                let tap = |(row, column): (&super::geometry::Tap, &super::geometry::Tap)| {
-                    let at = packed.tap((row.offset - rows.low) as usize, (column.offset - columns.low) as usize);
-                    (at, filter[row.index * gather.weight[2] + column.index * gather.weight[3]])
-                };
-                taps.push(of_phase.map(tap).collect::<Vec<_>>());
-            }
-        }
+        let with_weights = |places: &Vec<(usize, usize)>| places.iter().map(|&(at, tap)| (at, filter[tap])).collect();
+        let taps: Vec<Vec<(usize, f32)>> = places.iter().map(with_weights).collect();
         // Whole vectors are read at the end of the last row.
         let slack = 4 * kernels.lanes;
         let mut window = Workspace::take(packed.rows(steps) * packed.row_numbers() + slack);

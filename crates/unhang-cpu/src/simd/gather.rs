@@ -296,7 +296,8 @@ pub fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usi
             let rest = needed % vectors;
             let of_rest = if rest > 0 { row(rest, rows) } else { 0.0 };
             let cycles = (needed / vectors) as f64 * row(vectors, rows) + of_rest;
-            if cycles < best.cycles {
+            // What is no better by a hundredth is not worth more rows, whose results are written in shorter pieces.
+            if cycles < 0.99 * best.cycles {
                 best = TileShape { vectors, rows, cycles };
             }
         }

@@ -54,6 +54,15 @@ impl Tile {
     }
 }
 
+impl Tile {
+    /// Whether backward-weights is built with this tile. Both of its sides are gathered one element at a time, each with
+    /// a test of its own: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
+    /// read in quads and need less.
+    pub fn is_for_weights(self, in_quads: bool) -> bool {
+        self.columns <= 128 && (in_quads || self.threads() > 64 || self.thread_rows * self.thread_columns < 64)
+    }
+}
+
 impl fmt::Display for Tile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tile { rows, columns, depth, thread_rows, thread_columns } = self;
@@ -217,7 +226,9 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
-            choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
+            if !p.is_depthwise() {
+                choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
+            }
             if winograd {
                 let rows = geometry.reduced_and_rows().1;
                 choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
@@ -226,7 +237,7 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         Direction::BackwardWeights => {
             let taps = p.kernel()[0] * p.kernel()[1];
             let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
-            for tile in tiles_for(channels[1]) {
+            for tile in TILES.into_iter().filter(|tile| tile.rows < channels[1] * 2 || tile.rows == 16) {
                 let tiles = channels[1].div_ceil(tile.rows) * (channels[0] * taps).div_ceil(tile.columns) * p.groups();
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });

@@ -94,14 +94,14 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         }
         Source::Narrow => {
             // A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter,
-            // beside the products; threads that are too few leave units idle.
+            // beside the products; threads that are too few leave units idle. Fitted to an H200.
             let (strip, rows) = (constant("STRIP"), constant("ROWS"));
             let high = constant("FILTER_H");
             let for_each = strip * high * rows;
             let share = for_each / (for_each + 4.0 * (strip + high - 1.0) + 4.0 * high);
             let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
-            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.7);
-            let products = problem.flops() / (device.flops * share * filled * 0.75);
+            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
+            let products = problem.flops() / (device.flops * share * filled * 0.42);
             products.max(all * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
         Source::Depthwise => {
@@ -172,8 +172,18 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         Choice::Weights { .. } => 0.9,
         _ => 1.0,
     };
-    let unit_rate =
-        device.flops / 2.0 / device.compute_units as f64 * device.efficiency * tile_share(tile) * filled * direct;
+    // Both sides are gathered along the reduction here: the largest tile waits for its reads, the smallest has too few
+    // threads for them.
+    let gathered = match (stage.kernel.source, tile.rows, tile.columns, tile.thread_columns) {
+        (Source::Weights, 128, 128, _) | (Source::Weights, 64, 64, 8) => 0.9,
+        _ => 1.0,
+    };
+    let unit_rate = device.flops / 2.0 / device.compute_units as f64
+        * device.efficiency
+        * tile_share(tile)
+        * filled
+        * direct
+        * gathered;
     // A start and an end that nothing overlaps.
     let fixed = 1.2e-6;
     let size = problem.data_type().size() as f64;

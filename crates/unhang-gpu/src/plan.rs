@@ -179,6 +179,9 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String>
     if problem.direction() != Direction::BackwardWeights {
         return Err("weights is for backward-weights".into());
     }
+    if !tile.is_for_weights(false) {
+        return Err(format!("{tile} needs too many registers for backward-weights"));
+    }
     if problem.groups() as u64 > MAX_GRID_YZ {
         return Err(format!("{} groups are too many for one grid", problem.groups()));
     }
@@ -218,6 +221,9 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String
         return Err("winograd is for NCHW, 3x3 or 5x5 filters of stride and dilation 1, without groups, \
                     and a padding smaller than the filter"
             .into());
+    }
+    if problem.direction() == Direction::BackwardWeights && !tile.is_for_weights(true) {
+        return Err(format!("{tile} needs too many registers for backward-weights"));
     }
     parts::winograd(geometry, tile, splits)
 }

@@ -1,0 +1,132 @@
+//! The vendors' compilers, where they are installed: every kernel family compiles, is safe, and can be retagged.
+
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_gpu::choice::{Choice, TILES};
+use unhang_gpu::compiler::{Compiler, Hiprtc, Nvrtc};
+use unhang_gpu::object;
+use unhang_gpu::plan::Plan;
+use unhang_gpu::sources::Kernel;
+use unhang_isa::Chip;
+use unhang_isa::elf::CodeObject;
+
+fn problem(direction: Direction, data_type: DataType, layout: Layout) -> Problem {
+    Problem::new(Specification {
+        batch: 4,
+        in_channels: 64,
+        out_channels: 128,
+        in_size: [28, 28],
+        kernel: [3, 3],
+        padding: [1, 1],
+        direction,
+        data_type,
+        layout,
+        ..Specification::default()
+    })
+    .unwrap()
+}
+
+/// One kernel of each kind: all tiles of the GEMM, both layouts, 16-bit types, all the transforms.
+fn kernels() -> Vec<Kernel> {
+    let mut plans = Vec::new();
+    for tile in TILES {
+        let forward = problem(Direction::Forward, DataType::F32, Layout::Nchw);
+        plans.push(Plan::new(&forward, &Choice::Gemm { tile, packed: true, flat: false, splits: 1 }));
+        let weights = problem(Direction::BackwardWeights, DataType::F32, Layout::Nchw);
+        if tile.is_for_weights(false) {
+            plans.push(Plan::new(&weights, &Choice::Weights { tile, splits: 8 }));
+        }
+        if tile.is_for_weights(true) {
+            plans.push(Plan::new(&weights, &Choice::Winograd { tile, splits: 8 }));
+        }
+    }
+    for strip in [2, 4, 8] {
+        let few = Specification {
+            in_channels: 3,
+            ..problem(Direction::BackwardData, DataType::F32, Layout::Nchw).specification()
+        };
+        plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Narrow { strip }));
+    }
+    let tile = TILES[0];
+    for (data_type, layout) in [(DataType::F16, Layout::Nchw), (DataType::Bf16, Layout::Nhwc)] {
+        let data = problem(Direction::BackwardData, data_type, layout);
+        plans.push(Plan::new(&data, &Choice::Gemm { tile, packed: false, flat: false, splits: 2 }));
+        plans.push(Plan::new(&data, &Choice::Plain));
+    }
+    for direction in Direction::ALL {
+        let f32 = problem(direction, DataType::F32, Layout::Nchw);
+        plans.push(Plan::new(&f32, &Choice::Winograd { tile, splits: 1 }));
+        plans.push(Plan::new(&f32.with_data_type(DataType::F64), &Choice::Plain));
+    }
+    let mut kernels: Vec<Kernel> =
+        plans.into_iter().flat_map(|plan| plan.unwrap().stages).map(|stage| stage.kernel).collect();
+    kernels.sort();
+    kernels.dedup();
+    kernels
+}
+
+#[test]
+fn kernels_compile_for_rdna1_without_spills_or_hazards() {
+    let compiler = match Hiprtc::find() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    for kernel in kernels() {
+        let object = compiler.compile(&kernel, &compiler.options(&kernel, "gfx1010")).unwrap();
+        object::refuse_unsafe(&object, Chip::Gfx1010).unwrap();
+        for figures in object::figures(&object, Chip::Gfx1010).unwrap() {
+            assert_eq!(figures.vgpr_spills + figures.sgpr_spills + figures.scratch_bytes, 0, "{kernel}: {figures}");
+            assert!(figures.vgprs <= 128, "{kernel}: {figures}");
+            assert!(figures.hazards.is_empty() && figures.calls == 0, "{kernel}: {:?}", figures.hazards);
+        }
+    }
+}
+
+#[test]
+fn objects_for_another_chip_are_refused() {
+    let compiler = match Hiprtc::find() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let forward = problem(Direction::Forward, DataType::F32, Layout::Nchw);
+    let plan = Plan::new(&forward, &Choice::Gemm { tile: TILES[0], packed: true, flat: false, splits: 1 }).unwrap();
+    let kernel = &plan.stages[1].kernel;
+    let object = compiler.compile(kernel, &compiler.options(kernel, "gfx1030")).unwrap();
+    // What a spoof would run: it has the hazards that the compiler does not know of for its target.
+    let refused = object::refuse_unsafe(&object, Chip::Gfx1010).unwrap_err();
+    assert!(refused.to_string().contains("unsafe on gfx1010"), "{refused}");
+}
+
+#[test]
+fn retagging_changes_the_tags_and_not_the_code() {
+    let compiler = match Hiprtc::find() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let plan = Plan::new(&problem(Direction::Forward, DataType::F32, Layout::Nchw), &Choice::Plain).unwrap();
+    let kernel = &plan.stages[0].kernel;
+    let object = compiler.compile(kernel, &compiler.options(kernel, "gfx1010")).unwrap();
+    let tagged = object::retag(&object, Chip::Gfx1010, Chip::Gfx1030).unwrap();
+    let (before, after) = (CodeObject::parse(&object).unwrap(), CodeObject::parse(&tagged).unwrap());
+    assert_eq!(after.chip(), Some(Chip::Gfx1030));
+    assert_eq!(after.flags, 0x36);
+    assert_eq!(before.functions.len(), after.functions.len());
+    for (old, new) in before.functions.iter().zip(&after.functions) {
+        assert_eq!((old.name, old.code), (new.name, new.code));
+    }
+    let text = |object: &[u8], name: &[u8]| object.windows(name.len()).filter(|window| *window == name).count();
+    assert_eq!(text(&tagged, b"amdgcn-amd-amdhsa--gfx1030"), 1);
+    assert_eq!(text(&tagged, b"amdgcn-amd-amdhsa--gfx1010"), 0);
+    assert!(object::retag(&object, Chip::Gfx1012, Chip::Gfx1030).is_err());
+}
+
+#[test]
+fn kernels_compile_for_nvidia() {
+    let compiler = match Nvrtc::find() {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    for kernel in kernels() {
+        let object = compiler.compile(&kernel, &compiler.options(&kernel, "sm_80")).unwrap();
+        assert!(object.starts_with(b"\x7fELF"), "{kernel}");
+    }
+}

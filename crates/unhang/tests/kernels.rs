@@ -1,0 +1,80 @@
+//! `unhang kernels`, with the installed hiprtc and without a GPU.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// One layer of every kind: a first layer, 3×3 small and large, 1×1, strided, depthwise, 5×5.
+const LAYERS: &str = "\
+stem\t2\t3\t64\t64\t32\t7\t7\t2\t2\t3\t3\t1\t1\t1
+small\t1\t16\t32\t32\t32\t3\t3\t1\t1\t1\t1\t1\t1\t1
+large\t16\t256\t28\t28\t256\t3\t3\t1\t1\t1\t1\t1\t1\t1
+pointwise\t8\t128\t28\t28\t256\t1\t1\t1\t1\t0\t0\t1\t1\t1
+strided\t8\t128\t28\t28\t128\t3\t3\t2\t2\t1\t1\t1\t1\t1
+depthwise\t8\t96\t28\t28\t96\t3\t3\t1\t1\t1\t1\t1\t1\t96
+";
+
+fn unhang() -> Command {
+    Command::cargo_bin("unhang").unwrap()
+}
+
+/// Runs `kernels list`; `None` where there is no hiprtc.
+fn list(arguments: &[&str]) -> Option<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layers.tsv");
+    std::fs::write(&file, LAYERS).unwrap();
+    let output = unhang().args(["kernels", "list", "--json", "--layers"]).arg(&file).args(arguments).output().unwrap();
+    let talk = String::from_utf8_lossy(&output.stderr);
+    if talk.contains("no run-time compiler") || talk.contains("run-time compiler cannot be used") {
+        println!("skipped: no hiprtc here ({})", talk.lines().next().unwrap_or_default());
+        return None;
+    }
+    assert!(output.status.success(), "{}: {talk}", output.status);
+    Some(serde_json::from_slice(&output.stdout).unwrap())
+}
+
+fn check(report: &Value, arch: &str) {
+    let kernels = report["kernels"].as_array().unwrap();
+    assert!(kernels.len() >= 10, "{} kernels", kernels.len());
+    for kernel in kernels {
+        assert_eq!(kernel["arch"], arch, "{kernel}");
+        assert_eq!(kernel["vgpr_spills"], 0, "{kernel}");
+        assert_eq!(kernel["sgpr_spills"], 0, "{kernel}");
+        assert_eq!(kernel["hazards"], 0, "{kernel}");
+        assert!(kernel["vgprs"].as_u64().unwrap() <= 128, "{kernel}");
+        assert!(kernel["waves_per_simd"].as_u64().unwrap() >= 4, "{kernel}");
+        kernel["problem"].as_str().unwrap().parse::<unhang_conv::Problem>().unwrap();
+    }
+    // The tiles of 8 × 8 sums a thread are where the time goes: four of five instructions in their loop multiply.
+    let dense: Vec<&Value> =
+        kernels.iter().filter(|kernel| kernel["name"].as_str().unwrap().contains("128x128x8")).collect();
+    assert!(!dense.is_empty(), "{report}");
+    for kernel in dense {
+        assert!(kernel["fma_share"].as_f64().unwrap() >= 0.8, "{kernel}");
+    }
+}
+
+#[test]
+fn kernels_for_rdna1_are_safe_and_fit() {
+    for arch in ["gfx1010", "gfx1012"] {
+        let Some(report) = list(&["--arch", arch]) else { return };
+        check(&report, arch);
+    }
+}
+
+#[test]
+fn kernels_under_a_spoof_are_those_of_the_true_chip() {
+    let Some(report) = list(&["--arch", "gfx1010", "--reported-as", "gfx1030"]) else { return };
+    check(&report, "gfx1010");
+    assert!(report["kernels"].as_array().unwrap().iter().all(|kernel| kernel["reported_as"] == "gfx1030"));
+}
+
+#[test]
+fn a_bad_table_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layers.tsv");
+    std::fs::write(&file, "only three words\n").unwrap();
+    let output = unhang().args(["kernels", "list", "--layers"]).arg(&file).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let talk = String::from_utf8_lossy(&output.stderr);
+    assert!(talk.contains("layers.tsv") && talk.contains("line 1"), "{talk}");
+}

@@ -160,6 +160,33 @@ def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) 
     assert not [line for line in plan.evidence if "timed" in line]
 
 
+def test_cpu_tensors_prove_nothing_about_the_card(affected_machine: Path) -> None:
+    """Torch's CPU kernels came back: that says nothing of its GPU kernels, and CPU times nothing of the card's."""
+    for strategy in ("auto", "cpu_fallback"):
+        with unhang.enabled(strategy, devices=("cpu",)):
+            for _ in range(8):
+                F.conv2d(X, W, padding=1)
+    _state.forget()
+    plan = _state.state().planner.plan(
+        _core_problem(), "auto", 42, True, False, 32, "accelerator", {"aten": ("unproven", "no canary")}, None
+    )
+    assert plan.engines == ["cpu"]
+    assert "canary" in plan.reason
+    assert not [line for line in plan.evidence if "timed" in line]
+
+
+def test_a_block_inside_a_rehearsal_leaves_it_on(affected_machine: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", _state.UnhangWarning)
+        with unhang.enabled(rehearse=True):
+            with unhang.enabled("cpu_fallback", rehearse=True):
+                pass
+            F.conv2d(X, W)
+    (route,) = _convolve.routes.values()
+    assert route.rehearsed
+    assert unhang.report().data["rehearsal"], "also after it is off"
+
+
 def _core_problem():
     from unhang import _core
 

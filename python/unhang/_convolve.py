@@ -31,7 +31,7 @@ from unhang._engines import (
 )
 from unhang._settings import Settings
 from unhang._state import say, state, warn_once
-from unhang._statistics import Layer, current_layer
+from unhang._statistics import current_layer
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -70,7 +70,8 @@ def forward(
     geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
-        input.device, weight.device, *stride, *padding, *dilation, transposed, *output_padding, groups,
+        None if bias is None else bias.dtype, input.device, *stride, *padding, *dilation, transposed, *output_padding,
+        groups,
     )  # fmt: skip
     try:
         route = _forward_routes[key]
@@ -83,33 +84,22 @@ def forward(
         if layer is not None:
             layer.count("", "torch", bypass=False, settings=settings)
         return output
-    if input.dim() == 3:
+    flat = input.dim() == 3
+    if flat:
         input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
-        return _forward(route, settings, layer, input, weight, bias, geometry).squeeze(2)
-    return _forward(route, settings, layer, input, weight, bias, geometry)
-
-
-def _forward(
-    route: Route,
-    settings: Settings,
-    layer: Layer | None,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    geometry: Geometry,
-) -> Tensor:
-    def call(engine: Engine) -> Tensor:
-        return engine.forward(route, input, weight, bias, geometry)
-
-    if route.calls < _TIMED_CALLS and input.device.type == "cpu":
-        output, index = _timed(route, settings, call)
-    else:
-        output, index = _attempt(route, settings, call)
+    started = time.perf_counter() if route.calls < _TIMED_CALLS else 0.0
+    index = 0
+    try:
+        output = route.engines[0].forward(route, input, weight, bias, geometry)
+    except Exception as error:
+        output, index = _recover(route, error, lambda engine: engine.forward(route, input, weight, bias, geometry))
+    if started:
+        _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
     route.tally.count(index, route.bypass[index])
     if layer is not None:
         layer.count(route.key, route.names[index], bypass=route.bypass[index], settings=settings)
-    return output
+    return output.squeeze(2) if flat else output
 
 
 def backward(
@@ -156,10 +146,10 @@ def backward(
         grad_output, input, weight = _with_height(grad_output), _with_height(input), _with_height(weight)
         geometry = _geometry_with_height(geometry)
     if len(planned) == 2 and planned[0].names[0] != planned[1].names[0]:
-        data, _, bias = _backward(planned[0], settings, grad_output, input, weight, geometry, (True, False, False))
-        _, weights, bias = _backward(planned[1], settings, grad_output, input, weight, geometry, (False, True, mask[2]))
+        data, _, bias = _backward(planned[0], grad_output, input, weight, geometry, (True, False, False))
+        _, weights, bias = _backward(planned[1], grad_output, input, weight, geometry, (False, True, mask[2]))
     else:
-        data, weights, bias = _backward(planned[0], settings, grad_output, input, weight, geometry, mask)
+        data, weights, bias = _backward(planned[0], grad_output, input, weight, geometry, mask)
         if len(planned) == 2:
             planned[1].tally.count(0, planned[1].bypass[0])
     if bias is None and mask[2]:
@@ -170,39 +160,42 @@ def backward(
 
 
 def _backward(
-    route: Route, settings: Settings, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+    route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
 ) -> Gradients:
-    def call(engine: Engine) -> Gradients:
-        return engine.backward(route, grad_output, input, weight, geometry, mask)
-
-    gradients, index = _attempt(route, settings, call)
+    index = 0
+    try:
+        gradients = route.engines[0].backward(route, grad_output, input, weight, geometry, mask)
+    except Exception as error:
+        gradients, index = _recover(
+            route, error, lambda engine: engine.backward(route, grad_output, input, weight, geometry, mask)
+        )
     route.tally.count(index, route.bypass[index])
     return gradients
 
 
-def _attempt(route: Route, settings: Settings, call: Callable[[Engine], Result]) -> tuple[Result, int]:
-    """Asks the route's engines in turn. The last one's error is the caller's; out of memory always is."""
-    last = len(route.engines) - 1
-    for index, engine in enumerate(route.engines):
+def _recover(route: Route, error: Exception, call: Callable[[Engine], Result]) -> tuple[Result, int]:
+    """Asks the route's other engines in turn. The last one's error is the caller's; out of memory always is."""
+    for index in range(1, len(route.engines) + 1):
+        if index == len(route.engines) or _is_out_of_memory(error):
+            raise error
+        _note_failure(route, route.names[index - 1], error)
         try:
-            return call(engine), index
-        except Exception as error:
-            if index == last or _is_out_of_memory(error):
-                raise
-            _note_failure(route, route.names[index], error)
-    raise AssertionError("a plan names at least one engine")
+            return call(route.engines[index]), index
+        except Exception as next_error:
+            error = next_error
+    raise AssertionError("the last engine's error was raised")
 
 
-def _timed(route: Route, settings: Settings, call: Callable[[Engine], Result]) -> tuple[Result, int]:
-    """The same, timed: only for tensors on the CPU, where a call that returned has done its work."""
-    started = time.perf_counter()
-    result, index = _attempt(route, settings, call)
+def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None:
+    """Learns how fast an engine is: only on the CPU, where a call that returned has done its work, and when warm."""
+    if input.device.type != "cpu" or not state().learns_from_cpu:
+        route.calls = _TIMED_CALLS
+        return
     if route.calls > 0 and index == 0:
-        route.seconds = min(route.seconds, time.perf_counter() - started)
+        route.seconds = min(route.seconds, seconds)
     route.calls += 1
-    if route.calls == _TIMED_CALLS and route.seconds < float("inf") and not rehearsed:
+    if route.calls == _TIMED_CALLS and route.seconds < float("inf"):
         state().planner.learn(route.problem, route.plan.engines[0], "works", route.seconds, "timed in a run")
-    return result, index
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -216,10 +209,11 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
     """Records that an engine failed, tells once, and has everything planned anew: this engine is out for it now."""
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     current = state()
-    current.failures[(route.problem.key, engine)] = detail
-    if not rehearsed:
-        current.planner.learn(route.problem, engine.partition("(")[0], "error", None, detail)
-    say(f"{engine} failed on {route.problem.key} ({detail}); computed by the next engine, and not tried for it again")
+    name = engine.partition("(")[0]
+    current.failures[(route.key, name, route.device)] = detail
+    if not route.rehearsed and (route.device != "cpu" or current.learns_from_cpu):
+        current.planner.learn(route.problem, name, "error", None, detail)
+    say(f"{engine} failed on {route.key} ({detail}); computed by the next engine, and not tried for it again")
     replan()
 
 
@@ -288,8 +282,8 @@ def _plan(
     situation = _situation.of(device, rehearsed=device in rehearsed)
     absent = {
         engine: ("absent", f"failed in this process: {detail}")
-        for (failed, engine), detail in current.failures.items()
-        if failed == problem.key
+        for (failed, engine, where), detail in current.failures.items()
+        if failed == problem.key and where == device
     }
     plan = current.planner.plan(
         problem,
@@ -305,6 +299,10 @@ def _plan(
     for warning in plan.warnings:
         warn_once(warning)
     route = Route(problem, plan, memory_format, geometry.padding)
+    route.device, route.rehearsed = device, device in rehearsed
+    route.ready = input.device.type == "cpu" and all(
+        tensor.is_contiguous(memory_format=memory_format) for tensor in (input, weight)
+    )
     native = situation.native
     for name in plan.engines:
         if name == "tiled" and plan.tile is not None:

@@ -125,7 +125,11 @@ def show_rehearsal(number: int, example: str) -> None:
         environment = {**os.environ, "UNHANG_ROOT": example, "UNHANG_HOME": home}
         for mood, meaning in (("", "its canary comes back"), ("hang", "its canary hangs")):
             print(f"  torch's own GPU kernels, when {meaning}:\n", flush=True)
-            variables = {**environment, "UNHANG_REHEARSE_CANARY": mood, "UNHANG_HOME": os.path.join(home, mood or "well")}
+            variables = {
+                **environment,
+                "UNHANG_REHEARSE_CANARY": mood,
+                "UNHANG_HOME": os.path.join(home, mood or "well"),
+            }
             code = "from unhang import _canary, _demo; _canary.DEADLINE = 8.0; _demo.rehearse()"
             ended = subprocess.run(
                 [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -133,7 +137,9 @@ def show_rehearsal(number: int, example: str) -> None:
             lines = ended.stdout.splitlines()
             said = [line for line in lines if line.startswith("unhang:")]
             plans = [line for line in lines if not line.startswith("unhang:")]
-            print(textwrap.indent("\n".join([*said, *plans[:6], f"    … and {max(0, len(plans) // 2 - 3)} more"]), "  "))
+            print(
+                textwrap.indent("\n".join([*said, *plans[:6], f"    … and {max(0, len(plans) // 2 - 3)} more"]), "  ")
+            )
             print(flush=True)
             if ended.returncode != 0:
                 raise SystemExit(f"the rehearsal ended with code {ended.returncode}")

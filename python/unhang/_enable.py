@@ -20,9 +20,11 @@ _lock = threading.RLock()
 class _Enabled:
     """What is on now, and what has to be put back."""
 
-    def __init__(self, settings: Settings, devices: tuple[str, ...]) -> None:
+    def __init__(self, settings: Settings, devices: tuple[str, ...], *, protect: bool, rehearse: bool) -> None:
         self.settings = settings
         self.devices = devices
+        self.protect = protect
+        self.rehearse = rehearse
         self.cudnn_before: tuple[bool, bool] | None = None
 
 
@@ -57,7 +59,7 @@ def enable(
     if strategy != "auto" or settings is None:
         chosen = chosen.changed(strategy=strategy)
     with _lock:
-        if os.environ.get("UNHANG_DISABLE"):
+        if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
             say("UNHANG_DISABLE is set: torch is left alone")
             return
         disable()
@@ -73,7 +75,7 @@ def enable(
         if rehearse:
             _convolve.rehearsed.update(devices)
             say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
-        current = _Enabled(chosen, tuple(devices))
+        current = _Enabled(chosen, tuple(devices), protect=protect_other_layers, rehearse=rehearse)
         accelerated = machine.affected and (rehearse or "cuda" in devices)
         if chosen.implicit_gemm:
             _environment.narrow_to_implicit_gemm()
@@ -130,5 +132,8 @@ def enabled(strategy: Any = "auto", **options: Any) -> Iterator[None]:
         disable()
         if before is not None:
             enable(
-                settings=before.settings, devices=before.devices, protect_other_layers=before.cudnn_before is not None
+                settings=before.settings,
+                devices=before.devices,
+                protect_other_layers=before.protect,
+                rehearse=before.rehearse,
             )

@@ -59,7 +59,11 @@ def _render(form: str) -> str:
             engines = [(name.partition("(")[0], n) for name, n in zip(route.names, route.tally.by_place) if n]
             layers.append(("(gradients)", key, route.tally.total, engines))
     plans = [(route.problem, route.plan) for route in _convolve.routes.values()]
-    return current.planner.render(line, layers, plans, bool(_convolve.rehearsed), form)
+    return current.planner.render(line, layers, plans, _is_rehearsal(), form)
+
+
+def _is_rehearsal() -> bool:
+    return any(route.rehearsed for route in _convolve.routes.values())
 
 
 def report() -> Report:
@@ -88,7 +92,7 @@ def report() -> Report:
     return Report(
         {
             "schema": 1,
-            "rehearsal": bool(_convolve.rehearsed),
+            "rehearsal": _is_rehearsal(),
             "machine": {
                 "gpus": current.machine.gpus,
                 "affected": current.machine.affected,
@@ -102,7 +106,7 @@ def report() -> Report:
             "redispatched": _convolve.redispatched.total,
             "failures": [
                 {"problem": key, "engine": engine, "detail": detail}
-                for (key, engine), detail in current.failures.items()
+                for (key, engine, _), detail in current.failures.items()
             ],
         },
         _render,

@@ -21,7 +21,7 @@ class Settings:
     cpu_fallback_enabled: bool = True
     #: Whether MIOpen's other solver families are switched off before its first use.
     implicit_gemm: bool = False
-    #: Largest side of a tile's output for the ``tiled`` strategy.
+    #: Largest side of what a tile of the ``tiled`` strategy reads, halo included.
     tile_limit: int = 32
     #: Pad channel counts that are powers of two by one, inside ``tiled``.
     pad_channels: bool = False
@@ -41,11 +41,15 @@ class Settings:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 0")
         if self.tile_limit == 0:
             raise ValueError("tile_limit is 0: a tile has at least one pixel")
+        # Made once: every convolution asks for it.
+        token = ";".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        object.__setattr__(self, "_token", token)
 
     @property
     def token(self) -> str:
         """The settings as text. It means the same in every process, so a traced and saved graph may hold it."""
-        return ";".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+        token: str = self.__dict__["_token"]
+        return token
 
     @classmethod
     def from_token(cls, token: str) -> Settings:

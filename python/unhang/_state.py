@@ -30,8 +30,12 @@ class State:
         self.machine = _core.Machine.inspect(torch_build())
         self.store = _core.Store.none() if forked else _core.Store.open()
         self.planner = _core.Planner(self.machine, self.store)
-        #: Engines that failed in this process, by problem: never tried for it again here, store or no store.
-        self.failures: dict[tuple[str, str], str] = {}
+        #: Engines that failed in this process, by problem, engine and device: never tried for it again here, store or
+        #: no store.
+        self.failures: dict[tuple[str, str, str], str] = {}
+        #: Whether what CPU tensors show may be kept. Evidence is about a machine, and where it has an accelerator it is
+        #: about that: how torch's CPU kernels fare must not prove its GPU kernels.
+        self.learns_from_cpu = not self.machine.affected and not torch.cuda.is_available()
         for notice in self.store.notices():
             say(notice)
 

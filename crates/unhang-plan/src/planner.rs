@@ -268,7 +268,7 @@ impl<'a> Planner<'a> {
             };
             warnings.push(format!(
                 "{} uses MIOpen on an affected card although it was not seen to work here{why}; it may hang. \
-                 `unhang probe` finds out, and strategy auto does not take the risk",
+                 Strategy auto does not take the risk",
                 self.settings.strategy
             ));
         }

@@ -121,8 +121,7 @@ impl Report {
     fn write_summary(&self, page: &mut String) {
         let summary = self.summary();
         if summary.is_empty() {
-            *page += "<p>Nothing is known yet: <code>unhang probe</code> finds out, and programs that use unhang add \
-                      what they see.</p>\n";
+            *page += "<p>Nothing is known yet: programs that use unhang add what they see.</p>\n";
             return;
         }
         *page += "<div class=\"scroll\"><table class=\"summary\"><caption>Records by engine and verdict</caption>\

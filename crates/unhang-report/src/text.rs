@@ -19,7 +19,7 @@ impl Report {
         let _ = writeln!(text, "{}", clean(&self.machine));
         let _ = writeln!(text, "fingerprint {}, {}\n", clean(&self.fingerprint), time::date(self.unix_seconds));
         if self.records.is_empty() && self.layers.is_empty() {
-            text += "nothing is known yet: `unhang probe` finds out, and programs that use unhang add what they see\n";
+            text += "nothing is known yet: programs that use unhang add what they see\n";
             return text;
         }
         if !self.summary().is_empty() {

@@ -160,7 +160,7 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
         return print_safe_json(&json!({ "records": records, "canaries": canaries }));
     }
     if records.is_empty() && (canaries.is_empty() || *filter != Filter::default()) {
-        return print_text("no records; `unhang probe` finds out what works here\n");
+        return print_text("no records; programs that use unhang add what they see\n");
     }
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -241,7 +241,7 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
         exchange::read(opened).with_context(refused)?
     };
     let count = store.record_all(records).ok_or_else(|| not_done(store, "nothing was taken"))?;
-    let text = format!("took {count} records, as suspicion; `unhang probe` finds out what holds here");
+    let text = format!("took {count} records, as suspicion: they make no engine proven here");
     answer(as_json, &json!({ "taken": count }), &text)
 }
 

@@ -1,0 +1,148 @@
+"""The package as users get it: imports, versions of Python, the wheel beside their own torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import unhang
+from conftest import subprocess_environment
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: object, **options: object) -> str:
+    ended = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=300, **options)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_importing_unhang_does_not_import_torch() -> None:
+    code = "import sys, unhang; print('torch' in sys.modules, 'numpy' in sys.modules); unhang.SafeConv2d; print('torch' in sys.modules)"
+    assert run(sys.executable, "-c", code, env=subprocess_environment()).split() == ["False", "False", "True"]
+
+
+def test_every_public_name_is_there_and_listed() -> None:
+    for name in unhang.__all__:
+        assert getattr(unhang, name) is not None
+        assert name in dir(unhang)
+    with pytest.raises(AttributeError, match="no attribute 'hang'"):
+        unhang.hang  # noqa: B018
+
+
+@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "3.14"])
+def test_the_extension_loads_in(version: str) -> None:
+    python = shutil.which(f"python{version}")
+    code = "import sys, unhang; print(unhang.__version__, unhang._core.Problem.from_key('forward:f32:nchw:1x1x1x1:1x1x1:s1x1:p0x0:d1x1:g1').key)"
+    ended = python and subprocess.run(
+        [python, "-c", code], env=subprocess_environment(), capture_output=True, text=True
+    )
+    if not ended or "command not found" in ended.stderr or "not installed" in ended.stderr:
+        pytest.skip(f"Python {version} is not here")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith(unhang.__version__)
+
+
+def test_a_free_threaded_python_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = (
+        "import sysconfig; real = sysconfig.get_config_var\n"
+        "sysconfig.get_config_var = lambda name: 1 if name == 'Py_GIL_DISABLED' else real(name)\n"
+        "import unhang"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], env=subprocess_environment(), capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert "ImportError: unhang does not support free-threaded builds" in ended.stderr
+
+
+@pytest.fixture(scope="session")
+def wheel() -> Path:
+    found = sorted((ROOT / "dist").glob("unhang-*.whl"))
+    if not found:
+        pytest.skip("no wheel in dist/: make wheel builds one, and make test does")
+    return found[0]
+
+
+def test_the_wheel_says_what_it_is(wheel: Path) -> None:
+    assert "-cp39-abi3-manylinux_2_28_" in wheel.name
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        metadata = content.read(next(name for name in names if name.endswith("METADATA"))).decode()
+    assert "unhang/_core.abi3.so" in names
+    assert "unhang/py.typed" in names
+    assert "conv2d_fallback/__init__.py" in names
+    assert any(name.endswith("scripts/unhang") for name in names)
+    assert not any(line.startswith("Requires-Dist") for line in metadata.splitlines()), (
+        "a wheel that depends on torch may replace it"
+    )
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """A fingerprint of every file of torch that is not compiled Python; large ones by size and time."""
+    result = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix != ".pyc":
+            status = path.stat()
+            small = status.st_size < 1 << 20
+            result[str(path)] = (
+                hashlib.sha256(path.read_bytes()).hexdigest() if small else f"{status.st_size} {status.st_mtime_ns}"
+            )
+    return result
+
+
+def test_the_wheel_beside_this_torch(wheel: Path, tmp_path: Path) -> None:
+    """Beside whichever torch runs these tests: the newest in .venv, and Debian's 1.13.1 in the second run."""
+    import torch
+
+    torch_folder = Path(torch.__file__).parent
+    before = contents(torch_folder)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv")
+    python = tmp_path / "venv" / "bin" / "python"
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
+    # What a wheel's installer does: unpack, and lay the program where programs are.
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(site)
+    (scripts,) = Path(site).glob("unhang-*.data/scripts")
+    program = shutil.move(str(scripts / "unhang"), str(tmp_path / "venv" / "bin" / "unhang"))
+    os.chmod(program, 0o755)
+    Path(site, "torch-of-the-user.pth").write_text(str(torch_folder.parent) + "\n")
+    code = """
+import torch, unhang, torch.nn.functional as F
+x, w = torch.randn(1, 3, 8, 8), torch.randn(4, 3, 3, 3)
+with unhang.enabled("cpu_fallback", devices=("cpu",)):
+    y = F.conv2d(x, w)
+torch.testing.assert_close(y, F.conv2d(x, w))
+print(unhang.__file__, torch.__version__)
+"""
+    where, version = run(python, "-c", code, env={**environment, "UNHANG_HOME": str(tmp_path / "home")}).split()
+    assert where.startswith(site)
+    assert version == torch.__version__
+    assert run(program, "--version", env=environment) == f"unhang {unhang.__version__}\n"
+    assert contents(torch_folder) == before, "torch is as it was"
+
+
+def test_the_program_is_found_by_its_version() -> None:
+    program = ROOT / "target" / "release" / "unhang"
+    if not program.exists():
+        pytest.skip("the program was not built here")
+    assert run(program, "--version") == f"unhang {unhang.__version__}\n"
+
+
+def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
+    program = ROOT / "target" / "release" / "unhang"
+    if not program.exists() or not hasattr(__import__("torch"), "compile"):
+        pytest.skip("the program was not built here, or torch is old")
+    environment = subprocess_environment(UNHANG_HOME=str(tmp_path), TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")
+    shown = run(program, "demo", "--python", sys.executable, env=environment)
+    for line in ("[measured]", "[rehearsed: a folder describes the machine]", "Verdict: affected",
+                 "enable('cpu_fallback')", "canary of aten: hangs", "the same as a page: "):  # fmt: skip
+        assert line in shown, shown
+    page = Path(shown.rsplit("the same as a page: ", 1)[1].strip())
+    assert page.read_text().startswith("<!doctype html>") or page.read_text().lower().startswith("<!doctype html>")

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""What a call through unhang costs over plain torch, on a tiny convolution.
+
+Times are of the process on one thread (not of the clock on the wall, which on a busy machine counts others too).
+Contenders take turns within each round; printed are medians over rounds and the 10th and 90th percentile of the
+difference. ``override`` is a Python kernel in the dispatcher that does nothing but call the original: the least that any
+such scheme costs on this torch.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+
+import torch
+import torch.nn.functional as F
+
+import unhang
+from unhang import _dispatch, _engines
+
+ROUNDS, CALLS = 60, 400
+
+
+def one_round(call) -> float:
+    started = time.process_time()
+    for _ in range(CALLS):
+        call()
+    return (time.process_time() - started) / CALLS * 1e6
+
+
+def bare_override() -> torch.library.Library:
+    library = torch.library.Library("aten", "IMPL")
+
+    def forward(input, weight, bias, *geometry):
+        return _engines._original_forward(_engines._KEY, input, weight, bias, *geometry, False, False, False, True)
+
+    library.impl("convolution", forward, "CPU")
+    return library
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    x, w, b = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3), torch.randn(1)
+
+    def call() -> torch.Tensor:
+        return F.conv2d(x, w, b)
+
+    def within(strategy: str) -> float:
+        with unhang.enabled(strategy, devices=("cpu",)):
+            for _ in range(20):
+                call()
+            return one_round(call)
+
+    def overridden() -> float:
+        library = bare_override()
+        result = one_round(call)
+        _dispatch._library = library
+        _dispatch.unregister()
+        return result
+
+    contenders = {
+        "plain torch": lambda: one_round(call),
+        "override": overridden,
+        "enable('auto')": lambda: within("auto"),
+        "enable('cpu_fallback')": lambda: within("cpu_fallback"),
+    }
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    with torch.no_grad():
+        for turn in range(ROUNDS):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                times[name].append(contenders[name]())
+    print(f"torch {torch.__version__}, {ROUNDS} rounds of {CALLS} calls, microseconds a call")
+    print(f"{'':24}{'median':>8}{'over plain':>12}{'10 % to 90 %':>16}")
+    for name, values in times.items():
+        over = sorted(a - b for a, b in zip(values, times["plain torch"]))
+        tenth = len(over) // 10
+        spread = f"{over[tenth]:.1f} to {over[-tenth - 1]:.1f}"
+        print(f"{name:24}{statistics.median(values):8.2f}{statistics.median(over):12.2f}{spread:>16}")
+
+
+if __name__ == "__main__":
+    import os
+
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["UNHANG_HOME"] = home
+        main()

@@ -218,17 +218,19 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
     if p.data_type() == DataType::F64 {
         return choices;
     }
-    if p.in_channels() == p.groups() && p.groups() > 1 {
+    if p.is_depthwise() {
         choices.extend(propose_depthwise(p, device));
+        // A matrix product with one channel is mostly waste: it is left for filters too large to unroll.
+        if choices.iter().any(|choice| *choice != Choice::Plain && Plan::new(problem, choice).is_ok()) {
+            return choices;
+        }
     }
     let channels = [p.in_channels() / p.groups(), p.out_channels() / p.groups()];
     let winograd = is_winograd(p) && channels.iter().all(|&c| c >= 16);
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
-            if !p.is_depthwise() {
-                choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
-            }
+            choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
             if winograd {
                 let rows = geometry.reduced_and_rows().1;
                 choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));

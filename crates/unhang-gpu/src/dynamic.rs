@@ -5,15 +5,17 @@
 //! process maps it.
 
 use std::collections::BTreeSet;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use thiserror::Error;
 
-/// A library, and where it came from.
+/// A library, and where it came from. It is never unloaded: the vendors' libraries leave destructors behind for threads
+/// that end later, and these would run in memory that is gone.
 #[derive(Debug)]
 pub(crate) struct Found {
-    pub library: Library,
+    pub library: ManuallyDrop<Library>,
     pub path: String,
 }
 
@@ -47,7 +49,7 @@ pub(crate) fn open(prefixes: &[&str], names: &[String]) -> Result<Found, Library
         let flags = RTLD_NOW | RTLD_LOCAL | if only_if_loaded { libc::RTLD_NOLOAD } else { 0 };
         // SAFETY: the libraries' initialisers are the vendors' own, and with RTLD_NOLOAD they have run already.
         match unsafe { Library::open(Some(&name), flags) } {
-            Ok(library) => return Ok(Found { library, path: name }),
+            Ok(library) => return Ok(Found { library: ManuallyDrop::new(library), path: name }),
             Err(error) => tried.push(format!("{name} ({error})")),
         }
     }

@@ -119,6 +119,9 @@ impl Prepared {
     }
 }
 
+/// What was prepared, by problem and by the choice that was asked for (`None`: the engine's own).
+type PreparedProblems = HashMap<(Problem, Option<Choice>), Arc<Prepared>>;
+
 /// Our kernels on one device.
 pub struct GpuEngine {
     driver: Box<dyn Driver>,
@@ -126,7 +129,7 @@ pub struct GpuEngine {
     workspace_limit: u64,
     cache: Option<Cache>,
     functions: Mutex<HashMap<Kernel, Function>>,
-    prepared: Mutex<HashMap<(Problem, Option<Choice>), Arc<Prepared>>>,
+    prepared: Mutex<PreparedProblems>,
     preferred: Mutex<HashMap<Problem, Choice>>,
 }
 

@@ -1,6 +1,7 @@
 //! hiprtc: in ROCm up to 5.3 inside `libamdhip64.so`, from 5.4 a library of its own.
 
 use std::ffi::{c_char, c_void};
+use std::sync::{Mutex, PoisonError};
 
 use super::{CompileError, Compiler};
 use crate::dynamic::{self, Found, function_table};
@@ -19,6 +20,10 @@ function_table! {
         destroy: "hiprtcDestroyProgram" as fn(*mut *mut c_void);
     }
 }
+
+/// hiprtc 5.2.3 was seen to crash when several threads compile at the same time. A lock costs compile time, a crash the
+/// user's run; who wants more cores compiles in several processes, which share the cache.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// AMD's run-time compiler.
 #[derive(Debug)]
@@ -87,6 +92,7 @@ impl Compiler for Hiprtc {
     }
 
     fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError> {
+        let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         super::run(
             &super::Calls {
                 names: ["hiprtcCreateProgram", "hiprtcCompileProgram", "hiprtcGetCodeSize", "hiprtcGetCode"],

@@ -197,6 +197,18 @@ impl GpuEngine {
         lock(&self.prepared).get(&(problem.clone(), None)).cloned()
     }
 
+    /// Prepares a problem for a stream. While that records a graph nothing can be compiled or loaded: then only what was
+    /// prepared before is there.
+    pub fn prepare_on(&self, problem: &Problem, stream: u64) -> Result<Arc<Prepared>, GpuError> {
+        if let Some(prepared) = self.prepared(problem) {
+            return Ok(prepared);
+        }
+        if self.driver.is_capturing(stream)? {
+            return Err(GpuError::Capturing);
+        }
+        self.prepare(problem)
+    }
+
     /// The same with a given choice, or `None` for the engine's own.
     pub fn prepare_as(&self, problem: &Problem, choice: Option<Choice>) -> Result<Arc<Prepared>, GpuError> {
         let key = (problem.clone(), choice);
@@ -271,6 +283,42 @@ impl GpuEngine {
             unsafe { self.driver.launch(*function, stage.grid, stage.block, &mut arguments, stream)? };
         }
         Ok(())
+    }
+
+    /// Milliseconds of one run of a prepared problem: the mean of `repeats` after one to warm up. Waits for the device,
+    /// so it is for choices that are known to come back; the winner goes to [`GpuEngine::prefer`].
+    ///
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub unsafe fn measure(
+        &self,
+        prepared: &Prepared,
+        pointers: DevicePointers,
+        stream: u64,
+        repeats: u32,
+    ) -> Result<f32, GpuError> {
+        if self.driver.is_capturing(stream)? {
+            return Err(GpuError::Capturing);
+        }
+        let events = [self.driver.create_event()?, self.driver.create_event()?];
+        let timed = (|| {
+            let repeats = repeats.max(1);
+            // SAFETY: the caller's promise.
+            unsafe { self.launch(prepared, pointers, stream)? };
+            self.driver.record(events[0], stream)?;
+            for _ in 0..repeats {
+                // SAFETY: the caller's promise.
+                unsafe { self.launch(prepared, pointers, stream)? };
+            }
+            self.driver.record(events[1], stream)?;
+            self.driver.synchronize(stream)?;
+            let all = self.driver.elapsed(events[0], events[1])?;
+            Ok(all.map_or(f32::INFINITY, |milliseconds| milliseconds / repeats as f32))
+        })();
+        for event in events {
+            self.driver.destroy_event(event)?;
+        }
+        timed
     }
 }
 

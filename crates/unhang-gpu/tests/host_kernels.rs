@@ -3,10 +3,11 @@
 
 mod host;
 
-use host::HostEngine;
+use host::{CAPTURING_STREAM, HostEngine};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_gpu::GpuError;
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::plan::Plan;
 use unhang_suite::{any_problem, check};
@@ -165,4 +166,16 @@ fn whole_quads_and_many_tiles_are_right() {
             }
         }
     }
+}
+
+#[test]
+fn nothing_is_prepared_while_a_graph_is_recorded() {
+    let Some(engine) = engine() else { return };
+    let problem = problem(Specification { in_size: [4, 4], ..Specification::default() });
+    let refused = engine.gpu.prepare_on(&problem, CAPTURING_STREAM).unwrap_err();
+    assert_eq!(refused, GpuError::Capturing);
+    // Once it was prepared outside, the recording stream may use it.
+    engine.gpu.prefer(&problem, Choice::Plain);
+    engine.gpu.prepare_on(&problem, 0).unwrap();
+    assert_eq!(*engine.gpu.prepare_on(&problem, CAPTURING_STREAM).unwrap().choice(), Choice::Plain);
 }

@@ -68,6 +68,9 @@ static COUNTER: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new
 /// LDS is static memory of each library, and the coroutines' state too: one launch at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
+/// A stream that records a graph, as far as this driver is concerned.
+pub const CAPTURING_STREAM: u64 = 7;
+
 pub struct HostDriver {
     compiler: Arc<HostCompiler>,
     description: Description,
@@ -122,8 +125,8 @@ impl Driver for HostDriver {
         Ok(())
     }
 
-    fn is_capturing(&self, _stream: u64) -> Result<bool, DriverError> {
-        Ok(false)
+    fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
+        Ok(stream == CAPTURING_STREAM)
     }
 
     fn create_event(&self) -> Result<Event, DriverError> {

@@ -176,9 +176,12 @@ impl<'a> Driver<'a> {
 /// Cuts the pixels into chunks; one row of a chunk packs to so many numbers.
 fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
     let [height, width] = problem.out_size();
-    let rows = (CHUNK_NUMBERS / row_numbers).max(CHUNK_PIXELS / width).min(CHAIN / width).clamp(1, height);
+    // Small problems in parts too: the workspace is to stay below the operands.
+    let operands = problem.input_shape().iter().product::<usize>() + problem.output_shape().iter().product::<usize>();
+    let numbers = CHUNK_NUMBERS.min(operands / 3);
+    let rows = (numbers / row_numbers).max(CHUNK_PIXELS / width).min(CHAIN / width).clamp(1, height);
     let pixels = height * width;
-    let images = (CHUNK_NUMBERS / (row_numbers * height)).max(CHUNK_PIXELS / pixels).min(CHAIN / pixels);
+    let images = (numbers / (row_numbers * height)).max(CHUNK_PIXELS / pixels).min(CHAIN / pixels);
     let images = if rows < height { 1 } else { images.clamp(1, problem.batch()) };
     let by_image = even_parts(problem.batch(), images);
     by_image

@@ -96,7 +96,7 @@ def _judge(ended: str, code: int, output: str) -> tuple[str, str]:
 def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
     import torch
 
-    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Route
+    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Route, below_autograd
     from unhang._state import torch_build
 
     print(_TORCH + torch_build(), flush=True)
@@ -127,8 +127,10 @@ def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
         expected = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, [True, True, False])[:2]
         route: Route = None  # type: ignore[assignment]  # torch's own kernels look at tensors only
         on_device = [tensor.to(device) for tensor in (y, x, w)]
-        output = runner.forward(route, on_device[1], on_device[2], None, geometry)
-        gradients = runner.backward(route, on_device[0], on_device[1], on_device[2], geometry, (True, True, False))
+        # Engines compute below autograd, as they do when the dispatcher calls them.
+        with below_autograd():
+            output = runner.forward(route, on_device[1], on_device[2], None, geometry)
+            gradients = runner.backward(route, on_device[0], on_device[1], on_device[2], geometry, (True, True, False))
         for got, want in ((output, y), (gradients[0], expected[0]), (gradients[1], expected[1])):
             assert got is not None
             error = (got.to("cpu") - want).abs().max() / want.abs().max()

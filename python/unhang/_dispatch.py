@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from unhang import _convolve
+from unhang._engines import below_autograd
 from unhang._settings import Settings
 
 Tensor = torch.Tensor
@@ -133,7 +134,7 @@ class _Convolution(torch.autograd.Function):
         ctx.save_for_backward(input, weight)
         ctx.rest = rest
         ctx.bias_sizes = None if bias is None else list(bias.shape)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             output: Tensor = torch.ops.unhang.convolution(input, weight, bias, *rest)
             return output
 
@@ -160,7 +161,7 @@ class _ConvolutionBackward(torch.autograd.Function):
     def forward(ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         ctx.save_for_backward(grad_output, input, weight)
         ctx.rest = rest
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             gradients = torch.ops.unhang.convolution_backward(grad_output, input, weight, *rest)
         # An undefined tensor cannot leave a Function: an empty one stands for what was not asked for.
         return tuple(input.new_empty(0) if gradient is None else gradient for gradient in gradients)

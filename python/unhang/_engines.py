@@ -10,6 +10,8 @@ Tensors arrive four-dimensional; 1-d convolutions have been given a height of on
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Optional, Protocol
 
 import torch
@@ -94,6 +96,20 @@ class Route:
         #: Calls that were timed, and the fastest; only where a call's return means that the work is done.
         self.calls = 0
         self.seconds = float("inf")
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Where engines compute: as when the dispatcher calls them, autograd's kernels being past."""
+    guard = torch._C._AutoDispatchBelowAutograd()
+    if hasattr(guard, "__enter__"):
+        with guard:
+            yield
+    else:  # before torch 2 the object itself is the guard
+        try:
+            yield
+        finally:
+            del guard
 
 
 def _deterministic() -> bool:

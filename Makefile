@@ -39,7 +39,7 @@ bench-overhead:
 # make bench-cpu   our CPU engine against torch's
 bench-cpu:
 	@tools/setup build python
-	@.venv/bin/python tools/bench-cpu/bench_cpu.py
+	@.venv/bin/python tools/bench-cpu/bench.py
 
 clean:
 	rm -rf build dist target unhang.data python/unhang/*.so

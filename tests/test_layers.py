@@ -37,12 +37,11 @@ def test_a_drop_in_for_conv2d(options: dict, unbatched: bool) -> None:
     safe.load_state_dict(plain.state_dict())
     assert list(safe.state_dict()) == list(plain.state_dict())
     x = torch.randn(*(() if unbatched else (2,)), 4, 9, 10, dtype=torch.float64, requires_grad=True)
-    try:
-        plain(x)
-    except RuntimeError as error:  # torch 1.13 does not take this one: neither does ours, in the same words
-        with pytest.raises(RuntimeError) as ours:
-            safe(x)
-        assert str(ours.value) == str(error)
+    if unbatched and options.get("padding_mode") == "circular" and not hasattr(torch, "compile"):
+        with pytest.raises(RuntimeError, match="Invalid padding size"):
+            plain(x)
+        with pytest.raises(RuntimeError, match="Invalid padding size"):
+            safe(x)  # torch 1.13 does not take this one
         return
     results = []
     for layer in (plain, safe):

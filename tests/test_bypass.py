@@ -174,13 +174,14 @@ def test_code_of_the_strategies(scope: dict) -> None:
 
 def test_code_of_the_quick_start(scope: dict) -> None:
     exec(bypass_blocks.QUICK_START[0], scope)
-    scope["model"](image(24))
+    device = next(scope["model"].parameters()).device
+    scope["model"](image(24).to(device))
     assert scope["model"].conv1.get_bypass_stats()["total_forwards"] == 1
     disable_miopen_bypass()
     for block in bypass_blocks.QUICK_START[1:]:
         exec(block, scope)
     assert isinstance(scope["model"].conv2, SafeConv2d)
-    assert scope["conv"](image(24)).shape == (1, 64, 24, 24)
+    assert scope["conv"](image(24).to(device)).shape == (1, 64, 24, 24)
 
 
 def test_code_of_configuration_report_and_troubleshooting(scope: dict, capsys: pytest.CaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -25,12 +26,18 @@ def register(devices: tuple[str, ...], settings: Settings) -> None:
     unregister()
     _settings = settings
     # Collecting the library would unregister the kernels, so it is kept here.
-    library = torch.library.Library("aten", "IMPL")
-    for device in devices:
-        library.impl("convolution", _convolution, KEYS[device])
-        library.impl("_convolution", _convolution_with_flags, KEYS[device])
-        library.impl("convolution_backward", _convolution_backward, KEYS[device])
-    _library = library
+    _library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            # On CUDA's key torch has a kernel of its own for the gradients: replacing it is what is meant.
+            warnings.filterwarnings("ignore", category=UserWarning)
+            for device in devices:
+                _library.impl("convolution", _convolution, KEYS[device])
+                _library.impl("_convolution", _convolution_with_flags, KEYS[device])
+                _library.impl("convolution_backward", _convolution_backward, KEYS[device])
+    except BaseException:
+        unregister()  # all or nothing
+        raise
 
 
 def unregister() -> None:

@@ -3,8 +3,7 @@
 
 Times are of the process on one thread (not of the clock on the wall, which on a busy machine counts others too).
 Contenders take turns within each round; printed are medians over rounds and the 10th and 90th percentile of the
-difference. ``override`` is a Python kernel in the dispatcher that does nothing but call the original: the least that any
-such scheme costs on this torch.
+difference.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import torch
 import torch.nn.functional as F
 
 import unhang
-from unhang import _dispatch, _engines
 
 ROUNDS, CALLS = 60, 400
 
@@ -27,16 +25,6 @@ def one_round(call) -> float:
     for _ in range(CALLS):
         call()
     return (time.process_time() - started) / CALLS * 1e6
-
-
-def bare_override() -> torch.library.Library:
-    library = torch.library.Library("aten", "IMPL")
-
-    def forward(input, weight, bias, *geometry):
-        return _engines._original_forward(_engines._KEY, input, weight, bias, *geometry, False, False, False, True)
-
-    library.impl("convolution", forward, "CPU")
-    return library
 
 
 def main() -> None:
@@ -52,16 +40,8 @@ def main() -> None:
                 call()
             return one_round(call)
 
-    def overridden() -> float:
-        library = bare_override()
-        result = one_round(call)
-        _dispatch._library = library
-        _dispatch.unregister()
-        return result
-
     contenders = {
         "plain torch": lambda: one_round(call),
-        "override": overridden,
         "enable('auto')": lambda: within("auto"),
         "enable('cpu_fallback')": lambda: within("cpu_fallback"),
     }

@@ -149,6 +149,45 @@ def test_forked_children_compute_without_store_or_threads(own_home: Path) -> Non
     assert ended.stdout == "right\n"
 
 
+def test_a_fork_while_another_thread_holds_every_lock() -> None:
+    """What the child finds locked would stay locked for ever: the thread that holds it is not in the child."""
+    code = """
+        import os, threading, torch, unhang, torch.nn.functional as F
+        from unhang import _convolve, _enable, _engines, _state, _statistics
+        x, w = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
+        torch.set_num_threads(1)
+        unhang.enable("cpu_fallback", devices=("cpu",))
+        F.conv2d(x, w)
+        holding, done = threading.Event(), threading.Event()
+        def hold():
+            with _convolve._lock, _enable._lock, _engines._flag_lock, _state._lock, _statistics._lock:
+                holding.set()
+                done.wait()
+        threading.Thread(target=hold).start()
+        holding.wait()
+        child = os.fork()
+        if child == 0:
+            conv = torch.nn.Conv2d(2, 2, 3)
+            conv(torch.randn(1, 2, 9, 9))
+            unhang.report()
+            os._exit(0)
+        done.set()
+        assert os.waitpid(child, 0)[1] == 0
+        print("came back")
+    """
+    ended = python(code)
+    assert ended.stdout == "came back\n", ended.stderr
+
+
+def test_ever_new_sizes_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convolve, "_MOST_ROUTES", 10)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for size in range(3, 40):
+            F.conv2d(torch.ones(1, 1, size, size), torch.ones(1, 1, 3, 3))
+            assert len(_convolve._forward_routes) <= 10
+    assert len(_convolve.routes) <= 10
+
+
 class Images(torch.utils.data.Dataset):
     """A data set whose items are made by a convolution, in the worker."""
 

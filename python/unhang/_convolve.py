@@ -30,7 +30,7 @@ from unhang._engines import (
     make_problem,
 )
 from unhang._settings import Settings
-from unhang._state import say, state, warn_once
+from unhang._state import renewed_after_fork, say, state, warn_once
 from unhang._statistics import current_layer
 
 Tensor = torch.Tensor
@@ -43,7 +43,9 @@ _TIMED_CALLS = 4
 # What is planned, by everything that a plan depends on. Cleared as a whole when evidence changes.
 _forward_routes: dict[Any, Route | None] = {}
 _backward_routes: dict[Any, Route | None] = {}
-_lock = threading.Lock()
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+# A program that sees ever new sizes must not fill its memory with plans.
+_MOST_ROUTES = 10_000
 #: Routes of this process for the report, by problem and settings; they outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
@@ -70,8 +72,8 @@ def forward(
     geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
-        None if bias is None else bias.dtype, input.device, *stride, *padding, *dilation, transposed, *output_padding,
-        groups,
+        None if bias is None else (bias.dtype, bias.device), input.device, weight.device, *stride, *padding, *dilation,
+        transposed, *output_padding, groups,
     )  # fmt: skip
     try:
         route = _forward_routes[key]
@@ -243,8 +245,12 @@ def _route(
         route = None
     with _lock:
         decisions += 1
+        if len(cache) >= _MOST_ROUTES:
+            cache.clear()
         if settings.cache_decisions:
             cache[key] = route
+        if len(routes) >= _MOST_ROUTES:
+            routes.pop(next(iter(routes)))
         if route is not None:
             # The report sums over everything that was planned for the same problem under the same settings.
             known = routes.setdefault((route.key, settings.token), route)

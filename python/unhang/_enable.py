@@ -12,9 +12,9 @@ import torch
 
 from unhang import _canary, _convolve, _dispatch, _environment, _layers
 from unhang._settings import Settings
-from unhang._state import say, state
+from unhang._state import renewed_after_fork, say, state
 
-_lock = threading.RLock()
+_lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
 
 class _Enabled:

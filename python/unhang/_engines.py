@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from unhang import _core
-from unhang._state import threads
+from unhang._state import renewed_after_fork, threads
 
 Tensor = torch.Tensor
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
@@ -375,7 +375,7 @@ def call_original_forward(input: Tensor, weight: Tensor, bias: Tensor | None, ge
     return output
 
 
-_flag_lock = threading.RLock()
+_flag_lock = renewed_after_fork(__name__, "_flag_lock", threading.RLock)
 
 
 class vendor_library:

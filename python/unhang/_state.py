@@ -10,11 +10,14 @@ import os
 import sys
 import threading
 import warnings
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from unhang import _core
+
+Lock = TypeVar("Lock")
 
 
 class UnhangWarning(RuntimeWarning):
@@ -48,7 +51,14 @@ def torch_build() -> str:
     return f"{torch.__version__} {vendor}"
 
 
-_lock = threading.RLock()
+def renewed_after_fork(module: str, name: str, make: Callable[[], Lock]) -> Lock:
+    """A lock for a module's variable of that name. A forked child gets a new one: at the moment of the fork another
+    thread of the parent may have held it, and would never let go of the child's copy."""
+    os.register_at_fork(after_in_child=lambda: setattr(sys.modules[module], name, make()))
+    return make()
+
+
+_lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 _state: State | None = None
 _forked = False
 _said: set[str] = set()
@@ -80,8 +90,7 @@ def forget() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _state, _forked, _lock
-    _lock = threading.RLock()
+    global _state, _forked
     _forked = True
     # Kept alive on purpose: dropping the parent's store here would touch its database.
     if _state is not None:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from unhang._settings import Settings
+from unhang._state import renewed_after_fork
 
-_lock = threading.Lock()
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 _current = threading.local()
 
 

@@ -149,6 +149,16 @@ def test_variables_for_miopen_are_set_and_given_back(affected_machine: Path, mon
     assert "MIOPEN_DEBUG_CONV_WINOGRAD" not in os.environ
 
 
+def test_variables_that_come_too_late_are_said_to(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "5.7.31921")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with unhang.enabled(rehearse=True, implicit_gemm=True):
+            pass
+    assert [w for w in warned if "may have no effect" in str(w.message)]
+
+
 def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) -> None:
     engine_of()
     _state.state().store.flush(5.0)

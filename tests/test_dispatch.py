@@ -13,7 +13,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close
-from unhang import _convolve
+from unhang import _convolve, _engines
 
 NEW_TORCH = hasattr(torch, "compile")
 # Those that compute on CPU tensors with something of ours in the path.
@@ -90,6 +90,41 @@ def test_functional_forms(strategy: str, case: str) -> None:
         assert (got is None) == (want is None)
         if want is not None:
             assert_close(got, want, slack=10)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_tiles_with_padded_channels_are_exact(groups: int, transposed: bool) -> None:
+    """Channel counts that are powers of two get one more, of zeros, in each group: the results stay the same."""
+    torch.manual_seed(3)
+    x = torch.randn(2, 8, 19, 17, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(8, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    b = torch.randn(4 * groups if transposed else 8, dtype=torch.float64, requires_grad=True)
+    w_used = w if transposed or groups == 2 else torch.cat([w, w], 1)
+    seen = []
+
+    def compute():
+        form = F.conv_transpose2d if transposed else F.conv2d
+        y = form(x, w_used, b, padding=1, groups=groups)
+        return (y, *torch.autograd.grad(y.sin().sum(), [x, w, b]))
+
+    want = compute()
+    with unhang.enabled("tiled", devices=("cpu",), pad_channels=True, tile_limit=9):
+        original = _engines._original_forward
+
+        def spy(key, input, *rest):
+            seen.append(input.shape[1])
+            return original(key, input, *rest)
+
+        _engines._original_forward = spy
+        try:
+            got = compute()
+        finally:
+            _engines._original_forward = original
+    for ours, plain in zip(got, want):
+        assert_close(ours, plain, slack=10)
+    if not transposed:
+        assert set(seen) == {8 + groups}, "the inner engine saw the padded channels"
 
 
 def test_what_our_engines_do_not_know_goes_to_torch() -> None:

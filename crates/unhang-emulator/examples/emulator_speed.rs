@@ -26,7 +26,7 @@ fn main() {
         let counts = machine.run(&dispatch).expect("it runs");
         let seconds = start.elapsed().as_secs_f64();
         println!(
-            "{mode:?}: {:.0} million lane operations a second ({seconds:.2} s, {counts:?})",
+            "{mode:?}: {:.0} million lane operations a second ({seconds:.2} s, {counts})",
             counts.lane_operations as f64 / seconds / 1e6
         );
     }

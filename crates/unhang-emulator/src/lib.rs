@@ -13,6 +13,7 @@
 // Several arrays are walked together, lane by lane; the lane's number is the subject.
 #![allow(clippy::needless_range_loop)]
 
+mod counts;
 mod fault;
 mod lanes;
 mod load;
@@ -24,6 +25,7 @@ mod semantics;
 mod vector;
 mod wave;
 
+pub use counts::{Counts, Unit};
 pub use fault::{Fault, FaultKind};
-pub use machine::{Counts, Dispatch, Machine, Mode};
+pub use machine::{Dispatch, Machine, Mode, Object, Perturbation};
 pub use memory::Memory;

@@ -7,7 +7,7 @@ use unhang_isa::{Chip, Program};
 use unhang_objects::metadata::{self, KernelMetadata};
 
 use crate::semantics::Semantics;
-use crate::{FaultKind, Memory};
+use crate::{FaultKind, Memory, Unit};
 
 /// A function that can be executed.
 pub(crate) struct LoadedFunction {
@@ -17,6 +17,8 @@ pub(crate) struct LoadedFunction {
     pub program: Program,
     /// What each instruction does, found once.
     pub semantics: Vec<Semantics>,
+    /// What executes each instruction.
+    pub units: Vec<Unit>,
 }
 
 /// A kernel that can be started.
@@ -47,7 +49,11 @@ impl LoadedObject {
 
 /// Copies a code object into memory and decodes its functions. A function that does not decode is left out: jumping to
 /// it is a fault.
-pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, ElfError> {
+///
+/// Silicon reads the words in its own way, whatever the object says: `silicon` is the chip that is emulated, if it is a
+/// particular one. What it cannot read at all is decoded for the object's own chip, so that it is a fault where it is
+/// reached and not before.
+pub(crate) fn load(bytes: &[u8], silicon: Option<Chip>, memory: &mut Memory) -> Result<LoadedObject, ElfError> {
     let object = CodeObject::parse(bytes)?;
     let chip = object.chip().ok_or(ElfError::NotGpu { machine: object.flags as u16, class: 2 })?;
     // One allocation from the lowest to the highest address, so that code finds its data at the distance it expects.
@@ -65,8 +71,10 @@ pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, El
     let mut loaded = LoadedObject { chip, functions: Vec::new(), kernels: Vec::new() };
     for function in &object.functions {
         let wave64 = function.descriptor.is_some_and(|descriptor| descriptor.wave64());
-        let Ok(program) = Program::decode(function.code, chip, wave64) else { continue };
+        let decoded = Program::decode(function.code, silicon.unwrap_or(chip), wave64);
+        let Ok(program) = decoded.or_else(|_| Program::decode(function.code, chip, wave64)) else { continue };
         let semantics = program.instructions.iter().map(Semantics::of).collect();
+        let units = program.instructions.iter().map(Unit::of).collect();
         if let Some(descriptor) = function.descriptor {
             loaded.kernels.push(LoadedKernel {
                 name: function.name.to_owned(),
@@ -76,7 +84,8 @@ pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, El
             });
         }
         let base = bias + function.address;
-        loaded.functions.push(Arc::new(LoadedFunction { name: function.name.to_owned(), base, program, semantics }));
+        let name = function.name.to_owned();
+        loaded.functions.push(Arc::new(LoadedFunction { name, base, program, semantics, units }));
     }
     Ok(loaded)
 }

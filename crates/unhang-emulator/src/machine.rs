@@ -1,19 +1,20 @@
 //! The machine: a code object, memory, and kernels that run.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
 use unhang_isa::audit::{PathWatch, Rule};
 use unhang_isa::elf::ElfError;
-use unhang_isa::{Chip, Class, Format};
+use unhang_isa::{Chip, Format};
+use unhang_objects::metadata::KernelMetadata;
 
 use crate::load::{self, LoadedKernel, LoadedObject};
 use crate::memory_access::Surroundings;
 use crate::scalar::Next;
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, FloatMode, LANES, Standing, Wave};
-use crate::{Fault, FaultKind, Memory};
+use crate::{Counts, Fault, FaultKind, Memory};
 
 /// What the machine minds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,52 +40,24 @@ pub struct Dispatch<'a> {
     pub dynamic_local: u32,
 }
 
-/// What was executed.
+/// How approximate instructions (reciprocal, square root, exponential, logarithm, sine, cosine) come out. The card
+/// promises about one unit in the last place; a result that is right under each of these does not rest on more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Instructions of all waves.
-    pub instructions: u64,
-    /// Vector instructions times the lanes for which they were on.
-    pub lane_operations: u64,
-    /// Vector arithmetic.
-    pub vector: u64,
-    /// Scalar arithmetic and flow.
-    pub scalar: u64,
-    /// Scalar loads.
-    pub scalar_memory: u64,
-    /// Global, flat and buffer accesses.
-    pub memory: u64,
-    /// Local accesses.
-    pub local: u64,
+pub enum Perturbation {
+    /// As near as can be.
+    #[default]
+    None,
+    /// One unit in the last place farther from zero.
+    Up,
+    /// One unit in the last place nearer to zero.
+    Down,
 }
 
-impl Counts {
-    fn add(&mut self, other: &Counts) {
-        self.instructions += other.instructions;
-        self.lane_operations += other.lane_operations;
-        self.vector += other.vector;
-        self.scalar += other.scalar;
-        self.scalar_memory += other.scalar_memory;
-        self.memory += other.memory;
-        self.local += other.local;
-    }
+/// A code object in a machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object(usize);
 
-    fn note(&mut self, class: Class, lanes: u32) {
-        self.instructions += 1;
-        match class {
-            Class::Vector => self.vector += 1,
-            Class::Scalar => self.scalar += 1,
-            Class::ScalarMemory => self.scalar_memory += 1,
-            Class::VectorMemory | Class::Flat | Class::Segment | Class::Export => self.memory += 1,
-            Class::Local => self.local += 1,
-        }
-        if !matches!(class, Class::Scalar | Class::ScalarMemory) {
-            self.lane_operations += lanes as u64;
-        }
-    }
-}
-
-/// An emulated card with one code object loaded.
+/// An emulated card: memory, and the code objects that are loaded.
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
@@ -92,31 +65,59 @@ pub struct Machine {
     pub mode: Mode,
     /// How many instructions a wave may execute.
     pub budget: u64,
-    object: LoadedObject,
+    /// How approximate instructions come out.
+    pub perturbation: Perturbation,
+    objects: Vec<LoadedObject>,
 }
 
 /// Local memory of a workgroup: 64 KiB, as on the card.
 const MAX_LOCAL: u32 = 64 << 10;
 
 impl Machine {
-    /// Loads a code object.
-    pub fn load(code_object: &[u8], mode: Mode) -> Result<Machine, ElfError> {
-        let mut memory = Memory::default();
-        let object = load::load(code_object, &mut memory)?;
-        Ok(Machine { memory, mode, budget: 100_000_000, object })
+    /// A machine without code.
+    pub fn new(mode: Mode) -> Machine {
+        Machine {
+            memory: Memory::default(),
+            mode,
+            budget: 100_000_000,
+            perturbation: Perturbation::None,
+            objects: Vec::new(),
+        }
     }
 
-    /// The names of its kernels.
+    /// A machine with one code object, which [`Machine::run`] means.
+    pub fn load(code_object: &[u8], mode: Mode) -> Result<Machine, ElfError> {
+        let mut machine = Machine::new(mode);
+        machine.add(code_object)?;
+        Ok(machine)
+    }
+
+    /// Loads one more code object into the machine's memory.
+    pub fn add(&mut self, code_object: &[u8]) -> Result<Object, ElfError> {
+        let chip = match self.mode {
+            Mode::Compute => None,
+            Mode::Hazards(chip) => Some(chip),
+        };
+        self.objects.push(load::load(code_object, chip, &mut self.memory)?);
+        Ok(Object(self.objects.len() - 1))
+    }
+
+    /// The names of all kernels.
     pub fn kernels(&self) -> impl Iterator<Item = &str> {
-        self.object.kernels.iter().map(|kernel| kernel.name.as_str())
+        self.objects.iter().flat_map(|object| &object.kernels).map(|kernel| kernel.name.as_str())
+    }
+
+    /// What an object's metadata says of a kernel: its arguments, its registers.
+    pub fn metadata(&self, object: Object, kernel: &str) -> Option<&KernelMetadata> {
+        self.objects.get(object.0)?.kernels.iter().find(|found| found.name == kernel)?.metadata.as_ref()
     }
 
     /// The instructions of a kernel, or of all functions, that the emulator does not know; with how often each stands
     /// in the code.
     pub fn unsupported(&self, kernel: Option<&str>) -> BTreeMap<&'static str, usize> {
         let mut names = BTreeMap::new();
-        for function in self.object.functions.iter().filter(|function| kernel.is_none_or(|name| name == function.name))
-        {
+        let functions = self.objects.iter().flat_map(|object| &object.functions);
+        for function in functions.filter(|function| kernel.is_none_or(|name| name == function.name)) {
             // Behind the end of a function comes padding that is never reached.
             for (instruction, semantics) in function.program.instructions.iter().zip(&function.semantics) {
                 if matches!(semantics, Semantics::Unsupported) && instruction.definition.mnemonic != "s_code_end" {
@@ -127,29 +128,39 @@ impl Machine {
         names
     }
 
-    /// The chip for which the code was compiled.
-    pub fn target(&self) -> Chip {
-        self.object.chip
+    /// The chip for which the first object says that it was compiled.
+    pub fn target(&self) -> Option<Chip> {
+        self.objects.first().map(|object| object.chip)
     }
 
-    /// Runs a kernel to its end.
+    /// Runs a kernel of the first object to its end.
     pub fn run(&mut self, dispatch: &Dispatch<'_>) -> Result<Counts, Fault> {
+        self.run_in(Object(0), dispatch)
+    }
+
+    /// Runs a kernel of an object to its end.
+    pub fn run_in(&mut self, object: Object, dispatch: &Dispatch<'_>) -> Result<Counts, Fault> {
         let start_fault =
             |kind| Fault { kind, kernel: dispatch.kernel.to_owned(), offset: 0, instruction: String::new() };
-        let number = self
-            .object
-            .kernels
+        let kernels = self.objects.get(object.0).map(|object| object.kernels.as_slice()).unwrap_or_default();
+        let number = kernels
             .iter()
             .position(|kernel| kernel.name == dispatch.kernel)
             .ok_or_else(|| start_fault(FaultKind::NoKernel))?;
         let mark = self.memory.mark();
-        let result = self.start(number, dispatch).map_err(start_fault).and_then(|launch| self.run_groups(&launch));
+        let started = self.start(object, number, dispatch).map_err(start_fault);
+        let result = started.and_then(|launch| self.run_groups(&launch));
         self.memory.release(mark);
         result
     }
 
-    fn start<'d>(&mut self, number: usize, dispatch: &'d Dispatch<'d>) -> Result<Launch<'d>, FaultKind> {
-        let kernel = &self.object.kernels[number];
+    fn start<'d>(
+        &mut self,
+        object: Object,
+        number: usize,
+        dispatch: &'d Dispatch<'d>,
+    ) -> Result<Launch<'d>, FaultKind> {
+        let kernel = &self.objects[object.0].kernels[number];
         let descriptor = kernel.descriptor;
         if descriptor.wave64() {
             return Err(FaultKind::Start("its waves have 64 lanes"));
@@ -168,19 +179,17 @@ impl Machine {
         let arguments = kernel_arguments(kernel, dispatch);
         let kernarg = self.memory.allocate_bytes(&arguments);
         let packet = self.memory.allocate_bytes(&dispatch_packet(dispatch, local, kernarg));
-        Ok(Launch { number, dispatch, kernarg, packet, local, lanes })
+        Ok(Launch { object: object.0, number, dispatch, kernarg, packet, local, lanes })
     }
 
     fn run_groups(&self, launch: &Launch<'_>) -> Result<Counts, Fault> {
         let [x, y, z] = launch.dispatch.workgroups.map(u64::from);
-        let totals: [AtomicU64; 7] = Default::default();
+        let total = Mutex::new(Counts::default());
         let fault = (0..x * y * z).into_par_iter().find_map_first(|group| {
             let place = [group % x, group / x % y, group / (x * y)].map(|place| place as u32);
             match self.run_group(launch, place) {
                 Ok(counts) => {
-                    for (total, count) in totals.iter().zip(counts.as_array()) {
-                        total.fetch_add(count, Ordering::Relaxed);
-                    }
+                    *total.lock().unwrap_or_else(PoisonError::into_inner) += counts;
                     None
                 }
                 Err(fault) => Some(fault),
@@ -188,11 +197,12 @@ impl Machine {
         });
         match fault {
             Some(fault) => Err(fault),
-            None => Ok(Counts::from_array(totals.map(AtomicU64::into_inner))),
+            None => Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner)),
         }
     }
 
     fn run_group(&self, launch: &Launch<'_>, group: [u32; 3]) -> Result<Counts, Fault> {
+        let object = &self.objects[launch.object];
         let mut local = vec![0; launch.local as usize];
         let mut waves: Vec<Wave> =
             (0..launch.lanes.div_ceil(LANES as u32)).map(|wave| self.new_wave(launch, group, wave)).collect();
@@ -201,8 +211,8 @@ impl Machine {
             for wave in &mut waves {
                 if wave.standing == Standing::Running {
                     let mut around = Surroundings { memory: &self.memory, local: &mut local };
-                    if let Err(kind) = self.run_wave(wave, &mut around, &mut counts) {
-                        return Err(self.fault(wave, kind));
+                    if let Err(kind) = self.run_wave(object, wave, &mut around, &mut counts) {
+                        return Err(fault(object, wave, kind));
                     }
                 }
             }
@@ -216,21 +226,9 @@ impl Machine {
         }
     }
 
-    fn fault(&self, wave: &Wave, kind: FaultKind) -> Fault {
-        let function = &self.object.functions[wave.function];
-        let index = wave.index as usize;
-        let instruction = function.program.instructions.get(index).map(|it| it.text(false).to_string());
-        Fault {
-            kind,
-            kernel: function.name.clone(),
-            offset: function.program.offsets.get(index).copied().unwrap_or(0),
-            instruction: instruction.unwrap_or_default(),
-        }
-    }
-
     /// The registers as the command processor sets them up.
     fn new_wave(&self, launch: &Launch<'_>, group: [u32; 3], number: u32) -> Wave {
-        let kernel = &self.object.kernels[launch.number];
+        let kernel = &self.objects[launch.object].kernels[launch.number];
         let descriptor = kernel.descriptor;
         let vectors = ((descriptor.resource1 & 63) as usize + 1) * 8;
         let mut wave = Wave {
@@ -292,9 +290,15 @@ impl Machine {
     }
 
     /// Runs a wave to its end or to a barrier.
-    fn run_wave(&self, wave: &mut Wave, around: &mut Surroundings<'_>, counts: &mut Counts) -> Result<(), FaultKind> {
+    fn run_wave(
+        &self,
+        object: &LoadedObject,
+        wave: &mut Wave,
+        around: &mut Surroundings<'_>,
+        counts: &mut Counts,
+    ) -> Result<(), FaultKind> {
         loop {
-            let function = &self.object.functions[wave.function];
+            let function = &object.functions[wave.function];
             let index = wave.index as usize;
             let Some(instruction) = function.program.instructions.get(index) else {
                 return Err(FaultKind::Jump {
@@ -305,7 +309,7 @@ impl Machine {
             if wave.executed > self.budget {
                 return Err(FaultKind::Budget { limit: self.budget });
             }
-            counts.note(instruction.class(), wave.exec().count_ones());
+            counts.note(function.units[index], wave.exec().count_ones());
             if let Mode::Hazards(chip) = self.mode {
                 if !instruction.definition.exists_on(chip) {
                     return Err(FaultKind::Illegal);
@@ -335,11 +339,11 @@ impl Machine {
                             return Ok(());
                         }
                         Next::Relative(bytes) => {
-                            (wave.function, wave.index) = self.object.find(after.wrapping_add(bytes as u64))?;
+                            (wave.function, wave.index) = object.find(after.wrapping_add(bytes as u64))?;
                             continue;
                         }
                         Next::Absolute(target) => {
-                            (wave.function, wave.index) = self.object.find(target)?;
+                            (wave.function, wave.index) = object.find(target)?;
                             continue;
                         }
                     }
@@ -352,20 +356,21 @@ impl Machine {
     }
 }
 
-impl Counts {
-    fn as_array(&self) -> [u64; 7] {
-        [self.instructions, self.lane_operations, self.vector, self.scalar, self.scalar_memory, self.memory, self.local]
-    }
-
-    fn from_array([instructions, lane_operations, vector, scalar, scalar_memory, memory, local]: [u64; 7]) -> Counts {
-        let mut counts = Counts::default();
-        counts.add(&Counts { instructions, lane_operations, vector, scalar, scalar_memory, memory, local });
-        counts
+fn fault(object: &LoadedObject, wave: &Wave, kind: FaultKind) -> Fault {
+    let function = &object.functions[wave.function];
+    let index = wave.index as usize;
+    let instruction = function.program.instructions.get(index).map(|it| it.text(false).to_string());
+    Fault {
+        kind,
+        kernel: function.name.clone(),
+        offset: function.program.offsets.get(index).copied().unwrap_or(0),
+        instruction: instruction.unwrap_or_default(),
     }
 }
 
 /// A kernel that is being run.
 struct Launch<'d> {
+    object: usize,
     number: usize,
     dispatch: &'d Dispatch<'d>,
     kernarg: u64,

@@ -47,6 +47,14 @@ impl Memory {
         address
     }
 
+    /// Frees an allocation by its address. Addresses are not handed out again: using one later is a fault.
+    pub fn free(&mut self, address: u64) -> Result<(), FaultKind> {
+        let place = self.allocations.binary_search_by_key(&address, |allocation| allocation.base);
+        let place = place.map_err(|_| FaultKind::Memory { address, size: 0 })?;
+        self.allocations.remove(place);
+        Ok(())
+    }
+
     /// A place to come back to with [`Memory::release`].
     pub(crate) fn mark(&self) -> (usize, u64) {
         (self.allocations.len(), self.next)

@@ -1,6 +1,8 @@
-//! Drivers: what runs code objects. HIP and CUDA by `dlopen`; an emulator of the chip can be one too.
+//! Drivers: what runs code objects. HIP and CUDA by `dlopen`, and the emulator of RDNA1.
 
 mod cuda;
+#[cfg(feature = "emulated")]
+mod emulated;
 mod hip;
 
 use std::ffi::c_void;
@@ -9,6 +11,8 @@ use std::sync::Arc;
 use thiserror::Error;
 
 pub use cuda::Cuda;
+#[cfg(feature = "emulated")]
+pub use emulated::{Emulated, EmulatedEngine};
 pub use hip::{Hip, HipChip};
 
 use crate::compiler::{CompileError, Compiler};

@@ -1,0 +1,283 @@
+//! The emulated RDNA1 as a driver: what the compiler made for the card runs on the CPU, instruction by instruction.
+//!
+//! Device memory is the emulator's own, handed out by [`Emulated::allocate`]; every access of a kernel is checked against
+//! it. Kernels run to their end within `launch`, which returns what the hardware would have done wrong as an error. It is
+//! a tool for tests and for looking at kernels: minutes here are milliseconds on a card.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use unhang_conv::Problem;
+use unhang_emulator::{Counts, Dispatch, Machine, Mode, Object, Perturbation};
+use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported, bf16, f16};
+use unhang_isa::Chip;
+
+use super::{Description, Driver, DriverError, Event, Function};
+use crate::choice::Choice;
+use crate::compiler::Compiler;
+use crate::model::Device;
+use crate::{DevicePointers, GpuEngine, Settings};
+
+/// An emulated card. Clones are the same card.
+#[derive(Clone)]
+pub struct Emulated(Arc<Card>);
+
+struct Card {
+    state: Mutex<State>,
+    compiler: Arc<dyn Compiler>,
+    description: Description,
+}
+
+struct State {
+    machine: Machine,
+    functions: Vec<(Object, String)>,
+    events: Vec<Option<Instant>>,
+    counts: Counts,
+}
+
+impl Emulated {
+    /// A card with `silicon` for a chip, under a runtime that reports `reported`; what `compiler` makes is loaded into
+    /// it. Kernels are compiled for `target`: the silicon, unless it is to be seen what other code does there.
+    pub fn new(silicon: Chip, reported: Chip, target: Chip, compiler: Arc<dyn Compiler>) -> Emulated {
+        let description = Description {
+            name: format!("emulated {silicon}"),
+            reported_architecture: reported.name().into(),
+            true_architecture: target.name().into(),
+            model: Device::rx_5600_xt(),
+        };
+        let state = State {
+            machine: Machine::new(Mode::Hazards(silicon)),
+            functions: Vec::new(),
+            events: Vec::new(),
+            counts: Counts::default(),
+        };
+        Emulated(Arc::new(Card { state: Mutex::new(state), compiler, description }))
+    }
+
+    /// A fault leaves the machine as it is on a card: stopped, with its memory whole.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Allocates device memory with these contents.
+    pub fn allocate(&self, contents: &[u8]) -> u64 {
+        self.state().machine.memory.allocate_bytes(contents)
+    }
+
+    /// Frees device memory. What is used afterwards is a fault.
+    pub fn free(&self, address: u64) -> Result<(), DriverError> {
+        self.state().machine.memory.free(address).map_err(|fault| failed("free", &fault))
+    }
+
+    /// Copies device memory out.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DriverError> {
+        self.state().machine.memory.read(address, bytes).map_err(|fault| failed("read", &fault))
+    }
+
+    /// What was executed since the card was made.
+    pub fn counts(&self) -> Counts {
+        self.state().counts
+    }
+
+    /// Shifts the results of approximate instructions from now on.
+    pub fn perturb(&self, perturbation: Perturbation) {
+        self.state().machine.perturbation = perturbation;
+    }
+}
+
+/// The codes are those of HIP where there is one for it.
+fn failed(call: &'static str, fault: &impl std::fmt::Display) -> DriverError {
+    DriverError::Call { call, code: 719, meaning: fault.to_string() }
+}
+
+impl Driver for Emulated {
+    fn description(&self) -> &Description {
+        &self.0.description
+    }
+
+    fn compiler(&self) -> Arc<dyn Compiler> {
+        self.0.compiler.clone()
+    }
+
+    fn load(&self, object: &[u8], entry: &str) -> Result<Function, DriverError> {
+        let mut state = self.state();
+        let object = state.machine.add(object).map_err(|error| DriverError::Call {
+            call: "load",
+            code: 200,
+            meaning: error.to_string(),
+        })?;
+        if state.machine.metadata(object, entry).is_none() {
+            let meaning = format!("the object has no kernel {entry:?} with metadata");
+            return Err(DriverError::Call { call: "load", code: 500, meaning });
+        }
+        state.functions.push((object, entry.to_owned()));
+        Ok(Function(state.functions.len() as u64 - 1))
+    }
+
+    unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: u32,
+        arguments: &mut [*mut c_void],
+        _stream: u64,
+    ) -> Result<(), DriverError> {
+        let mut guard = self.state();
+        let state = &mut *guard;
+        let (object, entry) = state.functions.get(function.0 as usize).ok_or(DriverError::Call {
+            call: "launch",
+            code: 400,
+            meaning: "no such function".into(),
+        })?;
+        let metadata = state.machine.metadata(*object, entry);
+        let declared = metadata.into_iter().flat_map(|metadata| &metadata.arguments);
+        let declared: Vec<_> = declared.filter(|argument| !argument.kind.starts_with("hidden_")).collect();
+        if declared.len() != arguments.len() {
+            let meaning = format!("{entry} takes {} arguments and was given {}", declared.len(), arguments.len());
+            return Err(DriverError::Call { call: "launch", code: 1, meaning });
+        }
+        let mut bytes = Vec::new();
+        for (argument, &given) in declared.iter().zip(arguments.iter()) {
+            bytes.resize(argument.offset as usize, 0);
+            // SAFETY: the caller vouches that each argument is what the kernel declares, so it has that many bytes.
+            bytes.extend_from_slice(unsafe {
+                std::slice::from_raw_parts(given.cast_const().cast::<u8>(), argument.size as usize)
+            });
+        }
+        let dispatch = Dispatch {
+            kernel: entry,
+            workgroups: grid,
+            workgroup_size: [block, 1, 1],
+            arguments: &bytes,
+            dynamic_local: 0,
+        };
+        let counts = state.machine.run_in(*object, &dispatch).map_err(|fault| failed("launch", &fault))?;
+        state.counts += counts;
+        Ok(())
+    }
+
+    fn is_capturing(&self, _stream: u64) -> Result<bool, DriverError> {
+        Ok(false)
+    }
+
+    fn create_event(&self) -> Result<Event, DriverError> {
+        let mut state = self.state();
+        state.events.push(None);
+        Ok(Event(state.events.len() as u64 - 1))
+    }
+
+    fn record(&self, event: Event, _stream: u64) -> Result<(), DriverError> {
+        // Everything before it is done already.
+        if let Some(slot) = self.state().events.get_mut(event.0 as usize) {
+            *slot = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// The time that the emulator took.
+    fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
+        let state = self.state();
+        let [from, to] = [from, to].map(|event| state.events.get(event.0 as usize).copied().flatten());
+        Ok(from.zip(to).map(|(from, to)| to.duration_since(from).as_secs_f32() * 1e3))
+    }
+
+    fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
+        if let Some(slot) = self.state().events.get_mut(event.0 as usize) {
+            *slot = None;
+        }
+        Ok(())
+    }
+
+    fn synchronize(&self, _stream: u64) -> Result<(), DriverError> {
+        Ok(())
+    }
+}
+
+/// The GPU engine on an emulated card, for numbers in host memory: like any other engine.
+pub struct EmulatedEngine {
+    /// The card.
+    pub card: Emulated,
+    /// The engine on it.
+    pub gpu: GpuEngine,
+    choice: Mutex<Option<Choice>>,
+}
+
+/// Where a kernel reads what nobody wrote, the result shows it: a NaN in every type.
+const UNWRITTEN: u8 = 0xff;
+
+impl EmulatedEngine {
+    /// An engine that compiles anew or takes objects from `settings`' cache.
+    pub fn new(card: Emulated, settings: Settings) -> EmulatedEngine {
+        EmulatedEngine { gpu: GpuEngine::new(Box::new(card.clone()), settings), card, choice: Mutex::default() }
+    }
+
+    /// Computes everything with this choice from now on; `None` for the engine's own.
+    pub fn use_choice(&self, choice: Option<Choice>) {
+        *self.choice.lock().unwrap_or_else(PoisonError::into_inner) = choice;
+    }
+
+    fn compute(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), String> {
+        let choice = *self.choice.lock().unwrap_or_else(PoisonError::into_inner);
+        let prepared = self.gpu.prepare_as(problem, choice).map_err(|error| error.to_string())?;
+        let mut result = operands.result;
+        let mut output = vec![UNWRITTEN; size_of(&result.as_elements())];
+        let pointers = DevicePointers {
+            first: self.card.allocate(&bytes_of(&operands.first)),
+            second: self.card.allocate(&bytes_of(&operands.second)),
+            bias: operands.bias.map_or(0, |bias| self.card.allocate(&bytes_of(&bias))),
+            result: self.card.allocate(&output),
+            workspace: self.card.allocate(&vec![UNWRITTEN; prepared.workspace_bytes() as usize]),
+        };
+        // SAFETY: emulated memory of the sizes that the problem and the plan say; every access to it is checked, and
+        // the kernels are done when the call returns.
+        let ran = unsafe { self.gpu.launch(&prepared, pointers, 0) }.map_err(|error| error.to_string());
+        let ran = ran.and_then(|()| self.card.read(pointers.result, &mut output).map_err(|error| error.to_string()));
+        let DevicePointers { first, second, bias, result: written, workspace } = pointers;
+        for address in [first, second, bias, written, workspace].into_iter().filter(|&address| address != 0) {
+            self.card.free(address).map_err(|error| error.to_string())?;
+        }
+        ran?;
+        match &mut result {
+            ElementsMut::F32(to) => copy(&output, to, f32::from_le_bytes),
+            ElementsMut::F16(to) => copy(&output, to, f16::from_le_bytes),
+            ElementsMut::Bf16(to) => copy(&output, to, bf16::from_le_bytes),
+            ElementsMut::F64(to) => copy(&output, to, f64::from_le_bytes),
+        }
+        Ok(())
+    }
+}
+
+impl Engine for EmulatedEngine {
+    fn name(&self) -> EngineName {
+        EngineName::Jit
+    }
+
+    fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
+        self.gpu.supports(problem)
+    }
+
+    fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
+        operands.validate(problem)?;
+        self.compute(problem, operands).map_err(|message| EngineError::Failed { engine: EngineName::Jit, message })
+    }
+}
+
+fn size_of(elements: &Elements<'_>) -> usize {
+    elements.len() * elements.data_type().size()
+}
+
+fn bytes_of(elements: &Elements<'_>) -> Vec<u8> {
+    match elements {
+        Elements::F32(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Elements::F16(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Elements::Bf16(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
+        Elements::F64(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
+    }
+}
+
+fn copy<T, const N: usize>(bytes: &[u8], to: &mut [T], from: fn([u8; N]) -> T) {
+    for (value, &chunk) in to.iter_mut().zip(bytes.as_chunks().0) {
+        *value = from(chunk);
+    }
+}

@@ -43,6 +43,8 @@ pub struct CodeObject<'a> {
     pub functions: Vec<Function<'a>>,
     /// The note with the metadata (msgpack), if there is one.
     pub metadata: Option<&'a [u8]>,
+    /// The mode of functions that are called.
+    called: Mode,
 }
 
 /// A stretch of a code object that a loader copies into memory.
@@ -99,20 +101,31 @@ pub struct KernelDescriptor {
 impl KernelDescriptor {
     /// The length of a descriptor.
     pub const SIZE: usize = 64;
+    /// Where `kernel_code_entry_byte_offset` lies in it.
+    pub(crate) const ENTRY_OFFSET: usize = 16;
+    /// Where `COMPUTE_PGM_RSRC1` lies in it.
+    pub(crate) const RESOURCE1: usize = 48;
+    /// The bit of `COMPUTE_PGM_RSRC1` for workgroup-processor mode.
+    pub(crate) const WORKGROUP_PROCESSOR_MODE: u32 = 1 << 29;
 
     fn parse(bytes: &[u8], file_offset: usize, address: u64) -> Option<KernelDescriptor> {
         Some(KernelDescriptor {
             group_segment_size: u32_at(bytes, 0)?,
             private_segment_size: u32_at(bytes, 4)?,
             kernarg_size: u32_at(bytes, 8)?,
-            entry_offset: u64_at(bytes, 16)? as i64,
+            entry_offset: u64_at(bytes, KernelDescriptor::ENTRY_OFFSET)? as i64,
             resource3: u32_at(bytes, 44)?,
-            resource1: u32_at(bytes, 48)?,
+            resource1: u32_at(bytes, KernelDescriptor::RESOURCE1)?,
             resource2: u32_at(bytes, 52)?,
             properties: u16_at(bytes, 56)?,
             file_offset,
             address,
         })
+    }
+
+    /// The address of the kernel's first instruction.
+    pub fn entry_address(&self) -> u64 {
+        self.address.wrapping_add(self.entry_offset as u64)
     }
 
     /// Whether waves have 64 lanes and not 32.
@@ -122,32 +135,52 @@ impl KernelDescriptor {
 
     /// Whether workgroups span both compute units of a workgroup processor; else one unit.
     pub fn workgroup_processor_mode(&self) -> bool {
-        self.resource1 & (1 << 29) != 0
+        self.resource1 & KernelDescriptor::WORKGROUP_PROCESSOR_MODE != 0
     }
 }
 
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     Some(u16::from_le_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
 #[derive(Clone, Copy)]
-struct Section {
+pub(crate) struct Section {
     kind: u32,
     address: u64,
-    offset: u64,
+    pub offset: u64,
     size: u64,
     link: u32,
 }
 
+impl Section {
+    pub fn is_symbol_table(&self) -> bool {
+        matches!(self.kind, SYMBOL_TABLE | DYNAMIC_SYMBOL_TABLE)
+    }
+
+    pub fn is_relocations(&self) -> bool {
+        self.kind == RELOCATIONS
+    }
+}
+
+/// How the code of a function is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mode {
+    /// Whether workgroups span both compute units of a workgroup processor.
+    pub workgroup_processor: bool,
+    /// Whether waves have 64 lanes.
+    pub wave64: bool,
+}
+
 const SYMBOL_TABLE: u32 = 2;
+const RELOCATIONS: u32 = 4;
 const NOTE: u32 = 7;
 const NO_BITS: u32 = 8;
 const DYNAMIC_SYMBOL_TABLE: u32 = 11;
@@ -165,8 +198,9 @@ impl<'a> CodeObject<'a> {
             return Err(ElfError::NotGpu { machine, class });
         }
         let flags = u32_at(bytes, 48).ok_or(outside("the header"))?;
-        let sections = sections(bytes).ok_or(outside("the section table"))?;
-        let mut object = CodeObject { bytes, flags, functions: Vec::new(), metadata: None };
+        let sections = section_headers(bytes).ok_or(outside("the section table"))?;
+        let called = Mode { workgroup_processor: false, wave64: false };
+        let mut object = CodeObject { bytes, flags, functions: Vec::new(), metadata: None, called };
         // The full symbol table names local functions too; without it (stripped) the dynamic one has the kernels.
         let symbols = [SYMBOL_TABLE, DYNAMIC_SYMBOL_TABLE]
             .into_iter()
@@ -174,6 +208,11 @@ impl<'a> CodeObject<'a> {
         if let Some(symbols) = symbols {
             object.read_symbols(&sections, symbols).ok_or(outside("the symbol table"))?;
         }
+        let descriptors = || object.functions.iter().filter_map(|function| function.descriptor);
+        object.called = Mode {
+            workgroup_processor: descriptors().any(|descriptor| descriptor.workgroup_processor_mode()),
+            wave64: descriptors().count() > 0 && descriptors().all(|descriptor| descriptor.wave64()),
+        };
         for section in sections.iter().filter(|section| section.kind == NOTE) {
             if let Some(metadata) = object.section_bytes(section).and_then(find_metadata) {
                 object.metadata = Some(metadata);
@@ -185,6 +224,15 @@ impl<'a> CodeObject<'a> {
     /// The chip for which the code was compiled; `None` if it is not of the gfx10 family.
     pub fn chip(&self) -> Option<Chip> {
         Chip::from_machine(self.flags as u8)
+    }
+
+    /// The mode in which a function runs. What is called runs in the mode of its callers; where they differ, the mode in
+    /// which more can go wrong is taken.
+    pub fn mode_of(&self, function: &Function<'_>) -> Mode {
+        function.descriptor.map_or(self.called, |descriptor| Mode {
+            workgroup_processor: descriptor.workgroup_processor_mode(),
+            wave64: descriptor.wave64(),
+        })
     }
 
     /// The whole file.
@@ -211,7 +259,7 @@ impl<'a> CodeObject<'a> {
         })
     }
 
-    fn section_bytes(&self, section: &Section) -> Option<&'a [u8]> {
+    pub(crate) fn section_bytes(&self, section: &Section) -> Option<&'a [u8]> {
         if section.kind == NO_BITS {
             return Some(&[]);
         }
@@ -268,7 +316,7 @@ impl<'a> CodeObject<'a> {
     }
 }
 
-fn sections(bytes: &[u8]) -> Option<Vec<Section>> {
+pub(crate) fn section_headers(bytes: &[u8]) -> Option<Vec<Section>> {
     let start = usize::try_from(u64_at(bytes, 40)?).ok()?;
     let entry_size = u16_at(bytes, 58)? as usize;
     let count = u16_at(bytes, 60)? as usize;

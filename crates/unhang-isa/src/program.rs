@@ -90,6 +90,11 @@ impl Program {
         Ok(program)
     }
 
+    /// Its length in bytes.
+    pub fn size(&self) -> usize {
+        self.offsets.last().zip(self.instructions.last()).map_or(0, |(&at, last)| at as usize + last.size())
+    }
+
     /// The instruction that starts at a byte offset.
     pub fn index_at(&self, offset: usize) -> Option<u32> {
         let offset = u32::try_from(offset).ok()?;

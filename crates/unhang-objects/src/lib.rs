@@ -15,6 +15,7 @@ mod database;
 mod error;
 mod host;
 pub mod metadata;
+pub mod repair;
 pub mod survey;
 mod walk;
 mod zip;

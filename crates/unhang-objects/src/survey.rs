@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use unhang_isa::audit::{Context, Finding, Hazards, audit};
-use unhang_isa::elf::{CodeObject, ElfError, Function};
+use unhang_isa::elf::{CodeObject, ElfError, Function, Mode};
 use unhang_isa::{Chip, Program};
 
 /// What was found in one code object.
@@ -46,29 +46,16 @@ pub fn survey(bytes: &[u8], options: Options) -> Result<ObjectSurvey, ElfError> 
     let Some(target) = object.chip() else {
         return Ok(ObjectSurvey { target: None, functions: Vec::new(), code_bytes: 0 });
     };
-    // What is called runs in the mode of its callers; where they differ, the mode in which more can go wrong is taken.
-    let descriptors = || object.functions.iter().filter_map(|function| function.descriptor);
-    let called = Mode {
-        workgroup_processor: descriptors().any(|descriptor| descriptor.workgroup_processor_mode()),
-        wave64: descriptors().count() > 0 && descriptors().all(|descriptor| descriptor.wave64()),
-    };
-    let functions: Vec<FunctionSurvey> =
-        object.functions.par_iter().map(|function| survey_function(function, target, called, options)).collect();
+    let functions: Vec<FunctionSurvey> = object
+        .functions
+        .par_iter()
+        .map(|function| survey_function(function, target, object.mode_of(function), options))
+        .collect();
     let code_bytes = object.functions.iter().map(|function| function.code.len() as u64).sum();
     Ok(ObjectSurvey { target: Some(target), functions, code_bytes })
 }
 
-#[derive(Clone, Copy)]
-struct Mode {
-    workgroup_processor: bool,
-    wave64: bool,
-}
-
-fn survey_function(function: &Function<'_>, target: Chip, called: Mode, options: Options) -> FunctionSurvey {
-    let mode = function.descriptor.map_or(called, |descriptor| Mode {
-        workgroup_processor: descriptor.workgroup_processor_mode(),
-        wave64: descriptor.wave64(),
-    });
+fn survey_function(function: &Function<'_>, target: Chip, mode: Mode, options: Options) -> FunctionSurvey {
     let mut survey = FunctionSurvey {
         name: function.name.to_owned(),
         is_kernel: function.descriptor.is_some(),

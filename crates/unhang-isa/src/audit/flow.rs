@@ -7,30 +7,30 @@ use crate::{Chip, Class, Effects, Instruction, Program, ScalarSet};
 
 /// What is pending at a point of the program, on some path to it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct State {
+pub(super) struct State {
     /// Scalar registers that a vector memory instruction may still have to read.
-    memory_reads: ScalarSet,
+    pub memory_reads: ScalarSet,
     /// Scalar registers that a scalar load may still have to read.
-    scalar_memory_reads: ScalarSet,
-    /// The `*_BIT`s below.
-    bits: u8,
+    pub scalar_memory_reads: ScalarSet,
+    /// The bits below.
+    pub bits: u8,
 }
 
 /// An instruction outside the vector unit has read EXEC.
-const EXEC_READ: u8 = 1;
+pub(super) const EXEC_READ: u8 = 1;
 /// A comparison has written EXEC, and no vector instruction has followed.
-const EXEC_COMPARED: u8 = 2;
+pub(super) const EXEC_COMPARED: u8 = 2;
 /// A local access with neither a memory access nor a wait behind it.
-const LOCAL_PENDING: u8 = 4;
+pub(super) const LOCAL_PENDING: u8 = 4;
 /// A memory access with neither a local access nor a wait behind it.
-const MEMORY_PENDING: u8 = 8;
+pub(super) const MEMORY_PENDING: u8 = 8;
 /// A local access, then a branch, and nothing of either kind since.
-const LOCAL_ARMED: u8 = 16;
+pub(super) const LOCAL_ARMED: u8 = 16;
 /// A memory access, then a branch, and nothing of either kind since.
-const MEMORY_ARMED: u8 = 32;
+pub(super) const MEMORY_ARMED: u8 = 32;
 
 impl State {
-    fn union(self, other: State) -> State {
+    pub fn union(self, other: State) -> State {
         State {
             memory_reads: self.memory_reads | other.memory_reads,
             scalar_memory_reads: self.scalar_memory_reads | other.scalar_memory_reads,
@@ -308,48 +308,48 @@ impl PathWatch {
             return None;
         }
         let effects = instruction.effects(wave64);
-        let broken = self.broken(instruction, &effects);
+        let broken = broken(self.state, instruction, &effects);
         self.state = step(self.state, instruction, &effects);
         broken
     }
+}
 
-    fn broken(&self, instruction: &Instruction, effects: &Effects) -> Option<(Rule, Option<u8>)> {
-        let state = self.state;
-        let has = |bit: u8| state.bits & bit != 0;
-        match effects.class {
-            Class::Vector => {
-                let written = vector_scalar_destination(instruction, effects);
-                if let Some(register) = (state.scalar_memory_reads & written).first() {
-                    return Some((Rule::ScalarMemoryToVectorWrite, Some(register)));
-                }
-                if has(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
-                    return Some((Rule::CompareExec, None));
-                }
-                let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
-                    && instruction.format() == Format::Vop3;
-                (has(EXEC_COMPARED) && permutes).then_some((Rule::ComparePermlane, None))
+/// The rule that an instruction breaks when it meets a state, and the scalar register at stake.
+pub(super) fn broken(state: State, instruction: &Instruction, effects: &Effects) -> Option<(Rule, Option<u8>)> {
+    let has = |bit: u8| state.bits & bit != 0;
+    match effects.class {
+        Class::Vector => {
+            let written = vector_scalar_destination(instruction, effects);
+            if let Some(register) = (state.scalar_memory_reads & written).first() {
+                return Some((Rule::ScalarMemoryToVectorWrite, Some(register)));
             }
-            Class::Scalar | Class::ScalarMemory => {
-                if let Some(register) = (state.memory_reads & effects.writes).first() {
-                    return Some((Rule::MemoryToScalarWrite, Some(register)));
-                }
-                if instruction.is(Format::Sopp, 0x20) {
-                    return Some((Rule::InstructionPrefetch, None));
-                }
-                let short =
-                    instruction.format() == Format::Sopp && instruction.is_branch() && instruction.immediate() == 0x3f;
-                short.then_some((Rule::BranchOffset3f, None))
+            if has(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
+                return Some((Rule::CompareExec, None));
             }
-            Class::VectorMemory | Class::Segment if has(LOCAL_ARMED) => Some((Rule::LocalBranchMemory, None)),
-            Class::Local if has(MEMORY_ARMED) => Some((Rule::LocalBranchMemory, None)),
-            _ => None,
+            let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
+                && instruction.format() == Format::Vop3;
+            (has(EXEC_COMPARED) && permutes).then_some((Rule::ComparePermlane, None))
         }
+        Class::Scalar | Class::ScalarMemory => {
+            if let Some(register) = (state.memory_reads & effects.writes).first() {
+                return Some((Rule::MemoryToScalarWrite, Some(register)));
+            }
+            if instruction.is(Format::Sopp, 0x20) {
+                return Some((Rule::InstructionPrefetch, None));
+            }
+            let short =
+                instruction.format() == Format::Sopp && instruction.is_branch() && instruction.immediate() == 0x3f;
+            short.then_some((Rule::BranchOffset3f, None))
+        }
+        Class::VectorMemory | Class::Segment if has(LOCAL_ARMED) => Some((Rule::LocalBranchMemory, None)),
+        Class::Local if has(MEMORY_ARMED) => Some((Rule::LocalBranchMemory, None)),
+        _ => None,
     }
 }
 
 /// Vector arithmetic that writes no scalar register: most of all instructions.
 #[inline]
-fn is_plain_vector(instruction: &Instruction) -> bool {
+pub(super) fn is_plain_vector(instruction: &Instruction) -> bool {
     instruction.class() == Class::Vector
         && !instruction.definition.writes_scalar
         && !instruction.is(Format::Vop3, PERMLANE16)
@@ -360,7 +360,7 @@ const PERMLANE16: u16 = 0x377;
 const PERMLANEX16: u16 = 0x378;
 
 #[inline]
-fn plain_vector_step(mut state: State, instruction: &Instruction) -> State {
+pub(super) fn plain_vector_step(mut state: State, instruction: &Instruction) -> State {
     state.memory_reads = ScalarSet::EMPTY;
     if !instruction.is(Format::Vop1, 0) && !instruction.is(Format::Vop3, 0x180) {
         state.bits &= !EXEC_COMPARED;
@@ -370,7 +370,7 @@ fn plain_vector_step(mut state: State, instruction: &Instruction) -> State {
 
 /// The state behind an instruction.
 #[inline]
-fn step(mut state: State, instruction: &Instruction, effects: &Effects) -> State {
+pub(super) fn step(mut state: State, instruction: &Instruction, effects: &Effects) -> State {
     match effects.class {
         Class::Vector => {
             state = plain_vector_step(state, instruction);
@@ -433,7 +433,7 @@ fn vector_scalar_destination(instruction: &Instruction, effects: &Effects) -> Sc
 
 /// The bytes of a wide access to the local data share: `ds_read_b64`, `ds_write_b64` and their 128-bit kin; else 0.
 #[inline]
-fn wide_local_access(instruction: &Instruction) -> u32 {
+pub(super) fn wide_local_access(instruction: &Instruction) -> u32 {
     match (instruction.format(), instruction.definition.opcode) {
         (Format::Ds, 0x4d | 0x76) => 8,
         (Format::Ds, 0xdf | 0xff) => 16,

@@ -10,9 +10,11 @@
 
 mod flow;
 mod rules;
+mod work_arounds;
 
 pub use flow::PathWatch;
 pub use rules::{Hazards, Rule, Severity};
+pub(crate) use work_arounds::{WorkAround, work_arounds};
 
 use crate::{Chip, Program};
 
@@ -47,6 +49,11 @@ impl Finding {
 pub struct Context {
     /// Whether its workgroups span a workgroup processor; misaligned access to the local data share fails only there.
     pub workgroup_processor_mode: bool,
+}
+
+/// Whether a program has wide accesses to the local data share, which must be aligned in workgroup-processor mode.
+pub(crate) fn has_wide_local_accesses(program: &Program) -> bool {
+    program.instructions.iter().any(|instruction| flow::wide_local_access(instruction) != 0)
 }
 
 /// Finds what in `program` is unsafe on `chip`.

@@ -10,6 +10,7 @@
 //! A change stays only if the audit of the changed function shows that the finding is gone and no other has come. What
 //! is left is reported, not guessed at.
 
+use super::{NOP, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES};
 use crate::audit::{Context, Finding, Hazards, Rule, audit};
 use crate::registers::{Source, number};
 use crate::table::{Field, Format};
@@ -39,17 +40,16 @@ pub struct Repaired {
     pub after: Hazards,
 }
 
-const NOP: u32 = 0xbf80_0000;
 /// `s_waitcnt_depctr` with every field at "do not wait".
 const WAIT_FOR_NOTHING: u32 = 0xbfa3_ffff;
 
 /// The work-around of a rule, and whether it can be combined with another `s_waitcnt_depctr`.
 fn work_around(rule: Rule) -> Option<u32> {
     match rule {
-        Rule::CompareExec => Some(0xbfa3_fffe),
-        Rule::MemoryToScalarWrite => Some(0xbfa3_ffe3),
-        Rule::ScalarMemoryToVectorWrite => Some(0xbefd_0380),
-        Rule::LocalBranchMemory => Some(0xbbfd_0000),
+        Rule::CompareExec => Some(WAIT_FOR_EXEC_READERS),
+        Rule::MemoryToScalarWrite => Some(WAIT_FOR_MEMORY_READERS),
+        Rule::ScalarMemoryToVectorWrite => Some(WAIT_FOR_SCALAR_LOADS),
+        Rule::LocalBranchMemory => Some(WAIT_FOR_STORES),
         _ => None,
     }
 }

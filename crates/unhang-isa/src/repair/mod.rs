@@ -1,0 +1,311 @@
+//! Machine code made safe for a chip that it was not compiled for.
+//!
+//! [`repair_object`] mends a whole code object. What can be mended by changing a word is changed where it stands
+//! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
+//! anew behind everything else, in an executable segment of its own, with the work-around instructions that LLVM
+//! inserts when it compiles for the chip; its descriptor, its symbols and whoever calls it by a known address are aimed
+//! at the new place. Data stays where it is, and so does the old code.
+//!
+//! A function is moved only if all that depends on its place is understood and if the audit of the result finds nothing
+//! that could have been mended; otherwise it is left as it is and the reason is reported.
+//!
+//! [`repair_in_place`] is the second best: it never changes the size of anything, and mends what it can.
+
+mod in_place;
+mod object;
+mod relayout;
+
+use thiserror::Error;
+
+pub use in_place::{Patch, Repaired, repair_in_place};
+pub use object::assemble;
+
+use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
+use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
+use crate::{Chip, Program, ProgramError};
+
+/// `s_nop 0`
+const NOP: u32 = 0xbf80_0000;
+/// `s_waitcnt_depctr 0xfffe`
+const WAIT_FOR_EXEC_READERS: u32 = 0xbfa3_fffe;
+/// `s_waitcnt_depctr 0xffe3`
+const WAIT_FOR_MEMORY_READERS: u32 = 0xbfa3_ffe3;
+/// `s_mov_b32 null, 0`
+const WAIT_FOR_SCALAR_LOADS: u32 = 0xbefd_0380;
+/// `s_waitcnt_vscnt null, 0`
+const WAIT_FOR_STORES: u32 = 0xbbfd_0000;
+
+/// How a code object is to be mended.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// The chip on which the code will run.
+    pub chip: Chip,
+    /// Whether nothing may change its size: then nothing is laid out anew, and some findings stay.
+    pub keep_size: bool,
+}
+
+/// What was done with a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treatment {
+    /// Nothing: there was nothing to mend, or it could not be.
+    Untouched,
+    /// Words were changed where they stand.
+    InPlace,
+    /// It was laid out anew.
+    Moved,
+}
+
+impl Treatment {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Treatment::Untouched => "untouched",
+            Treatment::InPlace => "mended in place",
+            Treatment::Moved => "laid out anew",
+        }
+    }
+}
+
+/// Why findings are left in a function.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Reason {
+    /// It cannot be decoded.
+    #[error("it cannot be decoded: {0}")]
+    Undecodable(#[from] ProgramError),
+    /// The chip does not have one of its instructions.
+    #[error("it has {0} instructions that the chip does not have, or has with another meaning; it must be recompiled")]
+    IllegalInstructions(u64),
+    /// A branch leaves the function, or lands inside an instruction.
+    #[error("a branch leaves the function or lands inside an instruction")]
+    StrayBranch,
+    /// A jump goes to where is not known.
+    #[error("the jump at {offset:#x} goes to an address that the code does not show")]
+    UnresolvedJump {
+        /// Bytes from the start of the function.
+        offset: u32,
+    },
+    /// The code uses its own address in a way that is not understood.
+    #[error("the code uses its own address at {offset:#x} in a way that is not understood")]
+    UnknownAddress {
+        /// Bytes from the start of the function.
+        offset: u32,
+    },
+    /// With the insertions, a branch does not reach its target.
+    #[error("with the insertions, the branch at {offset:#x} would not reach its target")]
+    BranchOutOfReach {
+        /// Bytes from the start of the function.
+        offset: u32,
+    },
+    /// The descriptor does not start the kernel where its symbol says.
+    #[error("its descriptor starts it elsewhere than its symbol says")]
+    OtherEntry,
+    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand.
+    #[error("{0} flat accesses with an offset store or partly overwrite their own address")]
+    FlatAccess(u64),
+    /// Misaligned local accesses in a kernel whose workgroups might not fit one compute unit.
+    #[error("its workgroups might not fit one compute unit, so workgroup-processor mode cannot be turned off")]
+    WorkgroupProcessorMode,
+    /// There is no room, and nothing may change its size.
+    #[error("there is no room for the work-arounds, and the size had to be kept")]
+    NoRoom,
+    /// The object has no place for another segment.
+    #[error("the code object cannot take another segment: {0}")]
+    NoSegment(&'static str),
+    /// The result of the layout was not safe; it was thrown away.
+    #[error("laid out anew it would still not be safe")]
+    NotMended,
+}
+
+/// What was found and done in one function.
+#[derive(Clone, Debug)]
+pub struct FunctionRepair {
+    /// Its name.
+    pub name: String,
+    /// Whether it is a kernel, and not something that kernels call.
+    pub is_kernel: bool,
+    /// What was done.
+    pub treatment: Treatment,
+    /// Whether workgroup-processor mode was turned off.
+    pub mode_changed: bool,
+    /// How many instructions were inserted.
+    pub inserted: u32,
+    /// The findings before.
+    pub before: Hazards,
+    /// The findings that are left.
+    pub after: Hazards,
+    /// Why findings are left, if some are, or why it was not looked at.
+    pub reason: Option<Reason>,
+}
+
+/// A function's repair, ready to be put into a copy of the object by [`assemble`].
+#[derive(Clone, Debug)]
+pub struct FunctionPlan {
+    /// What is told about it.
+    pub report: FunctionRepair,
+    change: Change,
+    /// The new `COMPUTE_PGM_RSRC1` of the descriptor.
+    resource1: Option<u32>,
+    /// Addresses that code which stays computes from its own.
+    references: Vec<relayout::PlacedReference>,
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    None,
+    /// The code, as long as it was.
+    Code(Vec<u8>),
+    Layout(relayout::Layout),
+}
+
+/// A code object after its repair.
+#[derive(Clone, Debug)]
+pub struct ObjectRepair {
+    /// The chip for which it was compiled; `None` if it is outside the gfx10 family, and then nothing was looked at.
+    pub target: Option<Chip>,
+    /// The mended object; `None` if nothing was changed.
+    pub bytes: Option<Vec<u8>>,
+    /// Its functions in the order of their addresses.
+    pub functions: Vec<FunctionRepair>,
+}
+
+/// Mends a code object for a chip, function by function.
+///
+/// The result depends on the input alone, and mending it again changes nothing.
+pub fn repair_object(bytes: &[u8], options: Options) -> Result<ObjectRepair, ElfError> {
+    let object = CodeObject::parse(bytes)?;
+    let plans = match object.chip() {
+        Some(_) => object.functions.iter().map(|function| plan_function(&object, function, options)).collect(),
+        None => Vec::new(),
+    };
+    Ok(assemble(&object, plans))
+}
+
+/// Decides how one function of an object is mended. The functions are independent of each other.
+pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: Options) -> FunctionPlan {
+    let mut plan = FunctionPlan {
+        report: FunctionRepair {
+            name: function.name.to_owned(),
+            is_kernel: function.descriptor.is_some(),
+            treatment: Treatment::Untouched,
+            mode_changed: false,
+            inserted: 0,
+            before: Hazards::default(),
+            after: Hazards::default(),
+            reason: None,
+        },
+        change: Change::None,
+        resource1: None,
+        references: Vec::new(),
+    };
+    let target = object.chip().unwrap_or(options.chip);
+    let mode = object.mode_of(function);
+    let program = match Program::decode(function.code, target, mode.wave64) {
+        Ok(program) => program,
+        Err(error) => {
+            plan.report.reason = Some(Reason::Undecodable(error));
+            return plan;
+        }
+    };
+    mend(&mut plan, &program, function, mode, options);
+    let report = &mut plan.report;
+    if report.after.total() > 0 && report.reason.is_none() {
+        report.reason = Some(if report.after.get(Rule::FlatOffset) > 0 {
+            Reason::FlatAccess(report.after.get(Rule::FlatOffset))
+        } else if report.after.get(Rule::LocalMisaligned) > 0 {
+            Reason::WorkgroupProcessorMode
+        } else if options.keep_size {
+            Reason::NoRoom
+        } else {
+            Reason::NotMended
+        });
+    }
+    if !matches!(plan.change, Change::Layout(_)) {
+        plan.references = relayout::references_in_place(&program);
+    }
+    plan
+}
+
+fn mend(plan: &mut FunctionPlan, program: &Program, function: &Function<'_>, mode: Mode, options: Options) {
+    let chip = options.chip;
+    let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
+    let findings = audit(program, chip, context);
+    let before = Hazards::count(&findings);
+    (plan.report.before, plan.report.after) = (before, before);
+    if before.get(Rule::Illegal) > 0 {
+        plan.report.reason = Some(Reason::IllegalInstructions(before.get(Rule::Illegal)));
+        return;
+    }
+    // The alignment of most local accesses cannot be known beforehand; on one compute unit it does not matter.
+    if chip.is_rdna1()
+        && !program.chip.is_rdna1()
+        && let Some(descriptor) = function.descriptor.filter(|_| has_wide_local_accesses(program))
+        && descriptor.workgroup_processor_mode()
+        && fits_one_compute_unit(&descriptor)
+    {
+        plan.resource1 = Some(descriptor.resource1 & !KernelDescriptor::WORKGROUP_PROCESSOR_MODE);
+        plan.report.mode_changed = true;
+        context.workgroup_processor_mode = false;
+        plan.report.after = Hazards::count(&audit(program, chip, context));
+    }
+    let open = |hazards: &Hazards| hazards.total() - hazards.get(Rule::LocalMisaligned);
+    if open(&plan.report.after) == 0 {
+        return;
+    }
+    if options.keep_size {
+        let Ok(repaired) = repair_in_place(function.code, program.chip, program.wave64, chip, context) else { return };
+        if !repaired.patches.is_empty() {
+            plan.report.treatment = Treatment::InPlace;
+            plan.report.after = repaired.after;
+            plan.change = Change::Code(repaired.code);
+        }
+        return;
+    }
+    if open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
+        let mut code = function.code.to_vec();
+        for finding in findings.iter().filter(|finding| finding.rule == Rule::InstructionPrefetch) {
+            code[finding.offset as usize..][..4].copy_from_slice(&NOP.to_le_bytes());
+        }
+        settle(plan, program, Change::Code(code), chip, context);
+        return;
+    }
+    if function.descriptor.is_some_and(|descriptor| descriptor.entry_address() != function.address) {
+        plan.report.reason = Some(Reason::OtherEntry);
+        return;
+    }
+    match relayout::relayout(program, function.descriptor.is_some()) {
+        Ok(layout) => settle(plan, program, Change::Layout(layout), chip, context),
+        Err(reason) => plan.report.reason = Some(reason),
+    }
+}
+
+/// Takes a change if the audit of the changed code finds nothing that the change should have mended.
+fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip, context: Context) {
+    let (code, inserted, treatment) = match &change {
+        Change::None => return,
+        Change::Code(code) => (code, 0, Treatment::InPlace),
+        Change::Layout(layout) => (&layout.code, layout.inserted, Treatment::Moved),
+    };
+    let Ok(mended) = Program::decode(code, program.chip, program.wave64) else {
+        plan.report.reason = Some(Reason::NotMended);
+        return;
+    };
+    let after = Hazards::count(&audit(&mended, chip, context));
+    let left = after.total() - after.get(Rule::FlatOffset) - after.get(Rule::LocalMisaligned);
+    if left > 0 || after.total() >= plan.report.after.total() {
+        plan.report.reason = Some(Reason::NotMended);
+        return;
+    }
+    plan.report.after = after;
+    plan.report.inserted = inserted;
+    plan.report.treatment = treatment;
+    plan.change = change;
+}
+
+/// Whether the largest workgroup that there can be (1024 lanes) has room on one compute unit: two vector units, each
+/// with 1024 registers for 32 lanes. Local memory is 64 KiB at most in either mode.
+fn fits_one_compute_unit(descriptor: &KernelDescriptor) -> bool {
+    let granules = (descriptor.resource1 & 0x3f) + 1;
+    // A wave of 64 lanes counts registers in fours and takes two of them for each.
+    let (registers, file, waves) = if descriptor.wave64() { (granules * 4, 512, 16) } else { (granules * 8, 1024, 32) };
+    2 * (file / registers).min(20) >= waves
+}

@@ -291,8 +291,10 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
     };
     let after = Hazards::count(&audit(&mended, chip, context));
     let left = after.total() - after.get(Rule::FlatOffset) - after.get(Rule::LocalMisaligned);
-    if left > 0 || after.total() >= plan.report.after.total() {
+    if left > 0 {
         plan.report.reason = Some(Reason::NotMended);
+    }
+    if left > 0 || after.total() >= plan.report.after.total() {
         return;
     }
     plan.report.after = after;

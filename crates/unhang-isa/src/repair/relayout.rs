@@ -390,3 +390,38 @@ pub(super) fn references_in_place(program: &Program) -> Vec<PlacedReference> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Chip;
+
+    /// `s_mov_b32 s4, exec_lo`, a branch over the rest, a comparison that wants a wait, and padding.
+    fn program(padding: usize) -> Program {
+        let distance = padding as u32 + 1;
+        let mut words = vec![0xbe84_037e, 0xbf85_0000 | distance, 0x7da8_0090];
+        words.extend(std::iter::repeat_n(NOP, padding));
+        words.push(0xbf81_0000);
+        let bytes: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_le_bytes()).collect();
+        Program::decode(&bytes, Chip::Gfx1030, false).unwrap()
+    }
+
+    #[test]
+    fn a_branch_that_no_longer_reaches_is_a_reason_to_stay() {
+        let layout = relayout(&program(32765), true).unwrap();
+        assert_eq!(layout.inserted, 1);
+        assert_eq!(relayout(&program(32766), true).unwrap_err(), Reason::BranchOutOfReach { offset: 4 });
+    }
+
+    #[test]
+    fn a_branch_never_gets_the_distance_3f() {
+        // 61 makes it 0x3e before and 0x3f with the wait.
+        for (padding, inserted) in [(60, 1), (61, 2), (62, 1)] {
+            let layout = relayout(&program(padding), true).unwrap();
+            assert_eq!(layout.inserted, inserted, "{padding}");
+            let mended = Program::decode(&layout.code, Chip::Gfx1030, false).unwrap();
+            assert_ne!(mended.instructions[1].immediate(), 0x3f);
+            assert_eq!(mended.blocks[0].successors[1], Some(mended.blocks.len() as u32 - 1));
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Whether a mended object does what the original did: instruction by instruction, without the rules that mended it.
+
+use unhang_isa::elf::{CodeObject, Function};
+use unhang_isa::repair::{ObjectRepair, Treatment};
+use unhang_isa::{Format, Instruction, Program};
+
+/// What may be inserted: it changes no register and no memory.
+fn changes_nothing(instruction: &Instruction) -> bool {
+    let word = instruction.first_word();
+    let moves_to_itself = word & 0xfe01_ff00 == 0x7e00_0300 && (word >> 17) & 0xff == word & 0xff;
+    moves_to_itself || matches!(word, 0xbf80_0000 | 0xbfa3_fffe | 0xbfa3_ffe3 | 0xbefd_0380 | 0xbbfd_0000)
+}
+
+/// A flat access with an offset became a sum, the access without it, and the opposite sum.
+fn flat_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
+    let sum = |at: usize, amount: i32| {
+        new.get(at).is_some_and(|it| {
+            it.definition.mnemonic == "v_mad_i64_i32"
+                && it.first_word() & 0xff == old.second_word() & 0xff
+                && it.words().get(2) == Some(&(amount as u32))
+        })
+    };
+    let offset = old.flat_offset();
+    let access = new.get(1)?;
+    let same = access.first_word() == old.first_word() & !0xfff && access.second_word() == old.second_word();
+    if !sum(0, offset) || !same {
+        return None;
+    }
+    Some(if sum(2, -offset) { 3 } else { 2 })
+}
+
+/// How many instructions of `new` stand for an instruction, if its first ones can.
+fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
+    let candidate = new.first()?;
+    let branch = instruction.branch_distance().is_some();
+    let adds = instruction.format() == Format::Sop2 && matches!(instruction.definition.opcode, 0 | 4);
+    let same = candidate.words() == instruction.words()
+        || branch && candidate.first_word() >> 16 == instruction.first_word() >> 16
+        || adds && candidate.first_word() & !0xff00 == instruction.first_word() & !0xff00 && candidate.size() == 8
+        // Prefetches and clauses that had to be given up.
+        || instruction.format() == Format::Sopp
+            && matches!(instruction.definition.opcode, 0x20 | 0x21)
+            && candidate.first_word() == 0xbf80_0000;
+    if same {
+        Some(1)
+    } else if instruction.format() == Format::Flat {
+        flat_group(instruction, new)
+    } else {
+        None
+    }
+}
+
+/// For each old instruction where it begins now, insertions included, and where it stands itself; or the first for
+/// which there is no place. An instruction that changes nothing may be an insertion or an old one: both are tried.
+fn align(before: &Program, after: &Program) -> Result<(Vec<usize>, Vec<usize>), usize> {
+    let count = before.instructions.len();
+    let mut furthest = 0;
+    let mut tried = std::collections::HashSet::new();
+    // Each entry: old instructions placed so far, and the next new one, with where the pending one began.
+    let mut path: Vec<(usize, usize)> = Vec::new();
+    let mut work = vec![(0, 0, 0, 0)];
+    while let Some((placed, at, start, depth)) = work.pop() {
+        if !tried.insert((placed, at, start)) {
+            continue;
+        }
+        path.truncate(depth);
+        furthest = furthest.max(placed);
+        let rest = &after.instructions[at..];
+        if placed == count {
+            if rest.iter().all(changes_nothing) {
+                return Ok(path.into_iter().unzip());
+            }
+            continue;
+        }
+        if rest.first().is_some_and(changes_nothing) {
+            work.push((placed, at + 1, start, depth));
+        }
+        if let Some(size) = stands_for(&before.instructions[placed], rest) {
+            // Tried next, with this place on the path.
+            path.push((start, at));
+            work.push((placed + 1, at + size, at + size, depth + 1));
+        }
+    }
+    Err(furthest.min(count - 1))
+}
+
+/// Panics unless `new` is `old` with insertions that change nothing, with the same branches.
+fn check_function(object: &CodeObject<'_>, old: &Function<'_>, new: &Function<'_>) {
+    let chip = object.chip().unwrap();
+    let wave64 = object.mode_of(old).wave64;
+    let before = Program::decode(old.code, chip, wave64).unwrap();
+    let after = Program::decode(new.code, chip, wave64).unwrap();
+    let (starts, bodies) = align(&before, &after)
+        .unwrap_or_else(|at| panic!("{}: what became of {}?", old.name, before.instructions[at].text(wave64)));
+    for (index, instruction) in before.instructions.iter().enumerate() {
+        if let Some(distance) = instruction.branch_distance() {
+            let target = before.offsets[index] as i64 + instruction.size() as i64 + distance;
+            let Some(target) = usize::try_from(target).ok().and_then(|target| before.index_at(target)) else {
+                // A branch that goes astray must have stayed where it was.
+                assert!(old.address == new.address && old.code.len() == new.code.len(), "{}", old.name);
+                continue;
+            };
+            let target = target as usize;
+            let moved = &after.instructions[bodies[index]];
+            let goes = after.offsets[bodies[index]] as i64 + 4 + moved.branch_distance().unwrap();
+            let goes = after.index_at(goes as usize).unwrap() as usize;
+            // Anywhere between the end of the instruction before the target and the target.
+            assert!((starts[target]..=bodies[target]).contains(&goes), "{}: branch at {index}", old.name);
+        }
+    }
+}
+
+/// Panics unless the mended object is the original with its functions moved and nothing else changed.
+pub fn check_repair(original: &[u8], repair: &ObjectRepair) {
+    let before = CodeObject::parse(original).unwrap();
+    let bytes = repair.bytes.as_deref().unwrap_or(original);
+    let after = CodeObject::parse(bytes).unwrap();
+    assert_eq!(before.functions.len(), after.functions.len());
+    assert_eq!((before.flags, before.metadata), (after.flags, after.metadata));
+    for (function, report) in before.functions.iter().zip(&repair.functions) {
+        assert_eq!(function.name, report.name);
+        let found: Vec<_> = after.functions.iter().filter(|it| it.name == function.name).collect();
+        let Some(new) = found.iter().find(|it| report.treatment != Treatment::Moved || it.address != function.address)
+        else {
+            panic!("{} is lost", function.name)
+        };
+        if report.treatment != Treatment::Untouched {
+            check_function(&before, function, new);
+        }
+        if report.treatment == Treatment::Moved {
+            let aligned = new.address.is_multiple_of(256);
+            let descriptor = new.descriptor.map(|it| it.entry_address());
+            assert!(aligned && descriptor.is_none_or(|entry| entry == new.address), "{}", function.name);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Functions laid out anew: every way in which code depends on its place, and every reason to leave it there.
+
+mod checking;
+
+use unhang_isa::Chip;
+use unhang_isa::audit::Rule;
+use unhang_isa::elf::CodeObject;
+use unhang_isa::repair::{FunctionRepair, Options, Reason, Treatment, repair_object};
+
+const MOVES: &[u8] = include_bytes!("fixtures/moves.co");
+const KERNELS: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1030.co");
+const NATIVE: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1010.co");
+const NOT_LINKED: &[u8] = include_bytes!("fixtures/hazards.co");
+const OPTIONS: Options = Options { chip: Chip::Gfx1010, keep_size: false };
+
+#[test]
+fn every_function_is_mended_or_left_for_its_reason() {
+    let repair = repair_object(MOVES, OPTIONS).unwrap();
+    checking::check_repair(MOVES, &repair);
+    let get = |name: &str| repair.functions.iter().find(|function| function.name == name).unwrap();
+    for name in ["everything", "twist", "permutes"] {
+        let FunctionRepair { treatment, after, reason, .. } = get(name);
+        assert_eq!((treatment, after.total(), reason), (&Treatment::Moved, 0, &None), "{name}");
+    }
+    assert!(get("everything").before.total() >= 14 && get("everything").mode_changed);
+    assert_eq!(get("permutes").before.get(Rule::ComparePermlane), 1);
+    assert_eq!(get("prefetch_only").treatment, Treatment::InPlace);
+    for name in ["calm", "fine"] {
+        assert_eq!((get(name).treatment, get(name).reason.as_ref()), (Treatment::Untouched, None), "{name}");
+    }
+    for (name, reason) in [
+        ("left_illegal", Reason::IllegalInstructions(1)),
+        ("left_jump", Reason::UnresolvedJump { offset: 0x14 }),
+        ("left_address", Reason::UnknownAddress { offset: 8 }),
+        ("left_flat", Reason::FlatAccess(1)),
+    ] {
+        let FunctionRepair { treatment, before, after, reason: found, .. } = get(name);
+        assert_eq!((treatment, found.as_ref()), (&Treatment::Untouched, Some(&reason)), "{name}");
+        assert_eq!(before, after, "{name}");
+    }
+}
+
+#[test]
+fn repair_is_deterministic_and_a_second_one_changes_nothing() {
+    for object in [MOVES, KERNELS] {
+        let first = repair_object(object, OPTIONS).unwrap();
+        let mended = first.bytes.clone().unwrap();
+        assert_eq!(repair_object(object, OPTIONS).unwrap().bytes.unwrap(), mended);
+        let second = repair_object(&mended, OPTIONS).unwrap();
+        assert!(second.bytes.is_none());
+        let left = |repair: &unhang_isa::repair::ObjectRepair| -> u64 {
+            repair.functions.iter().map(|function| function.after.total()).sum()
+        };
+        assert_eq!(left(&first), left(&second));
+    }
+}
+
+#[test]
+fn what_a_compiler_for_the_chip_made_is_left_alone() {
+    let repair = repair_object(NATIVE, OPTIONS).unwrap();
+    assert!(repair.bytes.is_none());
+    let repair = repair_object(KERNELS, Options { chip: Chip::Gfx1030, keep_size: false }).unwrap();
+    assert!(repair.bytes.is_none());
+}
+
+#[test]
+fn real_kernels_are_mended_completely() {
+    let repair = repair_object(KERNELS, OPTIONS).unwrap();
+    checking::check_repair(KERNELS, &repair);
+    assert!(repair.functions.iter().map(|function| function.before.total()).sum::<u64>() > 20);
+    assert!(repair.functions.iter().all(|function| function.after.total() == 0));
+}
+
+#[test]
+fn data_stays_and_addresses_of_code_follow_it() {
+    let repair = repair_object(MOVES, OPTIONS).unwrap();
+    let mended = repair.bytes.unwrap();
+    let (before, after) = (CodeObject::parse(MOVES).unwrap(), CodeObject::parse(&mended).unwrap());
+    let (old, new): (Vec<_>, Vec<_>) = (before.segments().collect(), after.segments().collect());
+    assert_eq!(new.len(), old.len() + 1);
+    let last = new.last().unwrap();
+    // Loaders take the last segment's end for the end of everything.
+    assert!(new.iter().all(|segment| segment.address + segment.memory_size <= last.address + last.memory_size));
+    assert!(last.address % 4096 == (last.contents.as_ptr() as u64 - mended.as_ptr() as u64) % 4096);
+    assert!(last.contents.ends_with(&0xbf9f_0000u32.to_le_bytes()), "behind the code stands s_code_end");
+    let address = |object: &CodeObject<'_>, name: &str| {
+        object.functions.iter().find(|function| function.name == name).unwrap().address
+    };
+    // The loader fills `pointers` from two relocations; the one for the function that moved moved with it.
+    let addends = |bytes: &[u8], value: u64| {
+        bytes.windows(24).filter(|it| it[8..12] == 13u32.to_le_bytes() && it[16..24] == value.to_le_bytes()).count()
+    };
+    assert_eq!(addends(MOVES, address(&before, "twist")), 1);
+    assert_eq!(addends(&mended, address(&after, "twist")), 1);
+    assert_ne!(address(&before, "twist"), address(&after, "twist"));
+    assert_eq!(address(&before, "calm"), address(&after, "calm"));
+}
+
+#[test]
+fn without_a_spare_program_header_the_table_moves() {
+    let mut object = MOVES.to_vec();
+    let count = u16::from_le_bytes([object[56], object[57]]) as usize;
+    let stack = (0..count).map(|place| 64 + place * 56).find(|&at| object[at..at + 4] == 0x6474_e551u32.to_le_bytes());
+    let stack = stack.unwrap();
+    object[stack..stack + 4].fill(0);
+    let repair = repair_object(&object, OPTIONS).unwrap();
+    checking::check_repair(&object, &repair);
+    let mended = repair.bytes.unwrap();
+    assert_eq!(u16::from_le_bytes([mended[56], mended[57]]) as usize, count + 1);
+    let segments = CodeObject::parse(&mended).unwrap().segments().count();
+    assert_eq!(segments, CodeObject::parse(MOVES).unwrap().segments().count() + 1);
+    assert!(repair_object(&mended, OPTIONS).unwrap().bytes.is_none());
+}
+
+#[test]
+fn an_object_that_was_not_linked_says_so() {
+    let repair = repair_object(NOT_LINKED, OPTIONS).unwrap();
+    let function = repair.functions.iter().find(|function| function.name == "compare__vcmpx_exec_war").unwrap();
+    assert!(matches!(function.reason, Some(Reason::NoSegment(_))), "{:?}", function.reason);
+    assert_eq!(function.before, function.after);
+    // What needs no room is mended all the same.
+    let prefetch = repair.functions.iter().find(|function| function.name == "prefetch__inst_fwd_prefetch").unwrap();
+    assert_eq!(prefetch.treatment, Treatment::InPlace);
+}
+
+#[test]
+fn keeping_the_size_keeps_it() {
+    let repair = repair_object(MOVES, Options { keep_size: true, ..OPTIONS }).unwrap();
+    assert_eq!(repair.bytes.as_ref().unwrap().len(), MOVES.len());
+    assert!(repair.functions.iter().all(|function| function.treatment != Treatment::Moved));
+    let left = repair.functions.iter().find(|function| function.name == "everything").unwrap();
+    assert!(left.after.total() < left.before.total() && left.reason.is_some());
+}

@@ -221,6 +221,13 @@ impl<'a> CodeObject<'a> {
         Ok(object)
     }
 
+    /// The chip that the header of a code object names, without a look at the rest; `None` if it is not of the gfx10
+    /// family, or no code object.
+    pub fn chip_of(bytes: &[u8]) -> Option<Chip> {
+        let gpu = bytes.starts_with(b"\x7fELF\x02\x01") && u16_at(bytes, 18)? == MACHINE_AMDGPU;
+        Chip::from_machine(u32_at(bytes, 48).filter(|_| gpu)? as u8)
+    }
+
     /// The chip for which the code was compiled; `None` if it is not of the gfx10 family.
     pub fn chip(&self) -> Option<Chip> {
         Chip::from_machine(self.flags as u8)

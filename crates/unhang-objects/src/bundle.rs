@@ -4,6 +4,7 @@
 //! 64-bit little-endian. Compressed (`CCOB`): a header of 20, 24 or 32 bytes by version, then the plain bundle through
 //! zlib or zstd. Both are read front to back, so that only one code object is in memory.
 
+use std::borrow::Cow;
 use std::io::{self, Read};
 
 use crate::ObjectsError;
@@ -20,8 +21,18 @@ const MAX_UNPACKED: u64 = 16 << 30;
 const MAX_ENTRIES: u64 = 4096;
 const MAX_NAME: u64 = 4096;
 
-/// One entry of a bundle: its name, and its bytes if it was wanted.
-pub(crate) type OnEntry<'a> = dyn FnMut(&str, Option<&[u8]>) + 'a;
+/// One entry of a bundle.
+pub(crate) struct Entry<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its bytes, if it was wanted.
+    pub bytes: Option<&'a [u8]>,
+    /// Where the bytes lie in the file, unless they were compressed.
+    pub place: Option<u64>,
+}
+
+/// Takes each entry of a bundle.
+pub(crate) type OnEntry<'a> = dyn FnMut(Entry<'_>) + 'a;
 
 fn read_u16(input: &mut dyn Read) -> io::Result<u16> {
     let mut bytes = [0; 2];
@@ -53,8 +64,11 @@ pub(crate) fn is_gfx10(name: &str) -> bool {
     name.rsplit_once("gfx10").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()))
 }
 
-/// Reads a plain bundle from its start and returns how many bytes it takes.
-pub(crate) fn read_plain(mut input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<u64, ObjectsError> {
+/// Where an entry begins and ends, and its name.
+type Row = (u64, u64, String);
+
+/// Reads the table of contents; returns it with the bytes that it takes.
+fn read_table(input: &mut dyn Read) -> Result<(Vec<Row>, u64), ObjectsError> {
     let mut magic = [0; 24];
     input.read_exact(&mut magic).map_err(ends_early)?;
     if magic != MAGIC {
@@ -81,12 +95,22 @@ pub(crate) fn read_plain(mut input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -
             .ok_or_else(|| ObjectsError::damaged("bundle", "an entry ends past every address"))?;
         entries.push((offset, end, String::from_utf8_lossy(&name).into_owned()));
     }
+    Ok((entries, position))
+}
+
+/// Reads a plain bundle from its start and returns how many bytes it takes. `base` is where it starts in its file.
+pub(crate) fn read_plain(
+    mut input: &mut dyn Read,
+    base: Option<u64>,
+    on_entry: &mut OnEntry<'_>,
+) -> Result<u64, ObjectsError> {
+    let (mut entries, mut position) = read_table(input)?;
     // The order of the table need not be the order of the bytes.
     entries.sort_by_key(|entry| (entry.0, entry.1));
     for (offset, end, name) in entries {
         let size = end - offset;
         if size == 0 || !is_gfx10(&name) {
-            on_entry(&name, None);
+            on_entry(Entry { name: &name, bytes: None, place: None });
             continue;
         }
         if offset < position {
@@ -110,13 +134,14 @@ pub(crate) fn read_plain(mut input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -
             return Err(ObjectsError::damaged("bundle", format!("it ends inside the entry `{name}`")));
         }
         position = end;
-        on_entry(&name, Some(&bytes));
+        let place = base.and_then(|base| base.checked_add(offset));
+        on_entry(Entry { name: &name, bytes: Some(&bytes), place });
     }
     Ok(position)
 }
 
-/// Reads a compressed bundle from its start; returns how many bytes it takes, where its header says so.
-pub(crate) fn read_compressed(input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<Option<u64>, ObjectsError> {
+/// The header of a compressed bundle: the length of the whole where it is given, of the contents, and the method.
+fn read_compressed_header(input: &mut dyn Read) -> Result<(Option<u64>, u64, u16), ObjectsError> {
     let mut magic = [0; 4];
     input.read_exact(&mut magic).map_err(ends_early)?;
     if magic != COMPRESSED_MAGIC {
@@ -148,19 +173,88 @@ pub(crate) fn read_compressed(input: &mut dyn Read, on_entry: &mut OnEntry<'_>) 
             limit: MAX_UNPACKED,
         });
     }
+    Ok((total, unpacked, method))
+}
+
+/// The contents of a compressed bundle, whose header was read.
+fn decompressor<'r>(input: &'r mut dyn Read, unpacked: u64, method: u16) -> Result<Box<dyn Read + 'r>, ObjectsError> {
     match method {
-        0 => read_plain(&mut flate2::read::ZlibDecoder::new(input).take(unpacked), on_entry)?,
+        0 => Ok(Box::new(flate2::read::ZlibDecoder::new(input).take(unpacked))),
         1 => {
             let decoder = ruzstd::decoding::StreamingDecoder::new(input)
                 .map_err(|error| ObjectsError::damaged("compressed bundle", error.to_string()))?;
-            read_plain(&mut decoder.take(unpacked), on_entry)?
+            Ok(Box::new(decoder.take(unpacked)))
         }
         _ => {
             let what = format!("compression method {method}");
-            return Err(ObjectsError::Unsupported { container: "compressed bundle", what });
+            Err(ObjectsError::Unsupported { container: "compressed bundle", what })
         }
-    };
+    }
+}
+
+/// Reads a compressed bundle from its start; returns how many bytes it takes, where its header says so.
+pub(crate) fn read_compressed(input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<Option<u64>, ObjectsError> {
+    let (total, unpacked, method) = read_compressed_header(input)?;
+    read_plain(&mut *decompressor(input, unpacked, method)?, None, on_entry)?;
     Ok(total)
+}
+
+/// A bundle in memory as a plain one.
+pub(crate) fn unpack(bytes: &[u8]) -> Result<Cow<'_, [u8]>, ObjectsError> {
+    if !bytes.starts_with(COMPRESSED_MAGIC) {
+        return Ok(Cow::Borrowed(bytes));
+    }
+    let mut input = bytes;
+    let (_, unpacked, method) = read_compressed_header(&mut input)?;
+    if unpacked > MAX_OBJECT {
+        let what = "its contents";
+        return Err(ObjectsError::TooLarge {
+            container: "compressed bundle",
+            what,
+            claimed: unpacked,
+            limit: MAX_OBJECT,
+        });
+    }
+    let mut plain = Vec::new();
+    decompressor(&mut input, unpacked, method)?.read_to_end(&mut plain)?;
+    Ok(Cow::Owned(plain))
+}
+
+/// Takes an entry's name and its bytes, and returns what to put in its place, or nothing to keep it.
+pub(crate) type ChangeEntry<'c> = dyn FnMut(&str, &[u8]) -> Option<Vec<u8>> + 'c;
+
+/// A plain bundle with some of its gfx10 entries replaced. It must take all of `bytes` but for padding.
+pub(crate) fn rewrite_plain(bytes: &[u8], change: &mut ChangeEntry<'_>) -> Result<Vec<u8>, ObjectsError> {
+    /// What clang aligns entries to, so that they can be mapped.
+    const ALIGNMENT: usize = 4096;
+    let (rows, table_size) = read_table(&mut &bytes[..])?;
+    let mut contents = Vec::new();
+    for (offset, end, name) in &rows {
+        let outside = || ObjectsError::damaged("bundle", format!("the entry `{name}` lies outside of it"));
+        let range = usize::try_from(*offset).ok().zip(usize::try_from(*end).ok()).ok_or_else(outside)?;
+        let old = bytes.get(range.0..range.1).ok_or_else(outside)?;
+        let new = if old.is_empty() || !is_gfx10(name) { None } else { change(name, old) };
+        contents.push(new.map_or(Cow::Borrowed(old), Cow::Owned));
+    }
+    let used = rows.iter().map(|row| row.1).max().unwrap_or(0).max(table_size) as usize;
+    if bytes[used.min(bytes.len())..].iter().any(|&byte| byte != 0) {
+        let what = "more than one bundle in a file".into();
+        return Err(ObjectsError::Unsupported { container: "bundle", what });
+    }
+    let mut out = bytes[..32].to_vec();
+    let mut offset = (table_size as usize).next_multiple_of(ALIGNMENT);
+    for ((_, _, name), contents) in rows.iter().zip(&contents) {
+        for value in [offset, contents.len(), name.len()] {
+            out.extend((value as u64).to_le_bytes());
+        }
+        out.extend(name.bytes());
+        offset = (offset + contents.len()).next_multiple_of(ALIGNMENT);
+    }
+    for contents in contents {
+        out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
+        out.extend(contents.iter());
+    }
+    Ok(out)
 }
 
 #[cfg(test)]
@@ -188,7 +282,9 @@ mod tests {
 
     fn read(bytes: &[u8]) -> Result<Found, ObjectsError> {
         let mut found = Vec::new();
-        read_plain(&mut &bytes[..], &mut |name, bytes| found.push((name.to_owned(), bytes.map(<[u8]>::to_vec))))?;
+        read_plain(&mut &bytes[..], None, &mut |entry| {
+            found.push((entry.name.to_owned(), entry.bytes.map(<[u8]>::to_vec)))
+        })?;
         Ok(found)
     }
 
@@ -243,7 +339,7 @@ mod tests {
                 file.extend([0; 8]);
                 file.extend(&body);
                 let mut found = 0;
-                let size = read_compressed(&mut &file[..], &mut |_, bytes| found += bytes.unwrap().len()).unwrap();
+                let size = read_compressed(&mut &file[..], &mut |entry| found += entry.bytes.unwrap().len()).unwrap();
                 assert_eq!(found, 1000, "method {method} version {version}");
                 assert_eq!(size, (version > 1).then_some(total));
             }

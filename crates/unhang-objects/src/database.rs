@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::path::Path;
 
+use md5::{Digest, Md5};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::ObjectsError;
@@ -37,6 +38,48 @@ pub(crate) fn read(path: &Path, on_kernel: &mut OnKernel<'_>) -> Result<(), Obje
             Err(_) => on_kernel(&name, Err(ObjectsError::damaged("kernel database", "a kernel has no blob"))),
         }
     }
+    Ok(())
+}
+
+/// Takes an unpacked blob and returns what to put in its place, or nothing to keep it.
+pub(crate) type ChangeBlob<'c> = dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>, ObjectsError> + 'c;
+
+/// Writes a copy of a database with some of its blobs replaced, packed as they were. A blob that cannot be unpacked is
+/// kept as it is.
+pub(crate) fn rewrite(path: &Path, output: &Path, change: &mut ChangeBlob<'_>) -> Result<(), ObjectsError> {
+    let original =
+        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    // SQLite's own way to a copy: consistent even while another process writes.
+    original.execute("VACUUM INTO ?1", [output.to_string_lossy()])?;
+    drop(original);
+    let mut copy = Connection::open(output)?;
+    copy.execute_batch("PRAGMA journal_mode = MEMORY")?;
+    let transaction = copy.transaction()?;
+    let ids: Vec<i64> = transaction
+        .prepare("SELECT id FROM kern_db ORDER BY id")?
+        .query_map([], |row| row.get(0))?
+        .collect::<Result<_, _>>()?;
+    for id in ids {
+        let (blob, size): (Vec<u8>, i64) =
+            transaction.query_row("SELECT kernel_blob, uncompressed_size FROM kern_db WHERE id = ?1", [id], |row| {
+                Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?.unwrap_or(0)))
+            })?;
+        let Ok(plain) = unpack(&blob, size) else { continue };
+        let Some(changed) = change(&plain)? else { continue };
+        let hash: String = Md5::digest(&changed).iter().map(|byte| format!("{byte:02x}")).collect();
+        let (packed, size) = if size == 0 {
+            (changed, 0)
+        } else {
+            let mut packed = Vec::new();
+            bzip2::read::BzEncoder::new(&changed[..], bzip2::Compression::best()).read_to_end(&mut packed)?;
+            (packed, changed.len() as i64)
+        };
+        transaction.execute(
+            "UPDATE kern_db SET kernel_blob = ?1, kernel_hash = ?2, uncompressed_size = ?3 WHERE id = ?4",
+            (packed, hash, size, id),
+        )?;
+    }
+    transaction.commit()?;
     Ok(())
 }
 

@@ -50,6 +50,11 @@ pub enum ObjectsError {
 }
 
 impl ObjectsError {
+    pub(crate) fn unrecognised(start: &[u8]) -> ObjectsError {
+        let start = start.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
+        ObjectsError::Unrecognised { start: if start.is_empty() { "nothing: it is empty".into() } else { start } }
+    }
+
     pub(crate) fn damaged(container: &'static str, what: impl Into<String>) -> ObjectsError {
         ObjectsError::Damaged { container, what: what.into() }
     }

@@ -85,7 +85,7 @@ pub(crate) fn read_bundles<F: Read + Seek>(
             // Without a length in its header the search goes on behind the header.
             read_compressed(&mut part, on_entry)?.unwrap_or(20)
         } else {
-            read_plain(&mut part, on_entry)?
+            read_plain(&mut part, Some(at), on_entry)?
         };
         position = at.saturating_add(size.max(4));
     }

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use crate::bundle::Entry;
 use crate::{ObjectsError, bundle, database, host, zip};
 
 /// What is met on the way.
@@ -69,7 +70,7 @@ pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
 }
 
 /// The file kinds that can hold GPU code.
-enum Container {
+pub(crate) enum Container {
     CodeObject,
     Host,
     Bundles,
@@ -77,7 +78,7 @@ enum Container {
     Archive,
 }
 
-fn recognise(start: &[u8]) -> Option<Container> {
+pub(crate) fn recognise(start: &[u8]) -> Option<Container> {
     if start.starts_with(b"\x7fELF") {
         let gpu = start.get(18..20) == Some(&unhang_isa::elf::MACHINE_AMDGPU.to_le_bytes());
         Some(if gpu { Container::CodeObject } else { Container::Host })
@@ -92,7 +93,7 @@ fn recognise(start: &[u8]) -> Option<Container> {
     }
 }
 
-fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
+pub(crate) fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
     let mut start = Vec::new();
     input.take(32).read_to_end(&mut start)?;
     Ok(start)
@@ -101,10 +102,7 @@ fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
 fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     let mut file = File::open(path)?;
     let start = read_start(&mut file)?;
-    let container = recognise(&start).ok_or_else(|| {
-        let start = start.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
-        ObjectsError::Unrecognised { start: if start.is_empty() { "nothing: it is empty".into() } else { start } }
-    })?;
+    let container = recognise(&start).ok_or_else(|| ObjectsError::unrecognised(&start))?;
     file.seek(SeekFrom::Start(0))?;
     if let Container::Archive = container {
         return visit_archive(&mut file, name, sink);
@@ -121,10 +119,10 @@ fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), Object
             file.take(bundle::MAX_OBJECT).read_to_end(&mut bytes)?;
             sink(Event::Object { target: "", bytes: &bytes });
         }
-        Container::Host => host::read(&mut file, &mut |name, bytes| entry(name, bytes, sink))?,
+        Container::Host => host::read(&mut file, &mut |found| entry(found, sink))?,
         Container::Bundles => {
             let end = file.metadata()?.len();
-            host::read_bundles(&mut file, 0, end, &mut |name, bytes| entry(name, bytes, sink))?;
+            host::read_bundles(&mut file, 0, end, &mut |found| entry(found, sink))?;
         }
         Container::Database => database::read(path, &mut |kernel, blob| match blob {
             Ok(blob) => blob_event(&blob, sink),
@@ -139,7 +137,7 @@ fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), Object
 fn blob_event(blob: &[u8], sink: &mut Sink<'_>) {
     if matches!(recognise(blob), Some(Container::Bundles)) {
         let mut cursor = io::Cursor::new(blob);
-        let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, &mut |name, bytes| entry(name, bytes, sink));
+        let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, &mut |found| entry(found, sink));
         if let Err(error) = result {
             sink(Event::Unreadable { path: "a kernel of the database", error });
         }
@@ -148,9 +146,14 @@ fn blob_event(blob: &[u8], sink: &mut Sink<'_>) {
     }
 }
 
+/// The target in the name of a bundle's entry.
+pub(crate) fn target_of(name: &str) -> &str {
+    name.rfind("gfx").map_or(name, |at| &name[at..])
+}
+
 /// A bundle's entry. Names look like `hipv4-amdgcn-amd-amdhsa--gfx1010:xnack-`.
-fn entry(name: &str, bytes: Option<&[u8]>, sink: &mut Sink<'_>) {
-    let target = name.rfind("gfx").map_or(name, |at| &name[at..]);
+fn entry(Entry { name, bytes, .. }: Entry<'_>, sink: &mut Sink<'_>) {
+    let target = target_of(name);
     match bytes {
         Some(bytes) => sink(Event::Object { target, bytes }),
         None if name.starts_with("host") => {}

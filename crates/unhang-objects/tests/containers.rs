@@ -6,7 +6,7 @@ use std::path::Path;
 use proptest::prelude::*;
 use unhang_isa::Chip;
 use unhang_objects::survey::{Options, survey};
-use unhang_objects::{Event, ObjectsError, walk};
+use unhang_objects::{Event, Found, ObjectsError, Size, rewrite, walk};
 
 const OBJECT: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
@@ -227,5 +227,102 @@ proptest! {
                 let _ = survey(bytes, options);
             }
         });
+    }
+}
+
+/// What a container holds, as [`walk`] finds it.
+fn objects(path: &Path) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    walk(path, &mut |event| {
+        if let Event::Object { bytes, .. } = event {
+            found.push(bytes.to_vec());
+        }
+    })
+    .unwrap();
+    found
+}
+
+#[test]
+fn containers_are_copied_with_other_objects_in_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    let mut longer = OBJECT.to_vec();
+    longer.extend([7; 5000]);
+    let mut same = OBJECT.to_vec();
+    *same.last_mut().unwrap() ^= 1;
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(&gpu_bundle()).unwrap();
+    let mut compressed = b"CCOB\x01\0\0\0".to_vec();
+    compressed.extend((gpu_bundle().len() as u32).to_le_bytes());
+    compressed.extend([0; 8]);
+    compressed.extend(encoder.finish().unwrap());
+    type Case<'c> = (&'c str, Vec<u8>, Size, Vec<&'c [u8]>);
+    let cases: [Case<'_>; 5] = [
+        ("object", OBJECT.to_vec(), Size::Any, vec![&longer]),
+        ("bundle", gpu_bundle(), Size::Any, vec![&longer]),
+        ("compressed bundle", compressed.clone(), Size::Any, vec![&longer]),
+        ("library", library(&[gpu_bundle(), gpu_bundle()].concat()), Size::Same, vec![&same, &same]),
+        ("library with a compressed bundle", library(&compressed), Size::Fixed, vec![OBJECT]),
+    ];
+    for (name, bytes, size, expected) in cases {
+        std::fs::write(&input, &bytes).unwrap();
+        rewrite(&input, &output, &mut |found: Found<'_>| {
+            assert_eq!((found.bytes, found.size), (OBJECT, size), "{name}");
+            Some(if size == Size::Any { longer.clone() } else { same.clone() })
+        })
+        .unwrap();
+        assert_eq!(objects(&output), expected, "{name}");
+        assert_eq!(std::fs::read(&input).unwrap(), bytes, "{name}");
+        if size != Size::Any {
+            // What is too long for its place is not put there.
+            rewrite(&input, &output, &mut |_| Some(vec![0; OBJECT.len() + 1])).unwrap();
+            assert_eq!(objects(&output), objects(&input), "{name}");
+        }
+        rewrite(&input, &output, &mut |_| None).unwrap();
+        assert_eq!(std::fs::read(&output).unwrap(), bytes, "{name}");
+    }
+    let leftovers: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(leftovers.len(), 2, "{leftovers:?}");
+}
+
+#[test]
+fn kernel_databases_are_copied_with_their_hashes() {
+    use md5::Digest;
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("a.ukdb"), folder.path().join("b.ukdb"));
+    database(&input);
+    let before = std::fs::read(&input).unwrap();
+    rewrite(&input, &output, &mut |found| {
+        let mut longer = found.bytes.to_vec();
+        longer.extend([9; 100]);
+        Some(longer)
+    })
+    .unwrap();
+    assert_eq!(std::fs::read(&input).unwrap(), before);
+    let changed = objects(&output);
+    assert_eq!(changed.len(), 2);
+    let hash: String = md5::Md5::digest(&changed[0]).iter().map(|byte| format!("{byte:02x}")).collect();
+    let connection = rusqlite::Connection::open(&output).unwrap();
+    let mut statement = connection.prepare("SELECT kernel_hash, uncompressed_size, kernel_args FROM kern_db").unwrap();
+    let rows: Vec<(String, i64, String)> = statement
+        .query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
+    let length = OBJECT.len() as i64 + 100;
+    assert_eq!(rows, [(hash.clone(), length, "-mcpu".to_owned()), (hash, 0, "-mcpu".to_owned())]);
+    assert!(changed.iter().all(|object| object.len() == OBJECT.len() + 100));
+}
+
+#[test]
+fn archives_are_not_rewritten_and_failures_leave_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("input"), folder.path().join("output"));
+    let mut cut = gpu_bundle();
+    cut.truncate(5000);
+    for bytes in [archive(&[("a.co", OBJECT)], false), b"words".to_vec(), cut] {
+        std::fs::write(&input, bytes).unwrap();
+        assert!(rewrite(&input, &output, &mut |_| None).is_err());
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

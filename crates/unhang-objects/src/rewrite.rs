@@ -1,0 +1,114 @@
+//! Copies of containers with other code objects in them.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use crate::bundle::{MAX_OBJECT, rewrite_plain};
+use crate::walk::{Container, read_start, recognise, target_of};
+use crate::{ObjectsError, database, host};
+
+/// What may be put in place of a code object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// Something of any size.
+    Any,
+    /// Something of the same size.
+    Same,
+    /// Nothing: it is compressed inside a file that cannot be laid out anew.
+    Fixed,
+}
+
+/// A code object in a container.
+#[derive(Clone, Copy, Debug)]
+pub struct Found<'a> {
+    /// The target that the container gives for it, or nothing.
+    pub target: &'a str,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+    /// What may be put in its place.
+    pub size: Size,
+}
+
+/// Takes each code object and returns what to put in its place, or nothing to keep it.
+pub type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
+
+/// Writes a copy of a container with its gfx10 code objects changed.
+///
+/// Code objects, bundles and kernel databases are written anew. In shared libraries, code objects are changed where they
+/// lie, so what takes their place must be as long; compressed ones cannot be changed there. Archives and folders are not
+/// rewritten. The copy appears under its name when it is complete, or not at all.
+pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<(), ObjectsError> {
+    let mut file = File::open(input)?;
+    let start = read_start(&mut file)?;
+    let container = recognise(&start).ok_or_else(|| ObjectsError::unrecognised(&start))?;
+    file.seek(SeekFrom::Start(0))?;
+    let folder = output.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut copy = tempfile::Builder::new().prefix(".unhang-").tempfile_in(folder)?;
+    match container {
+        Container::CodeObject => {
+            let bytes = read_whole(&mut file, "code object")?;
+            let changed = change(Found { target: "", bytes: &bytes, size: Size::Any });
+            copy.write_all(changed.as_deref().unwrap_or(&bytes))?;
+        }
+        Container::Bundles => copy.write_all(&blob(&read_whole(&mut file, "bundle")?, change)?)?,
+        Container::Host => {
+            io::copy(&mut file, &mut copy)?;
+            let mut changes: Vec<(u64, Vec<u8>)> = Vec::new();
+            host::read(&mut file, &mut |entry| {
+                let Some(bytes) = entry.bytes else { return };
+                let size = if entry.place.is_some() { Size::Same } else { Size::Fixed };
+                let changed = change(Found { target: target_of(entry.name), bytes, size });
+                if let (Some(place), Some(changed)) = (entry.place, changed)
+                    && changed.len() == bytes.len()
+                {
+                    changes.push((place, changed));
+                }
+            })?;
+            for (place, changed) in changes {
+                copy.seek(SeekFrom::Start(place))?;
+                copy.write_all(&changed)?;
+            }
+        }
+        Container::Database => {
+            // SQLite writes to a file that is not there yet, and leaves its journal beside it while it does.
+            let spool = tempfile::tempdir_in(folder)?;
+            let path = spool.path().join("copy");
+            database::rewrite(input, &path, &mut |old| match recognise(old) {
+                Some(Container::Bundles) => Ok(Some(blob(old, change)?).filter(|new| new != old)),
+                _ => Ok(change(Found { target: "", bytes: old, size: Size::Any })),
+            })?;
+            io::copy(&mut File::open(&path)?, &mut copy)?;
+        }
+        Container::Archive => {
+            let what = "members that would have to be packed anew".into();
+            return Err(ObjectsError::Unsupported { container: "archive", what });
+        }
+    }
+    fs::set_permissions(copy.path(), fs::metadata(input)?.permissions())?;
+    copy.as_file().sync_all()?;
+    copy.persist(output).map_err(|error| error.error)?;
+    Ok(())
+}
+
+fn read_whole(file: &mut File, container: &'static str) -> Result<Vec<u8>, ObjectsError> {
+    let length = file.metadata()?.len();
+    if length > MAX_OBJECT {
+        return Err(ObjectsError::TooLarge { container, what: "itself", claimed: length, limit: MAX_OBJECT });
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_OBJECT).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// A bundle, plain or compressed, as a plain one with its code objects changed.
+fn blob(bytes: &[u8], change: &mut Change<'_>) -> Result<Vec<u8>, ObjectsError> {
+    let plain = crate::bundle::unpack(bytes)?;
+    let mut changed = false;
+    let rewritten = rewrite_plain(&plain, &mut |name, bytes| {
+        let new = change(Found { target: target_of(name), bytes, size: Size::Any });
+        changed |= new.is_some();
+        new
+    })?;
+    Ok(if changed { rewritten } else { bytes.to_vec() })
+}

@@ -100,7 +100,7 @@ struct Report {
     totals: Hazards,
 }
 
-fn by_name<S: serde::Serializer>(hazards: &Hazards, serializer: S) -> Result<S::Ok, S::Error> {
+pub(super) fn by_name<S: serde::Serializer>(hazards: &Hazards, serializer: S) -> Result<S::Ok, S::Error> {
     let map: Map<String, Value> =
         Rule::ALL.into_iter().map(|rule| (rule.name().to_owned(), hazards.get(rule).into())).collect();
     map.serialize(serializer)

@@ -11,6 +11,7 @@ mod machine_arguments;
 mod miopen_cache;
 mod plan;
 mod python;
+mod repair;
 mod report;
 mod self_test;
 mod text;
@@ -32,6 +33,7 @@ pub enum Command {
     Kernels(kernels::Kernels),
     MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
+    Repair(repair::Repair),
     Report(report::ReportCommand),
 }
 
@@ -47,6 +49,7 @@ impl Command {
             Command::Kernels(command) => command.run(),
             Command::MiopenCache(command) => command.run(),
             Command::Plan(command) => command.run(),
+            Command::Repair(command) => command.run(),
             Command::Report(command) => command.run(),
         }
     }

@@ -1,0 +1,352 @@
+//! `unhang repair`: a copy of a file whose GPU code is safe on an RDNA1 card.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::Args;
+use serde::Serialize;
+use unhang_isa::Chip;
+use unhang_isa::audit::{Hazards, Rule};
+use unhang_isa::elf::CodeObject;
+use unhang_isa::repair::{FunctionRepair, Options, Treatment};
+use unhang_objects::repair::repair;
+use unhang_objects::{Event, Found, Size, rewrite, walk};
+
+use super::audit::by_name;
+use crate::output::{self, Colour, Style, printable};
+
+/// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
+///
+/// Code objects (.co, .hsaco), bundles and MIOpen's kernel databases (.ukdb, .kdb) are mended completely: functions that
+/// need room for work-arounds are laid out anew. In shared libraries the size of everything must stay, so only a part
+/// can be mended, and nothing that is compressed. --extract takes code objects out of any container, wheels and folders
+/// among them, and mends them completely. The file itself is never changed.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  unhang repair kernels.co -o kernels.safe.co
+  unhang repair ~/.cache/miopen/2.20.0/gfx1030_18.ukdb -o /tmp/gfx1030_18.ukdb
+  unhang repair libkernels.so -o libkernels.safe.so --functions
+  unhang repair some.whl --extract objects/ --json > report.json
+
+Exit codes: 0 nothing unsafe is left, 1 something is left, 2 the file could not be read or written, 3 no code for another
+chip to mend.")]
+pub struct Repair {
+    /// The file to mend; with --extract also a folder or an archive.
+    file: PathBuf,
+    /// Where to write the mended copy.
+    #[arg(short, long, value_name = "OUT", required_unless_present = "extract", conflicts_with = "extract")]
+    output: Option<PathBuf>,
+    /// Write each mended code object into this folder instead.
+    #[arg(long, value_name = "FOLDER")]
+    extract: Option<PathBuf>,
+    /// The chip on which the code will run.
+    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    chip: Chip,
+    /// Change nothing in size, even where the container would allow it.
+    #[arg(long)]
+    keep_size: bool,
+    /// List every function that was changed or in which something is left.
+    #[arg(long)]
+    functions: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Default, Serialize)]
+struct Report {
+    input: String,
+    output: String,
+    chip: String,
+    objects: Vec<ObjectReport>,
+    totals: Totals,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    errors: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct ObjectReport {
+    target: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: Option<String>,
+    functions: Vec<FunctionReport>,
+    /// Why the object as a whole was left as it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+#[derive(Serialize)]
+struct FunctionReport {
+    name: String,
+    kernel: bool,
+    treatment: &'static str,
+    inserted: u32,
+    compute_unit_mode: bool,
+    #[serde(serialize_with = "by_name")]
+    before: Hazards,
+    #[serde(serialize_with = "by_name")]
+    after: Hazards,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+#[derive(Default, Serialize)]
+struct Totals {
+    functions: usize,
+    laid_out_anew: usize,
+    mended_in_place: usize,
+    left_unsafe: usize,
+    inserted: u64,
+    #[serde(serialize_with = "by_name")]
+    before: Hazards,
+    #[serde(serialize_with = "by_name")]
+    after: Hazards,
+}
+
+impl Repair {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let mut report =
+            Report { input: self.file.display().to_string(), chip: self.chip.to_string(), ..Report::default() };
+        match (&self.output, &self.extract) {
+            (Some(output), _) => self.write_copy(output, &mut report)?,
+            (None, Some(folder)) => self.write_objects(folder, &mut report)?,
+            (None, None) => bail!("neither --output nor --extract was given"),
+        }
+        let code = report.exit_code();
+        if self.json {
+            output::print_json(&report)?;
+        } else {
+            self.print(&report)?;
+        }
+        Ok(ExitCode::from(code))
+    }
+
+    fn write_copy(&self, output: &Path, report: &mut Report) -> anyhow::Result<()> {
+        let input = fs::metadata(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        if let Ok(existing) = fs::metadata(output)
+            && (existing.dev(), existing.ino()) == (input.dev(), input.ino())
+        {
+            bail!(
+                anyhow::anyhow!("hint: name another file with -o, and put it in place yourself once you trust it")
+                    .context(format!("{} is the input itself, which is never overwritten", output.display()))
+            );
+        }
+        if input.is_dir() {
+            bail!(
+                anyhow::anyhow!("hint: --extract FOLDER takes the code objects out of a folder and mends them there")
+                    .context(format!("{} is a folder; only a file can be copied", self.file.display()))
+            );
+        }
+        report.output = output.display().to_string();
+        rewrite(&self.file, output, &mut |found| self.mend(found, report))
+            .with_context(|| format!("cannot mend {} into {}", self.file.display(), output.display()))
+            .map_err(|error| error.context("hint: --extract FOLDER mends the code objects of any container one by one"))
+    }
+
+    fn write_objects(&self, folder: &Path, report: &mut Report) -> anyhow::Result<()> {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        report.output = folder.display().to_string();
+        let mut container = String::new();
+        let mut failure = None;
+        walk(&self.file, &mut |event| match event {
+            Event::File { path } => container = file_name(path),
+            Event::Object { target, bytes } => {
+                let before = report.objects.len();
+                let mended = self.mend(Found { target, bytes, size: Size::Any }, report);
+                let Some(object) = report.objects.get_mut(before) else { return };
+                let path = folder.join(format!("{container}.{before}.{}.co", object.target));
+                match write_atomically(&path, mended.as_deref().unwrap_or(bytes)) {
+                    Ok(()) => object.output = Some(path.display().to_string()),
+                    Err(error) => failure = failure.take().or(Some((path, error))),
+                }
+            }
+            Event::OtherTarget { .. } => {}
+            Event::Unreadable { path, error } => report.errors.push(format!("{path}: {error}")),
+        })
+        .with_context(|| format!("cannot read {}", self.file.display()))?;
+        match failure {
+            Some((path, error)) => Err(error).with_context(|| format!("cannot write {}", path.display())),
+            None => Ok(()),
+        }
+    }
+
+    /// Mends a code object and notes what was done. Code for RDNA1 itself and for other families is none of our concern.
+    fn mend(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
+        if CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1) {
+            return None;
+        }
+        let options = Options { chip: self.chip, keep_size: self.keep_size || found.size != Size::Any };
+        let mut object =
+            ObjectReport { target: found.target.to_owned(), output: None, functions: Vec::new(), reason: None };
+        let mut bytes = None;
+        match repair(found.bytes, options) {
+            Ok(mended) => {
+                object.target = mended.target?.to_string();
+                object.functions = mended.functions.into_iter().map(function_report).collect();
+                bytes = mended.bytes;
+            }
+            Err(error) => object.reason = Some(error.to_string()),
+        }
+        if found.size == Size::Fixed {
+            object.reason = Some("it is compressed inside a shared library and cannot be changed there".to_owned());
+            for function in &mut object.functions {
+                (function.after, function.treatment, function.inserted) =
+                    (function.before, Treatment::Untouched.name(), 0);
+            }
+            bytes = None;
+        }
+        for function in &object.functions {
+            report.totals.add(function);
+        }
+        report.objects.push(object);
+        bytes
+    }
+
+    fn print(&self, report: &Report) -> anyhow::Result<()> {
+        let style = Style::for_stream(&io::stdout());
+        let mut out = io::stdout().lock();
+        let totals = &report.totals;
+        for object in &report.objects {
+            let name = object.output.as_deref().unwrap_or(&report.input);
+            if let Some(reason) = &object.reason {
+                writeln!(
+                    out,
+                    "{} {}: {}",
+                    printable(name),
+                    object.target,
+                    style.paint(&printable(reason), Colour::Yellow)
+                )?;
+            }
+            for function in object.functions.iter().filter(|function| self.functions && function.is_worth_telling()) {
+                function.print(&mut out, style, &object.target)?;
+            }
+        }
+        for error in &report.errors {
+            writeln!(out, "{}", style.paint(&printable(error), Colour::Red))?;
+        }
+        if report.objects.is_empty() {
+            writeln!(out, "There is no gfx10 code for another chip than RDNA1 in {}.", printable(&report.input))?;
+            return Ok(());
+        }
+        writeln!(
+            out,
+            "{} code objects, {} functions: {} laid out anew with {} insertions, {} mended in place.",
+            report.objects.len(),
+            totals.functions,
+            totals.laid_out_anew,
+            totals.inserted,
+            totals.mended_in_place
+        )?;
+        for rule in Rule::ALL.into_iter().filter(|&rule| totals.before.get(rule) > 0) {
+            writeln!(out, "  {:22} {:>8} → {}", rule.name(), totals.before.get(rule), totals.after.get(rule))?;
+        }
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for reason in report.objects.iter().flat_map(|object| &object.functions).filter_map(|it| it.reason.as_deref()) {
+            *reasons.entry(reason).or_default() += 1;
+        }
+        for (reason, count) in reasons {
+            writeln!(out, "  left in {count} functions: {}", printable(reason))?;
+        }
+        if totals.after.total() == 0 {
+            let safe = format!("nothing is left that is unsafe on {}", report.chip);
+            writeln!(
+                out,
+                "{} Written to {}.",
+                style.paint(&format!("{safe}."), Colour::Green),
+                printable(&report.output)
+            )?;
+        } else {
+            let left = format!("{} findings are left in {} functions.", totals.after.total(), totals.left_unsafe);
+            writeln!(out, "{} Written to {}.", style.paint(&left, Colour::Yellow), printable(&report.output))?;
+            if !self.functions {
+                writeln!(out, "{} --functions says which and why.", style.paint("hint:", Colour::Cyan))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn function_report(function: FunctionRepair) -> FunctionReport {
+    FunctionReport {
+        name: function.name,
+        kernel: function.is_kernel,
+        treatment: function.treatment.name(),
+        inserted: function.inserted,
+        compute_unit_mode: function.mode_changed,
+        before: function.before,
+        after: function.after,
+        reason: function.reason.map(|reason| reason.to_string()),
+    }
+}
+
+impl FunctionReport {
+    fn is_worth_telling(&self) -> bool {
+        self.treatment != Treatment::Untouched.name() || self.compute_unit_mode || self.reason.is_some()
+    }
+
+    fn print(&self, out: &mut impl Write, style: Style, target: &str) -> io::Result<()> {
+        let name = style.paint(&printable(&self.name), Colour::Cyan);
+        write!(out, "  {target} {name}: {}", self.treatment)?;
+        write!(out, ", {} findings before, {} after", self.before.total(), self.after.total())?;
+        if self.compute_unit_mode {
+            write!(out, ", workgroup-processor mode turned off")?;
+        }
+        match &self.reason {
+            Some(reason) => writeln!(out, "; {}", style.paint(&printable(reason), Colour::Yellow)),
+            None => writeln!(out),
+        }
+    }
+}
+
+impl Totals {
+    fn add(&mut self, function: &FunctionReport) {
+        self.functions += 1;
+        self.laid_out_anew += (function.treatment == Treatment::Moved.name()) as usize;
+        self.mended_in_place += (function.treatment == Treatment::InPlace.name()) as usize;
+        self.left_unsafe += (function.after.total() > 0) as usize;
+        self.inserted += function.inserted as u64;
+        self.before.add(&function.before);
+        self.after.add(&function.after);
+    }
+}
+
+impl Report {
+    fn exit_code(&self) -> u8 {
+        let unreadable = || self.objects.iter().any(|object| object.reason.is_some() && object.functions.is_empty());
+        let undecoded = || {
+            let functions = || self.objects.iter().flat_map(|object| &object.functions);
+            functions().any(|function| function.reason.is_some())
+        };
+        if !self.errors.is_empty() || unreadable() {
+            output::FAILED
+        } else if self.totals.after.total() > 0 || undecoded() {
+            output::FOUND_ERRORS
+        } else if self.objects.is_empty() {
+            output::CANNOT_TELL
+        } else {
+            0
+        }
+    }
+}
+
+/// The last part of a path, archives' members included, as part of another file's name.
+fn file_name(path: &str) -> String {
+    let last = path.rsplit(['/', '!']).next().unwrap_or(path);
+    last.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
+}
+
+fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".unhang-").tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
+}

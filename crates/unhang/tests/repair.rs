@@ -1,0 +1,196 @@
+//! `unhang repair` from outside, and what the mended code computes.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::Value;
+use unhang_emulator::{Dispatch, Fault, FaultKind, Machine, Mode};
+use unhang_isa::Chip;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(name)
+}
+
+fn moves() -> PathBuf {
+    fixture("unhang-isa/tests/fixtures/moves.co")
+}
+
+fn kernels() -> PathBuf {
+    fixture("unhang-emulator/tests/fixtures/kernels.gfx1030.co")
+}
+
+fn repair(arguments: &[&str], files: &[&Path]) -> (i32, String, String) {
+    let output = Command::cargo_bin("unhang").unwrap().arg("repair").args(files).args(arguments).output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+/// A mended copy of a file, in memory.
+fn mended(file: &Path) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out");
+    let (code, stdout, stderr) = repair(&["-o", output.to_str().unwrap()], &[file]);
+    assert!(code <= 1, "{stdout}{stderr}");
+    std::fs::read(output).unwrap()
+}
+
+/// Arguments as they lie in memory: pointers, then numbers.
+fn arguments(pointers: &[u64], numbers: &[i32]) -> Vec<u8> {
+    let mut bytes: Vec<u8> = pointers.iter().flat_map(|pointer| pointer.to_le_bytes()).collect();
+    bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+    bytes
+}
+
+fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: &[u8]) -> Result<(), Fault> {
+    let dispatch = Dispatch { kernel, workgroups, workgroup_size: [lanes, 1, 1], arguments, dynamic_local: 0 };
+    machine.run(&dispatch).map(|_| ())
+}
+
+/// What a kernel of the emulator's own fixtures leaves in memory.
+fn results(object: &[u8], kernel: &str, mode: Mode) -> Result<Vec<u8>, Fault> {
+    let mut machine = Machine::load(object, mode).unwrap();
+    let numbers: Vec<f32> = (0..1200).map(|i| (i * 37 % 101) as f32 * 0.037 - 1.1).collect();
+    let x = machine.memory.allocate_floats(&numbers);
+    let links: Vec<u8> =
+        (0..128i32).flat_map(|i| (if i % 7 == 0 { -1 } else { (i * 5 + 3) % 128 }).to_le_bytes()).collect();
+    let next = machine.memory.allocate_bytes(&links);
+    let y = machine.memory.allocate(4 * 1200);
+    let (workgroups, lanes, arguments) = match kernel {
+        "axpy" => ([4, 1, 1], 256, arguments(&[x, y], &[1.7f32.to_bits() as i32, 1000])),
+        "block_sum" => ([4, 1, 1], 256, arguments(&[x, y], &[1000])),
+        "gemm" => ([2, 2, 1], 256, arguments(&[x, x + 4, y], &[18, 17, 40])),
+        "conv3x3" => ([4, 1, 1], 64, arguments(&[x, x + 800, y], &[3, 7, 9, 4])),
+        "chase" => ([2, 1, 1], 64, arguments(&[next, y], &[9])),
+        "histogram" => ([8, 1, 1], 64, arguments(&[x, y], &[4000])),
+        "maths" => ([8, 1, 1], 64, arguments(&[x, y], &[500])),
+        "halves" => ([2, 1, 1], 64, arguments(&[x, y], &[100])),
+        _ => panic!("no arguments for {kernel}"),
+    };
+    run(&mut machine, kernel, workgroups, lanes, &arguments)?;
+    let mut out = vec![0; 4 * 1200];
+    machine.memory.read(y, &mut out).unwrap();
+    Ok(out)
+}
+
+#[test]
+fn compiled_kernels_are_stopped_before_and_finish_after_with_the_same_results() {
+    let original = std::fs::read(kernels()).unwrap();
+    let mended = mended(&kernels());
+    let mut stopped = 0;
+    for kernel in ["axpy", "block_sum", "gemm", "conv3x3", "chase", "histogram", "maths", "halves"] {
+        let before = results(&original, kernel, Mode::Compute).unwrap();
+        let after = results(&mended, kernel, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}"));
+        assert_eq!(before, after, "{kernel}");
+        assert!(before.iter().any(|&byte| byte != 0), "{kernel} left nothing");
+        if let Err(fault) = results(&original, kernel, Mode::Hazards(Chip::Gfx1010)) {
+            assert!(matches!(fault.kind, FaultKind::Hazard { .. }), "{fault}");
+            stopped += 1;
+        }
+    }
+    assert!(stopped >= 5, "only {stopped} of the originals were stopped");
+}
+
+#[test]
+fn code_that_depends_on_its_place_computes_the_same_elsewhere() {
+    let original = std::fs::read(moves()).unwrap();
+    let mended = mended(&moves());
+    let run = |object: &[u8], mode| {
+        let mut machine = Machine::load(object, mode).unwrap();
+        let numbers: Vec<u8> = (0..192u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        let (x, y) = (machine.memory.allocate_bytes(&numbers), machine.memory.allocate_bytes(&numbers));
+        run(&mut machine, "everything", [1, 1, 1], 32, &arguments(&[x, y], &[]))?;
+        let mut out = vec![0; 192 * 4];
+        machine.memory.read(y, &mut out).unwrap();
+        Ok::<_, Fault>(out)
+    };
+    let before = run(&original, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}"));
+    assert_eq!(run(&mended, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}")), before);
+    // `calm` is not moved, so what it calls is: the whole call tree runs in mended code.
+    assert_eq!(run(&mended, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}")), before);
+    assert!(run(&original, Mode::Hazards(Chip::Gfx1010)).is_err());
+}
+
+#[test]
+fn the_copy_is_deterministic_and_mending_it_again_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
+    let original = std::fs::read(kernels()).unwrap();
+    assert_eq!(repair(&["-o", first.to_str().unwrap()], &[&kernels()]).0, 0);
+    assert_eq!(repair(&["-o", second.to_str().unwrap()], &[&first]).0, 0);
+    assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
+    assert_eq!(std::fs::read(&first).unwrap(), mended(&kernels()));
+    assert_eq!(std::fs::read(kernels()).unwrap(), original);
+    let audit = Command::cargo_bin("unhang").unwrap().arg("audit").arg(&first).output().unwrap();
+    assert_eq!(audit.status.code(), Some(0));
+}
+
+#[test]
+fn json_says_what_was_done_in_each_function_and_why_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out.co");
+    let (code, stdout, _) = repair(&["--json", "-o", output.to_str().unwrap()], &[&moves()]);
+    assert_eq!(code, 1, "functions are left");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(
+        report.as_object().unwrap().keys().collect::<Vec<_>>(),
+        ["input", "output", "chip", "objects", "totals"]
+    );
+    let functions = report["objects"][0]["functions"].as_array().unwrap();
+    let get = |name: &str| functions.iter().find(|function| function["name"] == name).unwrap();
+    assert_eq!(get("everything")["treatment"], "laid out anew");
+    assert_eq!(get("everything")["after"]["vcmpx-exec-war"], 0);
+    assert_eq!(get("prefetch_only")["treatment"], "mended in place");
+    assert!(get("left_jump")["reason"].as_str().unwrap().contains("the jump at 0x14"));
+    assert_eq!(report["totals"]["functions"], functions.len());
+    let (_, stdout, _) = repair(&["--functions", "-o", output.to_str().unwrap()], &[&moves()]);
+    assert!(stdout.contains("everything: laid out anew") && stdout.contains("must be recompiled"), "{stdout}");
+}
+
+#[test]
+fn the_input_is_never_overwritten() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, link, symbolic] = ["file", "link", "symbolic"].map(|name| folder.path().join(name));
+    std::fs::copy(kernels(), &file).unwrap();
+    std::fs::hard_link(&file, &link).unwrap();
+    std::os::unix::fs::symlink(&file, &symbolic).unwrap();
+    for output in [&file, &link, &symbolic] {
+        let (code, _, stderr) = repair(&["-o", output.to_str().unwrap()], &[&file]);
+        assert_eq!(code, 2);
+        assert!(stderr.contains("never overwritten") && stderr.contains("hint"), "{stderr}");
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), std::fs::read(kernels()).unwrap());
+}
+
+#[test]
+fn what_cannot_be_copied_is_said_with_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out");
+    let words = folder.path().join("words");
+    std::fs::write(&words, "words").unwrap();
+    for (file, reason) in
+        [(folder.path(), "is a folder"), (&words, "not a code object"), (&folder.path().join("missing"), "cannot read")]
+    {
+        let (code, _, stderr) = repair(&["-o", output.to_str().unwrap()], &[file]);
+        assert_eq!(code, 2);
+        assert!(stderr.contains(reason), "{stderr}");
+        assert!(!output.exists());
+    }
+    let native = fixture("unhang-emulator/tests/fixtures/kernels.gfx1010.co");
+    assert_eq!(repair(&["-o", output.to_str().unwrap()], &[&native]).0, 3, "nothing to mend");
+    assert_eq!(std::fs::read(&output).unwrap(), std::fs::read(native).unwrap());
+}
+
+#[test]
+fn extract_mends_every_object_of_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, output) = (folder.path().join("in"), folder.path().join("out"));
+    std::fs::create_dir(&input).unwrap();
+    std::fs::copy(kernels(), input.join("kernels.co")).unwrap();
+    std::fs::write(input.join("notes.txt"), "words").unwrap();
+    let (code, stdout, stderr) = repair(&["--json", "--extract", output.to_str().unwrap()], &[&input]);
+    assert_eq!(code, 0, "{stderr}");
+    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let written = report["objects"][0]["output"].as_str().unwrap();
+    assert_eq!(std::fs::read(written).unwrap(), mended(&kernels()));
+    assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
+}

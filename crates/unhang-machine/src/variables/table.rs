@@ -26,6 +26,10 @@ pub const VARIABLES: &[Variable] = &[
         "the machine in that folder is described instead of this one; for rehearsals and tests, and every output says so"),
     variable("UNHANG_DISABLE", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 makes unhang leave torch alone even where a script enables it"),
+    variable("UNHANG_SHIELD_LOG", Owner::Unhang, RuntimeStart, Plain, "no log",
+        "a file, or `stderr`", "where libunhang_shield.so writes what it mended as the runtime loaded it, line by line"),
+    variable("UNHANG_SHIELD_CACHE", Owner::Unhang, RuntimeStart, Plain, "none: mended again by each process",
+        "a folder", "where libunhang_shield.so keeps mended code objects for the next process"),
     variable("UNHANG_NO_APT", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 keeps `make` from installing Debian packages"),
 

@@ -1,0 +1,83 @@
+//! `libunhang_shield.so`: mends GPU code as the HSA runtime loads it.
+//!
+//! The runtime loads the library through `HSA_TOOLS_LIB` and calls [`OnLoad`] with its table of functions. The two
+//! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. Each
+//! object that was compiled for another chip than the RDNA1 card that is here is mended ([`unhang_isa::repair`]) and
+//! handed on; everything else is handed on as it came.
+//!
+//! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
+//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa`; and it knows nothing
+//! of torch, convolutions or stores.
+
+#[deny(unsafe_code)]
+mod cache;
+#[deny(unsafe_code)]
+mod chips;
+mod hsa;
+#[deny(unsafe_code)]
+mod log;
+
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use unhang_isa::Chip;
+use unhang_isa::elf::CodeObject;
+use unhang_isa::repair::{ObjectRepair, Options, repair_object};
+
+pub use hsa::{OnLoad, OnUnload};
+
+/// Larger objects go through unchanged; the largest known ones have some hundred megabytes.
+const MAX_OBJECT: usize = 1 << 30;
+
+/// The RDNA1 chip that is here, if one is; looked for once.
+fn chip() -> Option<Chip> {
+    static CHIP: OnceLock<Option<Chip>> = OnceLock::new();
+    *CHIP.get_or_init(|| {
+        let chip = chips::find();
+        match chip {
+            Some(chip) => log::line(format_args!("the card is a {chip}: code for other chips is mended")),
+            None => log::line(format_args!("there is no RDNA1 card here: nothing is mended")),
+        }
+        chip
+    })
+}
+
+/// What the runtime gets in place of an object: `None` if it stays as it is.
+fn mend(object: &[u8]) -> Option<&'static [u8]> {
+    let chip = chip()?;
+    if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() {
+        return None;
+    }
+    cache::find_or_insert(object, chip, || {
+        let start = Instant::now();
+        match repair_object(object, Options { chip, keep_size: false }) {
+            Ok(repair) => {
+                log::line(format_args!("{}, {:.1} ms", summary(object, &repair), start.elapsed().as_secs_f64() * 1e3));
+                for function in &repair.functions {
+                    if let Some(reason) = &function.reason {
+                        log::line(format_args!("  {} stays unsafe: {reason}", function.name));
+                    }
+                }
+                repair.bytes
+            }
+            Err(error) => {
+                log::line(format_args!("an object of {} bytes goes through: {error}", object.len()));
+                None
+            }
+        }
+    })
+}
+
+fn summary(object: &[u8], repair: &ObjectRepair) -> String {
+    let sum =
+        |count: fn(&unhang_isa::repair::FunctionRepair) -> u64| -> u64 { repair.functions.iter().map(count).sum() };
+    format!(
+        "{} object of {} bytes: {} functions, {} findings, {} left, {} instructions inserted",
+        repair.target.map_or("unknown", Chip::name),
+        object.len(),
+        repair.functions.len(),
+        sum(|function| function.before.total()),
+        sum(|function| function.after.total()),
+        sum(|function| function.inserted as u64),
+    )
+}

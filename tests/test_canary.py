@@ -48,7 +48,7 @@ def test_miopen_can_be_rehearsed() -> None:
 
 
 def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def raises(engine: str, *, rehearsed: bool) -> tuple[str, str]:
+    def raises(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
         raise RuntimeError("HIP error: invalid device function\nmany more lines")
 
     monkeypatch.setattr(_canary, "_child", raises)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         print_bypass_report,
     )
     from unhang._enable import disable, enable, enabled, is_enabled
+    from unhang._gpu import wait_for_kernels
     from unhang._layers import SafeConv2d, patch_model, track, unpatch_model
     from unhang._report import Report, report
     from unhang._settings import Settings
@@ -50,6 +51,7 @@ _HOMES = {
     "report": "_report",
     "track": "_layers",
     "unpatch_model": "_layers",
+    "wait_for_kernels": "_gpu",
 }
 
 __all__ = [
@@ -71,6 +73,7 @@ __all__ = [
     "report",
     "track",
     "unpatch_model",
+    "wait_for_kernels",
 ]
 
 

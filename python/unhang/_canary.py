@@ -3,6 +3,9 @@
 As a module (``python -m unhang._canary ENGINE``) this is the child: it computes a few small convolutions in all three
 directions on the accelerator and compares them with the CPU. It answers with one line of JSON. `unhang doctor
 --self-test` starts the same child.
+
+Our own GPU kernels have one canary for each kernel family: one child tries them all and answers with a line for each as
+it goes, so that a family that hangs is known by its name, and the others are not condemned with it.
 """
 
 from __future__ import annotations
@@ -10,15 +13,34 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unhang import _core
 
 #: Seconds that a canary may take in all: start of Python and torch, and the convolutions.
 DEADLINE = 30.0
+#: Seconds that the child of our GPU kernels may take: it compiles a few dozen of them first.
+JIT_DEADLINE = 180.0
+#: Seconds that one family may take in it, once everything is compiled.
+FAMILY_LIMIT = 10.0
 #: Makes a rehearsed canary behave as a bad card does: "hang", "crash" or "wrong".
 REHEARSAL = "UNHANG_REHEARSE_CANARY"
 
 _ANSWER = "unhang-canary "
 # The line that says which torch the child has comes before the accelerator is touched: a child that hangs said it too.
 _TORCH = "unhang-torch "
+_FAMILY = "unhang-family "
+
+# What the families of our GPU kernels are tried on, in all three directions: an ordinary convolution, one with a stride
+# and few channels, a depthwise one.
+_JIT_PROBLEMS = (
+    "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+    "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
+    "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
+    "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+)
+_DIRECTIONS = ("forward", "backward-data", "backward-weights")
 
 
 def standing(engine: str, *, rehearsed: bool) -> tuple[str, str]:
@@ -83,17 +105,209 @@ def _judge(ended: str, code: int, output: str) -> tuple[str, str]:
         )
     if ended == "signalled":
         return "crashes", f"ended by signal {code}"
-    for line in output.splitlines():
-        if line.startswith(_ANSWER):
-            try:
-                answer = json.loads(line[len(_ANSWER) :])
-                return str(answer["verdict"]), str(answer["detail"])
-            except (ValueError, KeyError, TypeError):
-                break
+    for answer in _answers(output, _ANSWER):
+        return str(answer["verdict"]), str(answer["detail"])
     return "crashes", f"ended with code {code} and no answer"
 
 
-def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
+def _answers(output: str, prefix: str) -> list[dict[str, Any]]:
+    """What a child said behind a prefix, as far as it can be read."""
+    answers = []
+    for line in output.splitlines():
+        if line.startswith(prefix):
+            try:
+                answer = json.loads(line[len(prefix) :])
+            except ValueError:
+                continue
+            if isinstance(answer, dict) and {"verdict", "detail"} <= answer.keys():
+                answers.append(answer)
+    return answers
+
+
+# ---- our GPU kernels ----
+
+# By a device's identity: its families, and those that may run.
+_families: dict[str, list[str]] = {}
+_allowed: dict[str, set[str]] = {}
+
+
+def jit_standing(index: int, *, rehearsed: bool) -> tuple[str, str]:
+    """What is known of our GPU kernels on a device. On an affected card this also lets the proven families run."""
+    from unhang import _gpu
+    from unhang._state import state
+
+    if rehearsed:
+        return "absent", "a rehearsal computes on CPU tensors, and our GPU kernels need a GPU"
+    absence = _gpu.absence(index)
+    if absence is not None:
+        return "absent", absence
+    if not state().machine.affected:
+        return "available", ""
+    gpu = _gpu.gpu(index)
+    known = {family: _known(_jit_name(gpu, family)) for family in families(gpu)}
+    passed = {family for family, found in known.items() if found is not None and found[0] == "works"}
+    if _allowed.get(gpu.identity) != passed:
+        gpu.allow(passed)
+        _allowed[gpu.identity] = passed
+    if passed:
+        return "available", f"the canaries of {', '.join(sorted(passed))} passed"
+    failed = [f"{family} {_WORDS[found[0]]}: {found[1]}" for family, found in known.items() if found is not None]
+    if failed:
+        return "absent", f"its canary in a child process: {'; '.join(failed)}"
+    return "unproven", "no canary of jit has run on this machine yet"
+
+
+def ensure_jit(*, rehearsed: bool) -> None:
+    """Runs the canaries of our kernel families that are not known for this machine, and keeps their verdicts."""
+    import torch
+
+    from unhang import _core, _gpu
+    from unhang._state import say, state
+
+    if rehearsed or not torch.cuda.is_available():
+        return
+    index = torch.cuda.current_device()
+    absence = _gpu.absence(index)
+    if absence is not None:
+        say(f"our GPU kernels are not used: {absence}")
+        return
+    gpu = _gpu.gpu(index)
+    current = state()
+    missing = [family for family in families(gpu) if _known(_jit_name(gpu, family)) is None]
+    while missing:
+        say(
+            f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
+            f"this machine, {JIT_DEADLINE:.0f} s at most)"
+        )
+        command = [sys.executable, "-m", "unhang._canary", "jit", "--device", str(index), "--families", *missing]
+        verdicts, hung = _judge_families(missing, *_core.supervise(command, JIT_DEADLINE))
+        for family, (verdict, detail) in verdicts.items():
+            name = _jit_name(gpu, family)
+            _known_here[name] = (verdict, detail)
+            current.store.set_canary(current.machine.fingerprint, name, verdict, detail)
+            say(f"canary of jit, {family}: {verdict} ({detail})")
+        missing = [family for family in missing if family not in verdicts]
+        if hung and missing:
+            say(f"not tried: {', '.join(missing)}; after a hang the card may need a reboot first")
+            return
+
+
+def families(gpu: _core.Gpu) -> list[str]:
+    """The kernel families that the canary tries, the plainest first."""
+    known = _families.get(gpu.identity)
+    if known is None:
+        known = _families[gpu.identity] = list(dict.fromkeys(family for family, _, _ in _jit_tries(gpu)))
+    return known
+
+
+def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
+    """Family, problem and choice: what each family thinks best for each problem."""
+    from unhang import _core
+
+    tries = []
+    for key in _JIT_PROBLEMS:
+        for direction in _DIRECTIONS:
+            problem = _core.Problem.from_key(key).with_direction(direction)
+            seen: set[str] = set()
+            for choice, family, _, _ in gpu.candidates(problem):
+                if family not in seen:
+                    seen.add(family)
+                    tries.append((family, problem, choice))
+    return sorted(tries, key=lambda it: (it[0] != "plain", it[0]))
+
+
+def _jit_name(gpu: _core.Gpu, family: str) -> str:
+    """Other sources, another compiler or another chip are other kernels."""
+    return f"jit {family} {gpu.identity}"
+
+
+def _known(name: str) -> tuple[str, str] | None:
+    from unhang._state import state
+
+    current = state()
+    found = _known_here.get(name) or current.store.canary(current.machine.fingerprint, name)
+    if found is not None:
+        _known_here[name] = found
+    return found
+
+
+def _judge_families(asked: list[str], ended: str, code: int, output: str) -> tuple[dict[str, tuple[str, str]], bool]:
+    """The verdict on each family that the child got to, and whether one hung."""
+    verdicts: dict[str, tuple[str, str]] = {}
+    for answer in _answers(output, _FAMILY):
+        verdicts[str(answer.get("family"))] = (str(answer["verdict"]), str(answer["detail"]))
+    verdicts = {
+        family: found for family, found in verdicts.items() if family in asked and found[0] in ("works", *_WORDS)
+    }
+    silent = [family for family in asked if family not in verdicts]
+    if silent and not any(verdict == "hangs" for verdict, _ in verdicts.values()):
+        # The child ended in the middle of the first one that it said nothing of; or before all of them.
+        verdict, detail = _judge(ended, code, output)
+        verdicts[silent[0]] = ("crashes" if verdict == "works" else verdict, detail)
+    return verdicts, any(verdict == "hangs" for verdict, _ in verdicts.values())
+
+
+def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
+    """In the child: tries families one after the other, each within a limit, and says of each how it did."""
+    import threading
+    from concurrent.futures import ThreadPoolExecutor
+
+    from unhang import _gpu
+
+    gpu = _gpu.gpu(index)
+    tries = [it for it in _jit_tries(gpu) if not wanted or it[0] in wanted]
+    with ThreadPoolExecutor(4) as pool:
+        kernels = list(pool.map(lambda it: gpu.prepare_as(it[1], it[2]), tries))
+
+    def say(family: str, verdict: str, detail: str) -> None:
+        print(_FAMILY + json.dumps({"family": family, "verdict": verdict, "detail": detail}), flush=True)
+
+    def give_up(family: str) -> None:
+        say(family, "hangs", f"no answer within {FAMILY_LIMIT:.0f} s")
+        os._exit(1)
+
+    worst, bad = 0.0, []
+    for family in dict.fromkeys(it[0] for it in tries):
+        timer = threading.Timer(FAMILY_LIMIT, give_up, [family])
+        timer.start()
+        error = max(
+            _error_of(kernel, it[1], index) for it, kernel in zip(tries, kernels) if it[0] == family
+        )  # fmt: skip
+        timer.cancel()
+        right = error <= 1.0
+        bad += [] if right else [family]
+        worst = max(worst, error)
+        say(family, "works" if right else "wrong", f"largest error {error:.2f} of what rounding explains")
+    detail = f"largest error {worst:.2f} of what rounding explains, on {gpu.name}"
+    return ("wrong", f"{', '.join(bad)}: {detail}") if bad else ("works", detail)
+
+
+def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float:
+    """The largest error of a result, relative to what its type and its sums allow."""
+    import torch
+
+    from unhang._engines import run_on_cpu
+    from unhang._jit import compute
+
+    half = ":f16:" in problem.key
+    form = torch.channels_last if ":nhwc:" in problem.key else torch.contiguous_format
+    weight_shape = problem.with_direction("backward-weights").result_shape
+    shapes = {
+        "forward": (problem.input_shape, weight_shape),
+        "backward-data": (problem.output_shape, weight_shape),
+        "backward-weights": (problem.input_shape, problem.output_shape),
+    }[problem.direction]
+    dtype = torch.float16 if half else torch.float32
+    first, second = (torch.randn(shape).to(dtype).contiguous(memory_format=form) for shape in shapes)
+    want = run_on_cpu(problem, first, second, None, form).double()
+    device = f"cuda:{index}"
+    got = compute(kernel, problem, first.to(device), second.to(device), form).to("cpu").double()
+    limit = (2e-3 if half else 1e-4) * want.abs().max().item()
+    error = (got - want).abs().max().item() / limit
+    return error if error == error else float("inf")
+
+
+def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
     import torch
 
     from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Route, below_autograd
@@ -109,12 +323,14 @@ def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
     if mood == "crash":
         os.abort()
     runners: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine()}
-    if engine not in runners:
-        return "unsupported", f"{engine} has no canary: expected {' or '.join(runners)}"
+    if engine not in (*runners, "jit"):
+        return "unsupported", f"{engine} has no canary: expected jit or {' or '.join(runners)}"
     if engine == "miopen" and torch.version.hip is None and not rehearsed:
         return "unsupported", "not here: this torch is not built for ROCm"
     if not rehearsed and not torch.cuda.is_available():
         return "unsupported", f"not here: torch {torch.__version__} sees no accelerator"
+    if engine == "jit":
+        return _jit_child(arguments, rehearsed=rehearsed)
     device = "cpu" if rehearsed else "cuda"
     worst = 0.0
     runner = runners[engine]
@@ -142,9 +358,22 @@ def _child(engine: str, *, rehearsed: bool) -> tuple[str, str]:
     return verdict, f"{prefix}largest relative error {worst:.1e}"
 
 
+def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
+    from unhang import _gpu
+
+    if rehearsed:
+        return "unsupported", "not here: a rehearsal computes on CPU tensors, and our GPU kernels need a GPU"
+    index = int(arguments[arguments.index("--device") + 1]) if "--device" in arguments else 0
+    wanted = arguments[arguments.index("--families") + 1 :] if "--families" in arguments else []
+    absence = _gpu.absence(index)
+    if absence is not None:
+        return "unsupported", f"not here: {absence}"
+    return _try_families(index, wanted)
+
+
 def _main(arguments: list[str]) -> None:
     try:
-        verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:])
+        verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:], arguments=arguments[1:])
     except Exception as error:  # whatever torch raises: it came back, and says why
         lines = str(error).splitlines() or [""]
         verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"

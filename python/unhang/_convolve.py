@@ -29,6 +29,7 @@ from unhang._engines import (
     call_original_forward,
     make_problem,
 )
+from unhang._jit import JitEngine
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state, warn_once
 from unhang._statistics import current_layer
@@ -36,7 +37,12 @@ from unhang._statistics import current_layer
 Tensor = torch.Tensor
 Result = TypeVar("Result")
 
-_ENGINES: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine(), "cpu": CpuEngine()}
+_ENGINES: dict[str, Engine] = {
+    "jit": JitEngine(),
+    "aten": AtenEngine(),
+    "miopen": MiopenEngine(),
+    "cpu": CpuEngine(),
+}
 # Calls of a route that are timed to learn how fast its engine is; the first is not, since it warms up.
 _TIMED_CALLS = 4
 
@@ -147,7 +153,9 @@ def backward(
     if flat:
         grad_output, input, weight = _with_height(grad_output), _with_height(input), _with_height(weight)
         geometry = _geometry_with_height(geometry)
-    if len(planned) == 2 and planned[0].names[0] != planned[1].names[0]:
+    # Torch's kernels give both gradients in one call. Ours are two, and a verdict on one is none on the other.
+    apart = len(planned) == 2 and (planned[0].names[0] != planned[1].names[0] or planned[0].names[0] == "jit")
+    if apart:
         data, _, bias = _backward(planned[0], grad_output, input, weight, geometry, (True, False, False))
         _, weights, bias = _backward(planned[1], grad_output, input, weight, geometry, (False, True, mask[2]))
     else:
@@ -180,7 +188,8 @@ def _recover(route: Route, error: Exception, call: Callable[[Engine], Result]) -
     for index in range(1, len(route.engines) + 1):
         if index == len(route.engines) or _is_out_of_memory(error):
             raise error
-        _note_failure(route, route.names[index - 1], error)
+        if not isinstance(error, _core.GpuDeclined):  # that one began nothing: it may take the next call
+            _note_failure(route, route.names[index - 1], error)
         try:
             return call(route.engines[index]), index
         except Exception as next_error:
@@ -214,7 +223,7 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
     name = engine.partition("(")[0]
     current.failures[(route.key, name, route.device)] = detail
     if not route.rehearsed and (route.device != "cpu" or current.learns_from_cpu):
-        current.planner.learn(route.problem, name, "error", None, detail)
+        current.planner.learn(route.problem, name, getattr(error, "verdict", "error"), None, detail)
     say(f"{engine} failed on {route.key} ({detail}); computed by the next engine, and not tried for it again")
     replan()
 
@@ -274,7 +283,7 @@ def _plan(
     )
     if not known:
         return None
-    memory_format = _memory_format(input, weight)
+    memory_format = _memory_format(input, weight, bias, geometry)
     if input.dim() == 3:
         input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
     try:
@@ -285,7 +294,7 @@ def _plan(
     from unhang import _situation  # late: it asks about engines, which import this module
 
     device = input.device.type
-    situation = _situation.of(device, rehearsed=device in rehearsed)
+    situation = _situation.of(device, rehearsed=device in rehearsed, index=input.device.index)
     absent = {
         engine: ("absent", f"failed in this process: {detail}")
         for (failed, engine, where), detail in current.failures.items()
@@ -306,6 +315,7 @@ def _plan(
         warn_once(warning)
     route = Route(problem, plan, memory_format, geometry.padding)
     route.device, route.rehearsed = device, device in rehearsed
+    route.workspace_limit = settings.workspace_limit << 20
     route.ready = input.device.type == "cpu" and all(
         tensor.is_contiguous(memory_format=memory_format) for tensor in (input, weight)
     )
@@ -327,12 +337,22 @@ def _plan(
     return route
 
 
-def _memory_format(input: Tensor, weight: Tensor) -> torch.memory_format:
-    """Channels last if either tensor clearly is: what torch's own convolutions give, and FakeTensor predicts."""
-    if input.dim() == 4:
-        for tensor in (input, weight):
-            if tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
-                return torch.channels_last
+def _memory_format(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
+    """How torch's own convolution would lay out its output, which is what FakeTensor predicts."""
+    if input.dim() != 4:
+        return torch.contiguous_format
+    if input.device.type == "cuda":
+        # It depends on the vendor's library and the process's flags: MIOpen gives channels last only when told to.
+        try:
+            backend = torch._C._select_conv_backend(input, weight, bias, *geometry, None)
+            determine = torch._C._conv_determine_backend_memory_format
+            predicted: torch.memory_format = determine(input, weight, backend)
+            return torch.channels_last if predicted is torch.channels_last else torch.contiguous_format
+        except (AttributeError, RuntimeError, TypeError):
+            pass  # a torch without these, or arguments that it refuses: it will say so
+    for tensor in (input, weight):
+        if tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
+            return torch.channels_last
     return torch.contiguous_format
 
 

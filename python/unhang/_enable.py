@@ -81,6 +81,7 @@ def enable(
             _environment.narrow_to_implicit_gemm()
         if accelerated:
             _canary.ensure("aten", rehearsed=rehearse)
+            _canary.ensure_jit(rehearsed=rehearse)
             if protect_other_layers:
                 current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
                 torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False

@@ -12,13 +12,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Optional, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
 
 import torch
 import torch.nn.functional as F
 
 from unhang import _core
 from unhang._state import renewed_after_fork, threads
+
+if TYPE_CHECKING:
+    from unhang._jit import Loaded
 
 Tensor = torch.Tensor
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
@@ -63,6 +66,7 @@ class Route:
         "calls",
         "device",
         "engines",
+        "kernel",
         "key",
         "memory_format",
         "names",
@@ -73,6 +77,7 @@ class Route:
         "rehearsed",
         "seconds",
         "tally",
+        "workspace_limit",
     )
 
     def __init__(
@@ -93,6 +98,9 @@ class Route:
         #: Where the tensors live, and whether they stand for a described card's.
         self.device = "cpu"
         self.rehearsed = False
+        #: What our GPU kernels keep here, and the most bytes of workspace that they may take.
+        self.kernel: Loaded | None = None
+        self.workspace_limit = 0
         #: Calls that were timed, and the fastest; only where a call's return means that the work is done.
         self.calls = 0
         self.seconds = float("inf")
@@ -112,7 +120,8 @@ def below_autograd() -> Iterator[None]:
             del guard
 
 
-def _deterministic() -> bool:
+def deterministic() -> bool:
+    """Whether the user asked for the same bits every time."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
@@ -137,7 +146,7 @@ class MiopenEngine:
 
     def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         output: Tensor = _original_forward(
-            _KEY, input, weight, bias, *geometry, False, _deterministic(), True, torch.backends.cudnn.allow_tf32
+            _KEY, input, weight, bias, *geometry, False, deterministic(), True, torch.backends.cudnn.allow_tf32
         )
         return output
 
@@ -154,15 +163,15 @@ class CpuEngine:
     def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         if route.ready and geometry.padding == route.padding and input.shape == route.problem.input_shape:
             # The short way of a repeated convolution on CPU tensors.
-            return _run_cpu(route.problem, input, weight, bias, route.memory_format)
-        problem = _problem(route, input, weight, geometry)
+            return run_on_cpu(route.problem, input, weight, bias, route.memory_format)
+        problem = problem_of(route, input, weight, geometry)
         return _copy_and_run_cpu(route, problem, input, weight, bias).to(input.device)
 
     def backward(
         self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
         data = weights = None
-        problem = _problem(route, input, weight, geometry)
+        problem = problem_of(route, input, weight, geometry)
         if mask[0]:
             toward_data = problem.with_direction("backward-data")
             data = _copy_and_run_cpu(route, toward_data, grad_output, weight, None).to(input.device)
@@ -172,7 +181,7 @@ class CpuEngine:
         return data, weights, None
 
 
-def _problem(route: Route, input: Tensor, weight: Tensor, geometry: Geometry) -> _core.Problem:
+def problem_of(route: Route, input: Tensor, weight: Tensor, geometry: Geometry) -> _core.Problem:
     """The route's problem, or that of one of its tiles."""
     if tuple(input.shape) == route.problem.input_shape and geometry.padding == route.padding:
         return route.problem
@@ -198,10 +207,10 @@ def _copy_and_run_cpu(
 ) -> Tensor:
     form = route.memory_format
     first, second = first.to("cpu").contiguous(memory_format=form), second.to("cpu").contiguous(memory_format=form)
-    return _run_cpu(problem, first, second, None if bias is None else bias.to("cpu"), form)
+    return run_on_cpu(problem, first, second, None if bias is None else bias.to("cpu"), form)
 
 
-def _run_cpu(
+def run_on_cpu(
     problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None, memory_format: torch.memory_format
 ) -> Tensor:
     """On dense CPU tensors of that memory format."""
@@ -370,7 +379,7 @@ def call_original_forward(input: Tensor, weight: Tensor, bias: Tensor | None, ge
     """What torch would have done by itself, with the process's flags as the user set them."""
     flags = torch.backends.cudnn
     output: Tensor = _original_forward(
-        _KEY, input, weight, bias, *geometry, flags.benchmark, _deterministic(), flags.enabled, flags.allow_tf32
+        _KEY, input, weight, bias, *geometry, flags.benchmark, deterministic(), flags.enabled, flags.allow_tf32
     )
     return output
 

@@ -25,6 +25,8 @@ class Settings:
     tile_limit: int = 32
     #: Pad channel counts that are powers of two by one, inside ``tiled``.
     pad_channels: bool = False
+    #: Most mebibytes of the GPU's memory that our kernels may take as workspace for one convolution.
+    workspace_limit: int = 1024
     #: Print each decision once.
     verbose: bool = False
     #: Keep decisions; otherwise every call is planned anew.
@@ -35,7 +37,7 @@ class Settings:
         if not isinstance(strategy, str) or strategy.lower() not in STRATEGIES:
             raise ValueError(f"unknown strategy {self.strategy!r}: expected one of {', '.join(STRATEGIES)}")
         object.__setattr__(self, "strategy", strategy.lower())
-        for name in ("size_threshold", "tile_limit"):
+        for name in ("size_threshold", "tile_limit", "workspace_limit"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 0")

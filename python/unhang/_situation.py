@@ -23,11 +23,11 @@ class Situation(NamedTuple):
     families: list[str] | None
 
 
-def of(device: str, *, rehearsed: bool) -> Situation:
-    """The situation for tensors of that device type."""
+def of(device: str, *, rehearsed: bool, index: int | None = None) -> Situation:
+    """The situation for tensors of that device type, and of that device of the type."""
     if device == "cpu" and not rehearsed:
         return _on_cpu()
-    return _on_accelerator(rehearsed=rehearsed)
+    return _on_accelerator(index or 0, rehearsed=rehearsed)
 
 
 def _on_cpu() -> Situation:
@@ -44,12 +44,12 @@ def _on_cpu() -> Situation:
     )
 
 
-def _on_accelerator(*, rehearsed: bool) -> Situation:
+def _on_accelerator(index: int, *, rehearsed: bool) -> Situation:
     current = state()
     affected = current.machine.affected
     miopen_here = torch.version.hip is not None or rehearsed
     engines: dict[str, Standing] = {
-        "jit": ("absent", "our GPU kernels are not wired into torch yet"),
+        "jit": _canary.jit_standing(index, rehearsed=rehearsed),
         "miopen": ("available", "") if miopen_here else ("absent", "this torch is not built for ROCm"),
         "aten": ("available", ""),
         "tiled": ("available", ""),

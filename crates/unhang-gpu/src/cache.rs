@@ -38,6 +38,12 @@ impl Key {
     }
 }
 
+impl std::fmt::Display for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
 impl Cache {
     /// Uses a folder, which is made if it is not there, readable by its owner only.
     pub fn open(folder: &Path, limit: u64) -> io::Result<Cache> {
@@ -61,7 +67,7 @@ impl Cache {
     }
 
     fn path(&self, key: Key) -> PathBuf {
-        self.folder.join(format!("{:032x}.co", key.0))
+        self.folder.join(format!("{key}.co"))
     }
 
     /// The object of that key, if it is there and whole.

@@ -1,9 +1,10 @@
 //! The engine: `supports`, `prepare`, `launch`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use thiserror::Error;
 use unhang_conv::{DataType, Problem};
@@ -17,6 +18,7 @@ use crate::driver::{Driver, DriverError, Function};
 use crate::object::{self, ObjectError};
 use crate::plan::{Plan, PlanError, Pointer};
 use crate::sources::Kernel;
+use crate::workshop::Workshop;
 
 /// What an engine may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,6 +70,14 @@ pub enum GpuError {
         /// The choice.
         choice: String,
     },
+    /// No kernel family that computes the problem may run here.
+    #[error("no kernel family that computes {problem} has passed its canary here: {families} would")]
+    NoneAllowed {
+        /// The problem's key.
+        problem: String,
+        /// The families that compute it.
+        families: String,
+    },
     /// The stream records a graph and the problem was not prepared before.
     #[error("the stream is recording a graph, in which nothing can be compiled or loaded: run the problem once before")]
     Capturing,
@@ -88,6 +98,18 @@ pub struct DevicePointers {
     pub workspace: u64,
 }
 
+/// How a problem is to be prepared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Request {
+    /// The stream on which it will run.
+    pub stream: u64,
+    /// The most bytes of workspace, where that is less than the engine's own limit.
+    pub workspace_limit: Option<u64>,
+    /// Whether a new problem waits for its own kernels. Otherwise the generic kernels may serve it meanwhile: at once,
+    /// slower, and with other roundings.
+    pub wait: bool,
+}
+
 /// A problem whose kernels are compiled and loaded.
 #[derive(Debug)]
 pub struct Prepared {
@@ -95,6 +117,9 @@ pub struct Prepared {
     choice: Choice,
     plan: Plan,
     functions: Vec<Function>,
+    kernels: String,
+    /// Where the generic kernels serve meanwhile: the problem's own choice, for when it is compiled.
+    own: Option<Box<(Choice, Plan)>>,
 }
 
 impl Prepared {
@@ -117,20 +142,44 @@ impl Prepared {
     pub fn workspace_bytes(&self) -> u64 {
         self.plan.workspace_bytes
     }
+
+    /// What its kernels are, whatever the sizes that they get at run time: a text that is the same wherever the same
+    /// machine code is run. Verdicts about kernels are kept under it.
+    pub fn kernels(&self) -> &str {
+        &self.kernels
+    }
+
+    /// Whether these are the generic kernels, which serve while better ones are being compiled.
+    pub fn is_provisional(&self) -> bool {
+        self.own.is_some()
+    }
 }
 
-/// What was prepared, by problem and by the choice that was asked for (`None`: the engine's own).
-type PreparedProblems = HashMap<(Problem, Option<Choice>), Arc<Prepared>>;
+/// Which of a problem's kernels are meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Wanted {
+    /// Those of this choice.
+    Choice(Choice),
+    /// The engine's own choice within so many bytes of workspace.
+    Within(u64),
+}
+
+/// What was prepared.
+type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
+
+/// A generic kernel that would take longer than this is not worth having: its own is compiled in about that time.
+const PROVISIONAL_SECONDS: f64 = 0.5;
 
 /// Our kernels on one device.
 pub struct GpuEngine {
     driver: Box<dyn Driver>,
-    compiler: Arc<dyn Compiler>,
     workspace_limit: u64,
-    cache: Option<Cache>,
+    workshop: Arc<Workshop>,
     functions: Mutex<HashMap<Kernel, Function>>,
     prepared: Mutex<PreparedProblems>,
     preferred: Mutex<HashMap<Problem, Choice>>,
+    /// The kernel families that may run; `None` for all of them.
+    allowed: Mutex<Option<BTreeSet<String>>>,
 }
 
 /// A map behind a poisoned lock is whole: no code of ours leaves one half changed.
@@ -145,14 +194,17 @@ impl GpuEngine {
         let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(1 << 30));
         // Without a cache everything works, only slower at the next start.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
+        let description = driver.description();
+        let workshop =
+            Workshop::new(driver.compiler(), cache, &description.true_architecture, &description.reported_architecture);
         GpuEngine {
-            compiler: driver.compiler(),
             driver,
             workspace_limit,
-            cache,
+            workshop,
             functions: Mutex::default(),
             prepared: Mutex::default(),
             preferred: Mutex::default(),
+            allowed: Mutex::default(),
         }
     }
 
@@ -168,23 +220,51 @@ impl GpuEngine {
             .map_err(|error| Unsupported { engine: EngineName::Jit, reason: error.reason })
     }
 
-    /// The ways to compute a problem, fastest by the model first.
+    /// Lets only these kernel families run from now on; `None` lets all of them.
+    pub fn allow(&self, families: Option<BTreeSet<String>>) {
+        *lock(&self.allowed) = families;
+        lock(&self.prepared).clear();
+    }
+
+    /// The ways to compute a problem that may be taken, fastest by the model first.
     pub fn candidates(&self, problem: &Problem) -> Vec<Candidate> {
-        candidates(problem, &self.driver.description().model, self.workspace_limit)
+        self.candidates_within(problem, self.workspace_limit)
+    }
+
+    fn candidates_within(&self, problem: &Problem, workspace_limit: u64) -> Vec<Candidate> {
+        let mut found = candidates(problem, &self.driver.description().model, workspace_limit);
+        if let Some(allowed) = &*lock(&self.allowed) {
+            found.retain(|candidate| allowed.contains(candidate.choice.family()));
+        }
+        found
     }
 
     /// Takes this choice for a problem from now on: what was measured to be the fastest.
     pub fn prefer(&self, problem: &Problem, choice: Choice) {
         lock(&self.preferred).insert(problem.clone(), choice);
-        lock(&self.prepared).remove(&(problem.clone(), None));
+        lock(&self.prepared).retain(|(known, _), _| known != problem);
     }
 
     /// The choice that would be taken for a problem: the preferred one, else the model's first.
     pub fn choose(&self, problem: &Problem) -> Choice {
-        if let Some(choice) = lock(&self.preferred).get(problem) {
-            return *choice;
+        self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.0)
+    }
+
+    /// The choice within a limit of workspace, and the seconds of the generic kernels, if they may run, by the model.
+    fn choose_within(&self, problem: &Problem, limit: u64) -> Result<(Choice, Option<f64>), GpuError> {
+        let found = self.candidates_within(problem, limit);
+        let plain = found.iter().find(|candidate| candidate.choice == Choice::Plain).map(|it| it.seconds);
+        let preferred = lock(&self.preferred).get(problem).copied();
+        let preferred = preferred.filter(|choice| found.iter().any(|candidate| candidate.choice == *choice));
+        match preferred.or_else(|| found.first().map(|candidate| candidate.choice)) {
+            Some(choice) => Ok((choice, plain)),
+            None => {
+                let all = candidates(problem, &self.driver.description().model, u64::MAX);
+                let families: BTreeSet<&str> = all.iter().map(|candidate| candidate.choice.family()).collect();
+                let families = families.into_iter().collect::<Vec<_>>().join(", ");
+                Err(GpuError::NoneAllowed { problem: problem.to_string(), families })
+            }
         }
-        self.candidates(problem).first().map_or(Choice::Plain, |candidate| candidate.choice)
     }
 
     /// Compiles and loads what computes a problem; from memory or the cache where it can.
@@ -192,35 +272,87 @@ impl GpuEngine {
         self.prepare_as(problem, None)
     }
 
-    /// A problem that was prepared before, without any work: for a stream that records a graph.
-    pub fn prepared(&self, problem: &Problem) -> Option<Arc<Prepared>> {
-        lock(&self.prepared).get(&(problem.clone(), None)).cloned()
+    /// Prepares a problem for a stream.
+    ///
+    /// While that records a graph nothing can be compiled or loaded: then only what was prepared before is there. A new
+    /// problem whose kernels are in no cache is served by the generic kernels while its own are compiled in the
+    /// background: what comes back then says [`Prepared::is_provisional`], and to ask again is to get the better ones
+    /// once they are there.
+    pub fn prepare_on(&self, problem: &Problem, request: Request) -> Result<Arc<Prepared>, GpuError> {
+        let limit = request.workspace_limit.map_or(self.workspace_limit, |limit| limit.min(self.workspace_limit));
+        let key = (problem.clone(), Wanted::Within(limit));
+        let known = lock(&self.prepared).get(&key).cloned();
+        if let Some(prepared) = known.as_ref().filter(|prepared| !prepared.is_provisional()) {
+            return Ok(Arc::clone(prepared));
+        }
+        if self.driver.is_capturing(request.stream)? {
+            return known.ok_or(GpuError::Capturing);
+        }
+        if let Some(provisional) = known {
+            let Some((choice, plan)) = provisional.own.as_deref() else { return Ok(provisional) };
+            if request.wait || self.is_at_hand(plan)? {
+                return self.finish(problem, *choice, plan.clone(), key, None);
+            }
+            return Ok(provisional);
+        }
+        self.supports(problem)?;
+        let (choice, plain_seconds) = self.choose_within(problem, limit)?;
+        let plan = Plan::new(problem, &choice)?;
+        let plain_serves = choice != Choice::Plain && plain_seconds.is_some_and(|it| it <= PROVISIONAL_SECONDS);
+        if plain_serves && !request.wait && !self.is_at_hand(&plan)? {
+            self.workshop.later(plan.stages.iter().map(|stage| &stage.kernel));
+            let plain = Plan::new(problem, &Choice::Plain)?;
+            return self.finish(problem, Choice::Plain, plain, key, Some(Box::new((choice, plan))));
+        }
+        self.finish(problem, choice, plan, key, None)
     }
 
-    /// Prepares a problem for a stream. While that records a graph nothing can be compiled or loaded: then only what was
-    /// prepared before is there.
-    pub fn prepare_on(&self, problem: &Problem, stream: u64) -> Result<Arc<Prepared>, GpuError> {
-        if let Some(prepared) = self.prepared(problem) {
-            return Ok(prepared);
-        }
-        if self.driver.is_capturing(stream)? {
-            return Err(GpuError::Capturing);
-        }
-        self.prepare(problem)
-    }
-
-    /// The same with a given choice, or `None` for the engine's own.
+    /// The same with a given choice, or `None` for the engine's own, and whatever it takes.
     pub fn prepare_as(&self, problem: &Problem, choice: Option<Choice>) -> Result<Arc<Prepared>, GpuError> {
-        let key = (problem.clone(), choice);
-        if let Some(prepared) = lock(&self.prepared).get(&key) {
+        let wanted = choice.map_or(Wanted::Within(self.workspace_limit), Wanted::Choice);
+        let key = (problem.clone(), wanted);
+        if let Some(prepared) = lock(&self.prepared).get(&key).filter(|prepared| !prepared.is_provisional()) {
             return Ok(prepared.clone());
         }
         self.supports(problem)?;
-        let choice = choice.unwrap_or_else(|| self.choose(problem));
-        let plan = Plan::new(problem, &choice)?;
+        let choice = match choice {
+            Some(choice) => choice,
+            None => self.choose_within(problem, self.workspace_limit)?.0,
+        };
+        self.finish(problem, choice, Plan::new(problem, &choice)?, key, None)
+    }
+
+    /// Whether a plan's kernels can be had without compiling. An error is that of compiling one in the background.
+    fn is_at_hand(&self, plan: &Plan) -> Result<bool, GpuError> {
+        for stage in &plan.stages {
+            if lock(&self.functions).contains_key(&stage.kernel) {
+                continue;
+            }
+            match self.workshop.at_once(&stage.kernel) {
+                Some(object) => object.map(|_| ())?,
+                None => return Ok(false),
+            }
+        }
+        Ok(true)
+    }
+
+    fn finish(
+        &self,
+        problem: &Problem,
+        choice: Choice,
+        plan: Plan,
+        key: (Problem, Wanted),
+        own: Option<Box<(Choice, Plan)>>,
+    ) -> Result<Arc<Prepared>, GpuError> {
         let functions =
             plan.stages.iter().map(|stage| self.function(&stage.kernel)).collect::<Result<Vec<_>, GpuError>>()?;
-        let prepared = Arc::new(Prepared { problem: problem.clone(), choice, plan, functions });
+        let keys: Vec<String> = plan
+            .stages
+            .iter()
+            .map(|stage| format!("{}={}", stage.kernel.entry, self.workshop.key(&stage.kernel)))
+            .collect();
+        let kernels = format!("{}:{}", choice.family(), Key::of(keys.iter().map(String::as_str)));
+        let prepared = Arc::new(Prepared { problem: problem.clone(), choice, plan, functions, kernels, own });
         lock(&self.prepared).insert(key, prepared.clone());
         Ok(prepared)
     }
@@ -228,31 +360,36 @@ impl GpuEngine {
     /// Compiles a plan's kernels into the cache without loading them; what `warm` does in parallel.
     pub fn compile(&self, plan: &Plan) -> Result<(), GpuError> {
         for stage in &plan.stages {
-            self.object(&stage.kernel)?;
+            self.workshop.now(&stage.kernel)?;
         }
         Ok(())
     }
 
+    /// How many kernels were compiled in this process, and not found in the cache.
+    pub fn compiled(&self) -> u64 {
+        self.workshop.compiled()
+    }
+
+    /// Waits until nothing is being compiled in the background, for so long at most; whether that is so.
+    pub fn settle(&self, patience: Duration) -> bool {
+        self.workshop.settle(patience)
+    }
+
+    /// Compiles nothing more in the background, and waits for what is being compiled, for so long at most. To be called
+    /// before the process ends.
+    pub fn close(&self, patience: Duration) -> bool {
+        self.workshop.close(patience)
+    }
+
+    /// A kernel that is loaded: its object audited for the true chip and tagged for the reported one.
     fn function(&self, kernel: &Kernel) -> Result<Function, GpuError> {
         if let Some(function) = lock(&self.functions).get(kernel) {
             return Ok(*function);
         }
-        let object = self.object(kernel)?;
+        let object = self.workshop.now(kernel)?;
         let function = self.driver.load(&object, kernel.entry)?;
         lock(&self.functions).insert(kernel.clone(), function);
         Ok(function)
-    }
-
-    /// A kernel's object, ready to load: audited for the true chip, tagged for the reported one.
-    fn object(&self, kernel: &Kernel) -> Result<Vec<u8>, GpuError> {
-        let description = self.driver.description();
-        object_for(
-            &*self.compiler,
-            self.cache.as_ref(),
-            kernel,
-            &description.true_architecture,
-            &description.reported_architecture,
-        )
     }
 
     /// Starts a prepared problem on a stream and returns.
@@ -322,6 +459,22 @@ impl GpuEngine {
     }
 }
 
+/// What a kernel's object is kept under: everything that made it.
+pub(crate) fn key_of(
+    compiler: &dyn Compiler,
+    kernel: &Kernel,
+    true_architecture: &str,
+    reported_architecture: &str,
+) -> Key {
+    let options = compiler.options(kernel, true_architecture);
+    let (text, version) = (kernel.source.text(), compiler.version());
+    Key::of(
+        [text.as_str(), &version, true_architecture, reported_architecture]
+            .into_iter()
+            .chain(options.iter().map(String::as_str)),
+    )
+}
+
 /// The object of a kernel, from the cache or compiled: for `true_architecture`, tagged for `reported_architecture`.
 /// On an RDNA1 chip an object that is unsafe there is refused.
 pub(crate) fn object_for(
@@ -332,12 +485,7 @@ pub(crate) fn object_for(
     reported_architecture: &str,
 ) -> Result<Vec<u8>, GpuError> {
     let options = compiler.options(kernel, true_architecture);
-    let (text, version) = (kernel.source.text(), compiler.version());
-    let key = Key::of(
-        [text.as_str(), &version, true_architecture, reported_architecture]
-            .into_iter()
-            .chain(options.iter().map(String::as_str)),
-    );
+    let key = key_of(compiler, kernel, true_architecture, reported_architecture);
     if let Some(object) = cache.and_then(|cache| cache.get(key)) {
         return Ok(object);
     }

@@ -30,5 +30,6 @@ pub mod object;
 pub mod plan;
 mod plan_parts;
 pub mod sources;
+mod workshop;
 
-pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Settings};
+pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};

@@ -3,13 +3,15 @@
 
 mod host;
 
+use std::time::Duration;
+
 use host::{CAPTURING_STREAM, HostEngine};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_gpu::GpuError;
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::plan::Plan;
+use unhang_gpu::{GpuError, Request};
 use unhang_suite::{any_problem, check};
 
 fn engine() -> Option<HostEngine> {
@@ -177,10 +179,65 @@ fn whole_quads_and_many_tiles_are_right() {
 fn nothing_is_prepared_while_a_graph_is_recorded() {
     let Some(engine) = engine() else { return };
     let problem = problem(Specification { in_size: [4, 4], ..Specification::default() });
-    let refused = engine.gpu.prepare_on(&problem, CAPTURING_STREAM).unwrap_err();
+    let capturing = Request { stream: CAPTURING_STREAM, ..Request::default() };
+    let refused = engine.gpu.prepare_on(&problem, capturing).unwrap_err();
     assert_eq!(refused, GpuError::Capturing);
     // Once it was prepared outside, the recording stream may use it.
     engine.gpu.prefer(&problem, Choice::Plain);
-    engine.gpu.prepare_on(&problem, 0).unwrap();
-    assert_eq!(*engine.gpu.prepare_on(&problem, CAPTURING_STREAM).unwrap().choice(), Choice::Plain);
+    engine.gpu.prepare_on(&problem, Request::default()).unwrap();
+    assert_eq!(*engine.gpu.prepare_on(&problem, capturing).unwrap().choice(), Choice::Plain);
+}
+
+#[test]
+fn the_generic_kernels_serve_while_a_problems_own_are_compiled() {
+    let Some(engine) = engine() else { return };
+    let gpu = &engine.gpu;
+    let problem: Problem = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let first = gpu.prepare_on(&problem, Request::default()).unwrap();
+    assert!(first.is_provisional());
+    assert_eq!(*first.choice(), Choice::Plain);
+    assert!(gpu.settle(Duration::from_secs(60)));
+    // A graph is recorded with what was loaded, although better kernels lie ready.
+    let capturing = Request { stream: CAPTURING_STREAM, ..Request::default() };
+    assert_eq!(gpu.prepare_on(&problem, capturing).unwrap().kernels(), first.kernels());
+    let own = gpu.prepare_on(&problem, Request::default()).unwrap();
+    assert!(!own.is_provisional());
+    assert_ne!(*own.choice(), Choice::Plain);
+    assert_ne!(own.kernels(), first.kernels());
+    // Another size is the same kernels with other numbers: nothing is compiled.
+    let compiled = gpu.compiled();
+    let larger: Problem = "forward:f32:nchw:2x16x15x17:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let choice = gpu.choose(&larger);
+    if choice == *own.choice() {
+        assert_eq!(gpu.prepare_on(&larger, Request::default()).unwrap().kernels(), own.kernels());
+        assert_eq!(gpu.compiled(), compiled);
+    }
+    // Who must have the same roundings every time waits.
+    let other: Problem = "forward:f32:nchw:1x16x12x12:16x5x5:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    assert!(!gpu.prepare_on(&other, Request { wait: true, ..Request::default() }).unwrap().is_provisional());
+    assert!(gpu.close(Duration::from_secs(60)));
+    let late: Problem = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p2x2:d2x2:g1".parse().unwrap();
+    assert!(gpu.prepare_on(&late, Request::default()).unwrap().is_provisional(), "nothing is compiled after closing");
+}
+
+#[test]
+fn only_families_that_are_allowed_are_taken() {
+    let Some(engine) = engine() else { return };
+    let gpu = &engine.gpu;
+    let problem: Problem = "forward:f32:nchw:1x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let families = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+    gpu.allow(families(&["gemm"]));
+    assert_eq!(gpu.choose(&problem).family(), "gemm");
+    let waits = gpu.prepare_on(&problem, Request::default()).unwrap();
+    assert_eq!(waits.choice().family(), "gemm", "the generic kernels are not allowed either");
+    gpu.allow(families(&["depthwise"]));
+    let refused = gpu.prepare_on(&problem, Request::default()).unwrap_err();
+    assert!(matches!(refused, GpuError::NoneAllowed { .. }), "{refused}");
+    assert!(refused.to_string().contains("plain"), "{refused}");
+    gpu.allow(None);
+    // Less workspace than the best choice needs is another choice.
+    let all = gpu.candidates(&problem);
+    assert!(all.iter().any(|candidate| candidate.plan.workspace_bytes > 0));
+    let none = Request { workspace_limit: Some(0), wait: true, ..Request::default() };
+    assert_eq!(gpu.prepare_on(&problem, none).unwrap().workspace_bytes(), 0);
 }

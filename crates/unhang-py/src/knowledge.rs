@@ -22,7 +22,7 @@ fn invalid(error: impl std::fmt::Display) -> PyErr {
 /// The machine that this process runs on, or that `UNHANG_ROOT` describes.
 #[pyclass(frozen, name = "Machine", module = "unhang._core")]
 pub struct PyMachine {
-    machine: Machine,
+    pub(crate) machine: Machine,
     fingerprint: String,
 }
 

@@ -1,9 +1,11 @@
 //! The extension module `unhang._core`: thin bindings, no decisions of its own.
 //!
 //! It turns Python's values into those of the crates below and back. Torch is not known here: tensors come as an
-//! address and a length. `unsafe` is in one place, [`compute`], where those become slices.
+//! address and a length. `unsafe` is where those are used: [`compute`], where they become slices, and [`gpu`], where they
+//! are handed to kernels.
 
 mod compute;
+mod gpu;
 mod knowledge;
 mod problem;
 mod supervise;
@@ -20,6 +22,10 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<knowledge::PyStore>()?;
     module.add_class::<knowledge::PyPlanner>()?;
     module.add_class::<knowledge::PyPlan>()?;
+    module.add_class::<gpu::PyGpu>()?;
+    module.add_class::<gpu::PyKernel>()?;
+    module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
+    module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
     module.add_class::<Tally>()?;
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;

@@ -19,6 +19,7 @@ function_table! {
         get_device: "hipGetDevice" as fn(*mut i32);
         set_device: "hipSetDevice" as fn(i32);
         device_name: "hipDeviceGetName" as fn(*mut c_char, i32, i32);
+        device_pci: "hipDeviceGetPCIBusId" as fn(*mut c_char, i32, i32);
         device_memory: "hipDeviceTotalMem" as fn(*mut usize, i32);
         module_load: "hipModuleLoadData" as fn(*mut *mut c_void, *const c_void);
         module_function: "hipModuleGetFunction" as fn(*mut *mut c_void, *mut c_void, *const c_char);
@@ -59,12 +60,31 @@ pub struct Hip {
     _library: Found,
 }
 
+/// The runtime that this process has loaded, else the system's.
+fn runtime() -> Result<(Found, Functions), DriverError> {
+    let names = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"].map(String::from);
+    let library = dynamic::open(&["libamdhip64.so"], &names)?;
+    let functions = Functions::load(&library).map_err(DriverError::Unusable)?;
+    Ok((library, functions))
+}
+
 impl Hip {
+    /// Where the device of that number sits, such as `0000:03:00.0`: by that the kernel driver's topology knows it.
+    pub fn pci_address(ordinal: i32) -> Result<String, DriverError> {
+        let (_, functions) = runtime()?;
+        let mut address = [0u8; 64];
+        // SAFETY: a valid place for the text and its length.
+        unsafe {
+            check((functions.init)(0), "hipInit")?;
+            check((functions.device_pci)(address.as_mut_ptr().cast(), 63, ordinal), "hipDeviceGetPCIBusId")?;
+        }
+        let length = address.iter().position(|&byte| byte == 0).unwrap_or(0);
+        Ok(String::from_utf8_lossy(&address[..length]).into_owned())
+    }
+
     /// The device of that number. The chip is the caller's knowledge: the runtime tells the spoofed one.
     pub fn open(ordinal: i32, chip: &HipChip) -> Result<Hip, DriverError> {
-        let names = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"].map(String::from);
-        let library = dynamic::open(&["libamdhip64.so"], &names)?;
-        let functions = Functions::load(&library).map_err(DriverError::Unusable)?;
+        let (library, functions) = runtime()?;
         let mut name = [0u8; 256];
         let mut memory = 0usize;
         // SAFETY: each call gets valid places for what it returns.

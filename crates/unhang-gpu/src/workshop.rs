@@ -1,0 +1,180 @@
+//! Where kernels are compiled: once each, by whoever asks first, or by threads in the background.
+//!
+//! The threads only compile: nothing here touches the device, so a stream that records a graph is never disturbed. They
+//! are started when there is work and end when there is none; a process that ends calls [`Workshop::close`], which waits
+//! for what is being compiled, and no longer than it is told.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::cache::{Cache, Key};
+use crate::compiler::Compiler;
+use crate::engine::{GpuError, key_of, object_for};
+use crate::sources::Kernel;
+
+/// More threads than this gain little: both vendors' compilers serialise part of their work.
+const MOST_THREADS: usize = 4;
+
+/// A compiled object, or why there is none.
+type Compiled = Result<Arc<Vec<u8>>, GpuError>;
+
+pub(crate) struct Workshop {
+    compiler: Arc<dyn Compiler>,
+    cache: Option<Cache>,
+    true_architecture: String,
+    reported_architecture: String,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Kernel>,
+    being_compiled: HashSet<Kernel>,
+    /// What was compiled in the background and not yet asked for.
+    done: HashMap<Kernel, Compiled>,
+    threads: usize,
+    closed: bool,
+    /// Kernels that a compiler was run for in this process: none on a second start.
+    compiled: u64,
+}
+
+impl Workshop {
+    pub(crate) fn new(
+        compiler: Arc<dyn Compiler>,
+        cache: Option<Cache>,
+        true_architecture: &str,
+        reported_architecture: &str,
+    ) -> Arc<Workshop> {
+        Arc::new(Workshop {
+            compiler,
+            cache,
+            true_architecture: true_architecture.to_owned(),
+            reported_architecture: reported_architecture.to_owned(),
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// The state behind a poisoned lock is whole: no code of ours leaves it half changed.
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What a kernel's object is kept under.
+    pub(crate) fn key(&self, kernel: &Kernel) -> Key {
+        key_of(&*self.compiler, kernel, &self.true_architecture, &self.reported_architecture)
+    }
+
+    /// How many kernels were compiled in this process, and not found in the cache.
+    pub(crate) fn compiled(&self) -> u64 {
+        self.state().compiled
+    }
+
+    fn cached(&self, kernel: &Kernel) -> Option<Arc<Vec<u8>>> {
+        self.cache.as_ref()?.get(self.key(kernel)).map(Arc::new)
+    }
+
+    fn compile(&self, kernel: &Kernel) -> Compiled {
+        self.state().compiled += 1;
+        object_for(&*self.compiler, self.cache.as_ref(), kernel, &self.true_architecture, &self.reported_architecture)
+            .map(Arc::new)
+    }
+
+    /// The object of a kernel if it can be had without compiling: compiled in the background before, or in the cache.
+    /// An error is that of the background's compiler.
+    pub(crate) fn at_once(&self, kernel: &Kernel) -> Option<Compiled> {
+        let known = self.state().done.get(kernel).cloned();
+        known.or_else(|| self.cached(kernel).map(Ok))
+    }
+
+    /// The object of a kernel, compiled here and now if need be. Waits where a thread of ours is at it already.
+    pub(crate) fn now(&self, kernel: &Kernel) -> Compiled {
+        {
+            let mut state = self.state();
+            while state.being_compiled.contains(kernel) {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            }
+            if let Some(known) = state.done.remove(kernel) {
+                return known;
+            }
+            state.queue.retain(|queued| queued != kernel);
+        }
+        match self.cached(kernel) {
+            Some(object) => Ok(object),
+            None => self.compile(kernel),
+        }
+    }
+
+    /// Asks for kernels to be compiled in the background.
+    pub(crate) fn later<'a>(self: &Arc<Workshop>, kernels: impl Iterator<Item = &'a Kernel>) {
+        let mut state = self.state();
+        if state.closed {
+            return;
+        }
+        for kernel in kernels {
+            let known = state.done.contains_key(kernel)
+                || state.being_compiled.contains(kernel)
+                || state.queue.contains(kernel);
+            if !known {
+                state.queue.push_back(kernel.clone());
+            }
+        }
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let wanted = state.queue.len().min(MOST_THREADS).min(cores);
+        while state.threads < wanted {
+            let own = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("unhang-compile".into()).spawn(move || own.work());
+            if thread.is_err() {
+                break; // No thread to be had: what was asked for is compiled when it is needed.
+            }
+            state.threads += 1;
+        }
+    }
+
+    fn work(&self) {
+        loop {
+            let kernel = {
+                let mut state = self.state();
+                let Some(kernel) = state.queue.pop_front() else {
+                    state.threads -= 1;
+                    self.changed.notify_all();
+                    return;
+                };
+                state.being_compiled.insert(kernel.clone());
+                kernel
+            };
+            let object = match self.cached(&kernel) {
+                Some(object) => Ok(object),
+                None => self.compile(&kernel),
+            };
+            let mut state = self.state();
+            state.being_compiled.remove(&kernel);
+            state.done.insert(kernel, object);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until nothing is left to compile, for so long at most; whether that is so.
+    pub(crate) fn settle(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = self.state();
+        while state.threads > 0 {
+            let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Forgets what is queued and takes nothing more; waits for what is being compiled, for so long at most. A compiler
+    /// must not be at work while the process takes its libraries down.
+    pub(crate) fn close(&self, patience: Duration) -> bool {
+        {
+            let mut state = self.state();
+            state.closed = true;
+            state.queue.clear();
+        }
+        self.settle(patience)
+    }
+}

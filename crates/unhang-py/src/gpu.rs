@@ -1,0 +1,292 @@
+//! Our GPU kernels on memory that Python names: the driver that torch has loaded, torch's streams, torch's allocations.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use unhang_gpu::cache::Key;
+use unhang_gpu::choice::Choice;
+use unhang_gpu::driver::{Cuda, Driver, Hip, HipChip};
+use unhang_gpu::sources::Source;
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};
+use unhang_machine::Machine;
+
+use crate::knowledge::PyMachine;
+use crate::problem::PyProblem;
+
+pyo3::create_exception!(unhang._core, GpuFailure, PyRuntimeError, "The GPU engine or its driver failed.");
+pyo3::create_exception!(
+    unhang._core,
+    GpuDeclined,
+    PyRuntimeError,
+    "The GPU engine does not take this call: nothing was begun, and another engine may."
+);
+
+fn raise(error: &GpuError) -> PyErr {
+    match error {
+        GpuError::Unsupported(_) | GpuError::Capturing | GpuError::NoneAllowed { .. } | GpuError::Plan(_) => {
+            GpuDeclined::new_err(error.to_string())
+        }
+        _ => GpuFailure::new_err(error.to_string()),
+    }
+}
+
+fn failed(error: impl std::fmt::Display) -> PyErr {
+    GpuFailure::new_err(error.to_string())
+}
+
+fn seconds(seconds: f64) -> PyResult<Duration> {
+    Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// One device, with the kernels that are compiled and loaded on it. It belongs to the process that opened it.
+#[pyclass(frozen, name = "Gpu", module = "unhang._core")]
+pub struct PyGpu {
+    engine: GpuEngine,
+    compiler: String,
+    process: u32,
+}
+
+impl PyGpu {
+    fn new(driver: Box<dyn Driver>, cache_folder: Option<PathBuf>) -> PyGpu {
+        let mut settings = Settings::default();
+        if cache_folder.is_some() {
+            settings.cache_folder = cache_folder;
+        }
+        let compiler = driver.compiler().version();
+        PyGpu { engine: GpuEngine::new(driver, settings), compiler, process: std::process::id() }
+    }
+
+    /// Handles of a driver mean nothing in a forked child.
+    fn own(&self) -> PyResult<&GpuEngine> {
+        if std::process::id() == self.process {
+            return Ok(&self.engine);
+        }
+        Err(GpuDeclined::new_err("the GPU was opened by the process that this one was forked from"))
+    }
+}
+
+#[pymethods]
+impl PyGpu {
+    /// A device of NVIDIA's driver, by its number there.
+    #[staticmethod]
+    #[pyo3(signature = (ordinal, cache_folder=None))]
+    fn open_cuda(py: Python<'_>, ordinal: i32, cache_folder: Option<PathBuf>) -> PyResult<PyGpu> {
+        py.detach(|| Cuda::open(ordinal)).map(|driver| PyGpu::new(Box::new(driver), cache_folder)).map_err(failed)
+    }
+
+    /// A device of AMD's runtime, by its number there. Which chip it truly is says the kernel's own topology;
+    /// `reported` is what the runtime calls it.
+    #[staticmethod]
+    #[pyo3(signature = (ordinal, machine, reported=None, cache_folder=None))]
+    fn open_hip(
+        py: Python<'_>,
+        ordinal: i32,
+        machine: &PyMachine,
+        reported: Option<&str>,
+        cache_folder: Option<PathBuf>,
+    ) -> PyResult<PyGpu> {
+        let open = || {
+            let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
+            let chip = hip_chip(&machine.machine, &address, reported)?;
+            Hip::open(ordinal, &chip).map_err(|error| error.to_string())
+        };
+        py.detach(open).map(|driver| PyGpu::new(Box::new(driver), cache_folder)).map_err(failed)
+    }
+
+    /// The device's name, as the driver says it.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.engine.driver().description().name
+    }
+
+    /// The architecture that kernels are compiled for, and the one that the runtime believes in.
+    #[getter]
+    fn architectures(&self) -> (&str, &str) {
+        let description = self.engine.driver().description();
+        (&description.true_architecture, &description.reported_architecture)
+    }
+
+    /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
+    #[getter]
+    fn identity(&self) -> String {
+        let (truly, reported) = self.architectures();
+        let sources = Source::ALL.map(Source::text);
+        let texts = sources.iter().map(String::as_str).chain([self.compiler.as_str(), truly, reported]);
+        Key::of(texts).to_string()[..16].to_owned()
+    }
+
+    /// The compiler, with its version.
+    #[getter]
+    fn compiler(&self) -> &str {
+        &self.compiler
+    }
+
+    /// How many kernels were compiled in this process, and not found in the cache.
+    #[getter]
+    fn compiled(&self) -> u64 {
+        self.engine.compiled()
+    }
+
+    /// The ways to compute a problem that may be taken, the fastest by the model first: choice, family, seconds by the
+    /// model, bytes of workspace.
+    fn candidates(&self, problem: &PyProblem) -> Vec<(String, &'static str, f64, u64)> {
+        self.engine
+            .candidates(&problem.problem)
+            .into_iter()
+            .map(|it| (it.choice.to_string(), it.choice.family(), it.seconds, it.plan.workspace_bytes))
+            .collect()
+    }
+
+    /// Lets only these kernel families run; None lets all of them.
+    #[pyo3(signature = (families))]
+    fn allow(&self, families: Option<BTreeSet<String>>) {
+        self.engine.allow(families);
+    }
+
+    /// Takes this choice for a problem from now on.
+    fn prefer(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
+        let choice: Choice = choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
+        self.engine.prefer(&problem.problem, choice);
+        Ok(())
+    }
+
+    /// The kernels for a problem on a stream, within so many bytes of workspace. Without `wait` the generic kernels may
+    /// serve a new problem while its own are compiled in the background.
+    fn prepare(
+        slf: Py<PyGpu>,
+        py: Python<'_>,
+        problem: &PyProblem,
+        stream: u64,
+        workspace_limit: u64,
+        wait: bool,
+    ) -> PyResult<PyKernel> {
+        let engine = slf.get().own()?;
+        let request = Request { stream, workspace_limit: Some(workspace_limit), wait };
+        let prepared = py.detach(|| engine.prepare_on(&problem.problem, request)).map_err(|error| raise(&error))?;
+        Ok(PyKernel { prepared, gpu: slf })
+    }
+
+    /// The kernels of a given choice, compiled and loaded here and now. Not for a stream that records a graph.
+    fn prepare_as(slf: Py<PyGpu>, py: Python<'_>, problem: &PyProblem, choice: &str) -> PyResult<PyKernel> {
+        let engine = slf.get().own()?;
+        let choice: Choice = choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
+        let prepared =
+            py.detach(|| engine.prepare_as(&problem.problem, Some(choice))).map_err(|error| raise(&error))?;
+        Ok(PyKernel { prepared, gpu: slf })
+    }
+
+    /// Whether a stream records a graph.
+    fn is_capturing(&self, stream: u64) -> PyResult<bool> {
+        self.own()?.driver().is_capturing(stream).map_err(failed)
+    }
+
+    /// Waits until nothing is being compiled in the background, for so many seconds at most; whether that is so.
+    fn settle(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
+        let (engine, patience) = (self.own()?, seconds(patience)?);
+        Ok(py.detach(|| engine.settle(patience)))
+    }
+
+    /// Compiles nothing more in the background, and waits for what is being compiled, for so many seconds at most.
+    fn close(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
+        let (engine, patience) = (self.own()?, seconds(patience)?);
+        Ok(py.detach(|| engine.close(patience)))
+    }
+}
+
+/// What the kernel driver knows of the device at a PCI address.
+fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<HipChip, String> {
+    if let Some(folder) = &machine.described_by {
+        return Err(format!("the chip behind {address} cannot be told: {folder} describes another machine"));
+    }
+    let here = machine.gpus.iter().find(|gpu| gpu.pci.as_deref().is_some_and(|pci| pci.eq_ignore_ascii_case(address)));
+    let Some(gpu) = here else {
+        return Err(format!(
+            "the chip behind {address} cannot be told: the kernel's topology (/sys/class/kfd) does not list it"
+        ));
+    };
+    let Some(gfx) = gpu.gfx.clone() else {
+        return Err(format!("the chip behind {address} ({}) is none that is known", gpu.name));
+    };
+    // The runtime appends its features: "gfx1030:sramecc+:xnack-".
+    let reported = reported.map(|name| name.split(':').next().unwrap_or_default().to_owned());
+    let reported = reported.filter(|name| name.starts_with("gfx")).or_else(|| gpu.reported_gfx.clone());
+    Ok(HipChip {
+        reported_architecture: reported.unwrap_or_else(|| gfx.clone()),
+        true_architecture: gfx,
+        compute_units: gpu.compute_units.unwrap_or(0) as usize,
+        clock_mhz: 0,
+        bandwidth: 0,
+    })
+}
+
+/// A problem whose kernels are loaded on a device.
+#[pyclass(frozen, name = "Kernel", module = "unhang._core")]
+pub struct PyKernel {
+    prepared: Arc<Prepared>,
+    gpu: Py<PyGpu>,
+}
+
+#[pymethods]
+impl PyKernel {
+    /// How the problem is computed.
+    #[getter]
+    fn choice(&self) -> String {
+        self.prepared.choice().to_string()
+    }
+
+    /// The kernel family.
+    #[getter]
+    fn family(&self) -> &'static str {
+        self.prepared.choice().family()
+    }
+
+    /// What the kernels are, whatever the sizes that they get at run time.
+    #[getter]
+    fn kernels(&self) -> &str {
+        self.prepared.kernels()
+    }
+
+    /// Bytes of workspace to give.
+    #[getter]
+    fn workspace_bytes(&self) -> u64 {
+        self.prepared.workspace_bytes()
+    }
+
+    /// Whether these are the generic kernels, which serve while better ones are compiled.
+    #[getter]
+    fn provisional(&self) -> bool {
+        self.prepared.is_provisional()
+    }
+
+    /// Starts the kernels on a stream and returns. Addresses are device memory; 0 for a bias or a workspace that is not.
+    ///
+    /// The caller vouches that each address is that of a dense tensor of the problem's type, shape and layout on this
+    /// device, and that it stays allocated for work that was queued on the stream by now.
+    #[allow(clippy::too_many_arguments)]
+    fn launch(
+        &self,
+        py: Python<'_>,
+        first: u64,
+        second: u64,
+        bias: u64,
+        result: u64,
+        workspace: u64,
+        stream: u64,
+    ) -> PyResult<()> {
+        let engine = self.gpu.get().own()?;
+        if first == 0 || second == 0 || result == 0 || (workspace == 0 && self.prepared.workspace_bytes() > 0) {
+            return Err(PyValueError::new_err("an operand, the result or the workspace has no address"));
+        }
+        let pointers = DevicePointers { first, second, bias, result, workspace };
+        // SAFETY: the caller vouches for the memory behind the addresses; see above.
+        py.detach(|| unsafe { engine.launch(&self.prepared, pointers, stream) }).map_err(|error| raise(&error))
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Kernel({:?}, {:?})", self.prepared.problem().to_string(), self.choice())
+    }
+}

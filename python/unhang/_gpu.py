@@ -1,0 +1,96 @@
+"""The GPUs of this process as our kernels use them: the driver that torch has loaded, opened once for each device."""
+
+from __future__ import annotations
+
+import atexit
+import glob
+import os
+import sys
+import threading
+
+import torch
+
+from unhang import _core
+from unhang._state import renewed_after_fork, state
+
+# Seconds that the end of a process may wait for a kernel that is being compiled: a compiler must not be at work while
+# the libraries under it are taken down.
+_PATIENCE_AT_EXIT = 10.0
+
+# By the device's index: the opened device, or why there is none.
+_opened: dict[int, _core.Gpu | str] = {}
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+os.register_at_fork(after_in_child=_opened.clear)
+
+
+def gpu(index: int) -> _core.Gpu:
+    """The device of that index; raises ``GpuDeclined`` where our kernels cannot be used on it."""
+    found = _opened.get(index)
+    if found is None:
+        with _lock:
+            found = _opened.get(index)
+            if found is None:
+                found = _opened[index] = _open(index)
+    if isinstance(found, str):
+        raise _core.GpuDeclined(found)
+    return found
+
+
+def absence(index: int) -> str | None:
+    """Why our kernels cannot be used on a device; None where they can."""
+    try:
+        gpu(index)
+    except _core.GpuDeclined as declined:
+        return str(declined)
+    return None
+
+
+def opened() -> list[_core.Gpu]:
+    """The devices that are open."""
+    return [found for found in _opened.values() if not isinstance(found, str)]
+
+
+def _open(index: int) -> _core.Gpu | str:
+    if state().forked:
+        return "a forked child cannot use the GPU that its parent opened"
+    try:
+        if torch.version.hip is not None:
+            reported = getattr(torch.cuda.get_device_properties(index), "gcnArchName", None)
+            return _core.Gpu.open_hip(index, state().machine, reported)
+        _name_nvrtc()
+        return _core.Gpu.open_cuda(_ordinal(index))
+    except _core.GpuFailure as error:
+        return str(error)
+
+
+def _ordinal(index: int) -> int:
+    """The driver's number is torch's: both count the devices that ``CUDA_VISIBLE_DEVICES`` leaves."""
+    return index
+
+
+def _name_nvrtc() -> None:
+    """Names the compiler that torch's own packages bring, for a process that has not loaded it yet."""
+    if "UNHANG_NVRTC" in os.environ:
+        return
+    major = (torch.version.cuda or "").partition(".")[0]
+    for folder in sys.path:
+        found = sorted(glob.glob(f"{folder}/nvidia/*/lib/libnvrtc.so.{major}*"), key=len)
+        if found:
+            os.environ["UNHANG_NVRTC"] = found[0]
+            return
+
+
+def wait_for_kernels(seconds: float = 600.0) -> bool:
+    """Waits until nothing is being compiled in the background; whether that is so within so many seconds.
+
+    A new convolution is computed by generic kernels until its own are compiled. Call this after a first pass where
+    that matters: before recording a CUDA graph, and before measuring.
+    """
+    return all(device.settle(seconds) for device in opened())
+
+
+@atexit.register
+def _close() -> None:
+    if not state().forked:
+        for device in opened():
+            device.close(_PATIENCE_AT_EXIT)

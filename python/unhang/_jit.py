@@ -1,0 +1,239 @@
+"""The engine ``jit``: our own GPU kernels, on torch's tensors as they lie, on torch's stream.
+
+A convolution's kernels are looked up once and kept with its route. A new convolution is served by generic kernels while
+its own are compiled in the background, then these are swapped in. The first result of every kernel is compared with our
+CPU engine on a few elements, once for this machine; a wrong one is never used again. While a graph is recorded nothing
+is compiled, loaded or compared: what is not ready is declined, and the plan's next engine computes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import torch
+
+from unhang import _core, _gpu, _verify
+from unhang._engines import Geometry, Gradients, Mask, Route, deterministic, problem_of
+from unhang._state import renewed_after_fork, say, state
+
+Tensor = torch.Tensor
+
+# Our kernels read and write four elements at a time.
+_ALIGNMENT = 16
+
+try:
+    _stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+except AttributeError:  # a torch without CUDA and ROCm
+
+    def _stream_of(index: int) -> int:
+        return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+class WrongResult(RuntimeError):
+    """A kernel's first result differs from the CPU's."""
+
+    #: What evidence is to say of it.
+    verdict = "wrong"
+
+
+class Loaded:
+    """The kernels of one convolution, ready to be launched."""
+
+    __slots__ = ("direction", "input_shape", "kernel", "launch", "problem", "result_shape", "settled", "workspace")
+
+    def __init__(self, kernel: _core.Kernel, problem: _core.Problem) -> None:
+        self.kernel = kernel
+        self.problem = problem
+        self.direction = problem.direction
+        self.launch = kernel.launch
+        self.input_shape = problem.input_shape
+        self.result_shape = problem.result_shape
+        self.workspace = kernel.workspace_bytes
+        #: Whether nothing better is being compiled, and the first result was right.
+        self.settled = False
+
+
+# What is known of kernels on this machine, by what they are: the verdict on their first result.
+_verdicts: dict[str, str] = {}
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+
+
+class JitEngine:
+    """Our GPU kernels."""
+
+    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        loaded = route.kernel
+        if (
+            loaded is not None
+            and loaded.settled
+            and loaded.direction == "forward"
+            and loaded.input_shape == input.shape
+            and geometry.padding == route.padding
+        ):
+            return _launch(route, loaded, input, weight, bias, geometry)
+        problem = problem_of(route, input, weight, geometry).with_direction("forward")
+        return _load_and_launch(route, problem, input, weight, bias, geometry)
+
+    def backward(
+        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+    ) -> Gradients:
+        loaded = route.kernel
+        if (
+            loaded is not None
+            and loaded.settled
+            and mask[0] != mask[1]
+            and loaded.direction == ("backward-data" if mask[0] else "backward-weights")
+            and loaded.input_shape == input.shape
+            and geometry.padding == route.padding
+        ):
+            if mask[0]:
+                return _launch(route, loaded, grad_output, weight, None, geometry), None, None
+            return None, _launch(route, loaded, input, grad_output, None, geometry), None
+        data = weights = None
+        problem = problem_of(route, input, weight, geometry)
+        if mask[0]:
+            toward_data = problem.with_direction("backward-data")
+            data = _load_and_launch(route, toward_data, grad_output, weight, None, geometry)
+        if mask[1]:
+            toward_weights = problem.with_direction("backward-weights")
+            weights = _load_and_launch(route, toward_weights, input, grad_output, None, geometry)
+        return data, weights, None
+
+
+def _load_and_launch(
+    route: Route, problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    loaded = _load(route, problem, first.get_device())
+    known = _verdict(loaded.kernel.kernels)
+    if known == "works":
+        loaded.settled = not loaded.kernel.provisional
+        return _launch(route, loaded, first, second, bias, geometry)
+    if known is not None:
+        raise WrongResult(f"the first result of {loaded.kernel.choice} was wrong on this machine")
+    device = _gpu.gpu(first.get_device())
+    if device.is_capturing(_stream_of(first.get_device())):
+        raise _core.GpuDeclined("a graph is being recorded, and the first result of these kernels was not compared yet")
+    result = _launch(route, loaded, first, second, bias, geometry)
+    if route.kernel is not loaded:
+        return result  # others were taken, which need no workspace, and compared
+    finding = _verify.compare(problem.direction, geometry, first, second, bias, result)
+    if finding.right is None:
+        return result  # numbers that cannot be compared: the next result may
+    _keep_verdict(loaded, finding)
+    if not finding.right:
+        raise WrongResult(f"{loaded.kernel.choice} was wrong: {finding.detail}")
+    loaded.settled = not loaded.kernel.provisional
+    return result
+
+
+def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:
+    """The kernels of a problem: the route's own, or those of one of its tiles, or what is there meanwhile."""
+    device = _gpu.gpu(index)
+    before = route.kernel if route.kernel is not None and route.kernel.problem == problem else None
+    try:
+        kernel = device.prepare(problem, _stream_of(index), route.workspace_limit, deterministic())
+    except _core.GpuFailure as error:
+        if before is None:
+            raise
+        say(f"{problem.key}: its own kernels cannot be had ({error}): the generic ones go on")
+        before.settled = True
+        return before
+    if before is not None and before.kernel.kernels == kernel.kernels and before.workspace == kernel.workspace_bytes:
+        return before
+    loaded = route.kernel = Loaded(kernel, problem)
+    return loaded
+
+
+def _launch(
+    route: Route, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor:
+    form = route.memory_format
+    if not first.is_contiguous(memory_format=form):
+        first = first.contiguous(memory_format=form)
+    if not second.is_contiguous(memory_format=form):
+        second = second.contiguous(memory_format=form)
+    first_address, second_address = first.data_ptr(), second.data_ptr()
+    if (first_address | second_address) % _ALIGNMENT:
+        # A view that begins in the middle of another tensor: memory of its own is aligned.
+        first, second = (it.clone(memory_format=form) if it.data_ptr() % _ALIGNMENT else it for it in (first, second))
+        first_address, second_address = first.data_ptr(), second.data_ptr()
+    if bias is not None and not bias.is_contiguous():
+        bias = bias.contiguous()
+    if form is torch.contiguous_format:
+        result = first.new_empty(loaded.result_shape)
+    else:
+        result = torch.empty(loaded.result_shape, dtype=first.dtype, device=first.device, memory_format=form)
+    bytes_needed = loaded.workspace
+    workspace = None
+    if bytes_needed:
+        try:
+            workspace = first.new_empty(bytes_needed, dtype=torch.uint8)
+        except torch.cuda.OutOfMemoryError as error:
+            del result
+            return _without_workspace(route, loaded, first, second, bias, geometry, error)
+    loaded.launch(
+        first_address,
+        second_address,
+        0 if bias is None else bias.data_ptr(),
+        result.data_ptr(),
+        0 if workspace is None else workspace.data_ptr(),
+        _stream_of(first.get_device()),
+    )
+    return result
+
+
+def _without_workspace(
+    route: Route,
+    loaded: Loaded,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+    error: Exception,
+) -> Tensor:
+    """Computes with kernels that need none, from now on: memory that is short now will be short again."""
+    route.workspace_limit = 0
+    try:
+        result = _load_and_launch(route, loaded.problem, first, second, bias, geometry)
+    except (_core.GpuDeclined, _core.GpuFailure):
+        raise error from None
+    say(f"{loaded.problem.key}: no memory for a workspace of {loaded.workspace} bytes; computed without one")
+    return result
+
+
+def compute(
+    kernel: _core.Kernel, problem: _core.Problem, first: Tensor, second: Tensor, form: torch.memory_format
+) -> Tensor:
+    """What these kernels make of dense operands, whatever is known of them: for the canary."""
+    result = torch.empty(problem.result_shape, dtype=first.dtype, device=first.device, memory_format=form)
+    workspace = first.new_empty(max(kernel.workspace_bytes, 1), dtype=torch.uint8)
+    stream = _stream_of(first.get_device())
+    kernel.launch(first.data_ptr(), second.data_ptr(), 0, result.data_ptr(), workspace.data_ptr(), stream)
+    return result
+
+
+def _verdict(kernels: str) -> str | None:
+    known = _verdicts.get(kernels)
+    if known is None:
+        current = state()
+        found = current.store.canary(current.machine.fingerprint, _kept_as(kernels))
+        if found is not None:
+            known = _verdicts[kernels] = found[0]
+    return known
+
+
+def _kept_as(kernels: str) -> str:
+    return f"jit kernel {kernels}"
+
+
+def _keep_verdict(loaded: Loaded, finding: _verify.Finding) -> None:
+    current = state()
+    kernels = loaded.kernel.kernels
+    verdict = "works" if finding.right else "wrong"
+    with _lock:
+        _verdicts[kernels] = verdict
+    detail = f"{loaded.kernel.choice}, first result: {finding.detail}"
+    current.store.set_canary(current.machine.fingerprint, _kept_as(kernels), verdict, detail)
+    if finding.right:
+        current.planner.learn(loaded.problem, "jit", "works", None, detail)

@@ -1,0 +1,224 @@
+"""Compares a few elements of a GPU kernel's result with our CPU engine, on the same numbers.
+
+The elements are at the corners of the first and last image, in the first and last channels of the first and last group
+(where tiles are ragged and mistakes live), and at a few places between. What each of them depends on is cut out of the
+operands and becomes a small convolution of its own.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from unhang import _core
+from unhang._engines import DATA_TYPES, Geometry, run_on_cpu
+
+Tensor = torch.Tensor
+
+# How far a number may be off by rounding: a share of the largest sum of the products' magnitudes, since sums are made
+# in single precision (in double for doubles), and a share of the largest result, which is rounded to its type.
+_SUMMING = {torch.float64: 1e-12}
+_ROUNDING = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float64: 1e-12}
+_CHANNELS = 4
+_PLACES = 8
+# More pixels than this are compared in one channel only.
+_MANY_PIXELS = 1 << 20
+
+
+class Finding(NamedTuple):
+    """Whether the numbers are right (None: they cannot be compared), and how far they are apart."""
+
+    right: bool | None
+    detail: str
+
+
+class _Sample(NamedTuple):
+    """Some elements of the result, what they should be, and the sum of their products' magnitudes."""
+
+    got: Tensor
+    want: Tensor
+    magnitude: Tensor
+
+
+def compare(
+    direction: str, geometry: Geometry, first: Tensor, second: Tensor, bias: Tensor | None, result: Tensor
+) -> Finding:
+    """Compares a result. The tensors are the operands of that direction, as the engines get them."""
+    if geometry.transposed:
+        # The ordinary convolution that it is: the same numbers under other names.
+        exchanged = {"forward": "backward-data", "backward-data": "forward"}
+        if direction in exchanged:
+            direction = exchanged[direction]
+        else:
+            first, second = second, first
+    if direction == "backward-weights":
+        samples = _weights(geometry, first, second, result)
+    else:
+        samples = _pixels(direction, geometry, first, second, bias, result)
+    dtype = result.dtype
+    worst = scale = largest = 0.0
+    for got, want, magnitude in samples:
+        if not want.isfinite().all() or want.abs().max() > torch.finfo(dtype).max / 2:
+            return Finding(None, "the numbers are not finite")
+        if not got.isfinite().all():
+            return Finding(False, "a number is not finite")
+        worst = max(worst, (got.double() - want.double()).abs().max().item())
+        scale = max(scale, magnitude.max().item())
+        largest = max(largest, want.abs().max().item())
+    if scale == 0.0:
+        return Finding(None if worst == 0.0 else False, f"zeros, off by {worst:.1e}")
+    count = sum(sample.got.numel() for sample in samples)
+    allowed = _SUMMING.get(dtype, 3e-5) * scale + _ROUNDING[dtype] * largest
+    return Finding(
+        worst <= allowed, f"{count} elements, off by {worst / allowed:.2f} of what rounding explains at most"
+    )
+
+
+def _ends(total: int) -> list[tuple[int, int]]:
+    """Spans of a few channels at the beginning and at the end."""
+    few = min(total, _CHANNELS)
+    return [(0, few)] if total <= _CHANNELS else [(0, few), (total - few, total)]
+
+
+def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
+    """Image, row, column of the elements: corners and a few between, the same each time."""
+    chance = random.Random(0)
+    places = [(0, 0, 0), (0, 0, width - 1), (batch - 1, height - 1, 0), (batch - 1, height - 1, width - 1)]
+    for _ in range(_PLACES):
+        places.append((chance.randrange(batch), chance.randrange(height), chance.randrange(width)))
+    return list(dict.fromkeys(places))
+
+
+def _cut(
+    tensor: Tensor, image: int, channels: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]
+) -> Tensor:
+    """A window of one image on the CPU; what lies outside of the image is zero."""
+    height, width = tensor.shape[2:]
+    inside = tensor[
+        image : image + 1,
+        channels[0] : channels[1],
+        max(rows[0], 0) : max(min(rows[1], height), 0),
+        max(columns[0], 0) : max(min(columns[1], width), 0),
+    ].to("cpu")
+    margins = (
+        max(-columns[0], 0), max(columns[1] - max(width, columns[0]), 0),
+        max(-rows[0], 0), max(rows[1] - max(height, rows[0]), 0),
+    )  # fmt: skip
+    window = F.pad(inside, margins)
+    missing = (columns[1] - columns[0] - window.shape[3], rows[1] - rows[0] - window.shape[2])
+    # A window that lies outside altogether.
+    return F.pad(window, (0, missing[0], 0, missing[1])) if any(missing) else window
+
+
+def _pixels(
+    direction: str, geometry: Geometry, first: Tensor, weight: Tensor, bias: Tensor | None, result: Tensor
+) -> list[_Sample]:
+    """Forward: each output and the window it sees. Backward-data: each input and the outputs that saw it."""
+    stride, padding, dilation, groups = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:])]
+    forward = direction == "forward"
+    # Outputs along each axis that may have seen one input.
+    seen = [r // s + 1 for r, s in zip(reach, stride)]
+    group_rows = result.shape[1] // groups
+    group_channels = first.shape[1] // groups
+    samples = []
+    for group in sorted({0, groups - 1}):
+        for begin, end in _ends(group_rows):
+            windows, inside, values = [], [], []
+            for image, row, column in _places(result.shape[0], *result.shape[2:]):
+                if forward:
+                    starts = [row * stride[0] - padding[0], column * stride[1] - padding[1]]
+                    lengths = [reach[0] + 1, reach[1] + 1]
+                    inside.append((0, 0))
+                else:
+                    lasts = [(row + padding[0]) // stride[0], (column + padding[1]) // stride[1]]
+                    starts = [last - n + 1 for last, n in zip(lasts, seen)]
+                    lengths = seen
+                    inside.append(
+                        (row - (starts[0] * stride[0] - padding[0]), column - (starts[1] * stride[1] - padding[1]))
+                    )
+                spans = [(start, start + length) for start, length in zip(starts, lengths)]
+                channels = (group * group_channels, (group + 1) * group_channels)
+                windows.append(_cut(first, image, channels, spans[0], spans[1]))
+                rows = slice(group * group_rows + begin, group * group_rows + end)
+                values.append(result[image, rows, row, column])
+            if forward:
+                filters = weight[group * group_rows + begin : group * group_rows + end]
+            else:
+                filters = weight[group * group_channels : (group + 1) * group_channels, begin:end]
+            spread = bias[group * group_rows + begin : group * group_rows + end].to("cpu") if bias is not None else None
+            want, magnitude = _small(direction, torch.cat(windows), filters.to("cpu"), spread, stride, dilation, inside)
+            samples.append(_Sample(torch.stack(values).to("cpu"), want, magnitude))
+    return samples
+
+
+def _small(
+    direction: str,
+    windows: Tensor,
+    filters: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    dilation: list[int],
+    inside: list[tuple[int, int]],
+) -> tuple[Tensor, Tensor]:
+    """The elements of small convolutions, one for each window, and the sums of the products' magnitudes."""
+    windows, filters = _wide(windows), _wide(filters)
+    if direction == "forward":
+        input_shape = tuple(windows.shape)
+        strides = [1, 1]
+    else:
+        # Where a stride leaps over pixels, these too: their gradient is zero.
+        ways = zip(windows.shape[2:], stride, dilation, filters.shape[2:])
+        size = [(n - 1) * s + max(d * (k - 1) + 1, s) for n, s, d, k in ways]
+        input_shape = (windows.shape[0], filters.shape[1], size[0], size[1])
+        strides = list(stride)
+    problem = _core.Problem(
+        input_shape, tuple(filters.shape), strides, [0, 0], list(dilation), False, [0, 0], 1,
+        DATA_TYPES[windows.dtype], "nchw", direction,
+    )  # fmt: skip
+    picked = []
+    for operands in ((windows, filters), (windows.abs(), filters.abs())):
+        whole = _compute(problem, *operands)
+        picked.append(torch.stack([whole[n, :, row, column] for n, (row, column) in enumerate(inside)]))
+    want, magnitude = picked
+    if bias is not None:
+        want, magnitude = want + _wide(bias), magnitude + _wide(bias).abs()
+    return want, magnitude
+
+
+def _weights(geometry: Geometry, input: Tensor, grad_output: Tensor, result: Tensor) -> list[_Sample]:
+    """The gradients of a few filters: a convolution with few channels, on all pixels."""
+    groups = geometry.groups
+    rows, channels = grad_output.shape[1] // groups, input.shape[1] // groups
+    few = 1 if grad_output[:, :1].numel() > _MANY_PIXELS else 2
+    samples = []
+    for group in sorted({0, groups - 1}):
+        last = group > 0 or groups == 1
+        for at_end in (False, True) if last else (False,):
+            row = max(rows - few, 0) if at_end else 0
+            channel = max(channels - few, 0) if at_end else 0
+            some_rows, some_channels = slice(row, min(row + few, rows)), slice(channel, min(channel + few, channels))
+            operands = [
+                _wide(input[:, group * channels + channel : group * channels + some_channels.stop].to("cpu")),
+                _wide(grad_output[:, group * rows + row : group * rows + some_rows.stop].to("cpu")),
+            ]
+            filters = result[group * rows + row : group * rows + some_rows.stop, some_channels]
+            problem = _core.Problem(
+                tuple(operands[0].shape), tuple(filters.shape), geometry.stride, geometry.padding, geometry.dilation,
+                False, [0, 0], 1, DATA_TYPES[operands[0].dtype], "nchw", "backward-weights",
+            )  # fmt: skip
+            want = _compute(problem, operands[0], operands[1])
+            sums = _compute(problem, operands[0].abs(), operands[1].abs())
+            samples.append(_Sample(filters.to("cpu"), want, sums))
+    return samples
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype is torch.float64 else tensor.float()
+
+
+def _compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
+    return run_on_cpu(problem, first.contiguous(), second.contiguous(), None, torch.contiguous_format)

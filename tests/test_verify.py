@@ -88,6 +88,26 @@ def test_numbers_that_cannot_be_compared_prove_nothing() -> None:
     assert _verify.compare("forward", geometry, *large, None, result.half()).right is None
 
 
+def test_gradients_among_the_smallest_numbers_are_right() -> None:
+    """In f16 without loss scaling: what is rounded away there is no mistake."""
+    geometry = CASES["plain"][2]
+    for direction in ("forward", "backward-data", "backward-weights"):
+        first, second, _, _ = operands("plain", direction, torch.float32)
+        x, w = torch.randn(CASES["plain"][0]), torch.randn(CASES["plain"][1])
+        first, second = (first * 1e-4).half(), (second * 1e-4).half()
+        if direction == "forward":
+            result = torch.ops.aten.convolution(first.double(), second.double(), None, *geometry)
+        elif direction == "backward-data":
+            result = torch.ops.aten.convolution_backward(
+                first.double(), x.double(), second.double(), None, *geometry, [True, False, False]
+            )[0]
+        else:
+            result = torch.ops.aten.convolution_backward(
+                second.double(), first.double(), w.double(), None, *geometry, [False, True, False]
+            )[1]
+        assert _verify.compare(direction, geometry, first, second, None, result.half()).right
+
+
 def test_layouts_do_not_matter() -> None:
     geometry = CASES["plain"][2]
     for pick in itertools.product((torch.contiguous_format, torch.channels_last), repeat=3):

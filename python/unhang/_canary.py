@@ -40,6 +40,11 @@ _JIT_PROBLEMS = (
     "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
     "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
 )
+# The same for an emulated card, which takes its time.
+_SMALL_PROBLEMS = (
+    "forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1",
+    "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4",
+)
 _DIRECTIONS = ("forward", "backward-data", "backward-weights")
 
 
@@ -136,15 +141,13 @@ def jit_standing(index: int, *, rehearsed: bool) -> tuple[str, str]:
     from unhang import _gpu
     from unhang._state import state
 
-    if rehearsed:
-        return "absent", "a rehearsal computes on CPU tensors, and our GPU kernels need a GPU"
     absence = _gpu.absence(index)
     if absence is not None:
         return "absent", absence
     if not state().machine.affected:
         return "available", ""
     gpu = _gpu.gpu(index)
-    known = {family: _known(_jit_name(gpu, family)) for family in families(gpu)}
+    known = {family: _known(_jit_name(gpu, family, rehearsed=rehearsed)) for family in families(gpu)}
     passed = {family for family, found in known.items() if found is not None and found[0] == "works"}
     if _allowed.get(gpu.identity) != passed:
         gpu.allow(passed)
@@ -164,28 +167,35 @@ def ensure_jit(*, rehearsed: bool) -> None:
     from unhang import _core, _gpu
     from unhang._state import say, state
 
-    if rehearsed or not torch.cuda.is_available():
+    if not rehearsed and not torch.cuda.is_available():
         return
-    index = torch.cuda.current_device()
+    index = _gpu.REHEARSED if rehearsed else torch.cuda.current_device()
     absence = _gpu.absence(index)
     if absence is not None:
-        say(f"our GPU kernels are not used: {absence}")
+        if not rehearsed:
+            say(f"our GPU kernels are not used: {absence}")
         return
     gpu = _gpu.gpu(index)
     current = state()
-    missing = [family for family in families(gpu) if _known(_jit_name(gpu, family)) is None]
+    missing = [family for family in families(gpu) if _known(_jit_name(gpu, family, rehearsed=rehearsed)) is None]
     while missing:
         say(
             f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
             f"this machine, {JIT_DEADLINE:.0f} s at most)"
         )
-        command = [sys.executable, "-m", "unhang._canary", "jit", "--device", str(index), "--families", *missing]
+        command = [sys.executable, "-m", "unhang._canary", "jit"]
+        command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
+        command += ["--families", *missing]
         verdicts, hung = _judge_families(missing, *_core.supervise(command, JIT_DEADLINE))
         for family, (verdict, detail) in verdicts.items():
-            name = _jit_name(gpu, family)
+            name = _jit_name(gpu, family, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)
             current.store.set_canary(current.machine.fingerprint, name, verdict, detail)
             say(f"canary of jit, {family}: {verdict} ({detail})")
+        # What `unhang plan` and the doctor go by, who do not look at families.
+        found = [_known(_jit_name(gpu, family, rehearsed=rehearsed)) for family in families(gpu)]
+        best = next((it for it in found if it is not None and it[0] == "works"), next(filter(None, found)))
+        current.store.set_canary(current.machine.fingerprint, _name("jit", rehearsed=rehearsed), *best)
         missing = [family for family in missing if family not in verdicts]
         if hung and missing:
             say(f"not tried: {', '.join(missing)}; after a hang the card may need a reboot first")
@@ -205,7 +215,7 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
     from unhang import _core
 
     tries = []
-    for key in _JIT_PROBLEMS:
+    for key in _SMALL_PROBLEMS if gpu.name.startswith("emulated") else _JIT_PROBLEMS:
         for direction in _DIRECTIONS:
             problem = _core.Problem.from_key(key).with_direction(direction)
             seen: set[str] = set()
@@ -216,9 +226,9 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
     return sorted(tries, key=lambda it: (it[0] != "plain", it[0]))
 
 
-def _jit_name(gpu: _core.Gpu, family: str) -> str:
+def _jit_name(gpu: _core.Gpu, family: str, *, rehearsed: bool = False) -> str:
     """Other sources, another compiler or another chip are other kernels."""
-    return f"jit {family} {gpu.identity}"
+    return _name(f"jit {family} {gpu.identity}", rehearsed=rehearsed)
 
 
 def _known(name: str) -> tuple[str, str] | None:
@@ -256,6 +266,7 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
 
     gpu = _gpu.gpu(index)
     tries = [it for it in _jit_tries(gpu) if not wanted or it[0] in wanted]
+    limit = FAMILY_LIMIT if index >= 0 else 60.0
     with ThreadPoolExecutor(4) as pool:
         kernels = list(pool.map(lambda it: gpu.prepare_as(it[1], it[2]), tries))
 
@@ -263,12 +274,12 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
         print(_FAMILY + json.dumps({"family": family, "verdict": verdict, "detail": detail}), flush=True)
 
     def give_up(family: str) -> None:
-        say(family, "hangs", f"no answer within {FAMILY_LIMIT:.0f} s")
+        say(family, "hangs", f"no answer within {limit:.0f} s")
         os._exit(1)
 
     worst, bad = 0.0, []
     for family in dict.fromkeys(it[0] for it in tries):
-        timer = threading.Timer(FAMILY_LIMIT, give_up, [family])
+        timer = threading.Timer(limit, give_up, [family])
         timer.start()
         error = max(
             _error_of(kernel, it[1], index) for it, kernel in zip(tries, kernels) if it[0] == family
@@ -300,7 +311,7 @@ def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float
     dtype = torch.float16 if half else torch.float32
     first, second = (torch.randn(shape).to(dtype).contiguous(memory_format=form) for shape in shapes)
     want = run_on_cpu(problem, first, second, None, form).double()
-    device = f"cuda:{index}"
+    device = "cpu" if index < 0 else f"cuda:{index}"
     got = compute(kernel, problem, first.to(device), second.to(device), form).to("cpu").double()
     limit = (2e-3 if half else 1e-4) * want.abs().max().item()
     error = (got - want).abs().max().item() / limit
@@ -361,9 +372,9 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
 def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
     from unhang import _gpu
 
-    if rehearsed:
-        return "unsupported", "not here: a rehearsal computes on CPU tensors, and our GPU kernels need a GPU"
     index = int(arguments[arguments.index("--device") + 1]) if "--device" in arguments else 0
+    if rehearsed:
+        index = _gpu.REHEARSED
     wanted = arguments[arguments.index("--families") + 1 :] if "--families" in arguments else []
     absence = _gpu.absence(index)
     if absence is not None:

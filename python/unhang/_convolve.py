@@ -338,22 +338,25 @@ def _plan(
 
 
 def _memory_format(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
-    """How torch's own convolution would lay out its output, which is what FakeTensor predicts."""
-    if input.dim() != 4:
+    """How the output is laid out: as FakeTensor predicts it, which compiled graphs rely on."""
+    last = torch.channels_last
+    if input.dim() != 4 or not any(
+        tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous() for tensor in (input, weight)
+    ):
         return torch.contiguous_format
     if input.device.type == "cuda":
-        # It depends on the vendor's library and the process's flags: MIOpen gives channels last only when told to.
+        # It depends on the vendor's library, its variables and the process's flags: only torch itself can tell.
         try:
-            backend = torch._C._select_conv_backend(input, weight, bias, *geometry, None)
-            determine = torch._C._conv_determine_backend_memory_format
-            predicted: torch.memory_format = determine(input, weight, backend)
-            return torch.channels_last if predicted is torch.channels_last else torch.contiguous_format
-        except (AttributeError, RuntimeError, TypeError):
-            pass  # a torch without these, or arguments that it refuses: it will say so
-    for tensor in (input, weight):
-        if tensor.is_contiguous(memory_format=torch.channels_last) and not tensor.is_contiguous():
-            return torch.channels_last
-    return torch.contiguous_format
+            from torch._subclasses import FakeTensorMode
+
+            with FakeTensorMode() as mode:
+                fakes = [None if it is None else mode.from_tensor(it) for it in (input, weight, bias)]
+                predicted = torch.ops.aten.convolution(*fakes, *geometry)
+            is_last = predicted.is_contiguous(memory_format=last) and not predicted.is_contiguous()
+            return last if is_last else torch.contiguous_format
+        except Exception:
+            pass  # a torch without it, or arguments that it refuses: it will say so
+    return last
 
 
 def _with_height(tensor: Tensor) -> Tensor:

@@ -17,6 +17,12 @@ from unhang._state import renewed_after_fork, state
 # the libraries under it are taken down.
 _PATIENCE_AT_EXIT = 10.0
 
+#: Set to "emulator", it lets a rehearsal's CPU tensors be computed by our GPU kernels on an emulated card: the one that
+#: is described, instruction by instruction, many thousand times slower than a real one.
+REHEARSAL = "UNHANG_REHEARSE_GPU"
+#: The index of the card that a rehearsal plays: what torch calls CPU tensors' device.
+REHEARSED = -1
+
 # By the device's index: the opened device, or why there is none.
 _opened: dict[int, _core.Gpu | str] = {}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
@@ -45,6 +51,12 @@ def absence(index: int) -> str | None:
     return None
 
 
+def close() -> None:
+    """Forgets the devices that are open. For tests."""
+    with _lock:
+        _opened.clear()
+
+
 def opened() -> list[_core.Gpu]:
     """The devices that are open."""
     return [found for found in _opened.values() if not isinstance(found, str)]
@@ -54,6 +66,10 @@ def _open(index: int) -> _core.Gpu | str:
     if state().forked:
         return "a forked child cannot use the GPU that its parent opened"
     try:
+        if index == REHEARSED:
+            if os.environ.get(REHEARSAL) != "emulator":
+                return f"a rehearsal computes on CPU tensors, and our GPU kernels need a GPU, or {REHEARSAL}=emulator"
+            return _core.Gpu.open_emulated(state().machine)
         if torch.version.hip is not None:
             reported = getattr(torch.cuda.get_device_properties(index), "gcnArchName", None)
             return _core.Gpu.open_hip(index, state().machine, reported)

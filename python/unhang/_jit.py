@@ -23,11 +23,29 @@ Tensor = torch.Tensor
 _ALIGNMENT = 16
 
 try:
-    _stream_of: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-except AttributeError:  # a torch without CUDA and ROCm
+    _raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+    _current_device: Callable[[], int] = torch._C._cuda_getDevice
+    # What compiled graphs allocate by: it goes past the dispatcher, where most of an allocation's time is spent.
+    _empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
+except AttributeError:  # a torch of another time, or without CUDA and ROCm
+    _empty_strided = None
 
-    def _stream_of(index: int) -> int:
-        return int(torch.cuda.current_stream(index).cuda_stream)
+
+def _stream_of(index: int) -> int:
+    """The stream that torch queues work on now. The CPU tensors of a rehearsal have none."""
+    if index < 0:
+        return 0
+    if _empty_strided is not None:
+        return _raw_stream(index)
+    return int(torch.cuda.current_stream(index).cuda_stream)
+
+
+def _allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory from torch's allocator, on its current stream."""
+    index = device.index
+    if _empty_strided is not None and index is not None and index == _current_device():
+        return _empty_strided(shape, stride, dtype)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 
 class WrongResult(RuntimeError):
@@ -40,15 +58,26 @@ class WrongResult(RuntimeError):
 class Loaded:
     """The kernels of one convolution, ready to be launched."""
 
-    __slots__ = ("direction", "input_shape", "kernel", "launch", "problem", "result_shape", "settled", "workspace")
+    __slots__ = (
+        "direction",
+        "input_shape",
+        "kernel",
+        "launch",
+        "problem",
+        "result_shape",
+        "result_stride",
+        "settled",
+        "workspace",
+    )
 
-    def __init__(self, kernel: _core.Kernel, problem: _core.Problem) -> None:
+    def __init__(self, kernel: _core.Kernel, problem: _core.Problem, form: torch.memory_format) -> None:
         self.kernel = kernel
         self.problem = problem
         self.direction = problem.direction
         self.launch = kernel.launch
         self.input_shape = problem.input_shape
         self.result_shape = problem.result_shape
+        self.result_stride = torch.empty(problem.result_shape, device="meta", memory_format=form).stride()
         self.workspace = kernel.workspace_bytes
         #: Whether nothing better is being compiled, and the first result was right.
         self.settled = False
@@ -105,7 +134,7 @@ def _load_and_launch(
     route: Route, problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     loaded = _load(route, problem, first.get_device())
-    known = _verdict(loaded.kernel.kernels)
+    known = _verdict(_label(route, loaded))
     if known == "works":
         loaded.settled = not loaded.kernel.provisional
         return _launch(route, loaded, first, second, bias, geometry)
@@ -120,7 +149,7 @@ def _load_and_launch(
     finding = _verify.compare(problem.direction, geometry, first, second, bias, result)
     if finding.right is None:
         return result  # numbers that cannot be compared: the next result may
-    _keep_verdict(loaded, finding)
+    _keep_verdict(route, loaded, finding)
     if not finding.right:
         raise WrongResult(f"{loaded.kernel.choice} was wrong: {finding.detail}")
     loaded.settled = not loaded.kernel.provisional
@@ -141,7 +170,7 @@ def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:
         return before
     if before is not None and before.kernel.kernels == kernel.kernels and before.workspace == kernel.workspace_bytes:
         return before
-    loaded = route.kernel = Loaded(kernel, problem)
+    loaded = route.kernel = Loaded(kernel, problem, route.memory_format)
     return loaded
 
 
@@ -160,15 +189,12 @@ def _launch(
         first_address, second_address = first.data_ptr(), second.data_ptr()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
-    if form is torch.contiguous_format:
-        result = first.new_empty(loaded.result_shape)
-    else:
-        result = torch.empty(loaded.result_shape, dtype=first.dtype, device=first.device, memory_format=form)
-    bytes_needed = loaded.workspace
+    device = first.device
+    result = _allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
     workspace = None
-    if bytes_needed:
+    if loaded.workspace:
         try:
-            workspace = first.new_empty(bytes_needed, dtype=torch.uint8)
+            workspace = _allocate((loaded.workspace,), (1,), torch.uint8, device)
         except torch.cuda.OutOfMemoryError as error:
             del result
             return _without_workspace(route, loaded, first, second, bias, geometry, error)
@@ -213,27 +239,28 @@ def compute(
     return result
 
 
-def _verdict(kernels: str) -> str | None:
-    known = _verdicts.get(kernels)
+def _label(route: Route, loaded: Loaded) -> str:
+    """What verdicts on kernels are kept under. A rehearsal's are filed apart."""
+    return f"jit kernel {loaded.kernel.kernels}{' (rehearsed)' if route.rehearsed else ''}"
+
+
+def _verdict(label: str) -> str | None:
+    known = _verdicts.get(label)
     if known is None:
         current = state()
-        found = current.store.canary(current.machine.fingerprint, _kept_as(kernels))
+        found = current.store.canary(current.machine.fingerprint, label)
         if found is not None:
-            known = _verdicts[kernels] = found[0]
+            known = _verdicts[label] = found[0]
     return known
 
 
-def _kept_as(kernels: str) -> str:
-    return f"jit kernel {kernels}"
-
-
-def _keep_verdict(loaded: Loaded, finding: _verify.Finding) -> None:
+def _keep_verdict(route: Route, loaded: Loaded, finding: _verify.Finding) -> None:
     current = state()
-    kernels = loaded.kernel.kernels
+    label = _label(route, loaded)
     verdict = "works" if finding.right else "wrong"
     with _lock:
-        _verdicts[kernels] = verdict
+        _verdicts[label] = verdict
     detail = f"{loaded.kernel.choice}, first result: {finding.detail}"
-    current.store.set_canary(current.machine.fingerprint, _kept_as(kernels), verdict, detail)
-    if finding.right:
+    current.store.set_canary(current.machine.fingerprint, label, verdict, detail)
+    if finding.right and not route.rehearsed:
         current.planner.learn(loaded.problem, "jit", "works", None, detail)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from unhang import _canary, _environment
+from unhang import _canary, _environment, _gpu
 from unhang._state import state
 
 #: An engine's standing: "available", "absent" or "unproven", and why.
@@ -27,7 +27,7 @@ def of(device: str, *, rehearsed: bool, index: int | None = None) -> Situation:
     """The situation for tensors of that device type, and of that device of the type."""
     if device == "cpu" and not rehearsed:
         return _on_cpu()
-    return _on_accelerator(index or 0, rehearsed=rehearsed)
+    return _on_accelerator(_gpu.REHEARSED if device == "cpu" else index or 0, rehearsed=rehearsed)
 
 
 def _on_cpu() -> Situation:

@@ -365,6 +365,13 @@ impl GpuEngine {
         Ok(())
     }
 
+    /// Compiles what would compute a problem into the cache, without loading it.
+    pub fn warm(&self, problem: &Problem) -> Result<(), GpuError> {
+        self.supports(problem)?;
+        let (choice, _) = self.choose_within(problem, self.workspace_limit)?;
+        self.compile(&Plan::new(problem, &choice)?)
+    }
+
     /// How many kernels were compiled in this process, and not found in the cache.
     pub fn compiled(&self) -> u64 {
         self.workshop.compiled()

@@ -9,9 +9,11 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_gpu::cache::Key;
 use unhang_gpu::choice::Choice;
-use unhang_gpu::driver::{Cuda, Driver, Hip, HipChip};
+use unhang_gpu::compiler::Hiprtc;
+use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
 use unhang_gpu::sources::Source;
 use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};
+use unhang_isa::Chip;
 use unhang_machine::Machine;
 
 use crate::knowledge::PyMachine;
@@ -48,6 +50,8 @@ pub struct PyGpu {
     engine: GpuEngine,
     compiler: String,
     process: u32,
+    /// The card that is played in a rehearsal: its memory is its own, and tensors are copied in and out.
+    emulated: Option<Emulated>,
 }
 
 impl PyGpu {
@@ -57,7 +61,7 @@ impl PyGpu {
             settings.cache_folder = cache_folder;
         }
         let compiler = driver.compiler().version();
-        PyGpu { engine: GpuEngine::new(driver, settings), compiler, process: std::process::id() }
+        PyGpu { engine: GpuEngine::new(driver, settings), compiler, process: std::process::id(), emulated: None }
     }
 
     /// Handles of a driver mean nothing in a forked child.
@@ -95,6 +99,23 @@ impl PyGpu {
             Hip::open(ordinal, &chip).map_err(|error| error.to_string())
         };
         py.detach(open).map(|driver| PyGpu::new(Box::new(driver), cache_folder)).map_err(failed)
+    }
+
+    /// The card of a described machine, emulated: kernels are compiled, audited and tagged as for the real one, and run
+    /// on the CPU, instruction by instruction. Addresses are then those of the host's memory. For rehearsals.
+    #[staticmethod]
+    #[pyo3(signature = (machine, cache_folder=None))]
+    fn open_emulated(py: Python<'_>, machine: &PyMachine, cache_folder: Option<PathBuf>) -> PyResult<PyGpu> {
+        let gpu = machine.machine.gpus.iter().find(|gpu| gpu.affected);
+        let chips = gpu.and_then(|gpu| {
+            let truly: Chip = gpu.gfx.as_deref()?.parse().ok()?;
+            let reported = gpu.reported_gfx.as_deref().and_then(|name| name.parse().ok());
+            Some((truly, reported.unwrap_or(truly)))
+        });
+        let Some((truly, reported)) = chips else { return Err(failed("no card is described that can be emulated")) };
+        let compiler = py.detach(Hiprtc::find).map_err(failed)?;
+        let card = Emulated::new(truly, reported, truly, Arc::new(compiler));
+        Ok(PyGpu { emulated: Some(card.clone()), ..PyGpu::new(Box::new(card), cache_folder) })
     }
 
     /// The device's name, as the driver says it.
@@ -179,6 +200,12 @@ impl PyGpu {
         Ok(PyKernel { prepared, gpu: slf })
     }
 
+    /// Compiles what would compute a problem into the cache, without loading it.
+    fn warm(&self, py: Python<'_>, problem: &PyProblem) -> PyResult<()> {
+        let engine = self.own()?;
+        py.detach(|| engine.warm(&problem.problem)).map_err(|error| raise(&error))
+    }
+
     /// Whether a stream records a graph.
     fn is_capturing(&self, stream: u64) -> PyResult<bool> {
         self.own()?.driver().is_capturing(stream).map_err(failed)
@@ -221,6 +248,41 @@ fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<
         clock_mhz: 0,
         bandwidth: 0,
     })
+}
+
+impl PyKernel {
+    /// Copies what lies in the host's memory to the emulated card, runs the kernels there, and copies the result back.
+    fn launch_emulated(&self, engine: &GpuEngine, card: &Emulated, host: DevicePointers) -> PyResult<()> {
+        let problem = self.prepared.problem();
+        let size = problem.data_type().size();
+        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>() * size);
+        let bring = |address: u64, length: usize| {
+            if address == 0 {
+                return 0;
+            }
+            // SAFETY: the caller vouches that so many bytes lie at the address, and that nobody writes them meanwhile.
+            card.allocate(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
+        };
+        let pointers = DevicePointers {
+            first: bring(host.first, first),
+            second: bring(host.second, second),
+            bias: bring(host.bias, problem.out_channels() * size),
+            result: card.allocate(&vec![0xff; result]),
+            workspace: card.allocate(&vec![0xff; self.prepared.workspace_bytes() as usize]),
+        };
+        // SAFETY: emulated memory of the sizes that the problem says, every access to which is checked.
+        let ran = unsafe { engine.launch(&self.prepared, pointers, 0) }.map_err(|error| raise(&error));
+        let read = ran.and_then(|()| {
+            // SAFETY: the caller vouches for the result's memory, which nobody else uses meanwhile.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(host.result as *mut u8, result) };
+            card.read(pointers.result, bytes).map_err(failed)
+        });
+        let DevicePointers { first, second, bias, result, workspace } = pointers;
+        for address in [first, second, bias, result, workspace].into_iter().filter(|&address| address != 0) {
+            card.free(address).map_err(failed)?;
+        }
+        read
+    }
 }
 
 /// A problem whose kernels are loaded on a device.
@@ -282,6 +344,9 @@ impl PyKernel {
             return Err(PyValueError::new_err("an operand, the result or the workspace has no address"));
         }
         let pointers = DevicePointers { first, second, bias, result, workspace };
+        if let Some(card) = &self.gpu.get().emulated {
+            return py.detach(|| self.launch_emulated(engine, card, pointers));
+        }
         // SAFETY: the caller vouches for the memory behind the addresses; see above.
         py.detach(|| unsafe { engine.launch(&self.prepared, pointers, stream) }).map_err(|error| raise(&error))
     }

@@ -116,6 +116,12 @@ impl PyStore {
         Ok(py.detach(|| self.store.set_canary(canary)))
     }
 
+    /// The convolutions that programs asked for on a machine, with how often.
+    fn seen(&self, py: Python<'_>, machine: &str) -> Vec<(String, u64)> {
+        let seen = py.detach(|| self.store.seen(machine));
+        seen.into_iter().map(|it| (it.problem.to_string(), it.count)).collect()
+    }
+
     /// Writes what is queued, for at most so many seconds; whether all of it was written.
     fn flush(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let patience = Duration::try_from_secs_f64(seconds).map_err(invalid)?;

@@ -187,10 +187,12 @@ impl Driver for Cuda {
     }
 
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
-        let mut status = 0;
-        // SAFETY: a valid place for the number.
-        let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
-        check(&self.functions, code, "cuStreamIsCapturing").map(|()| status != 0)
+        self.in_context(|| {
+            let mut status = 0;
+            // SAFETY: a valid place for the number.
+            let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
+            check(&self.functions, code, "cuStreamIsCapturing").map(|()| status != 0)
+        })
     }
 
     fn create_event(&self) -> Result<Event, DriverError> {
@@ -203,32 +205,40 @@ impl Driver for Cuda {
     }
 
     fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
-        // SAFETY: an event of this driver and a stream of the caller.
-        let code = unsafe { (self.functions.event_record)(event.0 as *mut c_void, stream as *mut c_void) };
-        check(&self.functions, code, "cuEventRecord")
+        self.in_context(|| {
+            // SAFETY: an event of this driver and a stream of the caller.
+            let code = unsafe { (self.functions.event_record)(event.0 as *mut c_void, stream as *mut c_void) };
+            check(&self.functions, code, "cuEventRecord")
+        })
     }
 
     fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
-        // SAFETY: events of this driver.
-        match unsafe { (self.functions.event_query)(to.0 as *mut c_void) } {
-            NOT_READY => return Ok(None),
-            code => check(&self.functions, code, "cuEventQuery")?,
-        }
-        let mut milliseconds = 0.0;
-        // SAFETY: events of this driver that have happened, and a place for the number.
-        let code =
-            unsafe { (self.functions.event_elapsed)(&mut milliseconds, from.0 as *mut c_void, to.0 as *mut c_void) };
-        check(&self.functions, code, "cuEventElapsedTime").map(|()| Some(milliseconds))
+        self.in_context(|| {
+            // SAFETY: events of this driver.
+            match unsafe { (self.functions.event_query)(to.0 as *mut c_void) } {
+                NOT_READY => return Ok(None),
+                code => check(&self.functions, code, "cuEventQuery")?,
+            }
+            let mut milliseconds = 0.0;
+            let (from, to) = (from.0 as *mut c_void, to.0 as *mut c_void);
+            // SAFETY: events of this driver that have happened, and a place for the number.
+            let code = unsafe { (self.functions.event_elapsed)(&mut milliseconds, from, to) };
+            check(&self.functions, code, "cuEventElapsedTime").map(|()| Some(milliseconds))
+        })
     }
 
     fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
-        // SAFETY: an event of this driver that the caller gives up.
-        check(&self.functions, unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "cuEventDestroy")
+        self.in_context(|| {
+            // SAFETY: an event of this driver that the caller gives up.
+            check(&self.functions, unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "cuEventDestroy")
+        })
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {
-        // SAFETY: a stream of the caller.
-        let code = unsafe { (self.functions.synchronize)(stream as *mut c_void) };
-        check(&self.functions, code, "cuStreamSynchronize")
+        self.in_context(|| {
+            // SAFETY: a stream of the caller.
+            let code = unsafe { (self.functions.synchronize)(stream as *mut c_void) };
+            check(&self.functions, code, "cuStreamSynchronize")
+        })
     }
 }

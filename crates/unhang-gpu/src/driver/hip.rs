@@ -209,10 +209,12 @@ impl Driver for Hip {
     }
 
     fn is_capturing(&self, stream: u64) -> Result<bool, DriverError> {
-        let mut status = 0;
-        // SAFETY: a valid place for the number.
-        let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
-        check(code, "hipStreamIsCapturing").map(|()| status != 0)
+        self.on_device(|| {
+            let mut status = 0;
+            // SAFETY: a valid place for the number.
+            let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
+            check(code, "hipStreamIsCapturing").map(|()| status != 0)
+        })
     }
 
     fn create_event(&self) -> Result<Event, DriverError> {
@@ -225,8 +227,11 @@ impl Driver for Hip {
     }
 
     fn record(&self, event: Event, stream: u64) -> Result<(), DriverError> {
-        // SAFETY: an event of this driver and a stream of the caller.
-        check(unsafe { (self.functions.event_record)(event.0 as *mut c_void, stream as *mut c_void) }, "hipEventRecord")
+        self.on_device(|| {
+            // SAFETY: an event of this driver and a stream of the caller.
+            let code = unsafe { (self.functions.event_record)(event.0 as *mut c_void, stream as *mut c_void) };
+            check(code, "hipEventRecord")
+        })
     }
 
     fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
@@ -248,7 +253,9 @@ impl Driver for Hip {
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {
-        // SAFETY: a stream of the caller.
-        check(unsafe { (self.functions.synchronize)(stream as *mut c_void) }, "hipStreamSynchronize")
+        self.on_device(|| {
+            // SAFETY: a stream of the caller.
+            check(unsafe { (self.functions.synchronize)(stream as *mut c_void) }, "hipStreamSynchronize")
+        })
     }
 }

@@ -3,6 +3,8 @@
 //! Each section is a real thing on a real artefact, and says what kind of ground it stands on. A new capability adds a
 //! section: one entry in [`SECTIONS`] for what needs no torch, or in the Python package's `_demo` for what does.
 
+mod gpu;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -50,6 +52,8 @@ enum Ground {
     Measured,
     /// A machine is played: a folder describes it.
     Rehearsed,
+    /// Compiled here and now for the chip, and run by an emulator of it.
+    Emulated,
 }
 
 struct Section {
@@ -71,6 +75,7 @@ const SECTIONS: &[Section] = &[
         ground: Ground::Rehearsed,
         show: reported_plans,
     },
+    Section { title: "Our own kernels for that card", ground: Ground::Emulated, show: gpu::show },
 ];
 
 impl Demo {
@@ -82,6 +87,7 @@ impl Demo {
                 let ground = match section.ground {
                     Ground::Measured => "measured",
                     Ground::Rehearsed => "rehearsed: a folder describes the machine",
+                    Ground::Emulated => "compiled here for the chip, run by an emulator of it",
                 };
                 let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);
                 print_text(&format!("\n{heading}\n   [{ground}]\n\n{}", (section.show)(style)?))?;

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -15,6 +15,7 @@ use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::Device;
 use unhang_isa::Chip;
 
+use super::python::find_python;
 use crate::output::{self, FOUND_ERRORS};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
@@ -29,8 +30,10 @@ Examples:
   unhang kernels list --arch gfx1010
   unhang kernels list --arch gfx1010 --reported-as gfx1030 --json
   unhang kernels warm --arch gfx1010 --layers my-model.tsv
+  unhang kernels warm --seen --python ~/venv/bin/python
 
-Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards, 2 something could not be compiled.")]
+Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards, 2 something could not be compiled,
+3 (--seen) there is no GPU that torch can use.")]
 pub struct Kernels {
     #[command(subcommand)]
     action: Action,
@@ -41,7 +44,19 @@ enum Action {
     /// Compile every kernel for the layers and print registers, spills, LDS, waves, multiply-adds and hazards.
     List(Selected),
     /// Compile every kernel for the layers into the cache, so that the first run finds them there.
-    Warm(Selected),
+    Warm(Warm),
+}
+
+#[derive(Args)]
+struct Warm {
+    #[command(flatten)]
+    selected: Selected,
+    /// Compile what was seen in earlier runs on this machine instead, with the compiler and for the GPU of that torch.
+    #[arg(long, conflicts_with_all = ["layers", "arch", "reported_as"])]
+    seen: bool,
+    /// The Python whose torch is meant by --seen; otherwise that of the active environment.
+    #[arg(long, value_name = "PATH", requires = "seen")]
+    python: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -99,8 +114,26 @@ impl Kernels {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::List(selected) => selected.list(),
-            Action::Warm(selected) => selected.warm(),
+            Action::Warm(warm) if warm.seen => warm.run_seen(),
+            Action::Warm(warm) => warm.selected.warm(),
         }
+    }
+}
+
+impl Warm {
+    /// Torch brings its own compiler, and what that makes is filed under its version: so it is done in torch's process.
+    fn run_seen(self) -> anyhow::Result<ExitCode> {
+        let python = self.python.unwrap_or_else(find_python);
+        let mut command = Command::new(&python);
+        command.args(["-m", "unhang._warm"]);
+        if self.selected.json {
+            command.arg("--json");
+        }
+        let status = command
+            .status()
+            .with_context(|| format!("cannot start {}", python.display()))
+            .context("hint: name a Python with --python")?;
+        Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(2), ExitCode::from))
     }
 }
 

@@ -67,6 +67,12 @@ impl Knowledge {
         let mut situation = if affected { Situation::affected_accelerator() } else { Situation::accelerator() };
         situation.spoofed = self.machine.spoofed();
         situation.miopen_families = self.families;
+        let torch_computes_there = self.torch.as_ref().is_some_and(|torch| torch.hip.is_some() || torch.cuda.is_some());
+        if torch_computes_there && self.has_accelerator() {
+            let unproven = Availability::Unproven("no canary of jit has run on this machine yet".to_owned());
+            let jit = if affected { unproven } else { Availability::Available };
+            situation = situation.with(EngineName::Jit, jit);
+        }
         if affected {
             for engine in [EngineName::Aten, EngineName::Miopen, EngineName::Jit] {
                 if let Some(canary) = self.store.canary(&self.fingerprint, engine.name()) {

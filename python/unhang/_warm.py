@@ -1,0 +1,64 @@
+"""Compiles ahead what earlier runs on this machine asked for: ``unhang kernels warm --seen`` starts this.
+
+It runs in a Python with torch, because torch brings its own compiler and what that makes is filed under its version.
+The GPU is asked what it is; nothing runs on it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+# Exit codes, those of the program: something could not be compiled; it cannot be told.
+_FAILED, _CANNOT_TELL = 2, 3
+
+
+def main(arguments: list[str]) -> int:
+    """Compiles, says how much, and returns the exit code."""
+    try:
+        import torch
+    except ImportError:
+        print(f"unhang: {sys.executable} has no torch: name another Python with --python", file=sys.stderr)
+        return _CANNOT_TELL
+
+    from unhang import _core, _gpu
+    from unhang._state import state
+
+    absence = _gpu.absence(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
+    if absence is not None:
+        print(f"unhang: our GPU kernels cannot be compiled for this machine's GPU: {absence}", file=sys.stderr)
+        return _CANNOT_TELL
+    gpu = _gpu.gpu(torch.cuda.current_device())
+    current = state()
+    keys = [key for key, _ in current.store.seen(current.machine.fingerprint)]
+    failures: list[str] = []
+    done = 0
+
+    def warm(key: str) -> None:
+        nonlocal done
+        try:
+            gpu.warm(_core.Problem.from_key(key))
+        except (_core.GpuFailure, _core.GpuDeclined, ValueError) as error:
+            failures.append(f"{key}: {error}")
+        done += 1
+        if sys.stderr.isatty():
+            print(f"\rcompiling for {gpu.name}: {done} of {len(keys)}", end="", file=sys.stderr, flush=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(warm, keys))
+    if sys.stderr.isatty() and keys:
+        print(file=sys.stderr)
+    for failure in failures:
+        print(f"unhang: {failure}", file=sys.stderr)
+    if "--json" in arguments:
+        print(
+            json.dumps({"compiler": gpu.compiler, "problems": len(keys), "kernels": gpu.compiled, "failed": failures})
+        )
+    else:
+        print(f"{len(keys)} convolutions seen on this machine, {gpu.compiled} kernels compiled now ({gpu.compiler})")
+    return _FAILED if failures else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""Our GPU kernels inside torch on the affected card of the reports, emulated: compiled for gfx1010 by hiprtc, audited,
+tagged for the gfx1030 that the runtime believes in, and executed instruction by instruction. CPU tensors stand for the
+card's. Skipped where hiprtc is not here."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import unhang
+from comparing import assert_close
+from unhang import _canary, _convolve, _core, _gpu, _jit, _verify
+
+
+@pytest.fixture(scope="module")
+def kernels_of_this_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests here: hiprtc takes a second a kernel."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_core.Gpu]:
+    monkeypatch.setenv("UNHANG_REHEARSE_GPU", "emulator")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
+    _gpu.close()
+    _jit._verdicts.clear()
+    _canary._allowed.clear()
+    try:
+        yield _gpu.gpu(_gpu.REHEARSED)
+    except _core.GpuDeclined as declined:
+        pytest.skip(str(declined))
+    finally:
+        for gpu in _gpu.opened():
+            gpu.close(60.0)
+        _gpu.close()
+
+
+def let(gpu: _core.Gpu, verdict: str = "works") -> None:
+    """What the families' canaries would say: they are tried in a test of their own."""
+    for family in _canary.families(gpu):
+        _canary._known_here[_canary._jit_name(gpu, family, rehearsed=True)] = (verdict, "made up")
+    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+
+
+def test_kernels_are_for_the_chip_that_is_there(card: _core.Gpu) -> None:
+    assert card.architectures == ("gfx1010", "gfx1030")
+    assert card.name == "emulated gfx1010"
+
+
+def test_auto_trains_a_layer_on_our_kernels(card: _core.Gpu, capsys: pytest.CaptureFixture) -> None:
+    let(card)
+    torch.manual_seed(0)
+    x = torch.randn(1, 16, 6, 6, requires_grad=True)
+    w = torch.randn(16, 16, 3, 3, requires_grad=True)
+    b = torch.randn(16, requires_grad=True)
+    y = F.conv2d(x.double(), w.double(), b.double(), padding=1)
+    g = torch.randn_like(y).float()
+    want = [y, *torch.autograd.grad(y, [x, w, b], g.double())]
+    with unhang.enabled(rehearse=True):
+        for turn in range(2):
+            y = F.conv2d(x, w, b, padding=1)
+            for ours, exact in zip([y, *torch.autograd.grad(y, [x, w, b], g)], want):
+                assert_close(ours, exact, slack=2)
+            if turn == 0:
+                # The first call was the generic kernels'; the problem's own are swapped in when they are compiled.
+                assert unhang.wait_for_kernels(120.0)
+    routes = list(_convolve.routes.values())
+    assert len(routes) == 3
+    for route in routes:
+        assert route.names[0] == "jit"
+        assert route.tally.by_place == [2]
+        assert route.kernel is not None
+        assert route.kernel.settled
+        assert not route.kernel.kernel.provisional
+        assert "jit is here and nothing speaks against it" in route.plan.reason
+    assert not unhang.report().data["failures"]
+    assert "rehearsal" in capsys.readouterr().err
+
+
+def test_a_wrong_result_is_seen_and_torch_computes(card: _core.Gpu, monkeypatch, capsys) -> None:
+    let(card)
+    honest, lies = _jit._launch, []
+
+    def lying(route, loaded, *rest):
+        result = honest(route, loaded, *rest)
+        lies.append(route.key)
+        result[0, 0, 0, 0] += 1.0
+        return result
+
+    x, w = torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3)
+    want = F.conv2d(x.double(), w.double())
+    with monkeypatch.context() as patch, unhang.enabled(rehearse=True):
+        patch.setattr(_jit, "_launch", lying)
+        for _ in range(2):
+            assert_close(F.conv2d(x, w), want)
+    assert len(lies) == 1
+    assert "was wrong" in capsys.readouterr().err
+    assert unhang.report().data["failures"][0]["engine"] == "jit"
+
+
+def test_unproven_families_stay_out_and_say_so(card: _core.Gpu) -> None:
+    let(card, "hangs")
+    with unhang.enabled(rehearse=True):
+        F.conv2d(torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3))
+    (route,) = _convolve.routes.values()
+    assert "jit" not in route.names
+    assert "canary" in route.plan.reason
+    assert "plain hung" in route.plan.reason
+
+
+def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> None:
+    """The child that `enable` starts, with the family that compiles fastest."""
+    command = [sys.executable, "-m", "unhang._canary", "jit", "--rehearsed", "--families", "plain"]
+    ended, code, output = _core.supervise(command, 170.0)
+    verdicts, hung = _canary._judge_families(["plain"], ended, code, output)
+    assert not hung
+    assert verdicts["plain"][0] == "works", output
+
+
+def test_what_children_say_of_families() -> None:
+    asked = ["plain", "gemm", "winograd"]
+    line = 'unhang-family {"family": "%s", "verdict": "%s", "detail": "d"}\n'
+    works = line % ("plain", "works")
+    judge = _canary._judge_families
+    everything = works + line % ("gemm", "works") + line % ("winograd", "wrong")
+    assert judge(asked, "exited", 0, everything) == (
+        {"plain": ("works", "d"), "gemm": ("works", "d"), "winograd": ("wrong", "d")},
+        False,
+    )
+    # Killed in the middle of gemm; winograd is not condemned with it.
+    verdicts, hung = judge(asked, "timed-out", 0, works)
+    assert (set(verdicts), verdicts["gemm"][0], hung) == ({"plain", "gemm"}, "hangs", True)
+    verdicts, hung = judge(asked, "signalled", 11, works)
+    assert (verdicts["gemm"][0], "winograd" in verdicts, hung) == ("crashes", False, False)
+    # The child's own limit: it said which.
+    verdicts, hung = judge(asked, "exited", 1, works + line % ("gemm", "hangs"))
+    assert (set(verdicts), hung) == ({"plain", "gemm"}, True)
+    # Nonsense is no verdict.
+    verdicts, _ = judge(
+        asked, "exited", 0, "unhang-family nonsense\n" + line % ("other", "works") + line % ("plain", "x")
+    )
+    assert verdicts == {"plain": ("crashes", "ended with code 0 and no answer")}
+
+
+def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) -> None:
+    let(card)
+    compared = []
+    original = _verify.compare
+
+    with pytest.MonkeyPatch.context() as patch, unhang.enabled(rehearse=True):
+        patch.setattr(_verify, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
+        w = torch.randn(4, 8, 3, 3)
+        assert (F.conv2d(torch.zeros(1, 8, 5, 5), w) == 0).all()
+        F.conv2d(torch.randn(1, 8, 5, 5), w)
+    assert [finding.right for finding in compared] == [None, True]

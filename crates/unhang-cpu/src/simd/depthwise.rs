@@ -4,7 +4,7 @@
 use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather, Tap};
-use super::kernels::{Kernels, Rows};
+use super::kernels::{Kernels, Pixels, Rows};
 use super::source::{Arrangement, Source, Window};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
@@ -177,9 +177,11 @@ fn pixels(
     let tap_columns_of = |taps: &mut Vec<(isize, usize)>, row_taps: &[(isize, usize)], phase: usize, step: usize| {
         taps.clear();
         for &(row_offset, row_tap) in row_taps {
+            let first = taps.len();
             taps.extend(valid_taps(columns, phase, step).map(|(offset, tap)| {
                 (row_offset * by_row as isize + offset * by_column as isize, row_tap * tap_columns + tap)
             }));
+            taps[first..].sort_unstable();
         }
     };
     crate::parallel::for_each_chunk(threads, result, row_length * UNIT_ROWS, |unit, chunk| {
@@ -191,29 +193,36 @@ fn pixels(
             let row_taps: Vec<_> = valid_taps(rows, phase, step).collect();
             let from_row = image * by_image + step * rows.in_step * by_row;
             for column_phase in 0..columns.phases.len() {
-                // Steps with all taps inside share one list.
-                let all = columns.phases[column_phase].len();
-                let mut whole = false;
-                for step in 0..(columns.result - column_phase).div_ceil(columns.out_step) {
-                    if !(whole && valid_taps(columns, column_phase, step).count() == all) {
-                        tap_columns_of(&mut taps, &row_taps, column_phase, step);
-                        whole = taps.len() == all * row_taps.len();
-                    }
+                let steps = (columns.result - column_phase).div_ceil(columns.out_step);
+                // Steps with all taps inside share one list and are computed together.
+                let inside = columns.steps_inside(steps);
+                let row_length_of_taps = columns.phases[column_phase].len();
+                let is_dense = columns.in_step == 1 && columns.are_neighbours(column_phase);
+                let mut step = 0;
+                while step < steps {
+                    let count = if step == inside.start { inside.len().max(1) } else { 1 };
+                    tap_columns_of(&mut taps, &row_taps, column_phase, step);
                     let from = source.as_ptr().wrapping_add(from_row + step * columns.in_step * by_column);
-                    let to = &mut to[(step * columns.out_step + column_phase) * channels..][..channels];
+                    let pixel = step * columns.out_step + column_phase;
+                    let to_step = columns.out_step * channels;
+                    let to = &mut to[pixel * channels..][..(count - 1) * to_step + channels];
                     // SAFETY: the taps in the list fall on pixels of the source, each with all its channels; filters
                     // are packed for all taps; the rest are slices of `channels`.
                     unsafe {
-                        (kernels.correlate_channels)(
-                            from,
-                            &taps,
-                            packed.as_ptr(),
+                        (kernels.correlate_channels)(&Pixels {
+                            x: from,
+                            x_step: columns.in_step * by_column,
+                            taps: &taps,
+                            dense: if count > 1 && is_dense { row_length_of_taps } else { 0 },
+                            w: packed.as_ptr(),
+                            bias: biases.as_ptr(),
                             channels,
-                            biases.as_ptr(),
-                            channels,
-                            to.as_mut_ptr(),
-                        );
+                            to: to.as_mut_ptr(),
+                            to_step,
+                            pixels: count,
+                        });
                     }
+                    step += count;
                 }
             }
         }

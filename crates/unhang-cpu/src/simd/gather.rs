@@ -6,39 +6,52 @@
 //! `[block of results][block of sources][phase][tap][source channel][result channels]`. A tile is up to 28 vectors of
 //! sums: neighbouring pixels × vectors of result channels.
 
+use std::sync::Arc;
+
+use super::cache;
+use super::edges::Edges;
 use super::geometry::{Gather, even_parts};
-use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, TILE_ROWS, Tile};
+use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 use super::source::{Arrangement, Source, Window};
+use super::tiling::choose_tile;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
 /// Source channels of a block: few enough that a tile's pixels stay in the first-level cache from one tap to the next.
 const SOURCE_BLOCK: usize = 64;
+/// The same where a pixel's channels lie together, in whole cache lines.
+const SOURCE_BLOCK_TOGETHER: usize = 128;
 /// The same where there is one tap only, and nothing to come back for.
 const SOURCE_BLOCK_ONE_TAP: usize = 512;
 /// Numbers of packed source that a strip aims at: a part of the second-level cache.
-const STRIP_NUMBERS: usize = 48 * 1024;
+const STRIP_NUMBERS: usize = 96 * 1024;
 /// Pixels of a strip at least, where images are small: so many times the packed filters are used.
-const STRIP_PIXELS: usize = 400;
+const STRIP_PIXELS: usize = 800;
 
 /// Packed filters that stay in the second-level cache while every tile goes through all of them.
 const FILTER_NUMBERS: usize = 64 * 1024;
 
+/// Numbers of a result that do not stay in the second-level cache.
+const FETCH_NUMBERS: usize = 256 * 1024;
+
 /// A block of result channels: the first, how many, and in how many vectors.
 #[derive(Debug, Clone, Copy)]
-struct ResultBlock {
-    first: usize,
-    channels: usize,
-    vectors: usize,
+pub struct ResultBlock {
+    /// The first channel.
+    pub first: usize,
+    /// How many.
+    pub channels: usize,
+    /// Vectors of its filters.
+    pub vectors: usize,
     /// Rows of scalars of its tiles.
     rows: usize,
     /// Where its packed filters begin.
-    packed: usize,
+    pub packed: usize,
 }
 
 /// What the steps of a run are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Steps {
+pub enum Steps {
     /// A block's channels, for one tap.
     Channels,
     /// The taps of a row with all channels, which lie next to each other.
@@ -48,22 +61,31 @@ enum Steps {
 }
 
 /// Everything that is the same for all strips.
-struct Driver<'a> {
-    gather: &'a Gather,
-    kernels: &'static Kernels,
-    blocks: Vec<ResultBlock>,
-    source_block: usize,
-    steps: Steps,
-    source: Source<'a>,
+pub struct Driver<'a> {
+    /// What is computed.
+    pub gather: &'a Gather,
+    /// By which kernels.
+    pub kernels: &'static Kernels,
+    /// Blocks of result channels.
+    pub blocks: Vec<ResultBlock>,
+    /// Source channels of a block.
+    pub source_block: usize,
+    /// What the steps of a run are.
+    pub steps: Steps,
+    /// How the source is read.
+    pub source: Source<'a>,
     /// Whether each tile takes all blocks of results before the next tile: then a pixel's channels are written
     /// together, and the packed filters stay in the cache.
     tiles_outside: bool,
+    /// Whether results are fetched while they are computed.
+    fetch: bool,
     /// Rows and images of a strip.
     strip_rows: usize,
     strip_images: usize,
-    taps: usize,
+    /// Taps of the filter.
+    pub taps: usize,
     /// Rows and columns of the taps in packed order: by phase of rows, phase of columns, row, column.
-    tap_order: Vec<[usize; 2]>,
+    pub tap_order: Vec<[usize; 2]>,
 }
 
 /// Computes it. `bias` goes along the result's channels.
@@ -90,13 +112,21 @@ pub fn compute(
     let row_strips = rows.steps.div_ceil(driver.strip_rows);
     let image_strips = gather.batch.div_ceil(driver.strip_images);
     let packed_length = driver.packed_length();
+    let pixels = gather.batch * rows.steps * columns.steps;
+    let kept = cache::is_worth_keeping(packed_length * gather.groups, pixels);
     // Large filters that are used by few strips are packed block by block where they are used, and never leave the
-    // cache.
-    let packs_in_strips = packed_length > 4 * FILTER_NUMBERS && image_strips * row_strips <= 2.max(threads);
-    let mut packed = Workspace::take(if packs_in_strips { 0 } else { packed_length * gather.groups });
-    if !packs_in_strips {
-        driver.pack_filters(weight, &mut packed, threads);
-    }
+    // cache of the processor.
+    let packs_in_strips = !kept && packed_length > 4 * FILTER_NUMBERS && image_strips * row_strips <= 2.max(threads);
+    let pack = |packed: &mut [f32]| driver.pack_filters(weight, packed, threads);
+    let packed = match packed_length * gather.groups {
+        _ if packs_in_strips => Arc::new(Workspace::take(0)),
+        length if kept => cache::packed(kernels, weight, driver.signature(), length, pack),
+        length => {
+            let mut packed = Workspace::take(length);
+            pack(&mut packed);
+            Arc::new(packed)
+        }
+    };
     let padded = gather.result_channels.next_multiple_of(kernels.lanes) + MAX_VECTORS * kernels.lanes;
     let mut biases = Workspace::take(padded * gather.groups);
     biases.fill(0.0);
@@ -127,6 +157,9 @@ pub fn compute(
     });
 }
 
+/// The tiles of a row: first pixel, pixels, kernel.
+type Cut = Vec<(usize, usize, TileKernel)>;
+
 /// A group of rows of a strip: image, first row and rows, in steps.
 struct Place {
     image: usize,
@@ -135,8 +168,9 @@ struct Place {
 }
 
 /// One block of source channels, packed, for a strip.
-struct Pass<'a> {
-    driver: &'a Driver<'a>,
+pub struct Pass<'a> {
+    /// What is the same for all strips.
+    pub driver: &'a Driver<'a>,
     strip: &'a Strip<'a>,
     packed: &'a [f32],
     block_numbers: usize,
@@ -151,6 +185,8 @@ struct Pass<'a> {
     /// Pixels whose sums are kept for each channel of results.
     block_sums: usize,
     by_channel: &'a [usize],
+    /// The tiles of a row, by vectors, for one row and for several.
+    cuts: &'a [[Cut; 2]; MAX_VECTORS + 1],
 }
 
 impl Pass<'_> {
@@ -164,16 +200,22 @@ impl Pass<'_> {
         let Place { image, row, rows: tile_rows } = *place;
         let x = if source.arrangement == Arrangement::InPlace {
             let start = source.in_place(strip.first_image + image, self.first_channel, strip.first_row + row);
-            strip.source[start..].as_ptr()
+            strip.source.as_ptr().wrapping_offset(start)
         } else {
             self.packed[image * self.block_numbers + row * source.step_pitch()..].as_ptr()
         };
+        let has_edges = source.has_edges();
+        // Most tiles are far from the edges.
+        let row_inside = has_edges && rows.all_inside(strip.first_row + row, 1);
+        let inside = |column: usize, pixels: usize| row_inside && columns.all_inside(column, pixels);
+        // In place, the pixels that the next tile is the first to meet come into the cache meanwhile.
+        let fetches_pixels =
+            row_inside || (source.arrangement == Arrangement::InPlace && !has_edges && block.first == 0);
+        let mut edges = Edges::default();
         let pitch = source.pixel_pitch();
         let (count, runs) = &self.runs[block.vectors];
         let by_column = gather.result[3];
-        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
-        let cut = even_parts(columns.steps, kernels.most_scalars(driver.blocks[0].vectors, tile_rows));
-        let mut kernel = (0, None);
+        let cut = &self.cuts[block.vectors][usize::from(tile_rows > 1)];
         for phase_row in 0..phase_rows {
             let result_row = |row: usize| (strip.first_row + row) * rows.out_step + phase_row;
             if result_row(row) >= rows.result {
@@ -181,12 +223,11 @@ impl Pass<'_> {
             }
             let to = driver.result_at(strip, block, [image, result_row(row), 0]);
             let line = (image * strip.rows + row) * phase_rows + phase_row * tile_rows;
-            for (column, pixels) in cut.clone() {
-                // A cut has parts of two lengths at most.
-                if kernel.0 != pixels {
-                    kernel = (pixels, Some(kernels.tile(block.vectors, tile_rows, pixels, pitch)));
+            for &(column, pixels, tile) in cut {
+                if fetches_pixels {
+                    let from = x.wrapping_add((column + pixels) * pitch + (rows.span - 1) * source.row_pitch());
+                    prefetch(from, pixels * pitch);
                 }
-                let Some(tile) = kernel.1 else { continue };
                 // Rows of a tile that follow each other in the result are one long row.
                 let whole_row = tile_rows == 1 || (pixels == columns.result && rows.out_step == 1);
                 let in_result = whole_row && driver.sums_in_result(block, column, pixels);
@@ -200,31 +241,41 @@ impl Pass<'_> {
                     (room.as_mut_ptr(), width, phase_columns * width)
                 };
                 for phase_column in 0..phase_columns {
-                    // SAFETY: the sums of this tile were sliced above, or lie in this strip's own rows of the result; a
-                    // phase's begin within its first pixel. The bias has room for all vectors of the last block. The
-                    // scalars of the last pixel end within the packed rows or, in place, within the source (see
-                    // `Source`); the vectors within the packed filters, which hold `channels × taps` of this block.
-                    unsafe {
-                        let sums = sums.add(phase_column * by_phase);
-                        let (init, init_step) = if self.is_first {
-                            (strip.bias.as_ptr().add(block.first), 0)
-                        } else {
-                            (sums.cast_const(), by_scalar)
-                        };
-                        tile(&Tile {
-                            x: x.add(column * pitch),
-                            w: filters,
-                            runs: &runs[phase_row * phase_columns + phase_column],
-                            count: *count,
-                            pitch,
-                            row_step: source.step_pitch(),
-                            x_step: self.plane,
-                            w_step: width,
-                            init,
-                            init_step,
-                            sums,
-                            sums_step: by_scalar,
-                        });
+                    // Both calls are sound: the sums of this tile were sliced above, or lie in this strip's own rows of
+                    // the result; a phase's begin within its first pixel. The bias has room for all vectors of the last
+                    // block. The scalars of the last pixel end within the packed rows or, in place, within the source
+                    // (see `Source`; taps that meet padding are left out); the vectors within the packed filters, which
+                    // hold `channels × taps` of this block.
+                    let sums = sums.wrapping_add(phase_column * by_phase);
+                    let (init, init_step) = if self.is_first {
+                        (strip.bias[block.first..].as_ptr(), 0)
+                    } else {
+                        (sums.cast_const(), by_scalar)
+                    };
+                    let all = Tile {
+                        x: x.wrapping_add(column * pitch),
+                        w: filters,
+                        runs: &runs[phase_row * phase_columns + phase_column],
+                        count: *count,
+                        pitch,
+                        row_step: source.step_pitch(),
+                        x_step: self.plane,
+                        w_step: width,
+                        init,
+                        init_step,
+                        sums,
+                        sums_step: by_scalar,
+                        fetch: self.driver.fetch,
+                    };
+                    let place = [strip.first_row + row, column];
+                    if !has_edges
+                        || inside(column, pixels)
+                        || edges.find(gather, place, pixels, [phase_row, phase_column])
+                    {
+                        // SAFETY: see above.
+                        unsafe { tile(&all) };
+                    } else {
+                        edges.compute(self, block, &all, [phase_row, phase_column]);
                     }
                 }
                 if !self.is_last || in_result {
@@ -238,6 +289,17 @@ impl Pass<'_> {
                 }
             }
         }
+    }
+}
+
+/// Asks for the cache lines of so many numbers; touches nothing, so that they need not exist.
+#[inline(always)]
+fn prefetch(from: *const f32, numbers: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..numbers.div_ceil(16) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, whatever the address; the instruction is part of the baseline.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 16).cast()) };
     }
 }
 
@@ -256,55 +318,6 @@ struct Strip<'a> {
     result: Shared,
 }
 
-/// The shape of tiles: vectors, rows of scalars, and what a step of all tiles of a row then costs.
-#[derive(Debug, Clone, Copy)]
-pub struct TileShape {
-    /// Vectors of a tile.
-    pub vectors: usize,
-    /// Rows of scalars of a tile.
-    pub rows: usize,
-    /// Estimated cycles of a step for one row.
-    pub cycles: f64,
-}
-
-/// Chooses the shape with the least estimated cycles for so many channels in vectors and scalars beside each other, in
-/// up to `rows` rows.
-///
-/// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other
-/// are four cycles apart; half a cycle more for each vector, which comes from the second-level cache; and a tenth for
-/// each scalar's broadcast. What does not fill its last vector is computed in vain. The weights were fitted to tiles of
-/// all shapes on 3×3 layers: two vectors are best nearly everywhere, one is a tenth slower, and on narrow images two
-/// rows are better than one.
-pub fn choose_tile(kernels: &Kernels, channels: usize, scalars: usize, rows: usize) -> TileShape {
-    let needed = channels.div_ceil(kernels.lanes);
-    let step = |scalars: usize, vectors: usize| {
-        let (scalars, vectors) = (scalars as f64, vectors as f64);
-        (scalars * vectors).max(scalars + vectors).max(8.0) / 2.0 + vectors / 2.0 + scalars / 10.0
-    };
-    let row = |vectors: usize, rows: usize| -> f64 {
-        match kernels.most_scalars(vectors, rows) {
-            0 => f64::INFINITY,
-            most => {
-                let parts = even_parts(scalars, most);
-                parts.map(|(_, length)| step(rows * length, vectors)).sum::<f64>() / rows as f64
-            }
-        }
-    };
-    let mut best = TileShape { vectors: 1, rows: 1, cycles: f64::INFINITY };
-    for vectors in 1..=MAX_VECTORS.min(needed) {
-        for rows in TILE_ROWS.into_iter().filter(|&r| r <= rows) {
-            let rest = needed % vectors;
-            let of_rest = if rest > 0 { row(rest, rows) } else { 0.0 };
-            let cycles = (needed / vectors) as f64 * row(vectors, rows) + of_rest;
-            // What is no better by a hundredth is not worth more rows, whose results are written in shorter pieces.
-            if cycles < 0.99 * best.cycles {
-                best = TileShape { vectors, rows, cycles };
-            }
-        }
-    }
-    best
-}
-
 /// Cuts `rows` into groups of `together`, and what is left into single rows: first row and rows of each.
 fn row_groups(rows: usize, together: usize) -> impl Iterator<Item = (usize, usize)> {
     let whole = rows / together;
@@ -316,7 +329,11 @@ impl<'a> Driver<'a> {
         let [rows, columns] = &gather.axes;
         let taps: usize =
             rows.phases.iter().map(Vec::len).sum::<usize>() * columns.phases.iter().map(Vec::len).sum::<usize>();
-        let most = if taps == 1 { SOURCE_BLOCK_ONE_TAP } else { SOURCE_BLOCK };
+        let most = match gather.source[1] {
+            _ if taps == 1 => SOURCE_BLOCK_ONE_TAP,
+            1 => SOURCE_BLOCK_TOGETHER,
+            _ => SOURCE_BLOCK,
+        };
         let source_blocks = gather.source_channels.div_ceil(most);
         let source_block = gather.source_channels.div_ceil(source_blocks);
 
@@ -342,7 +359,8 @@ impl<'a> Driver<'a> {
             let by_size = STRIP_NUMBERS / (row_numbers * source.rows(rows.steps)).max(1);
             by_pixels.max(by_size).clamp(1, most.max(1))
         };
-        let shape = choose_tile(kernels, gather.result_channels, columns.steps, strip_rows);
+        let tile_rows = if source.has_edges() { 1 } else { strip_rows };
+        let shape = choose_tile(kernels, gather.result_channels, columns.steps, tile_rows);
         let mut blocks = Vec::new();
         let (mut first, mut packed) = (0, 0);
         while first < gather.result_channels {
@@ -362,6 +380,7 @@ impl<'a> Driver<'a> {
             steps,
             source,
             tiles_outside,
+            fetch: gather.batch * gather.result[0] > FETCH_NUMBERS,
             strip_rows,
             strip_images,
             taps,
@@ -373,7 +392,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Numbers of one group's packed filters.
-    fn packed_length(&self) -> usize {
+    pub fn packed_length(&self) -> usize {
         let vectors: usize = self.blocks.iter().map(|block| block.vectors).sum();
         vectors * self.kernels.lanes * self.gather.source_channels * self.taps
     }
@@ -393,100 +412,6 @@ impl<'a> Driver<'a> {
     fn phases(&self) -> impl Iterator<Item = [usize; 2]> + '_ {
         let [rows, columns] = &self.gather.axes;
         (0..rows.phases.len()).flat_map(move |row| (0..columns.phases.len()).map(move |column| [row, column]))
-    }
-
-    /// Packs all filters: blocks of results, in each of them blocks of sources.
-    fn pack_filters(&self, weight: &[f32], packed: &mut [f32], threads: usize) {
-        let gather = self.gather;
-        let of_group = self.packed_length();
-        let to = Shared(packed.as_mut_ptr());
-        for_each_unit(threads, gather.groups * self.blocks.len(), |unit| {
-            let (group, block) = (unit / self.blocks.len(), &self.blocks[unit % self.blocks.len()]);
-            let width = block.vectors * self.kernels.lanes;
-            let length = width * gather.source_channels * self.taps;
-            // SAFETY: this block's part of the packed filters, which no other unit touches.
-            let mut to =
-                unsafe { std::slice::from_raw_parts_mut(to.get().add(group * of_group + block.packed), length) };
-            for first in (0..gather.source_channels).step_by(self.source_block) {
-                let channels = self.source_block.min(gather.source_channels - first);
-                let (now, later) = to.split_at_mut(channels * self.taps * width);
-                self.pack_block(weight, group, block, first, channels, now);
-                to = later;
-            }
-        });
-    }
-
-    /// Packs the filters of one block of results for `channels` source channels from `first` on.
-    fn pack_block(
-        &self,
-        weight: &[f32],
-        group: usize,
-        block: &ResultBlock,
-        first: usize,
-        channels: usize,
-        to: &mut [f32],
-    ) {
-        let gather = self.gather;
-        let taps = &self.tap_order;
-        let [by_result, by_source, by_row, by_column] = gather.weight;
-        let width = block.vectors * self.kernels.lanes;
-        assert_eq!(to.len(), channels * taps.len() * width, "room for the block");
-        if block.channels < width {
-            to.fill(0.0);
-        }
-        let from = &weight[group * gather.weight_group + block.first * by_result..];
-        // Where the vector of a tap and a channel goes, and where a tap lies in memory.
-        let place = |tap: usize, channel: usize| {
-            width * if self.steps == Steps::One { channel * taps.len() + tap } else { tap * channels + channel }
-        };
-        let memory = |[row, column]: [usize; 2]| row * by_row + column * by_column;
-        let transpose = |from: &[f32], offsets: &[usize], to: &mut [f32]| {
-            assert!((block.channels - 1) * by_result + offsets.len() <= from.len());
-            // SAFETY: rows are the block's channels, which lie `by_result` apart; columns are taps or channels that lie
-            // next to each other, the last of which was just checked; every place leaves room for the block's
-            // channels in `to`, whose length was checked above.
-            unsafe {
-                let offsets = (offsets.len(), offsets.as_ptr());
-                let transpose = self.kernels.transpose;
-                transpose(from.as_ptr(), by_result, block.channels, offsets.0, to.as_mut_ptr(), offsets.1);
-            }
-        };
-        if by_result == 1 {
-            for (tap, &at) in taps.iter().enumerate() {
-                for channel in 0..channels {
-                    let from = &from[(first + channel) * by_source + memory(at)..][..block.channels];
-                    to[place(tap, channel)..][..block.channels].copy_from_slice(from);
-                }
-            }
-        } else if by_column == 1 && taps.len() == by_source.min(by_result) {
-            // NCHW: taps lie together, and forward the channels behind them too.
-            let mut order: Vec<usize> = (0..taps.len()).collect();
-            order.sort_by_key(|&tap| memory(taps[tap]));
-            let places = |channel: usize| order.iter().map(move |&tap| place(tap, channel));
-            if by_source == taps.len() {
-                let offsets: Vec<usize> = (0..channels).flat_map(places).collect();
-                transpose(&from[first * by_source..], &offsets, to);
-            } else {
-                for channel in 0..channels {
-                    let offsets: Vec<usize> = places(channel).collect();
-                    transpose(&from[(first + channel) * by_source..], &offsets, to);
-                }
-            }
-        } else if by_source == 1 {
-            for (tap, &at) in taps.iter().enumerate() {
-                let offsets: Vec<usize> = (0..channels).map(|channel| place(tap, channel)).collect();
-                transpose(&from[first + memory(at)..], &offsets, to);
-            }
-        } else {
-            for (tap, &at) in taps.iter().enumerate() {
-                for channel in 0..channels {
-                    for result in 0..block.channels {
-                        to[place(tap, channel) + result] =
-                            from[result * by_result + (first + channel) * by_source + memory(at)];
-                    }
-                }
-            }
-        }
     }
 
     fn strip(&self, strip: &Strip<'_>) {
@@ -509,6 +434,15 @@ impl<'a> Driver<'a> {
         let phases: Vec<[usize; 2]> = self.phases().collect();
         let by_channel: Vec<usize> = (0..MAX_VECTORS * lanes).map(|channel| channel * gather.result[1]).collect();
         let tile_rows = self.blocks[0].rows;
+        // All blocks share the cut of the widest: there is a tile with fewer vectors for every one with more.
+        let mut cuts = [(); MAX_VECTORS + 1].map(|()| [Vec::new(), Vec::new()]);
+        for block in &self.blocks {
+            for (several, rows) in [1, tile_rows].into_iter().enumerate() {
+                let parts = even_parts(columns.steps, kernels.most_scalars(self.blocks[0].vectors, rows));
+                let tile = |pixels| kernels.tile(block.vectors, rows, pixels, self.source.pixel_pitch());
+                cuts[block.vectors][several] = parts.map(|(first, pixels)| (first, pixels, tile(pixels))).collect();
+            }
+        }
         let (mut first, mut filters_before) = (0, 0);
         while first < gather.source_channels {
             let channels = self.source_block.min(gather.source_channels - first);
@@ -539,6 +473,7 @@ impl<'a> Driver<'a> {
                 several,
                 block_sums: lines * line_pixels,
                 by_channel: &by_channel,
+                cuts: &cuts,
             };
             for block in &self.blocks {
                 if pass.runs[block.vectors].1.is_empty() {
@@ -547,20 +482,20 @@ impl<'a> Driver<'a> {
             }
             let groups =
                 || (0..strip.images).flat_map(|image| row_groups(strip.rows, tile_rows).map(move |g| (image, g)));
-            let filters = |block: &ResultBlock| match strip.filters {
+            let filters_of = |block: &ResultBlock| match strip.filters {
                 Some(filters) => filters[block.packed + filters_before * block.vectors * lanes..].as_ptr(),
                 None => std::ptr::null(),
             };
             if self.tiles_outside {
                 for (image, (row, rows)) in groups() {
                     for block in &self.blocks {
-                        pass.rows(block, filters(block), &Place { image, row, rows });
+                        pass.rows(block, filters_of(block), &Place { image, row, rows });
                     }
                 }
             } else {
                 for block in &self.blocks {
                     let filters = if strip.filters.is_some() {
-                        filters(block)
+                        filters_of(block)
                     } else {
                         let room = &mut block_filters[..channels * self.taps * block.vectors * lanes];
                         self.pack_block(strip.weight, strip.group, block, first, channels, room);
@@ -645,6 +580,11 @@ impl<'a> Driver<'a> {
             if by_column == 1 && phases == step {
                 let count = (pixels * phases).min(columns.result - column);
                 (self.kernels.transpose)(sums, width, count, block.channels, to, by_channel.as_ptr());
+                return;
+            }
+            if channel_step == 1 && phases == step {
+                let count = (pixels * phases).min(columns.result - column);
+                (self.kernels.rows)(sums, width, to, by_column, block.channels, count);
                 return;
             }
             for pixel in 0..pixels {

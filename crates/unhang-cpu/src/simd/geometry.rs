@@ -74,6 +74,26 @@ impl Axis {
         self.low >= 0 && (self.steps - 1) * self.in_step + self.low as usize + self.span <= self.source
     }
 
+    /// Whether no tap of so many steps falls on padding.
+    pub fn all_inside(&self, first: usize, count: usize) -> bool {
+        let begin = (first * self.in_step) as isize + self.low;
+        begin >= 0 && begin as usize + (count - 1) * self.in_step + self.span <= self.source
+    }
+
+    /// Those of the first `steps` steps of which no tap falls on padding.
+    pub fn steps_inside(&self, steps: usize) -> std::ops::Range<usize> {
+        let begin = ((-self.low).max(0) as usize).div_ceil(self.in_step).min(steps);
+        let room = self.source as isize - self.low - self.span as isize;
+        let end = if room < 0 { 0 } else { (room as usize / self.in_step + 1).min(steps) };
+        begin..end.max(begin)
+    }
+
+    /// Whether a phase's taps fall on neighbouring positions, in whatever order.
+    pub fn are_neighbours(&self, phase: usize) -> bool {
+        let apart = |pair: &[Tap]| pair[1].offset.abs_diff(pair[0].offset) == 1;
+        self.phases[phase].windows(2).all(apart)
+    }
+
     /// Whether a phase's taps fall on neighbouring positions, in order.
     pub fn is_dense(&self, phase: usize) -> bool {
         self.phases[phase].windows(2).all(|pair| pair[1].offset == pair[0].offset + 1)

@@ -4,7 +4,10 @@
 //! compute offsets from the problem's geometry and hand raw pointers to kernels. The tests put operands between pages
 //! that cannot be touched, so that one number too many ends the test.
 
+mod cache;
 mod depthwise;
+mod edges;
+mod filters;
 mod gather;
 mod geometry;
 #[cfg(all(test, unix))]
@@ -12,6 +15,7 @@ mod guard;
 mod kernels;
 mod pointwise;
 mod source;
+mod tiling;
 mod vector;
 mod weights;
 mod workspace;
@@ -21,6 +25,7 @@ use unhang_conv::Problem;
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 use crate::plain;
+use kernels::Kernels;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(
@@ -32,8 +37,22 @@ pub fn compute(
     result: &mut [f32],
     threads: usize,
 ) {
-    let kernels = kernels::Kernels::of(isa);
-    match Algorithm::choose(problem, isa) {
+    compute_with(problem, Algorithm::choose(problem, isa), Kernels::of(isa), first, second, bias, result, threads);
+}
+
+/// Computes it by an algorithm with a set of kernels, which the machine must have.
+#[expect(clippy::too_many_arguments, reason = "the operands one by one, and how to compute them")]
+fn compute_with(
+    problem: &Problem,
+    algorithm: Algorithm,
+    kernels: &'static Kernels,
+    first: &[f32],
+    second: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    match algorithm {
         Algorithm::Plain => plain::compute(problem, first, second, bias, result, threads),
         Algorithm::Depthwise => depthwise::compute(problem, kernels, first, second, bias, result, threads),
         Algorithm::Weights => weights::compute(problem, kernels, first, second, result, threads),

@@ -4,9 +4,13 @@
 //! broadcast: the result needs no transposition and is written where it belongs. Panels of pixels are packed, a few at
 //! a time, so that their channels lie together and the memory behind them is read in long pieces.
 
-use super::gather::choose_tile;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use super::cache;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::tiling::choose_tile;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
@@ -39,8 +43,16 @@ pub fn compute(
     let vectors = choose_tile(kernels, pixels, results, 1).vectors;
     let width = vectors * lanes;
     let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
-    let mut filters = Workspace::take(weight.len());
-    pack_filters(gather, kernels, &parts, weight, &mut filters);
+    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &parts, weight, filters);
+    let filters = if cache::is_worth_keeping(weight.len(), gather.batch * pixels) {
+        let mut hasher = DefaultHasher::new();
+        ("pointwise", gather.groups, sources, results, gather.weight, &parts).hash(&mut hasher);
+        cache::packed(kernels, weight, hasher.finish(), weight.len(), pack)
+    } else {
+        let mut filters = Workspace::take(weight.len());
+        pack(&mut filters);
+        Arc::new(filters)
+    };
     // What sums begin with: each result channel's bias, in a vector, or the same zeros for all.
     let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
     match bias {
@@ -127,6 +139,7 @@ pub fn compute(
                             init_step,
                             sums,
                             sums_step,
+                            fetch: false,
                         });
                         if !is_whole {
                             (kernels.rows)(sums, sums_step, to, pixels, count, scalars);

@@ -1,7 +1,7 @@
 //! How the micro-kernel reads the source: packed with its zeros, or in place.
 
 use super::geometry::{Axis, Gather};
-use super::kernels::Kernels;
+use super::kernels::{Kernels, PaddedRows};
 
 /// What lies next to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,9 +11,18 @@ pub enum Arrangement {
     Planes,
     /// Packed as `[row][column][channel]`.
     Pixels,
-    /// Not packed: channels lie together in memory, and no tap meets padding.
+    /// Not packed: channels lie together in memory. Either no tap meets padding, or whoever reads leaves out the taps
+    /// that do ([`Source::has_edges`]).
     InPlace,
 }
+
+/// Channels that pixels may lie apart to be read in place where there is padding: with more of them the rows of a
+/// tile fall into few sets of the first-level cache.
+const IN_PLACE_CHANNELS: usize = 64;
+/// Columns of results from which on the tiles at the edges, which take longer in place, are few.
+const IN_PLACE_COLUMNS: usize = 150;
+/// Numbers of a source row from which on packing it is slower than the tiles at its edges.
+const IN_PLACE_NUMBERS: usize = 1500;
 
 /// How a source is read.
 pub struct Source<'a> {
@@ -53,10 +62,13 @@ impl<'a> Source<'a> {
     /// The best arrangement for a gather whose channels are taken `block` at a time.
     pub fn new(gather: &'a Gather, block: usize) -> Source<'a> {
         let [rows, columns] = &gather.axes;
-        let arrangement = if gather.source[1] == 1 {
-            if rows.is_whole() && columns.is_whole() { Arrangement::InPlace } else { Arrangement::Pixels }
-        } else {
-            Arrangement::Planes
+        let whole = rows.is_whole() && columns.is_whole();
+        let narrow = gather.source[3] <= IN_PLACE_CHANNELS && block == gather.source_channels;
+        let wide = columns.steps >= IN_PLACE_COLUMNS && gather.source[2] >= IN_PLACE_NUMBERS;
+        let arrangement = match gather.source[1] {
+            1 if whole || (narrow && wide) => Arrangement::InPlace,
+            1 => Arrangement::Pixels,
+            _ => Arrangement::Planes,
         };
         Source::arranged(gather, block, arrangement)
     }
@@ -88,6 +100,11 @@ impl<'a> Source<'a> {
         Source { gather, arrangement, block, phase_pitch, row_pitch, slots, used_rows }
     }
 
+    /// Whether it is read in place and some taps meet padding.
+    pub fn has_edges(&self) -> bool {
+        self.arrangement == Arrangement::InPlace && !self.gather.axes.iter().all(Axis::is_whole)
+    }
+
     /// Source rows that so many steps of results need.
     pub fn rows(&self, steps: usize) -> usize {
         let rows = &self.gather.axes[0];
@@ -116,6 +133,11 @@ impl<'a> Source<'a> {
             Arrangement::Pixels => (1, numbers),
             Arrangement::InPlace => (1, 0),
         }
+    }
+
+    /// Numbers from one row to the next.
+    pub fn row_pitch(&self) -> usize {
+        self.row_pitch
     }
 
     /// Numbers from one step of result rows to the next.
@@ -158,12 +180,12 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// In place: where the first number of a step lies in the source.
-    pub fn in_place(&self, image: usize, channel: usize, step: usize) -> usize {
-        let [by_image, by_channel, by_row, by_column] = self.gather.source;
+    /// In place: where the first number of a step lies in the source. With padding it may lie before the source.
+    pub fn in_place(&self, image: usize, channel: usize, step: usize) -> isize {
+        let [by_image, by_channel, by_row, by_column] = self.gather.source.map(|stride| stride as isize);
         let [rows, columns] = &self.gather.axes;
-        let row = step * rows.in_step + rows.low as usize;
-        image * by_image + channel * by_channel + row * by_row + columns.low as usize * by_column
+        let row = (step * rows.in_step) as isize + rows.low;
+        image as isize * by_image + channel as isize * by_channel + row * by_row + columns.low * by_column
     }
 
     /// Packs a window. Everything that a tap of these rows can meet is written.
@@ -211,19 +233,37 @@ impl<'a> Source<'a> {
                 unsafe { (kernels.row)(from.as_ptr(), 1, count, plane[..count].as_mut_ptr()) };
                 continue;
             }
-            for (row, source_row) in self.packed_rows(window) {
+            let mut packed_rows = self.packed_rows(window).peekable();
+            while let Some((row, source_row)) = packed_rows.next() {
+                // Rows that lie inside and follow each other are packed by one call.
+                let mut count = 1;
+                if source_row.is_some() && self.gather.axes[0].in_step == 1 {
+                    while packed_rows.next_if(|(_, source_row)| source_row.is_some()).is_some() {
+                        count += 1;
+                    }
+                }
                 for (&(_, slot), &(begin, end, column)) in phases.iter().zip(&inside) {
-                    let to = &mut plane[row * self.row_pitch + slot * self.phase_pitch..][..self.phase_pitch];
+                    let at = row * self.row_pitch + slot * self.phase_pitch;
+                    let to = &mut plane[at..][..(count - 1) * self.row_pitch + self.phase_pitch];
                     let Some(source_row) = source_row.filter(|_| begin < end) else {
-                        to.fill(0.0);
+                        to.chunks_mut(self.row_pitch).for_each(|row| row[..self.phase_pitch].fill(0.0));
                         continue;
                     };
-                    to[..begin].fill(0.0);
-                    to[end..].fill(0.0);
-                    let count = end - begin;
-                    let from = &source[from + source_row * by_row + column * by_column..][..(count - 1) * apart + 1];
+                    let first = from + source_row * by_row + column * by_column;
+                    let from = &source[first..][..(count - 1) * by_row + (end - begin - 1) * apart + 1];
+                    let rows = PaddedRows {
+                        from: from.as_ptr(),
+                        from_step: by_row,
+                        apart,
+                        to: to.as_mut_ptr(),
+                        to_step: self.row_pitch,
+                        rows: count,
+                        before: begin,
+                        numbers: end - begin,
+                        behind: self.phase_pitch - end,
+                    };
                     // SAFETY: both slices have the lengths that the kernel reads and writes.
-                    unsafe { (kernels.row)(from.as_ptr(), apart, count, to[begin..end].as_mut_ptr()) };
+                    unsafe { (kernels.padded_rows)(&rows) };
                 }
             }
         }
@@ -283,12 +323,8 @@ pub fn pack_pixel_row(
     if by_channel == 1 && by_pixel == channels && pitch == channels {
         to[..pixels * pitch].copy_from_slice(&from[..pixels * pitch]);
     } else if by_channel == 1 {
-        for pixel in 0..pixels {
-            // SAFETY: the last pixel's channels were checked above to lie in both slices.
-            unsafe {
-                (kernels.row)(from.as_ptr().add(pixel * by_pixel), 1, channels, to.as_mut_ptr().add(pixel * pitch));
-            }
-        }
+        // SAFETY: the last pixel's channels were checked above to lie in both slices.
+        unsafe { (kernels.rows)(from.as_ptr(), by_pixel, to.as_mut_ptr(), pitch, channels, pixels) };
     } else {
         assert_eq!(by_pixel, 1, "pixels lie next to each other where channels do not");
         // Blocks of pixels, so that the table of their places is small.

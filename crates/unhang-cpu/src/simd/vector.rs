@@ -26,6 +26,8 @@ pub trait Vector: Copy {
     /// `self × by + to`.
     unsafe fn multiply_add(self, by: Self, to: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
+    /// Asks for the cache line there, to be written; touches nothing.
+    unsafe fn prefetch_for_writing(to: *mut f32);
     /// Every second number of the `2 × LANES` that start there; reads one number less than that.
     unsafe fn load_even(from: *const f32) -> Self;
     /// `to[offsets[j] + i] = from[i × row_step + j]` for `rows` ≤ LANES and `columns` ≤ LANES.
@@ -92,6 +94,9 @@ impl Vector for Portable {
     unsafe fn add(self, other: Self) -> Self {
         Portable(std::array::from_fn(|i| self.0[i] + other.0[i]))
     }
+
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(_: *mut f32) {}
 
     #[inline(always)]
     unsafe fn load_even(from: *const f32) -> Self {
@@ -178,6 +183,11 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(to: *mut f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(to.cast_const().cast()) }
     }
 
     #[inline(always)]
@@ -299,6 +309,11 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_for_writing(to: *mut f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_ET0>(to.cast_const().cast()) }
     }
 
     #[inline(always)]

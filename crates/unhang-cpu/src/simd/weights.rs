@@ -10,10 +10,10 @@
 
 use unhang_conv::{Layout, Problem};
 
-use super::gather::{TileShape, choose_tile};
 use super::geometry::{Strides, even_parts, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
 use super::source::pack_pixel_row;
+use super::tiling::{TileShape, choose_tile};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::CHAIN;
@@ -292,6 +292,7 @@ impl Unit<'_> {
                                 init_step,
                                 sums: tile_sums,
                                 sums_step: width,
+                                fetch: false,
                             });
                         }
                     }

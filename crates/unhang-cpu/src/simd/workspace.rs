@@ -19,6 +19,11 @@ struct Buffer {
     capacity: usize,
 }
 
+// SAFETY: a buffer owns its memory, and gives out references to it only as it is borrowed itself.
+unsafe impl Send for Buffer {}
+// SAFETY: the same.
+unsafe impl Sync for Buffer {}
+
 impl Buffer {
     fn new(capacity: usize) -> Buffer {
         let layout = Buffer::layout(capacity);
@@ -133,7 +138,8 @@ pub mod peak {
 
     pub fn returned(length: usize) {
         let (now, most) = NOW_AND_MOST.get();
-        NOW_AND_MOST.set((now - length, most));
+        // What another thread took may be dropped here.
+        NOW_AND_MOST.set((now.saturating_sub(length), most));
     }
 
     pub fn reset() {

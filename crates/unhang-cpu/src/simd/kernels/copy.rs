@@ -1,0 +1,161 @@
+//! Kernels that copy, transpose and add, and the fingerprint of what they would copy.
+
+use super::PaddedRows;
+use crate::simd::vector::Vector;
+
+/// # Safety
+/// As [`Vector::transpose`], for any number of rows and columns.
+#[inline(always)]
+pub unsafe fn transpose<V: Vector>(
+    from: *const f32,
+    row_step: usize,
+    rows: usize,
+    columns: usize,
+    to: *mut f32,
+    offsets: *const usize,
+) {
+    let mut i = 0;
+    while i < rows {
+        let mut j = 0;
+        while j < columns {
+            // SAFETY: blocks of the same rows and columns.
+            unsafe {
+                V::transpose(
+                    from.add(i * row_step + j),
+                    row_step,
+                    (rows - i).min(V::LANES),
+                    (columns - j).min(V::LANES),
+                    to.add(i),
+                    offsets.add(j),
+                );
+            }
+            j += V::LANES;
+        }
+        i += V::LANES;
+    }
+}
+
+/// # Safety
+/// `from` is good for `(count - 1) × step + 1` numbers, `to` for `count`; the features of `V` are on.
+#[inline(always)]
+pub unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f32) {
+    let mut i = 0;
+    // SAFETY: the loops stay below `count`; `load_even` reads one number less than two vectors, the last of which is
+    // the last number of the row at most.
+    unsafe {
+        match step {
+            1 => {
+                while i + V::LANES <= count {
+                    V::load(from.add(i)).store(to.add(i));
+                    i += V::LANES;
+                }
+                if i < count {
+                    V::load_part(from.add(i), count - i).store_part(to.add(i), count - i);
+                }
+                return;
+            }
+            2 => {
+                while i + V::LANES <= count {
+                    V::load_even(from.add(2 * i)).store(to.add(i));
+                    i += V::LANES;
+                }
+            }
+            _ => {}
+        }
+        while i < count {
+            *to.add(i) = *from.add(i * step);
+            i += 1;
+        }
+    }
+}
+
+/// # Safety
+/// Both pointers are good for `count` numbers in each of the rows; the features of `V` are on.
+#[inline(always)]
+pub unsafe fn rows<V: Vector>(
+    from: *const f32,
+    from_step: usize,
+    to: *mut f32,
+    to_step: usize,
+    count: usize,
+    rows: usize,
+) {
+    for r in 0..rows {
+        // SAFETY: one of the rows.
+        unsafe { row::<V>(from.add(r * from_step), 1, count, to.add(r * to_step)) };
+    }
+}
+
+/// # Safety
+/// Both pointers are good for what the fields describe; the features of `V` are on.
+#[inline(always)]
+pub unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
+    for r in 0..rows.rows {
+        // SAFETY: one of the rows, from its first zero to its last.
+        unsafe {
+            let to = rows.to.add(r * rows.to_step);
+            zeros::<V>(to, rows.before);
+            row::<V>(rows.from.add(r * rows.from_step), rows.apart, rows.numbers, to.add(rows.before));
+            zeros::<V>(to.add(rows.before + rows.numbers), rows.behind);
+        }
+    }
+}
+
+/// # Safety
+/// The pointer is good for `count` numbers; the features of `V` are on.
+#[inline(always)]
+unsafe fn zeros<V: Vector>(to: *mut f32, count: usize) {
+    let mut i = 0;
+    while i < count {
+        // SAFETY: no more than what is left.
+        unsafe { V::zero().store_part(to.add(i), (count - i).min(V::LANES)) };
+        i += V::LANES;
+    }
+}
+
+/// # Safety
+/// Both pointers are good for `count` numbers; the features of `V` are on.
+#[inline(always)]
+pub unsafe fn add<V: Vector>(from: *const f32, to: *mut f32, count: usize) {
+    let mut i = 0;
+    // SAFETY: the loops stay below `count`.
+    unsafe {
+        while i + V::LANES <= count {
+            V::load(to.add(i)).add(V::load(from.add(i))).store(to.add(i));
+            i += V::LANES;
+        }
+        while i < count {
+            *to.add(i) += *from.add(i);
+            i += 1;
+        }
+    }
+}
+
+/// Sixty-four bits that stand for all numbers and their order. Each of the lanes is a shift register over every 32nd
+/// pair of numbers: no change of a single number goes unnoticed.
+///
+/// # Safety
+/// The pointer is good for `count` numbers; the features of the caller are on.
+#[inline(always)]
+pub unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
+    const LANES: usize = 32;
+    // SAFETY: the function's own condition.
+    let numbers = unsafe { std::slice::from_raw_parts(from, count) };
+    let mut lanes = [0x9e37_79b9_7f4a_7c15u64; LANES];
+    let (blocks, rest) = numbers.as_chunks::<{ 2 * LANES }>();
+    for block in blocks {
+        for (lane, [low, high]) in lanes.iter_mut().zip(block.as_chunks::<2>().0) {
+            let mut state = *lane ^ (u64::from(low.to_bits()) | u64::from(high.to_bits()) << 32);
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            *lane = state;
+        }
+    }
+    let mix = |hash: u64, next: u64| {
+        let mixed = (hash ^ next).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed ^ mixed >> 29
+    };
+    let hash = rest.iter().fold(count as u64, |hash, number| mix(hash, u64::from(number.to_bits())));
+    lanes.into_iter().fold(hash, mix)
+}

@@ -1,0 +1,267 @@
+//! Kernels of depthwise convolutions.
+
+use super::{Pixels, Rows};
+use crate::simd::vector::Vector;
+
+/// # Safety
+/// The features of `V` are on. At every tap of every row `x` is good for `count` numbers rounded up to whole vectors,
+/// `to` for `count` in every row.
+#[inline(always)]
+pub unsafe fn correlate<V: Vector>(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
+    // SAFETY: blocks of the same rows and columns.
+    unsafe {
+        let mut row = 0;
+        while row < rows.rows {
+            let mut i = 0;
+            while i < rows.count {
+                let left = rows.count - i;
+                match (rows.rows - row >= 4, left > V::LANES) {
+                    (true, true) => correlate_block::<V, 4, 2>(rows, row, i, taps, bias),
+                    (true, false) => correlate_block::<V, 4, 1>(rows, row, i, taps, bias),
+                    (false, true) => correlate_block::<V, 1, 2>(rows, row, i, taps, bias),
+                    (false, false) => correlate_block::<V, 1, 1>(rows, row, i, taps, bias),
+                }
+                i += 2 * V::LANES;
+            }
+            row += if rows.rows - row >= 4 { 4 } else { 1 };
+        }
+    }
+}
+
+/// # Safety
+/// As [`correlate`], for `R` rows and `VECTORS` vectors from there on.
+#[inline(always)]
+unsafe fn correlate_block<V: Vector, const R: usize, const VECTORS: usize>(
+    rows: &Rows,
+    row: usize,
+    column: usize,
+    taps: &[(usize, f32)],
+    bias: f32,
+) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut sums = [[V::splat(bias); VECTORS]; R];
+        let x = rows.x.add(row * rows.x_step + column);
+        for &(offset, weight) in taps {
+            let weight = V::splat(weight);
+            for (r, of_row) in sums.iter_mut().enumerate() {
+                for (v, sum) in of_row.iter_mut().enumerate() {
+                    *sum = weight.multiply_add(V::load(x.add(offset + r * rows.x_step + v * V::LANES)), *sum);
+                }
+            }
+        }
+        for (r, of_row) in sums.iter().enumerate() {
+            for (v, sum) in of_row.iter().enumerate() {
+                let i = column + v * V::LANES;
+                sum.store_part(rows.to.add((row + r) * rows.to_step + i), (rows.count - i).min(V::LANES));
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. At every tap of every pixel `x` and `w` are good for `channels` numbers, and so are
+/// `bias` and each pixel of `to`.
+#[inline(always)]
+pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
+    const TOGETHER: usize = 6;
+    let mut pixel = 0;
+    // SAFETY: blocks of the same pixels and channels.
+    unsafe {
+        while pixel < pixels.pixels {
+            let left = pixels.pixels - pixel;
+            let together = match pixels.dense {
+                3 | 5 if left >= TOGETHER => TOGETHER,
+                _ if left >= 4 => 4,
+                _ => 1,
+            };
+            let mut c = 0;
+            while c < pixels.channels {
+                let whole = pixels.channels - c >= V::LANES;
+                match (together, pixels.dense) {
+                    (TOGETHER, 3) if whole => correlate_dense::<V, TOGETHER, 3>(pixels, pixel, c),
+                    (TOGETHER, 5) if whole => correlate_dense::<V, TOGETHER, 5>(pixels, pixel, c),
+                    (TOGETHER, _) => correlate_pixels::<V, TOGETHER, 1>(pixels, pixel, c),
+                    (4, _) => correlate_pixels::<V, 4, 1>(pixels, pixel, c),
+                    _ => correlate_pixels::<V, 1, 1>(pixels, pixel, c),
+                }
+                c += V::LANES;
+            }
+            pixel += together;
+        }
+    }
+}
+
+/// # Safety
+/// As [`correlate_channels`], for `PIXELS` pixels and one whole vector from there on. The taps are `TAPS` neighbouring
+/// pixels at a time, as far apart as the pixels themselves: what one tap loads the next ones use again.
+#[inline(always)]
+unsafe fn correlate_dense<V: Vector, const PIXELS: usize, const TAPS: usize>(
+    pixels: &Pixels<'_>,
+    pixel: usize,
+    channel: usize,
+) {
+    // SAFETY: the function's own conditions; wrapping arithmetic as in `correlate_part`.
+    unsafe {
+        let mut sums = [V::load(pixels.bias.add(channel)); PIXELS];
+        let first = pixels.x.wrapping_add(pixel * pixels.x_step + channel);
+        for taps in pixels.taps.as_chunks::<TAPS>().0 {
+            let w: [V; TAPS] = std::array::from_fn(|t| V::load(pixels.w.add(taps[t].1 * pixels.channels + channel)));
+            let x = first.wrapping_offset(taps[0].0);
+            for at in 0..PIXELS + TAPS - 1 {
+                let x = V::load(x.wrapping_add(at * pixels.x_step));
+                for (t, w) in w.iter().enumerate() {
+                    if at >= t && at - t < PIXELS {
+                        sums[at - t] = w.multiply_add(x, sums[at - t]);
+                    }
+                }
+            }
+        }
+        for (p, sum) in sums.iter().enumerate() {
+            sum.store(pixels.to.add((pixel + p) * pixels.to_step + channel));
+        }
+    }
+}
+
+/// # Safety
+/// As [`correlate_channels`], for `PIXELS` pixels and up to `VECTORS` vectors from there on.
+#[inline(always)]
+unsafe fn correlate_pixels<V: Vector, const PIXELS: usize, const VECTORS: usize>(
+    pixels: &Pixels<'_>,
+    pixel: usize,
+    channel: usize,
+) {
+    let left = pixels.channels - channel;
+    if left >= VECTORS * V::LANES {
+        // SAFETY: the function's own conditions; the vectors are whole.
+        unsafe { correlate_part::<V, PIXELS, VECTORS, true>(pixels, pixel, channel, V::LANES) }
+    } else {
+        // SAFETY: the same; only the last vector may be a part.
+        unsafe { correlate_part::<V, PIXELS, VECTORS, false>(pixels, pixel, channel, left - (VECTORS - 1) * V::LANES) }
+    }
+}
+
+/// # Safety
+/// As [`correlate_channels`]; the last vector has `last` channels, all of its lanes if it is whole.
+#[inline(always)]
+unsafe fn correlate_part<V: Vector, const PIXELS: usize, const VECTORS: usize, const WHOLE: bool>(
+    pixels: &Pixels<'_>,
+    pixel: usize,
+    channel: usize,
+    last: usize,
+) {
+    // SAFETY: the function's own conditions. The pixel that offsets count from may lie outside of the source: only with
+    // an offset added is it a pointer into it, so wrapping arithmetic.
+    unsafe {
+        let load = |from: *const f32, v: usize| {
+            let from = from.add(v * V::LANES);
+            if WHOLE || v + 1 < VECTORS { V::load(from) } else { V::load_part(from, last) }
+        };
+        let bias: [V; VECTORS] = std::array::from_fn(|v| load(pixels.bias.add(channel), v));
+        let mut sums = [bias; PIXELS];
+        let x = pixels.x.wrapping_add(pixel * pixels.x_step + channel);
+        for &(offset, tap) in pixels.taps {
+            let w = pixels.w.add(tap * pixels.channels + channel);
+            let w: [V; VECTORS] = std::array::from_fn(|v| load(w, v));
+            for (p, of_pixel) in sums.iter_mut().enumerate() {
+                let x = x.wrapping_offset(offset).wrapping_add(p * pixels.x_step);
+                for (v, sum) in of_pixel.iter_mut().enumerate() {
+                    *sum = w[v].multiply_add(load(x, v), *sum);
+                }
+            }
+        }
+        for (p, of_pixel) in sums.iter().enumerate() {
+            let to = pixels.to.add((pixel + p) * pixels.to_step + channel);
+            for (v, sum) in of_pixel.iter().enumerate() {
+                let to = to.add(v * V::LANES);
+                if WHOLE || v + 1 < VECTORS { sum.store(to) } else { sum.store_part(to, last) }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. `dy` and, at every offset, `x` are good for `count` numbers, `sums` for a vector for
+/// each offset.
+#[inline(always)]
+pub unsafe fn products<V: Vector>(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
+    const TOGETHER: usize = 3;
+    let mut tap = 0;
+    // SAFETY: all accesses stay below `count`; parts are loaded as such on both sides, because what lies behind them
+    // might not be finite.
+    unsafe {
+        while tap < offsets.len() {
+            let taps = (offsets.len() - tap).min(TOGETHER);
+            // With fewer taps left the last is computed again, and not stored.
+            let at: [usize; TOGETHER] = std::array::from_fn(|t| offsets[(tap + t).min(offsets.len() - 1)]);
+            let mut of_taps = [V::zero(); TOGETHER];
+            for (t, sum) in of_taps.iter_mut().enumerate().take(taps) {
+                *sum = V::load(sums.add((tap + t) * V::LANES));
+            }
+            let mut i = 0;
+            while i + V::LANES <= count {
+                let dy = V::load(dy.add(i));
+                for (sum, at) in of_taps.iter_mut().zip(at) {
+                    *sum = dy.multiply_add(V::load(x.add(at + i)), *sum);
+                }
+                i += V::LANES;
+            }
+            if i < count {
+                let dy = V::load_part(dy.add(i), count - i);
+                for (sum, at) in of_taps.iter_mut().zip(at) {
+                    *sum = dy.multiply_add(V::load_part(x.add(at + i), count - i), *sum);
+                }
+            }
+            for (t, sum) in of_taps.iter().enumerate().take(taps) {
+                sum.store(sums.add((tap + t) * V::LANES));
+            }
+            tap += taps;
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on. `dy` and `x` are good for `count` pixels with `channels` numbers each, `sums` for
+/// `channels`.
+#[inline(always)]
+pub unsafe fn products_channels<V: Vector>(
+    dy: *const f32,
+    dy_step: usize,
+    x: *const f32,
+    x_step: usize,
+    count: usize,
+    channels: usize,
+    sums: *mut f32,
+) {
+    const TOGETHER: usize = 4;
+    let mut c = 0;
+    // SAFETY: all accesses stay below `count` and `channels`.
+    unsafe {
+        while c + TOGETHER * V::LANES <= channels {
+            let mut of_channels = [V::zero(); TOGETHER];
+            for (v, sum) in of_channels.iter_mut().enumerate() {
+                *sum = V::load(sums.add(c + v * V::LANES));
+            }
+            for i in 0..count {
+                let (dy, x) = (dy.add(i * dy_step + c), x.add(i * x_step + c));
+                for (v, sum) in of_channels.iter_mut().enumerate() {
+                    *sum = V::load(dy.add(v * V::LANES)).multiply_add(V::load(x.add(v * V::LANES)), *sum);
+                }
+            }
+            for (v, sum) in of_channels.iter().enumerate() {
+                sum.store(sums.add(c + v * V::LANES));
+            }
+            c += TOGETHER * V::LANES;
+        }
+        while c < channels {
+            let part = (channels - c).min(V::LANES);
+            let mut sum = V::load_part(sums.add(c), part);
+            for i in 0..count {
+                let x = V::load_part(x.add(i * x_step + c), part);
+                sum = V::load_part(dy.add(i * dy_step + c), part).multiply_add(x, sum);
+            }
+            sum.store_part(sums.add(c), part);
+            c += V::LANES;
+        }
+    }
+}

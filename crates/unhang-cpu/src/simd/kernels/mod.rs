@@ -1,0 +1,463 @@
+//! The kernels, written once over [`Vector`] and compiled for each instruction set.
+//!
+//! A set of kernels is a table of functions ([`Kernels`]); drivers take one and are ordinary code. Each entry is a
+//! wrapper that carries the target features and into which the generic body is inlined.
+
+mod copy;
+mod depthwise;
+mod tile;
+
+#[cfg(target_arch = "x86_64")]
+use super::vector::{Avx2, Avx512};
+use super::vector::{Portable, Vector};
+use crate::isa::Isa;
+
+/// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
+#[derive(Debug, Clone, Copy)]
+pub struct Run {
+    /// From [`Tile::x`].
+    pub x: usize,
+    /// From [`Tile::w`].
+    pub w: usize,
+}
+
+/// One call of the micro-kernel: `R` rows of `P` scalars × `V` vectors of sums, for every step of every run
+/// `sum[r][p][v] += x[r × row_step + p × pitch] × w[v]`, after which `x` and `w` move on by their steps. Sums are
+/// numbered row by row.
+#[derive(Debug, Clone, Copy)]
+pub struct Tile<'a> {
+    /// The scalars, which are broadcast: a place that runs count from, not always a valid one itself.
+    pub x: *const f32,
+    /// The vectors.
+    pub w: *const f32,
+    /// The runs.
+    pub runs: &'a [Run],
+    /// Steps of each run.
+    pub count: usize,
+    /// From one scalar of a step to the next: what the kernel was looked up with.
+    pub pitch: usize,
+    /// From one row of scalars to the next.
+    pub row_step: usize,
+    /// From one step's first scalar to the next's.
+    pub x_step: usize,
+    /// From one step's first vector to the next's.
+    pub w_step: usize,
+    /// What the sums begin with: those of the n-th scalar at `n × init_step`.
+    pub init: *const f32,
+    /// See `init`; zero gives all scalars the same (a bias).
+    pub init_step: usize,
+    /// Where the sums go: those of the n-th scalar to `n × sums_step`.
+    pub sums: *mut f32,
+    /// See `sums`.
+    pub sums_step: usize,
+    /// Whether to fetch the place of the sums into the cache while they are computed: it pays where the result does not
+    /// stay in the cache.
+    pub fetch: bool,
+}
+
+/// The micro-kernel for one shape of tile.
+pub type TileKernel = unsafe fn(&Tile<'_>);
+
+/// Transposes any number of rows and columns; see [`Vector::transpose`].
+pub type TransposeKernel = unsafe fn(*const f32, usize, usize, usize, *mut f32, *const usize);
+
+/// Copies `count` numbers that lie `step` apart into a dense row.
+pub type RowKernel = unsafe fn(*const f32, usize, usize, *mut f32);
+
+/// Copies rows of `count` numbers: from, its step, to, its step, count, rows.
+pub type RowsKernel = unsafe fn(*const f32, usize, *mut f32, usize, usize, usize);
+
+/// Rows to be copied with zeros before and behind them.
+#[derive(Debug, Clone, Copy)]
+pub struct PaddedRows {
+    /// The first number.
+    pub from: *const f32,
+    /// From one row to the next.
+    pub from_step: usize,
+    /// From one number to the next.
+    pub apart: usize,
+    /// Where the first row goes, its zeros first.
+    pub to: *mut f32,
+    /// From one row to the next.
+    pub to_step: usize,
+    /// How many rows.
+    pub rows: usize,
+    /// Zeros before a row's numbers.
+    pub before: usize,
+    /// Numbers of a row.
+    pub numbers: usize,
+    /// Zeros behind them.
+    pub behind: usize,
+}
+
+/// Rows of a depthwise result.
+#[derive(Debug, Clone, Copy)]
+pub struct Rows {
+    /// The source's numbers that the taps count from.
+    pub x: *const f32,
+    /// From one row's to the next's.
+    pub x_step: usize,
+    /// The results.
+    pub to: *mut f32,
+    /// From one row of results to the next.
+    pub to_step: usize,
+    /// Results of a row.
+    pub count: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+/// Depthwise rows: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
+pub type CorrelateKernel = unsafe fn(&Rows, &[(usize, f32)], f32);
+
+/// Neighbouring pixels of a depthwise result, channels together.
+#[derive(Debug, Clone, Copy)]
+pub struct Pixels<'a> {
+    /// The source's pixel that the taps of the first count from: not always a valid place itself.
+    pub x: *const f32,
+    /// From one pixel's to the next's.
+    pub x_step: usize,
+    /// Offsets of the taps in the source, and their numbers.
+    pub taps: &'a [(isize, usize)],
+    /// So many taps at a time are neighbours, as far apart as the pixels; zero if they are not.
+    pub dense: usize,
+    /// The filters, channels together, tap by tap.
+    pub w: *const f32,
+    /// One for each channel.
+    pub bias: *const f32,
+    /// How many channels.
+    pub channels: usize,
+    /// The results.
+    pub to: *mut f32,
+    /// From one pixel of results to the next.
+    pub to_step: usize,
+    /// How many pixels.
+    pub pixels: usize,
+}
+
+/// Depthwise pixels: `to[c] = bias[c] + Σ w[tap × channels + c] × x[offset + c]` over the taps.
+pub type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
+
+/// A row's share of a depthwise weight gradient: lane by lane `sums[tap] += Σ dy[i] × x[offset(tap) + i]`.
+pub type ProductsKernel = unsafe fn(*const f32, *const f32, &[usize], usize, *mut f32);
+
+/// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
+pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
+
+/// The most vectors of one tile.
+pub const MAX_VECTORS: usize = 4;
+/// The most scalars of one tile.
+pub const MAX_SCALARS: usize = 28;
+/// The rows that the scalars of a tile may lie in: the fewest first.
+pub const TILE_ROWS: [usize; 3] = [1, 2, 4];
+/// The distance of scalars that has tiles of its own, besides one: that of pixels with a full block of channels.
+pub const COMMON_PITCH: usize = 64;
+
+/// The kernels of one instruction set.
+pub struct Kernels {
+    /// Numbers in a vector.
+    pub lanes: usize,
+    /// The scalars that the registers hold with that many vectors (index 0 is for none).
+    scalars: [usize; MAX_VECTORS + 1],
+    /// Tiles by vectors, rows and scalars of a row.
+    tiles: fn(usize, usize, usize) -> Option<TileKernel>,
+    /// Tiles whose scalars lie [`COMMON_PITCH`] apart.
+    common_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
+    /// Tiles whose scalars lie apart in any other way.
+    pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
+    /// Transposition.
+    pub transpose: TransposeKernel,
+    /// Copying of a row.
+    pub row: RowKernel,
+    /// Copying of rows.
+    pub rows: RowsKernel,
+    /// Copying of rows with zeros around them.
+    pub padded_rows: unsafe fn(&PaddedRows),
+    /// Adds `count` numbers to others.
+    pub add: unsafe fn(*const f32, *mut f32, usize),
+    /// Depthwise rows.
+    pub correlate: CorrelateKernel,
+    /// Depthwise pixels.
+    pub correlate_channels: CorrelateChannelsKernel,
+    /// Depthwise weight gradients by rows.
+    pub products: ProductsKernel,
+    /// Depthwise weight gradients by pixels.
+    pub products_channels: ProductsChannelsKernel,
+    /// What stands for so many numbers.
+    pub fingerprint: unsafe fn(*const f32, usize) -> u64,
+}
+
+impl Kernels {
+    /// The kernels of an instruction set, which the machine must have: [`Isa`] is only made where it does.
+    pub fn of(isa: Isa) -> &'static Kernels {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &avx2::KERNELS,
+            _ => &portable::KERNELS,
+        }
+    }
+
+    /// Kernels that do nothing, of the same shapes: for tests of what drivers do besides.
+    #[cfg(test)]
+    pub fn idle(&self) -> Kernels {
+        fn tiles(_: usize, _: usize, _: usize) -> Option<TileKernel> {
+            Some(|_| {})
+        }
+        Kernels {
+            lanes: self.lanes,
+            scalars: self.scalars,
+            tiles,
+            common_tiles: tiles,
+            pitched_tiles: tiles,
+            transpose: |_, _, _, _, _, _| {},
+            row: |_, _, _, _| {},
+            rows: |_, _, _, _, _, _| {},
+            padded_rows: |_| {},
+            add: |_, _, _| {},
+            correlate: |_, _, _| {},
+            correlate_channels: |_| {},
+            products: |_, _, _, _, _| {},
+            products_channels: |_, _, _, _, _, _, _| {},
+            fingerprint: |_, _| 0,
+        }
+    }
+
+    /// The most scalars in each of so many rows of a tile with that many vectors; none if there is no such tile.
+    pub fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
+        match rows {
+            1 | 2 => self.scalars[vectors] / rows,
+            4 if vectors == 1 => self.scalars[vectors] / rows,
+            _ => 0,
+        }
+    }
+
+    /// The micro-kernel for so many vectors and rows of scalars, and the distance of neighbouring scalars.
+    ///
+    /// # Panics
+    /// When there is no such tile: see [`Kernels::most_scalars`].
+    pub fn tile(&self, vectors: usize, rows: usize, scalars: usize, pitch: usize) -> TileKernel {
+        let tiles = match pitch {
+            1 => self.tiles,
+            COMMON_PITCH => self.common_tiles,
+            _ => self.pitched_tiles,
+        };
+        tiles(vectors, rows, scalars).expect("the tile fits the registers")
+    }
+}
+
+/// One set of kernels: the wrappers with the features on, and the table of them. `registers` are the scalars that the
+/// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row.
+macro_rules! kernels {
+    ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr, $($vectors:literal by $rows:literal [$($scalars:literal)*])*) => {
+        mod $module {
+            use super::*;
+
+            /// # Safety
+            /// The machine has the features; see [`super::tile::tile`].
+            $(#[$features])?
+            unsafe fn tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+                // SAFETY: the same conditions.
+                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, 1) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::tile::tile`].
+            $(#[$features])?
+            unsafe fn pitched_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+                // SAFETY: the same conditions.
+                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, tile.pitch) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::tile::tile`].
+            $(#[$features])?
+            unsafe fn common_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+                // SAFETY: the same conditions.
+                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, COMMON_PITCH) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::transpose`].
+            $(#[$features])?
+            unsafe fn transpose(
+                from: *const f32,
+                row_step: usize,
+                rows: usize,
+                columns: usize,
+                to: *mut f32,
+                offsets: *const usize,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::transpose::<$vector>(from, row_step, rows, columns, to, offsets) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::row`].
+            $(#[$features])?
+            unsafe fn row(from: *const f32, step: usize, count: usize, to: *mut f32) {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::row::<$vector>(from, step, count, to) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::rows`].
+            $(#[$features])?
+            unsafe fn rows(
+                from: *const f32,
+                from_step: usize,
+                to: *mut f32,
+                to_step: usize,
+                count: usize,
+                rows: usize,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::rows::<$vector>(from, from_step, to, to_step, count, rows) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::padded_rows`].
+            $(#[$features])?
+            unsafe fn padded_rows(rows: &PaddedRows) {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::padded_rows::<$vector>(rows) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::add`].
+            $(#[$features])?
+            unsafe fn add(from: *const f32, to: *mut f32, count: usize) {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::add::<$vector>(from, to, count) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::depthwise::correlate`].
+            $(#[$features])?
+            unsafe fn correlate(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
+                // SAFETY: the same conditions.
+                unsafe { super::depthwise::correlate::<$vector>(rows, taps, bias) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::depthwise::correlate_channels`].
+            $(#[$features])?
+            unsafe fn correlate_channels(pixels: &Pixels<'_>) {
+                // SAFETY: the same conditions.
+                unsafe { super::depthwise::correlate_channels::<$vector>(pixels) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::depthwise::products`].
+            $(#[$features])?
+            unsafe fn products(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
+                // SAFETY: the same conditions.
+                unsafe { super::depthwise::products::<$vector>(dy, x, offsets, count, sums) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::depthwise::products_channels`].
+            $(#[$features])?
+            unsafe fn products_channels(
+                dy: *const f32,
+                dy_step: usize,
+                x: *const f32,
+                x_step: usize,
+                count: usize,
+                channels: usize,
+                sums: *mut f32,
+            ) {
+                // SAFETY: the same conditions.
+                unsafe { super::depthwise::products_channels::<$vector>(dy, dy_step, x, x_step, count, channels, sums) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::copy::fingerprint`].
+            $(#[$features])?
+            unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
+                // SAFETY: the same conditions.
+                unsafe { super::copy::fingerprint(from, count) }
+            }
+
+            fn tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(tile::<$rows, $scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
+            fn common_tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(common_tile::<$rows, $scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
+            fn pitched_tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, rows, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(pitched_tile::<$rows, $scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
+            pub static KERNELS: Kernels = Kernels {
+                lanes: <$vector>::LANES,
+                scalars: $registers,
+                tiles,
+                common_tiles,
+                pitched_tiles,
+                transpose,
+                row,
+                rows,
+                padded_rows,
+                add,
+                correlate,
+                correlate_channels,
+                products,
+                products_channels,
+                fingerprint,
+            };
+        }
+    };
+}
+
+// 32 registers: sums, the vectors, and one for the scalar (with one vector the scalar is a memory operand).
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    avx512, Avx512, [#[target_feature(enable = "avx512f")]], [0, 28, 14, 9, 6],
+    1 by 1 [1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28]
+    1 by 2 [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    1 by 4 [1 2 3 4 5 6 7]
+    2 by 1 [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
+    2 by 2 [1 2 3 4 5 6 7]
+    3 by 1 [1 2 3 4 5 6 7 8 9]
+    3 by 2 [1 2 3 4]
+    4 by 1 [1 2 3 4 5 6]
+    4 by 2 [1 2 3]
+);
+// 16 registers, and the scalar always takes one.
+#[cfg(target_arch = "x86_64")]
+kernels!(
+    avx2, Avx2, [#[target_feature(enable = "avx2,fma")]], [0, 12, 6, 4, 2],
+    1 by 1 [1 2 3 4 5 6 7 8 9 10 11 12]
+    1 by 2 [1 2 3 4 5 6]
+    1 by 4 [1 2 3]
+    2 by 1 [1 2 3 4 5 6]
+    2 by 2 [1 2 3]
+    3 by 1 [1 2 3 4]
+    3 by 2 [1 2]
+    4 by 1 [1 2]
+    4 by 2 [1]
+);
+// Eight numbers are two registers of the baseline, which has 16.
+kernels!(
+    portable, Portable, [], [0, 5, 3, 1, 1],
+    1 by 1 [1 2 3 4 5]
+    1 by 2 [1 2]
+    1 by 4 [1]
+    2 by 1 [1 2 3]
+    2 by 2 [1]
+    3 by 1 [1]
+    4 by 1 [1]
+);

@@ -1,0 +1,53 @@
+//! The micro-kernel.
+
+use super::Tile;
+use crate::simd::vector::Vector;
+
+/// # Safety
+/// Inlined where the features of `V` are on; all pointers of the tile are good for what its fields describe.
+#[inline(always)]
+pub unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>, pitch: usize) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut sums = [[[V::zero(); VECTORS]; P]; R];
+        for (n, of_scalar) in sums.as_flattened_mut().iter_mut().enumerate() {
+            for (v, sum) in of_scalar.iter_mut().enumerate() {
+                *sum = V::load(tile.init.add(n * tile.init_step + v * V::LANES));
+            }
+        }
+        if tile.fetch {
+            for n in 0..R * P {
+                for v in 0..VECTORS {
+                    V::prefetch_for_writing(tile.sums.wrapping_add(n * tile.sums_step + v * V::LANES));
+                }
+            }
+        }
+        for run in tile.runs {
+            // The first scalar of a tile may lie before the source where the runs leave its taps out.
+            let mut x = tile.x.wrapping_add(run.x);
+            let mut w = tile.w.add(run.w);
+            for _ in 0..tile.count {
+                let mut vectors = [V::zero(); VECTORS];
+                for (v, vector) in vectors.iter_mut().enumerate() {
+                    *vector = V::load(w.add(v * V::LANES));
+                }
+                for (r, of_row) in sums.iter_mut().enumerate() {
+                    for (p, of_scalar) in of_row.iter_mut().enumerate() {
+                        let scalar = V::splat(*x.add(r * tile.row_step + p * pitch));
+                        for (sum, vector) in of_scalar.iter_mut().zip(vectors) {
+                            *sum = scalar.multiply_add(vector, *sum);
+                        }
+                    }
+                }
+                // The last step moves past the end of what is read: not an `add`, which may only stay inside.
+                x = x.wrapping_add(tile.x_step);
+                w = w.wrapping_add(tile.w_step);
+            }
+        }
+        for (n, of_scalar) in sums.as_flattened().iter().enumerate() {
+            for (v, sum) in of_scalar.iter().enumerate() {
+                sum.store(tile.sums.add(n * tile.sums_step + v * V::LANES));
+            }
+        }
+    }
+}

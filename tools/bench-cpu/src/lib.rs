@@ -1,9 +1,11 @@
 //! The CPU engine for `ctypes`: a problem from its key, and one call that computes it on f32 tensors.
 
+mod peak;
+
 use std::ffi::{CStr, c_char};
 
 use unhang_conv::Problem;
-use unhang_cpu::{CpuEngine, Settings};
+use unhang_cpu::{CpuEngine, Isa, Settings};
 use unhang_engine::{Elements, ElementsMut, Operands};
 
 /// Makes a problem of its key; null if the key is not one. It is never freed: a benchmark makes a few hundred.
@@ -52,4 +54,11 @@ pub unsafe extern "C" fn unhang_run(
             1
         }
     }
+}
+
+/// Billions of floating-point operations a second of one thread that does nothing but multiply and add in registers,
+/// with the instructions that the engine uses: the best of `rounds` short measurements. Zero where there are none.
+#[unsafe(no_mangle)]
+pub extern "C" fn unhang_peak(rounds: usize) -> f64 {
+    (0..rounds).map(|_| peak::once(Isa::detect())).fold(0.0, f64::max)
 }

@@ -1,0 +1,77 @@
+"""The layer table, as the benchmark needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+DIRECTIONS = ("forward", "backward-data", "backward-weights")
+#: One of each kind: what `--quick` measures.
+QUICK = [
+    "seed.16-32@64",
+    "seed.64-128@72",
+    "seed.3-64@224",
+    "resnet50.1.reduce",
+    "resnet50.1.3x3",
+    "resnet50.2.3x3s2",
+    "resnet50.3.3x3",
+    "resnet50.3.expand",
+    "resnet50.4.3x3",
+    "yolov8n.0",
+    "yolov8n.2",
+    "mobilenetv2.dw",
+    "mobilenetv2.project",
+    "efficientnetb0.dw5",
+    "dilated.3x3",
+]
+
+
+class Layer(NamedTuple):
+    """One line of the layer table."""
+
+    name: str
+    n: int
+    c: int
+    h: int
+    w: int
+    k: int
+    r: int
+    s: int
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+
+    def key(self, direction: str, layout: str) -> str:
+        """The problem's key, as the engine reads it."""
+        sizes = f"{self.n}x{self.c}x{self.h}x{self.w}:{self.k}x{self.r}x{self.s}"
+        (sh, sw), (ph, pw), (dh, dw) = self.stride, self.padding, self.dilation
+        return f"{direction}:f32:{layout}:{sizes}:s{sh}x{sw}:p{ph}x{pw}:d{dh}x{dw}:g{self.groups}"
+
+    def flops(self) -> float:
+        """Floating-point operations of the direct computation."""
+        spans = [d * (t - 1) + 1 for d, t in zip(self.dilation, (self.r, self.s))]
+        out = [
+            (size + 2 * pad - span) // stride + 1
+            for size, pad, span, stride in zip((self.h, self.w), self.padding, spans, self.stride)
+        ]
+        return 2.0 * self.n * self.k * out[0] * out[1] * self.c / self.groups * self.r * self.s
+
+    @property
+    def is_dense_3x3(self) -> bool:
+        """Whether it is one of those that are to reach four fifths of the peak."""
+        return (self.r, self.s) == (3, 3) and self.groups == 1 and min(self.c, self.k) >= 64
+
+
+def layers(batch: int | None) -> list[Layer]:
+    """The layer table, with the batch as given there or with another."""
+    result = []
+    for line in (ROOT / "crates/unhang-suite/layers.tsv").read_text().splitlines():
+        words = line.split()
+        if not words or line.startswith("#"):
+            continue
+        n = [int(word) for word in words[1:]]
+        n[0] = batch or n[0]
+        result.append(Layer(words[0], *n[:7], (n[7], n[8]), (n[9], n[10]), (n[11], n[12]), n[13]))
+    return result

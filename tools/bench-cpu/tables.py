@@ -1,0 +1,105 @@
+"""Markdown tables of what was measured."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any
+
+from layers import DIRECTIONS
+
+LAYOUTS = {"nchw": "NCHW", "nhwc": "NHWC"}
+
+
+def geometric_mean(values: list[float]) -> float:
+    """What ratios are averaged with."""
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def title(run: dict[str, Any]) -> str:
+    """A setting in words."""
+    threads = "one thread" if run["threads"] == 1 else f"{run['threads']} threads"
+    batch = f"batch {run['batch']}" if run["batch"] else "batch of the table"
+    isa = ", AVX2 forced on both sides" if run["isa"] == "avx2" else ""
+    return f"{threads}, {batch}{isa}"
+
+
+def ratio_text(ratio: list[float]) -> str:
+    """A ratio with its spread."""
+    return f"{ratio[0]:.2f} ({ratio[1]:.2f}–{ratio[2]:.2f})"
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """All tables: means of every setting, then each setting layer by layer."""
+    against_torch = [run for run in runs if run["against"] == "torch" and run["records"]]
+    parts = [summary(against_torch)] if against_torch else []
+    parts += [layer_table(run) for run in against_torch]
+    parts += [other_table(run) for run in runs if run["against"] == "others" and run["records"]]
+    return "\n".join(parts)
+
+
+def columns_of(run: dict[str, Any]) -> list[tuple[str, str]]:
+    """The directions and layouts that were measured."""
+    measured = {(record["direction"], record["layout"]) for record in run["records"]}
+    return [(d, layout) for d in DIRECTIONS for layout in LAYOUTS if (d, layout) in measured]
+
+
+def of_column(run: dict[str, Any], column: tuple[str, str]) -> list[dict[str, Any]]:
+    return [record for record in run["records"] if (record["direction"], record["layout"]) == column]
+
+
+def mean_text(run: dict[str, Any], column: tuple[str, str]) -> str:
+    """Geometric mean and least ratio against torch."""
+    ratios = [record["ratios"]["torch"][0] for record in of_column(run, column)]
+    return f"{geometric_mean(ratios):.2f}, least {min(ratios):.2f}" if ratios else ""
+
+
+def peak_text(run: dict[str, Any]) -> str:
+    """What dense 3x3 layers with 64 channels and more reach of the peak, with one thread."""
+    shares = [r["gflops"] / r["peak"] for r in run["records"] if r["dense_3x3"] and r["direction"] == "forward"]
+    if run["threads"] != 1 or not shares:
+        return ""
+    return f"{statistics.median(shares):.0%} ({min(shares):.0%}–{max(shares):.0%})"
+
+
+def header(first: str, columns: list[str]) -> str:
+    return f"| {first} | " + " | ".join(columns) + " |\n|---|" + "---:|" * len(columns) + "\n"
+
+
+def summary(runs: list[dict[str, Any]]) -> str:
+    columns = columns_of(runs[0])
+    names = [f"{direction} {LAYOUTS[layout]}" for direction, layout in columns]
+    text = "### Geometric means\n\n" + header("setting", [*names, "dense 3×3 forward, of peak", "load"])
+    for run in runs:
+        cells = [mean_text(run, column) for column in columns]
+        text += f"| {title(run)} | " + " | ".join([*cells, peak_text(run), f"{run['load']:.1f}"]) + " |\n"
+    return text
+
+
+def layer_table(run: dict[str, Any]) -> str:
+    columns = columns_of(run)
+    names = [f"{direction} {LAYOUTS[layout]}" for direction, layout in columns]
+    one_thread = run["threads"] == 1
+    text = f"### {title(run).capitalize()}\n\n" + header("layer", [*names, *(["of peak"] if one_thread else [])])
+    for layer in dict.fromkeys(record["layer"] for record in run["records"]):
+        records = {(r["direction"], r["layout"]): r for r in run["records"] if r["layer"] == layer}
+        cells = [ratio_text(records[column]["ratios"]["torch"]) if column in records else "" for column in columns]
+        if one_thread:
+            forward = [r["gflops"] / r["peak"] for (d, _), r in records.items() if d == "forward"]
+            cells.append(f"{max(forward):.0%}" if forward else "")
+        text += f"| {layer} | " + " | ".join(cells) + " |\n"
+    means = [f"**{mean_text(run, column)}**" for column in columns]
+    return text + "| **geometric mean** | " + " | ".join([*means, *([""] if one_thread else [])]) + " |\n"
+
+
+def other_table(run: dict[str, Any]) -> str:
+    names = list(dict.fromkeys(name for record in run["records"] for name in record["ratios"]))
+    text = f"### Forward, NCHW, against other engines: {title(run)}\n\n" + header("layer", names)
+    for record in run["records"]:
+        cells = [ratio_text(record["ratios"][name]) if name in record["ratios"] else "refused" for name in names]
+        text += f"| {record['layer']} | " + " | ".join(cells) + " |\n"
+    means = []
+    for name in names:
+        ratios = [record["ratios"][name][0] for record in run["records"] if name in record["ratios"]]
+        means.append(f"**{geometric_mean(ratios):.2f}, least {min(ratios):.2f}**")
+    return text + "| **geometric mean** | " + " | ".join(means) + " |\n"

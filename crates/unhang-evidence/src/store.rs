@@ -225,6 +225,33 @@ impl Store {
         }));
     }
 
+    /// Writes down how attempts ended and what is tried next, in one step that is on the disk for good when this comes
+    /// back: the way of a prober, for which [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An
+    /// attempt whose intent could not be written has none to take away. The names of the new intents, in order; none when
+    /// nothing was written, and then the caller may offer the same again.
+    pub fn advance(&self, ended: Vec<(Option<IntentId>, Record)>, next: Vec<Intent>) -> Option<Vec<IntentId>> {
+        let owner = Owner::this().to_text();
+        self.ask(INTENT_DEADLINE, move |connection| {
+            connection.pragma_update(None, "synchronous", "FULL")?;
+            let write = || {
+                let transaction = connection.unchecked_transaction()?;
+                for (intent, record) in &ended {
+                    if let Some(intent) = intent {
+                        rows::remove_intent(&transaction, *intent)?;
+                    }
+                    rows::put_record(&transaction, record)?;
+                }
+                let written = next.iter().map(|intent| rows::put_intent(&transaction, intent, &owner));
+                let written = written.collect::<rusqlite::Result<Vec<IntentId>>>()?;
+                transaction.commit()?;
+                Ok(written)
+            };
+            let written = write();
+            connection.pragma_update(None, "synchronous", "NORMAL")?;
+            written
+        })
+    }
+
     /// The attempt was never begun.
     pub fn withdraw(&self, intent: IntentId) {
         self.insist(Box::new(move |connection| rows::remove_intent(connection, intent)));

@@ -1,10 +1,28 @@
-//! Supervised children: what is unproven is tried in one, with a deadline, and a hang costs a child and nothing else.
+//! Supervised children: what is unproven is tried in one, with deadlines, and a hang costs a child and nothing else.
 //!
-//! [`supervise`] runs one child to its end, whatever it does. This crate must not know torch, a GPU runtime or a
-//! particular engine: it sees processes.
+//! * [`supervise`] runs one child to its end, whatever it does.
+//! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
+//!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
+//! * [`rehearsal`] plays a card that behaves as a table says, in such a child. The prober sees only the child.
+//!
+//! This crate must not know torch, a GPU runtime or a particular engine: it sees processes.
 
 #![forbid(unsafe_code)]
 
+mod explain;
+pub mod grid;
+mod prober;
+mod process;
+pub mod protocol;
+mod recorder;
+pub mod rehearsal;
+mod session;
 mod supervise;
+mod verdict;
 
-pub use supervise::{Child, Ended, Outcome, SuperviseError, supervise};
+pub use prober::{End, Event, Outcome as Probed, Prober, culprits};
+pub use process::{Ended, SuperviseError};
+pub use protocol::Stage;
+pub use session::{Deadlines, Launch};
+pub use supervise::{Child, GRACE, Outcome, supervise};
+pub use verdict::{Attempt, Tried, tolerance};

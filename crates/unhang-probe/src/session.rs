@@ -1,0 +1,239 @@
+//! A child that serves many attempts, and what becomes of each, whatever the child does.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::process::{Ended, Process, SuperviseError, timespec};
+use crate::protocol::{Answer, Incoming, Message, Request, Stage, Wire};
+
+/// How often a wait looks whether it is to be given up.
+const GLANCE: Duration = Duration::from_millis(100);
+/// How long a child that has closed its socket may take to end by itself.
+const CLOSED_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a child that is no longer needed may take to end by itself.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How a kind of child is started. Attempts whose launches are equal share a child.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Launch {
+    /// The program and its arguments; never empty.
+    pub command: Vec<String>,
+    /// Variables to set, or without a value to unset, besides the inherited ones.
+    pub environment: Vec<(String, Option<String>)>,
+}
+
+/// How long each stage of an attempt may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Deadlines {
+    /// The child's start, until it says that it is ready; and the CPU's part: operands, the right result, comparing.
+    pub start: Duration,
+    /// Compiling and searching together.
+    pub compile: Duration,
+    /// The convolution.
+    pub run: Duration,
+    /// How long a child may take to die of SIGKILL before it counts as one that cannot be killed.
+    pub grace: Duration,
+}
+
+impl Deadlines {
+    fn of(&self, stage: Stage) -> Duration {
+        match stage {
+            Stage::Start | Stage::Prepare | Stage::Check => self.start,
+            Stage::Compile | Stage::Find => self.compile,
+            Stage::Run => self.run,
+        }
+    }
+}
+
+/// Why an attempt, or a start, did not come back.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The prober is to stop; says nothing of the attempt.
+    Stopped,
+    /// The child could not even be started.
+    CannotStart(SuperviseError),
+    /// No answer within the stage's deadline; the child was ended.
+    Hung { stage: Stage, within: Duration, silent: Option<Duration> },
+    /// The child ended by itself.
+    Died { stage: Stage, ended: Ended },
+    /// It closed its socket and lived on; it was ended.
+    Closed { stage: Stage },
+    /// It said what is no answer; it was ended.
+    Garbage { stage: Stage, said: String },
+}
+
+/// A failure, with what the child printed and whether it could be killed.
+#[derive(Debug)]
+pub(crate) struct Fallen {
+    pub(crate) failure: Failure,
+    pub(crate) output: String,
+    /// It was killed and is still there; the state letter of the process, if known.
+    pub(crate) unkillable: Option<Option<char>>,
+}
+
+/// A child that is ready.
+pub(crate) struct Session {
+    process: Process,
+    wire: Wire,
+    heartbeat: Option<Instant>,
+    grace: Duration,
+}
+
+enum Heard {
+    Message(Message),
+    TimeUp,
+    Exited,
+    Closed,
+    Garbage(String),
+    Stopped,
+}
+
+impl Session {
+    /// Starts a child and waits until it is ready.
+    pub(crate) fn start(launch: &Launch, deadlines: &Deadlines, stop: &AtomicBool) -> Result<Session, Fallen> {
+        let nothing_printed = |failure| Fallen { failure, output: String::new(), unkillable: None };
+        let cannot = |error| {
+            let program = launch.command.first().cloned().unwrap_or_default();
+            nothing_printed(Failure::CannotStart(SuperviseError::Start { program, error }))
+        };
+        let (ours, theirs) = UnixStream::pair().map_err(cannot)?;
+        let wire = Wire::new(ours).map_err(cannot)?;
+        let process = Process::start(&launch.command, &launch.environment, Stdio::from(OwnedFd::from(theirs)))
+            .map_err(|error| nothing_printed(Failure::CannotStart(error)))?;
+        let mut session = Session { process, wire, heartbeat: None, grace: deadlines.grace };
+        let until = Instant::now() + deadlines.start;
+        loop {
+            match session.listen(until, stop) {
+                Heard::Message(Message::Ready { .. }) => return Ok(session),
+                Heard::Message(Message::Heartbeat) => {}
+                Heard::Message(other) => {
+                    let said = format!("{other:?} before it was ready");
+                    return Err(session.fall(Failure::Garbage { stage: Stage::Start, said }));
+                }
+                other => return Err(session.fail(other, Stage::Start, deadlines)),
+            }
+        }
+    }
+
+    /// Has the child try something. After a failure the child is gone.
+    pub(crate) fn attempt(
+        mut self,
+        request: &Request,
+        deadlines: &Deadlines,
+        stop: &AtomicBool,
+    ) -> Result<(Session, Answer), Fallen> {
+        let mut stage = Stage::Prepare;
+        let mut until = Instant::now() + deadlines.of(stage);
+        if self.wire.send(request).is_err() {
+            return Err(self.fail(Heard::Closed, stage, deadlines));
+        }
+        loop {
+            match self.listen(until, stop) {
+                Heard::Message(Message::Answer(answer)) if answer.id == request.id && plausible(&answer) => {
+                    return Ok((self, answer));
+                }
+                Heard::Message(Message::Stage { id, stage: next }) if id == request.id && next as u8 > stage as u8 => {
+                    // Compiling and searching share one deadline.
+                    if deadlines_differ(stage, next) {
+                        until = Instant::now() + deadlines.of(next);
+                    }
+                    stage = next;
+                }
+                Heard::Message(Message::Heartbeat) => {}
+                Heard::Message(other) => {
+                    return Err(self.fall(Failure::Garbage { stage, said: format!("{other:?}") }));
+                }
+                other => return Err(self.fail(other, stage, deadlines)),
+            }
+        }
+    }
+
+    /// Lets the child end: it sees its socket closed. Who does not go is made to.
+    pub(crate) fn finish(self) {
+        let Session { mut process, wire, grace, .. } = self;
+        drop(wire);
+        let _ = process.wait_until(Instant::now() + FAREWELL);
+        process.end(grace);
+    }
+
+    /// The next thing that happens, until the time is up. Looks at the clock after every piece that is read.
+    fn listen(&mut self, until: Instant, stop: &AtomicBool) -> Heard {
+        let mut ended = false;
+        loop {
+            match self.wire.receive() {
+                Incoming::Message(message) => {
+                    if message == Message::Heartbeat {
+                        self.heartbeat = Some(Instant::now());
+                    }
+                    return Heard::Message(message);
+                }
+                Incoming::Garbage(said) => return Heard::Garbage(said),
+                Incoming::Closed => return if ended { Heard::Exited } else { Heard::Closed },
+                // Whatever it said before it ended has been read; a grandchild may hold the socket for ever.
+                Incoming::Nothing if ended => return Heard::Exited,
+                Incoming::Nothing => {}
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Heard::TimeUp;
+            }
+            if stop.load(Ordering::Relaxed) {
+                return Heard::Stopped;
+            }
+            if self.wire.has_line() {
+                continue;
+            }
+            let mut watched = [
+                PollFd::from_borrowed_fd(self.wire.socket().as_fd(), PollFlags::IN),
+                PollFd::from_borrowed_fd(self.process.handle(), PollFlags::IN),
+            ];
+            // An error here (INTR, or no memory) is as good as a glance: the clock above ends the loop.
+            if rustix::event::poll(&mut watched, Some(&timespec(left.min(GLANCE)))).is_ok() {
+                ended = !watched[1].revents().is_empty();
+            }
+        }
+    }
+
+    fn fail(mut self, heard: Heard, stage: Stage, deadlines: &Deadlines) -> Fallen {
+        let failure = match heard {
+            Heard::TimeUp => {
+                let silent = self.heartbeat.map(|heartbeat| heartbeat.elapsed());
+                Failure::Hung { stage, within: deadlines.of(stage), silent }
+            }
+            Heard::Exited => Failure::Died { stage, ended: self.process.end(self.grace) },
+            Heard::Closed => {
+                // A process that dies closes its socket a moment before it is dead.
+                match self.process.wait_until(Instant::now() + CLOSED_PATIENCE) {
+                    Ok(true) => Failure::Died { stage, ended: self.process.end(self.grace) },
+                    _ => Failure::Closed { stage },
+                }
+            }
+            Heard::Garbage(said) => Failure::Garbage { stage, said },
+            Heard::Stopped => Failure::Stopped,
+            Heard::Message(message) => Failure::Garbage { stage, said: format!("{message:?}") },
+        };
+        self.fall(failure)
+    }
+
+    fn fall(mut self, failure: Failure) -> Fallen {
+        let unkillable = (self.process.end(self.grace) == Ended::Unkillable).then(|| self.process.state());
+        Fallen { failure, output: self.process.output(), unkillable }
+    }
+}
+
+fn deadlines_differ(before: Stage, next: Stage) -> bool {
+    !matches!((before, next), (Stage::Compile, Stage::Find))
+}
+
+/// Numbers that can be times and errors.
+fn plausible(answer: &Answer) -> bool {
+    [answer.seconds, answer.first_seconds, answer.relative_error]
+        .iter()
+        .flatten()
+        .all(|it| it.is_finite() && *it >= 0.0)
+}

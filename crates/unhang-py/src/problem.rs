@@ -96,6 +96,31 @@ impl PyProblem {
         self.problem.output_shape().into()
     }
 
+    /// The shape of the weight.
+    #[getter]
+    fn weight_shape(&self) -> (usize, usize, usize, usize) {
+        self.problem.weight_shape().into()
+    }
+
+    /// Stride, padding, dilation, transposed, output padding, groups: in the order of torch's own arguments.
+    #[getter]
+    fn geometry(&self) -> Geometry {
+        let it = &self.problem;
+        (it.stride(), it.padding(), it.dilation(), it.transposed(), it.output_padding(), it.groups())
+    }
+
+    /// "f32", "f16", "bf16" or "f64".
+    #[getter]
+    fn data_type(&self) -> &'static str {
+        self.problem.data_type().name()
+    }
+
+    /// "nchw" or "nhwc".
+    #[getter]
+    fn layout(&self) -> &'static str {
+        self.problem.layout().name()
+    }
+
     /// The shape of what this direction computes.
     #[getter]
     fn result_shape(&self) -> (usize, usize, usize, usize) {
@@ -112,6 +137,9 @@ impl PyProblem {
         format!("Problem({:?})", self.problem.to_string())
     }
 }
+
+/// Everything about a convolution but its tensors.
+type Geometry = ([usize; 2], [usize; 2], [usize; 2], bool, [usize; 2], usize);
 
 /// A span of rows or columns: output start and length, input start and length, zeros before and after.
 type Span = (usize, usize, usize, usize, usize, usize);

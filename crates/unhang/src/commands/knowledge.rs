@@ -1,11 +1,11 @@
 //! What is known here: the machine, the torch on it, and the evidence about them, for the commands that plan and report.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Realm, Store};
+use unhang_evidence::{Evidence, Filter, Realm, Source, Store};
 use unhang_machine::{Machine, Software, System, Torch};
 use unhang_plan::{Availability, MiopenFamilies, Situation};
 
@@ -20,6 +20,18 @@ pub struct KnowledgeArguments {
     /// Look for torch in this interpreter's or environment's packages too; the first torch found is the one meant.
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
+}
+
+impl KnowledgeArguments {
+    /// The interpreter that was named, if any.
+    pub fn python(&self) -> Option<&Path> {
+        self.python.first().map(PathBuf::as_path)
+    }
+
+    /// The folder or file that describes the machine, where it is not simply this one.
+    pub fn description(&self) -> Option<PathBuf> {
+        self.machine.description()
+    }
 }
 
 /// A machine with its torch and what is known of it.
@@ -53,7 +65,7 @@ impl Knowledge {
         let fingerprint = machine.fingerprint(torch.as_ref().map(runtime).as_deref());
         let evidence = match realm {
             Realm::Real => Evidence::load(&store, &fingerprint),
-            Realm::Rehearsal => Evidence::load_rehearsal(&store, &fingerprint),
+            Realm::Rehearsal => Evidence::load_rehearsal(&store, &rehearsed(&store, &fingerprint)),
         };
         Ok(Knowledge { machine, torch, fingerprint, evidence, store, families: families(&system) })
     }
@@ -130,6 +142,20 @@ impl Knowledge {
             "torch_was_asked": false,
         })
     }
+}
+
+/// The key of what a rehearsed card did on this machine. It holds the table, so that rehearsals of different cards do not
+/// mix, and edited tables start afresh.
+pub fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &str) -> String {
+    format!("{fingerprint} rehearsal {name} {}", machine.fingerprint(Some(table)))
+}
+
+/// The key of the rehearsal that was last added to.
+fn rehearsed(store: &Store, fingerprint: &str) -> String {
+    let prefix = format!("{fingerprint} rehearsal ");
+    let all = store.records(&Filter { source: Some(Source::Rehearsal), ..Filter::default() });
+    let last = all.into_iter().rev().find(|record| record.machine.starts_with(&prefix));
+    last.map_or(fingerprint.to_owned(), |record| record.machine)
 }
 
 /// Opens the store and says what is wrong with it.

@@ -10,6 +10,7 @@ mod knowledge;
 mod machine_arguments;
 mod miopen_cache;
 mod plan;
+mod probe;
 mod python;
 mod repair;
 mod report;
@@ -33,6 +34,7 @@ pub enum Command {
     Kernels(kernels::Kernels),
     MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
+    Probe(probe::Probe),
     Repair(repair::Repair),
     Report(report::ReportCommand),
 }
@@ -49,6 +51,7 @@ impl Command {
             Command::Kernels(command) => command.run(),
             Command::MiopenCache(command) => command.run(),
             Command::Plan(command) => command.run(),
+            Command::Probe(command) => command.run(),
             Command::Repair(command) => command.run(),
             Command::Report(command) => command.run(),
         }

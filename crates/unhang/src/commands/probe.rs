@@ -1,0 +1,372 @@
+//! `unhang probe`: which convolutions are safe here, each tried in a supervised child.
+
+mod children;
+mod show;
+mod what;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use clap::Args;
+use unhang_cpu::CpuEngine;
+use unhang_engine::EngineName;
+use unhang_evidence::{Evidence, Realm, Source, Store};
+use unhang_probe::rehearsal::Table;
+use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culprits};
+
+use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
+use super::python::find_python;
+use crate::output::{CANNOT_TELL, FOUND_ERRORS};
+use children::{Python, VARIANTS};
+use show::{Found, Progress};
+
+/// The exit code when the GPU does not compute any more.
+const GPU_LOST: u8 = 4;
+/// The exit code of a command that was interrupted: 128 and the number of SIGINT.
+const INTERRUPTED: u8 = 130;
+/// How many convolutions go through all engines before the next ones do: children are kept busy, and with little time
+/// the most used convolutions are known on all engines.
+const CHUNK: usize = 32;
+
+/// Find out which convolutions are safe here: each is tried on each engine in a child process with deadlines.
+///
+/// What hangs or crashes costs a child and nothing else. Verdicts are kept, `unhang.enable()` and `unhang plan` go by
+/// them, and a probe that is started again goes on where it was.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: 0 everything was tried and nothing hangs, crashes or is wrong; 1 something does; 2 wrong usage or not done;
+3 some of it could not be tried (time up, no child); 4 the GPU was lost; 130 interrupted.
+
+Examples:
+  unhang probe                                             # what your programs asked for so far
+  unhang probe --model torchvision.models:resnet18 --input 1x3x224x224 --budget 10m
+  unhang probe --layers my-layers.tsv --engines aten,miopen
+  unhang probe --grid --rehearse rx5600xt-rocm5.7          # a played card, on any machine
+  unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'")]
+pub struct Probe {
+    #[command(flatten)]
+    what: what::What,
+    /// Play a card that behaves as a table says: rx5600xt-rocm5.2, rx5600xt-rocm5.7 or a file. Needs no GPU and no torch.
+    #[arg(long, value_name = "NAME|FILE")]
+    rehearse: Option<String>,
+    /// Try these engines only (cpu, aten, jit, miopen); otherwise all that are here.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    engines: Vec<EngineName>,
+    /// Try MIOpen under these only: as-is, a profile of `unhang env` (rocm5.2, rocm5.7, no-spoof) or one family of
+    /// solvers alone (gemm, implicit-gemm, winograd, direct, fft, naive). Otherwise under each; in a rehearsal as-is.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    profiles: Vec<String>,
+    /// Begin no attempt after this time, such as 90s, 10m or 2h.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    budget: Option<Duration>,
+    /// Children at once; always one on a GPU, where a hang takes everything on the card with it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    workers: Option<u16>,
+    /// How long a child may take to start.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline_start: Option<Duration>,
+    /// How long compiling, and the library's search, may take.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline_compile: Option<Duration>,
+    /// How long a convolution may run.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    deadline_run: Option<Duration>,
+    /// How long a GPU is given to come back after a child was killed [default: 15s on a GPU].
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    reset_wait: Option<Duration>,
+    /// Try what is already known, too.
+    #[arg(long)]
+    again: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    knowledge: KnowledgeArguments,
+    /// The child that plays a card; for this program's own use.
+    #[arg(long, hide = true, value_name = "DIR")]
+    rehearsal_child: Option<PathBuf>,
+}
+
+/// A length of time: a number with ms, s, m or h.
+fn duration(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = match unit {
+        "ms" => 1e-3,
+        "s" | "" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is no unit of time: expected ms, s, m or h")),
+    };
+    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no time: expected such as 90s, 10m or 2h"))?;
+    Duration::try_from_secs_f64(number * unit).map_err(|error| error.to_string())
+}
+
+/// Where attempts are made: a real torch, or a played card.
+struct Ground<'a> {
+    machine: String,
+    source: Source,
+    store: &'a Store,
+    deadlines: Deadlines,
+    workers: usize,
+    reset: Duration,
+    canary: Option<Launch>,
+    specifications: Vec<(EngineName, String)>,
+    launch: Box<dyn Fn(&Attempt) -> Launch + Sync + 'a>,
+    /// What cannot be tried here, and why.
+    remarks: Vec<String>,
+}
+
+impl Probe {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        if let Some(folder) = &self.rehearsal_child {
+            return children::play(folder, &CpuEngine::with_threads(1));
+        }
+        let began = Instant::now();
+        let realm = if self.rehearse.is_some() { Realm::Rehearsal } else { Realm::Real };
+        if let (Some(described), Realm::Real) = (self.knowledge.description(), realm) {
+            return Err(anyhow::anyhow!("hint: play a card with --rehearse, or leave --root and --env-file away")
+                .context(format!("{} describes a machine: nothing can be tried on it", described.display())));
+        }
+        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let state = tempfile::tempdir().context("cannot make a folder for the children")?;
+        let nowhere = Store::none();
+        let python = self.knowledge.python().map_or_else(find_python, PathBuf::from);
+        let mut ground = match &self.rehearse {
+            Some(name) => self.rehearsal(name, &knowledge, state.path())?,
+            None => self.real(&knowledge, Python::describe(&python)?, &nowhere)?,
+        };
+        self.apply(&mut ground);
+        let problems = self.what.problems(&knowledge.store, &knowledge.fingerprint, &python)?;
+        let attempts: Vec<Attempt> = problems
+            .chunks(CHUNK)
+            .flat_map(|chunk| {
+                ground.specifications.iter().flat_map(move |(engine, variant)| {
+                    let attempt = |problem: &unhang_conv::Problem| Attempt {
+                        problem: problem.clone(),
+                        engine: *engine,
+                        variant: variant.clone(),
+                    };
+                    chunk.iter().map(attempt).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let suspects = culprits(ground.store, &ground.machine, ground.source);
+        let evidence = match realm {
+            Realm::Real => Evidence::load(ground.store, &ground.machine),
+            Realm::Rehearsal => Evidence::load_rehearsal(ground.store, &ground.machine),
+        };
+        let mut found = Found::new(&attempts, suspects.len(), self.rehearse.clone());
+        let known = |attempt: &Attempt| {
+            let finding = evidence.about(&attempt.problem, attempt.engine, &attempt.variant)?;
+            (finding.record.source == ground.source).then_some(finding.record)
+        };
+        let mut to_try = Vec::new();
+        for attempt in attempts {
+            match known(&attempt) {
+                Some(record) if !self.again => found.add_earlier(record),
+                _ => to_try.push(attempt),
+            }
+        }
+        for remark in &ground.remarks {
+            eprintln!("{remark}");
+        }
+        let stop = stop_on_signals()?;
+        let progress = Progress::new(to_try.len(), self.rehearse.is_some(), !self.json);
+        let prober = Prober {
+            machine: &ground.machine,
+            source: ground.source,
+            store: ground.store,
+            deadlines: ground.deadlines,
+            workers: ground.workers,
+            reset: ground.reset,
+            canary: ground.canary.clone(),
+            budget: self.budget.map(|budget| budget.saturating_sub(began.elapsed())),
+            launch: &*ground.launch,
+            observe: &|event| progress.show(&event),
+            stop: &stop,
+        };
+        let probing = Instant::now();
+        let probed = prober.run(to_try);
+        let seconds = probing.elapsed().as_secs_f64();
+        progress.finish();
+        let code = self.exit_code(&probed, &found);
+        found.add(probed, seconds);
+        say_notices(ground.store);
+        found.print(self.json, &knowledge, &ground.remarks)?;
+        Ok(ExitCode::from(code))
+    }
+
+    fn exit_code(&self, probed: &Probed, found: &Found) -> u8 {
+        match probed.end {
+            End::Lost(_) => GPU_LOST,
+            End::Interrupted => INTERRUPTED,
+            _ if found.has_bad() || probed.tried.iter().any(|tried| show::is_bad(tried.verdict)) => FOUND_ERRORS,
+            _ if !probed.left.is_empty() => CANNOT_TELL,
+            _ => 0,
+        }
+    }
+
+    /// What was asked for takes the place of what would be.
+    fn apply(&self, ground: &mut Ground<'_>) {
+        let deadlines = &mut ground.deadlines;
+        deadlines.start = self.deadline_start.unwrap_or(deadlines.start);
+        deadlines.compile = self.deadline_compile.unwrap_or(deadlines.compile);
+        deadlines.run = self.deadline_run.unwrap_or(deadlines.run);
+        ground.reset = self.reset_wait.unwrap_or(ground.reset);
+    }
+
+    fn rehearsal<'a>(
+        &self,
+        name: &str,
+        knowledge: &'a Knowledge,
+        state: &std::path::Path,
+    ) -> anyhow::Result<Ground<'a>> {
+        let text = match Table::named(name) {
+            Some(text) => text.to_owned(),
+            None => std::fs::read_to_string(name)
+                .with_context(|| format!("cannot read the rehearsal table {name}"))
+                .context(format!("hint: a file, or one of {}", unhang_probe::rehearsal::NAMES.join(", ")))?,
+        };
+        // Only whether it can be read: what it says is for the children.
+        Table::parse(&text)?;
+        let launch = children::rehearsal(&text, state)?;
+        let variants = self.variants(&["as-is"])?;
+        let engines =
+            if self.engines.is_empty() { vec![EngineName::Miopen, EngineName::Cpu] } else { self.engines.clone() };
+        Ok(Ground {
+            machine: rehearsal_key(&knowledge.machine, &knowledge.fingerprint, &base_name(name), &text),
+            source: Source::Rehearsal,
+            store: &knowledge.store,
+            deadlines: Deadlines {
+                start: Duration::from_secs(30),
+                compile: Duration::from_secs(1),
+                run: Duration::from_secs(1),
+                grace: Duration::from_secs(5),
+            },
+            workers: self.workers.map_or(8, usize::from),
+            reset: Duration::ZERO,
+            canary: Some(launch.clone()),
+            specifications: specifications(&engines, &variants),
+            launch: Box::new(move |_| launch.clone()),
+            remarks: vec![format!(
+                "REHEARSAL of {}: children play the card; nothing here is about a real one",
+                base_name(name)
+            )],
+        })
+    }
+
+    fn real<'a>(&self, knowledge: &'a Knowledge, python: Python, nowhere: &'a Store) -> anyhow::Result<Ground<'a>> {
+        let mut remarks = Vec::new();
+        let mut engines = vec![EngineName::Cpu, EngineName::Aten];
+        if python.accelerator {
+            engines.push(EngineName::Jit);
+        } else {
+            remarks.push(format!(
+                "torch {} sees no GPU: aten is torch's own kernels on the CPU; jit and miopen cannot be tried here",
+                python.torch
+            ));
+        }
+        if python.accelerator && python.rocm {
+            engines.push(EngineName::Miopen);
+        } else if python.accelerator {
+            remarks.push(format!("torch {} is not built for ROCm: miopen cannot be tried", python.torch));
+        }
+        if !self.engines.is_empty() {
+            engines = self.engines.clone();
+        }
+        let all: Vec<&str> = VARIANTS.to_vec();
+        let variants = self.variants(&all)?;
+        let affected = knowledge.machine.affected();
+        if affected && !python.accelerator {
+            remarks.push("what CPU tensors show says nothing about the card: verdicts are not kept".to_owned());
+        }
+        if python.accelerator && self.workers.is_some_and(|workers| workers > 1) {
+            remarks.push("one worker: a hang on a GPU takes everything on the card with it".to_owned());
+        }
+        let machine = knowledge.machine.fingerprint(Some(&python.torch));
+        let canary = python.accelerator.then(|| python.launch(EngineName::Aten, ""));
+        Ok(Ground {
+            machine,
+            source: Source::Probe,
+            store: if affected && !python.accelerator { nowhere } else { &knowledge.store },
+            deadlines: Deadlines {
+                start: Duration::from_secs(120),
+                compile: Duration::from_secs(180),
+                run: Duration::from_secs(10),
+                grace: GRACE,
+            },
+            workers: if python.accelerator { 1 } else { self.workers.map_or(1, usize::from) },
+            reset: if python.accelerator { Duration::from_secs(15) } else { Duration::ZERO },
+            canary,
+            specifications: specifications(&engines, &variants),
+            launch: Box::new(move |attempt| python.launch(attempt.engine, &attempt.variant)),
+            remarks,
+        })
+    }
+
+    fn variants(&self, all: &[&str]) -> anyhow::Result<Vec<String>> {
+        let named = self.profiles.iter().map(String::as_str);
+        let chosen: Vec<&str> = if self.profiles.is_empty() { all.to_vec() } else { named.collect() };
+        for name in &chosen {
+            if !VARIANTS.contains(name) {
+                bail!("there is no profile {name:?}: expected {}", VARIANTS.join(", "));
+            }
+        }
+        Ok(chosen.into_iter().map(|name| if name == "as-is" { String::new() } else { name.to_owned() }).collect())
+    }
+}
+
+/// Which engine under which variant; only MIOpen has any.
+fn specifications(engines: &[EngineName], variants: &[String]) -> Vec<(EngineName, String)> {
+    let mut all = Vec::new();
+    for &engine in engines {
+        if engine == EngineName::Miopen {
+            all.extend(variants.iter().map(|variant| (engine, variant.clone())));
+        } else {
+            all.push((engine, String::new()));
+        }
+    }
+    all
+}
+
+fn base_name(name: &str) -> String {
+    let path = std::path::Path::new(name);
+    if Table::named(name).is_some() {
+        return name.to_owned();
+    }
+    path.file_stem().map_or_else(|| name.to_owned(), |stem| stem.to_string_lossy().into_owned())
+}
+
+/// A flag that the first SIGINT or SIGTERM sets; the second ends the program at once.
+fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), stop.clone())
+            .and_then(|_| signal_hook::flag::register(signal, stop.clone()))
+            .context("cannot watch for signals")?;
+    }
+    Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_their_units() {
+        assert_eq!(duration("10m"), Ok(Duration::from_secs(600)));
+        assert_eq!(duration("1.5s"), Ok(Duration::from_millis(1500)));
+        assert_eq!(duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(duration("2h"), Ok(Duration::from_secs(7200)));
+        assert_eq!(duration("7"), Ok(Duration::from_secs(7)));
+        for bad in ["", "m", "10 minutes", "-5s", "1e99s", "1..2s"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

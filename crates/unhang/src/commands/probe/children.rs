@@ -1,0 +1,169 @@
+//! How children are started: the Python one with torch, and the one that plays a card.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use serde_json::Value;
+use unhang_engine::{Engine, EngineName};
+use unhang_machine::profile::Profile;
+use unhang_probe::rehearsal::{Table, serve};
+use unhang_probe::{Child, Ended, Launch, supervise};
+
+use crate::output::printable;
+
+/// Under what MIOpen can be tried: the environment as it is, the profiles, each family of solvers alone.
+pub const VARIANTS: [&str; 10] =
+    ["as-is", "rocm5.2", "rocm5.7", "no-spoof", "naive", "gemm", "implicit-gemm", "winograd", "direct", "fft"];
+
+/// The variable of each family of MIOpen's solvers. Only 0 acts: it turns the family off.
+const FAMILIES: [(&str, &str); 5] = [
+    ("gemm", "MIOPEN_DEBUG_CONV_GEMM"),
+    ("implicit-gemm", "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"),
+    ("winograd", "MIOPEN_DEBUG_CONV_WINOGRAD"),
+    ("direct", "MIOPEN_DEBUG_CONV_DIRECT"),
+    ("fft", "MIOPEN_DEBUG_CONV_FFT"),
+];
+const ONLY_SOLVER: &str = "MIOPEN_DEBUG_FIND_ONLY_SOLVER";
+/// What the Python child's one-line answers start with.
+const ANSWER: &str = "unhang-probe ";
+/// How long Python may take to import torch and say what it is.
+const DESCRIBING: Duration = Duration::from_secs(120);
+/// How long a model may take to be made and to go forward and backward once, on the CPU.
+const RECORDING: Duration = Duration::from_secs(600);
+
+/// The interpreter with torch.
+pub struct Python {
+    program: String,
+    /// Version and build of torch, as they enter the fingerprint.
+    pub torch: String,
+    /// Whether torch sees a GPU.
+    pub accelerator: bool,
+    /// Whether torch is built for ROCm.
+    pub rocm: bool,
+}
+
+impl Python {
+    /// Asks the interpreter what it has, in a child with a deadline: torch asks the GPU.
+    pub fn describe(program: &Path) -> anyhow::Result<Python> {
+        let answer = ask(program, &["--describe"], DESCRIBING)?;
+        let text = |name: &str| answer[name].as_str().map(printable);
+        Ok(Python {
+            program: program.display().to_string(),
+            torch: text("torch").context("torch did not say its version")?,
+            accelerator: answer["accelerator"].as_bool().unwrap_or(false),
+            rocm: answer["rocm"].as_bool().unwrap_or(false),
+        })
+    }
+
+    /// The child for an engine under a variant.
+    pub fn launch(&self, engine: EngineName, variant: &str) -> Launch {
+        let device = if self.accelerator { "cuda" } else { "cpu" };
+        let command = [&self.program, "-m", "unhang._probe_child", "--device", device].map(str::to_owned).to_vec();
+        let environment = if engine == EngineName::Miopen { environment(variant) } else { Vec::new() };
+        Launch { command, environment }
+    }
+}
+
+/// The convolutions of a model, forward and backward, with how often each is used.
+pub fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<Vec<(String, u64)>> {
+    let answer = ask(program, &["--record", model, "--input", input], RECORDING)?;
+    if let Some(error) = answer["error"].as_str() {
+        return Err(anyhow!("hint: MODULE:FACTORY is called without arguments and must give a torch module")
+            .context(printable(error))
+            .context(format!("cannot record the convolutions of {model}")));
+    }
+    let problems = answer["problems"].as_array().context("the child did not name any convolutions")?;
+    let each = |it: &Value| Some((it["problem"].as_str()?.to_owned(), it["count"].as_u64()?));
+    problems.iter().map(|it| each(it).context("the child named what is no convolution")).collect()
+}
+
+fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result<Value> {
+    let name = program.display().to_string();
+    let mut command = vec![name.clone(), "-m".to_owned(), "unhang._probe_child".to_owned()];
+    command.extend(arguments.iter().map(|&it| it.to_owned()));
+    let hint = "hint: name a Python that has torch and unhang with --python";
+    let outcome = supervise(&Child { command, environment: Vec::new(), deadline }).context(hint)?;
+    let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+    match (outcome.ended, line) {
+        (Ended::Exited(0), Some(line)) => serde_json::from_str(line).context("the child's answer cannot be read"),
+        (Ended::TimedOut | Ended::Unkillable, _) => {
+            Err(anyhow!("hint: see `unhang doctor`; when the card hangs already, restart the machine before probing")
+                .context(format!("torch in {name} did not answer within {} s", deadline.as_secs())))
+        }
+        (ended, _) => {
+            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            Err(anyhow!(hint).context(printable(last)).context(format!("{name} could not be asked ({ended:?})")))
+        }
+    }
+}
+
+/// The variables of a variant. What earlier searches left in MIOpen's find-db would speak for other solvers, so where one
+/// family is meant it is not read.
+fn environment(variant: &str) -> Vec<(String, Option<String>)> {
+    if let Some(profile) = Profile::named(variant) {
+        return profile.lines.iter().map(|line| (line.name.to_owned(), line.value.map(str::to_owned))).collect();
+    }
+    if variant.is_empty() {
+        return Vec::new();
+    }
+    let off = |family: &str| (family != variant && variant != "naive").then(|| "0".to_owned());
+    let mut all: Vec<_> = FAMILIES.iter().map(|(family, name)| ((*name).to_owned(), off(family))).collect();
+    let naive = Profile::named("rocm5.7").and_then(|profile| {
+        profile.lines.iter().find(|line| line.name == ONLY_SOLVER).and_then(|line| line.value.map(str::to_owned))
+    });
+    all.push((ONLY_SOLVER.to_owned(), if variant == "naive" { naive } else { None }));
+    all.push(("MIOPEN_DEBUG_DISABLE_FIND_DB".to_owned(), Some("1".to_owned())));
+    all
+}
+
+/// The child that plays the card of a table. The folder stands for the card.
+pub fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
+    std::fs::write(folder.join("table.tsv"), table).context("cannot write the table for the children")?;
+    let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
+    let command = vec![
+        program.display().to_string(),
+        "probe".to_owned(),
+        "--rehearsal-child".to_owned(),
+        folder.display().to_string(),
+    ];
+    Ok(Launch { command, environment: Vec::new() })
+}
+
+/// The child that plays a card.
+pub fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
+    let table = Table::parse(&std::fs::read_to_string(folder.join("table.tsv"))?)?;
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
+    // A prober that went away is how this ends.
+    let _ = serve(UnixStream::from(socket), &table, engine, folder);
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(variant: &str, name: &str) -> Option<Option<String>> {
+        environment(variant).into_iter().find(|(it, _)| it == name).map(|(_, value)| value)
+    }
+
+    #[test]
+    fn a_family_alone_is_the_others_switched_off() {
+        assert_eq!(value("gemm", "MIOPEN_DEBUG_CONV_GEMM"), Some(None), "1 would do nothing");
+        for (family, name) in FAMILIES.iter().skip(1) {
+            assert_eq!(value("gemm", name), Some(Some("0".to_owned())), "{family}");
+        }
+        // The naive solvers belong to the direct family, so no family is off there.
+        assert_eq!(value("naive", "MIOPEN_DEBUG_CONV_DIRECT"), Some(None));
+        assert!(value("naive", ONLY_SOLVER).flatten().is_some_and(|it| it.contains("Naive")));
+        assert_eq!(value("winograd", ONLY_SOLVER), Some(None));
+        assert_eq!(value("no-spoof", "HSA_OVERRIDE_GFX_VERSION"), Some(None));
+        assert!(environment("").is_empty());
+        for variant in VARIANTS.iter().skip(1) {
+            assert!(!environment(variant).is_empty(), "{variant}");
+        }
+    }
+}

@@ -1,0 +1,362 @@
+//! What a probe shows: progress while it runs, and what it found.
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use comfy_table::{CellAlignment, Table, presets};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::{Value, json};
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Record, time};
+use unhang_probe::{Attempt, End, Event, Probed, Tried};
+
+use super::super::knowledge::Knowledge;
+use super::super::text::{print_safe_json, print_text, wrapped};
+use crate::output::{Colour, Style, printable};
+
+/// How often a line is printed where there is no terminal to draw on.
+const LINE_EVERY: Duration = Duration::from_secs(5);
+/// How many bad verdicts are listed; the rest is counted.
+const LISTED: usize = 40;
+
+/// Whether a verdict keeps an engine from being used.
+pub fn is_bad(verdict: Verdict) -> bool {
+    matches!(verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
+}
+
+/// Progress on standard error: a bar on a terminal, a line now and then elsewhere.
+pub struct Progress {
+    bar: ProgressBar,
+    drawn: bool,
+    rehearsal: bool,
+    total: usize,
+    state: Mutex<State>,
+}
+
+struct State {
+    began: Instant,
+    last_line: Instant,
+    done: usize,
+    counts: BTreeMap<&'static str, usize>,
+}
+
+impl Progress {
+    /// For so many attempts. What hangs or crashes is said as it happens, where wanted.
+    pub fn new(total: usize, rehearsal: bool, talkative: bool) -> Progress {
+        let drawn = std::io::stderr().is_terminal();
+        let bar = if drawn && total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
+        let template = if rehearsal { "rehearsal " } else { "" }.to_owned()
+            + "{bar:24} {pos}/{len} {elapsed} eta {eta} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(&template) {
+            bar.set_style(style);
+        }
+        let now = Instant::now();
+        let state = State { began: now, last_line: now, done: 0, counts: BTreeMap::new() };
+        Progress { bar, drawn: drawn && talkative, rehearsal, total, state: Mutex::new(state) }
+    }
+
+    /// Takes notice of what happens. Called from the workers' threads.
+    pub fn show(&self, event: &Event<'_>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Began(attempt) if self.drawn => {
+                self.bar.set_message(format!("{} {}", counts(&state.counts), name(attempt)));
+            }
+            Event::Began(_) => {}
+            Event::Recovering(wait) if !wait.is_zero() => self.say(&format!(
+                "a child was ended; the GPU has {} s to come back, then a canary is tried",
+                wait.as_secs()
+            )),
+            Event::Recovering(_) => {}
+            Event::Ended(tried) => {
+                state.done += 1;
+                *state.counts.entry(tried.verdict.name()).or_default() += 1;
+                self.bar.inc(1);
+                if self.drawn && is_bad(tried.verdict) {
+                    self.say(&one_line(tried));
+                }
+                if !self.bar.is_hidden() || state.last_line.elapsed() < LINE_EVERY {
+                    return;
+                }
+                state.last_line = Instant::now();
+                let left = self.total.saturating_sub(state.done) as f64;
+                let eta = state.began.elapsed().as_secs_f64() / state.done as f64 * left;
+                let rehearsal = if self.rehearsal { "rehearsal: " } else { "" };
+                let counted = counts(&state.counts);
+                eprintln!("{rehearsal}{} of {} tried, {counted}, about {eta:.0} s left", state.done, self.total);
+            }
+        }
+    }
+
+    fn say(&self, text: &str) {
+        if self.drawn {
+            self.bar.println(printable(text));
+        } else {
+            eprintln!("{}", printable(text));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+fn counts(counts: &BTreeMap<&'static str, usize>) -> String {
+    let words: Vec<String> = counts.iter().map(|(verdict, count)| format!("{count} {verdict}")).collect();
+    words.join(", ")
+}
+
+fn name(attempt: &Attempt) -> String {
+    match attempt.variant.as_str() {
+        "" => format!("{} {}", attempt.engine, attempt.problem),
+        variant => format!("{}/{variant} {}", attempt.engine, attempt.problem),
+    }
+}
+
+/// A verdict on one line.
+pub fn one_line(tried: &Tried) -> String {
+    format!("{} {}: {}", tried.verdict, name(&tried.attempt), tried.detail)
+}
+
+/// What a probe found, with what was known before.
+pub struct Found {
+    order: HashMap<Attempt, usize>,
+    entries: Vec<(Tried, bool)>,
+    left: Vec<(Attempt, String)>,
+    end: End,
+    suspects: usize,
+    rehearsal: Option<String>,
+    children: u64,
+    unwritten: usize,
+    seconds: f64,
+}
+
+impl Found {
+    /// For these attempts; so many came to light as culprits of an earlier crash.
+    pub fn new(attempts: &[Attempt], suspects: usize, rehearsal: Option<String>) -> Found {
+        Found {
+            order: attempts.iter().cloned().enumerate().map(|(index, attempt)| (attempt, index)).collect(),
+            entries: Vec::new(),
+            left: Vec::new(),
+            end: End::Complete,
+            suspects,
+            rehearsal,
+            children: 0,
+            unwritten: 0,
+            seconds: 0.0,
+        }
+    }
+
+    /// Adds what was known before.
+    pub fn add_earlier(&mut self, record: Record) {
+        let tried = Tried {
+            attempt: Attempt { problem: record.problem, engine: record.engine, variant: record.variant },
+            verdict: record.verdict,
+            stage: None,
+            seconds: record.seconds,
+            first_seconds: record.first_seconds,
+            relative_error: None,
+            not_numbers: None,
+            signal: None,
+            detail: record.detail,
+            elapsed: 0.0,
+            unix_seconds: record.unix_seconds,
+        };
+        self.entries.push((tried, true));
+    }
+
+    /// Adds what was found now.
+    pub fn add(&mut self, probed: Probed, seconds: f64) {
+        self.entries.extend(probed.tried.into_iter().map(|tried| (tried, false)));
+        self.entries.sort_by_key(|(tried, _)| self.order.get(&tried.attempt).copied());
+        self.left = probed.left;
+        self.end = probed.end;
+        self.children = probed.children;
+        self.unwritten = probed.unwritten;
+        self.seconds = seconds;
+    }
+
+    /// Whether anything known is bad.
+    pub fn has_bad(&self) -> bool {
+        self.entries.iter().any(|(tried, _)| is_bad(tried.verdict))
+    }
+
+    fn now(&self) -> usize {
+        self.entries.iter().filter(|(_, earlier)| !earlier).count()
+    }
+
+    /// Prints it.
+    pub fn print(&self, as_json: bool, knowledge: &Knowledge, remarks: &[String]) -> anyhow::Result<()> {
+        if as_json { print_safe_json(&self.to_json(knowledge, remarks)) } else { print_text(&self.to_text(knowledge)) }
+    }
+
+    fn to_json(&self, knowledge: &Knowledge, remarks: &[String]) -> Value {
+        let record = |(tried, earlier): &(Tried, bool)| {
+            json!({
+                "problem": tried.attempt.problem.to_string(),
+                "engine": tried.attempt.engine.name(),
+                "variant": tried.attempt.variant,
+                "verdict": tried.verdict.name(),
+                "seconds": tried.seconds,
+                "first_seconds": tried.first_seconds,
+                "elapsed": (!earlier).then_some(tried.elapsed),
+                "stage": tried.stage.map(|stage| stage.name()),
+                "signal": tried.signal,
+                "relative_error": tried.relative_error,
+                "not_numbers": tried.not_numbers,
+                "detail": tried.detail,
+                "rehearsal": self.rehearsal.is_some(),
+                "earlier": earlier,
+                "unix_seconds": tried.unix_seconds,
+            })
+        };
+        let left = |(attempt, why): &(Attempt, String)| {
+            json!({
+                "problem": attempt.problem.to_string(),
+                "engine": attempt.engine.name(),
+                "variant": attempt.variant,
+                "why": why,
+            })
+        };
+        let mut summary = json!({
+            "ended": match &self.end {
+                End::Complete => "complete",
+                End::Budget => "budget",
+                End::Interrupted => "interrupted",
+                End::Lost(_) => "gpu-lost",
+            },
+            "why": match &self.end { End::Lost(why) => Some(why), _ => None },
+            "tried": self.now(),
+            "known_before": self.entries.len() - self.now(),
+            "suspects": self.suspects,
+            "not_tried": self.left.len(),
+            "not_written": self.unwritten,
+            "children": self.children,
+            "seconds": self.seconds,
+        });
+        for verdict in Verdict::ALL {
+            summary[verdict.name()] = self.entries.iter().filter(|(it, _)| it.verdict == verdict).count().into();
+        }
+        json!({
+            "rehearsal": self.rehearsal,
+            "machine": knowledge.to_json(),
+            "remarks": remarks,
+            "records": self.entries.iter().map(record).collect::<Vec<_>>(),
+            "not_tried": self.left.iter().map(left).collect::<Vec<_>>(),
+            "summary": summary,
+        })
+    }
+
+    fn to_text(&self, knowledge: &Knowledge) -> String {
+        let style = Style::for_stream(&std::io::stdout());
+        let mut text = String::new();
+        match &self.rehearsal {
+            Some(name) => {
+                let _ = writeln!(text, "REHEARSAL of {}: no real card was tried", printable(name));
+            }
+            None => {
+                let _ = writeln!(text, "{}", knowledge.description());
+            }
+        }
+        let _ = writeln!(text, "\n{}\n", self.summary_table());
+        let mut listed = 0;
+        let wanted = |verdict| is_bad(verdict) || verdict == Verdict::Error;
+        for (tried, _) in self.entries.iter().filter(|(tried, _)| wanted(tried.verdict)) {
+            listed += 1;
+            if listed <= LISTED {
+                let verdict = style.paint(tried.verdict.name(), Colour::Red);
+                let detail = printable(&tried.detail);
+                let line = format!("{verdict} {}: {detail}", name(&tried.attempt));
+                let _ = writeln!(text, "{}", wrapped(&line, 2, 6));
+            }
+        }
+        if listed > LISTED {
+            let _ = writeln!(text, "  and {} more: see --json", listed - LISTED);
+        }
+        if listed > 0 {
+            text.push('\n');
+        }
+        if self.suspects > 0 {
+            let _ = writeln!(
+                text,
+                "{} from a probe that did not come to its end; it is suspected of having taken it down (try it with --again)",
+                plural(self.suspects, "attempt was left", "attempts were left")
+            );
+        }
+        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
+        for (_, why) in &self.left {
+            *reasons.entry(why).or_default() += 1;
+        }
+        for (why, count) in reasons {
+            let _ = writeln!(text, "not tried: {count} ({})", printable(why));
+        }
+        let known = self.entries.len() - self.now();
+        let _ = writeln!(
+            text,
+            "{} tried in {:.1} s with {}; {known} known from before{}",
+            self.now(),
+            self.seconds,
+            plural(self.children as usize, "child", "children"),
+            if known > 0 { " (--again tries them too)" } else { "" },
+        );
+        if self.unwritten > 0 {
+            let _ = writeln!(text, "{} could not be written to the store: keep this output", self.unwritten);
+        }
+        match &self.end {
+            End::Lost(why) => {
+                let _ = writeln!(
+                    text,
+                    "{}: {}\n  What was found is kept. Restart the machine (a reset of the card may not be enough), then start\n  \
+                     the same probe again: it goes on after the one that did this.",
+                    style.paint("The GPU is lost", Colour::Red),
+                    printable(why)
+                );
+            }
+            End::Interrupted => text += "interrupted; what was found is kept, and the same command goes on from here\n",
+            End::Budget => text += "the time is up; the same command goes on from here\n",
+            End::Complete => {}
+        }
+        let rehearsal = if self.rehearsal.is_some() { " --rehearsal" } else { "" };
+        let _ = writeln!(
+            text,
+            "the map: unhang report{rehearsal}    as a page: unhang report{rehearsal} --html hang-map.html"
+        );
+        text
+    }
+
+    fn summary_table(&self) -> String {
+        let mut rows: BTreeMap<(EngineName, String), (Vec<usize>, Vec<f64>)> = BTreeMap::new();
+        for (tried, _) in &self.entries {
+            let key = (tried.attempt.engine, tried.attempt.variant.clone());
+            let (counts, times) = rows.entry(key).or_insert_with(|| (vec![0; Verdict::ALL.len()], Vec::new()));
+            counts[Verdict::ALL.iter().position(|it| *it == tried.verdict).unwrap_or_default()] += 1;
+            times.extend(tried.seconds.filter(|_| tried.verdict.is_good()));
+        }
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        let mut header = vec!["engine".to_owned()];
+        header.extend(Verdict::ALL.map(|verdict| verdict.to_string()));
+        header.push("median".to_owned());
+        table.set_header(header);
+        for column in table.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        for ((engine, variant), (counts, mut times)) in rows {
+            let mut row = vec![if variant.is_empty() { engine.to_string() } else { format!("{engine}/{variant}") }];
+            row.extend(counts.iter().map(|count| if *count == 0 { "·".to_owned() } else { count.to_string() }));
+            times.sort_by(f64::total_cmp);
+            row.push(times.get(times.len() / 2).map_or("·".to_owned(), |seconds| time::duration(*seconds)));
+            table.add_row(row);
+        }
+        table.trim_fmt()
+    }
+}
+
+fn plural(count: usize, one: &str, many: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { many })
+}

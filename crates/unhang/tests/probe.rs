@@ -1,0 +1,207 @@
+//! `unhang probe` as a user runs it: rehearsals, since nobody here has the card, and what is said where nothing can be tried.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use unhang_conv::Problem;
+use unhang_engine::EngineName;
+use unhang_probe::rehearsal::{Behaviour, Table};
+
+fn unhang(home: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unhang"));
+    command.args(arguments).env("UNHANG_HOME", home).env_remove("UNHANG_ROOT").stdin(Stdio::null());
+    command
+}
+
+fn run(home: &Path, arguments: &[&str]) -> Output {
+    unhang(home, arguments).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("{error}: {} {}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    })
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn the_grid_of_the_reports_is_reproduced() {
+    let home = tempfile::tempdir().unwrap();
+    let home = home.path();
+    let began = Instant::now();
+    let output = run(home, &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--json"]);
+    // Seventeen hangs of a second over eight workers and twenty seconds; and as much again for a busy machine.
+    assert!(began.elapsed() < Duration::from_secs(60), "took {:?}", began.elapsed());
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("REHEARSAL"));
+    let found = json(&output);
+    assert_eq!(found["rehearsal"], "rx5600xt-rocm5.7");
+    // The table is read here, and nowhere in the prober.
+    let table = Table::parse(Table::named("rx5600xt-rocm5.7").unwrap()).unwrap();
+    let records = found["records"].as_array().unwrap();
+    assert_eq!(records.len(), 98);
+    for record in records {
+        let problem: Problem = record["problem"].as_str().unwrap().parse().unwrap();
+        let engine: EngineName = record["engine"].as_str().unwrap().parse().unwrap();
+        let expected = match table.line(&problem, engine, "").unwrap().behaviour {
+            Behaviour::Works => ("works", None),
+            Behaviour::HangFind => ("hangs", Some("find")),
+            other => panic!("{other}"),
+        };
+        assert_eq!((record["verdict"].as_str().unwrap(), record["stage"].as_str()), expected, "{record}");
+        assert_eq!(record["rehearsal"], true);
+    }
+    assert_eq!((&found["summary"]["hangs"], &found["summary"]["works"]), (&17.into(), &81.into()));
+
+    // Started again it has nothing left to do, and says the same.
+    let again = json(&run(home, &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--json"]));
+    assert_eq!((&again["summary"]["tried"], &again["summary"]["known_before"]), (&0.into(), &98.into()));
+    assert_eq!(again["summary"]["hangs"], 17);
+    // Another card is another card.
+    let (_folder, _, layers) = rehearsal("", 4);
+    let profile = ["--rehearse", "rx5600xt-rocm5.2", "--engines", "miopen", "--profiles", "implicit-gemm", "--json"];
+    let other = json(&run(home, &[&["probe", "--layers", &layers], &profile[..]].concat()));
+    assert_eq!((&other["summary"]["known_before"], &other["summary"]["works"]), (&0.into(), &12.into()));
+
+    // What was rehearsed is reported as such, and never with what was seen.
+    let report = text(&run(home, &["report", "--rehearsal"]).stdout);
+    assert!(report.contains("REHEARSAL") && report.contains("rx5600xt-rocm5.2"), "{report}");
+    let report = text(&run(home, &["report"]).stdout);
+    assert!(report.contains("nothing is known yet"), "{report}");
+    let human = text(&run(home, &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7"]).stdout);
+    assert!(human.contains("REHEARSAL") && human.contains("98 known from before"), "{human}");
+}
+
+/// A folder with a table and layers that it is about.
+fn rehearsal(table: &str, layers: usize) -> (tempfile::TempDir, String, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let (table_path, layers_path) = (folder.path().join("card.tsv"), folder.path().join("layers.tsv"));
+    std::fs::write(&table_path, table).unwrap();
+    let layer = |index: usize| {
+        let (channels, height) = (1 + index / 50, 4 + index % 50);
+        format!("layer{index}\t1\t{channels}\t{height}\t4\t2\t1\t1\t1\t1\t0\t0\t1\t1\t1\n")
+    };
+    std::fs::write(&layers_path, (0..layers).map(layer).collect::<String>()).unwrap();
+    let name = |path: std::path::PathBuf| path.display().to_string();
+    (folder, name(table_path), name(layers_path))
+}
+
+#[test]
+fn many_attempts_take_little_time() {
+    let home = tempfile::tempdir().unwrap();
+    let (_folder, table, layers) = rehearsal("*\t*\t*->*\t*\tworks\tmade up\n", 1000);
+    let arguments = ["probe", "--layers", &layers, "--rehearse", &table, "--engines", "miopen", "--json"];
+    let output = run(home.path(), &arguments);
+    assert_eq!(output.status.code(), Some(0));
+    let summary = &json(&output)["summary"];
+    assert_eq!((&summary["works"], &summary["not_written"]), (&3000.into(), &0.into()));
+    let rate = 3000.0 / summary["seconds"].as_f64().unwrap();
+    println!("{rate:.0} verdicts a second");
+    // The aim is 500; a machine that does many things at once must not fail the suite.
+    assert!(rate > 50.0, "{rate:.0} verdicts a second");
+}
+
+#[test]
+fn an_interrupted_probe_keeps_what_it_found() {
+    let home = tempfile::tempdir().unwrap();
+    let (_folder, table, layers) = rehearsal("*\t*\t*->*\t>30\thang-run\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n", 50);
+    let arguments = [
+        "probe",
+        "--layers",
+        &layers,
+        "--rehearse",
+        &table,
+        "--engines",
+        "miopen",
+        "--directions",
+        "forward",
+        "--json",
+        "--deadline-run",
+        "10m",
+    ];
+    let child = unhang(home.path(), &arguments).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let database = home.path().join("evidence.db");
+    let works = || -> Option<i64> {
+        let file = rusqlite::Connection::open(&database).ok()?;
+        file.query_row("SELECT count(*) FROM records WHERE verdict = 'works'", [], |row| row.get(0)).ok()
+    };
+    let began = Instant::now();
+    while works().unwrap_or(0) < 27 {
+        assert!(began.elapsed() < Duration::from_secs(60));
+        std::thread::sleep(Duration::from_millis(30));
+    }
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(90));
+    assert_eq!(output.status.code(), Some(130));
+    let found = json(&output);
+    let summary = &found["summary"];
+    assert_eq!(
+        (&summary["ended"], &summary["works"], &summary["not_tried"]),
+        (&"interrupted".into(), &27.into(), &23.into())
+    );
+    // The same command goes on, within its budget of no time at all.
+    let mut more = arguments.to_vec();
+    more.extend(["--budget", "0s"]);
+    let output = run(home.path(), &more);
+    assert_eq!(output.status.code(), Some(3));
+    let summary = &json(&output)["summary"];
+    assert_eq!(
+        (&summary["ended"], &summary["known_before"], &summary["suspects"]),
+        (&"budget".into(), &27.into(), &0.into())
+    );
+}
+
+#[test]
+fn a_lost_card_ends_the_probe_and_says_what_to_do() {
+    let home = tempfile::tempdir().unwrap();
+    let (_folder, table, layers) = rehearsal("*\t*\t*->*\t9\tlost\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n", 20);
+    let arguments = [
+        "probe",
+        "--layers",
+        &layers,
+        "--rehearse",
+        &table,
+        "--engines",
+        "miopen",
+        "--directions",
+        "forward",
+        "--workers",
+        "1",
+    ];
+    let output = run(home.path(), &arguments);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    for expected in ["The GPU is lost", "Restart the machine", "hangs miopen", "not tried: 14"] {
+        assert!(said.contains(expected), "{said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_tried_is_said_with_what_to_do() {
+    let home = tempfile::tempdir().unwrap();
+    let (_folder, table, layers) = rehearsal("miopen\t*\t*->*\t*\texplodes\tmade up\n", 1);
+    for (arguments, expected) in [
+        (vec!["probe", "--grid", "--rehearse", &table], "\"explodes\" is no behaviour"),
+        (vec!["probe", "--grid", "--rehearse", "rx580"], "rx5600xt-rocm5.2, rx5600xt-rocm5.7"),
+        (vec!["probe", "--rehearse", "rx5600xt-rocm5.7"], "--layers FILE, --model MODULE:FACTORY"),
+        (
+            vec!["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--profiles", "fast"],
+            "there is no profile \"fast\"",
+        ),
+        (vec!["probe", "--grid", "--root", "/"], "describes a machine"),
+        (vec!["probe", "--layers", &table, "--rehearse", "rx5600xt-rocm5.7"], "cannot read the layers"),
+        (vec!["probe", "--layers", &layers, "--python", "/no/such/python"], "name a Python"),
+        (vec!["probe", "--grid", "--layers", &layers], "cannot be used with"),
+        (vec!["probe", "--grid", "--budget", "soon"], "expected"),
+    ] {
+        let output = run(home.path(), &arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        assert!(text(&output.stderr).contains(expected), "{arguments:?}: {}", text(&output.stderr));
+    }
+}

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from unhang import _core
+    from unhang._engines import Route
 
 #: What the one-line answers of ``--describe`` and ``--record`` start with.
 _ANSWER = "unhang-probe "
@@ -102,9 +103,19 @@ def _serve(device: str) -> None:
                 stage = _stage_teller(wire, request["id"])
                 answer.update(_attempt(request["problem"], request["engine"], device, stage))
         except Exception as error:  # whatever torch raises: it came back, and says why
-            text = " ".join(str(error).split())[:1000]
-            answer.update(ended="error", detail=f"{type(error).__name__}: {text}")
+            answer.update(_failure(error))
         wire.say(**answer)
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    from unhang import _core
+
+    text = " ".join(str(error).split())[:1000]
+    if isinstance(error, _core.GpuDeclined):
+        return {"ended": "unsupported", "detail": text}
+    # Our GPU kernels compare their first result themselves, and raise when it is wrong: numbers, and no right ones.
+    wrong = getattr(error, "verdict", None) == "wrong"
+    return {"ended": "computed" if wrong else "error", "detail": f"{type(error).__name__}: {text}"}
 
 
 def _stage_teller(wire: _Wire, number: int) -> Callable[[str], None]:
@@ -127,6 +138,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
     from unhang import _core
     from unhang._convolve import _ENGINES
     from unhang._engines import Route, below_autograd
+    from unhang._settings import Settings
 
     problem = _core.Problem.from_key(key)
     engine = _ENGINES.get(engine_name)
@@ -140,7 +152,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
     expected = case.expected()
     on_device = case.to(device)
     route = Route(problem, None, case.memory_format, case.geometry.padding)  # type: ignore[arg-type]  # nothing planned
-    route.device = device
+    route.device, route.workspace_limit = device, Settings().workspace_limit << 20
 
     def once() -> torch.Tensor:
         if problem.direction == "forward":
@@ -157,6 +169,8 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
         # MIOpen compiles and searches, running candidates, inside the first call; the others at most compile.
         stage("find" if engine_name == "miopen" else "compile")
         began = time.perf_counter()
+        if engine_name == "jit":
+            _compile(route)
         result = once()
         stage("run")
         _wait(device)
@@ -172,6 +186,16 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
         "not_numbers": not_numbers,
         "detail": "" if device != "cpu" else "on CPU tensors",
     }
+
+
+def _compile(route: Route) -> None:
+    """Has our GPU kernels for this very problem compiled; generic ones would serve in the meantime."""
+    import torch
+
+    from unhang import _gpu
+
+    stream = torch.cuda.current_stream().cuda_stream
+    _gpu.gpu(torch.cuda.current_device()).prepare(route.problem, stream, route.workspace_limit, True)
 
 
 class _Case:
@@ -319,7 +343,7 @@ def _convolutions(model: Any, sizes: list[int]) -> list[tuple[str, int]]:
         if x.dtype not in DATA_TYPES or x.dim() not in (3, 4):
             left_out += 1
             return
-        memory_format = _memory_format(x, weight)
+        memory_format = _memory_format(x, weight, None, geometry)
         if x.dim() == 3:
             x, weight, geometry = x.unsqueeze(2), weight.unsqueeze(2), _geometry_with_height(geometry)
         for direction in directions:

@@ -61,11 +61,16 @@ pub(crate) fn work_arounds(program: &Program) -> Vec<WorkAround> {
     let blocks = &program.blocks;
     let mut entries = vec![State::default(); blocks.len()];
     let mut queued = vec![true; blocks.len()];
+    // What the last walk of each block found; most blocks are walked once and find nothing.
+    let mut found: Vec<Vec<WorkAround>> = vec![Vec::new(); blocks.len()];
     let mut work: Vec<u32> = (0..blocks.len() as u32).rev().collect();
     while let Some(number) = work.pop() {
-        queued[number as usize] = false;
-        let state = walk(program, number as usize, entries[number as usize], |_| {});
-        for successor in blocks[number as usize].successors.into_iter().flatten() {
+        let number = number as usize;
+        queued[number] = false;
+        let found = &mut found[number];
+        found.clear();
+        let state = walk(program, number, entries[number], |work_around| found.push(work_around));
+        for successor in blocks[number].successors.into_iter().flatten() {
             let entry = &mut entries[successor as usize];
             let united = entry.union(state);
             if united != *entry {
@@ -76,9 +81,5 @@ pub(crate) fn work_arounds(program: &Program) -> Vec<WorkAround> {
             }
         }
     }
-    let mut found = Vec::new();
-    for (number, entry) in entries.into_iter().enumerate() {
-        walk(program, number, entry, |work_around| found.push(work_around));
-    }
-    found
+    found.concat()
 }

@@ -113,11 +113,14 @@ fn movable(program: &Program, is_kernel: bool, references: &[Reference]) -> Resu
     if program.stray_branches > 0 {
         return Err(Reason::StrayBranch);
     }
+    if program.unresolved_jumps == 0 && program.calls == 0 {
+        return Ok(());
+    }
     for (index, instruction) in program.instructions.iter().enumerate() {
         let offset = program.offsets[index];
         match (instruction.format(), instruction.definition.opcode) {
-            // s_call_b64 and s_rfe_b64: compilers emit neither.
-            (Format::Sopk, 0x16) | (Format::Sop1, 0x22) => return Err(Reason::UnresolvedJump { offset }),
+            // s_call_b64, which compilers do not emit.
+            (Format::Sopk, 0x16) => return Err(Reason::UnresolvedJump { offset }),
             (Format::Sop1, 0x20) if program.unresolved_jumps > 0 => {
                 let resolved = references.iter().any(|reference| reference.high as usize + 1 == index);
                 // A function that is called returns to the address in s[30:31], wherever that is.

@@ -194,3 +194,62 @@ fn extract_mends_every_object_of_a_folder() {
     assert_eq!(std::fs::read(written).unwrap(), mended(&kernels()));
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }
+
+/// hiprtc, whose code for gfx1030 is mended for gfx1010 before it is loaded.
+struct Mending(unhang_gpu::compiler::Hiprtc);
+
+impl unhang_gpu::compiler::Compiler for Mending {
+    fn version(&self) -> String {
+        self.0.version()
+    }
+
+    fn options(&self, kernel: &unhang_gpu::sources::Kernel, architecture: &str) -> Vec<String> {
+        self.0.options(kernel, architecture)
+    }
+
+    fn compile(
+        &self,
+        kernel: &unhang_gpu::sources::Kernel,
+        options: &[String],
+    ) -> Result<Vec<u8>, unhang_gpu::compiler::CompileError> {
+        use unhang_isa::repair::{Options, repair_object};
+        let object = self.0.compile(kernel, options)?;
+        let repair = repair_object(&object, Options { chip: Chip::Gfx1010, keep_size: false }).unwrap();
+        assert!(repair.functions.iter().all(|function| function.after.total() == 0), "{kernel}");
+        assert!(repair.functions.iter().any(|function| function.before.total() > 0), "{kernel} had nothing to mend");
+        Ok(repair.bytes.unwrap())
+    }
+}
+
+#[test]
+fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_mended() {
+    use unhang_gpu::driver::{Emulated, EmulatedEngine};
+    let compiler = match unhang_gpu::compiler::Hiprtc::find() {
+        Ok(compiler) => std::sync::Arc::new(Mending(compiler)),
+        Err(error) => {
+            println!("skipped: {error}");
+            return;
+        }
+    };
+    let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1030, compiler);
+    let settings = unhang_gpu::Settings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0 };
+    let engine = EmulatedEngine::new(card, settings);
+    let mut families = std::collections::BTreeSet::new();
+    for problem in [
+        "forward:f32:nchw:1x16x8x8:16x3x3:s1x1:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:1x8x7x7:8x3x3:s1x1:p1x1:d1x1:g1",
+        "forward:f32:nchw:1x12x7x9:12x3x3:s2x2:p1x1:d1x1:g12",
+    ] {
+        let problem: unhang_conv::Problem = problem.parse().unwrap();
+        for candidate in unhang_gpu::choice::candidates(&problem, &unhang_gpu::model::Device::rx_5600_xt(), 1 << 26) {
+            if families.insert(candidate.choice.family()) {
+                engine.use_choice(Some(candidate.choice));
+                if let Err(failure) = unhang_suite::check(&engine, &problem, 5) {
+                    panic!("{} on {problem}: {failure}", candidate.choice);
+                }
+            }
+        }
+    }
+    println!("{families:?}");
+    assert!(families.len() >= 3, "{families:?}");
+}

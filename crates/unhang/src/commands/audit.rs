@@ -309,23 +309,24 @@ fn describe_sites(function: &FunctionSurvey, object: &[u8], limit: usize) -> Vec
 }
 
 fn describe_site(finding: &Finding, program: &Program) -> SiteReport {
-    const BEFORE: usize = 6;
-    const AFTER: usize = 2;
-    let at = finding.index as usize;
-    let last = (at + AFTER).min(program.instructions.len().saturating_sub(1));
-    let code = (at.saturating_sub(BEFORE)..=last)
-        .map(|index| {
-            let mark = if index == at { ">" } else { " " };
-            format!("{mark} {:6x}  {}", program.offsets[index], program.instructions[index].text(program.wave64))
-        })
-        .collect();
     SiteReport {
         rule: finding.rule.name(),
         severity: finding.severity.name(),
         offset: finding.offset,
         explanation: finding.explanation(),
-        code,
+        code: code_around(program, finding.index as usize, 6, 2),
     }
+}
+
+/// An instruction, marked, with some of those before and behind it.
+pub(super) fn code_around(program: &Program, at: usize, before: usize, behind: usize) -> Vec<String> {
+    let last = (at + behind).min(program.instructions.len().saturating_sub(1));
+    (at.saturating_sub(before)..=last)
+        .map(|index| {
+            let mark = if index == at { ">" } else { " " };
+            format!("{mark} {:6x}  {}", program.offsets[index], program.instructions[index].text(program.wave64))
+        })
+        .collect()
 }
 
 impl Report {

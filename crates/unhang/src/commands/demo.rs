@@ -4,6 +4,7 @@
 //! section: one entry in [`SECTIONS`] for what needs no torch, or in the Python package's `_demo` for what does.
 
 mod gpu;
+mod instructions;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -74,6 +75,11 @@ const SECTIONS: &[Section] = &[
         title: "What would be done there with the convolution that hangs",
         ground: Ground::Rehearsed,
         show: reported_plans,
+    },
+    Section {
+        title: "Why code for another chip hangs there, instruction by instruction",
+        ground: Ground::Emulated,
+        show: instructions::show,
     },
     Section { title: "Our own kernels for that card", ground: Ground::Emulated, show: gpu::show },
 ];

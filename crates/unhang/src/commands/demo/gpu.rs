@@ -81,7 +81,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
 }
 
 /// The largest error of an engine against the plain reference, relative to the largest number.
-fn largest_error(engine: &dyn Engine, problem: &Problem) -> anyhow::Result<f32> {
+pub(super) fn largest_error(engine: &dyn Engine, problem: &Problem) -> anyhow::Result<f32> {
     let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     // Numbers without a pattern that an indexing mistake would keep.
     let numbers = |count: usize, step: usize| -> Vec<f32> {

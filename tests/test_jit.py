@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -473,6 +474,21 @@ def test_a_second_start_compiles_nothing_and_an_end_does_not_wait(tmp_path: Path
     assert start() == "compiled 0\n"
     mode = (tmp_path / "cache" / "unhang" / "kernels").stat().st_mode & 0o777
     assert mode == 0o700
+    # What was seen is compiled ahead, for a process that never saw it.
+    environment = subprocess_environment(XDG_CACHE_HOME=str(tmp_path / "warm"), UNHANG_HOME=str(tmp_path / "home"))
+    for at_least in (2, 0):
+        warm = subprocess.run(
+            [sys.executable, "-m", "unhang._warm", "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        found = json.loads(warm.stdout)
+        assert found["problems"] >= 2
+        assert not found["failed"]
+        assert found["kernels"] >= at_least
+    assert found["kernels"] == 0
 
 
 def test_a_backward_that_comes_first_on_autograds_thread() -> None:

@@ -4,6 +4,8 @@ card's. Skipped where hiprtc is not here."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
+from conftest import subprocess_environment
 from unhang import _canary, _convolve, _core, _gpu, _jit, _verify
 
 
@@ -158,3 +161,24 @@ def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) 
         assert (F.conv2d(torch.zeros(1, 8, 5, 5), w) == 0).all()
         F.conv2d(torch.randn(1, 8, 5, 5), w)
     assert [finding.right for finding in compared] == [None, True]
+
+
+def test_warming_without_a_gpu_says_so() -> None:
+    environment = subprocess_environment(CUDA_VISIBLE_DEVICES="", HIP_VISIBLE_DEVICES="")
+    done = subprocess.run(
+        [sys.executable, "-m", "unhang._warm"], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "no accelerator" in done.stderr
+
+
+def test_a_device_that_is_not_there_is_declined_by_name() -> None:
+    with pytest.raises(_core.GpuDeclined, match="UNHANG_REHEARSE_GPU"):
+        _gpu.gpu(_gpu.REHEARSED)
+    _gpu.close()
+    if not torch.cuda.is_available():
+        with pytest.raises(_core.GpuFailure, match=r"libcuda|cuInit|cuDeviceGet"):
+            _core.Gpu.open_cuda(0)
+        with pytest.raises(_core.GpuFailure, match=r"libamdhip64|hipInit|hipDeviceGetPCIBusId|cannot be told"):
+            _core.Gpu.open_hip(0, _core.Machine.inspect("none"))
+    assert not os.environ.get("UNHANG_REHEARSE_GPU")

@@ -82,7 +82,8 @@ def show_training(number: int, device: str) -> None:
     print(f"  {'':24}{'first loss':>11}{'last loss':>11}{'ms a step':>11}   computed by")
     plain, seconds, _ = train(device)
     print(f"  {'plain torch':24}{plain[0]:11.5f}{plain[-1]:11.5f}{1e3 * seconds:11.2f}   torch itself")
-    for strategy in ("auto", "cpu_fallback", "tiled"):
+    ours = ("jit",) if device == "cuda" else ()
+    for strategy in ("auto", *ours, "cpu_fallback", "tiled"):
         _convolve.routes.clear()
         with unhang.enabled(strategy, devices=(device,)):
             losses, seconds, model = train(device)

@@ -74,14 +74,9 @@ def _open(index: int) -> _core.Gpu | str:
             reported = getattr(torch.cuda.get_device_properties(index), "gcnArchName", None)
             return _core.Gpu.open_hip(index, state().machine, reported)
         _name_nvrtc()
-        return _core.Gpu.open_cuda(_ordinal(index))
+        return _core.Gpu.open_cuda(index)  # the driver counts as torch does: what CUDA_VISIBLE_DEVICES leaves
     except _core.GpuFailure as error:
         return str(error)
-
-
-def _ordinal(index: int) -> int:
-    """The driver's number is torch's: both count the devices that ``CUDA_VISIBLE_DEVICES`` leaves."""
-    return index
 
 
 def _name_nvrtc() -> None:

@@ -137,11 +137,15 @@ def _load_and_launch(
     known = _verdict(_label(route, loaded))
     if known == "works":
         loaded.settled = not loaded.kernel.provisional
+        if loaded.kernel.provisional and _is_capturing(first.get_device()):
+            say(
+                "a graph is being recorded while kernels are still being compiled: it keeps the generic ones, which "
+                "are slower; call unhang.wait_for_kernels() after a first pass, and run one more, before recording"
+            )
         return _launch(route, loaded, first, second, bias, geometry)
     if known is not None:
         raise WrongResult(f"the first result of {loaded.kernel.choice} was wrong on this machine")
-    device = _gpu.gpu(first.get_device())
-    if device.is_capturing(_stream_of(first.get_device())):
+    if _is_capturing(first.get_device()):
         raise _core.GpuDeclined("a graph is being recorded, and the first result of these kernels was not compared yet")
     result = _launch(route, loaded, first, second, bias, geometry)
     if route.kernel is not loaded:
@@ -154,6 +158,10 @@ def _load_and_launch(
         raise WrongResult(f"{loaded.kernel.choice} was wrong: {finding.detail}")
     loaded.settled = not loaded.kernel.provisional
     return result
+
+
+def _is_capturing(index: int) -> bool:
+    return _gpu.gpu(index).is_capturing(_stream_of(index))
 
 
 def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:

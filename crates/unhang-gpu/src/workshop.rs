@@ -13,8 +13,8 @@ use crate::compiler::Compiler;
 use crate::engine::{GpuError, key_of, object_for};
 use crate::sources::Kernel;
 
-/// More threads than this gain little: both vendors' compilers serialise part of their work.
-const MOST_THREADS: usize = 4;
+/// At most so many threads, and half of the cores: the user's program wants some too.
+const MOST_THREADS: usize = 8;
 
 /// A compiled object, or why there is none.
 type Compiled = Result<Arc<Vec<u8>>, GpuError>;
@@ -122,7 +122,7 @@ impl Workshop {
             }
         }
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let wanted = state.queue.len().min(MOST_THREADS).min(cores);
+        let wanted = state.queue.len().min(MOST_THREADS).min(cores.div_ceil(2));
         while state.threads < wanted {
             let own = Arc::clone(self);
             let thread = std::thread::Builder::new().name("unhang-compile".into()).spawn(move || own.work());

@@ -352,7 +352,7 @@ def _memory_format(input: Tensor, weight: Tensor, bias: Tensor | None, geometry:
             with FakeTensorMode() as mode:
                 fakes = [None if it is None else mode.from_tensor(it) for it in (input, weight, bias)]
                 predicted = torch.ops.aten.convolution(*fakes, *geometry)
-            is_last = predicted.is_contiguous(memory_format=last) and not predicted.is_contiguous()
+                is_last = predicted.stride() == torch.empty_like(predicted, memory_format=last).stride()
             return last if is_last else torch.contiguous_format
         except Exception:
             pass  # a torch without it, or arguments that it refuses: it will say so

@@ -25,9 +25,12 @@ _ALIGNMENT = 16
 try:
     _raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
     _current_device: Callable[[], int] = torch._C._cuda_getDevice
+except AttributeError:  # a torch without CUDA and ROCm: only rehearsals come here, and they have neither
+    pass
+try:
     # What compiled graphs allocate by: it goes past the dispatcher, where most of an allocation's time is spent.
     _empty_strided: Callable[..., Tensor] | None = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
-except AttributeError:  # a torch of another time, or without CUDA and ROCm
+except AttributeError:  # before torch 2.0
     _empty_strided = None
 
 
@@ -35,16 +38,20 @@ def _stream_of(index: int) -> int:
     """The stream that torch queues work on now. The CPU tensors of a rehearsal have none."""
     if index < 0:
         return 0
-    if _empty_strided is not None:
-        return _raw_stream(index)
-    return int(torch.cuda.current_stream(index).cuda_stream)
+    return _raw_stream(index)
 
 
 def _allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory from torch's allocator, on its current stream."""
+    global _empty_strided
     index = device.index
     if _empty_strided is not None and index is not None and index == _current_device():
-        return _empty_strided(shape, stride, dtype)
+        try:
+            return _empty_strided(shape, stride, dtype)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except RuntimeError:  # a torch that has the name and not the function
+            _empty_strided = None
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
 
 

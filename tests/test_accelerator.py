@@ -13,7 +13,7 @@ from unhang import SafeConv2d, Settings, _convolve
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
 
-STRATEGIES = ["aten", "cpu_fallback", "tiled", "selective", "implicit_gemm"]
+STRATEGIES = ["jit", "aten", "cpu_fallback", "tiled", "selective", "implicit_gemm"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -38,7 +38,7 @@ def test_forward_and_backward(strategy: str, channels_last: bool) -> None:
     for ours, plain in zip(got, want):
         assert ours.device == plain.device
         assert_close(ours, plain, slack=3)
-    expected = {"cpu_fallback": "cpu", "selective": "cpu", "tiled": "tiled(aten)"}.get(strategy, "aten")
+    expected = {"jit": "jit", "cpu_fallback": "cpu", "selective": "cpu", "tiled": "tiled(aten)"}.get(strategy, "aten")
     assert {route.names[0] for route in _convolve.routes.values()} == {expected}
     assert len(_convolve.routes) == 3
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from unhang import _core
+from unhang import _core, _watchdog
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -310,6 +310,7 @@ def _plan(
         device if device not in rehearsed else "accelerator",
         {**situation.engines, **absent},
         situation.families,
+        device in rehearsed,
     )
     for warning in plan.warnings:
         warn_once(warning)
@@ -332,6 +333,7 @@ def _plan(
             route.bypass.append(name != native)
     if not route.engines:
         return None
+    route.engines = [_watchdog.watched(engine, name, route) for engine, name in zip(route.engines, route.names)]
     if device not in rehearsed:
         current.planner.saw(problem)
     return route

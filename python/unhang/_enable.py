@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unhang import _canary, _convolve, _dispatch, _environment, _layers
+from unhang import _canary, _convolve, _dispatch, _environment, _layers, _watchdog
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state
 
@@ -85,6 +85,8 @@ def enable(
             if protect_other_layers:
                 current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
                 torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
+        if devices:
+            _watchdog.ensure()
         _convolve.replan()
         _layers.count_every_layer()
         if devices:

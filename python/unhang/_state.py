@@ -6,6 +6,7 @@ writer threads and thread pools do not survive a fork.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -36,11 +37,17 @@ class State:
         #: Engines that failed in this process, by problem, engine and device: never tried for it again here, store or
         #: no store.
         self.failures: dict[tuple[str, str, str], str] = {}
-        #: Whether what CPU tensors show may be kept. Evidence is about a machine, and where it has an accelerator it is
-        #: about that: how torch's CPU kernels fare must not prove its GPU kernels.
-        self.learns_from_cpu = not self.machine.affected and not torch.cuda.is_available()
         for notice in self.store.notices():
             say(notice)
+
+    @functools.cached_property
+    def learns_from_cpu(self) -> bool:
+        """Whether what CPU tensors show may be kept. Evidence is about a machine, and where it has an accelerator it is
+        about that: how torch's CPU kernels fare must not prove its GPU kernels.
+
+        Asked when it matters: torch's answer fixes which GPUs the process sees, and the program may still choose.
+        """
+        return not self.machine.affected and not torch.cuda.is_available()
 
 
 def torch_build() -> str:

@@ -1,7 +1,7 @@
 //! The machine, the store and the planner, for Python.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
 use pyo3::exceptions::PyValueError;
@@ -73,6 +73,13 @@ impl PyMachine {
     }
 }
 
+impl PyMachine {
+    /// What evidence is filed under, for other modules.
+    pub fn fingerprint_text(&self) -> &str {
+        &self.fingerprint
+    }
+}
+
 /// Where evidence is kept.
 #[pyclass(frozen, name = "Store", module = "unhang._core")]
 pub struct PyStore {
@@ -129,6 +136,13 @@ impl PyStore {
     }
 }
 
+impl PyStore {
+    /// The store, for other modules.
+    pub fn shared(&self) -> Arc<Store> {
+        Arc::clone(&self.store)
+    }
+}
+
 /// A layer for the report: name, key of its convolution, calls, and calls by engine.
 type NamedLayer = (String, String, u64, Vec<(String, u64)>);
 
@@ -140,6 +154,10 @@ pub struct PyPlanner {
     affected: bool,
     spoofed: bool,
     evidence: RwLock<Evidence>,
+    /// What rehearsals found; read only by a rehearsal.
+    rehearsed: OnceLock<RwLock<Evidence>>,
+    /// What `unhang run` saw hang before it started this process again: engine and convolution.
+    quarantine: Vec<(EngineName, Problem)>,
 }
 
 #[pymethods]
@@ -149,17 +167,21 @@ impl PyPlanner {
         let store = Arc::clone(&store.store);
         let fingerprint = machine.fingerprint.clone();
         let evidence = py.detach(|| Evidence::load(&store, &fingerprint));
-        PyPlanner {
+        let planner = PyPlanner {
             store,
             affected: machine.machine.affected(),
             spoofed: machine.machine.spoofed(),
             machine: fingerprint,
             evidence: RwLock::new(evidence),
-        }
+            rehearsed: OnceLock::new(),
+            quarantine: quarantined(),
+        };
+        planner.quarantine_in(&planner.evidence, Source::Run);
+        planner
     }
 
     /// Plans a convolution. `engines` has each engine's standing and why: "available", "absent" or "unproven".
-    #[pyo3(signature = (problem, strategy, size_threshold, cpu_fallback_enabled, implicit_gemm, tile_limit, device, engines, families))]
+    #[pyo3(signature = (problem, strategy, size_threshold, cpu_fallback_enabled, implicit_gemm, tile_limit, device, engines, families, rehearsed = false))]
     #[allow(clippy::too_many_arguments)]
     fn plan(
         &self,
@@ -172,6 +194,7 @@ impl PyPlanner {
         device: &str,
         engines: HashMap<String, (String, String)>,
         families: Option<Vec<String>>,
+        rehearsed: bool,
     ) -> PyResult<PyPlan> {
         let settings = Settings {
             strategy: strategy.parse().map_err(invalid)?,
@@ -206,7 +229,7 @@ impl PyPlanner {
                 fft: has("fft"),
             }
         });
-        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        let evidence = self.evidence(rehearsed).read().unwrap_or_else(PoisonError::into_inner);
         Ok(PyPlan { plan: plan(&problem.problem, &settings, &situation, &evidence) })
     }
 
@@ -249,7 +272,7 @@ impl PyPlanner {
         }
         let plans: HashMap<&Problem, &Plan> =
             plans.iter().map(|(problem, plan)| (&problem.problem, &plan.plan)).collect();
-        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        let evidence = self.evidence(rehearsal).read().unwrap_or_else(PoisonError::into_inner);
         let mut report = Report::new(machine, &evidence, shown, |problem| match plans.get(problem) {
             Some(plan) => (*plan).clone(),
             // Known from an earlier run and not asked for in this one.
@@ -267,6 +290,40 @@ impl PyPlanner {
     fn saw(&self, problem: &PyProblem) {
         self.store.count_seen(&self.machine, &problem.problem, 1);
     }
+}
+
+impl PyPlanner {
+    fn evidence(&self, rehearsed: bool) -> &RwLock<Evidence> {
+        if !rehearsed {
+            return &self.evidence;
+        }
+        self.rehearsed.get_or_init(|| {
+            let evidence = RwLock::new(Evidence::load_rehearsal(&self.store, &self.machine));
+            self.quarantine_in(&evidence, Source::Rehearsal);
+            evidence
+        })
+    }
+
+    /// What hung before this process was started again is out, even where no store could keep it.
+    fn quarantine_in(&self, evidence: &RwLock<Evidence>, source: Source) {
+        let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
+        for (engine, problem) in &self.quarantine {
+            let record = Record::new(problem.clone(), *engine, &self.machine, Verdict::Hangs, source);
+            if !evidence.about(problem, *engine, "").is_some_and(|known| known.is_refutation()) {
+                evidence.learn(record.with_detail("hung in this run, before it was started again"));
+            }
+        }
+    }
+}
+
+/// Pairs such as `aten@forward:f32:…`, separated by spaces; what cannot be read is left out.
+fn quarantined() -> Vec<(EngineName, Problem)> {
+    let text = std::env::var("UNHANG_QUARANTINE").unwrap_or_default();
+    let pair = |entry: &str| {
+        let (engine, key) = entry.split_once('@')?;
+        Some((engine.parse().ok()?, key.parse().ok()?))
+    };
+    text.split_whitespace().filter_map(pair).collect()
 }
 
 /// Which engine computes a convolution, and why.

@@ -9,6 +9,7 @@ mod gpu;
 mod knowledge;
 mod problem;
 mod supervise;
+mod watchdog;
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -27,6 +28,9 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
     module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
     module.add_class::<Tally>()?;
+    module.add_class::<watchdog::PyWatchdog>()?;
+    module.add_class::<watchdog::PyWatched>()?;
+    module.add_class::<watchdog::PyCall>()?;
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;

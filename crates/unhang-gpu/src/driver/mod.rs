@@ -3,6 +3,7 @@
 mod cuda;
 #[cfg(feature = "emulated")]
 mod emulated;
+mod events;
 mod hip;
 
 use std::ffi::c_void;
@@ -13,6 +14,7 @@ use thiserror::Error;
 pub use cuda::Cuda;
 #[cfg(feature = "emulated")]
 pub use emulated::{Emulated, EmulatedEngine};
+pub use events::DeviceEvents;
 pub use hip::{Hip, HipChip};
 
 use crate::compiler::{CompileError, Compiler};

@@ -14,6 +14,7 @@ mod probe;
 mod python;
 mod repair;
 mod report;
+mod run;
 mod self_test;
 mod text;
 
@@ -37,6 +38,7 @@ pub enum Command {
     Probe(probe::Probe),
     Repair(repair::Repair),
     Report(report::ReportCommand),
+    Run(run::Run),
 }
 
 impl Command {
@@ -54,6 +56,7 @@ impl Command {
             Command::Probe(command) => command.run(),
             Command::Repair(command) => command.run(),
             Command::Report(command) => command.run(),
+            Command::Run(command) => command.run(),
         }
     }
 }

@@ -1,0 +1,249 @@
+//! The watch: its settings, its threads, and the calls that are watched.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::judge;
+use crate::lane::{Events, Lane};
+
+/// How long is too long.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Settings {
+    /// For work on the accelerator, and for calls that are watched on the host.
+    pub deadline: Duration,
+    /// For a call that has not returned to the host while its stream is idle: compiling, searching.
+    pub host_deadline: Duration,
+}
+
+impl Settings {
+    fn poll_every(&self) -> Duration {
+        (self.deadline / 100).clamp(Duration::from_millis(2), Duration::from_millis(200))
+    }
+
+    fn fence_every(&self) -> Duration {
+        (self.deadline / 20).clamp(Duration::from_millis(10), Duration::from_secs(5))
+    }
+
+    pub(crate) fn tick(&self) -> Duration {
+        (self.deadline / 20).clamp(Duration::from_millis(5), Duration::from_secs(1))
+    }
+}
+
+/// Where it hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// On the accelerator, after the call had returned.
+    Running,
+    /// On the accelerator, while the call had not returned: it waits for something that it launched.
+    Searching,
+    /// On the host, with an idle accelerator.
+    Host,
+    /// In a call that is watched on the host.
+    Call,
+    /// On the accelerator, in something that is not watched.
+    Outside,
+}
+
+/// What hangs.
+#[derive(Debug)]
+pub struct Hang<T> {
+    /// The call; none if it is none of those that are watched.
+    pub subject: Option<Arc<T>>,
+    /// Where.
+    pub place: Place,
+    /// For how long nothing had moved.
+    pub waited: Duration,
+    /// The device, if it is on one.
+    pub device: Option<i32>,
+    /// Whether calls before it went unwatched, so that the culprit may be one of them. Then there is no subject.
+    pub is_uncertain: bool,
+}
+
+/// A watched call on an accelerator.
+pub struct Call<T> {
+    lane: Arc<Lane<T>>,
+    number: u64,
+}
+
+/// A watched call on the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostCall(u64);
+
+pub(crate) struct Shared<T> {
+    pub settings: Settings,
+    pub lanes: RwLock<Vec<Arc<Lane<T>>>>,
+    pub host_calls: Mutex<Vec<(u64, Arc<T>)>>,
+    pub stopped: AtomicBool,
+    /// Moves as long as the poller comes back from the driver.
+    pub polls: AtomicU64,
+    /// The lane that it is at.
+    pub polled: AtomicU64,
+    next_call: AtomicU64,
+    sleep: Mutex<()>,
+    woken: Condvar,
+}
+
+impl<T> Shared<T> {
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane<T>>> {
+        self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn host_calls(&self) -> MutexGuard<'_, Vec<(u64, Arc<T>)>> {
+        self.host_calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    /// Sleeps, or less if the watch is stopped.
+    pub(crate) fn sleep(&self, time: Duration) {
+        let until = Instant::now() + time;
+        let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_stopped() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            guard = self.woken.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Watches calls, and tells of the first that hangs.
+pub struct Watch<T> {
+    shared: Arc<Shared<T>>,
+    judge: Mutex<Option<JoinHandle<()>>>,
+    poller: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl<T: Send + Sync + 'static> Watch<T> {
+    /// Starts watching; `on_hang` is called at most once, by a thread of its own.
+    pub fn start(settings: Settings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
+        let shared = Arc::new(Shared {
+            settings,
+            lanes: RwLock::default(),
+            host_calls: Mutex::default(),
+            stopped: AtomicBool::new(false),
+            polls: AtomicU64::new(0),
+            polled: AtomicU64::new(0),
+            next_call: AtomicU64::new(1),
+            sleep: Mutex::default(),
+            woken: Condvar::new(),
+        });
+        let judge = std::thread::Builder::new().name("unhang-judge".to_owned()).spawn({
+            let shared = shared.clone();
+            move || {
+                if let Some(hang) = judge::wait_for_hang(&shared) {
+                    on_hang(hang);
+                }
+            }
+        })?;
+        Ok(Watch { shared, judge: Mutex::new(Some(judge)), poller: Mutex::default() })
+    }
+
+    /// The lane of a stream; made, and its thread started, when it is asked for first.
+    pub fn lane(&self, device: i32, stream: u64, events: impl FnOnce() -> Arc<dyn Events>) -> Arc<Lane<T>> {
+        let same = |lane: &&Arc<Lane<T>>| (lane.device, lane.stream) == (device, stream);
+        if let Some(lane) = self.shared.lanes.read().unwrap_or_else(PoisonError::into_inner).iter().find(same) {
+            return lane.clone();
+        }
+        let lane = {
+            let mut lanes = self.shared.lanes.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(lane) = lanes.iter().find(same) {
+                return lane.clone();
+            }
+            let lane = Arc::new(Lane::new(device, stream, events()));
+            lanes.push(lane.clone());
+            lane
+        };
+        let mut poller = self.poller.lock().unwrap_or_else(PoisonError::into_inner);
+        if poller.is_none() {
+            let shared = self.shared.clone();
+            let spawned = std::thread::Builder::new().name("unhang-poller".to_owned()).spawn(move || poll(&shared));
+            // Without the thread nothing is seen to happen, which would look like a hang: so nothing is watched.
+            match spawned {
+                Ok(thread) => *poller = Some(thread),
+                Err(_) => self.stop(),
+            }
+        }
+        lane
+    }
+
+    /// A call begins on a lane; none while a graph is recorded, or after the watch was stopped.
+    pub fn begin(&self, lane: &Arc<Lane<T>>, subject: &Arc<T>) -> Option<Call<T>> {
+        if self.shared.is_stopped() {
+            return None;
+        }
+        let number = self.next_call();
+        lane.begin(number, subject).then(|| Call { lane: lane.clone(), number })
+    }
+
+    /// It has returned to the host.
+    pub fn end(&self, call: &Call<T>) {
+        if !self.shared.is_stopped() {
+            call.lane.end(call.number);
+        }
+    }
+
+    /// A call begins that is over when it returns.
+    pub fn begin_host(&self, subject: &Arc<T>) -> HostCall {
+        let number = self.next_call();
+        self.shared.host_calls().push((number, subject.clone()));
+        HostCall(number)
+    }
+
+    /// It has returned.
+    pub fn end_host(&self, call: HostCall) {
+        let mut calls = self.shared.host_calls();
+        if let Some(at) = calls.iter().rposition(|(number, _)| *number == call.0) {
+            calls.swap_remove(at);
+        }
+    }
+
+    fn next_call(&self) -> u64 {
+        self.shared.next_call.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Stops watching. Waits for the threads for at most that long: one may be stuck in the driver.
+    pub fn stop_within(&self, patience: Duration) -> bool {
+        self.stop();
+        let until = Instant::now() + patience;
+        for handle in [&self.judge, &self.poller] {
+            let Some(thread) = handle.lock().unwrap_or_else(PoisonError::into_inner).take() else { continue };
+            while !thread.is_finished() {
+                if Instant::now() >= until {
+                    return false;
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _ = thread.join();
+        }
+        true
+    }
+
+    fn stop(&self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+        drop(self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
+        self.shared.woken.notify_all();
+    }
+}
+
+fn poll<T>(shared: &Shared<T>) {
+    let mut prepared = 0;
+    while !shared.is_stopped() {
+        let lanes = shared.lanes();
+        for (place, lane) in lanes.iter().enumerate() {
+            if place >= prepared {
+                lane.prepare_thread();
+                prepared = place + 1;
+            }
+            shared.polled.store(place as u64, Ordering::Relaxed);
+            lane.poll(shared.settings.fence_every());
+            shared.polls.fetch_add(1, Ordering::Relaxed);
+        }
+        shared.sleep(shared.settings.poll_every());
+    }
+}

@@ -1,0 +1,293 @@
+//! The watch against a played device: a queue of work and events that happen in order, and never before what is ahead.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use unhang_watchdog::{Events, Hang, Lane, Place, Settings, Watch};
+
+const DEADLINE: Duration = Duration::from_millis(400);
+/// For waits that are meant to end: nothing depends on how long they take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Default)]
+struct Device {
+    /// How many pieces of work each event has ahead of it.
+    events: Mutex<HashMap<u64, usize>>,
+    launched: AtomicUsize,
+    done: AtomicUsize,
+    capturing: AtomicBool,
+    /// The driver does not come back from being asked.
+    stuck: AtomicBool,
+    refusing: AtomicBool,
+    recorded: AtomicUsize,
+}
+
+impl Device {
+    fn launch(&self) {
+        self.launched.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn finish_all(&self) {
+        self.done.store(self.launched.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+impl Events for Device {
+    fn create(&self) -> Result<u64, String> {
+        let mut events = self.events.lock().unwrap();
+        let event = events.len() as u64 + 1;
+        events.insert(event, usize::MAX);
+        Ok(event)
+    }
+
+    fn record(&self, event: u64, _: u64) -> Result<(), String> {
+        self.recorded.fetch_add(1, Ordering::SeqCst);
+        self.events.lock().unwrap().insert(event, self.launched.load(Ordering::SeqCst));
+        Ok(())
+    }
+
+    fn has_happened(&self, event: u64) -> Result<bool, String> {
+        while self.stuck.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.refusing.load(Ordering::SeqCst) {
+            return Err("illegal address".to_owned());
+        }
+        Ok(self.events.lock().unwrap()[&event] <= self.done.load(Ordering::SeqCst))
+    }
+
+    fn is_capturing(&self, _: u64) -> bool {
+        self.capturing.load(Ordering::SeqCst)
+    }
+}
+
+struct Bench {
+    watch: Watch<&'static str>,
+    hangs: Receiver<Hang<&'static str>>,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        Bench::with(Settings { deadline: DEADLINE, host_deadline: 1000 * DEADLINE })
+    }
+
+    fn with(settings: Settings) -> Bench {
+        let (tell, hangs) = channel();
+        Bench { watch: Watch::start(settings, move |hang| tell.send(hang).unwrap()).unwrap(), hangs }
+    }
+
+    fn device(&self, number: i32) -> (Arc<Device>, Arc<Lane<&'static str>>) {
+        let device = Arc::new(Device::default());
+        let events: Arc<dyn Events> = device.clone();
+        (device, self.watch.lane(number, 7, || events))
+    }
+
+    /// Runs a call that queues one piece of work.
+    fn call(&self, lane: &Arc<Lane<&'static str>>, device: &Device, name: &'static str) {
+        let call = self.watch.begin(lane, &Arc::new(name)).unwrap();
+        device.launch();
+        self.watch.end(&call);
+    }
+
+    fn hang(&self) -> Hang<&'static str> {
+        self.hangs.recv_timeout(PATIENCE).expect("a hang is told")
+    }
+
+    /// Nothing is told within three deadlines.
+    fn assert_quiet(&self) {
+        if let Ok(hang) = self.hangs.recv_timeout(3 * DEADLINE) {
+            panic!("told of {hang:?}");
+        }
+    }
+
+    fn wait_until_all_happened(lane: &Lane<&'static str>) {
+        let until = std::time::Instant::now() + PATIENCE;
+        while lane.outstanding() > 0 {
+            assert!(std::time::Instant::now() < until);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn the_first_that_does_not_finish_is_the_culprit() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    bench.call(&lane, &device, "second");
+    bench.call(&lane, &device, "third");
+    let hang = bench.hang();
+    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"second"), Place::Running, Some(0)));
+    assert!(hang.waited >= DEADLINE);
+}
+
+#[test]
+fn what_stands_before_a_call_is_not_the_calls_fault() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(3);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    device.launch();
+    bench.call(&lane, &device, "second");
+    let hang = bench.hang();
+    assert_eq!((hang.subject, hang.place, hang.device), (None, Place::Outside, Some(3)));
+}
+
+#[test]
+fn a_wait_with_no_call_outstanding_is_outside() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    Bench::wait_until_all_happened(&lane);
+    device.launch();
+    assert_eq!(bench.hang().place, Place::Outside);
+}
+
+#[test]
+fn a_call_that_waits_for_its_own_candidates_is_the_culprit() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    let _call = bench.watch.begin(&lane, &Arc::new("searching")).unwrap();
+    device.launch();
+    let hang = bench.hang();
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"searching"), Place::Searching));
+}
+
+#[test]
+fn compiling_and_loading_data_are_no_hangs() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    bench.assert_quiet(); // no work: the loader is slow
+    let call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
+    bench.assert_quiet(); // an idle stream inside a call
+    device.launch();
+    bench.watch.end(&call);
+    device.finish_all();
+    bench.assert_quiet();
+}
+
+#[test]
+fn compiling_for_ever_is_a_hang() {
+    let bench = Bench::with(Settings { deadline: DEADLINE, host_deadline: 2 * DEADLINE });
+    let (_device, lane) = bench.device(0);
+    let _call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
+    let hang = bench.hang();
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"compiling"), Place::Host));
+}
+
+#[test]
+fn a_deep_queue_that_moves_is_no_hang() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    for _ in 0..100 {
+        bench.call(&lane, &device, "one of many");
+    }
+    // All of it takes several deadlines, each piece a part of one.
+    for _ in 0..40 {
+        std::thread::sleep(DEADLINE / 10);
+        device.done.fetch_add(1, Ordering::SeqCst);
+    }
+    assert!(lane.outstanding() > 0 && bench.hangs.try_recv().is_err());
+    device.finish_all();
+    Bench::wait_until_all_happened(&lane);
+}
+
+#[test]
+fn nothing_is_put_into_a_graph() {
+    let bench = Bench::new();
+    let device = Arc::new(Device { capturing: AtomicBool::new(true), ..Device::default() });
+    let events: Arc<dyn Events> = device.clone();
+    let lane = bench.watch.lane(0, 7, || events);
+    assert!(bench.watch.begin(&lane, &Arc::new("captured")).is_none());
+    bench.assert_quiet();
+    assert_eq!(device.recorded.load(Ordering::SeqCst), 0);
+    // A recording that begins inside a call: what is launched then never runs, and is waited for by nobody.
+    device.capturing.store(false, Ordering::SeqCst);
+    let call = bench.watch.begin(&lane, &Arc::new("begins one")).unwrap();
+    Bench::wait_until_all_happened(&lane);
+    device.capturing.store(true, Ordering::SeqCst);
+    std::thread::sleep(DEADLINE / 2);
+    device.launch();
+    bench.watch.end(&call);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_driver_that_never_answers_is_judged_all_the_same() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    let (other, other_lane) = bench.device(1);
+    Bench::wait_until_all_happened(&other_lane);
+    device.stuck.store(true, Ordering::SeqCst);
+    bench.call(&lane, &device, "stuck");
+    // Finished, and the poller is not there to see it.
+    bench.call(&other_lane, &other, "fine");
+    other.finish_all();
+    let hang = bench.hang();
+    // Whichever marker it was asked about; never the lane that could not be asked.
+    assert_eq!(hang.device, Some(0));
+    assert!(hang.subject.is_none_or(|subject| *subject == "stuck"));
+    device.stuck.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn a_driver_that_refuses_is_left_alone() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    device.refusing.store(true, Ordering::SeqCst);
+    bench.call(&lane, &device, "broken");
+    bench.assert_quiet();
+    assert_eq!(lane.broken().as_deref(), Some("illegal address"));
+    bench.call(&lane, &device, "after");
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_call_on_the_host_has_the_same_deadline() {
+    let bench = Bench::new();
+    let quick = bench.watch.begin_host(&Arc::new("quick"));
+    let slow = bench.watch.begin_host(&Arc::new("slow"));
+    bench.watch.end_host(quick);
+    let hang = bench.hang();
+    assert_eq!((hang.subject.as_deref(), hang.place, hang.device), (Some(&"slow"), Place::Call, None));
+    bench.watch.end_host(slow);
+}
+
+#[test]
+fn a_stopped_watch_tells_nothing_and_its_threads_end() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    bench.call(&lane, &device, "hanging");
+    assert!(bench.watch.stop_within(PATIENCE));
+    assert!(bench.watch.begin(&lane, &Arc::new("later")).is_none());
+    assert!(bench.hangs.recv().is_err(), "the function was dropped and not called");
+}
+
+#[test]
+fn more_calls_than_can_be_watched_accuse_nobody() {
+    // Long enough to fill the queue in.
+    let bench = Bench::with(Settings { deadline: 12 * DEADLINE, host_deadline: 1000 * DEADLINE });
+    let (device, lane) = bench.device(0);
+    device.launch();
+    let subject = Arc::new("one of too many");
+    for _ in 0..9000 {
+        let call = bench.watch.begin(&lane, &subject).unwrap();
+        bench.watch.end(&call);
+    }
+    // There was no room for what stands before this one.
+    let call = bench.watch.begin(&lane, &subject).unwrap();
+    device.finish_all();
+    Bench::wait_until_all_happened(&lane);
+    device.launch();
+    bench.watch.end(&call);
+    let hang = bench.hang();
+    // Either its own marker, which says nothing now, or a fence that came between.
+    assert!(hang.is_uncertain && hang.subject.is_none() || hang.place == Place::Searching, "{hang:?}");
+}

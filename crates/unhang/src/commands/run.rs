@@ -1,0 +1,299 @@
+//! `unhang run`: a program with the right environment, unhang in every Python that it starts, and a watchdog.
+
+mod child;
+mod environment;
+mod folder;
+mod shield;
+
+use std::ffi::OsString;
+use std::fmt::Write as _;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use serde_json::json;
+use unhang_machine::profile::Profile;
+use unhang_machine::{Options, examine};
+use unhang_plan::Strategy;
+
+use self::child::{Ended, Signals};
+use self::environment::{Action, Decision};
+use self::folder::{HangReport, RunFolder};
+use super::machine_arguments::MachineArguments;
+use super::text::{print_safe_json, print_text};
+use crate::output::printable;
+
+/// The exit code when a convolution did not come back.
+const HANG_IN_CONVOLUTION: u8 = 86;
+/// The exit code when something else on the accelerator did not.
+const HANG_OUTSIDE: u8 = 87;
+/// As shells have it: the command is there and cannot be run; it is not there.
+const CANNOT_RUN: u8 = 126;
+const NOT_FOUND: u8 = 127;
+/// A GPU that was hung takes that long to be reset: nine seconds until its queues are given up, and the reset itself.
+const RESET: Duration = Duration::from_secs(15);
+
+/// Run a program with the right environment, unhang in every Python that it starts, and a watchdog.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: the program's own; 86 a convolution did not come back, 87 something else on the accelerator did not, 126 the
+command cannot be run, 127 it was not found, 2 wrong usage. A program that dies of a signal takes `unhang run` with it.
+
+Nothing is installed and no file is left behind. Variables that are set already win; --dry-run shows what would be set.
+
+Examples:
+  unhang run -- python train.py
+  unhang run --restarts 3 --restart-cmd 'python train.py --resume' -- python train.py
+  unhang run -- torchrun --nproc-per-node 2 train.py
+  unhang run --dry-run -- python train.py")]
+pub struct Run {
+    /// Seconds after which work on the accelerator that does not move is a hang [default: 60].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    hang_deadline: Option<f64>,
+    /// Seconds after which a convolution's call is a hang although the accelerator is idle: compiling, searching
+    /// [default: 3600].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    host_deadline: Option<f64>,
+    /// Start the program again after a hang, at most so many times, with what hung quarantined and UNHANG_RESTART=n set.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    restarts: u32,
+    /// What to start then in place of the command; a line for sh.
+    #[arg(long, value_name = "CMD", requires = "restarts")]
+    restart_cmd: Option<String>,
+    /// Seconds to wait before starting again; by default 15 on an affected card, which has to be reset first.
+    #[arg(long, value_name = "SECONDS")]
+    restart_delay: Option<f64>,
+    /// Which environment profile to set.
+    #[arg(long, value_enum, default_value = "auto")]
+    profile: ProfileName,
+    /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
+    #[arg(long, value_name = "NAME")]
+    strategy: Option<Strategy>,
+    /// Do not watch.
+    #[arg(long)]
+    no_watchdog: bool,
+    /// Let CPU tensors stand for those of the machine that --root describes; everything says that it is a rehearsal.
+    #[arg(long)]
+    rehearse: bool,
+    /// Show what would be set, and run nothing.
+    #[arg(long)]
+    dry_run: bool,
+    /// Show it as JSON.
+    #[arg(long, requires = "dry_run")]
+    json: bool,
+    #[command(flatten)]
+    machine: MachineArguments,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ProfileName {
+    /// What fits this machine; nothing where no RDNA1 card is.
+    Auto,
+    /// No variables.
+    None,
+    #[value(name = "rocm5.2")]
+    Rocm52,
+    #[value(name = "rocm5.7")]
+    Rocm57,
+    NoSpoof,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value < 1e9 => Ok(value),
+        _ => Err("expected a number of seconds above 0".to_owned()),
+    }
+}
+
+/// Talk of `unhang run` itself, as the Python package has it.
+fn say(message: &str) {
+    eprintln!("unhang: {}", printable(message));
+}
+
+impl Run {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let (decisions, is_affected) = self.decide()?;
+        if self.dry_run {
+            return self.show(&decisions);
+        }
+        for decision in decisions.iter().filter(|it| it.action == Action::Kept) {
+            say(&decision.to_string());
+        }
+        let signals = Signals::catch().context("cannot catch signals")?;
+        let folder =
+            RunFolder::create().context("cannot make a folder for the run; hint: TMPDIR names another place")?;
+        let delay = match self.restart_delay {
+            Some(delay) => Duration::try_from_secs_f64(delay).context("--restart-delay")?,
+            None if is_affected && !self.rehearse => RESET,
+            None => Duration::ZERO,
+        };
+        let mut hangs: Vec<HangReport> = Vec::new();
+        for attempt in 0.. {
+            let mut command = self.command(attempt);
+            self.set_environment(&mut command, &decisions, &folder, &hangs, attempt)?;
+            let ended = match child::run(command, &signals, &folder) {
+                Ok(ended) => ended,
+                Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
+            };
+            let found = folder.take_reports();
+            if ended == Ended::Exited(0) || found.is_empty() {
+                return Ok(end_likewise(ended, folder));
+            }
+            let code = if found.iter().any(HangReport::is_convolution) { HANG_IN_CONVOLUTION } else { HANG_OUTSIDE };
+            hangs.extend(found);
+            if ended == Ended::Unkillable {
+                say(
+                    "a process that hangs cannot be killed: it waits in the kernel, and the GPU needs a reset or a reboot",
+                );
+                return Ok(ExitCode::from(code));
+            }
+            if attempt >= self.restarts {
+                if self.restarts > 0 {
+                    say(&format!("it hung again, and was started again {} times as asked: giving up", self.restarts));
+                }
+                return Ok(ExitCode::from(code));
+            }
+            say(&format!("starting it again ({} of {})", attempt + 1, self.restarts));
+            if let Some(signal) = signals.wait(delay) {
+                return Ok(end_likewise(Ended::Signalled(signal), folder));
+            }
+        }
+        unreachable!("attempts are counted")
+    }
+
+    /// What to set and why, and whether the card is affected.
+    fn decide(&self) -> anyhow::Result<(Vec<Decision>, bool)> {
+        let system = self.machine.system()?;
+        if self.rehearse && !system.is_folder() {
+            bail!("a rehearsal needs a machine to play: name its folder with --root or UNHANG_ROOT");
+        }
+        let examination = examine(&system, &Options { pythons: environment::python_of(&self.command[0]) });
+        let is_affected = examination.machine.affected();
+        let profile = match self.profile {
+            ProfileName::None => None,
+            ProfileName::Auto if !is_affected => None,
+            ProfileName::Auto => {
+                let (profile, reason) = Profile::automatic(&examination);
+                Some((profile, format!("profile chosen because {reason}")))
+            }
+            ProfileName::Rocm52 => Profile::named("rocm5.2").map(|it| (it, "asked for".to_owned())),
+            ProfileName::Rocm57 => Profile::named("rocm5.7").map(|it| (it, "asked for".to_owned())),
+            ProfileName::NoSpoof => Profile::named("no-spoof").map(|it| (it, "asked for".to_owned())),
+        };
+        let mut decisions = Vec::new();
+        if let Some((profile, why)) = &profile {
+            decisions = environment::of_profile(profile, why, |name| std::env::var(name).ok());
+        }
+        let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
+        if is_affected && (spoofs || examination.machine.spoofed()) {
+            decisions.extend(shield::decide(|name| std::env::var(name).ok()));
+        }
+        Ok((decisions, is_affected))
+    }
+
+    fn show(&self, decisions: &[Decision]) -> anyhow::Result<ExitCode> {
+        if self.json {
+            let command: Vec<_> = self.command.iter().map(|it| it.to_string_lossy()).collect();
+            print_safe_json(&json!({ "schema": 1, "command": command, "variables": decisions }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let mut text = String::new();
+        if decisions.is_empty() {
+            text.push_str("no variable would be set: no RDNA1 card is here, or none was asked for\n");
+        }
+        for decision in decisions {
+            let _ = writeln!(text, "{}", printable(&decision.to_string()));
+        }
+        print_text(&text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn command(&self, attempt: u32) -> Command {
+        match &self.restart_cmd {
+            Some(line) if attempt > 0 => {
+                let mut command = Command::new("sh");
+                command.arg("-c").arg(line);
+                command
+            }
+            _ => {
+                let mut command = Command::new(&self.command[0]);
+                command.args(&self.command[1..]);
+                command
+            }
+        }
+    }
+
+    fn set_environment(
+        &self,
+        command: &mut Command,
+        decisions: &[Decision],
+        folder: &RunFolder,
+        hangs: &[HangReport],
+        attempt: u32,
+    ) -> anyhow::Result<()> {
+        for decision in decisions {
+            match decision.action {
+                Action::Set => command.env(decision.name, decision.value.as_deref().unwrap_or_default()),
+                Action::Kept => command,
+            };
+        }
+        let mut path = folder.path().as_os_str().to_owned();
+        if let Some(before) = std::env::var_os("PYTHONPATH").filter(|it| !it.is_empty()) {
+            path.push(":");
+            path.push(before);
+        }
+        command.env("PYTHONPATH", path);
+        command.env("UNHANG_RUN_FOLDER", folder.path());
+        if self.no_watchdog {
+            command.env("UNHANG_WATCHDOG", "0");
+        } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
+            command.env("UNHANG_WATCHDOG", "1");
+        }
+        for (name, deadline) in
+            [("UNHANG_HANG_DEADLINE", self.hang_deadline), ("UNHANG_HOST_DEADLINE", self.host_deadline)]
+        {
+            if let Some(deadline) = deadline {
+                command.env(name, deadline.to_string());
+            }
+        }
+        command.env("UNHANG_RESTART", attempt.to_string());
+        let pairs: Vec<String> = hangs.iter().flat_map(HangReport::pairs).collect();
+        if !pairs.is_empty() {
+            command.env("UNHANG_QUARANTINE", pairs.join(" "));
+        }
+        if let Some(strategy) = self.strategy {
+            command.env("UNHANG_STRATEGY", strategy.to_string());
+        }
+        if self.rehearse {
+            command.env("UNHANG_REHEARSE", "1");
+        }
+        if let Some(root) = self.machine.description().filter(|it| it.is_dir()) {
+            command.env("UNHANG_ROOT", std::path::absolute(root)?);
+        }
+        Ok(())
+    }
+}
+
+fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
+    let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+    say(&format!("cannot run {}: {error}", program.to_string_lossy()));
+    if is_missing { NOT_FOUND } else { CANNOT_RUN }
+}
+
+/// Ends as the program did; one that died of a signal takes this process with it.
+fn end_likewise(ended: Ended, folder: RunFolder) -> ExitCode {
+    drop(folder);
+    match ended {
+        Ended::Exited(code) => ExitCode::from(code),
+        Ended::Signalled(signal) => {
+            child::die_of(signal);
+            ExitCode::from(128u8.saturating_add(u8::try_from(signal).unwrap_or_default()))
+        }
+        Ended::Unkillable => ExitCode::from(HANG_OUTSIDE),
+    }
+}

@@ -1,0 +1,136 @@
+//! Which variables a run gets. What the user has set wins, and is said.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use unhang_machine::profile::Profile;
+
+/// What happens to a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// It gets this value.
+    Set,
+    /// The user's stays, although another was wanted.
+    Kept,
+}
+
+/// One variable, what happens to it, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Decision {
+    /// The variable.
+    pub name: &'static str,
+    /// What happens.
+    pub action: Action,
+    /// The value that it has in the run.
+    pub value: Option<String>,
+    /// The value that was wanted, where the user's stays; none if it should not be set.
+    pub wanted: Option<String>,
+    /// Why.
+    pub reason: String,
+}
+
+impl Decision {
+    /// Whether the variable has a value in the run that is not empty.
+    pub fn holds_a_value(&self) -> bool {
+        self.value.as_deref().is_some_and(|value| !value.is_empty())
+    }
+}
+
+impl fmt::Display for Decision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let value = self.value.as_deref().unwrap_or_default();
+        match (self.action, &self.wanted) {
+            (Action::Set, _) => write!(f, "{}={value}  ({})", self.name, self.reason),
+            (Action::Kept, Some(wanted)) => {
+                write!(f, "{}={value} is yours and stays; wanted was {wanted} ({})", self.name, self.reason)
+            }
+            (Action::Kept, None) => {
+                write!(f, "{}={value} is yours and stays; better not set ({})", self.name, self.reason)
+            }
+        }
+    }
+}
+
+/// What a profile comes to, given what is set. A line that wants nothing set and finds nothing set is no decision.
+pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+    let mut decisions = Vec::new();
+    for line in &profile.lines {
+        let wanted = line.value.map(str::to_owned);
+        let reason = format!("{} [{}; {why}]", line.reason, profile.name);
+        let (action, value) = match (get(line.name), &wanted) {
+            (Some(present), Some(value)) if present == *value => continue,
+            (Some(present), _) => (Action::Kept, Some(present)),
+            (None, Some(value)) => (Action::Set, Some(value.clone())),
+            (None, None) => continue,
+        };
+        let wanted = if action == Action::Kept { wanted } else { None };
+        decisions.push(Decision { name: line.name, action, value, wanted, reason });
+    }
+    decisions
+}
+
+/// The interpreter that a command is, where it is one: its packages are looked through for torch. A script by its first
+/// line.
+pub fn python_of(program: &OsString) -> Vec<PathBuf> {
+    let Some(path) = find_on_path(Path::new(program)) else { return Vec::new() };
+    let is_python =
+        |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("python"));
+    if is_python(&path) {
+        return vec![path];
+    }
+    let mut start = [0u8; 256];
+    let length =
+        std::fs::File::open(&path).and_then(|mut file| std::io::Read::read(&mut file, &mut start)).unwrap_or_default();
+    let text = String::from_utf8_lossy(&start[..length]);
+    let interpreter = text.strip_prefix("#!").and_then(|rest| rest.split_whitespace().next()).map(PathBuf::from);
+    interpreter.filter(|path| is_python(path)).into_iter().collect()
+}
+
+fn find_on_path(program: &Path) -> Option<PathBuf> {
+    if program.components().count() > 1 {
+        return program.is_file().then(|| program.to_owned());
+    }
+    let folders = std::env::var_os("PATH")?;
+    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_user_set_stays() {
+        let profile = Profile::named("rocm5.2").unwrap();
+        let set = |name: &str| match name {
+            "HSA_OVERRIDE_GFX_VERSION" => Some("10.3.0".to_owned()),
+            "MIOPEN_FIND_MODE" => Some("NORMAL".to_owned()),
+            "MIOPEN_FIND_ENFORCE" => Some("3".to_owned()),
+            _ => None,
+        };
+        let decisions = of_profile(&profile, "because", set);
+        let gist: Vec<_> = decisions.iter().map(|it| (it.name, it.action, it.value.as_deref())).collect();
+        let expected = [
+            ("MIOPEN_DEBUG_CONV_GEMM", Action::Set, Some("0")),
+            ("MIOPEN_FIND_MODE", Action::Kept, Some("NORMAL")),
+            ("MIOPEN_FIND_ENFORCE", Action::Kept, Some("3")),
+        ];
+        assert_eq!(gist, expected);
+        assert!(decisions[1].to_string().contains("is yours and stays; wanted was FAST"));
+        assert!(decisions[2].to_string().contains("better not set"));
+    }
+
+    #[test]
+    fn a_python_is_known_by_name_or_first_line() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("tool");
+        std::fs::write(&script, "#!/opt/venv/bin/python3.11 -u\nimport torch\n").unwrap();
+        assert_eq!(python_of(&script.into_os_string()), [PathBuf::from("/opt/venv/bin/python3.11")]);
+        let shell = folder.path().join("other");
+        std::fs::write(&shell, "#!/bin/sh\n").unwrap();
+        assert!(python_of(&shell.into_os_string()).is_empty());
+        assert!(python_of(&"not-there-at-all".into()).is_empty());
+    }
+}

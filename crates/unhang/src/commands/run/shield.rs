@@ -1,0 +1,99 @@
+//! Where the shield is, and the variables by which AMD's runtime loads it.
+//!
+//! The shield (`libunhang_shield.so`) mends code objects as the runtime loads them. It is wanted where the runtime takes
+//! an RDNA1 card for another one.
+
+use std::path::{Path, PathBuf};
+
+use super::environment::{Action, Decision};
+
+/// The library's name.
+const LIBRARY: &str = "libunhang_shield.so";
+
+/// What to set so that the shield is loaded; nothing where it is not there, or declined by `UNHANG_SHIELD=0`.
+pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+    let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
+    let program = std::env::current_exe().ok();
+    let Some(shield) = find(named.as_deref(), program.as_deref()) else { return Vec::new() };
+    let set = |name, value: String, reason: &str| Decision {
+        name,
+        action: Action::Set,
+        value: Some(value),
+        wanted: None,
+        reason: reason.to_owned(),
+    };
+    let mut decisions = Vec::new();
+    let present = get("HSA_TOOLS_LIB").unwrap_or_default();
+    if let Some(value) = with_tool(&present, &shield) {
+        decisions.push(set("HSA_TOOLS_LIB", value, "the shield mends code for another chip as it is loaded"));
+    }
+    if get("HSA_TOOLS_ROCPROFILER_V1_TOOLS").is_none() {
+        let reason = "ROCm 6.1 and later heed HSA_TOOLS_LIB only then";
+        decisions.push(set("HSA_TOOLS_ROCPROFILER_V1_TOOLS", "1".to_owned(), reason));
+    }
+    decisions
+}
+
+/// The library that was named, else the one beside the program, in its `../lib`, or in the Python package there.
+fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
+    if let Some(named) = named {
+        return (named != "0").then(|| PathBuf::from(named)).filter(|path| path.is_file());
+    }
+    let folder = program?.parent()?;
+    let library = folder.parent().map(|parent| parent.join("lib"));
+    let mut places = vec![folder.to_owned()];
+    places.extend(library.clone());
+    if let Some(entries) = library.and_then(|library| std::fs::read_dir(library).ok()) {
+        let mut pythons: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+        pythons.sort();
+        let is_python = |path: &PathBuf| path.file_name().is_some_and(|it| it.to_string_lossy().starts_with("python3"));
+        places.extend(pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")));
+    }
+    places.into_iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file())
+}
+
+/// The list of tools with the shield at its end, as ROCr reads it: entries are separated by spaces, one with a space in
+/// it is quoted, and a backslash takes the next character as it is. None if the shield is in it.
+fn with_tool(present: &str, shield: &Path) -> Option<String> {
+    let path = shield.to_str()?;
+    if present.contains(LIBRARY) {
+        return None;
+    }
+    let escaped = path.replace('\\', "\\\\").replace('"', "\\\"");
+    let entry = if path.contains(' ') { format!("\"{escaped}\"") } else { escaped };
+    let present = present.trim();
+    Some(if present.is_empty() { entry } else { format!("{present} {entry}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_the_list_stays() {
+        let shield = Path::new("/opt/a b/libunhang_shield.so");
+        assert_eq!(with_tool("", Path::new("/x/libunhang_shield.so")).unwrap(), "/x/libunhang_shield.so");
+        assert_eq!(
+            with_tool("\"/opt/my tools/t.so\" u.so", shield).unwrap(),
+            "\"/opt/my tools/t.so\" u.so \"/opt/a b/libunhang_shield.so\""
+        );
+        assert_eq!(with_tool("/y/libunhang_shield.so", shield), None);
+    }
+
+    #[test]
+    fn it_is_found_beside_the_program_and_in_the_package() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bin/unhang");
+        let package = folder.path().join("lib/python3.11/site-packages/unhang");
+        std::fs::create_dir_all(&package).unwrap();
+        std::fs::create_dir_all(program.parent().unwrap()).unwrap();
+        assert_eq!(find(None, Some(&program)), None);
+        std::fs::write(package.join(LIBRARY), "").unwrap();
+        assert_eq!(find(None, Some(&program)), Some(package.join(LIBRARY)));
+        let beside = folder.path().join("bin").join(LIBRARY);
+        std::fs::write(&beside, "").unwrap();
+        assert_eq!(find(None, Some(&program)), Some(beside));
+        assert_eq!(find(Some("0"), Some(&program)), None);
+        assert_eq!(find(Some("/not/there.so"), Some(&program)), None);
+    }
+}

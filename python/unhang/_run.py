@@ -1,0 +1,53 @@
+"""What `unhang run` does in each Python that it starts, right after torch was imported: see ``docs/run.md``.
+
+Nothing here may break the program: what goes wrong is said, and the program runs as it would have without.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+#: The oldest torch whose dispatcher takes our kernels.
+OLDEST_TORCH = (1, 13)
+
+
+def after_torch() -> None:
+    """Called by the sitecustomize of a run when torch has been imported."""
+    main = sys.modules.get("__main__")
+    started_as = getattr(getattr(main, "__spec__", None), "name", "") or ""
+    if started_as.partition(".")[0] == "unhang":
+        return  # a canary or another child of our own
+    import torch
+
+    from unhang import _core
+
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    if found is None or tuple(map(int, found.groups())) < OLDEST_TORCH:
+        _say_once("torch", f"torch {torch.__version__} is too old for unhang: it is left alone")
+        return
+    strategy = os.environ.get("UNHANG_STRATEGY") or "auto"
+    rehearse = os.environ.get("UNHANG_REHEARSE", "0") not in ("", "0")
+    # Asked of the files: torch itself must not look at the GPU before the program does, which may still choose one.
+    wanted = _core.Machine.inspect("").affected or strategy != "auto"
+    has_accelerator = torch.version.hip is not None or torch.version.cuda is not None
+    if not rehearse and not (wanted and has_accelerator):
+        return
+    import unhang
+
+    if rehearse:
+        unhang.enable(strategy, rehearse=True)
+    else:
+        unhang.enable(strategy, devices=("cuda",))
+
+
+def _say_once(name: str, message: str) -> None:
+    """Says something once in a whole run, however many processes it has."""
+    folder = os.environ.get("UNHANG_RUN_FOLDER")
+    if folder:
+        try:
+            os.close(os.open(os.path.join(folder, f"said-{name}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        except OSError:
+            return
+    print(f"unhang: {message}", file=sys.stderr)

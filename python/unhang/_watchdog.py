@@ -1,0 +1,146 @@
+"""The watchdog: a convolution that does not come back is named, kept as evidence, and the process is ended.
+
+On an accelerator markers go into the stream before and after each call, and threads that need no interpreter look
+whether they happen (``unhang._core.Watchdog``; ``docs/run.md`` says how a hang is told from a long compilation). In a
+rehearsal a call on CPU tensors stands for the card's, and is over when it returns.
+
+It is on under ``unhang run`` and where ``UNHANG_WATCHDOG=1``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import os
+import signal
+
+import torch
+
+from unhang import _core
+from unhang._engines import Engine, Geometry, Gradients, Mask, Route
+from unhang._state import environment_variable, say, state
+
+Tensor = torch.Tensor
+
+#: Seconds after which work on the accelerator that does not move is a hang.
+DEADLINE = 60.0
+#: Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
+HOST_DEADLINE = 3600.0
+
+_watchdog: _core.Watchdog | None = None
+
+
+def ensure() -> None:
+    """Starts the watchdog of this process if one is wanted and none runs."""
+    global _watchdog
+    if _watchdog is not None or os.environ.get("UNHANG_WATCHDOG", "0") in ("", "0"):
+        return
+    current = state()
+    if current.forked:
+        return
+    number = _stack_signal()
+    # In C and without the interpreter's lock, which a thread that hangs may hold for ever.
+    faulthandler.register(number, file=2, all_threads=True, chain=False)
+    _watchdog = _core.Watchdog(
+        current.store,
+        current.machine,
+        _seconds("UNHANG_HANG_DEADLINE", DEADLINE),
+        _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE),
+        environment_variable("UNHANG_RUN_FOLDER"),
+        number,
+        torch.version.hip is not None,
+    )
+    # Drivers are taken down when the process ends: nobody may ask them then.
+    atexit.register(stop)
+
+
+def stop() -> None:
+    """Stops the watchdog of this process."""
+    global _watchdog
+    watchdog, _watchdog = _watchdog, None
+    if watchdog is not None:
+        watchdog.stop(1.0)
+
+
+def is_on() -> bool:
+    """Whether convolutions of this process are being watched."""
+    return _watchdog is not None
+
+
+def _after_fork_in_child() -> None:
+    # Its threads stayed with the parent. Kept alive: dropping it would wait for them.
+    global _watchdog
+    _inherited.append(_watchdog)
+    _watchdog = None
+
+
+_inherited: list[_core.Watchdog | None] = []
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def _stack_signal() -> int:
+    """A signal that programs do not use; for the highest ones libraries have habits."""
+    return int(signal.SIGRTMAX) - 7
+
+
+def _seconds(name: str, default: float) -> float:
+    text = environment_variable(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+        if not 0.0 < value < 1e9:
+            raise ValueError
+    except ValueError:
+        say(f"{name} is {text!r}, which is no number of seconds above 0: it is {default:.0f} now")
+        return default
+    return value
+
+
+def watched(engine: Engine, name: str, route: Route) -> Engine:
+    """The engine for that route, watched if that is on. CPU tensors are not: torch's CPU kernels come back."""
+    if _watchdog is None or (route.device == "cpu" and not route.rehearsed):
+        return engine
+    return WatchedEngine(engine, name.partition("(")[0], route)
+
+
+class WatchedEngine:
+    """Another engine, each call of which is watched."""
+
+    def __init__(self, inner: Engine, name: str, route: Route) -> None:
+        self._inner = inner
+        self._rehearsed = route.rehearsed
+        problem = route.problem
+        self._single = _core.Watchdog.watched([problem], name, route.rehearsed)
+        self._both = self._single
+        if problem.direction != "forward":
+            # One call may compute both gradients; when it hangs, it may be either.
+            gradients = [problem.with_direction("backward-data"), problem.with_direction("backward-weights")]
+            self._both = _core.Watchdog.watched(gradients, name, route.rehearsed)
+
+    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        watchdog = _watchdog
+        call = None if watchdog is None else self._begin(watchdog, self._single, input)
+        try:
+            return self._inner.forward(route, input, weight, bias, geometry)
+        finally:
+            if watchdog is not None and call is not None:
+                watchdog.end(call)
+
+    def backward(
+        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+    ) -> Gradients:
+        watchdog = _watchdog
+        subject = self._both if mask[0] and mask[1] else self._single
+        call = None if watchdog is None else self._begin(watchdog, subject, input)
+        try:
+            return self._inner.backward(route, grad_output, input, weight, geometry, mask)
+        finally:
+            if watchdog is not None and call is not None:
+                watchdog.end(call)
+
+    def _begin(self, watchdog: _core.Watchdog, subject: _core.Watched, input: Tensor) -> _core.WatchedCall | None:
+        if self._rehearsed:
+            return watchdog.begin_host(subject)
+        device = input.get_device()
+        return watchdog.begin(subject, device, torch._C._cuda_getCurrentRawStream(device))

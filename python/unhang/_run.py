@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from typing import Any
 
 #: The oldest torch whose dispatcher takes our kernels.
 OLDEST_TORCH = (1, 13)
@@ -34,12 +35,23 @@ def after_torch() -> None:
     has_accelerator = torch.version.hip is not None or torch.version.cuda is not None
     if not rehearse and not (wanted and has_accelerator):
         return
+    if rehearse:
+        _enable(strategy, rehearse=True)
+    else:
+        # When torch first uses the GPU, and in the process that does: a program that only prepares may still choose a
+        # GPU, or fork.
+        torch.cuda._lazy_call(lambda: _enable(strategy, devices=("cuda",)))
+
+
+def _enable(strategy: str, **options: Any) -> None:
     import unhang
 
-    if rehearse:
-        unhang.enable(strategy, rehearse=True)
-    else:
-        unhang.enable(strategy, devices=("cuda",))
+    if unhang.is_enabled():
+        return  # the program did so itself, in its own way
+    try:
+        unhang.enable(strategy, **options)
+    except Exception as error:
+        _say_once("failed", f"could not be switched on ({type(error).__name__}: {error}): left alone")
 
 
 def _say_once(name: str, message: str) -> None:

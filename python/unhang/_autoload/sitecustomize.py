@@ -79,7 +79,11 @@ def _act():
     except Exception as error:
         _say_once(
             "missing",
-            "not used in " + sys.executable + " (" + str(error) + "): install this version of unhang there, beside its torch",
+            "not used in "
+            + sys.executable
+            + " ("
+            + str(error)
+            + "): install this version of unhang there, beside its torch",
         )
         return
     try:

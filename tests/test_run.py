@@ -256,7 +256,7 @@ print("sum", float(compute().sum()), flush=True)
 
 def rehearse(environment: dict[str, str], home: Path, *arguments: object) -> subprocess.CompletedProcess:
     environment["UNHANG_HOME"] = str(home)
-    return run(environment, "--rehearse", "--root", CARD, "--hang-deadline", "1.5", *arguments)
+    return run(environment, "--rehearse", "--root", CARD, "--hang-deadline", "2.5", *arguments)
 
 
 def test_a_convolution_that_hangs_is_named_and_not_tried_again(

@@ -43,6 +43,8 @@ pub struct CodeObject<'a> {
     pub functions: Vec<Function<'a>>,
     /// The note with the metadata (msgpack), if there is one.
     pub metadata: Option<&'a [u8]>,
+    /// Every kernel descriptor, those of kernels that share their code with another one among them.
+    pub(crate) descriptors: Vec<KernelDescriptor>,
     /// The mode of functions that are called.
     called: Mode,
 }
@@ -200,7 +202,8 @@ impl<'a> CodeObject<'a> {
         let flags = u32_at(bytes, 48).ok_or(outside("the header"))?;
         let sections = section_headers(bytes).ok_or(outside("the section table"))?;
         let called = Mode { workgroup_processor: false, wave64: false };
-        let mut object = CodeObject { bytes, flags, functions: Vec::new(), metadata: None, called };
+        let mut object =
+            CodeObject { bytes, flags, functions: Vec::new(), metadata: None, descriptors: Vec::new(), called };
         // The full symbol table names local functions too; without it (stripped) the dynamic one has the kernels.
         let symbols = [SYMBOL_TABLE, DYNAMIC_SYMBOL_TABLE]
             .into_iter()
@@ -309,6 +312,7 @@ impl<'a> CodeObject<'a> {
                 function.descriptor = Some(descriptors[place].1);
             }
         }
+        self.descriptors = descriptors.into_iter().map(|(_, descriptor)| descriptor).collect();
         // One stretch of code is looked at once, whatever it is called; a hostile table could name it a million times.
         self.functions.sort_by_key(|function| (function.address, std::cmp::Reverse(function.code.len())));
         let mut end = 0;

@@ -97,6 +97,27 @@ fn data_stays_and_addresses_of_code_follow_it() {
 }
 
 #[test]
+fn kernels_that_share_their_code_move_together() {
+    // The descriptors are in the first segment, in steps of 64 bytes; each says how far away it starts.
+    let starts = |bytes: &[u8], address: u64| {
+        let segment = CodeObject::parse(bytes).unwrap().segments().next().unwrap();
+        let descriptors = segment.contents.chunks_exact(64).zip((segment.address..).step_by(64));
+        let entries =
+            descriptors.map(|(chunk, at)| at.wrapping_add(u64::from_le_bytes(chunk[16..24].try_into().unwrap())));
+        entries.filter(|&entry| entry == address).count()
+    };
+    let repair = repair_object(MOVES, OPTIONS).unwrap();
+    let mended = repair.bytes.unwrap();
+    let address = |bytes: &[u8]| {
+        let object = CodeObject::parse(bytes).unwrap();
+        object.functions.iter().find(|function| function.name.starts_with("permutes")).unwrap().address
+    };
+    assert_eq!(starts(MOVES, address(MOVES)), 2);
+    assert_eq!(starts(&mended, address(&mended)), 2);
+    assert_eq!(starts(&mended, address(MOVES)), 0);
+}
+
+#[test]
 fn without_a_spare_program_header_the_table_moves() {
     let mut object = MOVES.to_vec();
     let count = u16::from_le_bytes([object[56], object[57]]) as usize;

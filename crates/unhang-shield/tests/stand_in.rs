@@ -95,10 +95,10 @@ impl Runtime {
 }
 
 fn library_path() -> PathBuf {
-    // Beside the test program's folder: target/debug/libunhang_shield.so, or in deps/ when only tests were built.
+    // Beside the test program, in deps/: the copy one folder up is only made by `cargo build`, and may be old.
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().unwrap();
-    [folder.parent().unwrap(), folder]
+    [folder, folder.parent().unwrap()]
         .map(|folder| folder.join("libunhang_shield.so"))
         .into_iter()
         .find(|path| path.exists())

@@ -203,9 +203,10 @@ impl<'a> Rewriter<'a> {
         }
     }
 
+    /// Every kernel that starts with code that moved; several may share it.
     fn aim_descriptors(&self, out: &mut [u8], moves: &[Move]) {
-        for function in &self.object.functions {
-            if let (Some(descriptor), Some(moved)) = (function.descriptor, find(moves, function.address)) {
+        for descriptor in &self.object.descriptors {
+            if let Some(moved) = find(moves, descriptor.entry_address()) {
                 let distance = moved.to.wrapping_sub(descriptor.address);
                 put(out, descriptor.file_offset + KernelDescriptor::ENTRY_OFFSET, &distance.to_le_bytes());
             }

@@ -228,7 +228,7 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
 
 def _jit_name(gpu: _core.Gpu, family: str, *, rehearsed: bool = False) -> str:
     """Other sources, another compiler or another chip are other kernels."""
-    return _name(f"jit {family} {gpu.identity}", rehearsed=rehearsed)
+    return _name(f"jit:{family}:{gpu.identity}", rehearsed=rehearsed)
 
 
 def _known(name: str) -> tuple[str, str] | None:

@@ -256,7 +256,7 @@ def compute(
 
 def _label(route: Route, loaded: Loaded) -> str:
     """What verdicts on kernels are kept under. A rehearsal's are filed apart."""
-    return f"jit kernel {loaded.kernel.kernels}{' (rehearsed)' if route.rehearsed else ''}"
+    return f"jit:kernel:{loaded.kernel.kernels}{' (rehearsed)' if route.rehearsed else ''}"
 
 
 def _verdict(label: str) -> str | None:

@@ -127,26 +127,37 @@ def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> No
 
 def test_what_children_say_of_families() -> None:
     asked = ["plain", "gemm", "winograd"]
-    line = 'unhang-family {"family": "%s", "verdict": "%s", "detail": "d"}\n'
-    works = line % ("plain", "works")
+
+    def begin(family: str) -> str:
+        return f"unhang-begin {family}\n"
+
+    def line(family: str, verdict: str) -> str:
+        return begin(family) + f'unhang-family {{"family": "{family}", "verdict": "{verdict}", "detail": "d"}}\n'
+
+    works = line("plain", "works")
     judge = _canary._judge_families
-    everything = works + line % ("gemm", "works") + line % ("winograd", "wrong")
+    everything = works + line("gemm", "works") + line("winograd", "wrong")
     assert judge(asked, "exited", 0, everything) == (
         {"plain": ("works", "d"), "gemm": ("works", "d"), "winograd": ("wrong", "d")},
         False,
     )
     # Killed in the middle of gemm; winograd is not condemned with it.
-    verdicts, hung = judge(asked, "timed-out", 0, works)
+    verdicts, hung = judge(asked, "timed-out", 0, works + begin("gemm"))
     assert (set(verdicts), verdicts["gemm"][0], hung) == ({"plain", "gemm"}, "hangs", True)
-    verdicts, hung = judge(asked, "signalled", 11, works)
-    assert (verdicts["gemm"][0], "winograd" in verdicts, hung) == ("crashes", False, False)
+    verdicts, hung = judge(asked, "signalled", 11, works + begin("gemm"))
+    assert (set(verdicts), verdicts["gemm"][0], hung) == ({"plain", "gemm"}, "crashes", False)
     # The child's own limit: it said which.
-    verdicts, hung = judge(asked, "exited", 1, works + line % ("gemm", "hangs"))
+    verdicts, hung = judge(asked, "exited", 1, works + line("gemm", "hangs"))
     assert (set(verdicts), hung) == ({"plain", "gemm"}, True)
+    # It ended before any of them, and says why: that is all of them. Killed while it compiled: that is none.
+    answer = 'unhang-canary {"verdict": "error", "detail": "no compiler"}\n'
+    verdicts, hung = judge(asked, "exited", 0, answer)
+    assert (verdicts, hung) == (dict.fromkeys(asked, ("error", "no compiler")), False)
+    assert judge(asked, "timed-out", 0, "") == ({}, True)
     # Nonsense is no verdict.
-    verdicts, _ = judge(
-        asked, "exited", 0, "unhang-family nonsense\n" + line % ("other", "works") + line % ("plain", "x")
-    )
+    verdicts, _ = judge(asked, "exited", 0, begin("plain") + "unhang-family nonsense\n" + line("other", "works"))
+    assert verdicts == {}
+    verdicts, _ = judge(asked, "exited", 0, "unhang-family nonsense\n" + begin("plain"))
     assert verdicts == {"plain": ("crashes", "ended with code 0 and no answer")}
 
 

@@ -31,6 +31,8 @@ _ANSWER = "unhang-canary "
 # The line that says which torch the child has comes before the accelerator is touched: a child that hangs said it too.
 _TORCH = "unhang-torch "
 _FAMILY = "unhang-family "
+# The line before a family is run: from there on it is that family which hangs or crashes, and not a compiler.
+_BEGIN = "unhang-begin "
 
 # What the families of our GPU kernels are tried on, in all three directions: an ordinary convolution, one with a stride
 # and few channels, a depthwise one.
@@ -194,11 +196,13 @@ def ensure_jit(*, rehearsed: bool) -> None:
             say(f"canary of jit, {family}: {verdict} ({detail})")
         # What `unhang plan` and the doctor go by, who do not look at families.
         found = [_known(_jit_name(gpu, family, rehearsed=rehearsed)) for family in families(gpu)]
-        best = next((it for it in found if it is not None and it[0] == "works"), next(filter(None, found)))
-        current.store.set_canary(current.machine.fingerprint, _name("jit", rehearsed=rehearsed), *best)
+        best = sorted(filter(None, found), key=lambda it: it[0] != "works")[:1]
+        for verdict, detail in best:
+            current.store.set_canary(current.machine.fingerprint, _name("jit", rehearsed=rehearsed), verdict, detail)
         missing = [family for family in missing if family not in verdicts]
-        if hung and missing:
-            say(f"not tried: {', '.join(missing)}; after a hang the card may need a reboot first")
+        if (hung and missing) or not verdicts:
+            why = "after a hang the card may need a reboot first" if verdicts else "the child was not done compiling"
+            say(f"not tried: {', '.join(missing)}; {why}")
             return
 
 
@@ -250,10 +254,17 @@ def _judge_families(asked: list[str], ended: str, code: int, output: str) -> tup
         family: found for family, found in verdicts.items() if family in asked and found[0] in ("works", *_WORDS)
     }
     silent = [family for family in asked if family not in verdicts]
-    if silent and not any(verdict == "hangs" for verdict, _ in verdicts.values()):
-        # The child ended in the middle of the first one that it said nothing of; or before all of them.
+    begun = [line[len(_BEGIN) :] for line in output.splitlines() if line.startswith(_BEGIN)]
+    if silent and not begun:
+        if ended in ("timed-out", "unkillable"):
+            return (
+                {},
+                True,
+            )  # still compiling, which says nothing of the kernels: the next start finds them in the cache
+        verdicts.update(dict.fromkeys(silent, _judge(ended, code, output)))
+    elif begun and begun[-1] in silent:
         verdict, detail = _judge(ended, code, output)
-        verdicts[silent[0]] = ("crashes" if verdict == "works" else verdict, detail)
+        verdicts[begun[-1]] = ("crashes" if verdict == "works" else verdict, detail)
     return verdicts, any(verdict == "hangs" for verdict, _ in verdicts.values())
 
 
@@ -279,6 +290,7 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
 
     worst, bad = 0.0, []
     for family in dict.fromkeys(it[0] for it in tries):
+        print(_BEGIN + family, flush=True)
         timer = threading.Timer(limit, give_up, [family])
         timer.start()
         error = max(

@@ -36,10 +36,10 @@ bench-overhead:
 	@tools/setup build python
 	@.venv/bin/python tools/bench_overhead.py
 
-# make bench-cpu   our CPU engine against torch's
+# make bench-cpu   our CPU engine against torch's and others, in every setting; tables in build/bench-cpu.md
 bench-cpu:
 	@tools/setup build python
-	@.venv/bin/python tools/bench-cpu/bench.py
+	@.venv/bin/python tools/bench-cpu/bench.py --setup --json build/bench-cpu.json --markdown build/bench-cpu.md
 
 clean:
 	rm -rf build dist target unhang.data python/unhang/*.so

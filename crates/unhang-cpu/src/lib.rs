@@ -35,6 +35,7 @@ mod simd;
 
 pub use algorithm::Algorithm;
 pub use isa::Isa;
+pub use parallel::available_threads;
 
 use unhang_conv::Problem;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
@@ -50,7 +51,7 @@ pub struct Settings {
 }
 
 impl Default for Settings {
-    /// As many threads as `OMP_NUM_THREADS` says, otherwise as many as the system lets this process use at once.
+    /// As many threads as `OMP_NUM_THREADS` says, but no more than the system lets this process use at once.
     fn default() -> Settings {
         Settings { threads: parallel::default_threads(), isa: None }
     }

@@ -9,17 +9,21 @@ use std::sync::{Mutex, OnceLock};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// The threads that a computation uses when nobody says: `OMP_NUM_THREADS`, else what the system grants the process
-/// (the standard library counts affinity and cgroup limits).
+/// The threads that can run at once in this process: what affinity and the cgroup's quota of processor time (version 1
+/// and 2, both of which the standard library reads) leave of the machine's. Asked once.
+pub fn available_threads() -> usize {
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
+/// The threads that a computation uses when nobody says: `OMP_NUM_THREADS`, but no more than can run at once.
 pub fn default_threads() -> usize {
     static THREADS: OnceLock<usize> = OnceLock::new();
     *THREADS.get_or_init(|| {
         let asked = std::env::var("OMP_NUM_THREADS").ok();
         // OpenMP allows a list, one number for each level of nesting; the first is ours.
-        let asked = asked.and_then(|text| text.split(',').next().and_then(|word| word.trim().parse().ok()));
-        asked
-            .filter(|&threads| threads > 0)
-            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+        let asked = asked.and_then(|text| text.split(',').next().and_then(|word| word.trim().parse::<usize>().ok()));
+        asked.filter(|&threads| threads > 0).map_or(available_threads(), |threads| threads.min(available_threads()))
     })
 }
 

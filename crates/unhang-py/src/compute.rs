@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_conv::{DataType, Direction, Problem};
-use unhang_cpu::CpuEngine;
+use unhang_cpu::{CpuEngine, available_threads};
 use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
 
 use crate::problem::PyProblem;
@@ -26,7 +26,8 @@ pub fn run_cpu(
     result: Memory,
     threads: usize,
 ) -> PyResult<()> {
-    let engine = CpuEngine::with_threads(threads);
+    // Torch counts the machine's processors; a container's quota may leave fewer.
+    let engine = CpuEngine::with_threads(threads.min(available_threads()));
     run(py, &engine, &problem.problem, first, second, bias, result)
 }
 

@@ -293,11 +293,18 @@ impl Vector for Avx2 {
 
     #[inline(always)]
     unsafe fn load_part(from: *const f32, count: usize) -> Self {
+        if count >= 8 {
+            return unsafe { Avx2::load(from) };
+        }
         Avx2(unsafe { _mm256_maskload_ps(from, Avx2::mask(count)) })
     }
 
     #[inline(always)]
     unsafe fn store_part(self, to: *mut f32, count: usize) {
+        // Some processors take dozens of cycles for a store with a mask.
+        if count >= 8 {
+            return unsafe { self.store(to) };
+        }
         unsafe { _mm256_maskstore_ps(to, Avx2::mask(count), self.0) }
     }
 
@@ -336,11 +343,10 @@ impl Vector for Avx2 {
         offsets: *const usize,
     ) {
         unsafe {
-            let mask = Avx2::mask(columns);
             let mut r = [_mm256_setzero_ps(); 8];
             for (i, row) in r.iter_mut().enumerate() {
                 if i < rows {
-                    *row = _mm256_maskload_ps(from.add(i * row_step), mask);
+                    *row = Avx2::load_part(from.add(i * row_step), columns).0;
                 }
             }
             let mut t = [_mm256_setzero_ps(); 8];
@@ -359,10 +365,9 @@ impl Vector for Avx2 {
                 t[i] = _mm256_permute2f128_ps::<0x20>(r[i], r[4 + i]);
                 t[4 + i] = _mm256_permute2f128_ps::<0x31>(r[i], r[4 + i]);
             }
-            let mask = Avx2::mask(rows);
             for (j, column) in t.iter().enumerate() {
                 if j < columns {
-                    _mm256_maskstore_ps(to.add(*offsets.add(j)), mask, *column);
+                    Avx2(*column).store_part(to.add(*offsets.add(j)), rows);
                 }
             }
         }

@@ -380,28 +380,67 @@ impl Unit<'_> {
     /// Writes the sums, which lie by tap, part in vectors, part in scalars, scalar, vector.
     fn write(&self, taps: &[[usize; 2]], vector_side: &Side, scalar_side: &Side, sums: &[f32], result: Shared) {
         let driver = self.driver;
+        let kernels = driver.kernels;
         let weight = strides(driver.problem.weight_shape(), driver.problem.layout());
         let swapped = driver.shape == Shape::InputVectors;
         let together = driver.shape == Shape::OutputVectorsRowTaps;
         let group = (self.group * driver.filters + self.first) * weight[0];
         let (by_scalar, by_vector) = if swapped { (weight[0], weight[1]) } else { (weight[1], weight[0]) };
-        let mut at = 0;
-        for &[r, s] in taps {
-            for vector_part in &vector_side.parts {
-                let width = vector_part.vectors * driver.kernels.lanes;
-                for scalar_part in &scalar_side.parts {
-                    for scalar in scalar_part.first..scalar_part.first + scalar_part.length {
-                        let (scalar, s) =
-                            if together { (scalar % driver.channels, scalar / driver.channels) } else { (scalar, s) };
-                        let to =
-                            group + scalar * by_scalar + vector_part.first * by_vector + r * weight[2] + s * weight[3];
-                        for (number, &sum) in sums[at..][..vector_part.length].iter().enumerate() {
-                            // SAFETY: a tap of this unit's own filters, which no other unit writes.
-                            unsafe { *result.get().add(to + number * by_vector) = sum };
+        let by_number: Vec<usize> = (0..MAX_VECTORS * kernels.lanes).map(|number| number * by_vector).collect();
+        let of_tap = sums.len() / taps.len();
+        // The taps of a filter lie next to each other, in the order of their sums.
+        let taps_touch = !together && weight[3] == 1 && weight[1] == taps.len();
+        let mut before = 0;
+        for vector_part in &vector_side.parts {
+            let width = vector_part.vectors * kernels.lanes;
+            for scalar_part in &scalar_side.parts {
+                let part_to = group + vector_part.first * by_vector + scalar_part.first * by_scalar;
+                let (numbers, scalars) = (vector_part.length, scalar_part.length);
+                // SAFETY, for all calls: the sums of one part in vectors and one in scalars, by tap `of_tap` apart, go to
+                // this unit's own filters, which no other unit writes.
+                for (tap, &[r, s]) in taps.iter().enumerate() {
+                    let from = &sums[tap * of_tap + before..][..scalars * width];
+                    let to = part_to + r * weight[2] + s * weight[3];
+                    if together || (by_vector != 1 && by_scalar != 1 && !taps_touch) {
+                        for (index, of_scalar) in from.chunks(width).enumerate() {
+                            let scalar = scalar_part.first + index;
+                            let (channel, s) = if together {
+                                (scalar % driver.channels, scalar / driver.channels)
+                            } else {
+                                (scalar, s)
+                            };
+                            let to = group + channel * by_scalar + vector_part.first * by_vector;
+                            let to = to + r * weight[2] + s * weight[3];
+                            for (&sum, &offset) in of_scalar[..numbers].iter().zip(&by_number) {
+                                // SAFETY: see above.
+                                unsafe { *result.get().add(to + offset) = sum };
+                            }
                         }
-                        at += width;
+                    } else if by_vector == 1 {
+                        // SAFETY: see above.
+                        unsafe {
+                            let to = result.get().add(to);
+                            (kernels.rows)(from.as_ptr(), width, to, by_scalar, numbers, scalars);
+                        }
+                    } else if by_scalar == 1 {
+                        // SAFETY: see above.
+                        unsafe {
+                            let to = result.get().add(to);
+                            (kernels.transpose)(from.as_ptr(), width, scalars, numbers, to, by_number.as_ptr());
+                        }
+                    } else if tap == 0 {
+                        // All taps at once, scalar by scalar.
+                        for scalar in 0..scalars {
+                            let from = &sums[before + scalar * width..][..(taps.len() - 1) * of_tap + numbers];
+                            // SAFETY: see above.
+                            unsafe {
+                                let to = result.get().add(to + scalar * by_scalar);
+                                (kernels.transpose)(from.as_ptr(), of_tap, taps.len(), numbers, to, by_number.as_ptr());
+                            }
+                        }
                     }
                 }
+                before += scalars * width;
             }
         }
     }

@@ -25,7 +25,7 @@ import unhang
 from unhang import _core, _state
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-PATIENCE = 120
+PATIENCE = 300
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),

@@ -38,6 +38,14 @@ pub enum FaultKind {
         /// The size of local memory.
         limit: u32,
     },
+    /// Outside of the lane's private memory.
+    #[error("private memory fault: offset {offset:#x}; a lane has {limit:#x} bytes")]
+    Private {
+        /// The offset.
+        offset: u32,
+        /// Bytes of a lane.
+        limit: u32,
+    },
     /// An instruction that the emulator does not know.
     #[error("the emulator does not know this instruction, or this form of it")]
     Unsupported,

@@ -1,86 +1,37 @@
 //! What vector instructions compute, lane by lane: pure functions of up to three values, found by name.
 //!
-//! Add, subtract, multiply, fma, conversions and comparisons are exact to the bit (IEEE, round to nearest even).
-//! Reciprocal, square root, exponential, logarithm, sine and cosine are correctly rounded or nearly so, where the
-//! hardware promises about one unit in the last place.
+//! Add, subtract, multiply, fma, conversions and comparisons are exact to the bit in every rounding mode. Reciprocal,
+//! square root, exponential, logarithm, sine and cosine are correctly rounded or nearly so, where the hardware promises
+//! about one unit in the last place; [`crate::Perturbation`] moves them by that much.
 
 use half::f16;
 
-use crate::wave::{FloatMode, Type};
+use crate::divide::divide_fixup;
+use crate::float::{
+    FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
+    double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
+    single, single_bits,
+};
+use crate::wave::{LANES, Lanes, Type};
 
 /// A lane's result from its sources.
 pub(crate) type LaneFunction = fn(u64, u64, u64, FloatMode) -> u64;
+/// The same for a whole register: the 32-bit functions without modifiers.
+pub(crate) type RowFunction = fn(&Lanes, &Lanes, &Lanes, FloatMode) -> Lanes;
 
 /// A function with the types of its sources and of its result.
 #[derive(Clone, Copy)]
 pub(crate) struct LaneOperation {
     pub run: LaneFunction,
+    pub rows: RowFunction,
     pub sources: [Type; 3],
     pub result: Type,
     /// The old value of the destination is the third source.
     pub accumulates: bool,
 }
 
-fn single(bits: u64, mode: FloatMode) -> f32 {
-    let value = f32::from_bits(bits as u32);
-    if !mode.keep_single && value.is_subnormal() { 0f32.copysign(value) } else { value }
-}
-
-fn single_bits(value: f32, mode: FloatMode) -> u64 {
-    let value = if !mode.keep_single && value.is_subnormal() { 0f32.copysign(value) } else { value };
-    value.to_bits() as u64
-}
-
-fn half_value(bits: u64, mode: FloatMode) -> f64 {
-    let value = f16::from_bits(bits as u16);
-    let flushed = !mode.keep_half_double && value.classify() == std::num::FpCategory::Subnormal;
-    if flushed { 0f64.copysign(value.to_f64()) } else { value.to_f64() }
-}
-
-/// To half precision with one rounding: to single precision with the lost bits gathered in the last one, then on.
-pub(crate) fn half_bits(value: f64) -> u64 {
-    let near = value as f32;
-    if near as f64 == value || near.is_nan() || near.is_infinite() && value.is_infinite() {
-        return f16::from_f32(near).to_bits() as u64;
-    }
-    let mut bits = near.to_bits();
-    if (near as f64).abs() > value.abs() {
-        bits -= 1;
-    }
-    f16::from_f32(f32::from_bits(bits | 1)).to_bits() as u64
-}
-
-/// a·b + c in double precision, with what does not fit gathered in the last bit; a and b are halves, so a·b is exact.
-fn fused_half(a: f64, b: f64, c: f64) -> f64 {
-    let product = a * b;
-    let sum = product + c;
-    if !sum.is_finite() {
-        return sum;
-    }
-    let back = sum - product;
-    let error = (product - (sum - back)) + (c - back);
-    if error == 0.0 || sum.to_bits() & 1 == 1 {
-        return sum;
-    }
-    let away = (error > 0.0) == (sum > 0.0);
-    f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 } | 1)
-}
-
-fn double(bits: u64) -> f64 {
-    f64::from_bits(bits)
-}
-
 fn sign24(value: u64) -> i64 {
     (((value as u32) << 8) as i32 >> 8) as i64
-}
-
-fn exponent(value: f32) -> i32 {
-    ((value.to_bits() >> 23) & 255) as i32
-}
-
-/// Multiplies by a power of two, in steps that do not overflow on the way.
-pub(crate) fn scale(value: f32, power: i32) -> f32 {
-    (value as f64 * 2f64.powi(power.clamp(-600, 600))) as f32
 }
 
 /// The minimum as the hardware has it: a NaN gives way to a number, and -0 is less than +0.
@@ -109,21 +60,18 @@ fn median<T: PartialOrd + Copy>(a: T, b: T, c: T) -> T {
     }
 }
 
-fn divide_fixup(quotient: f32, denominator: f32, numerator: f32) -> f32 {
-    let sign = if denominator.is_sign_negative() != numerator.is_sign_negative() { -1f32 } else { 1f32 };
-    if numerator.is_nan() {
-        numerator
-    } else if denominator.is_nan() {
-        denominator
-    } else if denominator == 0.0 && numerator == 0.0 || denominator.is_infinite() && numerator.is_infinite() {
-        f32::from_bits(0xffc0_0000)
-    } else if denominator == 0.0 || numerator.is_infinite() {
-        f32::INFINITY.copysign(sign)
-    } else if denominator.is_infinite() || numerator == 0.0 || exponent(numerator) - exponent(denominator) < -150 {
-        0f32.copysign(sign)
-    } else {
-        quotient.abs().copysign(sign)
-    }
+/// The median; where one is no number, the least of the others.
+fn median_float(a: f64, b: f64, c: f64) -> f64 {
+    if a.is_nan() || b.is_nan() || c.is_nan() { minimum(minimum(a, b), c) } else { median(a, b, c) }
+}
+
+fn is_zero_product(a: u64, b: u64, mode: FloatMode) -> bool {
+    single(a, mode) == 0.0 || single(b, mode) == 0.0
+}
+
+fn fused_legacy(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
+    let (a, b) = if is_zero_product(a, b, mode) { (0, 0) } else { (a, b) };
+    fused_single(single(a, mode), single(b, mode), single(c, mode), mode)
 }
 
 fn to_unsigned(value: f64) -> u64 {
@@ -135,9 +83,20 @@ fn to_signed(value: f64) -> u64 {
     value as i32 as u32 as u64
 }
 
-/// Sine and cosine take turns, not radians.
-fn turn(value: f32) -> f64 {
-    (value as f64).fract() * std::f64::consts::TAU
+/// Sine and cosine take turns, not radians, and not more than 256 of them.
+fn turn(value: f64) -> f64 {
+    if value.abs() > 256.0 { 0.0 } else { value.fract() * std::f64::consts::TAU }
+}
+
+#[inline(always)]
+fn add(a: f32, b: f32, mode: FloatMode) -> u64 {
+    rounded_single(a + b, [a as f64, b as f64], mode)
+}
+
+#[inline(always)]
+fn multiply(a: f32, b: f32, mode: FloatMode) -> u64 {
+    let exact = a as f64 * b as f64;
+    rounded_single(a * b, [exact, 0f64.copysign(exact)], mode)
 }
 
 fn permute_bytes(a: u32, b: u32, selector: u32) -> u32 {
@@ -169,203 +128,292 @@ fn toward_zero_half(value: f32) -> u32 {
     (if too_far { bits - 1 } else { bits }) as u32
 }
 
+/// Both forms of a function, from one body.
+macro_rules! functions {
+    (|$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
+        #[inline(always)]
+        fn lane($a: u64, $b: u64, $c: u64, $m: FloatMode) -> u64 {
+            $body
+        }
+        fn rows(a: &Lanes, b: &Lanes, c: &Lanes, mode: FloatMode) -> Lanes {
+            std::array::from_fn(|place| lane(a[place] as u64, b[place] as u64, c[place] as u64, mode) as u32)
+        }
+        (lane as LaneFunction, rows as RowFunction)
+    }};
+}
+
+/// a·b + c of a whole register. A product of two singles is exact in double precision, so a sum that is rounded there and
+/// then to single precision is wrong only if the first rounding ends in the middle between two singles, or if the result
+/// is denormal: then every lane is computed anew.
+fn fused_rows(a: &Lanes, b: &Lanes, c: &Lanes, mode: FloatMode) -> Lanes {
+    const HALFWAY: u64 = 1 << 28;
+    let mut results = [0; LANES];
+    let mut doubtful = mode.single.round != Round::NearestEven;
+    for place in 0..LANES {
+        let [x, y, z] = [a, b, c].map(|lanes| single(lanes[place] as u64, mode) as f64);
+        let sum = x * y + z;
+        let bits = sum.to_bits();
+        let tiny = sum.abs() < f32::MIN_POSITIVE as f64 && sum != 0.0;
+        doubtful |= bits & (2 * HALFWAY - 1) == HALFWAY || tiny;
+        results[place] = (sum as f32).to_bits();
+    }
+    if doubtful {
+        for place in 0..LANES {
+            let [x, y, z] = [a, b, c].map(|lanes| single(lanes[place] as u64, mode));
+            results[place] = fused_single(x, y, z, mode) as u32;
+        }
+    }
+    results
+}
+
 /// What an instruction computes, by its name without `_e32` or `_e64`; `None` for what is not a function of one lane.
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     use Type::{Bits32 as B, Bits64 as W, Float16 as H, Float32 as F, Float64 as D};
-    let op = |sources: [Type; 3], result, run| Some(LaneOperation { run, sources, result, accumulates: false });
-    let accumulate = |sources: [Type; 3], result, run| Some(LaneOperation { run, sources, result, accumulates: true });
+    macro_rules! op {
+        ($sources:expr, $result:expr, $($function:tt)*) => {{
+            let (run, rows) = functions!($($function)*);
+            Some(LaneOperation { run, rows, sources: $sources, result: $result, accumulates: false })
+        }};
+    }
+    let accumulate = |operation: Option<LaneOperation>| operation.map(|it| LaneOperation { accumulates: true, ..it });
+    let fused = || op!([F; 3], F, |a, b, c, m| fused_single(single(a, m), single(b, m), single(c, m), m));
+    let with_rows = |operation: Option<LaneOperation>, rows| operation.map(|it| LaneOperation { rows, ..it });
     match name {
-        "v_mov_b32" => op([B; 3], B, |a, _, _, _| a),
-        "v_not_b32" => op([B; 3], B, |a, _, _, _| !a),
-        "v_bfrev_b32" => op([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
-        "v_ffbh_u32" => op([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
-        "v_ffbl_b32" => op([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
-        "v_ffbh_i32" => op([B; 3], B, |a, _, _, _| {
+        "v_mov_b32" => op!([B; 3], B, |a, _, _, _| a),
+        "v_not_b32" => op!([B; 3], B, |a, _, _, _| !a),
+        "v_bfrev_b32" => op!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
+        "v_ffbh_u32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
+        "v_ffbl_b32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
+        "v_ffbh_i32" => op!([B; 3], B, |a, _, _, _| {
             let a = a as u32;
             if a == 0 || a == u32::MAX { u32::MAX as u64 } else { (a ^ (a as i32 >> 31) as u32).leading_zeros() as u64 }
         }),
         // Conversions.
-        "v_cvt_f32_i32" => op([B; 3], F, |a, _, _, _| (a as i32 as f32).to_bits() as u64),
-        "v_cvt_f32_u32" => op([B; 3], F, |a, _, _, _| (a as u32 as f32).to_bits() as u64),
-        "v_cvt_u32_f32" => op([F, B, B], B, |a, _, _, m| to_unsigned(single(a, m) as f64)),
-        "v_cvt_i32_f32" => op([F, B, B], B, |a, _, _, m| to_signed(single(a, m) as f64)),
-        "v_cvt_rpi_i32_f32" => op([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64 + 0.5).floor())),
-        "v_cvt_flr_i32_f32" => op([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64).floor())),
-        "v_cvt_f16_f32" => op([F, B, B], H, |a, _, _, m| f16::from_f32(single(a, m)).to_bits() as u64),
-        "v_cvt_f32_f16" => op([H, B, B], F, |a, _, _, m| (half_value(a, m) as f32).to_bits() as u64),
-        "v_cvt_f64_f32" => op([F, B, B], D, |a, _, _, m| (single(a, m) as f64).to_bits()),
-        "v_cvt_f32_f64" => op([D, B, B], F, |a, _, _, m| single_bits(double(a) as f32, m)),
-        "v_cvt_f64_i32" => op([B; 3], D, |a, _, _, _| (a as i32 as f64).to_bits()),
-        "v_cvt_f64_u32" => op([B; 3], D, |a, _, _, _| (a as u32 as f64).to_bits()),
-        "v_cvt_i32_f64" => op([D, B, B], B, |a, _, _, _| to_signed(double(a))),
-        "v_cvt_u32_f64" => op([D, B, B], B, |a, _, _, _| to_unsigned(double(a))),
-        "v_cvt_f16_u16" => op([B; 3], H, |a, _, _, _| half_bits(a as u16 as f64)),
-        "v_cvt_f16_i16" => op([B; 3], H, |a, _, _, _| half_bits(a as i16 as f64)),
-        "v_cvt_u16_f16" => op([H, B, B], H, |a, _, _, m| half_value(a, m) as u16 as u64),
-        "v_cvt_i16_f16" => op([H, B, B], H, |a, _, _, m| half_value(a, m) as i16 as u16 as u64),
-        "v_cvt_f32_ubyte0" => op([B; 3], F, |a, _, _, _| ((a & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte1" => op([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte2" => op([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte3" => op([B; 3], F, |a, _, _, _| ((a >> 24 & 255) as f32).to_bits() as u64),
-        "v_cvt_pkrtz_f16_f32" => op([F, F, B], B, |a, b, _, m| (toward_zero_half(single(a, m)) | toward_zero_half(single(b, m)) << 16) as u64),
+        "v_cvt_f32_i32" => op!([B; 3], F, |a, _, _, m| rounded_single(a as i32 as f32, [a as i32 as f64, 0.0], m)),
+        "v_cvt_f32_u32" => op!([B; 3], F, |a, _, _, m| rounded_single(a as u32 as f32, [a as u32 as f64, 0.0], m)),
+        "v_cvt_u32_f32" => op!([F, B, B], B, |a, _, _, m| to_unsigned(single(a, m) as f64)),
+        "v_cvt_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed(single(a, m) as f64)),
+        "v_cvt_rpi_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64 + 0.5).floor())),
+        "v_cvt_flr_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64).floor())),
+        "v_cvt_f16_f32" => op!([F, B, B], H, |a, _, _, m| half_bits(single(a, m) as f64, m)),
+        "v_cvt_f32_f16" => op!([H, B, B], F, |a, _, _, m| (half_value(a, m) as f32).to_bits() as u64),
+        "v_cvt_f64_f32" => op!([F, B, B], D, |a, _, _, m| (single(a, m) as f64).to_bits()),
+        "v_cvt_f32_f64" => op!([D, B, B], F, |a, _, _, m| { let a = double(a, m); rounded_single(a as f32, [a, 0f64.copysign(a)], m) }),
+        "v_cvt_f64_i32" => op!([B; 3], D, |a, _, _, _| (a as i32 as f64).to_bits()),
+        "v_cvt_f64_u32" => op!([B; 3], D, |a, _, _, _| (a as u32 as f64).to_bits()),
+        "v_cvt_i32_f64" => op!([D, B, B], B, |a, _, _, m| to_signed(double(a, m))),
+        "v_cvt_u32_f64" => op!([D, B, B], B, |a, _, _, m| to_unsigned(double(a, m))),
+        "v_cvt_f16_u16" => op!([B; 3], H, |a, _, _, m| half_bits(a as u16 as f64, m)),
+        "v_cvt_f16_i16" => op!([B; 3], H, |a, _, _, m| half_bits(a as i16 as f64, m)),
+        "v_cvt_u16_f16" => op!([H, B, B], H, |a, _, _, m| half_value(a, m) as u16 as u64),
+        "v_cvt_i16_f16" => op!([H, B, B], H, |a, _, _, m| half_value(a, m) as i16 as u16 as u64),
+        "v_cvt_f32_ubyte0" => op!([B; 3], F, |a, _, _, _| ((a & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte1" => op!([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte2" => op!([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte3" => op!([B; 3], F, |a, _, _, _| ((a >> 24 & 255) as f32).to_bits() as u64),
+        "v_cvt_pkrtz_f16_f32" => op!([F, F, B], B, |a, b, _, m| (toward_zero_half(single(a, m)) | toward_zero_half(single(b, m)) << 16) as u64),
         // Single precision.
-        "v_add_f32" => op([F; 3], F, |a, b, _, m| single_bits(single(a, m) + single(b, m), m)),
-        "v_sub_f32" => op([F; 3], F, |a, b, _, m| single_bits(single(a, m) - single(b, m), m)),
-        "v_subrev_f32" => op([F; 3], F, |a, b, _, m| single_bits(single(b, m) - single(a, m), m)),
-        "v_mul_f32" => op([F; 3], F, |a, b, _, m| single_bits(single(a, m) * single(b, m), m)),
-        "v_mul_legacy_f32" => op([F; 3], F, |a, b, _, m| {
+        "v_add_f32" => op!([F; 3], F, |a, b, _, m| add(single(a, m), single(b, m), m)),
+        "v_sub_f32" => op!([F; 3], F, |a, b, _, m| add(single(a, m), -single(b, m), m)),
+        "v_subrev_f32" => op!([F; 3], F, |a, b, _, m| add(single(b, m), -single(a, m), m)),
+        "v_mul_f32" => op!([F; 3], F, |a, b, _, m| multiply(single(a, m), single(b, m), m)),
+        "v_mul_legacy_f32" => op!([F; 3], F, |a, b, _, m| {
             let (a, b) = (single(a, m), single(b, m));
             if a == 0.0 || b == 0.0 { 0 } else { single_bits(a * b, m) }
         }),
-        "v_min_f32" => op([F; 3], F, |a, b, _, m| single_bits(minimum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
-        "v_max_f32" => op([F; 3], F, |a, b, _, m| single_bits(maximum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
-        "v_min3_f32" => op([F; 3], F, |a, b, c, m| single_bits(minimum(minimum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
-        "v_max3_f32" => op([F; 3], F, |a, b, c, m| single_bits(maximum(maximum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
-        "v_med3_f32" => op([F; 3], F, |a, b, c, m| {
-            let (x, y, z) = (single(a, m), single(b, m), single(c, m));
-            let value = if x.is_nan() || y.is_nan() || z.is_nan() {
-                minimum(minimum(x as f64, y as f64), z as f64) as f32
-            } else {
-                median(x, y, z)
-            };
-            single_bits(value, m)
-        }),
-        "v_fma_f32" | "v_fmamk_f32" | "v_fmaak_f32" => op([F; 3], F, |a, b, c, m| single_bits(single(a, m).mul_add(single(b, m), single(c, m)), m)),
-        "v_fmac_f32" => accumulate([F; 3], F, |a, b, c, m| single_bits(single(a, m).mul_add(single(b, m), single(c, m)), m)),
+        "v_min_f32" => op!([F; 3], F, |a, b, _, m| single_bits(minimum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
+        "v_max_f32" => op!([F; 3], F, |a, b, _, m| single_bits(maximum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
+        "v_min3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(minimum(minimum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
+        "v_max3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(maximum(maximum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
+        "v_med3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(median_float(single(a, m) as f64, single(b, m) as f64, single(c, m) as f64) as f32, m)),
+        "v_fma_f32" | "v_fmamk_f32" | "v_fmaak_f32" => with_rows(fused(), fused_rows),
+        "v_fmac_f32" => accumulate(with_rows(fused(), fused_rows)),
         // The unfused pair never keeps denormals.
-        "v_mad_f32" | "v_madmk_f32" | "v_madak_f32" => op([F; 3], F, |a, b, c, _| unfused(a, b, c)),
-        "v_mac_f32" => accumulate([F; 3], F, |a, b, c, _| unfused(a, b, c)),
-        "v_fract_f32" => op([F; 3], F, |a, _, _, m| { let a = single(a, m); single_bits((a - a.floor()).min(1.0 - f32::EPSILON / 2.0), m) }),
-        "v_trunc_f32" => op([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
-        "v_ceil_f32" => op([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
-        "v_floor_f32" => op([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
-        "v_rndne_f32" => op([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
-        "v_exp_f32" => op([F; 3], F, |a, _, _, m| single_bits((single(a, m) as f64).exp2() as f32, m)),
-        "v_log_f32" => op([F; 3], F, |a, _, _, m| single_bits((single(a, m) as f64).log2() as f32, m)),
-        "v_rcp_f32" | "v_rcp_iflag_f32" => op([F; 3], F, |a, _, _, m| single_bits(1.0 / single(a, m), m)),
-        "v_rsq_f32" => op([F; 3], F, |a, _, _, m| single_bits((1.0 / (single(a, m) as f64).sqrt()) as f32, m)),
-        "v_sqrt_f32" => op([F; 3], F, |a, _, _, m| single_bits(single(a, m).sqrt(), m)),
-        "v_sin_f32" => op([F; 3], F, |a, _, _, m| single_bits(turn(single(a, m)).sin() as f32, m)),
-        "v_cos_f32" => op([F; 3], F, |a, _, _, m| single_bits(turn(single(a, m)).cos() as f32, m)),
-        "v_ldexp_f32" => op([F, B, B], F, |a, b, _, m| single_bits(scale(single(a, m), b as i32), m)),
-        "v_frexp_exp_i32_f32" => op([F, B, B], B, |a, _, _, m| {
+        "v_mad_f32" | "v_madmk_f32" | "v_madak_f32" => op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m)),
+        "v_mac_f32" => accumulate(op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m))),
+        "v_fract_f32" => op!([F; 3], F, |a, _, _, m| { let a = single(a, m); single_bits((a - a.floor()).min(1.0 - f32::EPSILON / 2.0), m) }),
+        "v_trunc_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
+        "v_ceil_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
+        "v_floor_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
+        "v_rndne_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
+        "v_exp_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).exp2(), m)),
+        "v_log_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).log2(), m)),
+        "v_rcp_f32" | "v_rcp_iflag_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
+        "v_rsq_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a).sqrt(), m)),
+        "v_sqrt_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).sqrt(), m)),
+        "v_sin_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(turn(approximate_source(a)).sin(), m)),
+        "v_cos_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(turn(approximate_source(a)).cos(), m)),
+        "v_ldexp_f32" => op!([F, B, B], F, |a, b, _, m| {
+            let exact = single(a, m) as f64 * 2f64.powi((b as i32).clamp(-600, 600));
+            rounded_single(exact as f32, [exact, 0f64.copysign(exact)], m)
+        }),
+        "v_frexp_exp_i32_f32" => op!([F, B, B], B, |a, _, _, m| {
             let a = single(a, m);
             if a == 0.0 || !a.is_finite() { 0 } else { frexp(a as f64).1 as u32 as u64 }
         }),
-        "v_frexp_mant_f32" => op([F, B, B], F, |a, _, _, m| {
+        "v_frexp_mant_f32" => op!([F, B, B], F, |a, _, _, m| {
             let a = single(a, m);
             if a == 0.0 || !a.is_finite() { return a.to_bits() as u64 }
             (frexp(a as f64).0 as f32).to_bits() as u64
         }),
-        "v_div_fixup_f32" => op([F; 3], F, |a, b, c, m| single_bits(divide_fixup(single(a, m), single(b, m), single(c, m)), m)),
+        "v_div_fixup_f32" => op!([F; 3], F, |a, b, c, m| single_bits(divide_fixup(single(a, m), single(b, m), single(c, m)), m)),
+        // Zero times anything is zero.
+        "v_mad_legacy_f32" => op!([F; 3], F, |a, b, c, m| if is_zero_product(a, b, m) { unfused(0, 0, c, m) } else { unfused(a, b, c, m) }),
+        "v_mac_legacy_f32" => accumulate(op!([F; 3], F, |a, b, c, m| if is_zero_product(a, b, m) { unfused(0, 0, c, m) } else { unfused(a, b, c, m) })),
+        "v_fma_legacy_f32" => op!([F; 3], F, |a, b, c, m| fused_legacy(a, b, c, m)),
+        "v_fmac_legacy_f32" => accumulate(op!([F; 3], F, |a, b, c, m| fused_legacy(a, b, c, m))),
         // Double precision.
-        "v_add_f64" => op([D; 3], D, |a, b, _, _| (double(a) + double(b)).to_bits()),
-        "v_mul_f64" => op([D; 3], D, |a, b, _, _| (double(a) * double(b)).to_bits()),
-        "v_fma_f64" => op([D; 3], D, |a, b, c, _| double(a).mul_add(double(b), double(c)).to_bits()),
-        "v_min_f64" => op([D; 3], D, |a, b, _, _| minimum(double(a), double(b)).to_bits()),
-        "v_max_f64" => op([D; 3], D, |a, b, _, _| maximum(double(a), double(b)).to_bits()),
-        "v_rcp_f64" => op([D; 3], D, |a, _, _, _| (1.0 / double(a)).to_bits()),
-        "v_rsq_f64" => op([D; 3], D, |a, _, _, _| (1.0 / double(a).sqrt()).to_bits()),
-        "v_sqrt_f64" => op([D; 3], D, |a, _, _, _| double(a).sqrt().to_bits()),
-        "v_floor_f64" => op([D; 3], D, |a, _, _, _| double(a).floor().to_bits()),
-        "v_ceil_f64" => op([D; 3], D, |a, _, _, _| double(a).ceil().to_bits()),
-        "v_trunc_f64" => op([D; 3], D, |a, _, _, _| double(a).trunc().to_bits()),
-        "v_rndne_f64" => op([D; 3], D, |a, _, _, _| double(a).round_ties_even().to_bits()),
-        "v_frexp_exp_i32_f64" => op([D, B, B], B, |a, _, _, _| {
-            let a = double(a);
+        "v_div_fixup_f64" => op!([D; 3], D, |a, b, c, m| double_bits(divide_fixup(double(a, m), double(b, m), double(c, m)), m)),
+        "v_fract_f64" => op!([D; 3], D, |a, _, _, m| { let a = double(a, m); double_bits((a - a.floor()).min(1.0 - f64::EPSILON / 2.0), m) }),
+        "v_add_f64" => op!([D; 3], D, |a, b, _, m| { let (a, b) = (double(a, m), double(b, m)); rounded_double(a + b, &[a, b], m) }),
+        "v_mul_f64" => op!([D; 3], D, |a, b, _, m| {
+            let (a, b) = (double(a, m), double(b, m));
+            rounded_double(a * b, &[a * b, a.mul_add(b, -(a * b))], m)
+        }),
+        "v_fma_f64" => op!([D; 3], D, |a, b, c, m| fused_double(double(a, m), double(b, m), double(c, m), m)),
+        "v_min_f64" => op!([D; 3], D, |a, b, _, m| double_bits(minimum(double(a, m), double(b, m)), m)),
+        "v_max_f64" => op!([D; 3], D, |a, b, _, m| double_bits(maximum(double(a, m), double(b, m)), m)),
+        "v_rcp_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m), m)),
+        "v_rsq_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m).sqrt(), m)),
+        "v_sqrt_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(double(a, m).sqrt(), m)),
+        "v_floor_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).floor().to_bits()),
+        "v_ceil_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).ceil().to_bits()),
+        "v_trunc_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).trunc().to_bits()),
+        "v_rndne_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).round_ties_even().to_bits()),
+        "v_frexp_exp_i32_f64" => op!([D, B, B], B, |a, _, _, m| {
+            let a = double(a, m);
             if a == 0.0 || !a.is_finite() { 0 } else { (frexp(a).1) as u32 as u64 }
         }),
-        "v_frexp_mant_f64" => op([D, B, B], D, |a, _, _, _| {
-            let a = double(a);
+        "v_frexp_mant_f64" => op!([D, B, B], D, |a, _, _, m| {
+            let a = double(a, m);
             if a == 0.0 || !a.is_finite() { a.to_bits() } else { frexp(a).0.to_bits() }
         }),
-        "v_ldexp_f64" => op([D, B, B], D, |a, b, _, _| (double(a) * 2f64.powi((b as i32).clamp(-2000, 2000))).to_bits()),
+        "v_ldexp_f64" => op!([D, B, B], D, |a, b, _, m| {
+            // In two steps, the second of which alone rounds.
+            let power = (b as i32).clamp(-4000, 4000);
+            let first = power.clamp(-900, 900);
+            let value = double(a, m) * 2f64.powi(first) * 2f64.powi((power - first).clamp(-900, 900)) * 2f64.powi((power - first - (power - first).clamp(-900, 900)).clamp(-1000, 1000));
+            double_bits(value, m)
+        }),
         // Half precision.
-        "v_add_f16" => op([H; 3], H, |a, b, _, m| half_bits(half_value(a, m) + half_value(b, m))),
-        "v_sub_f16" => op([H; 3], H, |a, b, _, m| half_bits(half_value(a, m) - half_value(b, m))),
-        "v_subrev_f16" => op([H; 3], H, |a, b, _, m| half_bits(half_value(b, m) - half_value(a, m))),
-        "v_mul_f16" => op([H; 3], H, |a, b, _, m| half_bits(half_value(a, m) * half_value(b, m))),
-        "v_min_f16" => op([H; 3], H, |a, b, _, m| half_bits(minimum(half_value(a, m), half_value(b, m)))),
-        "v_max_f16" => op([H; 3], H, |a, b, _, m| half_bits(maximum(half_value(a, m), half_value(b, m)))),
-        "v_fma_f16" | "v_fmamk_f16" | "v_fmaak_f16" => op([H; 3], H, |a, b, c, m| half_bits(fused_half(half_value(a, m), half_value(b, m), half_value(c, m)))),
-        "v_fmac_f16" => accumulate([H; 3], H, |a, b, c, m| half_bits(fused_half(half_value(a, m), half_value(b, m), half_value(c, m)))),
-        "v_rcp_f16" => op([H; 3], H, |a, _, _, m| half_bits(1.0 / half_value(a, m))),
-        "v_sqrt_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).sqrt())),
-        "v_rsq_f16" => op([H; 3], H, |a, _, _, m| half_bits(1.0 / half_value(a, m).sqrt())),
-        "v_exp_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).exp2())),
-        "v_log_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).log2())),
-        "v_floor_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).floor())),
-        "v_ceil_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).ceil())),
-        "v_trunc_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).trunc())),
-        "v_rndne_f16" => op([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).round_ties_even())),
-        "v_pack_b32_f16" => op([H, H, B], B, |a, b, _, _| a & 0xffff | (b & 0xffff) << 16),
+        "v_add_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), half_value(b, m)], m)),
+        "v_sub_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), -half_value(b, m)], m)),
+        "v_subrev_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(b, m), -half_value(a, m)], m)),
+        "v_mul_f16" => op!([H; 3], H, |a, b, _, m| half_bits(half_value(a, m) * half_value(b, m), m)),
+        "v_min_f16" => op!([H; 3], H, |a, b, _, m| half_bits(minimum(half_value(a, m), half_value(b, m)), m)),
+        "v_max_f16" => op!([H; 3], H, |a, b, _, m| half_bits(maximum(half_value(a, m), half_value(b, m)), m)),
+        "v_fma_f16" | "v_fmamk_f16" | "v_fmaak_f16" => op!([H; 3], H, |a, b, c, m| rounded_half([half_value(a, m) * half_value(b, m), half_value(c, m)], m)),
+        "v_fmac_f16" => accumulate(op!([H; 3], H, |a, b, c, m| rounded_half([half_value(a, m) * half_value(b, m), half_value(c, m)], m))),
+        "v_rcp_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(1.0 / half_value(a, m), m)),
+        "v_sqrt_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(half_value(a, m).sqrt(), m)),
+        "v_rsq_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(1.0 / half_value(a, m).sqrt(), m)),
+        "v_exp_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(half_value(a, m).exp2(), m)),
+        "v_log_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(half_value(a, m).log2(), m)),
+        "v_floor_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).floor(), m)),
+        "v_ceil_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).ceil(), m)),
+        "v_trunc_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).trunc(), m)),
+        "v_rndne_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).round_ties_even(), m)),
+        "v_fract_f16" => op!([H; 3], H, |a, _, _, m| { let a = half_value(a, m); half_bits((a - a.floor()).min(1.0 - 1.0 / 2048.0), m) }),
+        "v_sin_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).sin(), m)),
+        "v_cos_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).cos(), m)),
+        "v_ldexp_f16" => op!([H, H, B], H, |a, b, _, m| half_bits(half_value(a, m) * 2f64.powi((b as i16 as i32).clamp(-600, 600)), m)),
+        "v_frexp_exp_i16_f16" => op!([H, B, B], H, |a, _, _, m| {
+            let a = half_value(a, m);
+            if a == 0.0 || !a.is_finite() { 0 } else { frexp(a).1 as u16 as u64 }
+        }),
+        "v_frexp_mant_f16" => op!([H, B, B], H, |a, _, _, m| {
+            let a = half_value(a, m);
+            half_bits(if a == 0.0 || !a.is_finite() { a } else { frexp(a).0 }, m)
+        }),
+        "v_min3_f16" => op!([H; 3], H, |a, b, c, m| half_bits(minimum(minimum(half_value(a, m), half_value(b, m)), half_value(c, m)), m)),
+        "v_max3_f16" => op!([H; 3], H, |a, b, c, m| half_bits(maximum(maximum(half_value(a, m), half_value(b, m)), half_value(c, m)), m)),
+        "v_med3_f16" => op!([H; 3], H, |a, b, c, m| half_bits(median_float(half_value(a, m), half_value(b, m), half_value(c, m)), m)),
+        "v_div_fixup_f16" => op!([H; 3], H, |a, b, c, m| half_bits(divide_fixup(half_value(a, m) as f32, half_value(b, m) as f32, half_value(c, m) as f32) as f64, m)),
+        "v_pack_b32_f16" => op!([H, H, B], B, |a, b, _, _| a & 0xffff | (b & 0xffff) << 16),
         // Whole numbers.
-        "v_add_nc_u32" => op([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
-        "v_sub_nc_u32" => op([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
-        "v_subrev_nc_u32" => op([B; 3], B, |a, b, _, _| (b as u32).wrapping_sub(a as u32) as u64),
-        "v_add_nc_i32" => op([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
-        "v_sub_nc_i32" => op([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
-        "v_add3_u32" => op([B; 3], B, |a, b, c, _| (a as u32).wrapping_add(b as u32).wrapping_add(c as u32) as u64),
-        "v_mul_lo_u32" | "v_mul_lo_i32" => op([B; 3], B, |a, b, _, _| (a as u32).wrapping_mul(b as u32) as u64),
-        "v_mul_hi_u32" => op([B; 3], B, |a, b, _, _| (a as u32 as u64 * b as u32 as u64) >> 32),
-        "v_mul_hi_i32" => op([B; 3], B, |a, b, _, _| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32 as u64),
-        "v_mul_u32_u24" => op([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) as u32 as u64),
-        "v_mul_i32_i24" => op([B; 3], B, |a, b, _, _| (sign24(a) * sign24(b)) as u32 as u64),
-        "v_mul_hi_u32_u24" => op([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) >> 32),
-        "v_mad_u32_u24" => op([B; 3], B, |a, b, c, _| (((a & 0xff_ffff) * (b & 0xff_ffff)) as u32).wrapping_add(c as u32) as u64),
-        "v_mad_i32_i24" => op([B; 3], B, |a, b, c, _| ((sign24(a) * sign24(b)) as u32).wrapping_add(c as u32) as u64),
-        "v_min_u32" => op([B; 3], B, |a, b, _, _| a.min(b)),
-        "v_max_u32" => op([B; 3], B, |a, b, _, _| a.max(b)),
-        "v_min_i32" => op([B; 3], B, |a, b, _, _| (a as i32).min(b as i32) as u32 as u64),
-        "v_max_i32" => op([B; 3], B, |a, b, _, _| (a as i32).max(b as i32) as u32 as u64),
-        "v_min3_u32" => op([B; 3], B, |a, b, c, _| a.min(b).min(c)),
-        "v_max3_u32" => op([B; 3], B, |a, b, c, _| a.max(b).max(c)),
-        "v_min3_i32" => op([B; 3], B, |a, b, c, _| (a as i32).min(b as i32).min(c as i32) as u32 as u64),
-        "v_max3_i32" => op([B; 3], B, |a, b, c, _| (a as i32).max(b as i32).max(c as i32) as u32 as u64),
-        "v_med3_i32" => op([B; 3], B, |a, b, c, _| median(a as i32, b as i32, c as i32) as u32 as u64),
-        "v_med3_u32" => op([B; 3], B, |a, b, c, _| median(a as u32, b as u32, c as u32) as u64),
-        "v_and_b32" => op([B; 3], B, |a, b, _, _| a & b),
-        "v_or_b32" => op([B; 3], B, |a, b, _, _| a | b),
-        "v_xor_b32" => op([B; 3], B, |a, b, _, _| a ^ b),
-        "v_xnor_b32" => op([B; 3], B, |a, b, _, _| !(a ^ b)),
-        "v_or3_b32" => op([B; 3], B, |a, b, c, _| a | b | c),
-        "v_xor3_b32" => op([B; 3], B, |a, b, c, _| a ^ b ^ c),
-        "v_and_or_b32" => op([B; 3], B, |a, b, c, _| a & b | c),
-        "v_xad_u32" => op([B; 3], B, |a, b, c, _| ((a ^ b) as u32).wrapping_add(c as u32) as u64),
-        "v_lshlrev_b32" => op([B; 3], B, |a, b, _, _| ((b as u32) << (a & 31)) as u64),
-        "v_lshrrev_b32" => op([B; 3], B, |a, b, _, _| ((b as u32) >> (a & 31)) as u64),
-        "v_ashrrev_i32" => op([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
-        "v_lshlrev_b64" => op([B, W, B], W, |a, b, _, _| b << (a & 63)),
-        "v_lshrrev_b64" => op([B, W, B], W, |a, b, _, _| b >> (a & 63)),
-        "v_ashrrev_i64" => op([B, W, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
-        "v_lshl_add_u32" => op([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
-        "v_add_lshl_u32" => op([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
-        "v_lshl_or_b32" => op([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),
-        "v_bfe_u32" => op([B; 3], B, |a, b, c, _| (a as u32 >> (b & 31)) as u64 & ((1u64 << (c & 31)) - 1)),
-        "v_bfe_i32" => op([B; 3], B, |a, b, c, _| {
+        "v_add_nc_u32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
+        "v_sub_nc_u32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
+        "v_subrev_nc_u32" => op!([B; 3], B, |a, b, _, _| (b as u32).wrapping_sub(a as u32) as u64),
+        "v_add_nc_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
+        "v_sub_nc_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
+        "v_add3_u32" => op!([B; 3], B, |a, b, c, _| (a as u32).wrapping_add(b as u32).wrapping_add(c as u32) as u64),
+        "v_mul_lo_u32" | "v_mul_lo_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_mul(b as u32) as u64),
+        "v_mul_hi_u32" => op!([B; 3], B, |a, b, _, _| (a as u32 as u64 * b as u32 as u64) >> 32),
+        "v_mul_hi_i32" => op!([B; 3], B, |a, b, _, _| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32 as u64),
+        "v_mul_u32_u24" => op!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) as u32 as u64),
+        "v_mul_i32_i24" => op!([B; 3], B, |a, b, _, _| (sign24(a) * sign24(b)) as u32 as u64),
+        "v_mul_hi_u32_u24" => op!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) >> 32),
+        "v_mul_hi_i32_i24" => op!([B; 3], B, |a, b, _, _| ((sign24(a) * sign24(b)) >> 32) as u32 as u64),
+        "v_mad_u32_u16" => op!([H, H, B], B, |a, b, c, _| (a as u16 as u32 * b as u16 as u32).wrapping_add(c as u32) as u64),
+        "v_mad_i32_i16" => op!([H, H, B], B, |a, b, c, _| (a as i16 as i32 * b as i16 as i32).wrapping_add(c as i32) as u32 as u64),
+        "v_sad_u32" => op!([B; 3], B, |a, b, c, _| (a as u32).abs_diff(b as u32).wrapping_add(c as u32) as u64),
+        "v_sad_u16" => op!([B; 3], B, |a, b, c, _| (c as u32).wrapping_add((0..2).map(|part| (a as u32 >> (part * 16) & 0xffff).abs_diff(b as u32 >> (part * 16) & 0xffff)).sum::<u32>()) as u64),
+        "v_sad_u8" => op!([B; 3], B, |a, b, c, _| (c as u32).wrapping_add((0..4).map(|part| (a as u32 >> (part * 8) & 0xff).abs_diff(b as u32 >> (part * 8) & 0xff)).sum::<u32>()) as u64),
+        "v_cvt_pk_u16_u32" => op!([B; 3], B, |a, b, _, _| a.min(0xffff) | b.min(0xffff) << 16),
+        "v_cvt_pk_i16_i32" => op!([B; 3], B, |a, b, _, _| {
+            let narrow = |value: u64| (value as i32).clamp(i16::MIN as i32, i16::MAX as i32) as u16 as u64;
+            narrow(a) | narrow(b) << 16
+        }),
+        "v_mad_u32_u24" => op!([B; 3], B, |a, b, c, _| (((a & 0xff_ffff) * (b & 0xff_ffff)) as u32).wrapping_add(c as u32) as u64),
+        "v_mad_i32_i24" => op!([B; 3], B, |a, b, c, _| ((sign24(a) * sign24(b)) as u32).wrapping_add(c as u32) as u64),
+        "v_min_u32" => op!([B; 3], B, |a, b, _, _| a.min(b)),
+        "v_max_u32" => op!([B; 3], B, |a, b, _, _| a.max(b)),
+        "v_min_i32" => op!([B; 3], B, |a, b, _, _| (a as i32).min(b as i32) as u32 as u64),
+        "v_max_i32" => op!([B; 3], B, |a, b, _, _| (a as i32).max(b as i32) as u32 as u64),
+        "v_min3_u32" => op!([B; 3], B, |a, b, c, _| a.min(b).min(c)),
+        "v_max3_u32" => op!([B; 3], B, |a, b, c, _| a.max(b).max(c)),
+        "v_min3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).min(b as i32).min(c as i32) as u32 as u64),
+        "v_max3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).max(b as i32).max(c as i32) as u32 as u64),
+        "v_med3_i32" => op!([B; 3], B, |a, b, c, _| median(a as i32, b as i32, c as i32) as u32 as u64),
+        "v_med3_u32" => op!([B; 3], B, |a, b, c, _| median(a as u32, b as u32, c as u32) as u64),
+        "v_and_b32" => op!([B; 3], B, |a, b, _, _| a & b),
+        "v_or_b32" => op!([B; 3], B, |a, b, _, _| a | b),
+        "v_xor_b32" => op!([B; 3], B, |a, b, _, _| a ^ b),
+        "v_xnor_b32" => op!([B; 3], B, |a, b, _, _| !(a ^ b)),
+        "v_or3_b32" => op!([B; 3], B, |a, b, c, _| a | b | c),
+        "v_xor3_b32" => op!([B; 3], B, |a, b, c, _| a ^ b ^ c),
+        "v_and_or_b32" => op!([B; 3], B, |a, b, c, _| a & b | c),
+        "v_xad_u32" => op!([B; 3], B, |a, b, c, _| ((a ^ b) as u32).wrapping_add(c as u32) as u64),
+        "v_lshlrev_b32" => op!([B; 3], B, |a, b, _, _| ((b as u32) << (a & 31)) as u64),
+        "v_lshrrev_b32" => op!([B; 3], B, |a, b, _, _| ((b as u32) >> (a & 31)) as u64),
+        "v_ashrrev_i32" => op!([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
+        "v_lshlrev_b64" => op!([B, W, B], W, |a, b, _, _| b << (a & 63)),
+        "v_lshrrev_b64" => op!([B, W, B], W, |a, b, _, _| b >> (a & 63)),
+        "v_ashrrev_i64" => op!([B, W, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
+        "v_lshl_add_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
+        "v_add_lshl_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
+        "v_lshl_or_b32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),
+        "v_bfe_u32" => op!([B; 3], B, |a, b, c, _| (a as u32 >> (b & 31)) as u64 & ((1u64 << (c & 31)) - 1)),
+        "v_bfe_i32" => op!([B; 3], B, |a, b, c, _| {
             let width = (c & 31) as u32;
             if width == 0 { return 0 }
             ((((a as i32 >> (b & 31)) as u32) << (32 - width)) as i32 >> (32 - width)) as u32 as u64
         }),
-        "v_bfi_b32" => op([B; 3], B, |a, b, c, _| a & b | !a & c),
-        "v_bfm_b32" => op([B; 3], B, |a, b, _, _| (((1u64 << (a & 31)) - 1) as u32).wrapping_shl(b as u32 & 31) as u64),
-        "v_bcnt_u32_b32" => op([B; 3], B, |a, b, _, _| (b as u32).wrapping_add((a as u32).count_ones()) as u64),
-        "v_alignbit_b32" => op([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> (c & 31)) as u32 as u64),
-        "v_alignbyte_b32" => op([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
-        "v_perm_b32" => op([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
+        "v_bfi_b32" => op!([B; 3], B, |a, b, c, _| a & b | !a & c),
+        "v_bfm_b32" => op!([B; 3], B, |a, b, _, _| (((1u64 << (a & 31)) - 1) as u32).wrapping_shl(b as u32 & 31) as u64),
+        "v_bcnt_u32_b32" => op!([B; 3], B, |a, b, _, _| (b as u32).wrapping_add((a as u32).count_ones()) as u64),
+        "v_alignbit_b32" => op!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> (c & 31)) as u32 as u64),
+        "v_alignbyte_b32" => op!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
+        "v_perm_b32" => op!([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
         // Sixteen bits; the result goes to half a register, as halves do.
-        "v_add_nc_u16" | "v_add_nc_i16" => op([H, H, B], H, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),
-        "v_sub_nc_u16" | "v_sub_nc_i16" => op([H, H, B], H, |a, b, _, _| (a as u16).wrapping_sub(b as u16) as u64),
-        "v_mul_lo_u16" => op([H, H, B], H, |a, b, _, _| (a as u16).wrapping_mul(b as u16) as u64),
-        "v_mad_u16" | "v_mad_i16" => op([H; 3], H, |a, b, c, _| (a as u16).wrapping_mul(b as u16).wrapping_add(c as u16) as u64),
-        "v_lshlrev_b16" => op([H, H, B], H, |a, b, _, _| ((b as u16) << (a & 15)) as u64),
-        "v_lshrrev_b16" => op([H, H, B], H, |a, b, _, _| ((b as u16) >> (a & 15)) as u64),
-        "v_ashrrev_i16" => op([H, H, B], H, |a, b, _, _| ((b as i16) >> (a & 15)) as u16 as u64),
-        "v_max_u16" => op([H, H, B], H, |a, b, _, _| (a as u16).max(b as u16) as u64),
-        "v_min_u16" => op([H, H, B], H, |a, b, _, _| (a as u16).min(b as u16) as u64),
-        "v_max_i16" => op([H, H, B], H, |a, b, _, _| (a as i16).max(b as i16) as u16 as u64),
-        "v_min_i16" => op([H, H, B], H, |a, b, _, _| (a as i16).min(b as i16) as u16 as u64),
+        "v_add_nc_u16" | "v_add_nc_i16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),
+        "v_sub_nc_u16" | "v_sub_nc_i16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_sub(b as u16) as u64),
+        "v_mul_lo_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_mul(b as u16) as u64),
+        "v_mad_u16" | "v_mad_i16" => op!([H; 3], H, |a, b, c, _| (a as u16).wrapping_mul(b as u16).wrapping_add(c as u16) as u64),
+        "v_lshlrev_b16" => op!([H, H, B], H, |a, b, _, _| ((b as u16) << (a & 15)) as u64),
+        "v_lshrrev_b16" => op!([H, H, B], H, |a, b, _, _| ((b as u16) >> (a & 15)) as u64),
+        "v_ashrrev_i16" => op!([H, H, B], H, |a, b, _, _| ((b as i16) >> (a & 15)) as u16 as u64),
+        "v_max_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).max(b as u16) as u64),
+        "v_min_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).min(b as u16) as u64),
+        "v_max_i16" => op!([H, H, B], H, |a, b, _, _| (a as i16).max(b as i16) as u16 as u64),
+        "v_min_i16" => op!([H, H, B], H, |a, b, _, _| (a as i16).min(b as i16) as u16 as u64),
+        "v_min3_u16" => op!([H; 3], H, |a, b, c, _| (a as u16).min(b as u16).min(c as u16) as u64),
+        "v_max3_u16" => op!([H; 3], H, |a, b, c, _| (a as u16).max(b as u16).max(c as u16) as u64),
+        "v_med3_u16" => op!([H; 3], H, |a, b, c, _| median(a as u16, b as u16, c as u16) as u64),
+        "v_min3_i16" => op!([H; 3], H, |a, b, c, _| (a as i16).min(b as i16).min(c as i16) as u16 as u64),
+        "v_max3_i16" => op!([H; 3], H, |a, b, c, _| (a as i16).max(b as i16).max(c as i16) as u16 as u64),
+        "v_med3_i16" => op!([H; 3], H, |a, b, c, _| median(a as i16, b as i16, c as i16) as u16 as u64),
         _ => None,
     }
 }
@@ -379,16 +427,27 @@ fn frexp(value: f64) -> (f64, i32) {
     (mantissa, exponent - shift)
 }
 
-fn unfused(a: u64, b: u64, c: u64) -> u64 {
-    let flush = FloatMode { keep_single: false, keep_half_double: true };
-    let product = f32::from_bits(single_bits(single(a, flush) * single(b, flush), flush) as u32);
-    single_bits(product + single(c, flush), flush)
+/// Two roundings, and never denormals.
+fn unfused(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
+    let mut flush = mode;
+    (flush.single.flush_in, flush.single.flush_out) = (true, true);
+    let product = f32::from_bits(multiply(single(a, flush), single(b, flush), flush) as u32);
+    add(product, single(c, flush), flush)
+}
+
+/// A function of each half of a register.
+#[derive(Clone, Copy)]
+pub(crate) struct PackedOperation {
+    pub run: LaneFunction,
+    /// The old value of the destination is the third source.
+    pub accumulates: bool,
 }
 
 /// Packed instructions as the function of one half, by name.
-pub(crate) fn packed_half(name: &str) -> Option<LaneFunction> {
+pub(crate) fn packed_half(name: &str) -> Option<PackedOperation> {
     let single_name = match name {
         "v_pk_fma_f16" => "v_fma_f16",
+        "v_pk_fmac_f16" => "v_fmac_f16",
         "v_pk_add_f16" => "v_add_f16",
         "v_pk_mul_f16" => "v_mul_f16",
         "v_pk_min_f16" => "v_min_f16",
@@ -406,160 +465,21 @@ pub(crate) fn packed_half(name: &str) -> Option<LaneFunction> {
         "v_pk_min_i16" => "v_min_i16",
         _ => return None,
     };
-    operation(single_name).map(|operation| operation.run)
-}
-
-/// The first step of a division: the source scaled so that the steps to come neither overflow nor lose bits, and
-/// whether the result must be scaled back.
-pub(crate) fn divide_scale(value: f32, denominator: f32, numerator: f32) -> (f32, bool) {
-    let reciprocal_tiny = (1.0 / denominator as f64).abs() < f32::MIN_POSITIVE as f64;
-    let quotient = numerator as f64 / denominator as f64;
-    let quotient_tiny = quotient != 0.0 && quotient.abs() < f32::MIN_POSITIVE as f64;
-    let same = |other: f32| value.to_bits() == other.to_bits();
-    if numerator == 0.0 || denominator == 0.0 {
-        (f32::NAN, false)
-    } else if exponent(numerator) - exponent(denominator) >= 96 {
-        (if same(denominator) { scale(value, 64) } else { value }, true)
-    } else if denominator.is_subnormal() {
-        (scale(value, 64), false)
-    } else if reciprocal_tiny && quotient_tiny {
-        (if same(denominator) { scale(value, 64) } else { value }, true)
-    } else if reciprocal_tiny {
-        (scale(value, -64), false)
-    } else if quotient_tiny {
-        (if same(numerator) { scale(value, 64) } else { value }, true)
-    } else if exponent(numerator) <= 23 {
-        (scale(value, 64), false)
-    } else {
-        (value, false)
-    }
-}
-
-/// The last multiply-add of a division, scaled back if the first step says so.
-pub(crate) fn divide_multiply_add(a: f32, b: f32, c: f32, scaled: bool) -> f32 {
-    let value = a.mul_add(b, c);
-    match scaled {
-        false => value,
-        true => scale(value, if exponent(c) > 127 { 64 } else { -64 }),
-    }
+    operation(single_name).map(|operation| PackedOperation { run: operation.run, accumulates: operation.accumulates })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const MODE: FloatMode = FloatMode { keep_single: true, keep_half_double: true };
-    const FLUSH: FloatMode = FloatMode { keep_single: false, keep_half_double: false };
+    fn mode(bits: u32) -> FloatMode {
+        FloatMode::from_bits(bits, crate::Perturbation::None)
+    }
+
+    const KEEP: u32 = 0xf0;
 
     fn run(name: &str, a: u64, b: u64, c: u64) -> u64 {
-        (operation(name).unwrap_or_else(|| panic!("{name} is not known")).run)(a, b, c, MODE)
-    }
-
-    fn f(value: f32) -> u64 {
-        value.to_bits() as u64
-    }
-
-    fn h(value: f64) -> u64 {
-        half_bits(value)
-    }
-
-    /// Instruction, sources, result: written from the instruction set's documentation.
-    #[test]
-    fn instructions_do_what_the_documentation_says() {
-        let ones = u32::MAX as u64;
-        let table = [
-            ("v_mov_b32", 7, 0, 0, 7),
-            ("v_bfrev_b32", 1, 0, 0, 0x8000_0000),
-            ("v_ffbh_u32", 0, 0, 0, ones),
-            ("v_ffbh_u32", 0x0000_ffff, 0, 0, 16),
-            ("v_ffbl_b32", 8, 0, 0, 3),
-            ("v_ffbh_i32", 0xffff_0000, 0, 0, 16),
-            ("v_cvt_f32_i32", ones, 0, 0, f(-1.0)),
-            ("v_cvt_f32_u32", ones, 0, 0, f(4294967296.0)),
-            ("v_cvt_u32_f32", f(-3.0), 0, 0, 0),
-            ("v_cvt_u32_f32", f(1e20), 0, 0, ones),
-            ("v_cvt_u32_f32", f(f32::NAN), 0, 0, 0),
-            ("v_cvt_i32_f32", f(-3.9), 0, 0, -3i32 as u32 as u64),
-            ("v_cvt_flr_i32_f32", f(-3.1), 0, 0, -4i32 as u32 as u64),
-            ("v_cvt_f32_ubyte2", 0x00ab_0000, 0, 0, f(171.0)),
-            ("v_cvt_f16_f32", f(1.0), 0, 0, 0x3c00),
-            ("v_cvt_f16_f32", f(65520.0), 0, 0, 0x7c00),
-            ("v_cvt_f32_f16", 0x0001, 0, 0, f(5.960_464_5e-8)),
-            ("v_cvt_pkrtz_f16_f32", f(65535.0), f(-1.0), 0, 0xbc00_7bff),
-            ("v_sub_f32", f(5.0), f(3.0), 0, f(2.0)),
-            ("v_subrev_f32", f(5.0), f(3.0), 0, f(-2.0)),
-            ("v_mul_legacy_f32", f(0.0), f(f32::INFINITY), 0, 0),
-            ("v_min_f32", f(f32::NAN), f(3.0), 0, f(3.0)),
-            ("v_min_f32", f(0.0), f(-0.0), 0, f(-0.0)),
-            ("v_max_f32", f(-0.0), f(0.0), 0, f(0.0)),
-            ("v_med3_f32", f(9.0), f(1.0), f(4.0), f(4.0)),
-            ("v_fma_f32", f(1.0 + f32::EPSILON), f(1.0 - f32::EPSILON), f(-1.0), f(-f32::EPSILON * f32::EPSILON)),
-            ("v_mad_f32", f(1.0 + f32::EPSILON), f(1.0 - f32::EPSILON), f(-1.0), 0),
-            ("v_fract_f32", f(-0.25), 0, 0, f(0.75)),
-            ("v_rndne_f32", f(2.5), 0, 0, f(2.0)),
-            ("v_exp_f32", f(10.0), 0, 0, f(1024.0)),
-            ("v_log_f32", f(0.125), 0, 0, f(-3.0)),
-            ("v_rcp_f32", f(0.0), 0, 0, f(f32::INFINITY)),
-            ("v_sin_f32", f(0.25), 0, 0, f(1.0)),
-            ("v_cos_f32", f(0.5), 0, 0, f(-1.0)),
-            ("v_ldexp_f32", f(1.5), -3i32 as u32 as u64, 0, f(0.1875)),
-            ("v_ldexp_f32", f(1.0), 5000, 0, f(f32::INFINITY)),
-            ("v_frexp_exp_i32_f32", f(8.0), 0, 0, 4),
-            ("v_frexp_mant_f32", f(-12.0), 0, 0, f(-0.75)),
-            ("v_div_fixup_f32", f(1.0), f(0.0), f(-2.0), f(f32::NEG_INFINITY)),
-            ("v_div_fixup_f32", f(1.0), f(0.0), f(0.0), 0xffc0_0000),
-            ("v_add_f16", 0x3c00, 0x1000, 0, 0x3c00),
-            ("v_fma_f16", h(3.0), h(0.333_251_953_125), h(-1.0), h(3.0 * 0.333_251_953_125 - 1.0)),
-            ("v_sub_nc_u32", 3, 5, 0, -2i32 as u32 as u64),
-            ("v_subrev_nc_u32", 3, 5, 0, 2),
-            ("v_mul_hi_u32", ones, ones, 0, 0xffff_fffe),
-            ("v_mul_hi_i32", ones, ones, 0, 0),
-            ("v_mul_u32_u24", 0xff00_0003, 0x0100_0002, 0, 6),
-            ("v_mul_i32_i24", 0x00ff_ffff, 5, 0, -5i32 as u32 as u64),
-            ("v_mad_u32_u24", 3, 4, ones, 11),
-            ("v_min_i32", ones, 1, 0, ones),
-            ("v_min_u32", ones, 1, 0, 1),
-            ("v_med3_i32", ones, 5, 2, 2),
-            ("v_lshlrev_b32", 33, 1, 0, 2),
-            ("v_ashrrev_i32", 4, 0x8000_0000, 0, 0xf800_0000),
-            ("v_lshlrev_b64", 36, 1, 0, 1 << 36),
-            ("v_ashrrev_i64", 60, 1 << 63, 0, u64::MAX << 3),
-            ("v_lshl_add_u32", 3, 4, 5, 53),
-            ("v_add_lshl_u32", 3, 4, 5, 224),
-            ("v_lshl_or_b32", 3, 4, 1, 49),
-            ("v_and_or_b32", 12, 10, 1, 9),
-            ("v_xad_u32", 12, 10, 1, 7),
-            ("v_bfe_u32", 0xabcd_1234, 8, 8, 0x12),
-            ("v_bfe_i32", 0x0000_8000, 8, 8, 0xffff_ff80),
-            ("v_bfi_b32", 0xff00, 0x1234, 0x5678, 0x1278),
-            ("v_bfm_b32", 4, 8, 0, 0xf00),
-            ("v_bcnt_u32_b32", 0xff, 3, 0, 11),
-            ("v_alignbit_b32", 1, 0x8000_0000, 4, 0x1800_0000),
-            ("v_alignbyte_b32", 0x0000_00aa, 0x1122_3344, 1, 0xaa11_2233),
-            ("v_perm_b32", 0x4433_2211, 0x8877_6655, 0x0c07_0400, 0x0044_1155),
-            ("v_mul_lo_u16", 0x1_0003, 5, 0, 15),
-            ("v_ashrrev_i16", 4, 0x8000, 0, 0xf800),
-        ];
-        for (name, a, b, c, expected) in table {
-            let found = run(name, a, b, c);
-            let mask = match operation(name).unwrap().result {
-                Type::Float64 | Type::Bits64 => u64::MAX,
-                Type::Float16 => 0xffff,
-                _ => 0xffff_ffff,
-            };
-            assert_eq!(found & mask, expected & mask, "{name} {a:#x} {b:#x} {c:#x}: {found:#x} and not {expected:#x}");
-        }
-    }
-
-    #[test]
-    fn denormals_are_flushed_where_the_mode_says_so() {
-        let tiny = f(1e-40);
-        let add = operation("v_add_f32").unwrap().run;
-        assert_eq!(add(tiny, 0, 0, MODE), tiny);
-        assert_eq!(add(tiny, 0, 0, FLUSH), 0);
-        let half = operation("v_add_f16").unwrap().run;
-        assert_eq!(half(1, 0, 0, MODE), 1);
-        assert_eq!(half(1, 0, 0, FLUSH), 0);
+        (operation(name).unwrap_or_else(|| panic!("{name} is not known")).run)(a, b, c, mode(KEEP))
     }
 
     /// Every pair of a spread of halves, against exact arithmetic in 128-bit whole numbers.

@@ -5,21 +5,48 @@
 //! the hazard rules of `unhang-isa` along the path that is executed and stops where the hardware might hang or compute
 //! nonsense.
 //!
+//! ```
+//! use unhang_emulator::{Dispatch, Machine, Mode};
+//! use unhang_isa::Chip;
+//! let object = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kernels.gfx1010.co"));
+//! let mut machine = Machine::load(object, Mode::Hazards(Chip::Gfx1010)).unwrap();
+//! let (x, y) = (machine.memory.allocate_floats(&[1.0; 100]), machine.memory.allocate_floats(&[2.0; 100]));
+//! // axpy(const float* x, float* y, float a, int n)
+//! let mut arguments: Vec<u8> = [x, y].iter().flat_map(|address| address.to_le_bytes()).collect();
+//! arguments.extend(0.5f32.to_le_bytes().into_iter().chain(100i32.to_le_bytes()));
+//! let dispatch = Dispatch {
+//!     kernel: "axpy",
+//!     workgroups: [1, 1, 1],
+//!     workgroup_size: [256, 1, 1],
+//!     arguments: &arguments,
+//!     dynamic_local: 0,
+//! };
+//! let counts = machine.run(&dispatch).unwrap();
+//! assert_eq!(machine.memory.read_floats(y, 100).unwrap(), [2.5; 100]);
+//! assert!(counts.instructions() > 0);
+//! ```
+//!
 //! It executes what compilers emit for compute kernels; an instruction that it does not know is a fault by name, never
-//! a guess. It does not model time, caches or the order in which real hardware lets waves run, and knows nothing of
+//! a guess. It counts cycles of issue but does not model time, caches or the order in which real hardware lets waves run, and knows nothing of
 //! convolutions or drivers.
 
 #![forbid(unsafe_code)]
 // Several arrays are walked together, lane by lane; the lane's number is the subject.
 #![allow(clippy::needless_range_loop)]
 
+mod access;
 mod counts;
+mod divide;
 mod fault;
+mod float;
+#[cfg(test)]
+mod instruction_tests;
 mod lanes;
 mod load;
 mod machine;
 mod memory;
 mod memory_access;
+mod packed;
 mod scalar;
 mod semantics;
 mod vector;

@@ -24,7 +24,8 @@ pub(crate) struct LoadedFunction {
 /// A kernel that can be started.
 pub(crate) struct LoadedKernel {
     pub name: String,
-    pub function: usize,
+    /// The function and the instruction at which it starts, by its descriptor.
+    pub entry: (usize, u32),
     pub descriptor: KernelDescriptor,
     pub metadata: Option<KernelMetadata>,
 }
@@ -69,23 +70,24 @@ pub(crate) fn load(bytes: &[u8], silicon: Option<Chip>, memory: &mut Memory) -> 
     }
     let kernel_metadata = metadata::read(&object).map(|(_, kernels)| kernels).unwrap_or_default();
     let mut loaded = LoadedObject { chip, functions: Vec::new(), kernels: Vec::new() };
+    let mut descriptors = Vec::new();
     for function in &object.functions {
         let wave64 = function.descriptor.is_some_and(|descriptor| descriptor.wave64());
         let decoded = Program::decode(function.code, silicon.unwrap_or(chip), wave64);
         let Ok(program) = decoded.or_else(|_| Program::decode(function.code, chip, wave64)) else { continue };
         let semantics = program.instructions.iter().map(Semantics::of).collect();
         let units = program.instructions.iter().map(Unit::of).collect();
-        if let Some(descriptor) = function.descriptor {
-            loaded.kernels.push(LoadedKernel {
-                name: function.name.to_owned(),
-                function: loaded.functions.len(),
-                descriptor,
-                metadata: kernel_metadata.iter().find(|kernel| kernel.name == function.name).cloned(),
-            });
-        }
+        descriptors.extend(function.descriptor.map(|descriptor| (function.name, descriptor)));
         let base = bias + function.address;
         let name = function.name.to_owned();
         loaded.functions.push(Arc::new(LoadedFunction { name, base, program, semantics, units }));
+    }
+    loaded.functions.sort_by_key(|function| function.base);
+    for (name, descriptor) in descriptors {
+        // Hardware starts where the descriptor says, whatever the symbol does.
+        let Ok(entry) = loaded.find(bias.wrapping_add(descriptor.entry_address())) else { continue };
+        let metadata = kernel_metadata.iter().find(|kernel| kernel.name == name).cloned();
+        loaded.kernels.push(LoadedKernel { name: name.to_owned(), entry, descriptor, metadata });
     }
     Ok(loaded)
 }

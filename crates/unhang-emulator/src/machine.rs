@@ -9,11 +9,13 @@ use unhang_isa::elf::ElfError;
 use unhang_isa::{Chip, Format};
 use unhang_objects::metadata::KernelMetadata;
 
+use crate::float::FloatMode;
 use crate::load::{self, LoadedKernel, LoadedObject};
+use crate::memory::Window;
 use crate::memory_access::Surroundings;
 use crate::scalar::Next;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, FloatMode, LANES, Standing, Wave};
+use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind, Memory};
 
 /// What the machine minds.
@@ -41,15 +43,16 @@ pub struct Dispatch<'a> {
 }
 
 /// How approximate instructions (reciprocal, square root, exponential, logarithm, sine, cosine) come out. The card
-/// promises about one unit in the last place; a result that is right under each of these does not rest on more.
+/// promises one unit in the last place (2^29 of them in double precision); a result that is right under each of these
+/// does not rest on more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Perturbation {
     /// As near as can be.
     #[default]
     None,
-    /// One unit in the last place farther from zero.
+    /// As far from zero as the promise allows.
     Up,
-    /// One unit in the last place nearer to zero.
+    /// As near to zero as the promise allows.
     Down,
 }
 
@@ -72,6 +75,8 @@ pub struct Machine {
 
 /// Local memory of a workgroup: 64 KiB, as on the card.
 const MAX_LOCAL: u32 = 64 << 10;
+/// Private memory of all waves of a launch.
+const MAX_SCRATCH: u64 = 1 << 30;
 
 impl Machine {
     /// A machine without code.
@@ -165,9 +170,6 @@ impl Machine {
         if descriptor.wave64() {
             return Err(FaultKind::Start("its waves have 64 lanes"));
         }
-        if descriptor.resource1 >> 12 & 15 != 0 {
-            return Err(FaultKind::Start("it asks for a rounding other than to nearest even"));
-        }
         let local = descriptor.group_segment_size.saturating_add(dispatch.dynamic_local);
         if local > MAX_LOCAL {
             return Err(FaultKind::Start("it wants more than 64 KiB of local memory"));
@@ -176,10 +178,16 @@ impl Machine {
         let lanes = lanes
             .filter(|lanes| (1..=1024).contains(lanes))
             .ok_or(FaultKind::Start("a workgroup has 1 to 1024 lanes"))?;
+        let groups: u64 = dispatch.workgroups.iter().map(|&count| count as u64).product();
+        let waves = groups.saturating_mul(lanes.div_ceil(LANES as u32) as u64);
+        let wave_scratch = descriptor.private_segment_size.next_multiple_of(4) as u64 * LANES as u64;
+        let all_scratch = waves.checked_mul(wave_scratch).filter(|&bytes| bytes <= MAX_SCRATCH);
+        let all_scratch = all_scratch.ok_or(FaultKind::Start("it wants more than 1 GiB of private memory"))?;
         let arguments = kernel_arguments(kernel, dispatch);
         let kernarg = self.memory.allocate_bytes(&arguments);
         let packet = self.memory.allocate_bytes(&dispatch_packet(dispatch, local, kernarg));
-        Ok(Launch { object: object.0, number, dispatch, kernarg, packet, local, lanes })
+        let scratch = self.memory.allocate(all_scratch as usize);
+        Ok(Launch { object: object.0, number, dispatch, kernarg, packet, local, lanes, scratch, wave_scratch })
     }
 
     fn run_groups(&self, launch: &Launch<'_>) -> Result<Counts, Fault> {
@@ -210,7 +218,7 @@ impl Machine {
         loop {
             for wave in &mut waves {
                 if wave.standing == Standing::Running {
-                    let mut around = Surroundings { memory: &self.memory, local: &mut local };
+                    let mut around = Surroundings { global: Window::new(&self.memory), local: &mut local };
                     if let Err(kind) = self.run_wave(object, wave, &mut around, &mut counts) {
                         return Err(fault(object, wave, kind));
                     }
@@ -231,24 +239,33 @@ impl Machine {
         let kernel = &self.objects[launch.object].kernels[launch.number];
         let descriptor = kernel.descriptor;
         let vectors = ((descriptor.resource1 & 63) as usize + 1) * 8;
+        let [x, y, _] = launch.dispatch.workgroups.map(u64::from);
+        let linear = group[0] as u64 + x * (group[1] as u64 + y * group[2] as u64);
+        let waves = launch.lanes.div_ceil(LANES as u32) as u64;
+        let scratch_offset = (linear * waves + number as u64) * launch.wave_scratch;
+        // Rounding, denormals, clamping and IEEE mode, where the mode register has them.
+        let mode_bits = descriptor.resource1 >> 12 & 0xff
+            | (descriptor.resource1 >> 21 & 1) << 8
+            | (descriptor.resource1 >> 23 & 1) << 9;
         let mut wave = Wave {
             scalars: [0; 128],
             vectors: vec![[0; LANES]; vectors],
             scc: false,
-            function: kernel.function,
-            index: 0,
+            function: kernel.entry.0,
+            index: kernel.entry.1,
             standing: Standing::Running,
             executed: 0,
-            mode: FloatMode {
-                keep_single: descriptor.resource1 >> 16 & 3 != 0,
-                keep_half_double: descriptor.resource1 >> 18 & 3 != 0,
-            },
+            spans_units: descriptor.workgroup_processor_mode(),
+            mode_bits,
+            mode: FloatMode::from_bits(mode_bits, self.perturbation),
+            flat_scratch: [0; 2],
+            scratch: (launch.scratch + scratch_offset, descriptor.private_segment_size),
             watch: PathWatch::default(),
         };
         let mut next = 0u8;
         // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
         for (bit, registers, value) in [
-            (0, 4, 0),
+            (0, 4, launch.scratch | 1 << 63),
             (1, 2, launch.packet),
             (2, 2, 0),
             (3, 2, launch.kernarg),
@@ -261,6 +278,10 @@ impl Machine {
                     1 => wave.set_scalar(next, value as u32),
                     _ => wave.set_scalar64(next, value),
                 }
+                if registers == 4 {
+                    // The buffer of private memory: words of 32 lanes alternate, each lane by its number.
+                    wave.set_scalar64(next + 2, u32::MAX as u64 | ((2 << 21 | 1 << 23) << 32));
+                }
                 next += registers;
             }
         }
@@ -270,6 +291,11 @@ impl Machine {
                 wave.set_scalar(next, place);
                 next += 1;
             }
+        }
+        // Behind them the workgroup's information, if asked for, and the wave's offset in private memory.
+        next += (descriptor.resource2 >> 10 & 1) as u8;
+        if descriptor.resource2 & 1 == 1 {
+            wave.set_scalar(next, scratch_offset as u32);
         }
         let [width, height, _] = launch.dispatch.workgroup_size;
         let mut exec = 0;
@@ -320,6 +346,9 @@ impl Machine {
                     }
                     if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
                         return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
+                    }
+                    if wave.spans_units && wave.is_misaligned(instruction) {
+                        return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
                     }
                 }
             }
@@ -377,6 +406,9 @@ struct Launch<'d> {
     packet: u64,
     local: u32,
     lanes: u32,
+    /// Private memory of all waves, and bytes of each.
+    scratch: u64,
+    wave_scratch: u64,
 }
 
 /// The arguments with what the runtime adds for the compiler's own use.

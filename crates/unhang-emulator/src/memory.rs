@@ -1,6 +1,7 @@
 //! Global memory: allocations with addresses of their own, checked at every access.
 
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::FaultKind;
 
@@ -21,11 +22,13 @@ struct Allocation {
 pub struct Memory {
     allocations: Vec<Allocation>,
     next: u64,
+    /// 64-bit atomics span two words: one at a time.
+    wide_updates: Mutex<()>,
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { allocations: Vec::new(), next: FIRST }
+        Memory { allocations: Vec::new(), next: FIRST, wide_updates: Mutex::default() }
     }
 }
 
@@ -109,33 +112,72 @@ impl Memory {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         self.allocate_bytes(&bytes)
     }
+}
+
+/// The view of one workgroup: the allocation that was used last is looked at first.
+pub(crate) struct Window<'m> {
+    memory: &'m Memory,
+    last: Option<&'m Allocation>,
+}
+
+impl<'m> Window<'m> {
+    pub fn new(memory: &'m Memory) -> Window<'m> {
+        Window { memory, last: None }
+    }
+
+    #[inline]
+    fn find(&mut self, address: u64, size: u32) -> Result<(&'m Allocation, u64), FaultKind> {
+        if let Some(last) = self.last {
+            let offset = address.wrapping_sub(last.base);
+            if offset.saturating_add(size as u64) <= last.size {
+                return Ok((last, offset));
+            }
+        }
+        let (allocation, offset) = self.memory.find(address, size)?;
+        self.last = Some(allocation);
+        Ok((allocation, offset))
+    }
 
     /// `size` bytes (1, 2 or 4) as a number.
-    pub(crate) fn load(&self, address: u64, size: u32) -> Result<u32, FaultKind> {
+    #[inline]
+    pub fn load(&mut self, address: u64, size: u32) -> Result<u32, FaultKind> {
         let (allocation, offset) = self.find(address, size)?;
         let value = allocation.load(offset);
         Ok(if size >= 4 { value } else { value & ((1 << (size * 8)) - 1) })
     }
 
     /// Stores `size` bytes (1, 2 or 4).
-    pub(crate) fn store(&self, address: u64, size: u32, value: u32) -> Result<(), FaultKind> {
+    #[inline]
+    pub fn store(&mut self, address: u64, size: u32, value: u32) -> Result<(), FaultKind> {
         let (allocation, offset) = self.find(address, size)?;
         let mask = if size >= 4 { u32::MAX } else { (1 << (size * 8)) - 1 };
         allocation.store_part(offset, value, mask);
         Ok(())
     }
 
-    /// Replaces a word by a function of it, at once, and returns what it was.
-    pub(crate) fn update(&self, address: u64, update: impl Fn(u32) -> u32) -> Result<u32, FaultKind> {
-        let (allocation, offset) = self.find(address, 4)?;
-        if offset % 4 != 0 {
-            return Err(FaultKind::Memory { address, size: 4 });
+    /// Replaces 32 or 64 bits by a function of them, at once, and returns what they were.
+    pub fn update(&mut self, address: u64, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
+        let size = if wide { 8 } else { 4 };
+        let (allocation, offset) = self.find(address, size)?;
+        if offset % size as u64 != 0 {
+            return Err(FaultKind::Memory { address, size });
         }
-        let word = &allocation.words[(offset / 4) as usize];
+        let place = (offset / 4) as usize;
+        if wide {
+            let _one = self.memory.wide_updates.lock().unwrap_or_else(PoisonError::into_inner);
+            let [low, high] = [&allocation.words[place], &allocation.words[place + 1]];
+            let old = low.load(Ordering::Relaxed) as u64 | (high.load(Ordering::Relaxed) as u64) << 32;
+            let new = update(old);
+            low.store(new as u32, Ordering::Relaxed);
+            high.store((new >> 32) as u32, Ordering::Relaxed);
+            return Ok(old);
+        }
+        let word = &allocation.words[place];
         let mut old = word.load(Ordering::Relaxed);
         loop {
-            match word.compare_exchange_weak(old, update(old), Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Ok(old),
+            let new = update(old as u64) as u32;
+            match word.compare_exchange_weak(old, new, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Ok(old as u64),
                 Err(now) => old = now,
             }
         }
@@ -181,15 +223,16 @@ mod tests {
     fn accesses_are_checked_to_the_byte() {
         let mut memory = Memory::default();
         let at = memory.allocate_bytes(&[1, 2, 3, 4, 5, 6, 7]);
-        assert_eq!(memory.load(at + 1, 4), Ok(0x0504_0302));
-        assert_eq!(memory.load(at + 5, 2), Ok(0x0706));
-        assert_eq!(memory.load(at + 4, 4), Err(FaultKind::Memory { address: at + 4, size: 4 }));
-        assert!(memory.load(at - 1, 1).is_err());
-        assert!(memory.load(u64::MAX, 4).is_err());
-        memory.store(at + 3, 2, 0xbbaa).unwrap();
+        let mut window = Window::new(&memory);
+        assert_eq!(window.load(at + 1, 4), Ok(0x0504_0302));
+        assert_eq!(window.load(at + 5, 2), Ok(0x0706));
+        assert_eq!(window.load(at + 4, 4), Err(FaultKind::Memory { address: at + 4, size: 4 }));
+        assert!(window.load(at - 1, 1).is_err());
+        assert!(window.load(u64::MAX, 4).is_err());
+        window.store(at + 3, 2, 0xbbaa).unwrap();
         let mut bytes = [0; 7];
         memory.read(at, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3, 0xaa, 0xbb, 6, 7]);
-        assert_eq!(memory.update(at, |old| old + 1), Ok(0xaa03_0201));
+        assert_eq!(Window::new(&memory).update(at, false, |old| old + 1), Ok(0xaa03_0201));
     }
 }

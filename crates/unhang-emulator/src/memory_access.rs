@@ -2,238 +2,15 @@
 
 use unhang_isa::{Field, Format, Instruction};
 
+use crate::FaultKind;
+use crate::access::{Access, Comparison, Part};
+use crate::memory::Window;
 use crate::wave::{LANES, Wave};
-use crate::{FaultKind, Memory};
-
-/// How a value changes what is in memory.
-type Update = fn(u32, u32, u32) -> u32;
-
-/// What a memory instruction does.
-#[derive(Clone, Copy)]
-pub(crate) enum Access {
-    /// Cache control: nothing is cached here.
-    Nothing,
-    ScalarLoad {
-        count: u8,
-    },
-    Clock,
-    /// A load of `count` words, or of a part of one.
-    Load {
-        count: u8,
-        part: Part,
-    },
-    Store {
-        count: u8,
-        part: Part,
-    },
-    /// Two loads or stores through one address, `stride` bytes apart by offset.
-    LoadTwo {
-        count: u8,
-        stride: u32,
-    },
-    StoreTwo {
-        count: u8,
-        stride: u32,
-    },
-    Atomic {
-        update: Update,
-        returns: bool,
-        compare: bool,
-    },
-    /// Lanes exchange values; local memory is not touched.
-    Swizzle,
-    Permute {
-        backward: bool,
-    },
-}
-
-/// The part of a word that is loaded or stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
-    Word,
-    Byte {
-        signed: bool,
-    },
-    Half {
-        signed: bool,
-    },
-    /// Into or out of half a register, the other half left alone.
-    InHalf {
-        byte: bool,
-        signed: bool,
-        high: bool,
-    },
-}
-
-impl Part {
-    fn size(self) -> u32 {
-        match self {
-            Part::Word => 4,
-            Part::Byte { .. } | Part::InHalf { byte: true, .. } => 1,
-            Part::Half { .. } | Part::InHalf { .. } => 2,
-        }
-    }
-}
 
 /// The memory of a workgroup beside the registers.
 pub(crate) struct Surroundings<'a> {
-    pub memory: &'a Memory,
+    pub global: Window<'a>,
     pub local: &'a mut [u8],
-}
-
-impl Access {
-    /// Finds what an instruction does.
-    pub fn of(instruction: &Instruction) -> Option<Access> {
-        let name = instruction.definition.mnemonic;
-        match instruction.format() {
-            Format::Smem => scalar_access(name),
-            Format::Ds => local_access(name),
-            Format::Flat | Format::Global | Format::Mubuf => {
-                let rest = name.split_once('_')?.1;
-                if name.starts_with("buffer_gl") {
-                    return Some(Access::Nothing);
-                }
-                if instruction.format() == Format::Mubuf
-                    && (instruction.bits(16, 1) == 1 || instruction.high_bits(23, 1) == 1)
-                {
-                    return None;
-                }
-                global_access(rest, instruction)
-            }
-            _ => None,
-        }
-    }
-}
-
-fn scalar_access(name: &str) -> Option<Access> {
-    Some(match name {
-        "s_load_dword" | "s_buffer_load_dword" => Access::ScalarLoad { count: 1 },
-        "s_load_dwordx2" | "s_buffer_load_dwordx2" => Access::ScalarLoad { count: 2 },
-        "s_load_dwordx4" | "s_buffer_load_dwordx4" => Access::ScalarLoad { count: 4 },
-        "s_load_dwordx8" | "s_buffer_load_dwordx8" => Access::ScalarLoad { count: 8 },
-        "s_load_dwordx16" | "s_buffer_load_dwordx16" => Access::ScalarLoad { count: 16 },
-        "s_memtime" | "s_memrealtime" => Access::Clock,
-        "s_dcache_inv" | "s_gl1_inv" | "s_dcache_wb" => Access::Nothing,
-        _ => return None,
-    })
-}
-
-fn update(name: &str) -> Option<Update> {
-    Some(match name {
-        "add" => |old, value, _| old.wrapping_add(value),
-        "sub" => |old, value, _| old.wrapping_sub(value),
-        "and" => |old, value, _| old & value,
-        "or" => |old, value, _| old | value,
-        "xor" => |old, value, _| old ^ value,
-        "umin" => |old, value, _| old.min(value),
-        "umax" => |old, value, _| old.max(value),
-        "smin" => |old, value, _| (old as i32).min(value as i32) as u32,
-        "smax" => |old, value, _| (old as i32).max(value as i32) as u32,
-        "inc" => |old, value, _| if old >= value { 0 } else { old + 1 },
-        "dec" => |old, value, _| if old == 0 || old > value { value } else { old - 1 },
-        "swap" => |_, value, _| value,
-        "fadd" => |old, value, _| (f32::from_bits(old) + f32::from_bits(value)).to_bits(),
-        "fmin" => |old, value, _| f32::from_bits(old).min(f32::from_bits(value)).to_bits(),
-        "fmax" => |old, value, _| f32::from_bits(old).max(f32::from_bits(value)).to_bits(),
-        // The first value is new, the second is what must be there.
-        "cmpswap" => |old, value, compare| if old == compare { value } else { old },
-        _ => return None,
-    })
-}
-
-fn parts(name: &str) -> Option<(u8, Part)> {
-    Some(match name {
-        "ubyte" => (1, Part::Byte { signed: false }),
-        "sbyte" => (1, Part::Byte { signed: true }),
-        "ushort" => (1, Part::Half { signed: false }),
-        "sshort" => (1, Part::Half { signed: true }),
-        "dword" => (1, Part::Word),
-        "dwordx2" => (2, Part::Word),
-        "dwordx3" => (3, Part::Word),
-        "dwordx4" => (4, Part::Word),
-        "byte" => (1, Part::Byte { signed: false }),
-        "short" => (1, Part::Half { signed: false }),
-        "byte_d16_hi" | "ubyte_d16_hi" => (1, Part::InHalf { byte: true, signed: false, high: true }),
-        "short_d16_hi" => (1, Part::InHalf { byte: false, signed: false, high: true }),
-        "ubyte_d16" => (1, Part::InHalf { byte: true, signed: false, high: false }),
-        "sbyte_d16" => (1, Part::InHalf { byte: true, signed: true, high: false }),
-        "sbyte_d16_hi" => (1, Part::InHalf { byte: true, signed: true, high: true }),
-        "short_d16" => (1, Part::InHalf { byte: false, signed: false, high: false }),
-        _ => return None,
-    })
-}
-
-fn global_access(name: &str, instruction: &Instruction) -> Option<Access> {
-    if let Some(rest) = name.strip_prefix("load_") {
-        let (count, part) = parts(rest)?;
-        return Some(Access::Load { count, part });
-    }
-    if let Some(rest) = name.strip_prefix("store_") {
-        let (count, part) = parts(rest)?;
-        return Some(Access::Store { count, part });
-    }
-    let rest = name.strip_prefix("atomic_")?;
-    let returns = match instruction.format() {
-        Format::Mubuf => instruction.bits(14, 1) == 1,
-        _ => instruction.bits(16, 1) == 1,
-    };
-    Some(Access::Atomic { update: update(rest)?, returns, compare: rest == "cmpswap" })
-}
-
-fn local_access(name: &str) -> Option<Access> {
-    let load = |count, part| Some(Access::Load { count, part });
-    let store = |count, part| Some(Access::Store { count, part });
-    match name {
-        "ds_nop" => Some(Access::Nothing),
-        "ds_read_b32" => load(1, Part::Word),
-        "ds_read_b64" => load(2, Part::Word),
-        "ds_read_b96" => load(3, Part::Word),
-        "ds_read_b128" => load(4, Part::Word),
-        "ds_read_u8" => load(1, Part::Byte { signed: false }),
-        "ds_read_i8" => load(1, Part::Byte { signed: true }),
-        "ds_read_u16" => load(1, Part::Half { signed: false }),
-        "ds_read_i16" => load(1, Part::Half { signed: true }),
-        "ds_read_u16_d16" => load(1, Part::InHalf { byte: false, signed: false, high: false }),
-        "ds_read_u16_d16_hi" => load(1, Part::InHalf { byte: false, signed: false, high: true }),
-        "ds_write_b32" => store(1, Part::Word),
-        "ds_write_b64" => store(2, Part::Word),
-        "ds_write_b96" => store(3, Part::Word),
-        "ds_write_b128" => store(4, Part::Word),
-        "ds_write_b8" => store(1, Part::Byte { signed: false }),
-        "ds_write_b16" => store(1, Part::Half { signed: false }),
-        "ds_write_b16_d16_hi" => store(1, Part::InHalf { byte: false, signed: false, high: true }),
-        "ds_read2_b32" => Some(Access::LoadTwo { count: 1, stride: 4 }),
-        "ds_read2_b64" => Some(Access::LoadTwo { count: 2, stride: 8 }),
-        "ds_read2st64_b32" => Some(Access::LoadTwo { count: 1, stride: 256 }),
-        "ds_read2st64_b64" => Some(Access::LoadTwo { count: 2, stride: 512 }),
-        "ds_write2_b32" => Some(Access::StoreTwo { count: 1, stride: 4 }),
-        "ds_write2_b64" => Some(Access::StoreTwo { count: 2, stride: 8 }),
-        "ds_write2st64_b32" => Some(Access::StoreTwo { count: 1, stride: 256 }),
-        "ds_write2st64_b64" => Some(Access::StoreTwo { count: 2, stride: 512 }),
-        "ds_swizzle_b32" => Some(Access::Swizzle),
-        "ds_permute_b32" => Some(Access::Permute { backward: false }),
-        "ds_bpermute_b32" => Some(Access::Permute { backward: true }),
-        _ => {
-            let returns = name.contains("_rtn_");
-            let operation = match name.strip_prefix("ds_")?.split_once('_')? {
-                ("min", rest) if rest.ends_with("i32") => "smin",
-                ("max", rest) if rest.ends_with("i32") => "smax",
-                ("min", rest) if rest.ends_with("u32") => "umin",
-                ("max", rest) if rest.ends_with("u32") => "umax",
-                ("min", rest) if rest.ends_with("f32") => "fmin",
-                ("max", rest) if rest.ends_with("f32") => "fmax",
-                ("add", rest) if rest.ends_with("f32") => "fadd",
-                ("wrxchg", rest) if rest.ends_with("b32") => "swap",
-                (name @ ("add" | "sub" | "inc" | "dec" | "and" | "or" | "xor"), rest)
-                    if rest.ends_with("32") && !rest.contains("src2") =>
-                {
-                    name
-                }
-                _ => return None,
-            };
-            Some(Access::Atomic { update: update(operation)?, returns, compare: false })
-        }
-    }
 }
 
 impl Surroundings<'_> {
@@ -241,21 +18,26 @@ impl Surroundings<'_> {
         FaultKind::Local { address, size, limit: self.local.len() as u32 }
     }
 
-    fn load(&self, target: Target, size: u32) -> Result<u32, FaultKind> {
+    #[inline]
+    fn load(&mut self, target: Target, size: u32) -> Result<u32, FaultKind> {
         match target {
-            Target::Global(address) => self.memory.load(address, size),
             Target::Local(address) => {
                 let start = address as usize;
-                let bytes =
-                    self.local.get(start..start + size as usize).ok_or_else(|| self.local_fault(address, size))?;
-                Ok(bytes.iter().rev().fold(0, |value, &byte| value << 8 | byte as u32))
+                let bytes = self.local.get(start..start + size as usize);
+                let bytes = bytes.ok_or_else(|| self.local_fault(address, size))?;
+                Ok(match *bytes {
+                    [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
+                    [a, b] => u16::from_le_bytes([a, b]) as u32,
+                    _ => bytes.first().copied().unwrap_or(0) as u32,
+                })
             }
+            target => target.global(size).map_or(Ok(0), |address| self.global.load(address, size)),
         }
     }
 
+    #[inline]
     fn store(&mut self, target: Target, size: u32, value: u32) -> Result<(), FaultKind> {
         match target {
-            Target::Global(address) => self.memory.store(address, size, value),
             Target::Local(address) => {
                 let fault = self.local_fault(address, size);
                 let start = address as usize;
@@ -263,16 +45,25 @@ impl Surroundings<'_> {
                 bytes.copy_from_slice(&value.to_le_bytes()[..size as usize]);
                 Ok(())
             }
+            target => target.global(size).map_or(Ok(()), |address| self.global.store(address, size, value)),
         }
     }
 
-    fn update(&mut self, target: Target, update: impl Fn(u32) -> u32) -> Result<u32, FaultKind> {
+    fn update(&mut self, target: Target, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
         match target {
-            Target::Global(address) => self.memory.update(address, update),
             Target::Local(_) => {
-                let old = self.load(target, 4)?;
-                self.store(target, 4, update(old))?;
+                let high = if wide { self.load(target.plus(4), 4)? } else { 0 };
+                let old = self.load(target, 4)? as u64 | (high as u64) << 32;
+                let new = update(old);
+                self.store(target, 4, new as u32)?;
+                if wide {
+                    self.store(target.plus(4), 4, (new >> 32) as u32)?;
+                }
                 Ok(old)
+            }
+            target => {
+                let address = target.global(if wide { 8 } else { 4 });
+                address.map_or(Ok(0), |address| self.global.update(address, wide, update))
             }
         }
     }
@@ -283,6 +74,17 @@ impl Surroundings<'_> {
 enum Target {
     Global(u64),
     Local(u32),
+    /// Private memory of a lane, from a wave's base on.
+    Private {
+        base: u64,
+        offset: u32,
+        lane: u8,
+    },
+    /// In a buffer, with so many bytes left in it; past them, loads are zero and stores are lost.
+    Buffer {
+        address: u64,
+        left: u32,
+    },
 }
 
 impl Target {
@@ -290,12 +92,36 @@ impl Target {
         match self {
             Target::Global(address) => Target::Global(address.wrapping_add(bytes as u64)),
             Target::Local(address) => Target::Local(address.wrapping_add(bytes)),
+            Target::Private { base, offset, lane } => {
+                Target::Private { base, offset: offset.wrapping_add(bytes), lane }
+            }
+            Target::Buffer { address, left } => {
+                Target::Buffer { address: address.wrapping_add(bytes as u64), left: left.saturating_sub(bytes) }
+            }
+        }
+    }
+
+    /// The address in global memory, unless it is local; `None` past the end of a buffer.
+    #[inline]
+    fn global(self, size: u32) -> Option<u64> {
+        match self {
+            Target::Global(address) => Some(address),
+            Target::Local(address) => Some(address as u64),
+            Target::Private { base, offset, lane } => Some(base.wrapping_add(swizzled(offset, lane))),
+            Target::Buffer { address, left } => (size <= left).then_some(address),
         }
     }
 }
 
 /// The high half of addresses in the local aperture, as `src_shared_base` gives it.
 const LOCAL_APERTURE: u64 = 0x1_0000;
+/// The same of private memory, `src_private_base`.
+const PRIVATE_APERTURE: u64 = 0x2_0000;
+
+/// Where a lane's byte lies among those of 32 lanes, whose words alternate.
+fn swizzled(offset: u32, lane: u8) -> u64 {
+    (offset as u64 / 4 * LANES as u64 + lane as u64) * 4 + offset as u64 % 4
+}
 
 impl Wave {
     /// Executes a memory instruction.
@@ -323,9 +149,22 @@ impl Wave {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
                 self.set_scalar64(register, self.executed);
             }
+            // Most loads of a fast kernel: whole words out of local memory.
+            Access::Load { count, part: Part::Word } if instruction.format() == Format::Ds => {
+                let addresses = self.vector(instruction.high_bits(0, 8) as u8);
+                let (offset, size) = (instruction.bits(0, 16), count as usize * 4);
+                for lane in lanes {
+                    let address = addresses[lane].wrapping_add(offset);
+                    let bytes = around.local.get(address as usize..address as usize + size);
+                    let bytes = bytes.ok_or_else(|| around.local_fault(address, size as u32))?;
+                    for (word, &chunk) in bytes.as_chunks().0.iter().enumerate() {
+                        self.set_vector_lane(destination + word, lane, u32::from_le_bytes(chunk));
+                    }
+                }
+            }
             Access::Load { count, part } => {
                 for lane in lanes {
-                    let target = self.target(instruction, lane, around)?;
+                    let target = self.target(instruction, lane)?;
                     for word in 0..count as u32 {
                         let value = around.load(target.plus(word * 4), part.size())?;
                         let register = destination + word as usize;
@@ -336,7 +175,7 @@ impl Wave {
             }
             Access::Store { count, part } => {
                 for lane in lanes {
-                    let target = self.target(instruction, lane, around)?;
+                    let target = self.target(instruction, lane)?;
                     for word in 0..count as u32 {
                         let mut value = self.vector_lane(data + word as usize, lane);
                         if let Part::InHalf { high: true, .. } = part {
@@ -372,14 +211,26 @@ impl Wave {
                     }
                 }
             }
-            Access::Atomic { update, returns, compare } => {
+            Access::Atomic { update, wide, returns, compare } => {
+                let number = |wave: &Wave, register: usize, lane| {
+                    let high = if wide { wave.vector_lane(register + 1, lane) } else { 0 };
+                    wave.vector_lane(register, lane) as u64 | (high as u64) << 32
+                };
+                let (new, expected) = match compare {
+                    Comparison::None => (data, None),
+                    Comparison::BehindData => (data, Some(data + 1 + wide as usize)),
+                    Comparison::FirstData => (second_data, Some(data)),
+                };
                 for lane in lanes {
-                    let target = self.target(instruction, lane, around)?;
-                    let value = self.vector_lane(data, lane);
-                    let expected = if compare { self.vector_lane(data + 1, lane) } else { 0 };
-                    let old = around.update(target, |old| update(old, value, expected))?;
+                    let target = self.target(instruction, lane)?;
+                    let value = number(self, new, lane);
+                    let expected = expected.map_or(0, |register| number(self, register, lane));
+                    let old = around.update(target, wide, |old| update(old, value, expected))?;
                     if returns {
-                        self.set_vector_lane(destination, lane, old);
+                        self.set_vector_lane(destination, lane, old as u32);
+                        if wide {
+                            self.set_vector_lane(destination + 1, lane, (old >> 32) as u32);
+                        }
                     }
                 }
             }
@@ -405,6 +256,22 @@ impl Wave {
         Ok(())
     }
 
+    /// Whether an access to local memory is wider than a lane's address is aligned.
+    pub fn is_misaligned(&self, instruction: &Instruction) -> bool {
+        if instruction.format() != Format::Ds {
+            return false;
+        }
+        let size = match instruction.definition.mnemonic {
+            "ds_read_b64" | "ds_write_b64" | "ds_read2_b64" | "ds_write2_b64" => 8,
+            "ds_read_b96" | "ds_write_b96" | "ds_read_b128" | "ds_write_b128" => 16,
+            _ => return false,
+        };
+        // The offsets of pairs are multiples of their size.
+        let offset = if instruction.definition.mnemonic.contains("2_") { 0 } else { instruction.bits(0, 16) };
+        let addresses = self.vector(instruction.high_bits(0, 8) as u8);
+        (0..LANES).any(|lane| self.exec() >> lane & 1 == 1 && addresses[lane].wrapping_add(offset) % size != 0)
+    }
+
     fn scalar_load(
         &mut self,
         instruction: &Instruction,
@@ -422,7 +289,7 @@ impl Wave {
         for word in 0..count {
             let limit = if buffer { self.scalar(base + 2) as u64 } else { u64::MAX };
             let inside = relative.wrapping_add(word as u64 * 4 + 4) <= limit;
-            let value = if inside { around.memory.load(address + word as u64 * 4, 4)? } else { 0 };
+            let value = if inside { around.global.load(address + word as u64 * 4, 4)? } else { 0 };
             if destination != 125 {
                 self.set_scalar((destination + word) & 127, value);
             }
@@ -431,12 +298,18 @@ impl Wave {
     }
 
     /// Where a lane's access goes.
-    fn target(&self, instruction: &Instruction, lane: usize, around: &Surroundings<'_>) -> Result<Target, FaultKind> {
+    fn target(&self, instruction: &Instruction, lane: usize) -> Result<Target, FaultKind> {
         let address = instruction.high_bits(0, 8) as usize;
         let low = self.vector_lane(address, lane);
         match instruction.format() {
             Format::Ds => Ok(Target::Local(low.wrapping_add(instruction.bits(0, 16)))),
             Format::Mubuf => self.buffer_target(instruction, lane),
+            Format::Scratch => {
+                let scalar = instruction.high_bits(16, 7) as u8;
+                // One of both gives the offset.
+                let base = if matches!(scalar, 0x7d | 0x7f) { low } else { self.scalar(scalar) };
+                self.private_target(base.wrapping_add_signed(instruction.flat_offset()), lane)
+            }
             _ => {
                 let offset = instruction.flat_offset() as i64 as u64;
                 let scalar = instruction.high_bits(16, 7) as u8;
@@ -446,21 +319,31 @@ impl Wave {
                     _ => self.scalar64(scalar).wrapping_add(low as u64),
                 };
                 let full = base.wrapping_add(offset);
-                if instruction.format() == Format::Flat && full >> 32 == LOCAL_APERTURE {
-                    let _ = around;
-                    return Ok(Target::Local(full as u32));
+                match (instruction.format(), full >> 32) {
+                    (Format::Flat, LOCAL_APERTURE) => Ok(Target::Local(full as u32)),
+                    (Format::Flat, PRIVATE_APERTURE) => self.private_target(full as u32, lane),
+                    _ => Ok(Target::Global(full)),
                 }
-                Ok(Target::Global(full))
             }
         }
     }
 
-    /// Raw buffers: no stride, no swizzle.
+    /// A lane's own memory: words of all lanes lie side by side.
+    fn private_target(&self, offset: u32, lane: usize) -> Result<Target, FaultKind> {
+        let (base, size) = self.scratch;
+        if offset >= size {
+            return Err(FaultKind::Private { offset, limit: size });
+        }
+        Ok(Target::Private { base, offset, lane: lane as u8 })
+    }
+
+    /// Raw buffers without stride; and the one of private memory, whose words of all lanes lie side by side.
     fn buffer_target(&self, instruction: &Instruction, lane: usize) -> Result<Target, FaultKind> {
         let resource = (instruction.high_bits(16, 5) * 4) as u8;
         let base = self.scalar64(resource) & 0xffff_ffff_ffff;
-        let stride = self.scalar(resource + 1) >> 16 & 0x3fff;
-        if stride != 0 || instruction.bits(13, 1) == 1 {
+        let [second, last] = [1, 3].map(|word| self.scalar(resource + word));
+        let (swizzles, adds_lane) = (second >> 31 == 1, last >> 23 & 1 == 1);
+        if second >> 16 & 0x3fff != 0 || instruction.bits(13, 1) == 1 || swizzles != adds_lane {
             return Err(FaultKind::Unsupported);
         }
         let vector =
@@ -469,8 +352,13 @@ impl Wave {
             Some(source) => self.uniform(source, crate::wave::Type::Bits32, false) as u32,
             None => return Err(FaultKind::Unsupported),
         };
-        let offset = vector as u64 + scalar as u64 + instruction.bits(0, 12) as u64;
-        Ok(Target::Global(base.wrapping_add(offset)))
+        let offset = vector.wrapping_add(instruction.bits(0, 12));
+        let base = base.wrapping_add(scalar as u64);
+        if swizzles {
+            return Ok(Target::Private { base, offset, lane: lane as u8 });
+        }
+        let left = self.scalar(resource + 2).saturating_sub(offset);
+        Ok(Target::Buffer { address: base.wrapping_add(offset as u64), left })
     }
 
     fn swizzle(&mut self, instruction: &Instruction, destination: usize) {

@@ -2,7 +2,8 @@
 
 use unhang_isa::{Field, Format, Instruction};
 
-use crate::wave::{EXEC, VCC, Wave};
+use crate::float::FloatMode;
+use crate::wave::{EXEC, M0, VCC, Wave};
 
 /// A value from up to two sources; may set SCC.
 type Arithmetic = fn(&mut Wave, u64, u64) -> u64;
@@ -20,6 +21,15 @@ pub(crate) enum ScalarOperation {
     SaveExec(fn(u32, u32) -> u32),
     /// EXEC and the destination become the same.
     WriteExec(fn(u32, u32) -> u32),
+    /// One bit of the destination.
+    Bit {
+        set: bool,
+        wide: bool,
+    },
+    /// Through M0 to another register: as the source, or as the destination.
+    MoveRelative {
+        destination: bool,
+    },
     /// Moves only if SCC is set.
     ConditionalMove,
     Branch(fn(&Wave) -> bool),
@@ -31,9 +41,12 @@ pub(crate) enum ScalarOperation {
     SetProgramCounter,
     SwapProgramCounter,
     Call,
+    /// Hardware registers: the mode, and where scratch memory lies.
     GetRegister,
-    /// How denormals are treated from here on.
-    DenormalMode,
+    SetRegister,
+    SetRegisterConstant,
+    /// Four bits of the mode register from a place on: rounding, or denormals.
+    SetMode(u8),
 }
 
 /// Where execution goes on.
@@ -80,7 +93,26 @@ impl ScalarOperation {
             }),
             "s_sext_i32_i8" => A(|_, a, _| a as i8 as i32 as u32 as u64),
             "s_sext_i32_i16" => A(|_, a, _| a as i16 as i32 as u32 as u64),
-            "s_bitset0_b32" => return None,
+            "s_bitset0_b32" => ScalarOperation::Bit { set: false, wide: false },
+            "s_bitset1_b32" => ScalarOperation::Bit { set: true, wide: false },
+            "s_bitset0_b64" => ScalarOperation::Bit { set: false, wide: true },
+            "s_bitset1_b64" => ScalarOperation::Bit { set: true, wide: true },
+            "s_bitreplicate_b64_b32" => A(|_, a, _| (0..32).fold(0, |sum, bit| sum | ((a >> bit & 1) * (3 << (bit * 2))))),
+            "s_bcnt0_i32_b64" => A(|w, a, _| set(w, a.count_zeros()) as u64),
+            "s_ff0_i32_b64" => A(|_, a, _| if a == u64::MAX { u32::MAX as u64 } else { a.trailing_ones() as u64 }),
+            "s_flbit_i32_i64" => A(|_, a, _| {
+                if a == 0 || a == u64::MAX { u32::MAX as u64 } else { (a ^ (a as i64 >> 63) as u64).leading_zeros() as u64 }
+            }),
+            "s_absdiff_i32" => A(|w, a, b| set(w, (a as i32).wrapping_sub(b as i32).unsigned_abs()) as u64),
+            "s_nand_b64" => A(|w, a, b| set(w, !(a & b))),
+            "s_nor_b64" => A(|w, a, b| set(w, !(a | b))),
+            "s_xnor_b64" => A(|w, a, b| set(w, !(a ^ b))),
+            "s_orn2_b64" => A(|w, a, b| set(w, a | !b)),
+            "s_bfe_i64" => A(|w, a, b| {
+                let (offset, width) = (b & 63, (b >> 16 & 127).min(64) as u32);
+                if width == 0 { return set(w, 0u64) }
+                set(w, (((a as i64 >> offset) << (64 - width)) >> (64 - width)) as u64)
+            }),
             "s_abs_i32" => A(|w, a, _| set(w, (a as i32).unsigned_abs()) as u64),
             "s_wqm_b32" => A(|w, a, _| {
                 let quads = a as u32 | a as u32 >> 1 | a as u32 >> 2 | a as u32 >> 3;
@@ -191,9 +223,11 @@ impl ScalarOperation {
             "s_andn1_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| !a & exec),
             "s_andn2_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| a & !exec),
             "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
-            // Where scratch memory lies (hardware registers 20 and 21): scratch instructions are not executed anyway.
-            "s_setreg_b32" if matches!(instruction.immediate() & 63, 20 | 21) => ScalarOperation::Nothing,
-            "s_getreg_b32" => ScalarOperation::GetRegister,
+            "s_setreg_b32" if is_known_register(instruction) => ScalarOperation::SetRegister,
+            "s_setreg_imm32_b32" if is_known_register(instruction) => ScalarOperation::SetRegisterConstant,
+            "s_getreg_b32" if is_known_register(instruction) => ScalarOperation::GetRegister,
+            "s_movrels_b32" | "s_movrels_b64" => ScalarOperation::MoveRelative { destination: false },
+            "s_movreld_b32" | "s_movreld_b64" => ScalarOperation::MoveRelative { destination: true },
             "s_getpc_b64" => ScalarOperation::GetProgramCounter,
             "s_setpc_b64" => ScalarOperation::SetProgramCounter,
             "s_swappc_b64" => ScalarOperation::SwapProgramCounter,
@@ -213,14 +247,27 @@ impl ScalarOperation {
             "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec() == 0),
             "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec() != 0),
             "s_barrier" => ScalarOperation::Barrier,
-            "s_denorm_mode" => ScalarOperation::DenormalMode,
-            // Nearest even is the only rounding there is here.
-            "s_round_mode" if instruction.immediate() == 0 => ScalarOperation::Nothing,
+            "s_denorm_mode" => ScalarOperation::SetMode(4),
+            "s_round_mode" => ScalarOperation::SetMode(0),
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
             | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" => ScalarOperation::Nothing,
             _ => return None,
         })
     }
+}
+
+/// Hardware registers that are there: the mode, and the two halves of the base of scratch memory.
+const MODE: u16 = 1;
+const FLAT_SCRATCH: u16 = 20;
+
+fn is_known_register(instruction: &Instruction) -> bool {
+    matches!(instruction.immediate() & 63, MODE | FLAT_SCRATCH | 21)
+}
+
+/// Which hardware register, and which bits of it: number, offset, mask before shifting.
+fn hardware_field(instruction: &Instruction) -> (u16, u32, u32) {
+    let field = instruction.immediate() as u32;
+    (instruction.immediate() & 63, field >> 6 & 31, u32::MAX >> (31 - (field >> 11 & 31)))
 }
 
 fn shifted_add(wave: &mut Wave, a: u64, b: u64, shift: u32) -> u64 {
@@ -246,6 +293,30 @@ impl Wave {
             ScalarOperation::ConditionalMove => {
                 if self.scc {
                     self.put_scalar(instruction, a);
+                }
+            }
+            ScalarOperation::Bit { set, wide } => {
+                let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
+                let old = if wide { self.scalar64(register) } else { self.scalar(register) as u64 };
+                let bit = 1 << (a & if wide { 63 } else { 31 });
+                self.put_scalar(instruction, if set { old | bit } else { old & !bit });
+            }
+            ScalarOperation::MoveRelative { destination } => {
+                let wide =
+                    instruction.definition.operand(Field::Destination).is_some_and(|it| it.width.registers(false) == 2);
+                let target = Wave::destination(instruction, Field::Destination).unwrap_or(125);
+                let index = self.scalars[M0] as u8;
+                let source = instruction.bits(0, 8) as u8;
+                let (from, to) = if destination {
+                    (source, target.wrapping_add(index))
+                } else {
+                    (source.wrapping_add(index), target)
+                };
+                match (destination, wide) {
+                    (true, false) => self.set_scalar(to, a as u32),
+                    (true, true) => self.set_scalar64(to, a),
+                    (false, false) => self.set_scalar(to, self.scalar(from)),
+                    (false, true) => self.set_scalar64(to, self.scalar64(from)),
                 }
             }
             ScalarOperation::Compare(holds) => self.scc = holds(a, b),
@@ -286,13 +357,41 @@ impl Wave {
                 self.put_scalar(instruction, next_address);
                 return Next::Relative(instruction.branch_distance().unwrap_or(0));
             }
-            ScalarOperation::DenormalMode => {
-                self.mode.keep_single = instruction.immediate() & 3 != 0;
-                self.mode.keep_half_double = instruction.immediate() >> 2 & 3 != 0;
+            ScalarOperation::SetMode(place) => {
+                let bits = (instruction.immediate() as u32 & 15) << place;
+                self.set_mode(self.mode_bits & !(15 << place) | bits);
             }
-            ScalarOperation::GetRegister => self.put_scalar(instruction, 0),
+            ScalarOperation::GetRegister => {
+                let (number, offset, mask) = hardware_field(instruction);
+                let value = match number {
+                    MODE => self.mode_bits,
+                    _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
+                };
+                self.put_scalar(instruction, (value >> offset & mask) as u64);
+            }
+            ScalarOperation::SetRegister => {
+                self.set_hardware(instruction, a as u32);
+            }
+            ScalarOperation::SetRegisterConstant => self.set_hardware(instruction, instruction.literal()),
         }
         Next::Continue
+    }
+
+    fn set_mode(&mut self, bits: u32) {
+        self.mode_bits = bits;
+        self.mode = FloatMode::from_bits(bits, self.mode.perturbation);
+    }
+
+    fn set_hardware(&mut self, instruction: &Instruction, value: u32) {
+        let (number, offset, mask) = hardware_field(instruction);
+        let replace = |old: u32| old & !(mask << offset) | (value & mask) << offset;
+        match number {
+            MODE => self.set_mode(replace(self.mode_bits)),
+            _ => {
+                let place = (number - FLAT_SCRATCH) as usize;
+                self.flat_scratch[place] = replace(self.flat_scratch[place]);
+            }
+        }
     }
 
     fn put_scalar(&mut self, instruction: &Instruction, value: u64) {

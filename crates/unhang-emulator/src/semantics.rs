@@ -1,11 +1,11 @@
 //! What each instruction does, found by its name once when the code is loaded.
 
-use unhang_isa::{Format, Instruction};
+use unhang_isa::{Field, Format, Instruction, Modifier, Source};
 
-use crate::lanes::{self, LaneFunction, LaneOperation};
-use crate::memory_access::Access;
+use crate::access::Access;
+use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
 use crate::scalar::ScalarOperation;
-use crate::wave::Type;
+use crate::wave::{Type, constant_bits};
 
 /// What an instruction does, found once when the code is loaded.
 #[derive(Clone, Copy)]
@@ -15,8 +15,10 @@ pub(crate) enum Semantics {
     Memory(Access),
     /// A function of one lane.
     Lane(LaneOperation),
+    /// The same for a whole register, where nothing but plain 32-bit operands is in play.
+    Row(RowOperation),
     /// A function of each half of a lane.
-    Packed(LaneFunction),
+    Packed(PackedOperation),
     /// `fma_mix` and its kin: halves and singles mixed. Which part of the destination is written.
     Mixed(MixedResult),
     /// A comparison: which outcomes count, of what type, and whether EXEC is the destination.
@@ -28,7 +30,7 @@ pub(crate) enum Semantics {
     /// `v_cmp_class`.
     Class {
         to_exec: bool,
-        half: bool,
+        kind: Type,
     },
     /// Addition and subtraction with carry.
     Carry {
@@ -53,9 +55,37 @@ pub(crate) enum Semantics {
     CountBelow {
         high: bool,
     },
-    DivideScale,
-    DivideMultiplyAdd,
+    DivideScale {
+        wide: bool,
+    },
+    DivideMultiplyAdd {
+        wide: bool,
+    },
+    Swap,
     Nothing,
+}
+
+/// A function of whole registers with its operands, read once.
+#[derive(Clone, Copy)]
+pub(crate) struct RowOperation {
+    pub run: RowFunction,
+    pub sources: [RowSource; 3],
+    pub destination: u8,
+}
+
+/// A 32-bit source, with the bits that are kept of it and those that are turned over: absolute value and sign.
+#[derive(Clone, Copy)]
+pub(crate) struct RowSource {
+    pub from: RowOperand,
+    pub keep: u32,
+    pub flip: u32,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum RowOperand {
+    Vector(u8),
+    Scalar(u8),
+    Constant(u32),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,6 +111,12 @@ impl Semantics {
     /// Finds what an instruction does.
     pub fn of(instruction: &Instruction) -> Semantics {
         let name = instruction.definition.base_name();
+        // Clamping makes whole numbers saturate, which nothing here does.
+        let clamps = matches!(instruction.format(), Format::Vop3 | Format::Vop3p) && instruction.bits(15, 1) == 1;
+        let is_float = ["_f16", "_f32", "_f64"].iter().any(|kind| name.ends_with(kind)) && !name.starts_with("v_cmp");
+        if clamps && !is_float {
+            return Semantics::Unsupported;
+        }
         match instruction.format() {
             Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => {
                 ScalarOperation::of(instruction).map_or(Semantics::Unsupported, Semantics::Scalar)
@@ -101,7 +137,12 @@ impl Semantics {
                 "v_fma_mixhi_f16" => Semantics::Mixed(MixedResult::High),
                 _ => lanes::packed_half(name).map_or(Semantics::Unsupported, Semantics::Packed),
             },
-            _ => Semantics::of_vector(name),
+            _ => match Semantics::of_vector(name) {
+                Semantics::Lane(operation) => {
+                    row(instruction, operation).map_or(Semantics::Lane(operation), Semantics::Row)
+                }
+                semantics => semantics,
+            },
         }
     }
 
@@ -125,12 +166,18 @@ impl Semantics {
             "v_permlanex16_b32" => Semantics::PermuteRows { cross: true },
             "v_mbcnt_lo_u32_b32" => Semantics::CountBelow { high: false },
             "v_mbcnt_hi_u32_b32" => Semantics::CountBelow { high: true },
-            "v_div_scale_f32" => Semantics::DivideScale,
-            "v_div_fmas_f32" => Semantics::DivideMultiplyAdd,
-            "v_cmp_class_f32" => Semantics::Class { to_exec: false, half: false },
-            "v_cmpx_class_f32" => Semantics::Class { to_exec: true, half: false },
-            "v_cmp_class_f16" => Semantics::Class { to_exec: false, half: true },
-            "v_cmpx_class_f16" => Semantics::Class { to_exec: true, half: true },
+            "v_div_scale_f32" => Semantics::DivideScale { wide: false },
+            "v_div_scale_f64" => Semantics::DivideScale { wide: true },
+            "v_div_fmas_f32" => Semantics::DivideMultiplyAdd { wide: false },
+            "v_div_fmas_f64" => Semantics::DivideMultiplyAdd { wide: true },
+            "v_cmp_class_f32" => Semantics::Class { to_exec: false, kind: Type::Float32 },
+            "v_cmpx_class_f32" => Semantics::Class { to_exec: true, kind: Type::Float32 },
+            "v_cmp_class_f16" => Semantics::Class { to_exec: false, kind: Type::Float16 },
+            "v_cmpx_class_f16" => Semantics::Class { to_exec: true, kind: Type::Float16 },
+            "v_cmp_class_f64" => Semantics::Class { to_exec: false, kind: Type::Float64 },
+            "v_cmpx_class_f64" => Semantics::Class { to_exec: true, kind: Type::Float64 },
+            "v_swap_b32" => Semantics::Swap,
+            "v_pk_fmac_f16" => lanes::packed_half(name).map_or(Semantics::Unsupported, Semantics::Packed),
             "v_movrels_b32" => Semantics::MoveRelative { destination: false },
             "v_movreld_b32" => Semantics::MoveRelative { destination: true },
             _ => {
@@ -138,6 +185,52 @@ impl Semantics {
             }
         }
     }
+}
+
+/// A function with its operands as whole registers; `None` if widths or modifiers ask for more.
+fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperation> {
+    let is_plain = |kind: Type| matches!(kind, Type::Bits32 | Type::Float32);
+    let long = instruction.format() == Format::Vop3;
+    // The long form: clamp, output scale, and the selection of halves.
+    let changes = long && (instruction.bits(11, 5) != 0 || instruction.high_bits(27, 2) != 0);
+    if instruction.modifier != Modifier::None || changes || !is_plain(operation.result) {
+        return None;
+    }
+    let slot = |field| instruction.definition.operand(field);
+    if slot(Field::ScalarDestination).is_some() {
+        return None;
+    }
+    let Source::Vector(destination) = instruction.operand(slot(Field::Destination)?) else { return None };
+    let zero = RowSource { from: RowOperand::Constant(0), keep: u32::MAX, flip: 0 };
+    let mut sources = [zero; 3];
+    for (place, field) in [Field::Source0, Field::Source1, Field::Source2].into_iter().enumerate() {
+        let Some(slot) = slot(field) else { continue };
+        let kind = operation.sources[place];
+        if !is_plain(kind) || slot.width.registers(false) != 1 {
+            return None;
+        }
+        let from = match instruction.operand(slot) {
+            Source::Vector(register) => RowOperand::Vector(register),
+            Source::Scalar(register) => RowOperand::Scalar(register),
+            Source::Special(_) => return None,
+            constant => RowOperand::Constant(constant_bits(constant, kind)),
+        };
+        let (absolute, negative) = match long {
+            true => (instruction.bits(8 + place as u32, 1), instruction.high_bits(29 + place as u32, 1)),
+            false => (0, 0),
+        };
+        sources[place] = RowSource { from, keep: u32::MAX >> absolute, flip: negative << 31 };
+    }
+    let literal = RowSource { from: RowOperand::Constant(instruction.literal()), ..zero };
+    match instruction.definition.operands().iter().position(|slot| slot.field == Field::Constant) {
+        // fmamk: a · constant + b.
+        Some(2) => sources = [sources[0], literal, sources[1]],
+        // fmaak: a · b + constant.
+        Some(_) => sources[2] = literal,
+        None if operation.accumulates => sources[2] = RowSource { from: RowOperand::Vector(destination), ..zero },
+        None => {}
+    }
+    Some(RowOperation { run: operation.rows, sources, destination })
 }
 
 /// `v_cmp_<condition>_<type>`: a condition is the set of outcomes for which it holds.

@@ -3,8 +3,10 @@
 use unhang_isa::{Field, Format, Instruction, Modifier, Slot, Source};
 
 use crate::FaultKind;
-use crate::lanes::{self, LaneFunction, LaneOperation};
-use crate::semantics::{CompareKind, EQUAL, GREATER, LESS, MixedResult, Semantics, UNORDERED};
+use crate::divide;
+use crate::float::half_bits;
+use crate::lanes::LaneOperation;
+use crate::semantics::{CompareKind, EQUAL, GREATER, LESS, RowOperand, RowOperation, RowSource, Semantics, UNORDERED};
 use crate::wave::{EXEC, LANES, Lanes, M0, Type, VCC, Wave};
 
 fn outcome<T: PartialOrd>(a: T, b: T) -> u8 {
@@ -17,13 +19,13 @@ fn outcome<T: PartialOrd>(a: T, b: T) -> u8 {
 }
 
 /// A source, one value a lane, and the lanes for which it exists (permutations can leave some out).
-struct Fetched {
-    values: [u64; LANES],
-    valid: u32,
+pub(crate) struct Fetched {
+    pub values: [u64; LANES],
+    pub valid: u32,
 }
 
 impl Wave {
-    fn fetch(&self, instruction: &Instruction, field: Field, kind: Type) -> Fetched {
+    pub fn fetch(&self, instruction: &Instruction, field: Field, kind: Type) -> Fetched {
         let mut fetched = Fetched { values: [0; LANES], valid: u32::MAX };
         let Some(slot) = instruction.definition.operand(field) else { return fetched };
         let wide = slot.width.registers(false) == 2;
@@ -142,7 +144,7 @@ impl Wave {
     }
 
     /// Writes results to the lanes that are on.
-    fn put(&mut self, instruction: &Instruction, results: &[u64; LANES], kind: Type, on: u32) {
+    pub fn put(&mut self, instruction: &Instruction, results: &[u64; LANES], kind: Type, on: u32) {
         let Some(slot) = instruction.definition.operand(Field::Destination) else { return };
         let Source::Vector(register) = instruction.operand(slot) else { return };
         let wide = slot.width.registers(false) == 2;
@@ -181,21 +183,18 @@ impl Wave {
             return value;
         }
         let factor = [1.0, 2.0, 4.0, 0.5][scale as usize];
+        let limit = |number: f64| match clamp {
+            true if number.is_nan() && self.mode.clamp_nan => 0.0,
+            true => number.clamp(0.0, 1.0),
+            false => number,
+        };
         match kind {
             Type::Float32 => {
                 let number = f32::from_bits(value as u32) * factor as f32;
-                let number = if clamp { if number.is_nan() { 0.0 } else { number.clamp(0.0, 1.0) } } else { number };
-                number.to_bits() as u64
+                (limit(number as f64) as f32).to_bits() as u64
             }
-            Type::Float16 => {
-                let number = half::f16::from_bits(value as u16).to_f64() * factor;
-                let number = if clamp { if number.is_nan() { 0.0 } else { number.clamp(0.0, 1.0) } } else { number };
-                lanes::half_bits(number)
-            }
-            Type::Float64 => {
-                let number = f64::from_bits(value) * factor;
-                (if clamp { if number.is_nan() { 0.0 } else { number.clamp(0.0, 1.0) } } else { number }).to_bits()
-            }
+            Type::Float16 => half_bits(limit(half::f16::from_bits(value as u16).to_f64() * factor), self.mode),
+            Type::Float64 => limit(f64::from_bits(value) * factor).to_bits(),
             _ => value,
         }
     }
@@ -238,6 +237,7 @@ impl Wave {
         let bits = Type::Bits32;
         match semantics {
             Semantics::Nothing => {}
+            Semantics::Row(operation) => self.run_row(&operation, exec),
             Semantics::Lane(operation) => {
                 let a = self.fetch(instruction, Field::Source0, operation.sources[0]);
                 let (b, c) = self.later_sources(instruction, operation);
@@ -285,14 +285,16 @@ impl Wave {
                 }
                 self.finish_mask(instruction, mask & exec, to_exec);
             }
-            Semantics::Class { to_exec, half } => {
-                let kind = if half { Type::Float16 } else { Type::Float32 };
+            Semantics::Class { to_exec, kind } => {
                 let a = self.fetch(instruction, Field::Source0, kind).values;
                 let b = self.fetch(instruction, Field::Source1, bits).values;
                 let mut mask = 0;
                 for lane in 0..LANES {
-                    let class =
-                        if half { half_class(a[lane] as u16) } else { float_class(f32::from_bits(a[lane] as u32)) };
+                    let class = match kind {
+                        Type::Float16 => float_class(a[lane] & 0xffff, 10, 15),
+                        Type::Float64 => float_class(a[lane], 52, 63),
+                        _ => float_class(a[lane] & 0xffff_ffff, 23, 31),
+                    };
                     mask |= (b[lane] as u32 >> class & 1) << lane;
                 }
                 self.finish_mask(instruction, mask & exec, to_exec);
@@ -403,37 +405,95 @@ impl Wave {
                 }
                 self.put(instruction, &results, bits, exec);
             }
-            Semantics::DivideScale => {
-                let [a, b, c] = [Field::Source0, Field::Source1, Field::Source2]
-                    .map(|field| self.fetch(instruction, field, Type::Float32).values);
+            Semantics::DivideScale { wide } => {
+                let sources = self.divide_sources(instruction, wide);
                 let (mut results, mut mask) = ([0; LANES], 0);
                 for lane in 0..LANES {
-                    let [a, b, c] = [a, b, c].map(|values| f32::from_bits(values[lane] as u32));
-                    let (value, scaled) = lanes::divide_scale(a, b, c);
-                    results[lane] = value.to_bits() as u64;
+                    let [a, b, c] = sources.map(|values| values[lane]);
+                    let (value, scaled) = if wide {
+                        let (value, scaled) =
+                            divide::divide_scale(f64::from_bits(a), f64::from_bits(b), f64::from_bits(c));
+                        (value.to_bits(), scaled)
+                    } else {
+                        let [a, b, c] = [a, b, c].map(|bits| f32::from_bits(bits as u32));
+                        let (value, scaled) = divide::divide_scale(a, b, c);
+                        (value.to_bits() as u64, scaled)
+                    };
+                    results[lane] = value;
                     mask |= (scaled as u32) << lane;
                 }
                 self.put(instruction, &results, bits, exec);
                 self.put_mask(instruction, mask & exec);
             }
-            Semantics::DivideMultiplyAdd => {
-                let [a, b, c] = [Field::Source0, Field::Source1, Field::Source2]
-                    .map(|field| self.fetch(instruction, field, Type::Float32).values);
+            Semantics::DivideMultiplyAdd { wide } => {
+                let sources = self.divide_sources(instruction, wide);
                 let mask = self.scalars[VCC];
                 let mut results = [0; LANES];
                 for lane in 0..LANES {
-                    let [a, b, c] = [a, b, c].map(|values| f32::from_bits(values[lane] as u32));
-                    results[lane] = lanes::divide_multiply_add(a, b, c, mask >> lane & 1 == 1).to_bits() as u64;
+                    let ([a, b, c], scaled) = (sources.map(|values| values[lane]), mask >> lane & 1 == 1);
+                    results[lane] = if wide {
+                        let [a, b, c] = [a, b, c].map(f64::from_bits);
+                        divide::divide_multiply_add(a, b, c, scaled).to_bits()
+                    } else {
+                        let [a, b, c] = [a, b, c].map(|bits| f32::from_bits(bits as u32));
+                        divide::divide_multiply_add(a, b, c, scaled).to_bits() as u64
+                    };
                 }
                 self.put(instruction, &results, bits, exec);
+            }
+            Semantics::Swap => {
+                let slots = [Field::Destination, Field::Source0].map(|field| Wave::destination(instruction, field));
+                if let [Some(first), Some(second)] = slots {
+                    let values = [first, second].map(|register| self.vector(register));
+                    self.put_row(first, &values[1], exec);
+                    self.put_row(second, &values[0], exec);
+                }
             }
             Semantics::Unsupported | Semantics::Scalar(_) | Semantics::Memory(_) => return Err(FaultKind::Unsupported),
         }
         Ok(())
     }
 
+    fn run_row(&mut self, operation: &RowOperation, exec: u32) {
+        let [a, b, c] = operation.sources.map(|source| self.row_source(source));
+        let results = (operation.run)(&a, &b, &c, self.mode);
+        self.put_row(operation.destination, &results, exec);
+    }
+
+    #[inline]
+    fn row_source(&self, source: RowSource) -> Lanes {
+        let mut lanes = match source.from {
+            RowOperand::Vector(register) => self.vector(register),
+            RowOperand::Scalar(register) => [self.scalar(register); LANES],
+            RowOperand::Constant(value) => [value; LANES],
+        };
+        if source.keep != u32::MAX || source.flip != 0 {
+            lanes.iter_mut().for_each(|lane| *lane = (*lane & source.keep) ^ source.flip);
+        }
+        lanes
+    }
+
+    /// Writes a register in the lanes that are on.
+    #[inline]
+    fn put_row(&mut self, register: u8, results: &Lanes, exec: u32) {
+        let Some(lanes) = self.vectors.get_mut(register as usize) else { return };
+        if exec == u32::MAX {
+            *lanes = *results;
+        } else {
+            for lane in 0..LANES {
+                let on = ((exec >> lane & 1) as i32).wrapping_neg() as u32;
+                lanes[lane] = lanes[lane] & !on | results[lane] & on;
+            }
+        }
+    }
+
+    fn divide_sources(&self, instruction: &Instruction, wide: bool) -> [[u64; LANES]; 3] {
+        let kind = if wide { Type::Float64 } else { Type::Float32 };
+        [Field::Source0, Field::Source1, Field::Source2].map(|field| self.fetch(instruction, field, kind).values)
+    }
+
     fn flushed(&self, value: f32) -> f32 {
-        if !self.mode.keep_single && value.is_subnormal() { 0f32.copysign(value) } else { value }
+        crate::float::flush_single(value, self.mode.single.flush_in)
     }
 
     /// Sources 1 and 2 of a function of one lane: registers, the constant of `fmamk` and its kin, or the destination.
@@ -460,62 +520,6 @@ impl Wave {
             self.fetch(instruction, Field::Source2, operation.sources[2]).values
         };
         (b, c)
-    }
-
-    fn run_packed(&mut self, instruction: &Instruction, run: LaneFunction) {
-        let sources = [Field::Source0, Field::Source1, Field::Source2]
-            .map(|field| self.fetch(instruction, field, Type::Packed16).values);
-        let high_select = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
-        let half = |lane: usize, place: usize, high: bool| {
-            let select = if high { high_select } else { instruction.bits(11, 3) };
-            let value = sources[place][lane] >> if select >> place & 1 == 1 { 16 } else { 0 } & 0xffff;
-            let negate = if high { instruction.bits(8, 3) } else { instruction.high_bits(29, 3) };
-            value ^ if negate >> place & 1 == 1 { 0x8000 } else { 0 }
-        };
-        let mut results = [0; LANES];
-        for (lane, result) in results.iter_mut().enumerate() {
-            let [low, high] = [false, true]
-                .map(|high| run(half(lane, 0, high), half(lane, 1, high), half(lane, 2, high), self.mode) & 0xffff);
-            *result = low | high << 16;
-        }
-        self.put(instruction, &results, Type::Packed16, self.exec());
-    }
-
-    fn run_mixed(&mut self, instruction: &Instruction, kind: MixedResult) {
-        let high_select = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
-        let fields = [Field::Source0, Field::Source1, Field::Source2];
-        let sources: [[u64; LANES]; 3] = std::array::from_fn(|place| {
-            let is_half = high_select >> place & 1 == 1;
-            self.fetch(instruction, fields[place], if is_half { Type::Float16 } else { Type::Float32 }).values
-        });
-        let number = |lane: usize, place: usize| {
-            let value = sources[place][lane] as u32;
-            let number = if high_select >> place & 1 == 1 {
-                let shift = if instruction.bits(11, 3) >> place & 1 == 1 { 16 } else { 0 };
-                half::f16::from_bits((value >> shift) as u16).to_f32()
-            } else {
-                f32::from_bits(value)
-            };
-            let number = if instruction.bits(8, 3) >> place & 1 == 1 { number.abs() } else { number };
-            if instruction.high_bits(29, 3) >> place & 1 == 1 { -number } else { number }
-        };
-        let clamp = instruction.bits(15, 1) == 1;
-        let register = Wave::destination(instruction, Field::Destination).unwrap_or(0);
-        let mut results = [0; LANES];
-        for (lane, result) in results.iter_mut().enumerate() {
-            let mut value = number(lane, 0).mul_add(number(lane, 1), number(lane, 2));
-            if clamp {
-                value = value.clamp(0.0, 1.0);
-            }
-            let old = self.vector_lane(register as usize, lane);
-            let half = half::f16::from_f32(value).to_bits() as u32;
-            *result = match kind {
-                MixedResult::Single => value.to_bits(),
-                MixedResult::Low => old & 0xffff_0000 | half,
-                MixedResult::High => old & 0xffff | half << 16,
-            } as u64;
-        }
-        self.put(instruction, &results, Type::Bits32, self.exec());
     }
 }
 
@@ -555,51 +559,22 @@ fn place_part(old: u32, value: u32, select: u32, unused: u32) -> u32 {
     }
 }
 
-/// The same for half precision, whose denormals are normal numbers in single precision.
-fn half_class(bits: u16) -> u32 {
-    let value = half::f16::from_bits(bits);
-    match (value.classify(), value.is_sign_negative()) {
-        (std::num::FpCategory::Subnormal, true) => 4,
-        (std::num::FpCategory::Subnormal, false) => 7,
-        (std::num::FpCategory::Nan, _) => (bits >> 9 & 1) as u32,
-        _ => float_class(value.to_f32()),
-    }
-}
-
-/// The bit of `v_cmp_class` to which a value belongs.
-fn float_class(value: f32) -> u32 {
-    use std::num::FpCategory::{Infinite, Nan, Normal, Subnormal, Zero};
-    let negative = value.is_sign_negative();
-    match value.classify() {
-        Nan if value.to_bits() >> 22 & 1 == 0 => 0,
-        Nan => 1,
-        Infinite => {
-            if negative {
-                2
-            } else {
-                9
-            }
+/// The bit of `v_cmp_class` to which a value belongs, by the widths of its fields.
+fn float_class(bits: u64, mantissa: u32, sign: u32) -> u32 {
+    let negative = bits >> sign & 1 == 1;
+    let exponent = bits >> mantissa & ((1 << (sign - mantissa)) - 1);
+    let fraction = bits & ((1 << mantissa) - 1);
+    let largest = (1 << (sign - mantissa)) - 1;
+    // Signalling and quiet NaN; then from minus infinity to plus infinity.
+    let (minus, plus) = match (exponent, fraction) {
+        (exponent, fraction) if exponent == largest && fraction != 0 => {
+            let quiet = (fraction >> (mantissa - 1) & 1) as u32;
+            (quiet, quiet)
         }
-        Normal => {
-            if negative {
-                3
-            } else {
-                8
-            }
-        }
-        Subnormal => {
-            if negative {
-                4
-            } else {
-                7
-            }
-        }
-        Zero => {
-            if negative {
-                5
-            } else {
-                6
-            }
-        }
-    }
+        (exponent, _) if exponent == largest => (2, 9),
+        (0, 0) => (5, 6),
+        (0, _) => (4, 7),
+        _ => (3, 8),
+    };
+    if negative { minus } else { plus }
 }

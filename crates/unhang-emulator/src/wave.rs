@@ -3,6 +3,8 @@
 use unhang_isa::audit::PathWatch;
 use unhang_isa::{Field, Instruction, Slot, Source};
 
+use crate::float::FloatMode;
+
 /// Lanes of a wave.
 pub(crate) const LANES: usize = 32;
 /// One value a lane.
@@ -21,15 +23,6 @@ pub(crate) enum Standing {
     Ended,
 }
 
-/// How a wave treats floats, from the kernel descriptor.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct FloatMode {
-    /// Single-precision denormals are kept, not flushed.
-    pub keep_single: bool,
-    /// Half- and double-precision denormals are kept.
-    pub keep_half_double: bool,
-}
-
 /// A wave of 32 lanes.
 pub(crate) struct Wave {
     pub scalars: [u32; 128],
@@ -39,7 +32,16 @@ pub(crate) struct Wave {
     pub index: u32,
     pub standing: Standing,
     pub executed: u64,
+    /// Whether the workgroup spans both compute units of a workgroup processor.
+    pub spans_units: bool,
+    /// The mode register.
+    pub mode_bits: u32,
+    /// What it says of floats.
     pub mode: FloatMode,
+    /// Where scratch memory lies, as the program says.
+    pub flat_scratch: [u32; 2],
+    /// Where it really lies: the address of this wave's part, and bytes of a lane.
+    pub scratch: (u64, u32),
     pub watch: PathWatch,
 }
 
@@ -146,6 +148,16 @@ impl Wave {
             Source::Scalar(register) | Source::Vector(register) => Some(register),
             _ => None,
         }
+    }
+}
+
+/// The bits of a constant of 32 bits or fewer.
+pub(crate) fn constant_bits(source: Source, kind: Type) -> u32 {
+    match source {
+        Source::Integer(value) => value as i32 as u32,
+        Source::Literal(value) => value,
+        Source::Float(code) => float_constant(code, kind) as u32,
+        Source::Scalar(_) | Source::Vector(_) | Source::Special(_) => 0,
     }
 }
 

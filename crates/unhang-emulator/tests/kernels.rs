@@ -1,32 +1,13 @@
 //! Kernels from a real compiler, executed and compared with what the same arithmetic gives in Rust.
 
+mod common;
+
+use common::{Arguments, numbers, run};
 use unhang_emulator::{Dispatch, FaultKind, Machine, Mode};
 use unhang_isa::Chip;
 
 const NATIVE: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
-
-/// The arguments of a kernel as they lie in memory.
-#[derive(Default)]
-struct Arguments(Vec<u8>);
-
-impl Arguments {
-    fn pointer(mut self, address: u64) -> Arguments {
-        self.0.resize(self.0.len().next_multiple_of(8), 0);
-        self.0.extend(address.to_le_bytes());
-        self
-    }
-
-    fn int(mut self, value: i32) -> Arguments {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    fn float(mut self, value: f32) -> Arguments {
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-}
 
 /// The machines on which code has to give the same results: native code, minding the hazards, and gfx1030 code.
 fn machines() -> [Machine; 2] {
@@ -34,24 +15,6 @@ fn machines() -> [Machine; 2] {
         Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap(),
         Machine::load(SPOOFED, Mode::Hazards(Chip::Gfx1030)).unwrap(),
     ]
-}
-
-fn run(machine: &mut Machine, kernel: &str, workgroups: [u32; 3], lanes: u32, arguments: Arguments) {
-    let dispatch =
-        Dispatch { kernel, workgroups, workgroup_size: [lanes, 1, 1], arguments: &arguments.0, dynamic_local: 0 };
-    let counts = machine.run(&dispatch).unwrap_or_else(|fault| panic!("{fault}"));
-    assert!(counts.instructions() > 0 && counts.lane_operations > 0);
-}
-
-/// Numbers that are neither round nor regular, the same at each run.
-fn numbers(count: usize, seed: u32) -> Vec<f32> {
-    let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(1);
-    (0..count)
-        .map(|_| {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        })
-        .collect()
 }
 
 #[test]

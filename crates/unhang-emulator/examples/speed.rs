@@ -1,0 +1,57 @@
+//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512, on one thread and then on all.
+//!
+//! `cargo run --release -p unhang-emulator --example speed`
+
+use std::time::Instant;
+
+use unhang_emulator::{Counts, Dispatch, Machine, Mode};
+use unhang_isa::Chip;
+
+const SIZE: usize = 512;
+
+/// Seconds that this process has run on processors so far; Linux counts them in hundredths.
+fn processor_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name may hold anything, so fields are counted from behind it; user and system time are the 12th and 13th.
+    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let ticks = |place: usize| fields.get(place).and_then(|field| field.parse::<f64>().ok()).unwrap_or(0.0);
+    (ticks(11) + ticks(12)) / 100.0
+}
+
+fn multiply(mode: Mode) -> Counts {
+    let object = include_bytes!("../tests/fixtures/kernels.gfx1010.co");
+    let mut machine = Machine::load(object, mode).expect("a code object");
+    let matrix: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 17) as f32 * 0.37).collect();
+    let (a, b) = (machine.memory.allocate_floats(&matrix), machine.memory.allocate_floats(&matrix));
+    let c = machine.memory.allocate(SIZE * SIZE * 4);
+    let mut arguments: Vec<u8> = [a, b, c].iter().flat_map(|address| address.to_le_bytes()).collect();
+    arguments.extend([SIZE as i32; 3].iter().flat_map(|size| size.to_le_bytes()));
+    let dispatch = Dispatch {
+        kernel: "gemm",
+        workgroups: [SIZE as u32 / 16, SIZE as u32 / 16, 1],
+        workgroup_size: [256, 1, 1],
+        arguments: &arguments,
+        dynamic_local: 0,
+    };
+    machine.run(&dispatch).expect("it runs")
+}
+
+fn main() {
+    for threads in [1, 0] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
+            let (wall, processor) = (Instant::now(), processor_seconds());
+            let counts = pool.install(|| multiply(mode));
+            let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
+            println!(
+                "{} thread(s), {mode:?}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
+                pool.current_num_threads(),
+                counts.lane_operations as f64 / processor / 1e6,
+                counts.lane_operations as f64 / wall / 1e6,
+            );
+            if threads == 1 && mode == Mode::Compute {
+                println!("{counts}");
+            }
+        }
+    }
+}

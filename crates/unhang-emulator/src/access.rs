@@ -1,0 +1,287 @@
+//! What memory instructions do, by their names.
+
+use unhang_isa::{Format, Instruction};
+
+/// How a value changes what is in memory: the old value, the new one, and one to compare with.
+pub(crate) type Update = fn(u64, u64, u64) -> u64;
+
+/// What a memory instruction does.
+#[derive(Clone, Copy)]
+pub(crate) enum Access {
+    /// Cache control: nothing is cached here.
+    Nothing,
+    ScalarLoad {
+        count: u8,
+    },
+    Clock,
+    /// A load of `count` words, or of a part of one.
+    Load {
+        count: u8,
+        part: Part,
+    },
+    Store {
+        count: u8,
+        part: Part,
+    },
+    /// Two loads or stores through one address, `stride` bytes apart by offset.
+    LoadTwo {
+        count: u8,
+        stride: u32,
+    },
+    StoreTwo {
+        count: u8,
+        stride: u32,
+    },
+    Atomic {
+        update: Update,
+        /// 64 bits and not 32.
+        wide: bool,
+        returns: bool,
+        compare: Comparison,
+    },
+    /// Lanes exchange values; local memory is not touched.
+    Swizzle,
+    Permute {
+        backward: bool,
+    },
+}
+
+/// Where the value lies with which an atomic instruction compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Comparison {
+    None,
+    /// Behind the new value.
+    BehindData,
+    /// In the first data register; the new value is in the second.
+    FirstData,
+}
+
+/// The part of a word that is loaded or stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    Word,
+    Byte {
+        signed: bool,
+    },
+    Half {
+        signed: bool,
+    },
+    /// Into or out of half a register, the other half left alone.
+    InHalf {
+        byte: bool,
+        signed: bool,
+        high: bool,
+    },
+}
+
+impl Part {
+    pub fn size(self) -> u32 {
+        match self {
+            Part::Word => 4,
+            Part::Byte { .. } | Part::InHalf { byte: true, .. } => 1,
+            Part::Half { .. } | Part::InHalf { .. } => 2,
+        }
+    }
+}
+
+impl Access {
+    /// Finds what an instruction does.
+    pub fn of(instruction: &Instruction) -> Option<Access> {
+        let name = instruction.definition.mnemonic;
+        match instruction.format() {
+            Format::Smem => scalar_access(name),
+            Format::Ds => local_access(name),
+            Format::Flat | Format::Global | Format::Scratch | Format::Mubuf => {
+                let rest = name.split_once('_')?.1;
+                if name.starts_with("buffer_gl") {
+                    return Some(Access::Nothing);
+                }
+                if instruction.format() == Format::Mubuf
+                    && (instruction.bits(16, 1) == 1 || instruction.high_bits(23, 1) == 1)
+                {
+                    return None;
+                }
+                global_access(rest, instruction)
+            }
+            _ => None,
+        }
+    }
+}
+
+fn scalar_access(name: &str) -> Option<Access> {
+    Some(match name {
+        "s_load_dword" | "s_buffer_load_dword" => Access::ScalarLoad { count: 1 },
+        "s_load_dwordx2" | "s_buffer_load_dwordx2" => Access::ScalarLoad { count: 2 },
+        "s_load_dwordx4" | "s_buffer_load_dwordx4" => Access::ScalarLoad { count: 4 },
+        "s_load_dwordx8" | "s_buffer_load_dwordx8" => Access::ScalarLoad { count: 8 },
+        "s_load_dwordx16" | "s_buffer_load_dwordx16" => Access::ScalarLoad { count: 16 },
+        "s_memtime" | "s_memrealtime" => Access::Clock,
+        "s_dcache_inv" | "s_gl1_inv" | "s_dcache_wb" => Access::Nothing,
+        _ => return None,
+    })
+}
+
+/// What an atomic instruction does to 32 bits, or to 64.
+fn update(name: &str, wide: bool) -> Option<Update> {
+    macro_rules! by_width {
+        (|$old:ident: $narrow:ty | $wide:ty, $value:ident, $compare:ident| $body:expr) => {
+            if wide {
+                |old, value, compare| {
+                    let ($old, $value, $compare) = (old as $wide, value as $wide, compare as $wide);
+                    let _ = ($old, $value, $compare);
+                    ($body) as u64
+                }
+            } else {
+                |old, value, compare| {
+                    let ($old, $value, $compare) =
+                        (old as u32 as $narrow, value as u32 as $narrow, compare as u32 as $narrow);
+                    let _ = ($old, $value, $compare);
+                    ($body) as u32 as u64
+                }
+            }
+        };
+    }
+    macro_rules! float {
+        (|$old:ident, $value:ident, $compare:ident| $body:expr) => {
+            if wide {
+                |old, value, compare| {
+                    let [$old, $value, $compare] = [old, value, compare].map(f64::from_bits);
+                    let _ = ($old, $value, $compare);
+                    f64::to_bits($body)
+                }
+            } else {
+                |old, value, compare| {
+                    let [$old, $value, $compare] = [old, value, compare].map(|bits| f32::from_bits(bits as u32));
+                    let _ = ($old, $value, $compare);
+                    f32::to_bits($body) as u64
+                }
+            }
+        };
+    }
+    Some(match name {
+        "add" => by_width!(|old: u32| u64, value, _compare | old.wrapping_add(value)),
+        "sub" => by_width!(|old: u32| u64, value, _compare | old.wrapping_sub(value)),
+        "rsub" => by_width!(|old: u32| u64, value, _compare | value.wrapping_sub(old)),
+        "csub" => by_width!(|old: u32| u64, value, _compare | old.saturating_sub(value)),
+        "and" => by_width!(|old: u32| u64, value, _compare | old & value),
+        "or" => by_width!(|old: u32| u64, value, _compare | old | value),
+        "xor" => by_width!(|old: u32| u64, value, _compare | old ^ value),
+        "umin" => by_width!(|old: u32| u64, value, _compare | old.min(value)),
+        "umax" => by_width!(|old: u32| u64, value, _compare | old.max(value)),
+        "smin" => by_width!(|old: i32| i64, value, _compare | old.min(value)),
+        "smax" => by_width!(|old: i32| i64, value, _compare | old.max(value)),
+        "inc" => by_width!(|old: u32| u64, value, _compare | if old >= value { 0 } else { old + 1 }),
+        "dec" => by_width!(|old: u32| u64, value, _compare | if old == 0 || old > value { value } else { old - 1 }),
+        "swap" => by_width!(|_old: u32| u64, value, _compare | value),
+        "cmpswap" => by_width!(|old: u32| u64, value, compare | if old == compare { value } else { old }),
+        "fadd" => float!(|old, value, _compare| old + value),
+        "fmin" => float!(|old, value, _compare| old.min(value)),
+        "fmax" => float!(|old, value, _compare| old.max(value)),
+        "fcmpswap" => float!(|old, value, compare| if old == compare { value } else { old }),
+        _ => return None,
+    })
+}
+
+fn parts(name: &str) -> Option<(u8, Part)> {
+    Some(match name {
+        "ubyte" => (1, Part::Byte { signed: false }),
+        "sbyte" => (1, Part::Byte { signed: true }),
+        "ushort" => (1, Part::Half { signed: false }),
+        "sshort" => (1, Part::Half { signed: true }),
+        "dword" => (1, Part::Word),
+        "dwordx2" => (2, Part::Word),
+        "dwordx3" => (3, Part::Word),
+        "dwordx4" => (4, Part::Word),
+        "byte" => (1, Part::Byte { signed: false }),
+        "short" => (1, Part::Half { signed: false }),
+        "byte_d16_hi" | "ubyte_d16_hi" => (1, Part::InHalf { byte: true, signed: false, high: true }),
+        "short_d16_hi" => (1, Part::InHalf { byte: false, signed: false, high: true }),
+        "ubyte_d16" => (1, Part::InHalf { byte: true, signed: false, high: false }),
+        "sbyte_d16" => (1, Part::InHalf { byte: true, signed: true, high: false }),
+        "sbyte_d16_hi" => (1, Part::InHalf { byte: true, signed: true, high: true }),
+        "short_d16" => (1, Part::InHalf { byte: false, signed: false, high: false }),
+        _ => return None,
+    })
+}
+
+fn global_access(name: &str, instruction: &Instruction) -> Option<Access> {
+    if let Some(rest) = name.strip_prefix("load_") {
+        let (count, part) = parts(rest)?;
+        return Some(Access::Load { count, part });
+    }
+    if let Some(rest) = name.strip_prefix("store_") {
+        let (count, part) = parts(rest)?;
+        return Some(Access::Store { count, part });
+    }
+    let rest = name.strip_prefix("atomic_")?;
+    let returns = match instruction.format() {
+        Format::Mubuf => instruction.bits(14, 1) == 1,
+        _ => instruction.bits(16, 1) == 1,
+    };
+    let (rest, wide) = rest.strip_suffix("_x2").map_or((rest, false), |rest| (rest, true));
+    let compare = if rest.ends_with("cmpswap") { Comparison::BehindData } else { Comparison::None };
+    Some(Access::Atomic { update: update(rest, wide)?, wide, returns, compare })
+}
+
+fn local_access(name: &str) -> Option<Access> {
+    let load = |count, part| Some(Access::Load { count, part });
+    let store = |count, part| Some(Access::Store { count, part });
+    match name {
+        "ds_nop" => Some(Access::Nothing),
+        "ds_read_b32" => load(1, Part::Word),
+        "ds_read_b64" => load(2, Part::Word),
+        "ds_read_b96" => load(3, Part::Word),
+        "ds_read_b128" => load(4, Part::Word),
+        "ds_read_u8" => load(1, Part::Byte { signed: false }),
+        "ds_read_i8" => load(1, Part::Byte { signed: true }),
+        "ds_read_u16" => load(1, Part::Half { signed: false }),
+        "ds_read_i16" => load(1, Part::Half { signed: true }),
+        "ds_read_u8_d16" => load(1, Part::InHalf { byte: true, signed: false, high: false }),
+        "ds_read_u8_d16_hi" => load(1, Part::InHalf { byte: true, signed: false, high: true }),
+        "ds_read_i8_d16" => load(1, Part::InHalf { byte: true, signed: true, high: false }),
+        "ds_read_i8_d16_hi" => load(1, Part::InHalf { byte: true, signed: true, high: true }),
+        "ds_read_u16_d16" => load(1, Part::InHalf { byte: false, signed: false, high: false }),
+        "ds_read_u16_d16_hi" => load(1, Part::InHalf { byte: false, signed: false, high: true }),
+        "ds_write_b32" => store(1, Part::Word),
+        "ds_write_b64" => store(2, Part::Word),
+        "ds_write_b96" => store(3, Part::Word),
+        "ds_write_b128" => store(4, Part::Word),
+        "ds_write_b8" => store(1, Part::Byte { signed: false }),
+        "ds_write_b16" => store(1, Part::Half { signed: false }),
+        "ds_write_b8_d16_hi" => store(1, Part::InHalf { byte: true, signed: false, high: true }),
+        "ds_write_b16_d16_hi" => store(1, Part::InHalf { byte: false, signed: false, high: true }),
+        "ds_read2_b32" => Some(Access::LoadTwo { count: 1, stride: 4 }),
+        "ds_read2_b64" => Some(Access::LoadTwo { count: 2, stride: 8 }),
+        "ds_read2st64_b32" => Some(Access::LoadTwo { count: 1, stride: 256 }),
+        "ds_read2st64_b64" => Some(Access::LoadTwo { count: 2, stride: 512 }),
+        "ds_write2_b32" => Some(Access::StoreTwo { count: 1, stride: 4 }),
+        "ds_write2_b64" => Some(Access::StoreTwo { count: 2, stride: 8 }),
+        "ds_write2st64_b32" => Some(Access::StoreTwo { count: 1, stride: 256 }),
+        "ds_write2st64_b64" => Some(Access::StoreTwo { count: 2, stride: 512 }),
+        "ds_swizzle_b32" => Some(Access::Swizzle),
+        "ds_permute_b32" => Some(Access::Permute { backward: false }),
+        "ds_bpermute_b32" => Some(Access::Permute { backward: true }),
+        _ => {
+            let returns = name.contains("_rtn_");
+            let (operation, rest) = name.strip_prefix("ds_")?.split_once('_')?;
+            let kind = rest.strip_prefix("rtn_").unwrap_or(rest);
+            let wide = kind.ends_with("64");
+            let (operation, compare) = match (operation, kind) {
+                ("min", "i32" | "i64") => ("smin", Comparison::None),
+                ("max", "i32" | "i64") => ("smax", Comparison::None),
+                ("min", "u32" | "u64") => ("umin", Comparison::None),
+                ("max", "u32" | "u64") => ("umax", Comparison::None),
+                ("min", "f32" | "f64") => ("fmin", Comparison::None),
+                ("max", "f32" | "f64") => ("fmax", Comparison::None),
+                ("add", "f32") => ("fadd", Comparison::None),
+                ("wrxchg", "b32" | "b64") => ("swap", Comparison::None),
+                ("cmpst", "b32" | "b64") => ("cmpswap", Comparison::FirstData),
+                ("cmpst", "f32" | "f64") => ("fcmpswap", Comparison::FirstData),
+                ("add" | "sub" | "rsub" | "inc" | "dec", "u32" | "u64") => (operation, Comparison::None),
+                ("and" | "or" | "xor", "b32" | "b64") => (operation, Comparison::None),
+                _ => return None,
+            };
+            Some(Access::Atomic { update: update(operation, wide)?, wide, returns, compare })
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! The steps of a division that are instructions of their own: scaling before and behind, and special values.
+
+/// What the steps of a division need of a type: its exponent with bias, scaling, and the limits of the documentation.
+pub(crate) trait Divisible: Copy + PartialEq + std::ops::Neg<Output = Self> {
+    const ZERO: Self;
+    const ONE: Self;
+    const INFINITY: Self;
+    const NAN: Self;
+    /// Numerator and denominator so far apart that the quotient may overflow.
+    const FAR: i32;
+    /// By which power of two it is scaled then.
+    const SCALE: i32;
+    /// Numerators with so small an exponent lose bits.
+    const SMALL: i32;
+    /// Quotients below are zero.
+    const VANISHES: i32;
+    /// The exponent of one, with bias.
+    const BIAS: i32;
+    fn is_nan(self) -> bool;
+    fn is_infinite(self) -> bool;
+    fn is_sign_negative(self) -> bool;
+    fn copysign(self, sign: Self) -> Self;
+    fn mul_add(self, factor: Self, summand: Self) -> Self;
+    fn exponent(self) -> i32;
+    fn scaled(self, power: i32) -> Self;
+    /// Whether 1/self, or self/other, is denormal.
+    fn has_denormal_quotient(self, denominator: Self) -> bool;
+}
+
+impl Divisible for f32 {
+    const ZERO: f32 = 0.0;
+    const ONE: f32 = 1.0;
+    const INFINITY: f32 = f32::INFINITY;
+    const NAN: f32 = f32::NAN;
+    const FAR: i32 = 96;
+    const SCALE: i32 = 64;
+    const SMALL: i32 = 23;
+    const VANISHES: i32 = -150;
+    const BIAS: i32 = 127;
+
+    fn is_nan(self) -> bool {
+        self.is_nan()
+    }
+
+    fn is_infinite(self) -> bool {
+        self.is_infinite()
+    }
+
+    fn is_sign_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    fn copysign(self, sign: f32) -> f32 {
+        self.copysign(sign)
+    }
+
+    fn mul_add(self, factor: f32, summand: f32) -> f32 {
+        self.mul_add(factor, summand)
+    }
+
+    fn exponent(self) -> i32 {
+        (self.to_bits() >> 23 & 255) as i32
+    }
+
+    fn scaled(self, power: i32) -> f32 {
+        (self as f64 * 2f64.powi(power)) as f32
+    }
+
+    fn has_denormal_quotient(self, denominator: f32) -> bool {
+        let quotient = self as f64 / denominator as f64;
+        quotient != 0.0 && quotient.abs() < f32::MIN_POSITIVE as f64
+    }
+}
+
+impl Divisible for f64 {
+    const ZERO: f64 = 0.0;
+    const ONE: f64 = 1.0;
+    const INFINITY: f64 = f64::INFINITY;
+    const NAN: f64 = f64::NAN;
+    const FAR: i32 = 768;
+    const SCALE: i32 = 128;
+    const SMALL: i32 = 53;
+    const VANISHES: i32 = -1075;
+    const BIAS: i32 = 1023;
+
+    fn is_nan(self) -> bool {
+        self.is_nan()
+    }
+
+    fn is_infinite(self) -> bool {
+        self.is_infinite()
+    }
+
+    fn is_sign_negative(self) -> bool {
+        self.is_sign_negative()
+    }
+
+    fn copysign(self, sign: f64) -> f64 {
+        self.copysign(sign)
+    }
+
+    fn mul_add(self, factor: f64, summand: f64) -> f64 {
+        self.mul_add(factor, summand)
+    }
+
+    fn exponent(self) -> i32 {
+        (self.to_bits() >> 52 & 2047) as i32
+    }
+
+    fn scaled(self, power: i32) -> f64 {
+        self * 2f64.powi(power)
+    }
+
+    fn has_denormal_quotient(self, denominator: f64) -> bool {
+        let quotient = self / denominator;
+        quotient.is_subnormal() || quotient == 0.0 && self != 0.0 && denominator.is_finite()
+    }
+}
+
+/// The last step of a division: special values, and the sign.
+pub(crate) fn divide_fixup<T: Divisible>(quotient: T, denominator: T, numerator: T) -> T {
+    let negative = denominator.is_sign_negative() != numerator.is_sign_negative();
+    let sign = if negative { -T::ONE } else { T::ONE };
+    if numerator.is_nan() {
+        numerator
+    } else if denominator.is_nan() {
+        denominator
+    } else if denominator == T::ZERO && numerator == T::ZERO || denominator.is_infinite() && numerator.is_infinite() {
+        -T::NAN
+    } else if denominator == T::ZERO || numerator.is_infinite() {
+        T::INFINITY.copysign(sign)
+    } else if denominator.is_infinite()
+        || numerator == T::ZERO
+        || numerator.exponent() - denominator.exponent() < T::VANISHES
+    {
+        T::ZERO.copysign(sign)
+    } else {
+        quotient.copysign(sign)
+    }
+}
+
+/// The first step of a division: the source scaled so that the steps to come neither overflow nor lose bits, and
+/// whether the result must be scaled back.
+pub(crate) fn divide_scale<T: Divisible>(value: T, denominator: T, numerator: T) -> (T, bool) {
+    let reciprocal_tiny = T::ONE.has_denormal_quotient(denominator);
+    let quotient_tiny = numerator.has_denormal_quotient(denominator);
+    let (is_denominator, is_numerator) = (value == denominator, value == numerator);
+    let up_if = |condition: bool| if condition { value.scaled(T::SCALE) } else { value };
+    if numerator == T::ZERO || denominator == T::ZERO {
+        (T::NAN, false)
+    } else if numerator.exponent() - denominator.exponent() >= T::FAR {
+        (up_if(is_denominator), true)
+    } else if denominator.exponent() == 0 {
+        (up_if(true), false)
+    } else if reciprocal_tiny && quotient_tiny {
+        // The documentation has the denominator scaled up here, where it is so large that it would overflow. Scaled down
+        // the quotient is right, and the hardware's quotients are.
+        (if is_denominator { value.scaled(-T::SCALE) } else { value }, true)
+    } else if reciprocal_tiny {
+        (value.scaled(-T::SCALE), false)
+    } else if quotient_tiny {
+        (up_if(is_numerator), true)
+    } else if numerator.exponent() <= T::SMALL {
+        (up_if(true), false)
+    } else {
+        (value, false)
+    }
+}
+
+/// The last multiply-add of a division, scaled back if the first step says so.
+pub(crate) fn divide_multiply_add<T: Divisible>(a: T, b: T, c: T, scaled: bool) -> T {
+    let value = a.mul_add(b, c);
+    match scaled {
+        false => value,
+        true => value.scaled(if c.exponent() > T::BIAS { T::SCALE } else { -T::SCALE }),
+    }
+}

@@ -199,6 +199,7 @@ impl Repair {
             for function in &mut object.functions {
                 (function.after, function.treatment, function.inserted) =
                     (function.before, Treatment::Untouched.name(), 0);
+                (function.compute_unit_mode, function.reason) = (false, None);
             }
             bytes = None;
         }
@@ -214,19 +215,12 @@ impl Repair {
         let mut out = io::stdout().lock();
         let totals = &report.totals;
         for object in &report.objects {
-            let name = object.output.as_deref().unwrap_or(&report.input);
-            if let Some(reason) = &object.reason {
-                writeln!(
-                    out,
-                    "{} {}: {}",
-                    printable(name),
-                    object.target,
-                    style.paint(&printable(reason), Colour::Yellow)
-                )?;
-            }
             for function in object.functions.iter().filter(|function| self.functions && function.is_worth_telling()) {
                 function.print(&mut out, style, &object.target)?;
             }
+        }
+        for (reason, count) in counted(report.objects.iter().filter_map(|object| object.reason.as_deref())) {
+            writeln!(out, "{count} code objects: {}", style.paint(&printable(reason), Colour::Yellow))?;
         }
         for error in &report.errors {
             writeln!(out, "{}", style.paint(&printable(error), Colour::Red))?;
@@ -247,11 +241,8 @@ impl Repair {
         for rule in Rule::ALL.into_iter().filter(|&rule| totals.before.get(rule) > 0) {
             writeln!(out, "  {:22} {:>8} → {}", rule.name(), totals.before.get(rule), totals.after.get(rule))?;
         }
-        let mut reasons: BTreeMap<&str, usize> = BTreeMap::new();
-        for reason in report.objects.iter().flat_map(|object| &object.functions).filter_map(|it| it.reason.as_deref()) {
-            *reasons.entry(reason).or_default() += 1;
-        }
-        for (reason, count) in reasons {
+        let functions = report.objects.iter().flat_map(|object| &object.functions);
+        for (reason, count) in counted(functions.filter_map(|function| function.reason.as_deref())) {
             writeln!(out, "  left in {count} functions: {}", printable(reason))?;
         }
         if totals.after.total() == 0 {
@@ -265,12 +256,24 @@ impl Repair {
         } else {
             let left = format!("{} findings are left in {} functions.", totals.after.total(), totals.left_unsafe);
             writeln!(out, "{} Written to {}.", style.paint(&left, Colour::Yellow), printable(&report.output))?;
-            if !self.functions {
-                writeln!(out, "{} --functions says which and why.", style.paint("hint:", Colour::Cyan))?;
-            }
+            let hint = if self.extract.is_none() && !self.keep_size && totals.laid_out_anew == 0 {
+                "--extract FOLDER mends the code objects completely; the shield does it as they are loaded."
+            } else {
+                "--functions says which and why."
+            };
+            writeln!(out, "{} {hint}", style.paint("hint:", Colour::Cyan))?;
         }
         Ok(())
     }
+}
+
+/// How often each text comes.
+fn counted<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<&'t str, usize> {
+    let mut counts = BTreeMap::new();
+    for text in texts {
+        *counts.entry(text).or_default() += 1;
+    }
+    counts
 }
 
 fn function_report(function: FunctionRepair) -> FunctionReport {

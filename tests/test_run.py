@@ -368,6 +368,16 @@ torch.distributed.destroy_process_group()
     assert ended.stderr.count("HANG in a convolution") == 1
 
 
+@pytest.mark.parametrize(("ranks", "deadline"), [(None, 60.0), ("1", 60.0), ("2", 1800.0), ("many", 60.0)])
+def test_ranks_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, ranks: str | None, deadline: float) -> None:
+    from unhang import _watchdog
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    if ranks is not None:
+        monkeypatch.setenv("WORLD_SIZE", ranks)
+    assert _watchdog._default_deadline() == deadline
+
+
 # ---- hangs on a real GPU ----
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")

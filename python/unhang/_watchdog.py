@@ -24,6 +24,8 @@ Tensor = torch.Tensor
 
 #: Seconds after which work on the accelerator that does not move is a hang.
 DEADLINE = 60.0
+#: The same among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
+DEADLINE_TOGETHER = 1800.0
 #: Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
 HOST_DEADLINE = 3600.0
 
@@ -44,7 +46,7 @@ def ensure() -> None:
     _watchdog = _core.Watchdog(
         current.store,
         current.machine,
-        _seconds("UNHANG_HANG_DEADLINE", DEADLINE),
+        _seconds("UNHANG_HANG_DEADLINE", _default_deadline()),
         _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE),
         environment_variable("UNHANG_RUN_FOLDER"),
         number,
@@ -81,6 +83,11 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 def _stack_signal() -> int:
     """A signal that programs do not use; for the highest ones libraries have habits."""
     return int(signal.SIGRTMAX) - 7
+
+
+def _default_deadline() -> float:
+    ranks = os.environ.get("WORLD_SIZE", "1")
+    return DEADLINE_TOGETHER if ranks.isdecimal() and int(ranks) > 1 else DEADLINE
 
 
 def _seconds(name: str, default: float) -> float:

@@ -35,7 +35,7 @@ pub const VARIABLES: &[Variable] = &[
         "the strategy that `unhang run` plans with; `unhang run --strategy` sets it"),
     variable("UNHANG_WATCHDOG", Owner::Unhang, UnhangStart, OffUnlessOne, "0, and 1 under `unhang run`",
         "0, 1", "1 watches convolutions that `unhang.enable()` plans, and ends the process when one does not come back"),
-    variable("UNHANG_HANG_DEADLINE", Owner::Unhang, UnhangStart, Plain, "60",
+    variable("UNHANG_HANG_DEADLINE", Owner::Unhang, UnhangStart, Plain, "60, among several ranks 1800",
         "seconds", "after that, work on the accelerator that does not move is a hang"),
     variable("UNHANG_HOST_DEADLINE", Owner::Unhang, UnhangStart, Plain, "3600",
         "seconds", "after that, a convolution's call is a hang although the accelerator is idle (compiling, searching)"),

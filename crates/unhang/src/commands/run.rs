@@ -48,7 +48,8 @@ Examples:
   unhang run -- torchrun --nproc-per-node 2 train.py
   unhang run --dry-run -- python train.py")]
 pub struct Run {
-    /// Seconds after which work on the accelerator that does not move is a hang [default: 60].
+    /// Seconds after which work on the accelerator that does not move is a hang [default: 60, among
+    /// several ranks 1800].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     hang_deadline: Option<f64>,
     /// Seconds after which a convolution's call is a hang although the accelerator is idle: compiling, searching

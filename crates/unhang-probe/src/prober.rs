@@ -36,6 +36,8 @@ pub struct Prober<'a> {
     pub machine: &'a str,
     /// [`Source::Probe`] or [`Source::Rehearsal`].
     pub source: Source,
+    /// Said behind every verdict, such as which torch it is about; or empty.
+    pub note: &'a str,
     /// Where verdicts are kept.
     pub store: &'a Store,
     /// How long things may take.
@@ -283,7 +285,7 @@ impl Worker<'_> {
             }
             Err(fallen) => (Tried::fallen(attempt.clone(), &fallen, elapsed), Some(fallen)),
         };
-        let Some(tried) = tried else {
+        let Some(mut tried) = tried else {
             // Given up by us: it says nothing of the attempt.
             if let Some(intent) = intent {
                 prober.store.withdraw(intent);
@@ -291,6 +293,10 @@ impl Worker<'_> {
             lock(&self.shared.left).push((job.attempt, "stopped while it ran".to_owned()));
             return;
         };
+        if !prober.note.is_empty() {
+            tried.detail =
+                format!("{}{}{}", tried.detail, if tried.detail.is_empty() { "" } else { "; " }, prober.note);
+        }
         if tried.is_evidence() {
             self.owed = Some((intent, tried.record(prober.machine, prober.source)));
         } else if let Some(intent) = intent {

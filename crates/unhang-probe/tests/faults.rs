@@ -123,6 +123,7 @@ fn run(
     let prober = Prober {
         machine: MACHINE,
         source: Source::Rehearsal,
+        note: "",
         store,
         deadlines,
         workers,

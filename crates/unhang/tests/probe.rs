@@ -205,3 +205,45 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
         assert!(text(&output.stderr).contains(expected), "{arguments:?}: {}", text(&output.stderr));
     }
 }
+
+#[test]
+fn what_was_found_is_compared_by_size_engine_and_version() {
+    use unhang_engine::Verdict;
+    use unhang_evidence::{Record, Source, Store};
+    let home = tempfile::tempdir().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let root = root.path().to_str().unwrap();
+    let compare = |more: &[&str]| run(home.path(), &[&["bench", "--compare", "--root", root], more].concat());
+    let nothing = compare(&[]);
+    assert_eq!(nothing.status.code(), Some(3));
+    assert!(text(&nothing.stderr).contains("unhang probe"), "it says how to find out");
+    let machine = json(&compare(&["--json"]))["machine"]["fingerprint"].as_str().unwrap().to_owned();
+    let problem: Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
+    let record = |engine, variant: &str, verdict, source| {
+        Record::new(problem.clone(), engine, &machine, verdict, source).with_variant(variant)
+    };
+    let elsewhere = record(EngineName::Miopen, "", Verdict::Hangs, Source::Import);
+    let store = Store::open(home.path());
+    let written = store.record_all(vec![
+        record(EngineName::Miopen, "winograd", Verdict::Works, Source::Probe).with_seconds(0.002),
+        record(EngineName::Miopen, "gemm", Verdict::Hangs, Source::Probe),
+        record(EngineName::Aten, "", Verdict::Works, Source::Probe).with_seconds(0.004),
+        Record {
+            machine: "feedbeef00000000".to_owned(),
+            ..elsewhere.with_detail("no answer; torch 2.2.2+rocm5.7 hip5.7")
+        },
+    ]);
+    assert_eq!(written, Some(4));
+    drop(store);
+    let said = text(&compare(&[]).stdout);
+    for expected in ["64×64 16→32 3×3", "*2.00 ms", "4.00 ms", "miopen/gemm", "hangs", "2.2.2+rocm5.7"] {
+        assert!(said.contains(expected), "{expected} is not in {said}");
+    }
+    let found = json(&compare(&["--json"]));
+    let cells = found["rows"][0]["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 4);
+    let fastest: Vec<_> =
+        cells.iter().filter(|cell| cell["fastest_here"] == true).map(|cell| &cell["variant"]).collect();
+    assert_eq!(fastest, ["winograd"]);
+    assert!(cells.iter().any(|cell| cell["elsewhere"] == "2.2.2+rocm5.7" && cell["verdict"] == "hangs"));
+}

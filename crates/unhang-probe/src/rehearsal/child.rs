@@ -75,7 +75,7 @@ impl Child<'_> {
             first_seconds: None,
             relative_error: None,
             not_numbers: 0,
-            detail: "rehearsal".to_owned(),
+            detail: String::new(),
         };
         if request.canary {
             if self.state.join(LOST).exists() {
@@ -92,7 +92,7 @@ impl Child<'_> {
         let line = self.table.line(&problem, engine, &request.variant);
         let behaviour = line.map_or(Behaviour::Unsupported, |line| line.behaviour);
         if behaviour == Behaviour::Unsupported {
-            let detail = "rehearsal: the table has it declined".to_owned();
+            let detail = "the table has it declined".to_owned();
             return Ok(Answer { ended: CameBack::Unsupported, detail, ..answer });
         }
         let began = Instant::now();
@@ -138,11 +138,7 @@ impl Child<'_> {
                 std::process::exit(0);
             }
             Behaviour::Error => {
-                return Ok(Answer {
-                    ended: CameBack::Error,
-                    detail: "rehearsal: no suitable algorithm".to_owned(),
-                    ..answer
-                });
+                return Ok(Answer { ended: CameBack::Error, detail: "no suitable algorithm".to_owned(), ..answer });
             }
             _ => {}
         }

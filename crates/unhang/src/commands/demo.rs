@@ -5,6 +5,7 @@
 
 mod gpu;
 mod instructions;
+mod probe;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -55,6 +56,8 @@ enum Ground {
     Rehearsed,
     /// Compiled here and now for the chip, and run by an emulator of it.
     Emulated,
+    /// A card is played by child processes.
+    Played,
 }
 
 struct Section {
@@ -76,6 +79,7 @@ const SECTIONS: &[Section] = &[
         ground: Ground::Rehearsed,
         show: reported_plans,
     },
+    Section { title: "Trying it there: children hang and are ended", ground: Ground::Played, show: probe::show },
     Section {
         title: "Why code for another chip hangs there, instruction by instruction",
         ground: Ground::Emulated,
@@ -93,10 +97,13 @@ impl Demo {
                 let ground = match section.ground {
                     Ground::Measured => "measured",
                     Ground::Rehearsed => "rehearsed: a folder describes the machine",
+                    Ground::Played => "rehearsed: children play the card, and really hang",
                     Ground::Emulated => "compiled here for the chip, run by an emulator of it",
                 };
                 let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);
-                print_text(&format!("\n{heading}\n   [{ground}]\n\n{}", (section.show)(style)?))?;
+                // The heading first: some sections take a moment, and some talk while they do.
+                print_text(&format!("\n{heading}\n   [{ground}]\n\n"))?;
+                print_text(&(section.show)(style)?)?;
             }
         }
         if self.part == Some(Part::Machine) {

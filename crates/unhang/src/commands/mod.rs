@@ -1,6 +1,7 @@
 //! The subcommands, one file each.
 
 mod audit;
+mod bench;
 mod demo;
 mod doctor;
 mod env;
@@ -28,6 +29,7 @@ use clap::Subcommand;
 #[derive(Subcommand)]
 pub enum Command {
     Audit(audit::Audit),
+    Bench(bench::Bench),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Env(env::Env),
@@ -46,6 +48,7 @@ impl Command {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Audit(command) => command.run(),
+            Command::Bench(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Env(command) => command.run(),

@@ -1,6 +1,6 @@
 //! `unhang probe`: which convolutions are safe here, each tried in a supervised child.
 
-mod children;
+pub mod children;
 mod show;
 mod what;
 
@@ -110,6 +110,8 @@ fn duration(text: &str) -> Result<Duration, String> {
 struct Ground<'a> {
     machine: String,
     source: Source,
+    /// What every verdict says it is about.
+    note: String,
     store: &'a Store,
     deadlines: Deadlines,
     workers: usize,
@@ -142,7 +144,9 @@ impl Probe {
             None => self.real(&knowledge, Python::describe(&python)?, &nowhere)?,
         };
         self.apply(&mut ground);
-        let problems = self.what.problems(&knowledge.store, &knowledge.fingerprint, &python)?;
+        // What programs asked for is filed under the machine itself, played or not.
+        let asked_on = if realm == Realm::Real { &ground.machine } else { &knowledge.fingerprint };
+        let problems = self.what.problems(&knowledge.store, asked_on, &python)?;
         let attempts: Vec<Attempt> = problems
             .chunks(CHUNK)
             .flat_map(|chunk| {
@@ -181,6 +185,7 @@ impl Probe {
         let prober = Prober {
             machine: &ground.machine,
             source: ground.source,
+            note: &ground.note,
             store: ground.store,
             deadlines: ground.deadlines,
             workers: ground.workers,
@@ -242,6 +247,7 @@ impl Probe {
         Ok(Ground {
             machine: rehearsal_key(&knowledge.machine, &knowledge.fingerprint, &base_name(name), &text),
             source: Source::Rehearsal,
+            note: format!("rehearsal of {}", base_name(name)),
             store: &knowledge.store,
             deadlines: Deadlines {
                 start: Duration::from_secs(30),
@@ -294,6 +300,7 @@ impl Probe {
         Ok(Ground {
             machine,
             source: Source::Probe,
+            note: format!("torch {}", python.torch),
             store: if affected && !python.accelerator { nowhere } else { &knowledge.store },
             deadlines: Deadlines {
                 start: Duration::from_secs(120),

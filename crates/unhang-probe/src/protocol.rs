@@ -143,6 +143,8 @@ pub struct Answer {
 pub(crate) enum Incoming {
     /// A line that is a message.
     Message(Message),
+    /// Part of a line; there may be more at once.
+    Part,
     /// Nothing more for now.
     Nothing,
     /// The other side has closed.
@@ -193,7 +195,7 @@ impl Wire {
                 if self.read > MOST_BYTES {
                     return Incoming::Garbage(format!("more than {MOST_BYTES} bytes without an answer"));
                 }
-                self.take_line().unwrap_or(Incoming::Nothing)
+                self.take_line().unwrap_or(Incoming::Part)
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Incoming::Nothing,
             Err(_) => Incoming::Closed,
@@ -216,11 +218,6 @@ impl Wire {
             }
         })
     }
-
-    /// Whether a whole line waits in memory: the socket need not become readable for it.
-    pub(crate) fn has_line(&self) -> bool {
-        self.buffer.contains(&b'\n')
-    }
 }
 
 #[cfg(test)]
@@ -239,6 +236,7 @@ mod tests {
             wire(b"{\"say\":\"ready\"}\n{\"say\":\"stage\",\"id\":1,\"stage\":\"find\"}\n{\"say\"");
         assert_eq!(wire.receive(), Incoming::Message(Message::Ready { about: String::new() }));
         assert_eq!(wire.receive(), Incoming::Message(Message::Stage { id: 1, stage: Stage::Find }));
+        // The beginning of the third came with the others.
         assert_eq!(wire.receive(), Incoming::Nothing);
         drop(theirs);
         assert_eq!(wire.receive(), Incoming::Closed);

@@ -176,7 +176,7 @@ impl Session {
                 Incoming::Closed => return if ended { Heard::Exited } else { Heard::Closed },
                 // Whatever it said before it ended has been read; a grandchild may hold the socket for ever.
                 Incoming::Nothing if ended => return Heard::Exited,
-                Incoming::Nothing => {}
+                Incoming::Part | Incoming::Nothing => {}
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -184,9 +184,6 @@ impl Session {
             }
             if stop.load(Ordering::Relaxed) {
                 return Heard::Stopped;
-            }
-            if self.wire.has_line() {
-                continue;
             }
             let mut watched = [
                 PollFd::from_borrowed_fd(self.wire.socket().as_fd(), PollFlags::IN),

@@ -129,6 +129,9 @@ impl Probe {
         if let Some(folder) = &self.rehearsal_child {
             return children::play(folder, &CpuEngine::with_threads(1));
         }
+        if self.engines.contains(&EngineName::Tiled) {
+            bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
+        }
         let began = Instant::now();
         let realm = if self.rehearse.is_some() { Realm::Rehearsal } else { Realm::Real };
         if let (Some(described), Realm::Real) = (self.knowledge.description(), realm) {
@@ -284,7 +287,14 @@ impl Probe {
             remarks.push(format!("torch {} is not built for ROCm: miopen cannot be tried", python.torch));
         }
         if !self.engines.is_empty() {
-            engines = self.engines.clone();
+            // What is not here is not tried: that an engine declines for want of a GPU says nothing of a convolution.
+            engines.retain(|engine| self.engines.contains(engine));
+        }
+        if engines.is_empty() {
+            return Err(
+                anyhow::anyhow!("hint: without --engines all that are here are tried").context(remarks.join("; "))
+            )
+            .context("none of the engines that were asked for can be tried here");
         }
         let all: Vec<&str> = VARIANTS.to_vec();
         let variants = self.variants(&all)?;

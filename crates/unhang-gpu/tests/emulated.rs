@@ -221,8 +221,8 @@ fn one_of_each() -> Vec<Trial> {
 }
 
 /// The fallback for a spoofed runtime. Its code has `v_cmpx`, which code for gfx1010 has not. Where an instruction with
-/// the scalar destination `null` follows a read of EXEC, LLVM takes the hazard for over; the audit does not, and refuses
-/// the object, as the engine would. What the audit lets pass has to run to its end and be right.
+/// the scalar destination `null` follows a read of EXEC, LLVM 15 emits no wait; the audit counts that as unsafe, and
+/// refuses the object, as the engine would. What the audit lets pass has to run to its end and be right.
 #[test]
 fn gfx1030_code_with_the_work_arounds_is_right_or_refused_on_gfx1010() {
     let Some(compiler) = Memory::find(true) else { return };

@@ -5,8 +5,42 @@
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use unhang_conv::{DataType, Direction};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_suite::{Tolerance, any_problem, layers};
+
+/// Filters of 3×3 and 5×5 with stride 1, for which chance finds few: Winograd's.
+fn square(index: usize) -> Specification {
+    let kernel = [3, 3, 5][index % 3];
+    Specification {
+        batch: 1 + index as i64 % 3,
+        in_channels: 16 + index as i64 * 7 % 41,
+        out_channels: 16 + index as i64 * 11 % 53,
+        in_size: [6 + index as i64 * 5 % 17, 6 + index as i64 * 3 % 19],
+        kernel: [kernel, kernel],
+        padding: [index as i64 % 3, index as i64 / 2 % 3],
+        layout: Layout::ALL[index / 3 % 2],
+        direction: Direction::ALL[index / 5 % 3],
+        ..Specification::default()
+    }
+}
+
+/// One channel in a group, mostly of sizes that divide by two or four.
+fn depthwise(index: usize) -> Specification {
+    let (kernel, channels) = ([3, 3, 5][index % 3], 4 + index as i64 * 4 % 72 + i64::from(index.is_multiple_of(7)));
+    Specification {
+        batch: 1 + index as i64 % 3,
+        in_channels: channels,
+        out_channels: channels,
+        groups: channels,
+        in_size: [5 + index as i64 * 5 % 23, 8 + index as i64 * 2 % 24],
+        kernel: [kernel, kernel],
+        stride: [1 + index as i64 / 2 % 2; 2],
+        padding: [kernel / 2, kernel / 2],
+        layout: Layout::ALL[index / 3 % 2],
+        direction: Direction::ALL[index / 5 % 3],
+        ..Specification::default()
+    }
+}
 
 fn main() {
     let count: usize = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(100);
@@ -21,6 +55,12 @@ fn main() {
         for _ in 0..if data_type == DataType::F32 { count } else { count / 3 } {
             let problem = any_problem(data_type).new_tree(&mut runner).expect("problems are generated").current();
             println!("random\t-\t{problem}");
+        }
+        for index in 0..count / 10 {
+            for specification in [square(index), depthwise(index)] {
+                let problem = Problem::new(Specification { data_type, ..specification }).expect("a valid problem");
+                println!("random\t-\t{problem}");
+            }
         }
     }
     for layer in layers() {

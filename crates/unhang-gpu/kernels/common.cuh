@@ -50,6 +50,18 @@
 #define UNIFORM(value) (value)
 #endif
 
+// All ones where bit i of a word is set: one instruction on gfx10.
+DEVICE unsigned spread_bit(unsigned word, int i) { return (unsigned)((int)(word << (31 - i)) >> 31); }
+
+// Hides from the compiler what a register holds, so that nothing that is made of it is kept beside it.
+#if defined(UNHANG_HIP)
+#define OPAQUE(value) asm volatile("" : "+v"(value))
+#elif defined(UNHANG_CUDA)
+#define OPAQUE(value) asm volatile("" : "+r"(value))
+#else
+#define OPAQUE(value) ((void)(value))
+#endif
+
 // TYPE: 0 f32, 1 f16, 2 bf16, 3 f64.
 #ifndef TYPE
 #define TYPE 0
@@ -158,6 +170,62 @@ DEVICE void store_quad(Storage* to, float x, float y, float z, float w) {
     *(RawQuad*)to = raw;
 #endif
 }
+
+// Neighbouring elements that are read and written at once: four, two or one, aligned to as many. `at` counts elements.
+DEVICE const Storage* element(const Storage* base, unsigned at) {
+    return (const Storage*)((const char*)base + at * (unsigned)sizeof(Storage));
+}
+#if TYPE == 0 && defined(UNHANG_CUDA)
+typedef float2 RawPair;
+#elif TYPE == 0
+typedef float RawPair __attribute__((vector_size(8)));
+#elif defined(UNHANG_CUDA)
+typedef unsigned RawPair;
+#else
+typedef Storage RawPair __attribute__((vector_size(4)));
+#endif
+template <int COUNT>
+struct Neighbours {
+    static METHOD void read(const Storage* from, float (&to)[COUNT]) { to[0] = widen(*from); }
+    static METHOD void write(Storage* to, const float (&from)[COUNT]) { *to = narrow(from[0]); }
+};
+template <>
+struct Neighbours<2> {
+    static METHOD void read(const Storage* from, float (&to)[2]) {
+        const RawPair raw = *(const RawPair*)from;
+#if TYPE == 0 && defined(UNHANG_CUDA)
+        to[0] = raw.x;
+        to[1] = raw.y;
+#elif defined(UNHANG_CUDA)
+        to[0] = widen((Storage)(raw & 0xffffu));
+        to[1] = widen((Storage)(raw >> 16));
+#else
+        to[0] = widen(raw[0]);
+        to[1] = widen(raw[1]);
+#endif
+    }
+    static METHOD void write(Storage* to, const float (&from)[2]) {
+#if TYPE == 0 && defined(UNHANG_CUDA)
+        *(RawPair*)to = make_float2(from[0], from[1]);
+#elif defined(UNHANG_CUDA)
+        *(RawPair*)to = (unsigned)narrow(from[0]) | ((unsigned)narrow(from[1]) << 16);
+#else
+        const RawPair raw = {narrow(from[0]), narrow(from[1])};
+        *(RawPair*)to = raw;
+#endif
+    }
+};
+template <>
+struct Neighbours<4> {
+    static METHOD void read(const Storage* from, float (&to)[4]) {
+        const Quad quad = expand(*(const RawQuad*)from);
+        to[0] = part(quad, 0);
+        to[1] = part(quad, 1);
+        to[2] = part(quad, 2);
+        to[3] = part(quad, 3);
+    }
+    static METHOD void write(Storage* to, const float (&from)[4]) { store_quad(to, from[0], from[1], from[2], from[3]); }
+};
 #endif
 
 // Division by a number that the host knows: (high(n × multiplier) + n) >> shift, right for 0 ≤ n < 2³¹.
@@ -177,4 +245,13 @@ DEVICE int divide(int n, const Divisor& by) {
     return (int)((multiply_high((unsigned)n, by.multiplier) + (unsigned)n) >> by.shift);
 }
 
+// The rest of a division, and the quotient in place of the number.
+DEVICE int split_off(int& number, const Divisor& by) {
+    const int quotient = divide(number, by);
+    const int rest = number - quotient * by.value;
+    number = quotient;
+    return rest;
+}
+
+DEVICE constexpr int round_down(int value, int by) { return value >= 0 ? value / by : -((-value + by - 1) / by); }
 DEVICE constexpr int greatest_common_divisor(int a, int b) { return b == 0 ? a : greatest_common_divisor(b, a % b); }

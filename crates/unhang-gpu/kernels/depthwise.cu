@@ -20,13 +20,6 @@ struct DepthwiseShape {
 struct Lane {
     int channel, x, strip, n;
 };
-// The rest of a division, and the quotient in place of the number.
-DEVICE int split_off(int& number, const Divisor& by) {
-    const int quotient = divide(number, by);
-    const int rest = number - quotient * by.value;
-    number = quotient;
-    return rest;
-}
 DEVICE Lane find_lane(int index, int channels, const Divisor& by_width, const Divisor& by_strips) {
     Lane lane;
 #if CHANNELS_LAST
@@ -101,7 +94,6 @@ extern "C" __global__ void __launch_bounds__(256)
 
 // Rows of the gradient that a strip of the input meets, relative to the strip's first: row i meets tap r where
 // i + PAD - r × DILATION is a multiple of the stride, and there it meets row (i + PAD - r × DILATION) / STRIDE.
-DEVICE constexpr int round_down(int value, int by) { return value >= 0 ? value / by : -((-value + by - 1) / by); }
 #define GRADIENT_FIRST round_down(PAD_H - (FILTER_H - 1) * DILATION_H, STRIDE_H)
 #define GRADIENT_LAST round_down(STRIP - 1 + PAD_H, STRIDE_H)
 

@@ -8,7 +8,8 @@
 // ROWS (channels of the result, a group), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W; PACKED (the filter was brought
 // into [group][tap][REDUCED rounded up to BK][ROWS rounded up to BM] before), FLAT (taps and channels are one axis: for
 // few channels; forward only), SKIP_EMPTY (phases without taps write
-// nothing), POINTWISE (1 × 1, stride 1, no padding, NCHW, and planes of whole quads), PLANES (sums go to one plane of f32 for each split, to be added up by `reduce`).
+// nothing), POINTWISE (1 × 1, stride 1, no padding, NCHW, and planes of whole quads), PLANES (sums go to one plane
+// of f32 for each split, to be added up by `reduce`), HALF (products of f16 in pairs, see tile.cuh).
 // Forward and a group's filter unpacked lies as torch has it.
 
 #define TAPS (FILTER_H * FILTER_W)
@@ -90,8 +91,8 @@ extern "C" __global__ void BOUNDS
          Storage* __restrict__ result,
 #endif
          GemmShape shape) {
-    __shared__ __attribute__((aligned(16))) float lds_a[2][BK * LDS_A_PITCH];
-    __shared__ __attribute__((aligned(16))) float lds_b[2][BK * LDS_B_PITCH];
+    __shared__ __attribute__((aligned(16))) Cell lds_a[2][BK * LDS_A_PITCH];
+    __shared__ __attribute__((aligned(16))) Cell lds_b[2][BK * LDS_B_PITCH];
 
     const int thread = THREAD_X;
     const int thread_x = thread % (BN / TN), thread_y = thread / (BN / TN);
@@ -164,6 +165,14 @@ extern "C" __global__ void BOUNDS
     for (int i = 0; i < TM; ++i)
 #pragma unroll
         for (int j = 0; j < TN; ++j) sums[i][j] = 0.0f;
+
+#if HALF
+    HalfPair short_sums[TM][TN / 2];
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN / 2; ++j) short_sums[i][j] = no_pair();
+#endif
 
     Waiting<FILTER_WIDTH> next_a[FILTER_UNITS];
     Waiting<SOURCE_WIDTH> next_b[SOURCE_UNITS];
@@ -286,20 +295,20 @@ extern "C" __global__ void BOUNDS
     };
 
     auto write_slices = [&](int buffer) {
-        float* a = lds_a[buffer];
-        float* b = lds_b[buffer];
+        Cell* a = lds_a[buffer];
+        Cell* b = lds_b[buffer];
 #pragma unroll
         for (int i = 0; i < FILTER_UNITS; ++i) {
             const int unit = thread + i * THREADS;
             const unsigned mask = PACKED ? 0xffffffffu : spread_bit(there_a, i);
             if (FILTER_EXACT || unit < BM * BK / FILTER_WIDTH) {
                 if (FILTER_READ == 1) {
-                    *(Quad*)(a + (unit / (BM / 4)) * LDS_A_PITCH + (unit % (BM / 4)) * 4) = as_quad(next_a[i], mask);
+                    *(CellQuad*)(a + (unit / (BM / 4)) * LDS_A_PITCH + (unit % (BM / 4)) * 4) = cell_quad(next_a[i], mask);
                 } else {
 #pragma unroll
                     for (int e = 0; e < FILTER_WIDTH; ++e)
                         a[((unit % (BK / FILTER_WIDTH)) * FILTER_WIDTH + e) * LDS_A_PITCH + unit / (BK / FILTER_WIDTH)] =
-                            next_a[i].value(e, mask);
+                            cell(next_a[i], e, mask);
                 }
             }
         }
@@ -310,15 +319,15 @@ extern "C" __global__ void BOUNDS
             if (SOURCE_EXACT || thread + i * THREADS < BN * BK / SOURCE_WIDTH) {
 #pragma unroll
                 for (int e = 0; e < SOURCE_WIDTH; ++e)
-                    b[(lane_k + e) * LDS_B_PITCH + lane_column + i * column_step] = next_b[i].value(e, mask);
+                    b[(lane_k + e) * LDS_B_PITCH + lane_column + i * column_step] = cell(next_b[i], e, mask);
             }
 #elif POINTWISE
             const int k = lane_k + i * (THREADS / (BN / 4));
             if (SOURCE_EXACT || k < BK)
-                *(Quad*)(b + k * LDS_B_PITCH + lane_column) = as_quad(next_b[i], mask);
+                *(CellQuad*)(b + k * LDS_B_PITCH + lane_column) = cell_quad(next_b[i], mask);
 #else
             const int k = THREADS < BN ? i / SOURCE_COLUMNS : lane_k + i * (THREADS / BN);
-            b[k * LDS_B_PITCH + lane_column + (i % SOURCE_COLUMNS) * column_step] = next_b[i].value(0, mask);
+            b[k * LDS_B_PITCH + lane_column + (i % SOURCE_COLUMNS) * column_step] = cell(next_b[i], 0, mask);
 #endif
         }
     };
@@ -350,7 +359,12 @@ extern "C" __global__ void BOUNDS
                 read_filter(step + 1);
                 read_source(step + 1);
             }
+#if HALF
+            multiply_slice_half(lds_a[buffer], lds_b[buffer], thread_x, thread_y, short_sums);
+            if (!more || (step + 1) % (HALF_CHAIN / BK) == 0) flush_half(short_sums, sums);
+#else
             multiply_slice(lds_a[buffer], lds_b[buffer], thread_x, thread_y, sums);
+#endif
             if (more) {
                 buffer ^= 1;
                 write_slices(buffer);

@@ -1,9 +1,10 @@
 // Forward and backward-data where the result has few channels (the data gradient of a first layer, a last layer with one
 // class): a matrix tile would waste most of its rows. A thread computes STRIP pixels one below the other, all ROWS
 // channels of them, and keeps what their windows share in registers. The filter's taps of a phase lie in LDS as quads of
-// rows, a chunk of channels at a time. NCHW: lanes lie along the width.
+// rows, a chunk of channels at a time. Lanes lie along the width; in NHWC a thread reads four channels at once.
 //
-// Constants: as gemm.cu without tile and packing, with ROWS ≤ 4, and STRIP, CHUNK (channels of the filter in LDS).
+// Constants: as gemm.cu without tile and packing, with ROWS ≤ 4, and STRIP, CHUNK (channels of the filter in LDS, a
+// multiple of AT_ONCE where there are more of them).
 
 #define TAPS (FILTER_H * FILTER_W)
 #define SOURCE_CHANNELS (GROUPS * REDUCED)
@@ -16,7 +17,18 @@
 #define ROW_FIRST (SOURCE_TAP_H < 0 ? (MOST_H - 1) * SOURCE_TAP_H : 0)
 #define ROW_LAST ((STRIP - 1) * SOURCE_STEP_H + (SOURCE_TAP_H < 0 ? 0 : (MOST_H - 1) * SOURCE_TAP_H))
 
-#if DIRECTION == 0
+// Channels that a thread reads at once.
+#if CHANNELS_LAST && REDUCED % 4 == 0
+#define AT_ONCE 4
+#else
+#define AT_ONCE 1
+#endif
+
+#if CHANNELS_LAST && DIRECTION == 0
+#define FILTER_AT(row, channel, tap) (((row) * TAPS + (tap)) * REDUCED + (channel))
+#elif CHANNELS_LAST
+#define FILTER_AT(row, channel, tap) (((channel) * TAPS + (tap)) * ROWS + (row))
+#elif DIRECTION == 0
 #define FILTER_AT(row, channel, tap) (((row) * REDUCED + (channel)) * TAPS + (tap))
 #else
 #define FILTER_AT(row, channel, tap) (((channel) * ROWS + (row)) * TAPS + (tap))
@@ -44,7 +56,11 @@ extern "C" __global__ void __launch_bounds__(NARROW_THREADS)
     const bool busy = n < shape.batch && axis_w.extent > 0;
     const int top = strip * STRIP * SOURCE_STEP_H + axis_h.offset, left = x * SOURCE_STEP_W + axis_w.offset;
     const unsigned plane = (unsigned)(shape.source_h * shape.source_w);
+#if CHANNELS_LAST
+    const Storage* from = source + (unsigned)(busy ? n : 0) * plane * SOURCE_CHANNELS + group * REDUCED;
+#else
     const Storage* from = source + (unsigned)((busy ? n : 0) * SOURCE_CHANNELS + group * REDUCED) * plane;
+#endif
     filter += (long long)group * ROWS * REDUCED * TAPS;
 
     float sums[STRIP][ROWS];
@@ -66,30 +82,38 @@ extern "C" __global__ void __launch_bounds__(NARROW_THREADS)
         }
         BARRIER();
         if (busy) {
-            for (int channel = 0; channel < channels; ++channel) {
-                const unsigned image = (unsigned)(first + channel) * plane;
+            for (int channel = 0; channel < channels; channel += AT_ONCE) {
 #pragma unroll
                 for (int tap_w = 0; tap_w < MOST_W; ++tap_w) {
                     const int w = left + tap_w * SOURCE_TAP_W;
                     const bool column_there = (unsigned)w < (unsigned)shape.source_w;
-                    Quad weight[MOST_H];
+                    Quad weight[AT_ONCE][MOST_H];
 #pragma unroll
-                    for (int tap_h = 0; tap_h < MOST_H; ++tap_h)
-                        weight[tap_h] = *(const Quad*)(taps + ((channel * MOST_H + tap_h) * MOST_W + tap_w) * 4);
+                    for (int e = 0; e < AT_ONCE; ++e)
+#pragma unroll
+                        for (int tap_h = 0; tap_h < MOST_H; ++tap_h)
+                            weight[e][tap_h] = *(const Quad*)(taps + (((channel + e) * MOST_H + tap_h) * MOST_W + tap_w) * 4);
 #pragma unroll
                     for (int offset = ROW_FIRST; offset <= ROW_LAST; ++offset) {
                         const int h = top + offset;
                         const bool there = column_there && (unsigned)h < (unsigned)shape.source_h;
-                        const float read = load_at(from, there ? (image + (unsigned)(h * shape.source_w + w)) * (unsigned)sizeof(Storage) : 0u);
-                        const float value = there ? read : 0.0f;
+                        const unsigned pixel = (unsigned)(h * shape.source_w + w);
+                        const unsigned at = CHANNELS_LAST ? pixel * SOURCE_CHANNELS + (unsigned)(first + channel)
+                                                          : (unsigned)(first + channel) * plane + pixel;
+                        float value[AT_ONCE];
+                        Neighbours<AT_ONCE>::read(element(from, there ? at : 0u), value);
+#pragma unroll
+                        for (int e = 0; e < AT_ONCE; ++e) value[e] = there ? value[e] : 0.0f;
 #pragma unroll
                         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
                             for (int tap_h = 0; tap_h < MOST_H; ++tap_h)
                                 if (i * SOURCE_STEP_H + tap_h * SOURCE_TAP_H == offset)
 #pragma unroll
-                                    for (int row = 0; row < ROWS; ++row)
-                                        sums[i][row] = multiply_add(value, part(weight[tap_h], row), sums[i][row]);
+                                    for (int e = 0; e < AT_ONCE; ++e)
+#pragma unroll
+                                        for (int row = 0; row < ROWS; ++row)
+                                            sums[i][row] = multiply_add(value[e], part(weight[e][tap_h], row), sums[i][row]);
                     }
                 }
             }
@@ -104,8 +128,13 @@ extern "C" __global__ void __launch_bounds__(NARROW_THREADS)
         for (int row = 0; row < ROWS; ++row) {
             const int channel = group * ROWS + row;
             const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
-            result[((unsigned)(n * RESULT_CHANNELS + channel) * (unsigned)shape.result_h + (unsigned)(y * PHASES_H + phase_h)) *
-                       (unsigned)shape.result_w + (unsigned)(x * PHASES_W + phase_w)] = narrow(sums[i][row] + add);
+            const unsigned image_row = (unsigned)(y * PHASES_H + phase_h), column = (unsigned)(x * PHASES_W + phase_w);
+#if CHANNELS_LAST
+            const unsigned at = (((unsigned)n * shape.result_h + image_row) * shape.result_w + column) * RESULT_CHANNELS + channel;
+#else
+            const unsigned at = ((unsigned)(n * RESULT_CHANNELS + channel) * shape.result_h + image_row) * shape.result_w + column;
+#endif
+            result[at] = narrow(sums[i][row] + add);
         }
     }
 }

@@ -42,15 +42,130 @@ template <int WIDTH>
 DEVICE Quad as_quad(const Waiting<WIDTH>& unit, unsigned mask) {
     return make_quad(unit.value(0, mask), unit.value(1, mask), unit.value(2, mask), unit.value(3, mask));
 }
-// All ones where bit i of a word is set: one instruction on gfx10.
-DEVICE unsigned spread_bit(unsigned word, int i) { return (unsigned)((int)(word << (31 - i)) >> 31); }
 
 #ifndef UNROLL
 #define UNROLL 2
 #endif
 
+// HALF: products of f16 in pairs (v_pk_fma_f16, HFMA2), twice as many in an instruction. Sums of HALF_CHAIN products are
+// kept in f16 and then added to the f32 sums. Never taken unasked: it rounds every sum to 11 bits.
+#ifndef HALF
+#define HALF 0
+#endif
+#define HALF_CHAIN 32
+
+// LDS holds floats, or f16 as they came from memory.
+#if HALF
+typedef unsigned short Cell;
+#if defined(UNHANG_CUDA)
+typedef unsigned HalfPair;
+typedef uint2 CellQuad;
+#else
+typedef _Float16 HalfPair __attribute__((vector_size(4)));
+typedef unsigned CellQuad __attribute__((vector_size(8)));
+#endif
+DEVICE Cell cell_of(Storage raw, unsigned mask) {
+#if defined(UNHANG_CUDA)
+    return (Cell)(raw & mask);
+#else
+    return (Cell)(__builtin_bit_cast(unsigned short, raw) & mask);
+#endif
+}
+DEVICE Cell cell(const Waiting<1>& unit, int, unsigned mask) { return cell_of(unit.raw, mask); }
+DEVICE Cell cell(const Waiting<4>& unit, int e, unsigned mask) {
+#if defined(UNHANG_CUDA)
+    return (Cell)(((e / 2 == 0 ? unit.raw.x : unit.raw.y) >> (e % 2 * 16)) & mask);
+#else
+    return cell_of(unit.raw[e], mask);
+#endif
+}
+// Asked for in branches that are never taken.
+DEVICE CellQuad cell_quad(const Waiting<1>&, unsigned) { return CellQuad{0u, 0u}; }
+DEVICE CellQuad cell_quad(const Waiting<4>& unit, unsigned mask) {
+#if defined(UNHANG_CUDA)
+    return make_uint2(unit.raw.x & mask, unit.raw.y & mask);
+#else
+    CellQuad words;
+    __builtin_memcpy(&words, &unit.raw, sizeof(words));
+    const CellQuad masks = {mask, mask};
+    return words & masks;
+#endif
+}
+#else
+typedef float Cell;
+typedef Quad CellQuad;
+template <int WIDTH>
+DEVICE Cell cell(const Waiting<WIDTH>& unit, int e, unsigned mask) { return unit.value(e, mask); }
+template <int WIDTH>
+DEVICE CellQuad cell_quad(const Waiting<WIDTH>& unit, unsigned mask) { return as_quad(unit, mask); }
+#endif
+
 #define STRINGIFY(x) #x
 #define PRAGMA_UNROLL_TIMES(n) _Pragma(STRINGIFY(unroll n))
+
+#if HALF
+#if defined(UNHANG_CUDA)
+DEVICE HalfPair pair_add(HalfPair a, HalfPair b, HalfPair c) {
+    HalfPair result;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(a), "r"(b), "r"(c));
+    return result;
+}
+DEVICE HalfPair both(const CellQuad& quad, int i) {
+    return __byte_perm(i / 2 == 0 ? quad.x : quad.y, 0, i % 2 == 0 ? 0x1010 : 0x3232);
+}
+DEVICE HalfPair pair_of(const CellQuad& quad, int i) { return i == 0 ? quad.x : quad.y; }
+DEVICE float half_of(HalfPair pair, int i) {
+    float result;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(result) : "h"((unsigned short)(pair >> (16 * i))));
+    return result;
+}
+DEVICE HalfPair no_pair() { return 0u; }
+#else
+DEVICE HalfPair pair_add(HalfPair a, HalfPair b, HalfPair c) { return a * b + c; }
+DEVICE HalfPair pair_of(const CellQuad& quad, int i) {
+    const unsigned word = quad[i];
+    return __builtin_bit_cast(HalfPair, word);
+}
+DEVICE HalfPair both(const CellQuad& quad, int i) {
+    const HalfPair pair = pair_of(quad, i / 2);
+    const HalfPair result = {pair[i % 2], pair[i % 2]};
+    return result;
+}
+DEVICE float half_of(HalfPair pair, int i) { return (float)pair[i]; }
+DEVICE HalfPair no_pair() { return HalfPair{(_Float16)0, (_Float16)0}; }
+#endif
+
+DEVICE void multiply_slice_half(const Cell* a, const Cell* b, int thread_x, int thread_y, HalfPair (&sums)[TM][TN / 2]) {
+#if !defined(UNHANG_HOST)
+    PRAGMA_UNROLL_TIMES(UNROLL)
+#endif
+    for (int k = 0; k < BK; ++k) {
+        CellQuad rows[ROW_QUADS], columns[COLUMN_QUADS];
+#pragma unroll
+        for (int q = 0; q < ROW_QUADS; ++q)
+            rows[q] = *(const CellQuad*)(a + k * LDS_A_PITCH + q * ROW_SPREAD + thread_y * 4);
+#pragma unroll
+        for (int q = 0; q < COLUMN_QUADS; ++q)
+            columns[q] = *(const CellQuad*)(b + k * LDS_B_PITCH + q * COLUMN_SPREAD + thread_x * 4);
+#pragma unroll
+        for (int i = 0; i < TM; ++i)
+#pragma unroll
+            for (int j = 0; j < TN / 2; ++j)
+                sums[i][j] = pair_add(both(rows[i / 4], i % 4), pair_of(columns[j / 2], j % 2), sums[i][j]);
+    }
+}
+// The short sums go into the long ones and begin anew.
+DEVICE void flush_half(HalfPair (&from)[TM][TN / 2], float (&sums)[TM][TN]) {
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN; ++j) sums[i][j] += half_of(from[i][j / 2], j % 2);
+#pragma unroll
+    for (int i = 0; i < TM; ++i)
+#pragma unroll
+        for (int j = 0; j < TN / 2; ++j) from[i][j] = no_pair();
+}
+#endif
 
 DEVICE void multiply_slice(const float* a, const float* b, int thread_x, int thread_y, float (&sums)[TM][TN]) {
 #if !defined(UNHANG_HOST)

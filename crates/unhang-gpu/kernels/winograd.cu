@@ -1,4 +1,4 @@
-// Winograd for stride 1, NCHW, not fused: F(4 × 4, 3 × 3) and F(2 × 2, 5 × 5). The input in tiles of 6 × 6, the filter,
+// Winograd for stride 1, not fused: F(4 × 4, 3 × 3) and F(2 × 2, 5 × 5). The input in tiles of 6 × 6, the filter,
 // and a batch of 36 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with 36
 // groups. A quarter (3 × 3) or a third (5 × 5) of the multiplications of the direct way, for moving the transformed
 // tensors through memory.
@@ -7,13 +7,45 @@
 // The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns
 // beyond the last tile hold zeros, because the gradient of the filter sums over them.
 //
-// Constants: OUT (4 or 2, results a tile and axis), FILTER (3 or 5); OUT + FILTER - 1 = 6.
+// NCHW: the transformed tensors are [36][channel][P]. CHANNELS_LAST: [P][36][channel]. Lanes lie along what is last.
+//
+// Constants: OUT (4 or 2, results a tile and axis), FILTER (3 or 5); OUT + FILTER - 1 = 6; CHANNELS_LAST.
 
 struct WinogradShape {
     int batch, channels, height, width;  // of the tensor that is read (input transform) or written (output transform)
     int tiles_h, tiles_w, tiles, padded_tiles;
     int pad_h, pad_w;
 };
+
+// Which channel and tile a thread has, and where its 36 numbers lie.
+struct Lane {
+    int channel, tile;
+    long long begin, apart;
+};
+DEVICE Lane find_lane(int index, const WinogradShape& s) {
+    Lane lane;
+#if CHANNELS_LAST
+    lane.tile = index / s.channels;
+    lane.channel = lane.tile < s.padded_tiles ? index - lane.tile * s.channels : s.channels;
+    lane.begin = (long long)lane.tile * 36 * s.channels + lane.channel;
+    lane.apart = s.channels;
+#else
+    lane.channel = index / s.padded_tiles;
+    lane.tile = index - lane.channel * s.padded_tiles;
+    lane.begin = (long long)lane.channel * s.padded_tiles + lane.tile;
+    lane.apart = (long long)s.channels * s.padded_tiles;
+#endif
+    return lane;
+}
+// Where an image's channel begins, and from one column to the next.
+DEVICE unsigned plane_begin(const WinogradShape& s, int n, int channel) {
+#if CHANNELS_LAST
+    return (unsigned)n * (unsigned)(s.height * s.width) * (unsigned)s.channels + (unsigned)channel;
+#else
+    return (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
+#endif
+}
+#define COLUMN_STEP(s) (CHANNELS_LAST ? (unsigned)(s).channels : 1u)
 
 // The input's transform of one line of six, in place.
 DEVICE void transform_six(float& a, float& b, float& c, float& d, float& e, float& f) {
@@ -34,32 +66,32 @@ DEVICE void transform_six(float& a, float& b, float& c, float& d, float& e, floa
 extern "C" __global__ void __launch_bounds__(128)
     winograd_input(const Storage* __restrict__ source, float* __restrict__ transformed, WinogradShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
-    const int channel = index / s.padded_tiles, tile = index - channel * s.padded_tiles;
+    const Lane lane = find_lane(index, s);
+    const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels) return;
     float v[6][6];
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
     const int top = (in_image / s.tiles_w) * OUT - s.pad_h, left = (in_image % s.tiles_w) * OUT - s.pad_w;
-    const unsigned plane = (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
+    const unsigned plane = plane_begin(s, n, channel);
 #pragma unroll
     for (int i = 0; i < 6; ++i)
 #pragma unroll
         for (int j = 0; j < 6; ++j) {
             const int h = top + i, w = left + j;
             const bool there = tile < s.tiles && (unsigned)h < (unsigned)s.height && (unsigned)w < (unsigned)s.width;
-            const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w)) * (unsigned)sizeof(Storage) : 0u);
+            const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w) * COLUMN_STEP(s)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
         }
 #pragma unroll
     for (int j = 0; j < 6; ++j) transform_six(v[0][j], v[1][j], v[2][j], v[3][j], v[4][j], v[5][j]);
 #pragma unroll
     for (int i = 0; i < 6; ++i) transform_six(v[i][0], v[i][1], v[i][2], v[i][3], v[i][4], v[i][5]);
-    const long long apart = (long long)s.channels * s.padded_tiles;
-    float* to = transformed + (long long)channel * s.padded_tiles + tile;
+    float* to = transformed + lane.begin;
 #pragma unroll
     for (int i = 0; i < 6; ++i)
 #pragma unroll
-        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * apart] = v[i][j];
+        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * lane.apart] = v[i][j];
 }
 
 // A line of LENGTH (of the filter, or of the gradient for the gradient of the filter) becomes six: its values as a
@@ -125,28 +157,30 @@ DEVICE void gather(const float (&from)[6], float (&to)[LENGTH]) {
 extern "C" __global__ void __launch_bounds__(128)
     winograd_gradient(const Storage* __restrict__ source, float* __restrict__ transformed, WinogradShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
-    const int channel = index / s.padded_tiles, tile = index - channel * s.padded_tiles;
+    const Lane lane = find_lane(index, s);
+    const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels) return;
     float v[OUT][OUT];
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
     const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
-    const unsigned plane = (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
+    const unsigned plane = plane_begin(s, n, channel);
 #pragma unroll
     for (int i = 0; i < OUT; ++i)
 #pragma unroll
         for (int j = 0; j < OUT; ++j) {
             const int h = top + i, w = left + j;
             const bool there = tile < s.tiles && h < s.height && w < s.width;
-            const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w)) * (unsigned)sizeof(Storage) : 0u);
+            const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w) * COLUMN_STEP(s)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
         }
-    spread_square<OUT>(v, transformed + (long long)channel * s.padded_tiles + tile, (long long)s.channels * s.padded_tiles);
+    spread_square<OUT>(v, transformed + lane.begin, lane.apart);
 }
 
 struct WinogradFilterShape {
     int rows, padded_rows, reduced, padded_reduced;
     int row_elements, reduced_elements;  // where a filter's taps begin
+    int tap_elements;                    // from one tap to the next
     int turned;                          // backward-data: the filter turned by half a turn
 };
 
@@ -163,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int i = 0; i < FILTER; ++i)
 #pragma unroll
         for (int j = 0; j < FILTER; ++j) {
-            const float read = widen(from[s.turned ? FILTER * FILTER - 1 - i * FILTER - j : i * FILTER + j]);
+            const float read = widen(from[(s.turned ? FILTER * FILTER - 1 - i * FILTER - j : i * FILTER + j) * s.tap_elements]);
             g[i][j] = there ? read : 0.0f;
         }
     spread_square<FILTER>(g, transformed + index, (long long)s.padded_reduced * s.padded_rows);
@@ -172,10 +206,11 @@ extern "C" __global__ void __launch_bounds__(128)
 extern "C" __global__ void __launch_bounds__(128)
     winograd_output(const float* __restrict__ products, const Storage* __restrict__ bias, Storage* __restrict__ result, WinogradShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
-    const int channel = index / s.padded_tiles, tile = index - channel * s.padded_tiles;
+    const Lane lane = find_lane(index, s);
+    const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels || tile >= s.tiles) return;
-    const long long apart = (long long)s.channels * s.padded_tiles;
-    const float* from = products + (long long)channel * s.padded_tiles + tile;
+    const long long apart = lane.apart;
+    const float* from = products + lane.begin;
     float half[OUT][6];
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
@@ -190,20 +225,20 @@ extern "C" __global__ void __launch_bounds__(128)
     const int n = tile / (s.tiles_h * s.tiles_w);
     const int in_image = tile - n * (s.tiles_h * s.tiles_w);
     const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
-    Storage* plane = result + (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
-    const bool quads = OUT == 4 && s.width % 4 == 0;
+    Storage* plane = result + plane_begin(s, n, channel);
+    const bool quads = !CHANNELS_LAST && OUT == 4 && s.width % 4 == 0;
 #pragma unroll
     for (int i = 0; i < OUT; ++i) {
         if (top + i >= s.height) break;
         float line[OUT];
         gather<OUT>(half[i], line);
-        Storage* to = plane + (top + i) * s.width + left;
+        Storage* to = plane + (unsigned)((top + i) * s.width + left) * COLUMN_STEP(s);
         if (quads)
             store_quad(to, line[0] + add, line[1] + add, line[2 % OUT] + add, line[3 % OUT] + add);
         else
 #pragma unroll
             for (int j = 0; j < OUT; ++j)
-                if (left + j < s.width) to[j] = narrow(line[j] + add);
+                if (left + j < s.width) to[j * COLUMN_STEP(s)] = narrow(line[j] + add);
     }
 }
 
@@ -242,6 +277,14 @@ extern "C" __global__ void __launch_bounds__(256)
         float line[FILTER];
         gather<FILTER>(half[i], line);
 #pragma unroll
-        for (int j = 0; j < FILTER; ++j) result[((long long)index * FILTER + i) * FILTER + j] = narrow(line[j]);
+        for (int j = 0; j < FILTER; ++j) {
+            const int tap = i * FILTER + j;
+#if CHANNELS_LAST
+            const int row = index / s.channels, channel = index - row * s.channels;
+            result[((long long)row * FILTER * FILTER + tap) * s.channels + channel] = narrow(line[j]);
+#else
+            result[(long long)index * FILTER * FILTER + tap] = narrow(line[j]);
+#endif
+        }
     }
 }

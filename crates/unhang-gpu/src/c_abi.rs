@@ -10,7 +10,7 @@ use std::sync::Arc;
 use unhang_conv::Problem;
 
 use crate::cache::Cache;
-use crate::choice::Choice;
+use crate::choice::{Choice, half_candidates};
 use crate::compiler::Nvrtc;
 use crate::driver::Cuda;
 use crate::plan::Plan;
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn unhang_gpu_compile(
     report(result).map_or(1, |()| 0)
 }
 
-/// The ways to compute a problem, a line each: choice, seconds by the model, bytes of workspace. Returns the bytes needed,
-/// or 0 for an error.
+/// The ways to compute a problem, a line each: choice, seconds by the model, bytes of workspace; behind them the ways that
+/// are only taken when asked for. Returns the bytes needed, or 0 for an error.
 ///
 /// # Safety
 /// An engine of [`unhang_gpu_open`], a text that ends in NUL, a buffer of that length.
@@ -142,6 +142,7 @@ pub unsafe extern "C" fn unhang_gpu_candidates(
         let lines: Vec<String> = engine
             .candidates(&problem)
             .iter()
+            .chain(&half_candidates(&problem, &engine.driver().description().model, 1 << 30))
             .map(|c| format!("{}\t{:e}\t{}", c.choice, c.seconds, c.plan.workspace_bytes))
             .collect();
         Ok(lines.join("\n"))

@@ -55,6 +55,11 @@ impl Tile {
 }
 
 impl Tile {
+    /// Whether products of f16 in pairs are built with this tile: short and long sums fit the registers together.
+    pub fn is_for_half(self) -> bool {
+        self.thread_rows * self.thread_columns < 64
+    }
+
     /// Whether backward-weights is built with this tile. Both of its sides are gathered one element at a time, each with
     /// a test of its own: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
     /// read in quads and need less.
@@ -86,6 +91,15 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
+    /// Implicit GEMM of f16 with products in pairs and short sums in f16: faster and less exact. Never taken unasked.
+    HalfGemm {
+        /// The tile.
+        tile: Tile,
+        /// Whether the filter is brought into the kernel's order first.
+        packed: bool,
+        /// Into how many parts the reduction is split.
+        splits: u32,
+    },
     /// Few channels in the result: forward and backward-data.
     Narrow {
         /// Rows that a thread computes.
@@ -105,6 +119,15 @@ pub enum Choice {
         /// Into how many parts the pixels are split (backward-weights).
         splits: u32,
     },
+    /// The same with several neighbours a thread, where sizes divide.
+    DepthwiseQuads {
+        /// Rows that a thread computes.
+        strip: u32,
+        /// Into how many parts the pixels are split (backward-weights).
+        splits: u32,
+    },
+    /// Winograd F(2×2, 3×3) in one kernel, forward and backward-data.
+    WinogradFused,
     /// Winograd F(4×4, 3×3), not fused.
     Winograd {
         /// The tile of its matrix products.
@@ -119,10 +142,12 @@ impl Choice {
     pub const fn family(&self) -> &'static str {
         match self {
             Choice::Plain => "plain",
-            Choice::Gemm { .. } => "gemm",
+            Choice::Gemm { .. } | Choice::HalfGemm { .. } => "gemm",
             Choice::Narrow { .. } => "narrow",
             Choice::Weights { .. } => "weights",
             Choice::Depthwise { .. } => "depthwise",
+            Choice::DepthwiseQuads { .. } => "quads",
+            Choice::WinogradFused => "fused",
             Choice::Winograd { .. } => "winograd",
         }
     }
@@ -137,9 +162,15 @@ impl fmt::Display for Choice {
                 let flat = if *flat { "flat" } else { "taps" };
                 write!(f, "gemm:{tile}:{packed}:{flat}:s{splits}")
             }
+            Choice::HalfGemm { tile, packed, splits } => {
+                let packed = if *packed { "packed" } else { "direct" };
+                write!(f, "half:{tile}:{packed}:s{splits}")
+            }
             Choice::Narrow { strip } => write!(f, "narrow:{strip}"),
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
+            Choice::DepthwiseQuads { strip, splits } => write!(f, "quads:{strip}:s{splits}"),
+            Choice::WinogradFused => write!(f, "fused"),
             Choice::Winograd { tile, splits } => write!(f, "winograd:{tile}:s{splits}"),
         }
     }
@@ -148,7 +179,7 @@ impl fmt::Display for Choice {
 /// A text that names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, depthwise:8:s1 or winograd:128x128x8/8x8:s1"
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
 )]
 pub struct UnknownChoice(pub String);
 
@@ -174,9 +205,14 @@ impl FromStr for Choice {
                 flat: flag(flat, "flat", "taps")?,
                 splits: splits(s)?,
             },
+            ["half", t, packed, s] => {
+                Choice::HalfGemm { tile: tile(t)?, packed: flag(packed, "packed", "direct")?, splits: splits(s)? }
+            }
             ["narrow", strip] => Choice::Narrow { strip: number(strip)? },
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
+            ["quads", strip, s] => Choice::DepthwiseQuads { strip: number(strip)?, splits: splits(s)? },
+            ["fused"] => Choice::WinogradFused,
             ["winograd", t, s] => Choice::Winograd { tile: tile(t)?, splits: splits(s)? },
             _ => return Err(unknown()),
         })
@@ -196,8 +232,16 @@ pub struct Candidate {
 
 /// All ways that come into question, fastest by the model first; never empty for a problem that is supported at all.
 pub fn candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
-    let mut found: Vec<Candidate> = propose(problem, device)
-        .into_iter()
+    rate(problem, propose(problem, device).into_iter(), device, workspace_limit)
+}
+
+fn rate(
+    problem: &Problem,
+    choices: impl Iterator<Item = Choice>,
+    device: &Device,
+    workspace_limit: u64,
+) -> Vec<Candidate> {
+    let mut found: Vec<Candidate> = choices
         .filter_map(|choice| {
             let plan = Plan::new(problem, &choice).ok()?;
             (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
@@ -209,6 +253,20 @@ pub fn candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> V
         .collect();
     found.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
     found
+}
+
+/// The ways with products of f16 in pairs, for a caller who asked for them; empty where there are none.
+pub fn half_candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+    let geometry = Geometry::new(problem);
+    let p = &geometry.problem;
+    if p.data_type() != DataType::F16 || p.direction() == Direction::BackwardWeights || p.is_depthwise() {
+        return Vec::new();
+    }
+    let choices = propose_gemm(&geometry, device).into_iter().filter_map(|choice| match choice {
+        Choice::Gemm { tile, packed, flat: false, splits } => Some(Choice::HalfGemm { tile, packed, splits }),
+        _ => None,
+    });
+    rate(problem, choices, device, workspace_limit)
 }
 
 fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
@@ -231,6 +289,7 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
+            choices.push(Choice::WinogradFused);
             if winograd {
                 let rows = geometry.reduced_and_rows().1;
                 choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
@@ -239,7 +298,9 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         Direction::BackwardWeights => {
             let taps = p.kernel()[0] * p.kernel()[1];
             let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
-            for tile in TILES.into_iter().filter(|tile| tile.rows < channels[1] * 2 || tile.rows == 16) {
+            // The smallest tile has few columns: worth half of its rows where the filters have few taps and channels.
+            let small = |tile: &Tile| tile.rows == 16 || (tile.rows == 32 && tile.columns == 32);
+            for tile in TILES.into_iter().filter(|tile| tile.rows < channels[1] * 2 || small(tile)) {
                 let tiles = channels[1].div_ceil(tile.rows) * (channels[0] * taps).div_ceil(tile.columns) * p.groups();
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });
@@ -319,12 +380,13 @@ fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
 }
 
 fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
-    let stride = p.stride()[0] as u32;
+    let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
     match p.direction() {
-        Direction::Forward => [1, 2, 4, 8].map(|strip| Choice::Depthwise { strip, splits: 1 }).to_vec(),
-        Direction::BackwardData => [1, 2, 4, 8]
-            .map(|strip: u32| Choice::Depthwise { strip: strip.next_multiple_of(stride), splits: 1 })
-            .to_vec(),
+        Direction::Forward | Direction::BackwardData => [1, 2, 4, 8]
+            .map(|strip: u32| strip.next_multiple_of(stride))
+            .into_iter()
+            .flat_map(|strip| [Choice::Depthwise { strip, splits: 1 }, Choice::DepthwiseQuads { strip, splits: 1 }])
+            .collect(),
         Direction::BackwardWeights => {
             let pixels = p.batch() * p.out_size()[0] * p.out_size()[1];
             let blocks = match p.layout() {
@@ -335,8 +397,12 @@ fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
                 .map(|each| {
                     (device.compute_units * each).div_ceil(blocks).clamp(1, (pixels / 1024).clamp(1, 4096)) as u32
                 })
-                .map(|splits| Choice::Depthwise { strip: 1, splits })
-                .to_vec()
+                .into_iter()
+                .flat_map(|splits| {
+                    let quads = [1, 2, 4].map(|strip| Choice::DepthwiseQuads { strip, splits });
+                    [Choice::Depthwise { strip: 1, splits }].into_iter().chain(quads)
+                })
+                .collect()
         }
     }
 }

@@ -87,7 +87,10 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         Source::Plain => (problem.flops() / (device.flops * 0.02)).max(all * size / device.bandwidth),
         Source::Gemm | Source::Weights => {
             let tile = match *choice {
-                Choice::Gemm { tile, .. } | Choice::Weights { tile, .. } | Choice::Winograd { tile, .. } => tile,
+                Choice::Gemm { tile, .. }
+                | Choice::HalfGemm { tile, .. }
+                | Choice::Weights { tile, .. }
+                | Choice::Winograd { tile, .. } => tile,
                 _ => return f64::INFINITY,
             };
             matrix_seconds(problem, choice, stage, tile, device)
@@ -115,6 +118,37 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let cached = pixels * reads / (device.flops / 256.0 * 32.0);
             (all * size / (device.bandwidth * 0.8)).max(cached) + cached * 0.5
         }
+        Source::DepthwiseQuads => {
+            let (strip, width) = (constant("STRIP"), constant("WIDTH"));
+            // Vectors read for each row of WIDTH results, and rows for each row of results.
+            let vectors = if constant("CHANNELS_LAST") == 1.0 {
+                constant("FILTER_W")
+            } else {
+                constant("STRIDE_W") + if constant("FILTER_W") > 1.0 { 2.0 } else { 0.0 }
+            };
+            let reads = match problem.direction() {
+                Direction::BackwardWeights => vectors * (strip + constant("FILTER_H") - 1.0) / strip + 1.0,
+                _ => vectors * (strip + constant("FILTER_H") - 1.0) / strip,
+            } / width;
+            let pixels = elements[0].max(elements[2]);
+            let cached = pixels * reads / (device.flops / 256.0 * 24.0);
+            (all * size / (device.bandwidth * 0.8)).max(cached) + cached * 0.5
+        }
+        Source::WinogradFused if stage.kernel.entry == "fused_filter" => {
+            elements[1] * (size + 64.0 / 9.0) / device.bandwidth
+        }
+        Source::WinogradFused => {
+            let blocks = f64::from(stage.grid[0]);
+            let steps = (constant("REDUCED") / 8.0).ceil();
+            // 16 places × 32 × 32 sums, eight channels a step; what begins and ends a workgroup is worth half a step.
+            // Transforms and two barriers a step leave less for the products than a matrix tile has. Fitted to an H200.
+            let products = 16.0 * 32.0 * 32.0 * 8.0 * (steps + 0.5);
+            let each = blocks / device.compute_units as f64;
+            let rounds = if each > 6.0 { each + 0.8 } else { each.ceil() };
+            let filled = (each.ceil().min(2.0) / 2.0).powf(0.45);
+            let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.7 * filled;
+            (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
+        }
         Source::Winograd | Source::Support => {
             // 36 numbers of f32 for each filter.
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
@@ -140,9 +174,11 @@ fn splits_of(choice: &Choice) -> f64 {
     match *choice {
         Choice::Gemm { splits, .. }
         | Choice::Weights { splits, .. }
+        | Choice::HalfGemm { splits, .. }
         | Choice::Depthwise { splits, .. }
+        | Choice::DepthwiseQuads { splits, .. }
         | Choice::Winograd { splits, .. } => f64::from(splits),
-        Choice::Plain | Choice::Narrow { .. } => 1.0,
+        Choice::Plain | Choice::Narrow { .. } | Choice::WinogradFused => 1.0,
     }
 }
 
@@ -178,11 +214,27 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         (Source::Weights, 128, 128, _) | (Source::Weights, 64, 64, 8) => 0.9,
         _ => 1.0,
     };
+    // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
+    // smallest groups of threads in Winograd's products.
+    let pointwise = stage.kernel.source == Source::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
+    let in_whole_rows = stage.kernel.constant("ROWS").is_some_and(|rows| rows % 64 == 0);
+    let waiting = match choice {
+        Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.87,
+        Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
+        _ => 1.0,
+    };
+    // In NHWC pixels are turned over on their way into LDS, one element at a time.
+    let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
+        (Source::Gemm, Some(1)) => 1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64),
+        _ => 1.0,
+    };
     let unit_rate = device.flops / 2.0 / device.compute_units as f64
         * device.efficiency
         * tile_share(tile)
         * filled
         * direct
+        * waiting
+        * turned
         * gathered;
     // A start and an end that nothing overlaps.
     let fixed = 1.2e-6;

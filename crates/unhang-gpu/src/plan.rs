@@ -85,10 +85,13 @@ impl Plan {
         }
         match *choice {
             Choice::Plain => parts::plain(&geometry),
-            Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, packed, flat, splits),
+            Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, [packed, flat, false], splits),
+            Choice::HalfGemm { tile, packed, splits } => half_gemm(&geometry, tile, packed, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
             Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
+            Choice::DepthwiseQuads { strip, splits } => depthwise_quads(&geometry, strip, splits),
+            Choice::WinogradFused => parts::winograd_fused(&geometry),
             Choice::Winograd { tile, splits } => winograd(&geometry, tile, splits),
         }
         .map_err(fail)
@@ -113,7 +116,17 @@ fn tile_fits(tile: Tile) -> Result<(), String> {
     if crate::choice::TILES.contains(&tile) { Ok(()) } else { Err(format!("{tile} is not a tile that we have")) }
 }
 
-fn gemm(geometry: &Geometry, tile: Tile, packed: bool, flat: bool, splits: u32) -> Result<Plan, String> {
+fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Result<Plan, String> {
+    if geometry.problem.data_type() != DataType::F16 {
+        return Err("products in pairs are for f16".into());
+    }
+    if !tile.is_for_half() {
+        return Err(format!("{tile} needs too many registers for short and long sums"));
+    }
+    gemm(geometry, tile, [packed, false, true], splits)
+}
+
+fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits: u32) -> Result<Plan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     let forward = match problem.direction() {
@@ -162,6 +175,7 @@ fn gemm(geometry: &Geometry, tile: Tile, packed: bool, flat: bool, splits: u32) 
             flat,
             planes,
             skip_empty,
+            half,
             splits: splits as u32,
             steps_per_split: per_split as i32,
         },
@@ -179,7 +193,9 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String>
     if problem.direction() != Direction::BackwardWeights {
         return Err("weights is for backward-weights".into());
     }
-    if !tile.is_for_weights(false) {
+    // With few channels a tap begins in the middle of what a thread gathers, which gfx1010 pays for in registers.
+    let few_channels = problem.in_channels() / problem.groups() < 8;
+    if !tile.is_for_weights(false) || (few_channels && tile.rows == 16) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }
     if problem.groups() as u64 > MAX_GRID_YZ {
@@ -214,11 +230,23 @@ fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, Strin
     parts::depthwise(geometry, strip, splits)
 }
 
+fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+    let problem = &geometry.problem;
+    if problem.in_channels() != problem.groups() || problem.out_channels() != problem.groups() {
+        return Err("quads is for one input and one output channel in a group".into());
+    }
+    let [kh, kw] = problem.kernel();
+    if kh * kw > 49 {
+        return Err(format!("a filter of {kh}x{kw} has more taps than registers are set aside for"));
+    }
+    parts::depthwise_quads(geometry, strip, splits)
+}
+
 fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     if !parts::is_winograd(problem) {
-        return Err("winograd is for NCHW, 3x3 or 5x5 filters of stride and dilation 1, without groups, \
+        return Err("winograd is for 3x3 or 5x5 filters of stride and dilation 1, without groups, \
                     and a padding smaller than the filter"
             .into());
     }

@@ -264,6 +264,7 @@ pub(crate) struct GemmPart {
     pub flat: bool,
     pub planes: bool,
     pub skip_empty: bool,
+    pub half: bool,
     pub splits: u32,
     pub steps_per_split: i32,
 }
@@ -311,6 +312,9 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         ("PLANES", i64::from(part.planes)),
         ("SKIP_EMPTY", i64::from(part.skip_empty)),
     ]);
+    if part.half {
+        constants.push(("HALF", 1));
+    }
     let tiles = rows.div_ceil(part.tile.rows) as u64 * columns.div_ceil(part.tile.columns as u64);
     if tiles > i32::MAX as u64 {
         return Err(format!("{tiles} tiles are more than a grid has"));
@@ -337,8 +341,8 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
         Direction::BackwardWeights => return Err("narrow is for forward and backward-data".into()),
     };
     let (reduced, rows) = geometry.reduced_and_rows();
-    if rows > 4 || geometry.channels_last() {
-        return Err("narrow is for NCHW and at most 4 channels of the result in a group".into());
+    if rows > 4 {
+        return Err("narrow is for at most 4 channels of the result in a group".into());
     }
     let strip = strip.clamp(1, 16) as usize;
     let most: Vec<usize> = (0..2)
@@ -359,13 +363,16 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
     if phases > MAX_PHASES || (phases * p.groups()) as u64 > MAX_GRID_YZ {
         return Err(format!("{phases} phases of the stride and {} groups are too many for one grid", p.groups()));
     }
-    let chunk = (NARROW_LDS_BYTES / (most[0] * most[1] * 16)).clamp(1, reduced);
+    // Four channels are read at once in NHWC: whole quads of them lie in LDS.
+    let at_once = if geometry.channels_last() && reduced.is_multiple_of(4) { 4 } else { 1 };
+    let chunk = (NARROW_LDS_BYTES / (most[0] * most[1] * 16) / at_once * at_once).clamp(at_once, reduced);
     let (source, result) = geometry.source_and_result();
     let strips = result[0].div_ceil(stride[0]).div_ceil(strip);
     let threads = p.batch() as u64 * strips as u64 * result[1].div_ceil(stride[1]) as u64;
     let mut constants = vec![
         ("TYPE", type_number(p.data_type())),
         ("DIRECTION", i64::from(!forward)),
+        ("CHANNELS_LAST", i64::from(geometry.channels_last())),
         ("GROUPS", p.groups() as i64),
         ("REDUCED", reduced as i64),
         ("ROWS", rows as i64),
@@ -535,12 +542,181 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
     }
 }
 
+/// Neighbours that a thread of the depthwise kernels in vectors takes: channels in NHWC, columns in NCHW.
+fn depthwise_width(geometry: &Geometry) -> Result<usize, String> {
+    let p = &geometry.problem;
+    if geometry.channels_last() {
+        if p.direction() != Direction::BackwardWeights {
+            return Err("in NHWC quads is for backward-weights".into());
+        }
+        // The sums of all taps and channels stay in registers.
+        let width = if geometry.taps() <= 9 { 4 } else { 2 };
+        let divides = p.in_channels().is_multiple_of(width);
+        return if divides { Ok(width) } else { Err(format!("the channels do not divide by {width}")) };
+    }
+    let (input, output) = (p.in_size()[1], p.out_size()[1]);
+    // The gradient is read in vectors of that many columns by backward-data.
+    let narrower = if p.direction() == Direction::BackwardData { p.stride()[1] } else { 1 };
+    [4, 2]
+        .into_iter()
+        .filter(|width| width % narrower == 0)
+        .find(|width| input.is_multiple_of(*width) && output.is_multiple_of(width / narrower))
+        .ok_or_else(|| format!("rows of {input} and {output} are not whole vectors"))
+}
+
+pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let strip = strip.max(1) as usize;
+    let channels_last = geometry.channels_last();
+    let width = depthwise_width(geometry)?;
+    let channels = p.in_channels();
+    let mut constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("CHANNELS_LAST", i64::from(channels_last)),
+        ("CHANNELS", channels as i64),
+    ];
+    constants.extend(geometry.window_constants());
+    constants.extend([("WIDTH", width as i64), ("STRIP", strip as i64)]);
+    // `size` in vectors (pixels in NHWC).
+    let parameters = |size: [usize; 2], strips: usize, threads: usize, each: usize| {
+        Structure::default()
+            .ints(&[p.batch()])
+            .ints(&[p.in_size(), p.out_size()].concat())
+            .ints(&[threads, each])
+            .divisor(size[0] * size[1])
+            .divisor(size[1])
+            .divisor(strips)
+            .finish()
+    };
+    let stage = |entry, grid, pointers, parameters| Stage {
+        kernel: Kernel { source: Source::DepthwiseQuads, entry, constants: constants.clone() },
+        grid,
+        block: 256,
+        pointers,
+        parameters,
+    };
+    // gfx1010's compiler has all reads of a strip under way at once, beside sums and taps; more would cost it waves.
+    let line = if channels_last {
+        p.kernel()[1] * width
+    } else {
+        (width - 1) * p.stride()[1] + (p.kernel()[1] - 1) * p.dilation()[1] + 1
+    };
+    let taps = geometry.taps() * if channels_last { width } else { 1 };
+    let unrolled = |rows: usize| {
+        let numbers = rows * line + strip * width + taps;
+        let most = if p.direction() == Direction::BackwardWeights { 104 } else { 100 };
+        if numbers <= most { Ok(()) } else { Err(format!("a strip needs {numbers} numbers in registers")) }
+    };
+    let operands = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];
+    // Columns that a thread has.
+    let columns = if channels_last { 1 } else { width };
+    match p.direction() {
+        Direction::Forward => {
+            unrolled((strip - 1) * p.stride()[0] + (p.kernel()[0] - 1) * p.dilation()[0] + 1)?;
+            let (strips, vectors) = (p.out_size()[0].div_ceil(strip), p.out_size()[1].div_ceil(columns));
+            let threads = p.batch() * channels * strips * vectors;
+            let parameters = parameters([p.out_size()[0], vectors], strips, threads, 0);
+            let stages = vec![stage("depthwise_quads_forward", grid_x(threads as u64, 256), operands, parameters)];
+            Ok(Plan { stages, workspace_bytes: 0 })
+        }
+        Direction::BackwardData => {
+            if !strip.is_multiple_of(p.stride()[0]) {
+                return Err(format!("a strip of {strip} rows is no multiple of the stride {}", p.stride()[0]));
+            }
+            unrolled((strip - 1 + (p.kernel()[0] - 1) * p.dilation()[0]).div_ceil(p.stride()[0]) + 1)?;
+            let (strips, vectors) = (p.in_size()[0].div_ceil(strip), p.in_size()[1].div_ceil(columns));
+            let threads = p.batch() * channels * strips * vectors;
+            let parameters = parameters([p.in_size()[0], vectors], strips, threads, 0);
+            let stages =
+                vec![stage("depthwise_quads_backward_data", grid_x(threads as u64, 256), operands, parameters)];
+            Ok(Plan { stages, workspace_bytes: 0 })
+        }
+        Direction::BackwardWeights => {
+            unrolled((strip - 1) * p.stride()[0] + (p.kernel()[0] - 1) * p.dilation()[0] + 1)?;
+            let size = [p.out_size()[0].div_ceil(strip), p.out_size()[1] / columns];
+            let vectors = p.batch() * size[0] * size[1];
+            let per_split = vectors.div_ceil(splits.clamp(1, 65535) as usize).max(1);
+            let splits = vectors.div_ceil(per_split) as u32;
+            let mut workspace = Workspace::default();
+            let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+            let groups = if channels_last { channels.div_ceil(32) } else { channels };
+            let stages = vec![
+                stage(
+                    "depthwise_quads_backward_weights",
+                    [groups as u32, splits, 1],
+                    vec![geometry.first, geometry.second, planes],
+                    parameters(size, 1, 0, per_split),
+                ),
+                reduce_weights(geometry, splits, planes),
+            ];
+            Ok(Plan { stages, workspace_bytes: workspace.bytes })
+        }
+    }
+}
+
+/// Winograd F(2×2, 3×3) in one kernel, behind the transform of the filter.
+pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let forward = match p.direction() {
+        Direction::Forward => true,
+        Direction::BackwardData => false,
+        Direction::BackwardWeights => return Err("fused is for forward and backward-data".into()),
+    };
+    if !is_winograd(p) || p.kernel() != [3, 3] || geometry.channels_last() {
+        return Err("fused is for NCHW, 3x3 filters of stride and dilation 1, without groups, \
+                    and a padding smaller than the filter"
+            .into());
+    }
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let (source, result) = geometry.source_and_result();
+    let pad = if forward { p.padding() } else { p.padding().map(|pad| 2 - pad) };
+    let tiles = [result[0].div_ceil(2), result[1].div_ceil(2)];
+    let all_tiles = p.batch() * tiles[0] * tiles[1];
+    let (padded_rows, padded_reduced) = (rows.next_multiple_of(32), reduced.next_multiple_of(8));
+    let constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("REDUCED", reduced as i64),
+        ("ROWS", rows as i64),
+        ("PAD_H", pad[0] as i64),
+        ("PAD_W", pad[1] as i64),
+    ];
+    let mut workspace = Workspace::default();
+    let filter_bytes = (16 * padded_rows * padded_reduced * 4) as u64;
+    if filter_bytes > MAX_TENSOR_BYTES {
+        return Err("the transformed filter is beyond the 32-bit offsets of the fast kernels".into());
+    }
+    let filter = Pointer::Workspace(workspace.take(filter_bytes));
+    let strides = if forward { [9 * reduced, 9] } else { [9, 9 * rows] };
+    let kernel = |entry| Kernel { source: Source::WinogradFused, entry, constants: constants.clone() };
+    let stages = vec![
+        Stage {
+            kernel: kernel("fused_filter"),
+            grid: grid_x((padded_rows * padded_reduced) as u64, 128),
+            block: 128,
+            pointers: vec![geometry.second, filter],
+            parameters: Structure::default().ints(&strides).ints(&[usize::from(!forward)]).finish(),
+        },
+        Stage {
+            kernel: kernel("winograd_fused"),
+            grid: [(all_tiles.div_ceil(32) * (padded_rows / 32)) as u32, 1, 1],
+            block: 256,
+            pointers: vec![filter, geometry.first, Pointer::Bias, Pointer::Result],
+            parameters: Structure::default()
+                .ints(&[p.batch(), source[0], source[1], result[0], result[1], all_tiles])
+                .divisor(tiles[0] * tiles[1])
+                .divisor(tiles[1])
+                .finish(),
+        },
+    ];
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}
+
 /// Whether Winograd's kernels compute an ordinary convolution.
 pub(crate) fn is_winograd(p: &Problem) -> bool {
     let [height, width] = p.kernel();
     let square = height == width && (height == 3 || height == 5);
     let unit = p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
-    square && unit && p.layout() == Layout::Nchw && p.padding().iter().all(|&pad| pad < height)
+    square && unit && p.padding().iter().all(|&pad| pad < height)
 }
 
 /// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
@@ -571,7 +747,12 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
             .ints(&pad)
             .finish()
     };
-    let constants = vec![("TYPE", type_number(p.data_type())), ("OUT", out as i64), ("FILTER", filter_size as i64)];
+    let constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("OUT", out as i64),
+        ("FILTER", filter_size as i64),
+        ("CHANNELS_LAST", i64::from(geometry.channels_last())),
+    ];
     let stage = |entry, threads: usize, pointers, parameters| Stage {
         kernel: Kernel { source: Source::Winograd, entry, constants: constants.clone() },
         grid: grid_x(threads as u64, 128),
@@ -586,6 +767,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         in_size: [1, padded as i64],
         groups: 36,
         direction: if weights_direction { Direction::BackwardWeights } else { Direction::Forward },
+        layout: p.layout(),
         ..unhang_conv::Specification::default()
     };
     let products = Problem::new(specification).map_err(|error| error.to_string())?;
@@ -627,7 +809,13 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
     let padded_reduced = reduced.next_multiple_of(tile.depth);
     let filter = Pointer::Workspace(workspace.take((36 * padded_rows * padded_reduced * 4) as u64));
     let sums = Pointer::Workspace(workspace.take(bytes(rows)));
-    let strides = if forward { [taps * reduced, taps] } else { [taps, taps * rows] };
+    // Where an element lies in the filter: row, channel summed over, tap.
+    let strides = match (forward, geometry.channels_last()) {
+        (true, false) => [taps * reduced, taps, 1],
+        (false, false) => [taps, taps * rows, 1],
+        (true, true) => [taps * reduced, 1, reduced],
+        (false, true) => [1, taps * rows, rows],
+    };
     let filter_shape = Structure::default()
         .ints(&[rows, padded_rows, reduced, padded_reduced])
         .ints(&strides)
@@ -641,6 +829,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         flat: false,
         planes: false,
         skip_empty: false,
+        half: false,
         splits: 1,
         steps_per_split: gemm_steps(&products, tile, false) as i32,
     };

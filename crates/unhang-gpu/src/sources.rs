@@ -15,8 +15,12 @@ pub enum Source {
     Weights,
     /// Depthwise convolutions.
     Depthwise,
+    /// Depthwise convolutions, several neighbours a thread.
+    DepthwiseQuads,
     /// Winograd's transforms.
     Winograd,
+    /// Winograd in one kernel.
+    WinogradFused,
     /// Adding up planes, packing filters.
     Support,
 }
@@ -27,13 +31,15 @@ const PHASES: &str = include_str!("../kernels/phases.cuh");
 
 impl Source {
     /// Every file.
-    pub const ALL: [Source; 7] = [
+    pub const ALL: [Source; 9] = [
         Source::Plain,
         Source::Gemm,
         Source::Narrow,
         Source::Weights,
         Source::Depthwise,
+        Source::DepthwiseQuads,
         Source::Winograd,
+        Source::WinogradFused,
         Source::Support,
     ];
 
@@ -45,7 +51,9 @@ impl Source {
             Source::Narrow => "narrow",
             Source::Weights => "weights",
             Source::Depthwise => "depthwise",
+            Source::DepthwiseQuads => "depthwise_quads",
             Source::Winograd => "winograd",
+            Source::WinogradFused => "winograd_fused",
             Source::Support => "support",
         }
     }
@@ -58,7 +66,9 @@ impl Source {
             Source::Narrow => (&[PHASES], include_str!("../kernels/narrow.cu")),
             Source::Weights => (&[TILE], include_str!("../kernels/weights.cu")),
             Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
+            Source::DepthwiseQuads => (&[], include_str!("../kernels/depthwise_quads.cu")),
             Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
+            Source::WinogradFused => (&[], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
@@ -96,7 +106,9 @@ impl fmt::Display for Kernel {
         {
             write!(f, ".{rows}x{columns}x{depth}")?;
         }
-        for (name, word) in [("PACKED", "packed"), ("FLAT", "flat"), ("POINTWISE", "pointwise"), ("PLANES", "planes")] {
+        for (name, word) in
+            [("PACKED", "packed"), ("FLAT", "flat"), ("POINTWISE", "pointwise"), ("PLANES", "planes"), ("HALF", "half")]
+        {
             if self.constant(name) == Some(1) {
                 write!(f, ".{word}")?;
             }

@@ -1,0 +1,298 @@
+// Depthwise convolutions in vectors: what `depthwise.cu` computes one column a thread, computed WIDTH neighbours a
+// thread, with one read for WIDTH elements. A depthwise layer has nine products for each element; read one by one it is
+// bound by its reads and their tests long before memory is.
+//
+// NCHW: WIDTH (4 or 2) columns of the result and STRIP rows a thread; backward-data reads WIDTH / STRIDE_W columns of the
+// gradient at once. Both widths are multiples of what is read or written at once, so that a vector lies inside of a row
+// or outside, and never half. NHWC, the gradient of the filter only:
+// WIDTH channels and STRIP rows a thread. (Forward and data were tried there: each thread reads the taps of four channels,
+// and `depthwise.cu` was faster.) One output channel for each input channel.
+//
+// Constants: CHANNELS_LAST, CHANNELS, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a
+// multiple of STRIDE_H).
+
+#define TAPS (FILTER_H * FILTER_W)
+
+struct DepthwiseQuadsShape {
+    int batch, input_h, input_w, output_h, output_w;
+    int threads;                 // forward and data: in all
+    int vectors_per_split;       // weights: strips of vectors of the gradient (of pixels in NHWC)
+    Divisor by_image, by_width;  // strips of vectors (pixels) of an image, vectors of a row: the result's, or the gradient's
+    Divisor by_strips;           // forward and data: strips in a column
+};
+
+// Which vector of channels or columns, which strip and which image a thread has.
+struct Lane {
+    int channel, x, strip, n;
+};
+#if !CHANNELS_LAST
+DEVICE Lane find_lane(int index, const DepthwiseQuadsShape& s) {
+    Lane lane;
+    lane.x = split_off(index, s.by_width);
+    lane.strip = split_off(index, s.by_strips);
+    lane.channel = index % CHANNELS;
+    lane.n = index / CHANNELS;
+    return lane;
+}
+#endif
+
+// Where an element lies; a row or column outside of the image gives a place that is not read.
+DEVICE unsigned place(int h, int w, const Lane& lane, int y, int x) {
+#if CHANNELS_LAST
+    return ((unsigned)(lane.n * h + y) * w + x) * CHANNELS + lane.channel;
+#else
+    return ((unsigned)(lane.n * CHANNELS + lane.channel) * h + y) * w + x;
+#endif
+}
+#define ROW_STEP(width) ((unsigned)(width) * (CHANNELS_LAST ? CHANNELS : 1))
+
+#if !CHANNELS_LAST
+// The columns FROM … TO of a row, relative to `column`, which is a multiple of COUNT and lies at `at`.
+template <int COUNT, int FROM, int TO>
+DEVICE void read_line(const Storage* base, unsigned at, int column, int width, bool there, float (&line)[TO - FROM + 1]) {
+#pragma unroll
+    for (int v = round_down(FROM, COUNT); v <= round_down(TO, COUNT); ++v) {
+        const int begin = v * COUNT < FROM ? FROM : v * COUNT;
+        const int end = v * COUNT + COUNT - 1 > TO ? TO : v * COUNT + COUNT - 1;
+        const bool inside = there && (unsigned)(column + v * COUNT) < (unsigned)width;
+        if (begin == end) {
+            const float read = load_at(base, inside ? (at + (unsigned)begin) * (unsigned)sizeof(Storage) : 0u);
+            line[begin - FROM] = inside ? read : 0.0f;
+        } else {
+            float read[COUNT];
+            Neighbours<COUNT>::read(element(base, inside ? at + (unsigned)(v * COUNT) : 0u), read);
+#pragma unroll
+            for (int e = 0; e < COUNT; ++e)
+                if (v * COUNT + e >= begin && v * COUNT + e <= end) line[v * COUNT + e - FROM] = inside ? read[e] : 0.0f;
+        }
+    }
+}
+
+// The columns of the input that WIDTH columns of the output meet, relative to STRIDE_W times the first of these.
+#define INPUT_FROM (-(PAD_W))
+#define INPUT_TO ((WIDTH - 1) * STRIDE_W + (FILTER_W - 1) * DILATION_W - (PAD_W))
+// The columns of the gradient that WIDTH columns of the input meet, relative to the first of these by STRIDE_W.
+#define GRADIENT_WIDTH (WIDTH / STRIDE_W > 0 ? WIDTH / STRIDE_W : 1)
+#define GRADIENT_FROM round_down(PAD_W - (FILTER_W - 1) * DILATION_W, STRIDE_W)
+#define GRADIENT_TO round_down(WIDTH - 1 + PAD_W, STRIDE_W)
+#else
+DEVICE void read_channels(const Storage* base, unsigned at, bool there, float (&values)[WIDTH]) {
+    Neighbours<WIDTH>::read(element(base, there ? at : 0u), values);
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) values[e] = there ? values[e] : 0.0f;
+}
+#endif
+
+#if !CHANNELS_LAST
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
+                            Storage* __restrict__ output, DepthwiseQuadsShape s) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    if (index >= s.threads) return;
+    const Lane lane = find_lane(index, s);
+    float taps[TAPS], sums[STRIP][WIDTH];
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
+    const float add = bias != nullptr ? (float)widen(bias[lane.channel]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) sums[i][e] = add;
+    const int top = lane.strip * STRIP * STRIDE_H - PAD_H;
+    const int column = lane.x * STRIDE_W * WIDTH;
+    const unsigned begin = place(s.input_h, s.input_w, lane, top, column);
+#pragma unroll
+    for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
+        const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
+        const unsigned at = begin + row * ROW_STEP(s.input_w);
+        float line[INPUT_TO - INPUT_FROM + 1];
+        read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, s.input_w, row_there, line);
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int r = 0; r < FILTER_H; ++r)
+                if (i * STRIDE_H + r * DILATION_H == row)
+#pragma unroll
+                    for (int t = 0; t < FILTER_W; ++t)
+#pragma unroll
+                        for (int e = 0; e < WIDTH; ++e)
+                            sums[i][e] = multiply_add(line[e * STRIDE_W + t * DILATION_W], taps[r * FILTER_W + t], sums[i][e]);
+    }
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+        const int y = lane.strip * STRIP + i;
+        if (y < s.output_h)
+            Neighbours<WIDTH>::write(output + place(s.output_h, s.output_w, lane, y, lane.x * WIDTH), sums[i]);
+    }
+}
+
+// Rows of the gradient that a strip of the input meets, as in `depthwise.cu`.
+#define GRADIENT_FIRST round_down(PAD_H - (FILTER_H - 1) * DILATION_H, STRIDE_H)
+#define GRADIENT_LAST round_down(STRIP - 1 + PAD_H, STRIDE_H)
+
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_quads_backward_data(const Storage* __restrict__ gradient, const Storage* __restrict__ filter,
+                                  const Storage* __restrict__ bias, Storage* __restrict__ result, DepthwiseQuadsShape s) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    if (index >= s.threads) return;
+    const Lane lane = find_lane(index, s);
+    float taps[TAPS], sums[STRIP][WIDTH];
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
+    const float add = bias != nullptr ? (float)widen(bias[lane.channel]) : 0.0f;
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) sums[i][e] = add;
+    const int top = lane.strip * (STRIP / STRIDE_H);
+    const int column = lane.x * GRADIENT_WIDTH;
+    const unsigned begin = place(s.output_h, s.output_w, lane, top, column);
+#pragma unroll
+    for (int row = GRADIENT_FIRST; row <= GRADIENT_LAST; ++row) {
+        const bool row_there = (unsigned)(top + row) < (unsigned)s.output_h;
+        const unsigned at = begin + row * ROW_STEP(s.output_w);
+        float line[GRADIENT_TO - GRADIENT_FROM + 1];
+        read_line<GRADIENT_WIDTH, GRADIENT_FROM, GRADIENT_TO>(gradient, at, column, s.output_w, row_there, line);
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int r = 0; r < FILTER_H; ++r)
+                if (i + PAD_H - r * DILATION_H == row * STRIDE_H)
+#pragma unroll
+                    for (int t = 0; t < FILTER_W; ++t)
+#pragma unroll
+                        for (int e = 0; e < WIDTH; ++e) {
+                            const int meets = e + PAD_W - t * DILATION_W, x = round_down(meets, STRIDE_W);
+                            if (x * STRIDE_W == meets)
+                                sums[i][e] = multiply_add(line[x - GRADIENT_FROM], taps[r * FILTER_W + t], sums[i][e]);
+                        }
+    }
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+        const int h = lane.strip * STRIP + i;
+        if (h < s.input_h)
+            Neighbours<WIDTH>::write(result + place(s.input_h, s.input_w, lane, h, lane.x * WIDTH), sums[i]);
+    }
+}
+#endif
+
+// Sums of one channel in NCHW, of WIDTH channels in NHWC.
+#define TAP_LANES (CHANNELS_LAST ? WIDTH : 1)
+// The gradient of the filter: BLOCK_Y is a split, BLOCK_X a channel in NCHW (256 threads on its vectors) or 32 channels
+// in NHWC (32 / WIDTH vectors of channels, the threads of each on the pixels). Sums of the threads are added in a fixed order, splits
+// by `reduce_weights`.
+#define AT_ONCE 8
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_quads_backward_weights(const Storage* __restrict__ input, const Storage* __restrict__ gradient,
+                                     float* __restrict__ planes, DepthwiseQuadsShape s) {
+    Lane lane;
+    lane.strip = 0;
+#if CHANNELS_LAST
+    const int worker = THREAD_X / (32 / WIDTH), workers = 8 * WIDTH, in_block = THREAD_X % (32 / WIDTH) * WIDTH;
+    lane.channel = BLOCK_X * 32 + in_block;
+    const bool busy = lane.channel < CHANNELS;
+#else
+    const int worker = THREAD_X, workers = 256;
+    lane.channel = BLOCK_X;
+    const bool busy = true;
+#endif
+    const int vectors = s.batch * s.by_image.value;
+    const int begin = BLOCK_Y * s.vectors_per_split;
+    const int end = begin + s.vectors_per_split < vectors ? begin + s.vectors_per_split : vectors;
+    float sums[TAPS][TAP_LANES];
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t)
+#pragma unroll
+        for (int e = 0; e < TAP_LANES; ++e) sums[t][e] = 0.0f;
+    if (busy) {
+        for (int vector = begin + worker; vector < end; vector += workers) {
+            lane.n = divide(vector, s.by_image);
+            int rest = vector - lane.n * s.by_image.value;
+            const int x = split_off(rest, s.by_width) * (CHANNELS_LAST ? 1 : WIDTH);
+            const int y = rest * STRIP, top = y * STRIDE_H - PAD_H, column = x * STRIDE_W;
+            float slopes[STRIP][WIDTH];
+#pragma unroll
+            for (int i = 0; i < STRIP; ++i) {
+                const bool there = y + i < s.output_h;
+                Neighbours<WIDTH>::read(element(gradient, there ? place(s.output_h, s.output_w, lane, y + i, x) : 0u), slopes[i]);
+#pragma unroll
+                for (int e = 0; e < WIDTH; ++e) slopes[i][e] = there ? slopes[i][e] : 0.0f;
+            }
+            const unsigned from = place(s.input_h, s.input_w, lane, top, column);
+#pragma unroll
+            for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
+                const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
+                const unsigned at = from + row * ROW_STEP(s.input_w);
+#if CHANNELS_LAST
+#pragma unroll
+                for (int t = 0; t < FILTER_W; ++t) {
+                    const int w = t * DILATION_W - PAD_W;
+                    float values[WIDTH];
+                    read_channels(input, at + (unsigned)(w * CHANNELS), row_there && (unsigned)(column + w) < (unsigned)s.input_w, values);
+#pragma unroll
+                    for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+                        for (int r = 0; r < FILTER_H; ++r)
+                            if (i * STRIDE_H + r * DILATION_H == row)
+#pragma unroll
+                                for (int e = 0; e < WIDTH; ++e)
+                                    sums[r * FILTER_W + t][e] = multiply_add(slopes[i][e], values[e], sums[r * FILTER_W + t][e]);
+                }
+#else
+                float line[INPUT_TO - INPUT_FROM + 1];
+                read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, s.input_w, row_there, line);
+#pragma unroll
+                for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+                    for (int r = 0; r < FILTER_H; ++r)
+                        if (i * STRIDE_H + r * DILATION_H == row)
+#pragma unroll
+                            for (int t = 0; t < FILTER_W; ++t)
+#pragma unroll
+                                for (int e = 0; e < WIDTH; ++e)
+                                    sums[r * FILTER_W + t][0] =
+                                        multiply_add(slopes[i][e], line[e * STRIDE_W + t * DILATION_W], sums[r * FILTER_W + t][0]);
+#endif
+            }
+        }
+    }
+    planes += (long long)BLOCK_Y * CHANNELS * TAPS;
+#if CHANNELS_LAST
+    __shared__ float parts[8 * WIDTH][33];
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t) {
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) parts[worker][in_block + e] = sums[t][e];
+        BARRIER();
+        if (THREAD_X < 32 && BLOCK_X * 32 + THREAD_X < CHANNELS) {
+            float sum = 0.0f;
+            for (int p = 0; p < 8 * WIDTH; ++p) sum += parts[p][THREAD_X];
+            planes[(BLOCK_X * 32 + THREAD_X) * TAPS + t] = sum;
+        }
+        BARRIER();
+    }
+#else
+    // AT_ONCE taps at a time: 256 sums of each become 32, then one.
+    __shared__ float parts[AT_ONCE][257];
+    __shared__ float few[AT_ONCE][33];
+    const int slot = THREAD_X / 32, lane_in_slot = THREAD_X % 32;
+#pragma unroll
+    for (int first = 0; first < TAPS; first += AT_ONCE) {
+#pragma unroll
+        for (int t = 0; t < AT_ONCE; ++t)
+            if (first + t < TAPS) parts[t][THREAD_X] = sums[first + t][0];
+        BARRIER();
+        float sum = 0.0f;
+        if (first + slot < TAPS)
+            for (int p = 0; p < 8; ++p) sum += parts[slot][p * 32 + lane_in_slot];
+        few[slot][lane_in_slot] = sum;
+        BARRIER();
+        if (THREAD_X < AT_ONCE && first + THREAD_X < TAPS) {
+            sum = 0.0f;
+            for (int p = 0; p < 32; ++p) sum += few[THREAD_X][p];
+            planes[BLOCK_X * TAPS + first + THREAD_X] = sum;
+        }
+        BARRIER();
+    }
+#endif
+}

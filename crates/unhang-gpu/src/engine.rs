@@ -18,6 +18,7 @@ use crate::driver::{Driver, DriverError, Function};
 use crate::object::{self, ObjectError};
 use crate::plan::{Plan, PlanError, Pointer};
 use crate::sources::Kernel;
+use crate::tuning::Tuning;
 use crate::workshop::Workshop;
 
 /// What an engine may do.
@@ -194,6 +195,9 @@ impl GpuEngine {
         let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(1 << 30));
         // Without a cache everything works, only slower at the next start.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
+        // What was measured before on this device is taken from the start.
+        let tuning = cache.as_ref().map(|cache| Tuning::load(cache, &*driver)).unwrap_or_default();
+        let preferred = tuning.winners.into_iter().map(|(problem, winner)| (problem, winner.choice)).collect();
         let description = driver.description();
         let workshop =
             Workshop::new(driver.compiler(), cache, &description.true_architecture, &description.reported_architecture);
@@ -203,7 +207,7 @@ impl GpuEngine {
             workshop,
             functions: Mutex::default(),
             prepared: Mutex::default(),
-            preferred: Mutex::default(),
+            preferred: Mutex::new(preferred),
             allowed: Mutex::default(),
         }
     }
@@ -255,7 +259,9 @@ impl GpuEngine {
         let found = self.candidates_within(problem, limit);
         let plain = found.iter().find(|candidate| candidate.choice == Choice::Plain).map(|it| it.seconds);
         let preferred = lock(&self.preferred).get(problem).copied();
-        let preferred = preferred.filter(|choice| found.iter().any(|candidate| candidate.choice == *choice));
+        let preferred = preferred.filter(|choice| {
+            found.iter().any(|candidate| candidate.choice == *choice) || self.is_asked_for(problem, choice, limit)
+        });
         match preferred.or_else(|| found.first().map(|candidate| candidate.choice)) {
             Some(choice) => Ok((choice, plain)),
             None => {
@@ -265,6 +271,13 @@ impl GpuEngine {
                 Err(GpuError::NoneAllowed { problem: problem.to_string(), families })
             }
         }
+    }
+
+    /// Whether a preferred choice is one that is no candidate because it is only ever taken when asked for.
+    fn is_asked_for(&self, problem: &Problem, choice: &Choice, limit: u64) -> bool {
+        matches!(choice, Choice::HalfGemm { .. })
+            && lock(&self.allowed).as_ref().is_none_or(|allowed| allowed.contains(choice.family()))
+            && Plan::new(problem, choice).is_ok_and(|plan| plan.workspace_bytes <= limit)
     }
 
     /// Compiles and loads what computes a problem; from memory or the cache where it can.

@@ -30,6 +30,7 @@ pub mod object;
 pub mod plan;
 mod plan_parts;
 pub mod sources;
+pub mod tuning;
 mod workshop;
 
 pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};

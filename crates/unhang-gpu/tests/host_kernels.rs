@@ -5,14 +5,16 @@ mod host;
 
 use std::time::Duration;
 
-use host::{CAPTURING_STREAM, HostEngine};
+use host::{CAPTURING_STREAM, HostCompiler, HostDriver, HostEngine};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_gpu::cache::Cache;
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::plan::Plan;
-use unhang_gpu::{GpuError, Request};
-use unhang_suite::{any_problem, check};
+use unhang_gpu::tuning::{Tuning, Winner};
+use unhang_gpu::{GpuEngine, GpuError, Request, Settings};
+use unhang_suite::{CheckFailure, Tolerance, any_problem, check};
 
 fn engine() -> Option<HostEngine> {
     let engine = HostEngine::find();
@@ -24,8 +26,12 @@ fn engine() -> Option<HostEngine> {
 
 fn check_choice(engine: &HostEngine, problem: &Problem, choice: Choice, seed: u64) {
     *engine.choice.lock().unwrap() = Some(choice);
-    if let Err(failure) = check(engine, problem, seed) {
-        panic!("{choice} on {problem}: {failure}");
+    match check(engine, problem, seed) {
+        Ok(_) => {}
+        // Short sums in f16 are rounded more often than the result: as inexact as bf16 is allowed.
+        Err(CheckFailure::Wrong { errors, .. })
+            if matches!(choice, Choice::HalfGemm { .. }) && errors.within(Tolerance::of(DataType::Bf16)) => {}
+        Err(failure) => panic!("{choice} on {problem}: {failure}"),
     }
 }
 
@@ -49,15 +55,16 @@ fn plain_kernels_are_right() {
 fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     let tile = TILES[turn % TILES.len()];
     let splits = [1, 3][turn / 2 % 2];
-    let mut choices = vec![Choice::Weights { tile, splits }, Choice::Winograd { tile, splits }];
+    let mut choices = vec![Choice::Weights { tile, splits }, Choice::Winograd { tile, splits }, Choice::WinogradFused];
     choices.push(Choice::Narrow { strip: 1 + turn as u32 % 4 });
     for packed in [false, true] {
         for flat in [false, true] {
             choices.push(Choice::Gemm { tile, packed, flat, splits });
         }
+        choices.push(Choice::HalfGemm { tile, packed, splits });
     }
-    choices
-        .push(Choice::Depthwise { strip: problem.lower().problem.stride()[0] as u32 * (1 + turn as u32 % 3), splits });
+    let strip = problem.lower().problem.stride()[0] as u32 * (1 + turn as u32 % 3);
+    choices.extend([Choice::Depthwise { strip, splits }, Choice::DepthwiseQuads { strip, splits }]);
     choices.retain(|choice| Plan::new(problem, choice).is_ok());
     choices
 }
@@ -123,6 +130,110 @@ fn depthwise_kernels_are_right() {
 }
 
 #[test]
+fn depthwise_kernels_in_vectors_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (layout, size, kernel, stride, dilation, data_type)) in [
+        (Layout::Nchw, [9, 12], 3, 1, 1, DataType::F32),
+        (Layout::Nchw, [9, 16], 3, 2, 1, DataType::F16),
+        (Layout::Nchw, [8, 8], 5, 1, 1, DataType::Bf16),
+        (Layout::Nchw, [7, 10], 3, 1, 2, DataType::F32),
+        (Layout::Nhwc, [7, 9], 3, 1, 1, DataType::F16),
+        (Layout::Nhwc, [8, 7], 3, 2, 1, DataType::F32),
+        (Layout::Nhwc, [6, 7], 5, 1, 1, DataType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for direction in Direction::ALL {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 36,
+                out_channels: 36,
+                groups: 36,
+                in_size: size,
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [kernel / 2 * dilation, kernel / 2 * dilation],
+                layout,
+                direction,
+                data_type,
+                ..Specification::default()
+            });
+            let strip = match (turn, layout, kernel) {
+                (0, ..) => 4,
+                (_, Layout::Nhwc, 5) => 1,
+                _ => 2,
+            };
+            let choice = Choice::DepthwiseQuads { strip, splits: 3 };
+            if layout == Layout::Nchw || direction == Direction::BackwardWeights {
+                check_choice(&engine, &problem, choice, turn as u64);
+            } else {
+                assert!(Plan::new(&problem, &choice).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_was_measured_is_taken_at_the_next_start() {
+    let Some(compiler) = HostCompiler::find() else { return println!("skipped: no clang++") };
+    let folder = tempfile::tempdir().unwrap();
+    let settings =
+        Settings { workspace_limit: Some(1 << 28), cache_folder: Some(folder.path().to_owned()), cache_limit: 1 << 20 };
+    let channels = Specification { in_channels: 32, out_channels: 32, in_size: [8, 8], ..Specification::default() };
+    let single = problem(channels);
+    let half = single.with_data_type(DataType::F16);
+    let winners = [
+        (single.clone(), Choice::Gemm { tile: TILES[9], packed: true, flat: false, splits: 1 }),
+        // Never taken but so.
+        (half.clone(), Choice::HalfGemm { tile: TILES[9], packed: true, splits: 1 }),
+    ];
+    let first = GpuEngine::new(Box::new(HostDriver::new(compiler)), settings.clone());
+    let cache = Cache::open(folder.path(), 1 << 20).unwrap();
+    for (problem, choice) in &winners {
+        assert_ne!(first.choose(problem), *choice, "the model would take it anyway");
+        let winner = Winner { choice: *choice, seconds: 1e-5 };
+        Tuning { winners: [(problem.clone(), winner)].into() }.keep(&cache, first.driver()).unwrap();
+    }
+    let second = GpuEngine::new(Box::new(HostDriver::new(HostCompiler::find().unwrap())), settings);
+    for (problem, choice) in winners {
+        assert_eq!(second.choose(&problem), choice);
+    }
+}
+
+#[test]
+fn products_in_pairs_of_f16_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (layout, direction, packed, tile)) in [
+        (Layout::Nchw, Direction::Forward, true, TILES[5]),
+        (Layout::Nchw, Direction::BackwardData, false, TILES[8]),
+        (Layout::Nhwc, Direction::Forward, false, TILES[6]),
+        (Layout::Nhwc, Direction::BackwardData, true, TILES[11]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for kernel in [1, 3] {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 44,
+                out_channels: 36,
+                in_size: [8, 8],
+                kernel: [kernel, kernel],
+                padding: [kernel / 2, kernel / 2],
+                layout,
+                direction,
+                data_type: DataType::F16,
+                ..Specification::default()
+            });
+            let splits = 1 + turn as u32 / 2;
+            check_choice(&engine, &problem, Choice::HalfGemm { tile, packed, splits }, turn as u64);
+        }
+    }
+}
+
+#[test]
 fn winograd_is_right_at_every_edge() {
     let Some(engine) = engine() else { return };
     let mut turn = 0;
@@ -142,7 +253,13 @@ fn winograd_is_right_at_every_edge() {
                 data_type: if kernel == 3 && padding == 0 { DataType::F16 } else { DataType::F32 },
                 ..Specification::default()
             });
-            check_choice(&engine, &problem, Choice::Winograd { tile: TILES[6], splits: 2 }, turn);
+            for layout in Layout::ALL {
+                let problem = problem.with_layout(layout);
+                check_choice(&engine, &problem, Choice::Winograd { tile: TILES[6], splits: 2 }, turn);
+                if Plan::new(&problem, &Choice::WinogradFused).is_ok() {
+                    check_choice(&engine, &problem, Choice::WinogradFused, turn);
+                }
+            }
         }
     }
 }

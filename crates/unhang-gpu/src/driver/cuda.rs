@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Description, Driver, DriverError, Event, Function};
+use super::{Description, Driver, DriverError, Event, FILLING, Function};
 use crate::compiler::{Compiler, Nvrtc};
 use crate::dynamic::{self, Found, function_table};
 use crate::model::Device;
@@ -30,6 +30,9 @@ function_table! {
         event_elapsed: "cuEventElapsedTime" as fn(*mut f32, *mut c_void, *mut c_void);
         event_destroy: "cuEventDestroy_v2" as fn(*mut c_void);
         synchronize: "cuStreamSynchronize" as fn(*mut c_void);
+        allocate: "cuMemAlloc_v2" as fn(*mut u64, usize);
+        fill: "cuMemsetD32_v2" as fn(u64, u32, usize);
+        free: "cuMemFree_v2" as fn(u64);
         error_name: "cuGetErrorName" as fn(i32, *mut *const c_char);
     }
 }
@@ -232,6 +235,24 @@ impl Driver for Cuda {
             // SAFETY: an event of this driver that the caller gives up.
             check(&self.functions, unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "cuEventDestroy")
         })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        let words = bytes.div_ceil(4).max(1);
+        self.in_context(|| {
+            let mut address = 0;
+            // SAFETY: a valid place for the address, and memory of that size behind it.
+            unsafe {
+                check(&self.functions, (self.functions.allocate)(&mut address, words * 4), "cuMemAlloc")?;
+                check(&self.functions, (self.functions.fill)(address, FILLING, words), "cuMemsetD32")?;
+            }
+            Ok(address)
+        })
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        self.in_context(|| check(&self.functions, unsafe { (self.functions.free)(address) }, "cuMemFree"))
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {

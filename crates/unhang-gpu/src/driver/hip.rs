@@ -7,7 +7,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Description, Driver, DriverError, Event, Function};
+use super::{Description, Driver, DriverError, Event, FILLING, Function};
 use crate::compiler::{Compiler, Hiprtc};
 use crate::dynamic::{self, Found, function_table};
 use crate::model::Device;
@@ -31,6 +31,9 @@ function_table! {
         event_elapsed: "hipEventElapsedTime" as fn(*mut f32, *mut c_void, *mut c_void);
         event_destroy: "hipEventDestroy" as fn(*mut c_void);
         synchronize: "hipStreamSynchronize" as fn(*mut c_void);
+        allocate: "hipMalloc" as fn(*mut *mut c_void, usize);
+        fill: "hipMemsetD32" as fn(*mut c_void, i32, usize);
+        free: "hipFree" as fn(*mut c_void);
     }
 }
 
@@ -250,6 +253,24 @@ impl Driver for Hip {
     fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
         // SAFETY: an event of this driver that the caller gives up.
         check(unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "hipEventDestroy")
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        let words = bytes.div_ceil(4).max(1);
+        self.on_device(|| {
+            let mut address = ptr::null_mut();
+            // SAFETY: a valid place for the address, and memory of that size behind it.
+            unsafe {
+                check((self.functions.allocate)(&mut address, words * 4), "hipMalloc")?;
+                check((self.functions.fill)(address, FILLING as i32, words), "hipMemsetD32")?;
+            }
+            Ok(address as u64)
+        })
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        self.on_device(|| check(unsafe { (self.functions.free)(address as *mut c_void) }, "hipFree"))
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {

@@ -66,6 +66,9 @@ pub struct Function(pub u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Event(pub u64);
 
+/// What memory for measuring is filled with: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
+const FILLING: u32 = 0x3c00_3c00;
+
 /// Something that runs code objects.
 ///
 /// Streams are the driver's own handles as numbers, as torch hands them out; 0 is the default stream.
@@ -107,6 +110,20 @@ pub trait Driver: Send + Sync {
 
     /// Ends an event.
     fn destroy_event(&self, event: Event) -> Result<(), DriverError>;
+
+    /// Device memory full of small finite numbers, whatever type they are read as: for measuring. Torch's tensors come
+    /// from torch.
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        Err(DriverError::Unusable(format!("it gives out no memory, and {bytes} bytes were asked for")))
+    }
+
+    /// Gives back what [`Driver::allocate`] gave.
+    ///
+    /// # Safety
+    /// Nothing may use the memory any more.
+    unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
+        Err(DriverError::Unusable(format!("it gave out no memory, and {address:#x} is to be given back")))
+    }
 
     /// Waits for a stream. Never call this on an unproven kernel in a process that must not hang.
     fn synchronize(&self, stream: u64) -> Result<(), DriverError>;

@@ -1,33 +1,46 @@
-//! `unhang bench`: engines measured against each other.
+//! `unhang bench`: engines measured against each other, and our kernels on the GPU that is here.
 
 mod compare;
+mod tune;
 
 use std::process::ExitCode;
 
-use clap::Args;
+use clap::{ArgGroup, Args};
 
-/// Measure engines, or compare what was measured. Nothing is done without being asked for.
+/// Measure our GPU kernels, or compare what was measured. Nothing is done without being asked for.
 #[derive(Args)]
+#[command(group(ArgGroup::new("what").required(true).args(["compare", "tune"])))]
 #[command(after_help = "\
-Exit codes: 0 done, 2 wrong usage or not done, 3 there is nothing to compare.
+--tune happens in a child process that is ended when it does not come back; what did not is named and left out. The
+fastest choices are kept in the kernel cache, and the engine takes them from its next start on.
+
+Exit codes: 0 done, 1 the model's own choices fall behind the fastest by more than --at-least allows, 2 wrong usage or not
+done (there is no GPU to tune for), 3 there is nothing to compare.
 
 Examples:
   unhang bench --compare                  # after `unhang probe`: families, engines, others' ROCm versions, by size
-  unhang bench --compare --json | jq '.rows[0]'")]
+  unhang bench --compare --json | jq '.rows[0]'
+  unhang bench --tune                     # time the candidates for every layer on this GPU and keep the fastest
+  unhang bench --tune --layers my-model.tsv --data-type f16 --layout nhwc --json")]
 pub struct Bench {
     /// Tabulate what probes and runs found, here and elsewhere: MIOpen's families, engines and ROCm versions, by size.
-    #[arg(long, required = true)]
+    #[arg(long)]
     compare: bool,
+    /// Time the candidates for each layer on the GPU that is here and keep the fastest.
+    #[arg(long)]
+    tune: bool,
     /// Print JSON.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     comparing: compare::Compare,
+    #[command(flatten)]
+    tuning: tune::Tune,
 }
 
 impl Bench {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        self.comparing.run(self.json)
+        if self.compare { self.comparing.run(self.json) } else { self.tuning.run(self.json) }
     }
 }

@@ -1,6 +1,7 @@
 """Correctness and speed of the GPU engine on a machine with torch and an NVIDIA GPU.
 
     python3 tools/gpu-bench/gpu_bench.py check [--problems N] [--choices N]
+    python3 tools/gpu-bench/gpu_bench.py eager [--json FILE]
     python3 tools/gpu-bench/gpu_bench.py bench [--top N] [--dtype f32] [--layout nchw] [--json FILE] [--only WORDS]
 
 `check` compares every problem with torch in double precision, cuDNN off. `bench` times by replay of captured graphs of
@@ -25,6 +26,7 @@ from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problem
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 CALLS = 20
+FAMILIES = ("winograd", "fused", "depthwise", "quads", "narrow", "half")
 
 
 def architecture() -> str:
@@ -135,11 +137,12 @@ def check(arguments: argparse.Namespace) -> int:
         except GpuError:
             declined += 1
             continue
-        fast = [name for name in names if name != "plain"]
+        # What is never taken unasked is seen below, as one of the families.
+        fast = [name for name in names if name != "plain" and not name.startswith("half:")]
         picked = fast[:1] + chosen.sample(fast[1:], min(len(fast) - 1, arguments.choices - 1)) if fast else []
         # Each family is seen: Winograd and depthwise would otherwise drown among the tiles.
-        for family in ("winograd", "depthwise", "narrow"):
-            picked += [name for name in fast if name.startswith(family)][:1]
+        for family in FAMILIES:
+            picked += [name for name in names if name.split(":")[0] == family][:1]
         work.append((problem, sorted({*picked, "plain"})))
     jobs = [(problem.key, choice) for problem, choices in work for choice in choices]
     started = time.time()
@@ -160,7 +163,7 @@ def check(arguments: argparse.Namespace) -> int:
                 continue
             l2, largest = errors(result, expected)
             family = choice.split(":")[0]
-            allowed = tolerances[problem.dtype]
+            allowed = tolerances["bf16" if family == "half" else problem.dtype]
             worst[family, problem.dtype] = max(worst.get((family, problem.dtype), 0.0), l2 / allowed[0])
             counts[f"{family} {problem.direction} {problem.dtype}"] = (
                 counts.get(f"{family} {problem.direction} {problem.dtype}", 0) + 1
@@ -211,11 +214,15 @@ def bench(arguments: argparse.Namespace) -> int:
     for name, problem in read_problems("layer"):
         if arguments.only and not any(word in name for word in arguments.only.split(",")):
             continue
+        if problem.direction not in arguments.directions.split(","):
+            continue
         key = problem.key.replace(":f32:", f":{arguments.dtype}:").replace(":nchw:", f":{arguments.layout}:")
         layers.append((name, Problem(key)))
     picks: dict[str, list[tuple[str, float]]] = {}
     for _, problem in layers:
         found = [(name, seconds) for name, seconds, _ in engine.candidates(problem.key) if name != "plain"]
+        asked = [(name, seconds) for name, seconds in found if name.startswith("half:")]
+        found = [(name, seconds) for name, seconds in found if not name.startswith("half:")]
         taken = found[: arguments.top]
         # The best of each family and tile, so that a wrong model is noticed.
         seen = {":".join(name.split(":")[:2]) for name, _ in taken}
@@ -224,13 +231,17 @@ def bench(arguments: argparse.Namespace) -> int:
             if head not in seen and len(taken) < arguments.top * 2:
                 seen.add(head)
                 taken.append((name, seconds))
+        for family in FAMILIES if arguments.top > 1 else ():
+            of_family = [item for item in found if item[0].split(":")[0] == family]
+            taken += [item for item in of_family[:2] if item not in taken]
+        taken += asked[: arguments.half]
         picks[problem.key] = taken
     started = time.time()
     jobs = [(key, choice) for key, taken in picks.items() for choice, _ in taken]
     failures = compile_ahead(jobs, architecture())
     print(f"compiled {len(jobs)} jobs in {time.time() - started:.1f} s", flush=True)
     rows = []
-    tolerance = read_tolerances()[arguments.dtype]
+    tolerance, half_tolerance = read_tolerances()[arguments.dtype], read_tolerances()["bf16"]
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     for name, problem in layers:
@@ -245,7 +256,8 @@ def bench(arguments: argparse.Namespace) -> int:
                 failures.append(str(error))
                 continue
             l2, largest = errors(result, expected)
-            if l2 > tolerance[0] or largest > tolerance[1]:
+            allowed = half_tolerance if choice.startswith("half:") else tolerance
+            if l2 > allowed[0] or largest > allowed[1]:
                 failures.append(f"{problem.key} {choice}: wrong by {l2:.2e} in L2, {largest:.2e} at most")
             row["ours"][taken] = {"us": microseconds, "model_us": seconds * 1e6, "l2": l2, "max": largest}
         del expected
@@ -266,18 +278,63 @@ def bench(arguments: argparse.Namespace) -> int:
             if not row["key"].startswith(direction + ":") or not row["ours"]:
                 continue
             first = next(iter(row["ours"].values()))["us"]
-            best_name, best = min(row["ours"].items(), key=lambda item: item[1]["us"])
+            unasked = [item for item in row["ours"].items() if not item[0].startswith("half:")]
+            best_name, best = min(unasked, key=lambda item: item[1]["us"])
             ratios["first"].append(row["cudnn_us"] / first)
             ratios["best"].append(row["cudnn_us"] / best["us"])
             ratios["off"].append(row["off_us"] / best["us"])
+            if arguments.quiet:
+                continue
             print(
                 f"{row['layer']:20s} {first:8.1f} {best['us']:8.1f} {row['cudnn_us']:8.1f} {row['off_us']:8.1f}"
                 f" {row['flops'] / best['us'] / 1e6:6.1f} {row['cudnn_us'] / best['us']:5.2f} {best_name}"
             )
+        if not ratios["first"]:
+            continue
         print(
             f"  geometric mean against cuDNN: model's first {geometric_mean(ratios['first']):.3f}, best"
             f" {geometric_mean(ratios['best']):.3f}; best against cuDNN off {geometric_mean(ratios['off']):.3f}"
         )
+    for failure in failures[:20]:
+        print("FAILED", failure[:1000])
+    return bool(failures)
+
+
+def eager_time(call: Callable[[], Any], calls: int = 200) -> float:
+    """Microseconds of one call, one after the other without waiting between, host and device together."""
+    for _ in range(20):
+        call()
+    times = []
+    for _ in range(5):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / calls * 1e6)
+    return statistics.median(times)
+
+
+def eager(arguments: argparse.Namespace) -> int:
+    """Calls one by one, as a program without graphs makes them: small layers show the host's work."""
+    engine = Engine()
+    layers = [(name, problem) for name, problem in read_problems("layer") if problem.direction == "forward"]
+    jobs = [(problem.key, engine.candidates(problem.key)[0][0]) for _, problem in layers]
+    failures = compile_ahead(jobs, architecture())
+    rows = []
+    for (name, problem), (_, choice) in zip(layers, jobs):
+        case = Case(problem)
+        run, _, _ = case.prepared(engine, choice)
+        row: dict[str, Any] = {"layer": name, "ours_us": eager_time(run)}
+        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+            row["cudnn_us"] = eager_time(case.torch)
+        with torch.backends.cudnn.flags(enabled=False):
+            row["off_us"] = eager_time(case.torch)
+        rows.append(row)
+        print(f"{name:20s} {row['ours_us']:8.1f} {row['cudnn_us']:8.1f} {row['off_us']:8.1f}")
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file)
     for failure in failures[:20]:
         print("FAILED", failure[:1000])
     return bool(failures)
@@ -295,10 +352,15 @@ def main() -> int:
     benching.add_argument("--layout", default="nchw")
     benching.add_argument("--rounds", type=int, default=7)
     benching.add_argument("--only")
+    benching.add_argument("--half", type=int, default=0, help="how many choices with packed f16 to time")
+    benching.add_argument("--directions", default=",".join(DIRECTIONS))
+    benching.add_argument("--quiet", action="store_true", help="print the means only")
     benching.add_argument("--json")
+    eagerly = commands.add_parser("eager")
+    eagerly.add_argument("--json")
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    return {"check": check, "bench": bench}[arguments.command](arguments)
+    return {"check": check, "bench": bench, "eager": eager}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -286,6 +286,7 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
 
     def give_up(family: str) -> None:
         say(family, "hangs", f"no answer within {limit:.0f} s")
+        _answer("hangs", f"{family}: no answer within {limit:.0f} s")
         os._exit(1)
 
     worst, bad = 0.0, []
@@ -400,6 +401,10 @@ def _main(arguments: list[str]) -> None:
     except Exception as error:  # whatever torch raises: it came back, and says why
         lines = str(error).splitlines() or [""]
         verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
+    _answer(verdict, detail)
+
+
+def _answer(verdict: str, detail: str) -> None:
     print(_ANSWER + json.dumps({"verdict": verdict, "detail": detail}), flush=True)
 
 

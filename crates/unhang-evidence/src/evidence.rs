@@ -199,6 +199,8 @@ impl Evidence {
         // In the same second the bad news counts as the later.
         facts.sort_by_key(|record| (record.unix_seconds, !record.verdict.is_good()));
         let mut decided: Option<&Record> = None;
+        // A run on a GPU takes no time: what a probe measured before stands until something bad is seen.
+        let mut measured = None;
         for record in facts {
             let stands = decided.is_some_and(|known| {
                 matches!(known.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
@@ -206,6 +208,7 @@ impl Evidence {
                     && record.verdict.is_good()
             });
             if !stands {
+                measured = record.seconds.or(measured).filter(|_| record.verdict.is_good());
                 decided = Some(record);
             }
         }
@@ -216,8 +219,7 @@ impl Evidence {
                 (worst.max_by_key(|record| record.unix_seconds)?, Standing::Suspicion)
             }
         };
-        let seconds = record.seconds.filter(|_| record.verdict.is_good());
-        Some(Finding { verdict: record.verdict, standing, seconds, record: record.clone() })
+        Some(Finding { verdict: record.verdict, standing, seconds: measured, record: record.clone() })
     }
 
     /// Every record, in no order.
@@ -299,6 +301,21 @@ mod tests {
         evidence.learn(record(Source::Probe, Verdict::Works, 1).with_variant("implicit-gemm"));
         assert!(evidence.about(&problem(), EngineName::Miopen, "").is_none());
         assert!(evidence.about(&problem(), EngineName::Miopen, "implicit-gemm").unwrap().is_proof());
+    }
+
+    #[test]
+    fn a_run_without_a_time_keeps_what_a_probe_measured() {
+        let mut evidence = Evidence::empty("here");
+        let seconds = |evidence: &Evidence| evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds;
+        evidence.learn(record(Source::Probe, Verdict::Works, 1).with_seconds(0.5));
+        evidence.learn(record(Source::Run, Verdict::Works, 2));
+        assert_eq!(seconds(&evidence), Some(0.5));
+        evidence.learn(record(Source::Run, Verdict::Error, 3));
+        assert_eq!(seconds(&evidence), None, "what fails has no time");
+        evidence.learn(record(Source::Run, Verdict::Works, 4));
+        assert_eq!(seconds(&evidence), None, "and what works again was not measured since");
+        evidence.learn(record(Source::Import, Verdict::Works, 5).with_seconds(0.1));
+        assert_eq!(seconds(&evidence), None, "others' times are not ours");
     }
 
     #[test]

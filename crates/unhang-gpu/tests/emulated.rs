@@ -17,7 +17,7 @@ use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::Device;
 use unhang_gpu::object;
 use unhang_gpu::sources::Kernel;
-use unhang_isa::Chip;
+use unhang_isa::{Chip, WORK_AROUND_FEATURES};
 use unhang_suite::check;
 
 /// Objects by kernel and options.
@@ -43,22 +43,6 @@ impl Memory {
     }
 }
 
-/// LLVM's features for the bugs of gfx101x, which it leaves out for gfx1030.
-const WORK_AROUNDS: [&str; 12] = [
-    "vcmpx-permlane-hazard",
-    "vmem-to-scalar-write-hazard",
-    "smem-to-vector-write-hazard",
-    "inst-fwd-prefetch-bug",
-    "vcmpx-exec-war-hazard",
-    "lds-branch-vmem-war-hazard",
-    "nsa-to-vmem-bug",
-    "nsa-clause-bug",
-    "offset-3f-bug",
-    "flat-segment-offset-bug",
-    "negative-unaligned-scratch-offset-bug",
-    "lds-misaligned-bug",
-];
-
 impl Compiler for Memory {
     fn version(&self) -> String {
         self.hiprtc.version()
@@ -67,7 +51,7 @@ impl Compiler for Memory {
     fn options(&self, kernel: &Kernel, architecture: &str) -> Vec<String> {
         let mut options = self.hiprtc.options(kernel, architecture);
         if self.work_around {
-            for name in WORK_AROUNDS {
+            for name in WORK_AROUND_FEATURES {
                 options.extend(["-Xclang", "-target-feature", "-Xclang", &format!("+{name}")].map(String::from));
             }
         }
@@ -108,6 +92,7 @@ fn problems() -> Vec<Problem> {
         Specification { in_channels: 18, out_channels: 3, in_size: [9, 8], stride: [2, 1], dilation: [1, 2], ..base },
         Specification { in_channels: 12, out_channels: 8, groups: 2, in_size: [7, 7], ..base },
         Specification { in_channels: 10, out_channels: 20, groups: 10, in_size: [7, 9], stride: [2, 2], ..base },
+        Specification { in_channels: 8, out_channels: 8, groups: 8, in_size: [8, 8], ..base },
         Specification { in_channels: 33, out_channels: 33, groups: 33, in_size: [8, 7], ..base },
         Specification { in_channels: 6, out_channels: 9, in_size: [5, 6], stride: [2, 2], transposed: true, ..base },
     ];

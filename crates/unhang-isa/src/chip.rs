@@ -30,6 +30,24 @@ pub enum Chip {
     Gfx1036,
 }
 
+/// LLVM's names for the bugs of gfx101x around which it works when it compiles for these chips, and not for gfx1030.
+///
+/// Each is an option of clang: `-Xclang -target-feature -Xclang +NAME`.
+pub const WORK_AROUND_FEATURES: [&str; 12] = [
+    "vcmpx-permlane-hazard",
+    "vmem-to-scalar-write-hazard",
+    "smem-to-vector-write-hazard",
+    "inst-fwd-prefetch-bug",
+    "vcmpx-exec-war-hazard",
+    "lds-branch-vmem-war-hazard",
+    "nsa-to-vmem-bug",
+    "nsa-clause-bug",
+    "offset-3f-bug",
+    "flat-segment-offset-bug",
+    "negative-unaligned-scratch-offset-bug",
+    "lds-misaligned-bug",
+];
+
 impl Chip {
     /// All of them.
     pub const ALL: [Chip; 11] = [

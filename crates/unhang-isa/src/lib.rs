@@ -23,7 +23,7 @@ pub mod repair;
 mod table;
 mod text;
 
-pub use chip::Chip;
+pub use chip::{Chip, WORK_AROUND_FEATURES};
 pub use decode::{DecodeError, Instruction, Modifier, decode};
 pub use effects::{Class, Effects};
 pub use program::{Block, Program, ProgramError};

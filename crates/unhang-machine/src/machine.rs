@@ -41,6 +41,24 @@ impl Machine {
         self.gpus.iter().any(|gpu| gpu.affected && gpu.spoofed())
     }
 
+    /// The GPU at a PCI address (`0000:03:00.0`) and its true chip, as the kernel driver knows them; or why it cannot be
+    /// told.
+    pub fn gpu_at(&self, address: &str) -> Result<(&Gpu, &str), String> {
+        if let Some(folder) = &self.described_by {
+            return Err(format!("the chip behind {address} cannot be told: {folder} describes another machine"));
+        }
+        let here = |gpu: &&Gpu| gpu.pci.as_deref().is_some_and(|pci| pci.eq_ignore_ascii_case(address));
+        let Some(gpu) = self.gpus.iter().find(here) else {
+            return Err(format!(
+                "the chip behind {address} cannot be told: the kernel's topology (/sys/class/kfd) does not list it"
+            ));
+        };
+        match gpu.gfx.as_deref() {
+            Some(gfx) => Ok((gpu, gfx)),
+            None => Err(format!("the chip behind {address} ({}) is none that is known", gpu.name)),
+        }
+    }
+
     /// A short text that is the same wherever evidence may be carried over, and different where it may not.
     ///
     /// It is made of the true chips with their compute units, the chips that the runtime reports, the kernel's major
@@ -124,6 +142,18 @@ mod tests {
             assert!(!all[index + 1..].contains(one), "{all:?}");
         }
         assert!(spoofed.spoofed() && !native.spoofed() && native.affected());
+    }
+
+    #[test]
+    fn a_gpu_is_found_by_its_address_on_the_machine_that_is_here() {
+        let mut machine = machine("gfx1010", "gfx1030", "6.8.0");
+        let (gpu, gfx) = machine.gpu_at("0000:03:00.0").unwrap();
+        assert_eq!((gpu.name.as_str(), gfx), ("Radeon RX 5600 XT", "gfx1010"));
+        assert!(machine.gpu_at("0000:04:00.0").unwrap_err().contains("does not list it"));
+        machine.gpus[0].gfx = None;
+        assert!(machine.gpu_at("0000:03:00.0").unwrap_err().contains("none that is known"));
+        machine.described_by = Some("a folder".to_owned());
+        assert!(machine.gpu_at("0000:03:00.0").unwrap_err().contains("another machine"));
     }
 
     #[test]

@@ -226,24 +226,13 @@ impl PyGpu {
 
 /// What the kernel driver knows of the device at a PCI address.
 fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<HipChip, String> {
-    if let Some(folder) = &machine.described_by {
-        return Err(format!("the chip behind {address} cannot be told: {folder} describes another machine"));
-    }
-    let here = machine.gpus.iter().find(|gpu| gpu.pci.as_deref().is_some_and(|pci| pci.eq_ignore_ascii_case(address)));
-    let Some(gpu) = here else {
-        return Err(format!(
-            "the chip behind {address} cannot be told: the kernel's topology (/sys/class/kfd) does not list it"
-        ));
-    };
-    let Some(gfx) = gpu.gfx.clone() else {
-        return Err(format!("the chip behind {address} ({}) is none that is known", gpu.name));
-    };
+    let (gpu, gfx) = machine.gpu_at(address)?;
     // The runtime appends its features: "gfx1030:sramecc+:xnack-".
     let reported = reported.map(|name| name.split(':').next().unwrap_or_default().to_owned());
     let reported = reported.filter(|name| name.starts_with("gfx")).or_else(|| gpu.reported_gfx.clone());
     Ok(HipChip {
-        reported_architecture: reported.unwrap_or_else(|| gfx.clone()),
-        true_architecture: gfx,
+        reported_architecture: reported.unwrap_or_else(|| gfx.to_owned()),
+        true_architecture: gfx.to_owned(),
         compute_units: gpu.compute_units.unwrap_or(0) as usize,
         clock_mhz: 0,
         bandwidth: 0,

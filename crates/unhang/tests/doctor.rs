@@ -367,7 +367,7 @@ fn the_cpu_engine_passes_its_self_test_in_a_child() {
     assert_eq!(cpu["verdict"], "works", "{result}");
     assert!(cpu["seconds"].as_f64().unwrap() > 0.0);
     assert!(cpu["detail"].as_str().unwrap().contains("largest relative error"), "{cpu}");
-    for engine in ["aten", "miopen"] {
+    for engine in ["jit", "aten", "miopen"] {
         let it = tried(&result, engine);
         assert_eq!((&it["verdict"], &it["seconds"]), (&"unsupported".into(), &Value::Null), "{it}");
         assert!(it["detail"].as_str().unwrap().starts_with("not here: "), "{it}");
@@ -442,7 +442,7 @@ fn a_self_test_is_in_the_bundle_without_names() {
     let text = fs::read_to_string(folder.path().join("machine/self-test.json")).unwrap();
     assert!(!text.contains("kevin"), "{text}");
     let sent: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(sent.as_array().unwrap().len(), 3, "every engine is in it");
+    assert_eq!(sent.as_array().unwrap().len(), 4, "every engine is in it");
     assert_eq!(tried(&sent, "cpu"), tried(&result, "cpu"));
 }
 

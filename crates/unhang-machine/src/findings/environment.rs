@@ -115,9 +115,9 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
         "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
     } else {
         format!(
-            "install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`; until then put \
-             `import unhang; unhang.enable()` at the top of the program, which keeps convolutions off such code unless it \
-             passed a test in a child process (other kernels of torch still run it)"
+            "install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`; until then start the \
+             program with `unhang run -- python …`: convolutions keep off such code unless it passed a test in a child \
+             process, and the shield mends other code as it is loaded (emulated, not yet seen on a card)"
         )
     };
     let (severity, why, confidence) = if chips::is_affected_gfx(&told) {

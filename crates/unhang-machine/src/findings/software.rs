@@ -81,8 +81,8 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
         ),
         fix: Some(format!(
-            "install the stack that users report working: {}; or keep this torch and put `import unhang; unhang.enable()` at \
-             the top of the program, which protects its convolutions",
+            "install the stack that users report working: {}; or keep this torch and start the program with \
+             `unhang run -- python …`, which protects its convolutions and ends it when something hangs",
             known_good(seen)
         )),
         confidence: Confidence::SeenOnACard,

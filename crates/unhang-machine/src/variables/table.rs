@@ -50,6 +50,12 @@ pub const VARIABLES: &[Variable] = &[
         "0, 1", "1 under `unhang run`: CPU tensors stand for those of the machine in UNHANG_ROOT; every output says so"),
     variable("UNHANG_SHIELD", Owner::Unhang, UnhangStart, Plain, "beside the program or in the package",
         "a file, or 0", "the shield's library, which `unhang run` has the HSA runtime load on a spoofed card; 0 declines"),
+    variable("UNHANG_REHEARSE_GPU", Owner::Unhang, UnhangStart, Plain, "not set",
+        "emulator", "in a rehearsal our GPU kernels run on the emulated card: compiled, audited and executed, slowly"),
+    variable("UNHANG_NVRTC", Owner::Unhang, UnhangStart, Plain, "torch's own, or the system's",
+        "a file", "NVIDIA's run-time compiler (`libnvrtc.so.*`), where it is not found by itself"),
+    variable("UNHANG_CPU_ISA", Owner::Unhang, UnhangStart, Plain, "the widest that the processor has",
+        "avx512, avx2, portable", "the instructions that the CPU engine may use"),
     variable("UNHANG_NO_APT", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 keeps `make` from installing Debian packages"),
 

@@ -31,8 +31,9 @@ const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
 /// How far one number may be from the reference, relative to the largest.
 const TOLERANCE: f64 = 3e-5;
 
-/// The engines that are tried, the most harmless first.
-pub const ENGINES: [EngineName; 3] = [EngineName::Cpu, EngineName::Aten, EngineName::Miopen];
+/// The engines that are tried, the most harmless first: our own kernels are compiled for the true chip and audited,
+/// torch's may be for another one.
+pub const ENGINES: [EngineName; 4] = [EngineName::Cpu, EngineName::Jit, EngineName::Aten, EngineName::Miopen];
 
 /// How one engine did.
 pub struct Tried {
@@ -100,10 +101,10 @@ fn try_cpu() -> anyhow::Result<Tried> {
     Ok(Tried { engine: EngineName::Cpu, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-/// How long a child may take in all. MIOpen compiles several kernels for each new problem on its first run, each for
-/// a second or more; within the others' time that would look like a hang.
+/// How long a child may take in all. Ours and MIOpen compile kernels on their first run, each for a second or more;
+/// within the others' time that would look like a hang.
 fn deadline(engine: EngineName) -> Duration {
-    Duration::from_secs(if engine == EngineName::Miopen { 180 } else { 30 })
+    Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
 }
 
 fn run(command: Vec<String>, deadline: Duration) -> anyhow::Result<Outcome> {

@@ -358,13 +358,10 @@ fn open_driver() -> anyhow::Result<Box<dyn Driver>> {
 fn open_hip() -> Result<Hip, String> {
     let address = Hip::pci_address(0).map_err(|error| error.to_string())?;
     let machine = Machine::inspect(&System::new("/".as_ref(), Environment::of_this_process()));
-    let here = machine.gpus.iter().find(|gpu| gpu.pci.as_deref().is_some_and(|pci| pci.eq_ignore_ascii_case(&address)));
-    let Some((gpu, gfx)) = here.and_then(|gpu| gpu.gfx.clone().map(|gfx| (gpu, gfx))) else {
-        return Err(format!("the kernel driver (/sys/class/kfd) does not say which chip {address} is"));
-    };
+    let (gpu, gfx) = machine.gpu_at(&address)?;
     let chip = HipChip {
-        reported_architecture: gpu.reported_gfx.clone().unwrap_or_else(|| gfx.clone()),
-        true_architecture: gfx,
+        reported_architecture: gpu.reported_gfx.clone().unwrap_or_else(|| gfx.to_owned()),
+        true_architecture: gfx.to_owned(),
         compute_units: gpu.compute_units.unwrap_or(0) as usize,
         clock_mhz: 0,
         bandwidth: 0,

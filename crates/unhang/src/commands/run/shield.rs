@@ -1,20 +1,25 @@
 //! Where the shield is, and the variables by which AMD's runtime loads it.
 //!
 //! The shield (`libunhang_shield.so`) mends code objects as the runtime loads them. It is wanted where the runtime takes
-//! an RDNA1 card for another one.
+//! an RDNA1 card for another one. There MIOpen's own kernels, which are compiled at run time for that other chip, are
+//! compiled with LLVM's work-arounds turned on as well.
 
 use std::path::{Path, PathBuf};
+
+use unhang_isa::WORK_AROUND_FEATURES;
 
 use super::environment::{Action, Decision};
 
 /// The library's name.
 const LIBRARY: &str = "libunhang_shield.so";
 
-/// What to set so that the shield is loaded; nothing where it is not there, or declined by `UNHANG_SHIELD=0`.
+/// What to set so that kernels are compiled with the work-arounds and the shield is loaded; no shield where it is not
+/// there, and neither where `UNHANG_SHIELD=0` declines.
 pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
-    let program = std::env::current_exe().ok();
-    let Some(shield) = find(named.as_deref(), program.as_deref()) else { return Vec::new() };
+    if named.as_deref() == Some("0") {
+        return Vec::new();
+    }
     let set = |name, value: String, reason: &str| Decision {
         name,
         action: Action::Set,
@@ -23,6 +28,12 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         reason: reason.to_owned(),
     };
     let mut decisions = Vec::new();
+    if let Some(value) = with_work_arounds(&get("HIPRTC_COMPILE_OPTIONS_APPEND").unwrap_or_default()) {
+        let reason = "MIOpen's HIP kernels get LLVM's work-arounds for the true chip (ROCm 6.0 and later)";
+        decisions.push(set("HIPRTC_COMPILE_OPTIONS_APPEND", value, reason));
+    }
+    let program = std::env::current_exe().ok();
+    let Some(shield) = find(named.as_deref(), program.as_deref()) else { return decisions };
     let present = get("HSA_TOOLS_LIB").unwrap_or_default();
     if let Some(value) = with_tool(&present, &shield) {
         decisions.push(set("HSA_TOOLS_LIB", value, "the shield mends code for another chip as it is loaded"));
@@ -37,7 +48,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
 /// The library that was named, else the one beside the program, in its `../lib`, or in the Python package there.
 fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
-        return (named != "0").then(|| PathBuf::from(named)).filter(|path| path.is_file());
+        return Some(PathBuf::from(named)).filter(|path| path.is_file());
     }
     let folder = program?.parent()?;
     let library = folder.parent().map(|parent| parent.join("lib"));
@@ -50,6 +61,15 @@ fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
         places.extend(pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")));
     }
     places.into_iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file())
+}
+
+/// The options with those that turn the work-arounds on. None if features are chosen already.
+fn with_work_arounds(present: &str) -> Option<String> {
+    if present.contains("-target-feature") {
+        return None;
+    }
+    let features = WORK_AROUND_FEATURES.map(|name| format!("-Xclang -target-feature -Xclang +{name}"));
+    Some(format!("{present} {}", features.join(" ")).trim_start().to_owned())
 }
 
 /// The list of tools with the shield at its end, as ROCr reads it: entries are separated by spaces, one with a space in
@@ -81,6 +101,24 @@ mod tests {
     }
 
     #[test]
+    fn kernels_are_compiled_with_the_work_arounds_unless_declined_or_chosen() {
+        let get = |options: &'static str, shield: &'static str| {
+            move |name: &str| match name {
+                "HIPRTC_COMPILE_OPTIONS_APPEND" => Some(options.to_owned()),
+                "UNHANG_SHIELD" => Some(shield.to_owned()),
+                _ => None,
+            }
+        };
+        let decisions = decide(get("-O2", "/not/there.so"));
+        let [decision] = decisions.as_slice() else { panic!("no shield, so one variable") };
+        let value = decision.value.as_deref().unwrap();
+        assert!(value.starts_with("-O2 -Xclang -target-feature -Xclang +vcmpx-permlane-hazard -Xclang "), "{value}");
+        assert_eq!(value.matches("-target-feature").count(), WORK_AROUND_FEATURES.len());
+        assert!(decide(get("-Xclang -target-feature -Xclang +wavefrontsize64", "/not/there.so")).is_empty());
+        assert!(decide(get("", "0")).is_empty());
+    }
+
+    #[test]
     fn it_is_found_beside_the_program_and_in_the_package() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("bin/unhang");
@@ -93,7 +131,6 @@ mod tests {
         let beside = folder.path().join("bin").join(LIBRARY);
         std::fs::write(&beside, "").unwrap();
         assert_eq!(find(None, Some(&program)), Some(beside));
-        assert_eq!(find(Some("0"), Some(&program)), None);
         assert_eq!(find(Some("/not/there.so"), Some(&program)), None);
     }
 }

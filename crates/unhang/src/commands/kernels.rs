@@ -15,7 +15,7 @@ use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::Device;
 use unhang_isa::Chip;
 
-use super::python::find_python;
+use super::python::{HAS_TORCH_AND_UNHANG, find_python};
 use crate::output::{self, FOUND_ERRORS};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
@@ -124,15 +124,18 @@ impl Warm {
     /// Torch brings its own compiler, and what that makes is filed under its version: so it is done in torch's process.
     fn run_seen(self) -> anyhow::Result<ExitCode> {
         let python = self.python.unwrap_or_else(find_python);
-        let mut command = Command::new(&python);
-        command.args(["-m", "unhang._warm"]);
-        if self.selected.json {
-            command.arg("--json");
+        let run = |arguments: &[&str]| {
+            Command::new(&python)
+                .args(arguments)
+                .status()
+                .with_context(|| format!("cannot start {}", python.display()))
+                .context("hint: name a Python with --python")
+        };
+        if !run(&["-c", HAS_TORCH_AND_UNHANG])?.success() {
+            let found = format!("{} has no torch, or unhang is not installed in it", python.display());
+            return Err(anyhow::anyhow!("hint: name another with --python").context(found));
         }
-        let status = command
-            .status()
-            .with_context(|| format!("cannot start {}", python.display()))
-            .context("hint: name a Python with --python")?;
+        let status = run(if self.selected.json { &["-m", "unhang._warm", "--json"] } else { &["-m", "unhang._warm"] })?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(2), ExitCode::from))
     }
 }

@@ -247,10 +247,10 @@ class Hanging(_engines.AtenEngine):
 assert unhang.is_enabled(), "without a change to this program"
 _convolve._ENGINES["aten"] = Hanging()
 size = int(sys.argv[1])
-print("attempt", os.environ["UNHANG_RESTART"], *sys.argv[2:], flush=True)
+print(" ".join(["attempt", os.environ["UNHANG_RESTART"], *sys.argv[2:]]), flush=True)
 def compute():
     return F.conv2d(torch.ones(1, 4, size, size), torch.ones(8, 4, 3, 3))
-print("sum", float(compute().sum()), flush=True)
+print(f"sum {float(compute().sum())}", flush=True)
 """
 
 
@@ -356,7 +356,7 @@ if rank == 1:
 """) + """
 total = compute().sum()
 torch.distributed.all_reduce(total)
-print("total", float(total), flush=True)
+print(f"total {float(total)}", flush=True)  # one write: ranks share the output
 torch.distributed.destroy_process_group()
 """  # fmt: skip
     (tmp_path / "train.py").write_text(program)

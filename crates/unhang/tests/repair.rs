@@ -162,6 +162,20 @@ fn the_input_is_never_overwritten() {
 }
 
 #[test]
+fn the_copy_may_be_read_by_whoever_may_read_the_original() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let [file, output] = ["file", "output"].map(|name| folder.path().join(name));
+    std::fs::copy(kernels(), &file).unwrap();
+    for mode in [0o600, 0o640, 0o444] {
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+        assert_eq!(repair(&["-o", output.to_str().unwrap()], &[&file]).0, 0);
+        assert_eq!(std::fs::metadata(&output).unwrap().permissions().mode() & 0o777, mode);
+        std::fs::remove_file(&output).unwrap();
+    }
+}
+
+#[test]
 fn what_cannot_be_copied_is_said_with_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out");

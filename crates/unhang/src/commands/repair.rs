@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -347,7 +347,9 @@ fn file_name(path: &str) -> String {
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = tempfile::Builder::new().prefix(".unhang-").tempfile_in(folder)?;
+    // A temporary file is its owner's alone; this one is to be read by whoever may read other files.
+    let permissions = fs::Permissions::from_mode(0o666);
+    let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder)?;
     file.write_all(bytes)?;
     file.as_file().sync_all()?;
     file.persist(path).map_err(|error| error.error)?;

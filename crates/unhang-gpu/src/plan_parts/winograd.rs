@@ -1,0 +1,196 @@
+//! Launches of Winograd: transforms around a batch of products, or everything in one kernel.
+
+use super::*;
+
+/// Winograd F(2×2, 3×3) in one kernel, behind the transform of the filter.
+pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let forward = match p.direction() {
+        Direction::Forward => true,
+        Direction::BackwardData => false,
+        Direction::BackwardWeights => return Err("fused is for forward and backward-data".into()),
+    };
+    if !is_winograd(p) || p.kernel() != [3, 3] || geometry.channels_last() {
+        return Err("fused is for NCHW, 3x3 filters of stride and dilation 1, without groups, \
+                    and a padding smaller than the filter"
+            .into());
+    }
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let (source, result) = geometry.source_and_result();
+    let pad = if forward { p.padding() } else { p.padding().map(|pad| 2 - pad) };
+    let tiles = [result[0].div_ceil(2), result[1].div_ceil(2)];
+    let all_tiles = p.batch() * tiles[0] * tiles[1];
+    let (padded_rows, padded_reduced) = (rows.next_multiple_of(32), reduced.next_multiple_of(8));
+    let constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("REDUCED", reduced as i64),
+        ("ROWS", rows as i64),
+        ("PAD_H", pad[0] as i64),
+        ("PAD_W", pad[1] as i64),
+    ];
+    let mut workspace = Workspace::default();
+    let filter_bytes = (16 * padded_rows * padded_reduced * 4) as u64;
+    if filter_bytes > MAX_TENSOR_BYTES {
+        return Err("the transformed filter is beyond the 32-bit offsets of the fast kernels".into());
+    }
+    let filter = Pointer::Workspace(workspace.take(filter_bytes));
+    let strides = if forward { [9 * reduced, 9] } else { [9, 9 * rows] };
+    let kernel = |entry| Kernel { source: Source::WinogradFused, entry, constants: constants.clone() };
+    let stages = vec![
+        Stage {
+            kernel: kernel("fused_filter"),
+            grid: grid_x((padded_rows * padded_reduced) as u64, 128),
+            block: 128,
+            pointers: vec![geometry.second, filter],
+            parameters: Structure::default().ints(&strides).ints(&[usize::from(!forward)]).finish(),
+        },
+        Stage {
+            kernel: kernel("winograd_fused"),
+            grid: [(all_tiles.div_ceil(32) * (padded_rows / 32)) as u32, 1, 1],
+            block: 256,
+            pointers: vec![filter, geometry.first, Pointer::Bias, Pointer::Result],
+            parameters: Structure::default()
+                .ints(&[p.batch(), source[0], source[1], result[0], result[1], all_tiles])
+                .divisor(tiles[0] * tiles[1])
+                .divisor(tiles[1])
+                .finish(),
+        },
+    ];
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}
+
+/// Whether Winograd's kernels compute an ordinary convolution.
+pub(crate) fn is_winograd(p: &Problem) -> bool {
+    let [height, width] = p.kernel();
+    let square = height == width && (height == 3 || height == 5);
+    let unit = p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
+    square && unit && p.padding().iter().all(|&pad| pad < height)
+}
+
+/// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
+pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let forward = p.direction() == Direction::Forward;
+    let weights_direction = p.direction() == Direction::BackwardWeights;
+    let (input_channels, output_channels) = (p.in_channels(), p.out_channels());
+    // F(4×4, 3×3) or F(2×2, 5×5): both have tiles of 6×6.
+    let filter_size = p.kernel()[0];
+    let out = 7 - filter_size;
+    let taps = filter_size * filter_size;
+    // The image that is cut into tiles of results; in backward-weights these are tiles of the gradient.
+    let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
+    let tiles = [target[0].div_ceil(out), target[1].div_ceil(out)];
+    let all_tiles = p.batch() * tiles[0] * tiles[1];
+    let padded = all_tiles.next_multiple_of(4);
+    let (reduced, rows) =
+        if weights_direction { (input_channels, output_channels) } else { geometry.reduced_and_rows() };
+    let bytes = |channels: usize| (36 * channels * padded * 4) as u64;
+    if bytes(reduced.max(rows)) > MAX_TENSOR_BYTES {
+        return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
+    }
+    let shape = |channels: usize, size: [usize; 2], pad: [usize; 2]| {
+        Structure::default()
+            .ints(&[p.batch(), channels, size[0], size[1]])
+            .ints(&[tiles[0], tiles[1], all_tiles, padded])
+            .ints(&pad)
+            .finish()
+    };
+    let constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("OUT", out as i64),
+        ("FILTER", filter_size as i64),
+        ("CHANNELS_LAST", i64::from(geometry.channels_last())),
+    ];
+    let stage = |entry, threads: usize, pointers, parameters| Stage {
+        kernel: Kernel { source: Source::Winograd, entry, constants: constants.clone() },
+        grid: grid_x(threads as u64, 128),
+        block: 128,
+        pointers,
+        parameters,
+    };
+    let specification = unhang_conv::Specification {
+        batch: 1,
+        in_channels: 36 * reduced as i64,
+        out_channels: 36 * rows as i64,
+        in_size: [1, padded as i64],
+        groups: 36,
+        direction: if weights_direction { Direction::BackwardWeights } else { Direction::Forward },
+        layout: p.layout(),
+        ..unhang_conv::Specification::default()
+    };
+    let products = Problem::new(specification).map_err(|error| error.to_string())?;
+    let products = Geometry { problem: products, first: Pointer::Null, second: Pointer::Null };
+    let mut workspace = Workspace::default();
+    let source = Pointer::Workspace(workspace.take(bytes(reduced)));
+
+    if weights_direction {
+        let gradient = Pointer::Workspace(workspace.take(bytes(rows)));
+        let steps = padded.div_ceil(tile.depth) as u64;
+        let per_split = steps.div_ceil(u64::from(splits.max(1)));
+        let splits = steps.div_ceil(per_split);
+        let planes = Pointer::Workspace(workspace.take(splits * (36 * rows * reduced * 4) as u64));
+        let finish = Structure::default().ints(&[rows, reduced, splits as usize]).finish();
+        let stages = vec![
+            stage(
+                "winograd_input",
+                reduced * padded,
+                vec![geometry.first, source],
+                shape(reduced, p.in_size(), p.padding()),
+            ),
+            stage(
+                "winograd_gradient",
+                rows * padded,
+                vec![geometry.second, gradient],
+                shape(rows, p.out_size(), [0, 0]),
+            ),
+            weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
+            Stage {
+                grid: grid_x((rows * reduced) as u64, 32),
+                block: 256,
+                ..stage("winograd_weights", 0, vec![planes, Pointer::Result], finish)
+            },
+        ];
+        return Ok(Plan { stages, workspace_bytes: workspace.bytes });
+    }
+
+    let padded_rows = rows.next_multiple_of(tile.rows);
+    let padded_reduced = reduced.next_multiple_of(tile.depth);
+    let filter = Pointer::Workspace(workspace.take((36 * padded_rows * padded_reduced * 4) as u64));
+    let sums = Pointer::Workspace(workspace.take(bytes(rows)));
+    // Where an element lies in the filter: row, channel summed over, tap.
+    let strides = match (forward, geometry.channels_last()) {
+        (true, false) => [taps * reduced, taps, 1],
+        (false, false) => [taps, taps * rows, 1],
+        (true, true) => [taps * reduced, 1, reduced],
+        (false, true) => [1, taps * rows, rows],
+    };
+    let filter_shape = Structure::default()
+        .ints(&[rows, padded_rows, reduced, padded_reduced])
+        .ints(&strides)
+        .ints(&[usize::from(!forward)])
+        .finish();
+    let (source_size, result_size) = geometry.source_and_result();
+    let pad = if forward { p.padding() } else { p.padding().map(|pad| filter_size - 1 - pad) };
+    let part = GemmPart {
+        tile,
+        packed: true,
+        flat: false,
+        planes: false,
+        skip_empty: false,
+        half: false,
+        splits: 1,
+        steps_per_split: gemm_steps(&products, tile, false) as i32,
+    };
+    let stages = vec![
+        stage("winograd_filter", padded_rows * padded_reduced, vec![geometry.second, filter], filter_shape),
+        stage("winograd_input", reduced * padded, vec![geometry.first, source], shape(reduced, source_size, pad)),
+        gemm(&products, &part, [filter, source, Pointer::Null, sums])?,
+        stage(
+            "winograd_output",
+            rows * padded,
+            vec![sums, Pointer::Bias, Pointer::Result],
+            shape(rows, result_size, [0, 0]),
+        ),
+    ];
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}

@@ -29,7 +29,7 @@ PATIENCE = 300
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed"),
-    pytest.mark.skipif(not hasattr(torch, "compile"), reason="once is enough: with the newest torch"),
+    pytest.mark.skipif(not hasattr(torch, "compile"), reason="torch plays no part in it: run once, with the newest"),
 ]
 
 

@@ -27,7 +27,9 @@ CARD = MACHINES / "rx5600xt-rocm5.7"
 PATIENCE = 400
 
 pytestmark = pytest.mark.skipif(not PROGRAM.exists(), reason="the program was not built here")
-newest_torch = pytest.mark.skipif(not hasattr(torch, "compile"), reason="once is enough: with the newest torch")
+newest_torch = pytest.mark.skipif(
+    not hasattr(torch, "compile"), reason="slow, and the same with every torch: run once, with the newest"
+)
 
 
 @pytest.fixture

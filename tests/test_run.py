@@ -414,7 +414,7 @@ print("sum", float(y.sum()), {route.names[0] for route in _convolve.routes.value
 @pytest.mark.parametrize("where", ["inside", "outside"])
 def test_a_kernel_that_never_ends(environment: dict[str, str], tmp_path: Path, where: str) -> None:
     (tmp_path / "train.py").write_text(ENDLESS)
-    options = ["--strategy", "aten", "--hang-deadline", "3", "--restarts", 1]
+    options = ["--strategy", "aten", "--hang-deadline", "3", "--outside-deadline", "4", "--restarts", 1]
     ended = run(environment, *options, "--", sys.executable, tmp_path / "train.py", where)
     print(ended.stdout, ended.stderr)
     assert "synchronize" in ended.stderr, "the Python stack"

@@ -162,6 +162,7 @@ class Watchdog:
         store: Store,
         machine: Machine,
         deadline: float,
+        outside_deadline: float,
         host_deadline: float,
         folder: str | None,
         signal: int,

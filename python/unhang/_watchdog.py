@@ -22,8 +22,10 @@ from unhang._state import environment_variable, say, state
 
 Tensor = torch.Tensor
 
-#: Seconds after which work on the accelerator that does not move is a hang.
+#: Seconds after which a convolution on the accelerator that does not come back is a hang.
 DEADLINE = 60.0
+#: For other work there, so many times that: how long a kernel may take that nobody watches is not known.
+OUTSIDE = 10
 #: The same among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
 DEADLINE_TOGETHER = 1800.0
 #: Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
@@ -43,10 +45,13 @@ def ensure() -> None:
     number = _stack_signal()
     # In C and without the interpreter's lock, which a thread that hangs may hold for ever.
     faulthandler.register(number, file=2, all_threads=True, chain=False)
+    together = _is_together()
+    deadline = _seconds("UNHANG_HANG_DEADLINE", DEADLINE_TOGETHER if together else DEADLINE)
     _watchdog = _core.Watchdog(
         current.store,
         current.machine,
-        _seconds("UNHANG_HANG_DEADLINE", _default_deadline()),
+        deadline,
+        _seconds("UNHANG_OUTSIDE_DEADLINE", deadline if together else OUTSIDE * deadline),
         _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE),
         environment_variable("UNHANG_RUN_FOLDER"),
         number,
@@ -85,9 +90,9 @@ def _stack_signal() -> int:
     return int(signal.SIGRTMAX) - 7
 
 
-def _default_deadline() -> float:
+def _is_together() -> bool:
     ranks = os.environ.get("WORLD_SIZE", "1")
-    return DEADLINE_TOGETHER if ranks.isdecimal() and int(ranks) > 1 else DEADLINE
+    return ranks.isdecimal() and int(ranks) > 1
 
 
 def _seconds(name: str, default: float) -> float:

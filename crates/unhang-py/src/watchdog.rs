@@ -107,6 +107,7 @@ impl PyWatchdog {
         store: &PyStore,
         machine: &PyMachine,
         deadline: f64,
+        outside_deadline: f64,
         host_deadline: f64,
         folder: Option<PathBuf>,
         signal: i32,
@@ -118,6 +119,7 @@ impl PyWatchdog {
         };
         let settings = Settings {
             deadline: seconds("the deadline", deadline)?,
+            outside_deadline: seconds("the deadline outside of convolutions", outside_deadline)?,
             host_deadline: seconds("the deadline on the host", host_deadline)?,
         };
         let farewell =

@@ -96,7 +96,11 @@ impl<T> Found<'_, T> {
         let settings = &shared.settings;
         for (place, oldest) in self.oldest {
             let waited = ages.of(Thing::Marker(place), oldest.number);
-            if waited < settings.deadline || stuck_at.is_some_and(|stuck| stuck != place) {
+            let deadline = match oldest.kind {
+                Kind::After(_) | Kind::Fence(Some(_)) => settings.deadline,
+                Kind::Before | Kind::Fence(None) => settings.outside_deadline,
+            };
+            if waited < deadline || stuck_at.is_some_and(|stuck| stuck != place) {
                 continue;
             }
             let (subject, where_) = match oldest.kind {

@@ -11,8 +11,10 @@ use crate::lane::{Events, Lane};
 /// How long is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// For work on the accelerator, and for calls that are watched on the host.
+    /// For watched work on the accelerator, and for calls that are watched on the host.
     pub deadline: Duration,
+    /// For work on the accelerator that is not watched: nobody knows how long it may take.
+    pub outside_deadline: Duration,
     /// For a call that has not returned to the host while its stream is idle: compiling, searching.
     pub host_deadline: Duration,
 }

@@ -71,7 +71,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        Bench::with(Settings { deadline: DEADLINE, host_deadline: 1000 * DEADLINE })
+        Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 1000 * DEADLINE })
     }
 
     fn with(settings: Settings) -> Bench {
@@ -149,6 +149,21 @@ fn a_wait_with_no_call_outstanding_is_outside() {
 }
 
 #[test]
+fn what_is_not_watched_has_a_deadline_of_its_own() {
+    let settings = Settings { deadline: DEADLINE, outside_deadline: 1000 * DEADLINE, host_deadline: 1000 * DEADLINE };
+    let bench = Bench::with(settings);
+    let (device, lane) = bench.device(0);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    device.launch();
+    bench.call(&lane, &device, "second");
+    bench.assert_quiet(); // something long stands before the second
+    device.finish_all();
+    bench.call(&lane, &device, "third");
+    assert_eq!(bench.hang().subject.as_deref(), Some(&"third"));
+}
+
+#[test]
 fn a_call_that_waits_for_its_own_candidates_is_the_culprit() {
     let bench = Bench::new();
     let (device, lane) = bench.device(0);
@@ -175,7 +190,7 @@ fn compiling_and_loading_data_are_no_hangs() {
 
 #[test]
 fn compiling_for_ever_is_a_hang() {
-    let bench = Bench::with(Settings { deadline: DEADLINE, host_deadline: 2 * DEADLINE });
+    let bench = Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
     let (_device, lane) = bench.device(0);
     let _call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
     let hang = bench.hang();
@@ -273,7 +288,11 @@ fn a_stopped_watch_tells_nothing_and_its_threads_end() {
 #[test]
 fn more_calls_than_can_be_watched_accuse_nobody() {
     // Long enough to fill the queue in.
-    let bench = Bench::with(Settings { deadline: 12 * DEADLINE, host_deadline: 1000 * DEADLINE });
+    let bench = Bench::with(Settings {
+        deadline: 12 * DEADLINE,
+        outside_deadline: 12 * DEADLINE,
+        host_deadline: 1000 * DEADLINE,
+    });
     let (device, lane) = bench.device(0);
     device.launch();
     let subject = Arc::new("one of too many");

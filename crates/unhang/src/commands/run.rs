@@ -48,10 +48,14 @@ Examples:
   unhang run -- torchrun --nproc-per-node 2 train.py
   unhang run --dry-run -- python train.py")]
 pub struct Run {
-    /// Seconds after which work on the accelerator that does not move is a hang [default: 60, among
+    /// Seconds after which a convolution on the accelerator that does not come back is a hang [default: 60, among
     /// several ranks 1800].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     hang_deadline: Option<f64>,
+    /// Seconds after which other work on the accelerator that does not move is a hang [default: ten times the
+    /// deadline of a convolution, among several ranks the same].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    outside_deadline: Option<f64>,
     /// Seconds after which a convolution's call is a hang although the accelerator is idle: compiling, searching
     /// [default: 3600].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
@@ -255,9 +259,11 @@ impl Run {
         } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
             command.env("UNHANG_WATCHDOG", "1");
         }
-        for (name, deadline) in
-            [("UNHANG_HANG_DEADLINE", self.hang_deadline), ("UNHANG_HOST_DEADLINE", self.host_deadline)]
-        {
+        for (name, deadline) in [
+            ("UNHANG_HANG_DEADLINE", self.hang_deadline),
+            ("UNHANG_OUTSIDE_DEADLINE", self.outside_deadline),
+            ("UNHANG_HOST_DEADLINE", self.host_deadline),
+        ] {
             if let Some(deadline) = deadline {
                 command.env(name, deadline.to_string());
             }

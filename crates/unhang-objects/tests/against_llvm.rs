@@ -187,6 +187,9 @@ fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
         ("flat-segment-offset", 0),
         ("lds-misaligned", 0),
         ("vcmpx-permlane", 0),
+        ("nsa-to-vmem", 0),
+        ("nsa-clause", 0),
+        ("negative-unaligned-scratch-offset", 0),
         ("illegal-instruction", 0),
     ];
     assert_eq!(counts, expected);

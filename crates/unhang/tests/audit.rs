@@ -32,6 +32,9 @@ fn json_has_every_rule_for_every_kernel_and_totals() {
         "flat-segment-offset",
         "lds-misaligned",
         "vcmpx-permlane",
+        "nsa-to-vmem",
+        "nsa-clause",
+        "negative-unaligned-scratch-offset",
         "illegal-instruction",
     ];
     for key in keys {

@@ -1,6 +1,6 @@
 //! The state that flows through the graph, and the instructions that meet it.
 
-use super::{Context, Finding, Rule, Severity};
+use super::{Context, Finding, Rule, Severity, images};
 use crate::registers::Source;
 use crate::table::{Field, Format, Kind};
 use crate::{Chip, Class, Effects, Instruction, Program, ScalarSet};
@@ -68,6 +68,7 @@ pub(super) struct Auditor<'a> {
     hazards: bool,
     local_and_memory: bool,
     alignments: bool,
+    images: bool,
     findings: Vec<Finding>,
 }
 
@@ -105,15 +106,16 @@ impl Summary {
 
 impl<'a> Auditor<'a> {
     pub(super) fn new(program: &'a Program, chip: Chip, context: Context) -> Auditor<'a> {
-        let (mut local, mut memory, mut wide_local) = (false, false, false);
+        let (mut local, mut memory, mut wide_local, mut images) = (false, false, false, false);
         for instruction in &program.instructions {
             local |= instruction.class() == Class::Local;
             wide_local |= wide_local_access(instruction) != 0;
+            images |= images::address_words(instruction) != 0;
             memory |= matches!(instruction.class(), Class::VectorMemory | Class::Segment);
         }
         let local_and_memory = local && memory;
         let alignments = wide_local && context.workgroup_processor_mode;
-        Auditor { program, chip, hazards: chip.is_rdna1(), local_and_memory, alignments, findings: Vec::new() }
+        Auditor { program, chip, hazards: chip.is_rdna1(), local_and_memory, alignments, images, findings: Vec::new() }
     }
 
     /// One pass over the code finds what is wrong within a block and sums each block up; the sums are solved over the
@@ -135,6 +137,9 @@ impl<'a> Auditor<'a> {
             }
             if self.alignments {
                 self.check_alignments();
+            }
+            if self.images {
+                images::check(self.program, |index, rule| self.find(index, rule, Severity::High, None));
             }
         }
         self.findings.sort_by_key(|finding| (finding.index, finding.rule));
@@ -278,6 +283,9 @@ impl<'a> Auditor<'a> {
             }
             Format::Flat if instruction.flat_offset() != 0 => {
                 self.find(index, Rule::FlatOffset, Severity::Possible, None);
+            }
+            Format::Scratch if instruction.flat_offset() < 0 && instruction.flat_offset() % 4 != 0 => {
+                self.find(index, Rule::ScratchOffset, Severity::High, None);
             }
             _ => {}
         }

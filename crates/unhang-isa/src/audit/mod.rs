@@ -9,6 +9,7 @@
 //! instruction that meets a pending state is a finding. The findings are the same; the time is linear.
 
 mod flow;
+mod images;
 mod rules;
 mod work_arounds;
 

@@ -23,6 +23,12 @@ pub enum Rule {
     LocalMisaligned,
     /// A lane permutation right behind a comparison that writes EXEC.
     ComparePermlane,
+    /// A buffer access right behind an image instruction with scattered address registers.
+    ImageToMemory,
+    /// An image instruction with scattered address registers inside a clause.
+    ImageClause,
+    /// A scratch access with a negative offset that is no multiple of four.
+    ScratchOffset,
     /// An instruction that the chip does not have, or has with another meaning.
     Illegal,
 }
@@ -51,7 +57,7 @@ impl Severity {
 
 impl Rule {
     /// All rules, in the order in which they are reported.
-    pub const ALL: [Rule; 10] = [
+    pub const ALL: [Rule; 13] = [
         Rule::InstructionPrefetch,
         Rule::CompareExec,
         Rule::LocalBranchMemory,
@@ -61,6 +67,9 @@ impl Rule {
         Rule::FlatOffset,
         Rule::LocalMisaligned,
         Rule::ComparePermlane,
+        Rule::ImageToMemory,
+        Rule::ImageClause,
+        Rule::ScratchOffset,
         Rule::Illegal,
     ];
 
@@ -76,6 +85,9 @@ impl Rule {
             Rule::FlatOffset => "flat-segment-offset",
             Rule::LocalMisaligned => "lds-misaligned",
             Rule::ComparePermlane => "vcmpx-permlane",
+            Rule::ImageToMemory => "nsa-to-vmem",
+            Rule::ImageClause => "nsa-clause",
+            Rule::ScratchOffset => "negative-unaligned-scratch-offset",
             Rule::Illegal => "illegal-instruction",
         }
     }
@@ -118,6 +130,18 @@ impl Rule {
             Rule::ComparePermlane => {
                 "A lane permutation follows a comparison that writes EXEC with no other vector instruction between; it \
                  can permute with the old lanes. A compiler for this chip puts a `v_mov_b32` between."
+            }
+            Rule::ImageToMemory => {
+                "A buffer access with this offset follows an image instruction with scattered address registers, which \
+                 this chip gets wrong. A compiler for it puts an `s_nop` between."
+            }
+            Rule::ImageClause => {
+                "An image instruction with scattered address registers stands inside a clause, which this chip gets \
+                 wrong; compilers for it leave it out of clauses."
+            }
+            Rule::ScratchOffset => {
+                "This chip gets scratch accesses wrong whose offset is negative and no multiple of four; compilers for \
+                 it add the offset to the address."
             }
             Rule::Illegal => "This chip does not have the instruction, or does something else under its number.",
         }

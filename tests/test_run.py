@@ -370,14 +370,29 @@ torch.distributed.destroy_process_group()
     assert ended.stderr.count("HANG in a convolution") == 1
 
 
-@pytest.mark.parametrize(("ranks", "deadline"), [(None, 60.0), ("1", 60.0), ("2", 1800.0), ("many", 60.0)])
-def test_ranks_may_wait_for_each_other(monkeypatch: pytest.MonkeyPatch, ranks: str | None, deadline: float) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "given", "deadlines"),
+    [
+        (None, {}, (60.0, 600.0, 3600.0)),
+        ("1", {}, (60.0, 600.0, 3600.0)),
+        ("many", {}, (60.0, 600.0, 3600.0)),
+        ("2", {}, (1800.0, 1800.0, 3600.0)),
+        (None, {"UNHANG_HANG_DEADLINE": "5"}, (5.0, 50.0, 3600.0)),
+        ("2", {"UNHANG_HANG_DEADLINE": "5", "UNHANG_OUTSIDE_DEADLINE": "7"}, (5.0, 7.0, 3600.0)),
+        (None, {"UNHANG_OUTSIDE_DEADLINE": "none", "UNHANG_HOST_DEADLINE": "9"}, (60.0, 600.0, 9.0)),
+    ],
+)
+def test_deadlines(
+    monkeypatch: pytest.MonkeyPatch, ranks: str | None, given: dict[str, str], deadlines: tuple[float, float, float]
+) -> None:
     from unhang import _watchdog
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if ranks is not None:
         monkeypatch.setenv("WORLD_SIZE", ranks)
-    assert _watchdog._default_deadline() == deadline
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert _watchdog._deadlines() == deadlines
 
 
 # ---- hangs on a real GPU ----

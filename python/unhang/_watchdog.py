@@ -45,14 +45,10 @@ def ensure() -> None:
     number = _stack_signal()
     # In C and without the interpreter's lock, which a thread that hangs may hold for ever.
     faulthandler.register(number, file=2, all_threads=True, chain=False)
-    together = _is_together()
-    deadline = _seconds("UNHANG_HANG_DEADLINE", DEADLINE_TOGETHER if together else DEADLINE)
     _watchdog = _core.Watchdog(
         current.store,
         current.machine,
-        deadline,
-        _seconds("UNHANG_OUTSIDE_DEADLINE", deadline if together else OUTSIDE * deadline),
-        _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE),
+        _deadlines(),
         environment_variable("UNHANG_RUN_FOLDER"),
         number,
         torch.version.hip is not None,
@@ -90,9 +86,13 @@ def _stack_signal() -> int:
     return int(signal.SIGRTMAX) - 7
 
 
-def _is_together() -> bool:
+def _deadlines() -> tuple[float, float, float]:
+    """Of a convolution, of other work on the accelerator, of a call on the host."""
     ranks = os.environ.get("WORLD_SIZE", "1")
-    return ranks.isdecimal() and int(ranks) > 1
+    together = ranks.isdecimal() and int(ranks) > 1
+    deadline = _seconds("UNHANG_HANG_DEADLINE", DEADLINE_TOGETHER if together else DEADLINE)
+    outside = _seconds("UNHANG_OUTSIDE_DEADLINE", deadline if together else OUTSIDE * deadline)
+    return deadline, outside, _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE)
 
 
 def _seconds(name: str, default: float) -> float:

@@ -100,15 +100,13 @@ enum Inner {
 
 #[pymethods]
 impl PyWatchdog {
-    /// Starts watching. Deadlines are in seconds; `folder` is where `unhang run` looks for what happened; `signal` is one
+    /// Starts watching. Deadlines are in seconds: of a convolution, of other work, of a call on the host; `folder` is where `unhang run` looks for what happened; `signal` is one
     /// for which faulthandler prints the stacks.
     #[new]
     fn new(
         store: &PyStore,
         machine: &PyMachine,
-        deadline: f64,
-        outside_deadline: f64,
-        host_deadline: f64,
+        deadlines: (f64, f64, f64),
         folder: Option<PathBuf>,
         signal: i32,
         is_hip: bool,
@@ -118,9 +116,9 @@ impl PyWatchdog {
             _ => Err(PyValueError::new_err(format!("{name} is {value} seconds: it must be more than 0"))),
         };
         let settings = Settings {
-            deadline: seconds("the deadline", deadline)?,
-            outside_deadline: seconds("the deadline outside of convolutions", outside_deadline)?,
-            host_deadline: seconds("the deadline on the host", host_deadline)?,
+            deadline: seconds("the deadline", deadlines.0)?,
+            outside_deadline: seconds("the deadline outside of convolutions", deadlines.1)?,
+            host_deadline: seconds("the deadline on the host", deadlines.2)?,
         };
         let farewell =
             Farewell { store: store.shared(), machine: machine.fingerprint_text().to_owned(), folder, signal };

@@ -1,9 +1,12 @@
 //! Which algorithm computes a problem: a small table, read from the top.
 
+use std::sync::OnceLock;
+
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::isa::Isa;
 use crate::plain::CHAIN;
+use crate::simd::winograd;
 
 /// The algorithms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,6 +20,8 @@ pub enum Algorithm {
     Weights,
     /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
     Pointwise,
+    /// F(4×4, 3×3): a quarter of the products, between transforms.
+    Winograd,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
@@ -26,7 +31,7 @@ const MAX_STRIDE: usize = 16;
 
 impl Algorithm {
     /// The algorithm for an ordinary problem (see [`Problem::lower`]).
-    pub fn choose(problem: &Problem, _isa: Isa) -> Algorithm {
+    pub fn choose(problem: &Problem, isa: Isa) -> Algorithm {
         let weights = problem.direction() == Direction::BackwardWeights;
         // Padding far beyond the image would be packed, pixel by pixel; beyond this the workspace is out of proportion.
         let mostly_padding = (0..2).any(|axis| 2 * problem.padding()[axis] > 3 * problem.in_size()[axis] + 64);
@@ -40,6 +45,7 @@ impl Algorithm {
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             () if weights => Algorithm::Weights,
             () if pointwise && problem.layout() == Layout::Nchw => Algorithm::Pointwise,
+            () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
             () => Algorithm::Direct,
         }
     }
@@ -51,7 +57,19 @@ impl Algorithm {
             Algorithm::Depthwise => "depthwise",
             Algorithm::Weights => "weights",
             Algorithm::Pointwise => "pointwise",
+            Algorithm::Winograd => "winograd",
             Algorithm::Direct => "direct",
         }
     }
+}
+
+/// Where Winograd's algorithm wins, if it is possible: with so many channels on either side that the products outweigh
+/// the transforms, and on results of which its tiles are at least half full. `UNHANG_CPU_WINOGRAD=0` turns it off.
+fn winograd_wins(problem: &Problem) -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    let allowed = *ALLOWED.get_or_init(|| std::env::var("UNHANG_CPU_WINOGRAD").map_or(true, |text| text != "0"));
+    let channels = problem.in_channels().min(problem.out_channels());
+    let [_, _, height, width] = problem.operand_shapes()[2];
+    let computed = height.next_multiple_of(4) * width.next_multiple_of(4);
+    allowed && channels >= 16 && 2 * height * width >= computed
 }

@@ -29,6 +29,14 @@ impl Isa {
         }
     }
 
+    /// Numbers of f32 in a vector.
+    pub const fn lanes(self) -> usize {
+        match self {
+            Isa::Portable | Isa::Avx2 => 8,
+            Isa::Avx512 => 16,
+        }
+    }
+
     /// Whether this machine has it.
     pub fn is_available(self) -> bool {
         match self {

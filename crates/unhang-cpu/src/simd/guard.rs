@@ -65,6 +65,10 @@ fn random(length: usize, seed: u64) -> Vec<f32> {
 }
 
 fn passes_between_guards(problem: &Problem, seed: u64) -> Result<(), TestCaseError> {
+    passes_by(problem, seed, |isa| Algorithm::choose(problem, isa))
+}
+
+fn passes_by(problem: &Problem, seed: u64, algorithm: impl Fn(Isa) -> Algorithm) -> Result<(), TestCaseError> {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     let numbers = [random(lengths[0], seed), random(lengths[1], seed + 1)];
     let expected = reference::compute(problem, &numbers[0], &numbers[1], None);
@@ -76,7 +80,8 @@ fn passes_between_guards(problem: &Problem, seed: u64) -> Result<(), TestCaseErr
                 Guarded::new(&vec![f32::NAN; lengths[2]], flush),
             ];
             let [first, second, result] = &mut operands;
-            super::compute(problem, isa, first.numbers(), second.numbers(), None, result.numbers(), 2);
+            let (first, second, numbers) = (first.numbers(), second.numbers(), result.numbers());
+            super::compute_with(problem, algorithm(isa), Kernels::of(isa), first, second, None, numbers, 2);
             let got: Vec<f64> = result.numbers().iter().map(|&number| f64::from(number)).collect();
             let errors = compare(&got, &expected);
             prop_assert!(errors.within(Tolerance::of(DataType::F32)), "{isa} {flush:?} {problem}: {errors:?}");
@@ -118,6 +123,15 @@ proptest! {
         };
         let Ok(problem) = Problem::new(pointwise) else { return Err(TestCaseError::reject("makes no convolution")) };
         passes_between_guards(&problem, seed)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn nothing_beyond_operands_of_winograd_is_touched(problem in super::winograd::tests::any_shape(), seed in 0u64..1000) {
+        passes_by(&problem, seed, |_| Algorithm::Winograd)?;
     }
 }
 

@@ -18,6 +18,7 @@ mod source;
 mod tiling;
 mod vector;
 mod weights;
+pub mod winograd;
 mod workspace;
 
 use unhang_conv::Problem;
@@ -58,6 +59,9 @@ fn compute_with(
         Algorithm::Weights => weights::compute(problem, kernels, first, second, result, threads),
         Algorithm::Pointwise => {
             pointwise::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
+        }
+        Algorithm::Winograd => {
+            winograd::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
         }
         Algorithm::Direct => {
             gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);

@@ -6,11 +6,13 @@
 mod copy;
 mod depthwise;
 mod tile;
+mod winograd;
 
 #[cfg(target_arch = "x86_64")]
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
+pub use winograd::{ELEMENTS, Filters, PATCH, Products, ResultTiles, SourceTiles, TILE};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
 #[derive(Debug, Clone, Copy)]
@@ -144,6 +146,9 @@ pub type ProductsKernel = unsafe fn(*const f32, *const f32, &[usize], usize, *mu
 /// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
 pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
 
+/// Winograd's sums for one element, for one shape of tile.
+pub type ProductsKernelOfElement = unsafe fn(&Products);
+
 /// The most vectors of one tile.
 pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
@@ -185,6 +190,14 @@ pub struct Kernels {
     pub products_channels: ProductsChannelsKernel,
     /// What stands for so many numbers.
     pub fingerprint: unsafe fn(*const f32, usize) -> u64,
+    /// Winograd: sums by vectors and scalars.
+    element_products: fn(usize, usize) -> Option<ProductsKernelOfElement>,
+    /// Winograd: tiles of the source.
+    pub source_tiles: unsafe fn(&SourceTiles),
+    /// Winograd: filters, and whether all are finite.
+    pub filters: unsafe fn(&Filters) -> bool,
+    /// Winograd: tiles of the result, and whether all are finite.
+    pub result_tiles: unsafe fn(&ResultTiles) -> bool,
 }
 
 impl Kernels {
@@ -221,6 +234,10 @@ impl Kernels {
             products: |_, _, _, _, _| {},
             products_channels: |_, _, _, _, _, _, _| {},
             fingerprint: |_, _| 0,
+            element_products: |_, _| Some(|_| {}),
+            source_tiles: |_| {},
+            filters: |_| true,
+            result_tiles: |_| true,
         }
     }
 
@@ -244,6 +261,14 @@ impl Kernels {
             _ => self.pitched_tiles,
         };
         tiles(vectors, rows, scalars).expect("the tile fits the registers")
+    }
+
+    /// Winograd's sums for so many vectors and tiles.
+    ///
+    /// # Panics
+    /// When there is no such kernel: see [`Kernels::most_scalars`].
+    pub fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
+        (self.element_products)(vectors, scalars).expect("the tiles fit the registers")
     }
 }
 
@@ -380,6 +405,45 @@ macro_rules! kernels {
                 unsafe { super::copy::fingerprint(from, count) }
             }
 
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::products`].
+            $(#[$features])?
+            unsafe fn products_of_element<const P: usize, const VECTORS: usize>(products: &Products) {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::products::<$vector, P, VECTORS>(products) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::source`].
+            $(#[$features])?
+            unsafe fn source_tiles(tiles: &SourceTiles) {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::source::<$vector>(tiles) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::filters`].
+            $(#[$features])?
+            unsafe fn filters(filters: &Filters) -> bool {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::filters::<$vector>(filters) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::results`].
+            $(#[$features])?
+            unsafe fn result_tiles(tiles: &ResultTiles) -> bool {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::results::<$vector>(tiles) }
+            }
+
+            fn element_products(vectors: usize, scalars: usize) -> Option<ProductsKernelOfElement> {
+                match (vectors, 1, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(products_of_element::<$scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
                 match (vectors, rows, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(tile::<$rows, $scalars, $vectors>),)*)*
@@ -417,6 +481,10 @@ macro_rules! kernels {
                 products,
                 products_channels,
                 fingerprint,
+                element_products,
+                source_tiles,
+                filters,
+                result_tiles,
             };
         }
     };

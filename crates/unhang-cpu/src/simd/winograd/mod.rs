@@ -1,0 +1,417 @@
+//! Winograd's algorithm F(4×4, 3×3): dense three by three filters without stride, forward and backward-data.
+//!
+//! A tile of four by four results is computed from six by six pixels with 36 products for each pair of channels, where
+//! the definition has 144. Tiles, filters and sums are transformed with channels in vectors, whatever the layout; where
+//! pixels lie together they are transposed on the way in and out. Between the transforms stand 36 products of matrices,
+//! tiles by source channels by result channels. Every sum runs over the source channels in order, so that neither the
+//! blocks nor the threads change what comes out.
+//!
+//! What is not finite spoils its whole tile. A result that the definition makes not finite is never finite here (it
+//! has a product with what makes it so), so that an image without such a result is right, and any other is computed
+//! again directly. A filter that is not finite is left to the direct path altogether.
+
+mod filters;
+mod plan;
+#[cfg(test)]
+pub mod tests;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use unhang_conv::Problem;
+
+use super::geometry::{Gather, even_parts};
+use super::kernels::{ELEMENTS, Kernels, PATCH, Products, ResultTiles, SourceTiles, TILE};
+use super::workspace::{Shared, Workspace};
+use super::{cache, gather};
+use crate::parallel::for_each_unit;
+use plan::{Kept, Plan, Segment, Shape};
+
+/// The vectors of a tile of sums.
+const VECTORS: usize = 2;
+
+/// Whether an ordinary problem is a dense one of three by three taps whose workspace is no larger than its operands.
+pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
+    problem.kernel() == [3, 3]
+        && [problem.stride(), problem.dilation()] == [[1, 1]; 2]
+        && problem.groups() == 1
+        && Shape::new(&Gather::new(problem), lanes).fits()
+}
+
+/// A computation under way.
+struct Driver<'a> {
+    shape: Shape,
+    plan: Plan,
+    gather: &'a Gather,
+    kernels: &'static Kernels,
+    source: &'a [f32],
+    weight: &'a [f32],
+    /// In whole vectors.
+    bias: &'a [f32],
+    result: Shared,
+    /// Images with results that are not finite.
+    spoiled: Vec<AtomicBool>,
+    /// Whether a filter is not finite.
+    spoiled_filters: AtomicBool,
+}
+
+/// Computes it. `bias` goes along the result's channels.
+///
+/// # Panics
+/// When a slice is not as long as the gather says, or the gather is not one of three by three dense taps.
+pub fn compute(
+    gather: &Gather,
+    kernels: &'static Kernels,
+    source: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let [rows, columns] = &gather.axes;
+    assert!(gather.groups == 1 && gather.axes.iter().all(|a| a.in_step * a.out_step == 1 && a.phases[0].len() == 3));
+    assert!(gather.axes.iter().all(|axis| axis.span == 3));
+    let shape = Shape::new(gather, kernels.lanes);
+    let [of_source, of_result] =
+        [shape.sources * rows.source * columns.source, shape.results * rows.result * columns.result];
+    assert_eq!(source.len(), shape.batch * of_source, "the source's length");
+    assert_eq!(result.len(), shape.batch * of_result, "the result's length");
+    assert_eq!(weight.len(), 9 * shape.sources * shape.results, "the filter's length");
+
+    let mut vectors = Workspace::take(shape.vectors * shape.lanes);
+    vectors.fill(0.0);
+    if let Some(bias) = bias {
+        vectors[..shape.results].copy_from_slice(bias);
+    }
+    let driver = Driver {
+        shape,
+        plan: shape.plan(threads),
+        gather,
+        kernels,
+        source,
+        weight,
+        bias: &vectors,
+        result: Shared(result.as_mut_ptr()),
+        spoiled: (0..shape.batch).map(|_| AtomicBool::new(false)).collect(),
+        spoiled_filters: AtomicBool::new(false),
+    };
+    match driver.plan.kept {
+        Kept::Filters => driver.by_tiles(threads),
+        Kept::Tiles => driver.by_results(threads),
+    }
+    let Driver { spoiled, spoiled_filters, .. } = driver;
+    drop(vectors);
+    if spoiled_filters.into_inner() {
+        gather::compute(gather, kernels, source, weight, bias, result, threads);
+        return;
+    }
+    let one = Gather { batch: 1, ..gather.clone() };
+    for (image, _) in spoiled.into_iter().enumerate().filter(|(_, spoiled)| spoiled.load(Ordering::Relaxed)) {
+        let source = &source[image * of_source..][..of_source];
+        let result = &mut result[image * of_result..][..of_result];
+        gather::compute(&one, kernels, source, weight, bias, result, threads);
+    }
+}
+
+impl Driver<'_> {
+    /// Transforms all filters, then computes block after block of tiles.
+    fn by_tiles(&self, threads: usize) {
+        let Shape { vectors, .. } = self.shape;
+        let filters = self.all_filters(threads);
+        if self.spoiled_filters.load(Ordering::Relaxed) {
+            return;
+        }
+        let all = self.shape.all_tiles();
+        for_each_unit(threads, all.div_ceil(self.plan.tiles), |unit| {
+            let tiles = self.block(unit);
+            let mut transformed = Workspace::take(ELEMENTS * self.shape.source_step(self.plan.tiles));
+            self.transform_tiles(tiles.clone(), &mut transformed);
+            self.multiply(tiles, &transformed, 0..vectors, &filters);
+        });
+    }
+
+    /// Transforms all tiles, then a few vectors of filters at a time, each for all tiles.
+    fn by_results(&self, threads: usize) {
+        let Shape { vectors, .. } = self.shape;
+        let of_block = ELEMENTS * self.shape.source_step(self.plan.tiles);
+        let blocks = self.shape.all_tiles().div_ceil(self.plan.tiles);
+        let mut transformed = Workspace::take(blocks * of_block);
+        let to = Shared(transformed.as_mut_ptr());
+        for_each_unit(threads, blocks, |unit| {
+            // SAFETY: this block's part, which no other unit touches.
+            let to = unsafe { std::slice::from_raw_parts_mut(to.get().add(unit * of_block), of_block) };
+            self.transform_tiles(self.block(unit), to);
+        });
+        let transformed: &[f32] = &transformed;
+        for_each_unit(threads, vectors.div_ceil(self.plan.vectors), |unit| {
+            let first = unit * self.plan.vectors;
+            let now = first..vectors.min(first + self.plan.vectors);
+            let mut filters = Workspace::take(now.len() * self.shape.panel());
+            for (vector, to) in now.clone().zip(filters.chunks_mut(self.shape.panel())) {
+                self.transform_filters(vector, to);
+            }
+            for block in 0..blocks {
+                self.multiply(self.block(block), &transformed[block * of_block..][..of_block], now.clone(), &filters);
+            }
+        });
+    }
+
+    /// The tiles of a block.
+    fn block(&self, unit: usize) -> Range<usize> {
+        let first = unit * self.plan.tiles;
+        first..self.shape.all_tiles().min(first + self.plan.tiles)
+    }
+
+    fn transform_filters(&self, vector: usize, to: &mut [f32]) {
+        if !filters::transform(&self.shape, self.gather, self.kernels, self.weight, vector, to) {
+            self.spoiled_filters.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// All filters, kept from call to call where that pays. The number behind them says whether all are finite.
+    fn all_filters(&self, threads: usize) -> Arc<Workspace> {
+        let Shape { batch, sources, results, vectors, .. } = self.shape;
+        let (panel, length) = (self.shape.panel(), self.shape.panel() * vectors + 1);
+        let pack = |to: &mut [f32]| {
+            let (panels, flag) = to.split_at_mut(length - 1);
+            let panels = Shared(panels.as_mut_ptr());
+            for_each_unit(threads, vectors, |vector| {
+                // SAFETY: this vector's part, which no other unit touches.
+                let to = unsafe { std::slice::from_raw_parts_mut(panels.get().add(vector * panel), panel) };
+                self.transform_filters(vector, to);
+            });
+            flag[0] = f32::from(u8::from(self.spoiled_filters.load(Ordering::Relaxed)));
+        };
+        let pixels = batch * self.gather.axes[0].result * self.gather.axes[1].result;
+        if cache::is_worth_keeping(length, pixels) {
+            let mut hasher = DefaultHasher::new();
+            let low = [self.gather.axes[0].phases[0][0].offset, self.gather.axes[0].phases[0][2].offset];
+            ("winograd", sources, results, self.gather.weight, low[0] < low[1], self.shape.lanes).hash(&mut hasher);
+            let filters = cache::packed(self.kernels, self.weight, hasher.finish(), length, pack);
+            if filters[length - 1] != 0.0 {
+                self.spoiled_filters.store(true, Ordering::Relaxed);
+            }
+            filters
+        } else {
+            let mut filters = Workspace::take(length);
+            pack(&mut filters);
+            Arc::new(filters)
+        }
+    }
+
+    /// Transforms the tiles of a block to `[element][vector of channels][tile][channel]`.
+    fn transform_tiles(&self, tiles: Range<usize>, to: &mut [f32]) {
+        let mut packed = Workspace::take(self.shape.packed());
+        for segment in self.shape.segments(tiles) {
+            if self.shape.planes || !self.shape.sources.is_multiple_of(self.shape.lanes) {
+                self.transform_packed(&segment, &mut packed, to);
+                continue;
+            }
+            // Tiles that meet no padding are read in place.
+            let [rows, columns] = &self.gather.axes;
+            let whole = rows.all_inside(segment.row * TILE, TILE);
+            let inside = |column: usize| whole && columns.all_inside(column * TILE, TILE);
+            let mut first = segment.column;
+            let end = segment.column + segment.tiles;
+            while first < end {
+                let is_inside = inside(first);
+                let count = (first..end).take_while(|&column| inside(column) == is_inside).count();
+                let at = segment.at + first - segment.column;
+                let part = Segment { column: first, tiles: count, at, ..segment };
+                if is_inside {
+                    self.transform_in_place(&part, to);
+                } else {
+                    self.transform_packed(&part, &mut packed, to);
+                }
+                first += count;
+            }
+        }
+    }
+
+    /// Where a row of pixels lies in the source that a segment reads, if all of them are inside.
+    fn transform_in_place(&self, segment: &Segment, to: &mut [f32]) {
+        let [by_image, _, by_row, by_column] = self.gather.source;
+        let [rows, columns] = &self.gather.axes;
+        let row = ((segment.row * TILE) as isize + rows.low) as usize;
+        let column = ((segment.column * TILE) as isize + columns.low) as usize;
+        let from = &self.source[segment.image * by_image + row * by_row + column * by_column..];
+        let pixels = segment.tiles * TILE + PATCH - TILE;
+        assert!((PATCH - 1) * by_row + (pixels - 1) * by_column + self.shape.sources <= from.len());
+        let rows = std::array::from_fn(|i| from[i * by_row..].as_ptr());
+        self.call_source(segment, rows, by_column, 0, self.shape.blocks, to);
+    }
+
+    /// Packs the pixels of a segment with their zeros, a few channels at a time, and transforms them.
+    fn transform_packed(&self, segment: &Segment, packed: &mut [f32], to: &mut [f32]) {
+        let Shape { sources, lanes, blocks, .. } = self.shape;
+        let pixels = segment.tiles * TILE + PATCH - TILE;
+        for (first, count) in even_parts(blocks, self.shape.packed_blocks()) {
+            let (pitch, channels) = (count * lanes, (count * lanes).min(sources - first * lanes));
+            let row_pitch = pixels * pitch;
+            let packed = &mut packed[..PATCH * row_pitch];
+            for (row, to) in packed.chunks_mut(row_pitch).enumerate() {
+                self.pack_row(segment, row, first * lanes, channels, pitch, to);
+            }
+            let rows = std::array::from_fn(|i| packed[i * row_pitch..].as_ptr());
+            self.call_source(segment, rows, pitch, first, count, to);
+        }
+    }
+
+    /// Packs one row of a segment's pixels, `pitch` apart, with zeros where there are none.
+    fn pack_row(
+        &self,
+        segment: &Segment,
+        row: usize,
+        first_channel: usize,
+        channels: usize,
+        pitch: usize,
+        to: &mut [f32],
+    ) {
+        let [by_image, by_channel, by_row, by_column] = self.gather.source;
+        let [rows, columns] = &self.gather.axes;
+        let pixels = to.len() / pitch;
+        let row = (segment.row * TILE + row) as isize + rows.low;
+        let column = (segment.column * TILE) as isize + columns.low;
+        let begin = (-column).clamp(0, pixels as isize) as usize;
+        let end = (columns.source as isize - column).clamp(begin as isize, pixels as isize) as usize;
+        if row < 0 || row >= rows.source as isize || begin == end {
+            to.fill(0.0);
+            return;
+        }
+        if channels < pitch {
+            to.fill(0.0);
+        } else {
+            to[..begin * pitch].fill(0.0);
+            to[end * pitch..].fill(0.0);
+        }
+        let column = (column + begin as isize) as usize;
+        let first = segment.image * by_image + first_channel * by_channel + row as usize * by_row + column * by_column;
+        let from = &self.source[first..];
+        let to = &mut to[begin * pitch..end * pitch];
+        let pixels = end - begin;
+        assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
+        // SAFETY: the last number was just checked; each pixel goes to a place of its own.
+        unsafe {
+            if by_channel == 1 {
+                (self.kernels.rows)(from.as_ptr(), by_column, to.as_mut_ptr(), pitch, channels, pixels);
+            } else {
+                let mut offsets = [0usize; 64];
+                assert!(pixels <= offsets.len());
+                offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
+                let offsets = offsets.as_ptr();
+                (self.kernels.transpose)(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets);
+            }
+        }
+    }
+
+    /// Transforms `blocks` vectors of channels from the `first` on.
+    fn call_source(
+        &self,
+        segment: &Segment,
+        rows: [*const f32; PATCH],
+        column_step: usize,
+        first: usize,
+        blocks: usize,
+        to: &mut [f32],
+    ) {
+        let lanes = self.shape.lanes;
+        let (block_step, element_step) = (self.plan.tiles * lanes, self.shape.source_step(self.plan.tiles));
+        let at = first * block_step + segment.at * lanes;
+        assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + segment.tiles * lanes <= to.len());
+        let to = to[at..].as_mut_ptr();
+        // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last number
+        // that is written was just checked.
+        unsafe {
+            let tiles = segment.tiles;
+            (self.kernels.source_tiles)(&SourceTiles {
+                rows,
+                column_step,
+                tiles,
+                blocks,
+                to,
+                block_step,
+                element_step,
+            });
+        }
+    }
+
+    /// Multiplies a block of transformed tiles by some vectors of filters, and writes the results.
+    fn multiply(&self, tiles: Range<usize>, transformed: &[f32], vectors: Range<usize>, filters: &[f32]) {
+        let Shape { lanes, blocks, .. } = self.shape;
+        let (panel, in_block) = (self.shape.panel(), self.plan.tiles);
+        let (source_step, sums_step) = (self.shape.source_step(in_block), self.shape.sums_step(in_block));
+        assert!(vectors.len() * panel <= filters.len() && ELEMENTS * source_step <= transformed.len());
+        let mut sums = Workspace::take(vectors.len() * ELEMENTS * sums_step);
+        for element in 0..ELEMENTS {
+            for first in (0..vectors.len()).step_by(VECTORS) {
+                let now = VECTORS.min(vectors.len() - first);
+                for (tile, count) in even_parts(tiles.len(), self.kernels.most_scalars(now, 1)) {
+                    // SAFETY: the lengths were checked or made above: every element has `source_step` numbers of tiles
+                    // and `sums_step` of sums in each vector, and every vector a panel of filters.
+                    unsafe {
+                        self.kernels.element_products(now, count)(&Products {
+                            x: transformed.as_ptr().add(element * source_step + tile * lanes),
+                            x_step: in_block * lanes,
+                            blocks,
+                            w: filters.as_ptr().add(first * panel + element * blocks * lanes * lanes),
+                            w_step: panel,
+                            sums: sums.as_mut_ptr().add((first * ELEMENTS + element) * sums_step + tile * lanes),
+                            sums_step: ELEMENTS * sums_step,
+                        });
+                    }
+                }
+            }
+        }
+        let mut room = Workspace::take(self.shape.results_room());
+        for segment in self.shape.segments(tiles) {
+            for (number, vector) in vectors.clone().enumerate() {
+                let sums = &sums[number * ELEMENTS * sums_step..][..ELEMENTS * sums_step];
+                if !self.write(&segment, vector, sums, &mut room) {
+                    self.spoiled[segment.image].store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+
+    /// Transforms the sums of a segment and one vector of results, and writes them; says whether all are finite.
+    fn write(&self, segment: &Segment, vector: usize, sums: &[f32], room: &mut [f32]) -> bool {
+        let Shape { lanes, results, planes, .. } = self.shape;
+        let [by_image, by_channel, by_row, by_column] = self.gather.result;
+        let [rows, columns] = &self.gather.axes;
+        let (first_row, first_column) = (segment.row * TILE, segment.column * TILE);
+        let rows = TILE.min(rows.result - first_row);
+        let columns = (segment.tiles * TILE).min(columns.result - first_column);
+        let channels = lanes.min(results - vector * lanes);
+        let place =
+            segment.image * by_image + vector * lanes * by_channel + first_row * by_row + first_column * by_column;
+        let element_step = self.shape.sums_step(self.plan.tiles);
+        let row_step = if planes { segment.tiles * TILE * lanes } else { by_row };
+        // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
+        // which is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes;
+        // from the room they are brought to just those.
+        unsafe {
+            let place = self.result.get().add(place);
+            let finite = (self.kernels.result_tiles)(&ResultTiles {
+                from: sums.as_ptr().add(segment.at * lanes),
+                element_step,
+                bias: self.bias.as_ptr().add(vector * lanes),
+                to: if planes { room.as_mut_ptr() } else { place },
+                row_step,
+                column_step: if planes { lanes } else { by_column },
+                rows,
+                columns,
+                channels: if planes { lanes } else { channels },
+            });
+            if planes {
+                let offsets: [usize; 16] = std::array::from_fn(|channel| channel * by_channel);
+                for row in 0..rows {
+                    let (from, to) = (room.as_ptr().add(row * row_step), place.add(row * by_row));
+                    (self.kernels.transpose)(from, lanes, columns, channels, to, offsets.as_ptr());
+                }
+            }
+            finite
+        }
+    }
+}

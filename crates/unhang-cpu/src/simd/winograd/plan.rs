@@ -1,0 +1,211 @@
+//! How Winograd's work is cut into blocks, and what memory that takes.
+
+use std::ops::Range;
+
+use super::super::geometry::{Gather, even_parts};
+use super::super::kernels::{ELEMENTS, PATCH, TILE};
+
+/// Numbers of transformed tiles and sums that a block aims at: half of a second-level cache.
+const BLOCK_NUMBERS: usize = 256 * 1024;
+/// Tiles of a block where there are many channels: so often the filters are used.
+const LEAST_TILES: usize = 42;
+/// Tiles of a block at most.
+const MOST_TILES: usize = 84;
+/// Tiles of a block at most where all tiles are transformed at once.
+const MOST_TILES_AT_ONCE: usize = 140;
+/// Neighbouring tiles that are packed and written at a time.
+const SEGMENT: usize = 14;
+/// Source channels that are packed at a time.
+const CHANNELS: usize = 64;
+
+/// Sizes, in tiles and vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Images.
+    pub batch: usize,
+    /// Source channels.
+    pub sources: usize,
+    /// Result channels.
+    pub results: usize,
+    /// Numbers in a vector.
+    pub lanes: usize,
+    /// Vectors of source channels.
+    pub blocks: usize,
+    /// Vectors of result channels.
+    pub vectors: usize,
+    /// Rows and columns of tiles in an image.
+    pub tiles: [usize; 2],
+    /// Whether pixels lie together, so that channels have to be brought together first.
+    pub planes: bool,
+    /// Numbers of all operands.
+    operands: usize,
+}
+
+/// What is transformed once and kept for the whole computation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// The filters: work is shared out by blocks of tiles.
+    Filters,
+    /// The tiles: work is shared out by vectors of result channels.
+    Tiles,
+}
+
+/// How the work is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// What is transformed once.
+    pub kept: Kept,
+    /// Tiles of a block.
+    pub tiles: usize,
+    /// Vectors of result channels that are summed before they are written.
+    pub vectors: usize,
+}
+
+/// Tiles beside each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment {
+    /// The image.
+    pub image: usize,
+    /// The row of tiles.
+    pub row: usize,
+    /// The first tile in it.
+    pub column: usize,
+    /// How many.
+    pub tiles: usize,
+    /// The first tile's place in the block.
+    pub at: usize,
+}
+
+/// Steps of so many numbers that do not fall into the same sets of a cache: an odd number of cache lines.
+pub fn odd_lines(numbers: usize) -> usize {
+    numbers.div_ceil(16) / 2 * 32 + 16
+}
+
+impl Shape {
+    /// From a gather of three by three dense taps.
+    pub fn new(gather: &Gather, lanes: usize) -> Shape {
+        let [rows, columns] = &gather.axes;
+        let (sources, results) = (gather.source_channels, gather.result_channels);
+        let pixels = sources * rows.source * columns.source + results * rows.result * columns.result;
+        Shape {
+            batch: gather.batch,
+            sources,
+            results,
+            lanes,
+            blocks: sources.div_ceil(lanes),
+            vectors: results.div_ceil(lanes),
+            tiles: [rows.result.div_ceil(TILE), columns.result.div_ceil(TILE)],
+            planes: gather.source[1] != 1,
+            operands: gather.batch * pixels + 9 * sources * results,
+        }
+    }
+
+    /// Tiles of all images.
+    pub fn all_tiles(&self) -> usize {
+        self.batch * self.tiles[0] * self.tiles[1]
+    }
+
+    /// Numbers of one transformed vector of filters.
+    pub fn panel(&self) -> usize {
+        ELEMENTS * self.blocks * self.lanes * self.lanes
+    }
+
+    /// From one element of transformed tiles to the next, in blocks of so many tiles.
+    pub fn source_step(&self, tiles: usize) -> usize {
+        odd_lines(self.blocks * tiles * self.lanes)
+    }
+
+    /// From one element of sums to the next, in blocks of so many tiles.
+    pub fn sums_step(&self, tiles: usize) -> usize {
+        odd_lines(tiles * self.lanes)
+    }
+
+    /// Vectors of source channels that are packed at a time.
+    pub fn packed_blocks(&self) -> usize {
+        self.blocks.min(CHANNELS / self.lanes)
+    }
+
+    /// Neighbouring tiles at most.
+    pub fn segment(&self) -> usize {
+        self.tiles[1].min(SEGMENT)
+    }
+
+    /// Numbers of packed pixels.
+    pub fn packed(&self) -> usize {
+        PATCH * (TILE * self.segment() + PATCH - TILE) * self.packed_blocks() * self.lanes
+    }
+
+    /// Numbers of results that are still to be brought to their planes.
+    pub fn results_room(&self) -> usize {
+        if self.planes { TILE * TILE * self.segment() * self.lanes } else { 0 }
+    }
+
+    /// Numbers of filters that are brought together before they are transformed.
+    pub fn filters_room(&self) -> usize {
+        9 * self.packed_blocks() * self.lanes * self.lanes
+    }
+
+    /// Workspace with so many threads.
+    fn workspace(&self, plan: &Plan, threads: usize) -> usize {
+        let tiles = ELEMENTS * self.source_step(plan.tiles);
+        let sums = plan.vectors * ELEMENTS * self.sums_step(plan.tiles) + self.results_room();
+        let bias = self.vectors * self.lanes;
+        match plan.kept {
+            // Filters are transformed before any tile is.
+            Kept::Filters => {
+                let of_thread = (tiles + sums + self.packed()).max(self.filters_room());
+                bias + self.vectors * self.panel() + 16 + threads * of_thread
+            }
+            Kept::Tiles => {
+                let of_thread = (plan.vectors * self.panel() + sums + self.filters_room()).max(self.packed());
+                bias + self.all_tiles().div_ceil(plan.tiles) * tiles + threads * of_thread
+            }
+        }
+    }
+
+    /// The best plan whose workspace is no larger than the operands; the one with the least if all are larger.
+    pub fn plan(&self, threads: usize) -> Plan {
+        let all = self.all_tiles();
+        // Blocks are even, and whole tiles of the micro-kernel as far as that goes.
+        let even = |most: usize| even_parts(all, most).map(|(_, tiles)| tiles).max().unwrap_or(1);
+        let aim = BLOCK_NUMBERS / (ELEMENTS * self.lanes * (self.blocks + self.vectors));
+        let aim = aim.clamp(LEAST_TILES, MOST_TILES);
+        let by_tiles = [aim, 28, 14].map(|most| Plan {
+            kept: Kept::Filters,
+            tiles: even(most.min(all.div_ceil(threads))),
+            vectors: self.vectors,
+        });
+        let tiles = even(MOST_TILES_AT_ONCE);
+        let by_results = [4, 2, 1].map(|vectors| Plan { kept: Kept::Tiles, tiles, vectors });
+        // Where every filter is used for few tiles only, it is best used as soon as it is transformed.
+        let few = all.div_ceil(aim) < 2 * threads;
+        let (first, then) = if few { (by_results, by_tiles) } else { (by_tiles, by_results) };
+        let plans = || first.into_iter().chain(then);
+        let fitting = plans().find(|plan| self.workspace(plan, threads) <= self.operands);
+        let smallest = || plans().min_by_key(|plan| self.workspace(plan, threads));
+        fitting.or_else(smallest).expect("there are plans")
+    }
+
+    /// Whether the workspace of one thread is no larger than the operands.
+    pub fn fits(&self) -> bool {
+        self.workspace(&self.plan(1), 1) <= self.operands
+    }
+
+    /// The segments of some tiles, which are numbered through images, rows and columns.
+    pub fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
+        let [rows, columns] = self.tiles;
+        let most = self.segment();
+        let mut next = tiles.start;
+        std::iter::from_fn(move || {
+            (next < tiles.end).then(|| {
+                let column = next % columns;
+                let count = most.min(columns - column).min(tiles.end - next);
+                let row = next / columns;
+                let segment =
+                    Segment { image: row / rows, row: row % rows, column, tiles: count, at: next - tiles.start };
+                next += count;
+                segment
+            })
+        })
+    }
+}

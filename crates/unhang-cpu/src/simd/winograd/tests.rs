@@ -1,0 +1,219 @@
+//! Tests of Winograd on shapes that it would not be chosen for too.
+
+use proptest::prelude::*;
+use unhang_conv::{Direction, Layout, Problem, Specification, reference};
+use unhang_suite::compare;
+
+use super::plan::{Kept, Shape};
+use super::*;
+use crate::algorithm::Algorithm;
+use crate::isa::Isa;
+
+/// Any convolution that Winograd can compute: dense, three by three, no stride; images of one pixel among them.
+pub fn any_shape() -> impl Strategy<Value = Problem> {
+    let channels = || prop_oneof![1i64..40, Just(16), Just(32), Just(48), 60i64..80];
+    let sizes = (1i64..3, channels(), channels(), [1i64..19, 1i64..75], [0i64..4, 0i64..4]);
+    let kind = (prop::sample::select(Layout::ALL.to_vec()), any::<bool>());
+    (sizes, kind).prop_filter_map("makes no convolution", |(sizes, (layout, forward))| {
+        let (batch, in_channels, out_channels, in_size, padding) = sizes;
+        Problem::new(Specification {
+            batch,
+            in_channels,
+            out_channels,
+            in_size,
+            padding,
+            kernel: [3, 3],
+            layout,
+            direction: if forward { Direction::Forward } else { Direction::BackwardData },
+            ..Specification::default()
+        })
+        .ok()
+    })
+}
+
+fn problem(key: &str) -> Problem {
+    key.parse().expect("a key")
+}
+
+/// Numbers from -1 to 1 that look random, the same every time.
+fn numbers(length: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        f64::from(state) / f64::from(u32::MAX) * 2.0 - 1.0
+    };
+    (0..length).map(|_| next() as f32).collect()
+}
+
+fn operands(problem: &Problem) -> [Vec<f32>; 2] {
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    [numbers(lengths[0], 1), numbers(lengths[1], 2)]
+}
+
+fn available() -> impl Iterator<Item = Isa> {
+    Isa::ALL.into_iter().filter(|isa| isa.is_available())
+}
+
+fn run(problem: &Problem, isa: Isa, operands: &[Vec<f32>; 2], bias: Option<&[f32]>, threads: usize) -> Vec<f32> {
+    let mut result = vec![f32::NAN; problem.operand_shapes()[2].iter().product()];
+    let (algorithm, kernels) = (Algorithm::Winograd, Kernels::of(isa));
+    let [first, second] = operands;
+    super::super::compute_with(problem, algorithm, kernels, first, second, bias, &mut result, threads);
+    result
+}
+
+fn both_directions(shape: &str) -> impl Iterator<Item = Problem> {
+    ["forward:f32:nchw", "forward:f32:nhwc", "backward-data:f32:nchw", "backward-data:f32:nhwc"]
+        .map(|kind| problem(&format!("{kind}:{shape}:s1x1:p1x1:d1x1:g1")))
+        .into_iter()
+}
+
+#[test]
+fn threads_and_plans_change_nothing() {
+    let mut seen = Vec::new();
+    for shape in ["2x40x50x37:70x3x3", "1x130x6x9:90x3x3"] {
+        for problem in both_directions(shape) {
+            let operands = operands(&problem);
+            for isa in available() {
+                let bits = |threads: usize| {
+                    let result = run(&problem, isa, &operands, None, threads);
+                    result.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+                };
+                let alone = bits(1);
+                assert!(alone == bits(2) && alone == bits(7), "{isa} {problem}");
+                let shape = Shape::new(&Gather::new(&problem), isa.lanes());
+                seen.extend([1, 2, 7].map(|threads| shape.plan(threads).kept));
+            }
+        }
+    }
+    assert!(seen.contains(&Kept::Filters) && seen.contains(&Kept::Tiles));
+}
+
+/// The bias goes along the channels of the result.
+#[test]
+fn a_bias_is_added() {
+    for problem in both_directions("1x19x9x10:35x3x3") {
+        let operands = operands(&problem);
+        let channels = problem.operand_shapes()[2][1];
+        let bias = numbers(channels, 3);
+        for isa in available() {
+            let without = run(&problem, isa, &operands, None, 1);
+            let with = run(&problem, isa, &operands, Some(&bias), 1);
+            let pixels = without.len() / channels;
+            for (index, (with, without)) in with.iter().zip(&without).enumerate() {
+                let channel = match problem.layout() {
+                    Layout::Nchw => index / pixels,
+                    Layout::Nhwc => index % channels,
+                };
+                assert!((with - without - bias[channel]).abs() < 1e-4, "{isa} {problem}: {index}");
+            }
+        }
+    }
+}
+
+/// Errors far below the suite's tolerance (1e-5 and 3e-5), with many channels and with images that are nowhere negative.
+#[test]
+fn errors_are_small() {
+    for channels in [64, 512, 1024] {
+        for problem in both_directions(&format!("1x{channels}x8x8:{channels}x3x3")) {
+            // Sixteen channels of the result are enough to look at, and the reference is slow.
+            let mut specification = problem.specification();
+            match problem.direction() {
+                Direction::Forward => specification.out_channels = 16,
+                _ => specification.in_channels = 16,
+            }
+            let problem = Problem::new(specification).expect("a narrower result");
+            for positive in [false, true] {
+                let mut operands = operands(&problem);
+                if positive {
+                    operands[0].iter_mut().for_each(|number| *number = number.max(0.0));
+                }
+                let expected = reference::compute(&problem, &operands[0], &operands[1], None);
+                for isa in available() {
+                    let got: Vec<f64> = run(&problem, isa, &operands, None, 1).into_iter().map(f64::from).collect();
+                    let errors = compare(&got, &expected);
+                    assert!(errors.l2 < 4e-6 && errors.max < 1e-5, "{isa} {problem}: {errors:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What is not finite goes where the definition puts it and nowhere else; infinities keep their sign. The second image
+/// has no such number, and is not computed twice.
+#[test]
+fn not_finite_numbers_go_where_they_belong() {
+    for problem in both_directions("2x20x11x13:33x3x3") {
+        let [mut first, second] = operands(&problem);
+        for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
+            first[at] = number;
+        }
+        let second: Vec<f32> = second.into_iter().map(|number| number + 2.0).collect();
+        let expected = reference::compute(&problem, &first, &second, None);
+        for isa in available() {
+            let got = run(&problem, isa, &[first.clone(), second.clone()], None, 2);
+            for (index, (&got, &want)) in got.iter().zip(&expected).enumerate() {
+                let same = if want.is_nan() { got.is_nan() } else { want.is_finite() || f64::from(got) == want };
+                assert!(same && got.is_finite() == want.is_finite(), "{isa} {problem}: {got} for {want} at {index}");
+            }
+        }
+    }
+}
+
+/// Numbers so large that their transforms overflow, and results that do not.
+#[test]
+fn an_overflow_inside_is_mended() {
+    for problem in both_directions("1x17x9x9:18x3x3") {
+        let [first, second] = operands(&problem);
+        let first: Vec<f32> = first.into_iter().map(|number| number * 2e38).collect();
+        let second: Vec<f32> = second.into_iter().map(|number| number * 1e-3).collect();
+        let expected = reference::compute(&problem, &first, &second, None);
+        for isa in available() {
+            let got = run(&problem, isa, &[first.clone(), second.clone()], None, 1);
+            let got: Vec<f64> = got.into_iter().map(f64::from).collect();
+            let errors = compare(&got, &expected);
+            assert!(errors.not_finite == 0 && errors.max < 3e-5, "{isa} {problem}: {errors:?}");
+        }
+    }
+}
+
+/// The direct path's results, to the last bit: in both plans, and from filters that are kept from call to call.
+#[test]
+fn filters_that_are_not_finite_are_left_to_the_direct_path() {
+    for shape in ["2x40x30x37:70x3x3", "1x130x6x9:90x3x3"] {
+        for problem in both_directions(shape) {
+            let [first, mut second] = operands(&problem);
+            second[100] = f32::NAN;
+            second[777] = f32::NEG_INFINITY;
+            for isa in available() {
+                let operands = [first.clone(), second.clone()];
+                let mut direct = vec![0.0; problem.operand_shapes()[2].iter().product()];
+                let gather = Gather::new(&problem);
+                gather::compute(&gather, Kernels::of(isa), &operands[0], &operands[1], None, &mut direct, 1);
+                for threads in [1, 2] {
+                    let got = run(&problem, isa, &operands, None, threads);
+                    let same =
+                        got.iter().zip(&direct).all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
+                    assert!(same, "{isa} {problem}");
+                }
+            }
+        }
+    }
+}
+
+/// A filter that changes between calls, and one that is used in the other direction.
+#[test]
+fn kept_filters_are_never_stale() {
+    for problem in both_directions("1x64x20x20:64x3x3") {
+        let mut operands = operands(&problem);
+        for round in 0..3 {
+            operands[1][round * 1000] += 1.0;
+            let expected = reference::compute(&problem, &operands[0], &operands[1], None);
+            let got = run(&problem, Isa::detect(), &operands, None, 1);
+            let got: Vec<f64> = got.into_iter().map(f64::from).collect();
+            assert!(compare(&got, &expected).max < 1e-5, "{problem}, round {round}");
+        }
+    }
+}

@@ -63,13 +63,14 @@ impl Algorithm {
     }
 }
 
-/// Where Winograd's algorithm wins, if it is possible: with so many channels on either side that the products outweigh
-/// the transforms, and on results of which its tiles are at least half full. `UNHANG_CPU_WINOGRAD=0` turns it off.
+/// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products
+/// outweigh the transforms of tiles; on 24 tiles and more, so that they outweigh the transform of the filter; and on
+/// results that fill at least half of their tiles. `UNHANG_CPU_WINOGRAD=0` turns it off.
 fn winograd_wins(problem: &Problem) -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     let allowed = *ALLOWED.get_or_init(|| std::env::var("UNHANG_CPU_WINOGRAD").map_or(true, |text| text != "0"));
     let channels = problem.in_channels().min(problem.out_channels());
-    let [_, _, height, width] = problem.operand_shapes()[2];
-    let computed = height.next_multiple_of(4) * width.next_multiple_of(4);
-    allowed && channels >= 16 && 2 * height * width >= computed
+    let [batch, _, height, width] = problem.operand_shapes()[2];
+    let tiles = batch * height.div_ceil(4) * width.div_ceil(4);
+    allowed && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
 }

@@ -176,7 +176,14 @@ fn operands_of_the_wrong_length_are_refused() {
 fn the_table_of_algorithms() {
     let image = Specification { in_channels: 32, out_channels: 32, in_size: [20, 20], ..Specification::default() };
     let chosen = |specification: Specification| Algorithm::choose(&Problem::new(specification).unwrap(), Isa::detect());
-    assert_eq!(chosen(Specification { kernel: [3, 3], ..image.clone() }), Algorithm::Direct);
+    let three = Specification { kernel: [3, 3], padding: [1, 1], in_size: [40, 40], ..image.clone() };
+    assert_eq!(chosen(three.clone()), Algorithm::Winograd);
+    assert_eq!(chosen(Specification { direction: Direction::BackwardData, ..three.clone() }), Algorithm::Winograd);
+    assert_eq!(chosen(Specification { in_channels: 3, ..three.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { stride: [2, 2], ..three.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { in_size: [1, 40], batch: 9, ..three.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { in_size: [8, 8], ..three.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { groups: 2, ..three }), Algorithm::Direct);
     assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);

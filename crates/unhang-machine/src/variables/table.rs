@@ -58,6 +58,8 @@ pub const VARIABLES: &[Variable] = &[
         "a file", "NVIDIA's run-time compiler (`libnvrtc.so.*`), where it is not found by itself"),
     variable("UNHANG_CPU_ISA", Owner::Unhang, UnhangStart, Plain, "the widest that the processor has",
         "avx512, avx2, portable", "the instructions that the CPU engine may use"),
+    variable("UNHANG_CPU_WINOGRAD", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
+        "0, 1", "0 has the CPU engine compute dense 3×3 convolutions by their definition, not by Winograd's algorithm"),
     variable("UNHANG_NO_APT", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 keeps `make` from installing Debian packages"),
 

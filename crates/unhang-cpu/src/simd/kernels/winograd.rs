@@ -168,9 +168,9 @@ pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
                     *of_row = source_axis(d);
                 }
                 let to = tiles.to.add(block * tiles.block_step + tile * V::LANES);
-                for j in 0..PATCH {
-                    let column = source_axis(std::array::from_fn(|i| half[i][j]));
-                    for (i, element) in column.into_iter().enumerate() {
+                let columns: [[V; PATCH]; PATCH] = std::array::from_fn(|j| std::array::from_fn(|i| half[i][j]));
+                for (j, column) in columns.into_iter().enumerate() {
+                    for (i, element) in source_axis(column).into_iter().enumerate() {
                         element.store(to.add((i * PATCH + j) * tiles.element_step));
                     }
                 }

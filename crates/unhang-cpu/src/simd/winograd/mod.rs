@@ -132,30 +132,33 @@ impl Driver<'_> {
         });
     }
 
-    /// Transforms all tiles, then a few vectors of filters at a time, each for all tiles.
+    /// Transforms as many tiles as are kept at once, then a few vectors of filters at a time, each for all of them.
     fn by_results(&self, threads: usize) {
         let Shape { vectors, .. } = self.shape;
         let of_block = ELEMENTS * self.shape.source_step(self.plan.tiles);
-        let blocks = self.shape.all_tiles().div_ceil(self.plan.tiles);
-        let mut transformed = Workspace::take(blocks * of_block);
-        let to = Shared(transformed.as_mut_ptr());
-        for_each_unit(threads, blocks, |unit| {
-            // SAFETY: this block's part, which no other unit touches.
-            let to = unsafe { std::slice::from_raw_parts_mut(to.get().add(unit * of_block), of_block) };
-            self.transform_tiles(self.block(unit), to);
-        });
-        let transformed: &[f32] = &transformed;
-        for_each_unit(threads, vectors.div_ceil(self.plan.vectors), |unit| {
-            let first = unit * self.plan.vectors;
-            let now = first..vectors.min(first + self.plan.vectors);
-            let mut filters = Workspace::take(now.len() * self.shape.panel());
-            for (vector, to) in now.clone().zip(filters.chunks_mut(self.shape.panel())) {
-                self.transform_filters(vector, to);
-            }
-            for block in 0..blocks {
-                self.multiply(self.block(block), &transformed[block * of_block..][..of_block], now.clone(), &filters);
-            }
-        });
+        let all = self.shape.all_tiles().div_ceil(self.plan.tiles);
+        let mut transformed = Workspace::take(self.plan.blocks * of_block);
+        for first_block in (0..all).step_by(self.plan.blocks) {
+            let blocks = self.plan.blocks.min(all - first_block);
+            let to = Shared(transformed.as_mut_ptr());
+            for_each_unit(threads, blocks, |unit| {
+                // SAFETY: this block's part, which no other unit touches.
+                let to = unsafe { std::slice::from_raw_parts_mut(to.get().add(unit * of_block), of_block) };
+                self.transform_tiles(self.block(first_block + unit), to);
+            });
+            let transformed: &[f32] = &transformed;
+            for_each_unit(threads, vectors.div_ceil(self.plan.vectors), |unit| {
+                let first = unit * self.plan.vectors;
+                let now = first..vectors.min(first + self.plan.vectors);
+                let mut filters = Workspace::take(now.len() * self.shape.panel());
+                for (vector, to) in now.clone().zip(filters.chunks_mut(self.shape.panel())) {
+                    self.transform_filters(vector, to);
+                }
+                for (block, transformed) in transformed.chunks(of_block).enumerate().take(blocks) {
+                    self.multiply(self.block(first_block + block), transformed, now.clone(), &filters);
+                }
+            });
+        }
     }
 
     /// The tiles of a block.
@@ -187,8 +190,10 @@ impl Driver<'_> {
         let pixels = batch * self.gather.axes[0].result * self.gather.axes[1].result;
         if cache::is_worth_keeping(length, pixels) {
             let mut hasher = DefaultHasher::new();
+            // Two sets of kernels may have vectors of the same length and round differently.
+            std::ptr::from_ref(self.kernels).hash(&mut hasher);
             let low = [self.gather.axes[0].phases[0][0].offset, self.gather.axes[0].phases[0][2].offset];
-            ("winograd", sources, results, self.gather.weight, low[0] < low[1], self.shape.lanes).hash(&mut hasher);
+            ("winograd", sources, results, self.gather.weight, low[0] < low[1]).hash(&mut hasher);
             let filters = cache::packed(self.kernels, self.weight, hasher.finish(), length, pack);
             if filters[length - 1] != 0.0 {
                 self.spoiled_filters.store(true, Ordering::Relaxed);

@@ -57,6 +57,8 @@ pub struct Plan {
     pub kept: Kept,
     /// Tiles of a block.
     pub tiles: usize,
+    /// Blocks of tiles that are kept at once; the filters are transformed again for the next of them.
+    pub blocks: usize,
     /// Vectors of result channels that are summed before they are written.
     pub vectors: usize,
 }
@@ -158,7 +160,7 @@ impl Shape {
             }
             Kept::Tiles => {
                 let of_thread = (plan.vectors * self.panel() + sums + self.filters_room()).max(self.packed());
-                bias + self.all_tiles().div_ceil(plan.tiles) * tiles + threads * of_thread
+                bias + plan.blocks * tiles + threads * of_thread
             }
         }
     }
@@ -173,17 +175,21 @@ impl Shape {
         let by_tiles = [aim, 28, 14].map(|most| Plan {
             kept: Kept::Filters,
             tiles: even(most.min(all.div_ceil(threads))),
+            blocks: 1,
             vectors: self.vectors,
         });
-        let tiles = even(MOST_TILES_AT_ONCE);
-        let by_results = [4, 2, 1].map(|vectors| Plan { kept: Kept::Tiles, tiles, vectors });
+        let by_results = [(4, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
+            let at_once = all.div_ceil(passes);
+            let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
+            Plan { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors }
+        });
         // Where every filter is used for few tiles only, it is best used as soon as it is transformed.
         let few = all.div_ceil(aim) < 2 * threads;
-        let (first, then) = if few { (by_results, by_tiles) } else { (by_tiles, by_results) };
-        let plans = || first.into_iter().chain(then);
+        let (first, then): (&[Plan], &[Plan]) = if few { (&by_results, &by_tiles) } else { (&by_tiles, &by_results) };
+        let plans = || first.iter().chain(then);
         let fitting = plans().find(|plan| self.workspace(plan, threads) <= self.operands);
         let smallest = || plans().min_by_key(|plan| self.workspace(plan, threads));
-        fitting.or_else(smallest).expect("there are plans")
+        *fitting.or_else(smallest).expect("there are plans")
     }
 
     /// Whether the workspace of one thread is no larger than the operands.

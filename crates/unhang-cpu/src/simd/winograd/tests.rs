@@ -217,3 +217,27 @@ fn kept_filters_are_never_stale() {
         }
     }
 }
+
+/// Its workspace is no reason not to use it for any dense layer of the table, as it is and with one image.
+#[test]
+fn every_dense_layer_of_the_table_has_room() {
+    let mut dense = 0;
+    for layer in unhang_suite::layers() {
+        for layout in Layout::ALL {
+            for direction in [Direction::Forward, Direction::BackwardData] {
+                for batch in [layer.problem.batch(), 1] {
+                    let specification = layer.problem.specification();
+                    let specification = Specification { batch: batch as i64, layout, direction, ..specification };
+                    let problem = Problem::new(specification).expect("the layer with another batch");
+                    let channels = problem.in_channels().min(problem.out_channels());
+                    let wanted = problem.kernel() == [3, 3] && channels >= 16 && problem.groups() == 1;
+                    if wanted && [problem.stride(), problem.dilation()] == [[1, 1]; 2] {
+                        dense += 1;
+                        assert!([8, 16].iter().all(|&lanes| is_possible(&problem, lanes)), "{problem}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(dense > 100);
+}

@@ -160,8 +160,36 @@ def test_no_more_threads_than_may_run() -> None:
 def test_torchs_number_of_threads_is_ours() -> None:
     assert python("torch.set_num_threads(1); F.conv2d(x, w); print(helpers())") == "0"
     assert python("F.conv2d(x, w); print(helpers())", OMP_NUM_THREADS="1") == "0"
+
+
+@needs_proc
+def test_we_compute_on_torchs_threads() -> None:
+    # The first call starts whatever else there is; with a second thread one more comes, which torch's OpenMP names.
+    code = """
+        torch.set_num_threads(1)
+        want = F.conv2d(x, w)
+        before = len(os.listdir("/proc/self/task"))
+        torch.set_num_threads(2)
+        assert torch.equal(F.conv2d(x, w), want)
+        print(len(os.listdir("/proc/self/task")) - before, helpers())
+    """
     several = len(os.sched_getaffinity(0)) > 1
-    assert python("torch.set_num_threads(2); F.conv2d(x, w); print(helpers())") == str(int(several))
+    assert python(code) == f"{int(several)} 0"
+
+
+@needs_proc
+def test_autograds_threads_compute_the_same() -> None:
+    code = """
+        def gradients():
+            a, b = x.clone().requires_grad_(), w.clone().requires_grad_()
+            F.conv2d(a, b, padding=1).square().sum().backward()
+            return a.grad, b.grad
+        torch.set_num_threads(1)
+        want = gradients()
+        torch.set_num_threads(2)
+        print(all(torch.equal(a, b) for a, b in zip(gradients(), want)))
+    """
+    assert python(code) == "True"
 
 
 @needs_proc
@@ -171,6 +199,7 @@ def test_a_forked_child_computes_alone() -> None:
         want = F.conv2d(x, w)
         child = os.fork()
         if child == 0:
+            # Ours, then one of torch's own that takes all threads.
             same = torch.equal(F.conv2d(x, w), want)
             os._exit(0 if same and helpers() == 0 else 1)
         print(os.waitpid(child, 0)[1])

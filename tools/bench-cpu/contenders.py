@@ -33,6 +33,8 @@ def load_engine(path: Path | None) -> ctypes.CDLL:
     engine.unhang_problem.restype = ctypes.c_void_p
     engine.unhang_problem.argtypes = [ctypes.c_char_p]
     engine.unhang_run.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_size_t]
+    if not engine.unhang_use_torch_threads():
+        print("torch's threads were not found: the engine computes on its own", file=sys.stderr)
     engine.unhang_peak.restype = ctypes.c_double
     engine.unhang_peak.argtypes = [ctypes.c_size_t]
     return engine

@@ -28,6 +28,8 @@
 
 mod algorithm;
 mod isa;
+#[allow(unsafe_code)]
+mod openmp;
 mod parallel;
 mod plain;
 #[allow(unsafe_code)]
@@ -35,6 +37,7 @@ mod simd;
 
 pub use algorithm::Algorithm;
 pub use isa::Isa;
+pub use openmp::use_openmp_of;
 pub use parallel::available_threads;
 
 use unhang_conv::Problem;

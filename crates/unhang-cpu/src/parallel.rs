@@ -1,5 +1,6 @@
 //! Work shared among threads: units are claimed one by one, so that who computes a unit never changes what comes out.
 //!
+//! The threads are those of a team that the process has anyway ([`crate::use_openmp_of`]), or of our own pools.
 //! Pools are made at first use and belong to the process that made them: a forked child has none of its parent's
 //! threads, so pools are looked up by process id. The caller works too, so that a pool holds one thread fewer than
 //! asked for, and one thread touches no pool at all.
@@ -8,6 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::openmp::run_on_team;
 
 /// The threads that can run at once in this process: what affinity and the cgroup's quota of processor time (version 1
 /// and 2, both of which the standard library reads) leave of the machine's. Asked once.
@@ -40,6 +43,9 @@ pub fn for_each_unit(threads: usize, units: usize, work: impl Fn(usize) + Sync) 
         }
     };
     let helpers = threads.min(units).saturating_sub(1);
+    if helpers > 0 && run_on_team(threads, &claim) {
+        return;
+    }
     match if helpers == 0 { None } else { pool(threads - 1) } {
         None => claim(),
         Some(pool) => pool.in_place_scope(|scope| {

@@ -3,11 +3,10 @@
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::geometry::{Axis, Gather, Tap};
+use super::geometry::{Axis, Gather, Tap, even_parts, segments};
 use super::kernels::{Kernels, Pixels, Rows};
 use super::source::{Arrangement, Source, Window};
-use super::workspace::{Shared, Workspace};
-use crate::parallel::for_each_unit;
+use super::workspace::Workspace;
 use crate::plain::CHAIN;
 
 /// Numbers of a packed window: a part of the first-level cache.
@@ -280,7 +279,7 @@ fn rows_weights(
     });
 }
 
-/// NHWC, backward-weights: ranges of channels.
+/// NHWC, backward-weights: segments of rows, whose sums are added in their order.
 fn pixels_weights(
     problem: &Problem,
     kernels: &'static Kernels,
@@ -294,62 +293,63 @@ fn pixels_weights(
     let channels = problem.in_channels();
     let (tap_columns, taps) = (columns.phases[0].len(), gather.weight_group);
     let [by_image, _, by_row, by_column] = gather.source;
-    let range = channels.div_ceil(threads).next_multiple_of(4 * kernels.lanes).min(channels);
-    let result = Shared(result.as_mut_ptr());
-    for_each_unit(threads, channels.div_ceil(range), |unit| {
-        let first = unit * range;
-        let count = range.min(channels - first);
-        let mut sums = Workspace::take(taps * count);
-        let mut totals = vec![0.0f64; taps * count];
+    let all_rows = problem.batch() * rows.result;
+    let segments = segments((x.len() + dy.len()) / 2, result.len()).min(all_rows).max(1);
+    let parts: Vec<(usize, usize)> = even_parts(all_rows, all_rows.div_ceil(segments)).collect();
+    let valid: Vec<_> =
+        columns.phases[0].iter().map(|tap| crate::plain::valid_outputs(problem, 1, tap.index)).collect();
+    // Tap by tap, channels together, for every segment; in double precision, because a chain for each is short.
+    let mut totals = vec![0.0f64; parts.len() * result.len()];
+    crate::parallel::for_each_chunk(threads, &mut totals, taps * channels, |segment, totals| {
+        let mut sums = Workspace::take(taps * channels);
         sums.fill(0.0);
         let mut terms = 0;
         let mut flush = |sums: &mut [f32]| {
             totals.iter_mut().zip(sums.iter_mut()).for_each(|(total, sum)| *total += f64::from(std::mem::take(sum)));
         };
-        for image in 0..problem.batch() {
-            for row in 0..rows.result {
-                if terms + columns.result > CHAIN {
-                    flush(&mut sums);
-                    terms = 0;
-                }
-                terms += columns.result;
-                for (row_offset, row_tap) in valid_taps(rows, 0, row) {
-                    let source_row = (row * rows.in_step) as isize + row_offset;
-                    for (column_tap, tap) in columns.phases[0].iter().enumerate() {
-                        let valid = crate::plain::valid_outputs(problem, 1, tap.index);
-                        if valid.is_empty() {
-                            continue;
-                        }
-                        let column = (valid.start * columns.in_step) as isize + tap.offset;
-                        let from =
-                            image * by_image + source_row as usize * by_row + column as usize * by_column + first;
-                        let of_output = ((image * rows.result + row) * columns.result + valid.start) * channels + first;
-                        let sums = &mut sums[(row_tap * tap_columns + column_tap) * count..][..count];
-                        let x_step = columns.in_step * by_column;
-                        assert!(from + (valid.len() - 1) * x_step + count <= x.len());
-                        assert!(of_output + (valid.len() - 1) * channels + count <= dy.len());
-                        // SAFETY: the valid pixels' channels lie in both operands, as was just checked.
-                        unsafe {
-                            (kernels.products_channels)(
-                                dy.as_ptr().add(of_output),
-                                channels,
-                                x.as_ptr().add(from),
-                                x_step,
-                                valid.len(),
-                                count,
-                                sums.as_mut_ptr(),
-                            );
-                        }
+        let (first, count) = parts[segment];
+        for line in first..first + count {
+            let (image, row) = (line / rows.result, line % rows.result);
+            if terms + columns.result > CHAIN {
+                flush(&mut sums);
+                terms = 0;
+            }
+            terms += columns.result;
+            for (row_offset, row_tap) in valid_taps(rows, 0, row) {
+                let source_row = (row * rows.in_step) as isize + row_offset;
+                for (column_tap, tap) in columns.phases[0].iter().enumerate() {
+                    let valid = &valid[column_tap];
+                    if valid.is_empty() {
+                        continue;
+                    }
+                    let column = (valid.start * columns.in_step) as isize + tap.offset;
+                    let from = image * by_image + source_row as usize * by_row + column as usize * by_column;
+                    let of_output = (line * columns.result + valid.start) * channels;
+                    let sums = &mut sums[(row_tap * tap_columns + column_tap) * channels..][..channels];
+                    let x_step = columns.in_step * by_column;
+                    assert!(from + (valid.len() - 1) * x_step + channels <= x.len());
+                    assert!(of_output + valid.len() * channels <= dy.len());
+                    // SAFETY: the valid pixels' channels lie in both operands, as was just checked.
+                    unsafe {
+                        (kernels.products_channels)(
+                            dy.as_ptr().add(of_output),
+                            channels,
+                            x.as_ptr().add(from),
+                            x_step,
+                            valid.len(),
+                            channels,
+                            sums.as_mut_ptr(),
+                        );
                     }
                 }
             }
         }
         flush(&mut sums);
-        for (tap, totals) in totals.chunks(count).enumerate() {
-            for (channel, &total) in totals.iter().enumerate() {
-                // SAFETY: this unit's own channels of the filter, which has `taps` numbers for each.
-                unsafe { *result.get().add((first + channel) * taps + tap) = total as f32 };
-            }
-        }
     });
+    for (channel, filter) in result.chunks_mut(taps).enumerate() {
+        for (tap, to) in filter.iter_mut().enumerate() {
+            let of_segments = totals.iter().skip(tap * channels + channel).step_by(taps * channels);
+            *to = of_segments.sum::<f64>() as f32;
+        }
+    }
 }

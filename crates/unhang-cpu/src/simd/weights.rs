@@ -6,11 +6,12 @@
 //! packed input, and count as channels.
 //!
 //! A sum runs in registers over a chunk, through memory over at most [`CHAIN`] pixels, and those chains are added in
-//! pairs. Chunks depend on the problem alone and no sum is shared between threads, so threads change nothing.
+//! pairs. Units are ranges of filters or, where those are few, segments of pixels, whose gradients are added in the end.
+//! Chunks and segments depend on the problem alone and no sum is shared between threads, so threads change nothing.
 
 use unhang_conv::{Layout, Problem};
 
-use super::geometry::{Strides, even_parts, strides};
+use super::geometry::{Strides, even_parts, segments, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
 use super::source::pack_pixel_row;
 use super::tiling::{TileShape, choose_tile};
@@ -24,6 +25,9 @@ const CHUNK_NUMBERS: usize = 128 * 1024;
 const CHUNK_PIXELS: usize = 192;
 /// Numbers of gradient that a unit of work holds: half of a second-level cache of a megabyte.
 const UNIT_NUMBERS: usize = 128 * 1024;
+
+/// Channels of pixels that are packed as they lie.
+const DENSE_CHANNELS: usize = 64;
 
 /// Which operand lies in vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -105,18 +109,49 @@ pub fn compute(
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     let driver = Driver::new(problem, kernels);
+    let result = Shared(result.as_mut_ptr());
+    let groups = problem.groups();
     // Units are ranges of filters; only the last may end within a vector.
     let of_filter = driver.channels * problem.kernel().iter().product::<usize>();
-    let by_size = (UNIT_NUMBERS / of_filter).max(1);
-    let by_threads = if threads > 1 { (driver.filters * problem.groups()).div_ceil(threads) } else { usize::MAX };
     let grain = if driver.shape == Shape::InputVectors { 1 } else { driver.vectors * kernels.lanes };
-    let range = by_size.min(by_threads).min(driver.filters).next_multiple_of(grain);
-    let ranges = driver.filters.div_ceil(range);
-    let result = Shared(result.as_mut_ptr());
-    for_each_unit(threads, problem.groups() * ranges, |unit| {
-        let first = unit % ranges * range;
-        let filters = range.min(driver.filters - first);
-        Unit { driver: &driver, group: unit / ranges, first, filters }.compute(x, dy, result);
+    let by_size = (UNIT_NUMBERS / of_filter).max(1).min(driver.filters).next_multiple_of(grain);
+    let ranges = driver.filters.div_ceil(by_size);
+    let unit = |number: usize, range: usize, ranges: usize| {
+        let first = number % ranges * range;
+        Unit::new(&driver, number / ranges, first, range.min(driver.filters - first))
+    };
+    // Where the gradient is small the pixels are shared out too, into segments that depend on the problem alone.
+    let chunks = driver.chunks.len();
+    let segments = segments(lengths[0] + lengths[1], lengths[2]).div_ceil(groups * ranges).min(chunks);
+    if segments == 1 {
+        let by_threads = (driver.filters * groups).div_ceil(threads);
+        let range = by_size.min(by_threads.next_multiple_of(grain));
+        let ranges = driver.filters.div_ceil(range);
+        for_each_unit(threads, groups * ranges, |number| {
+            let unit = unit(number, range, ranges);
+            unit.write(&unit.sums(&driver.chunks, x, dy), result);
+        });
+        return;
+    }
+    let parts: Vec<(usize, usize)> = even_parts(chunks, chunks.div_ceil(segments)).collect();
+    let room = unit(0, by_size, ranges).length();
+    let mut partial = Workspace::take(groups * ranges * parts.len() * room);
+    let partial_sums = Shared(partial.as_mut_ptr());
+    for_each_unit(threads, groups * ranges * parts.len(), |number| {
+        let (first, count) = parts[number % parts.len()];
+        let sums = unit(number / parts.len(), by_size, ranges).sums(&driver.chunks[first..first + count], x, dy);
+        // SAFETY: this unit's own place, which has room for the sums of the longest.
+        unsafe { (kernels.row)(sums.as_ptr(), 1, sums.len(), partial_sums.get().add(number * room)) };
+    });
+    for_each_unit(threads, groups * ranges, |number| {
+        let unit = unit(number, by_size, ranges);
+        let first = number * parts.len() * room;
+        // SAFETY: all segments' sums of this unit, one after the other, which no other unit touches.
+        unsafe {
+            let sums = partial_sums.get().add(first);
+            (1..parts.len()).for_each(|segment| (kernels.add)(sums.add(segment * room), sums, unit.length()));
+            unit.write(std::slice::from_raw_parts(sums, unit.length()), result);
+        }
     });
 }
 
@@ -191,59 +226,79 @@ fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
         .collect()
 }
 
-/// A range of one group's filters: what one thread computes from start to end.
+/// A range of one group's filters.
 struct Unit<'a> {
     driver: &'a Driver<'a>,
     group: usize,
     first: usize,
     filters: usize,
+    input: Side,
+    output: Side,
+    /// Rows and columns of taps; with the taps of a row as channels only the rows count.
+    taps: Vec<[usize; 2]>,
 }
 
-impl Unit<'_> {
-    fn compute(&self, x: &[f32], dy: &[f32], result: Shared) {
+impl<'a> Unit<'a> {
+    fn new(driver: &'a Driver<'a>, group: usize, first: usize, filters: usize) -> Unit<'a> {
+        let (channels, lanes) = (driver.channels, driver.kernels.lanes);
+        let [tap_rows, tap_columns] = driver.problem.kernel();
+        let together = driver.shape == Shape::OutputVectorsRowTaps;
+        let (input_parts, output_parts) = match driver.shape {
+            Shape::InputVectors => (driver.vector_parts(channels), driver.scalar_parts(filters)),
+            Shape::OutputVectors => (driver.scalar_parts(channels), driver.vector_parts(filters)),
+            Shape::OutputVectorsRowTaps => (driver.scalar_parts(channels * tap_columns), driver.vector_parts(filters)),
+        };
+        // A layout whose channels lie together is packed as it is, if there are few: pixels far apart are fetched late.
+        let nhwc = driver.problem.layout() == Layout::Nhwc;
+        let dense = |channels: usize| (nhwc && channels <= DENSE_CHANNELS).then_some(channels);
+        let input = Side { parts: input_parts, dense: if together { Some(channels) } else { dense(channels) }, lanes };
+        let output = Side { parts: output_parts, dense: dense(filters), lanes };
+        let tap_columns = if together { 1 } else { tap_columns };
+        let taps = (0..tap_rows).flat_map(|r| (0..tap_columns).map(move |s| [r, s])).collect();
+        Unit { driver, group, first, filters, input, output, taps }
+    }
+
+    /// The side that lies in vectors, and the one that is broadcast.
+    fn sides(&self) -> (&Side, &Side) {
+        if self.driver.shape == Shape::InputVectors { (&self.input, &self.output) } else { (&self.output, &self.input) }
+    }
+
+    /// How many sums there are: by tap, part in vectors, part in scalars, scalar, vector.
+    fn length(&self) -> usize {
+        let (vector_side, scalar_side) = self.sides();
+        let scalars: usize = scalar_side.parts.iter().map(|part| part.length).sum();
+        let vectors: usize = vector_side.parts.iter().map(|part| part.vectors).sum();
+        self.taps.len() * vectors * self.driver.kernels.lanes * scalars
+    }
+
+    /// Sums over the pixels of some chunks.
+    fn sums(&self, chunks: &[Chunk], x: &[f32], dy: &[f32]) -> Workspace {
         let driver = self.driver;
         let (problem, kernels, lanes) = (driver.problem, driver.kernels, driver.kernels.lanes);
         let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
-        let [tap_rows, tap_columns] = problem.kernel();
         let (together, swapped) = (driver.shape == Shape::OutputVectorsRowTaps, driver.shape == Shape::InputVectors);
-        // A layout whose channels lie together is packed as it is.
-        let nhwc = problem.layout() == Layout::Nhwc;
-        let channels = driver.channels;
-        let (input_parts, output_parts) = match driver.shape {
-            Shape::InputVectors => (driver.vector_parts(channels), driver.scalar_parts(self.filters)),
-            Shape::OutputVectors => (driver.scalar_parts(channels), driver.vector_parts(self.filters)),
-            Shape::OutputVectorsRowTaps => {
-                (driver.scalar_parts(channels * tap_columns), driver.vector_parts(self.filters))
-            }
-        };
-        let input = Side { parts: input_parts, dense: (nhwc || together).then_some(channels), lanes };
-        let output = Side { parts: output_parts, dense: nhwc.then_some(self.filters), lanes };
-        let (vector_side, scalar_side) = if swapped { (&input, &output) } else { (&output, &input) };
-        let taps: Vec<[usize; 2]> =
-            (0..tap_rows).flat_map(|r| (0..if together { 1 } else { tap_columns }).map(move |s| [r, s])).collect();
-
-        let scalars: usize = scalar_side.parts.iter().map(|part| part.length).sum();
-        let of_tap: usize = vector_side.parts.iter().map(|part| part.vectors * lanes * scalars).sum();
-        let mut sums = PairwiseSums::new(kernels, taps.len() * of_tap);
+        let (input, output) = (&self.input, &self.output);
+        let (vector_side, scalar_side) = self.sides();
+        let mut sums = PairwiseSums::new(kernels, self.length());
         let zeros = [0.0f32; MAX_VECTORS * 16];
         let mut runs = Vec::new();
         // The last part's vectors may reach past the last channel: what they find there is read and never used.
         let slack = MAX_VECTORS * lanes;
-        let most = |pixels: &dyn Fn(&Chunk) -> usize| driver.chunks.iter().map(pixels).max().unwrap_or(0);
+        let most = |pixels: &dyn Fn(&Chunk) -> usize| chunks.iter().map(pixels).max().unwrap_or(0);
         let input_room = most(&|chunk| chunk.images * driver.input_rows(chunk.rows) * driver.columns);
         let output_room = most(&|chunk| chunk.images * chunk.rows * out[1]);
-        let padded = |channels: usize| if nhwc { channels } else { channels.next_multiple_of(lanes) };
-        let mut packed_input = Workspace::take(input_room * padded(channels) + slack);
-        let mut packed_output = Workspace::take(output_room * padded(self.filters) + slack);
-        for chunk in &driver.chunks {
+        let padded = |side: &Side, channels: usize| side.dense.unwrap_or(channels.next_multiple_of(lanes));
+        let mut packed_input = Workspace::take(input_room * padded(input, driver.channels) + slack);
+        let mut packed_output = Workspace::take(output_room * padded(output, self.filters) + slack);
+        for chunk in chunks {
             let begins = sums.begin_chunk(chunk.images * chunk.rows * out[1]);
             let input_rows = driver.input_rows(chunk.rows);
             let input_pixels = chunk.images * input_rows * driver.columns;
             let output_pixels = chunk.images * chunk.rows * out[1];
-            self.pack_input(chunk, &input, together, x, &mut packed_input);
-            self.pack_output(chunk, &output, dy, &mut packed_output);
+            self.pack_input(chunk, input, together, x, &mut packed_input);
+            self.pack_output(chunk, output, dy, &mut packed_output);
             let mut at = 0;
-            for &[r, s] in &taps {
+            for &[r, s] in &self.taps {
                 for vector_part in &vector_side.parts {
                     for scalar_part in &scalar_side.parts {
                         let (input_part, output_part) =
@@ -299,8 +354,7 @@ impl Unit<'_> {
                 }
             }
         }
-        let total = sums.finish();
-        self.write(&taps, vector_side, scalar_side, &total, result);
+        sums.finish()
     }
 
     /// Packs a chunk's input rows, with zeros where there is padding.
@@ -377,9 +431,10 @@ impl Unit<'_> {
         }
     }
 
-    /// Writes the sums, which lie by tap, part in vectors, part in scalars, scalar, vector.
-    fn write(&self, taps: &[[usize; 2]], vector_side: &Side, scalar_side: &Side, sums: &[f32], result: Shared) {
-        let driver = self.driver;
+    /// Writes the sums.
+    fn write(&self, sums: &[f32], result: Shared) {
+        let (driver, taps) = (self.driver, &self.taps);
+        let (vector_side, scalar_side) = self.sides();
         let kernels = driver.kernels;
         let weight = strides(driver.problem.weight_shape(), driver.problem.layout());
         let swapped = driver.shape == Shape::InputVectors;

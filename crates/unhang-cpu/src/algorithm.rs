@@ -22,12 +22,17 @@ pub enum Algorithm {
     Pointwise,
     /// F(4×4, 3×3): a quarter of the products, between transforms.
     Winograd,
+    /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
+    PointwiseChannels,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
 
 /// The largest stride with kernels: the packed source is dealt out into so many phases.
 const MAX_STRIDE: usize = 16;
+
+/// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.
+const MANY_CHANNELS: [usize; 2] = [256, 96];
 
 impl Algorithm {
     /// The algorithm for an ordinary problem (see [`Problem::lower`]).
@@ -36,7 +41,9 @@ impl Algorithm {
         // Padding far beyond the image would be packed, pixel by pixel; beyond this the workspace is out of proportion.
         let mostly_padding = (0..2).any(|axis| 2 * problem.padding()[axis] > 3 * problem.in_size()[axis] + 64);
         let strides = problem.stride().into_iter().max().unwrap_or(1);
-        let pointwise = [problem.kernel(), problem.stride()] == [[1, 1]; 2] && problem.padding() == [0, 0];
+        let one_tap = problem.kernel() == [1, 1] && problem.padding() == [0, 0];
+        let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
+        let many_channels = source >= MANY_CHANNELS[0] && result / problem.groups() >= MANY_CHANNELS[1];
         match () {
             () if problem.data_type() == DataType::F64 => Algorithm::Plain,
             () if strides > MAX_STRIDE || mostly_padding => Algorithm::Plain,
@@ -44,8 +51,9 @@ impl Algorithm {
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             () if weights => Algorithm::Weights,
-            () if pointwise && problem.layout() == Layout::Nchw => Algorithm::Pointwise,
             () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
+            () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
+            () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
             () => Algorithm::Direct,
         }
     }
@@ -58,6 +66,7 @@ impl Algorithm {
             Algorithm::Weights => "weights",
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
+            Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::Direct => "direct",
         }
     }

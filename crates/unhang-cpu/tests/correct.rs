@@ -144,3 +144,26 @@ proptest! {
         prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
     }
 }
+
+/// Matrix products with many channels, and weight gradients whose pixels are cut into segments.
+#[test]
+fn large_problems_pass_with_any_number_of_threads() {
+    let keys = [
+        "forward:f32:nhwc:2x260x6x7:100x1x1:s1x1:p0x0:d1x1:g1",
+        "forward:f32:nhwc:1x256x9x8:130x1x1:s2x2:p0x0:d1x1:g1",
+        "backward-data:f32:nhwc:2x100x9x7:320x1x1:s2x3:p0x0:d1x1:g1",
+        "backward-weights:f32:nhwc:3x5x40x40:6x3x3:s1x1:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:3x5x40x40:6x3x3:s1x1:p1x1:d1x1:g1",
+        "backward-weights:f32:nhwc:2x12x30x40:16x1x1:s1x1:p0x0:d1x1:g2",
+        "backward-weights:f32:nhwc:2x20x30x40:20x3x3:s2x1:p1x1:d1x1:g20",
+        "backward-weights:f32:nhwc:1x80x40x40:70x1x1:s1x1:p0x0:d1x1:g1",
+    ];
+    for key in keys {
+        let problem: Problem = key.parse().expect("a key");
+        passes(&problem, 5).expect("as the reference");
+        let alone = bits(&problem, 5, 1);
+        for threads in [2, 3, 7] {
+            assert!(bits(&problem, 5, threads) == alone, "{problem} with {threads} threads");
+        }
+    }
+}

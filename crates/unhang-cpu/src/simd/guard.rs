@@ -145,6 +145,23 @@ fn nothing_beyond_wide_operands_is_touched() {
     }
 }
 
+/// 1×1 with many channels that lie together: with parts of runs, of vectors and of tiles, strides and groups.
+#[test]
+fn nothing_beyond_pointwise_operands_with_many_channels_is_touched() {
+    let shapes = [
+        "2x256x3x5:97x1x1:s1x1:p0x0:d1x1:g1",
+        "1x300x5x4:256x1x1:s2x2:p0x0:d1x1:g1",
+        "1x515x4x6:300x1x1:s1x3:p0x0:d1x1:g1",
+        "1x512x3x3:256x1x1:s2x1:p0x0:d1x1:g2",
+    ];
+    for direction in [Direction::Forward, Direction::BackwardData] {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nhwc:{shape}").parse().expect("a key");
+            passes_between_guards(&problem, 13).expect("within its operands");
+        }
+    }
+}
+
 /// Wide rows with their channels together are read in place, and what meets padding is left out.
 #[test]
 fn nothing_beyond_operands_that_are_read_in_place_is_touched() {

@@ -5,6 +5,7 @@
 //! that cannot be touched, so that one number too many ends the test.
 
 mod cache;
+mod channels;
 mod depthwise;
 mod edges;
 mod filters;
@@ -62,6 +63,9 @@ fn compute_with(
         }
         Algorithm::Winograd => {
             winograd::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
+        }
+        Algorithm::PointwiseChannels => {
+            channels::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
         }
         Algorithm::Direct => {
             gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);

@@ -43,7 +43,9 @@ pub fn compute(
     let vectors = choose_tile(kernels, pixels, results, 1).vectors;
     let width = vectors * lanes;
     let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
-    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &parts, weight, filters);
+    let filter_parts: Vec<FilterPart> =
+        parts.iter().map(|&(first, count)| FilterPart { first, count, width: count }).collect();
+    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &filter_parts, weight, filters);
     let filters = if cache::is_worth_keeping(weight.len(), gather.batch * pixels) {
         let mut hasher = DefaultHasher::new();
         ("pointwise", gather.groups, sources, results, gather.weight, &parts).hash(&mut hasher);
@@ -152,24 +154,39 @@ pub fn compute(
     });
 }
 
+/// A part of the result's channels as it is packed.
+#[derive(Debug, Clone, Copy)]
+pub struct FilterPart {
+    /// The first channel.
+    pub first: usize,
+    /// How many.
+    pub count: usize,
+    /// Numbers that it takes for each source channel; those beyond `count` are zeros.
+    pub width: usize,
+}
+
 /// Packs filters as `[part of results][source channel][result channel]`.
-fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
+pub fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[FilterPart], weight: &[f32], mut to: &mut [f32]) {
     let [by_result, by_source, ..] = gather.weight;
-    let (sources, results) = (gather.source_channels, gather.result_channels);
+    let sources = gather.source_channels;
     for group in 0..gather.groups {
-        for &(part, scalars) in parts {
-            let from = &weight[group * gather.weight_group + part * by_result..];
-            let to = &mut to[(group * results + part) * sources..][..sources * scalars];
-            assert!((sources - 1) * by_source + (scalars - 1) * by_result < from.len());
+        for part in parts {
+            let from = &weight[group * gather.weight_group + part.first * by_result..];
+            let now;
+            (now, to) = std::mem::take(&mut to).split_at_mut(sources * part.width);
+            if part.count < part.width {
+                now.fill(0.0);
+            }
+            assert!((sources - 1) * by_source + (part.count - 1) * by_result < from.len());
             if by_result == 1 {
-                // SAFETY: rows of `scalars`, of which the last was just checked; packed one after the other.
-                unsafe { (kernels.rows)(from.as_ptr(), by_source, to.as_mut_ptr(), scalars, scalars, sources) };
+                // SAFETY: rows of `count`, of which the last was just checked, to rows of as many or more.
+                unsafe { (kernels.rows)(from.as_ptr(), by_source, now.as_mut_ptr(), part.width, part.count, sources) };
             } else {
-                let offsets: Vec<usize> = (0..sources).map(|channel| channel * scalars).collect();
-                // SAFETY: `scalars` rows with `sources` neighbouring numbers each, of which the last was just checked.
+                let offsets: Vec<usize> = (0..sources).map(|channel| channel * part.width).collect();
+                // SAFETY: `count` rows with `sources` neighbouring numbers each, of which the last was just checked.
                 unsafe {
                     let offsets = offsets.as_ptr();
-                    (kernels.transpose)(from.as_ptr(), by_result, scalars, sources, to.as_mut_ptr(), offsets);
+                    (kernels.transpose)(from.as_ptr(), by_result, part.count, sources, now.as_mut_ptr(), offsets);
                 }
             }
         }

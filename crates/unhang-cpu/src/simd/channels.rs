@@ -1,0 +1,281 @@
+//! 1×1 convolutions in NHWC as products of matrices, pixels × channels by channels × filters, forward and
+//! backward-data.
+//!
+//! A pixel's channels lie next to each other on both sides: filters lie in vectors, pixels are broadcast, and sums are
+//! written where they belong. This is for pixels with many channels, a tile's of which would share a few sets of the
+//! first-level cache where they lie: they are copied closer together. Without a stride all pixels of all images are one
+//! long line. A unit is some tiles of pixels: a block of filters stays in the first-level cache while all of them go
+//! through it, and the pixels stay in the second-level cache from one block to the next.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use super::cache;
+use super::geometry::{Gather, even_parts};
+use super::kernels::{COMMON_PITCH, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::pointwise::{FilterPart, pack_filters};
+use super::tiling::choose_tile;
+use super::workspace::{Shared, Workspace};
+use crate::parallel::for_each_unit;
+
+/// Source channels that are summed at a time: with them a block of filters takes two thirds of the first-level cache.
+const SOURCE_BLOCK: usize = 256;
+/// Tiles of one unit of work.
+const UNIT_TILES: usize = 16;
+/// Numbers of a result that do not stay in the second-level cache.
+const FETCH_NUMBERS: usize = 256 * 1024;
+
+/// Lines of pixels: all that have one, in the order of their places.
+struct Lines {
+    lines: usize,
+    pixels: usize,
+    /// From one pixel of the source to the next, and of the result.
+    pitch: [usize; 2],
+    /// Lines of an image, and from one image and one line to the next, on both sides.
+    of_image: usize,
+    by_image: [usize; 2],
+    by_line: [usize; 2],
+}
+
+impl Lines {
+    fn new(gather: &Gather) -> Lines {
+        let [rows, columns] = &gather.axes;
+        let (source, result) = (gather.source, gather.result);
+        if gather.axes.iter().all(|axis| axis.in_step * axis.out_step == 1) {
+            let pixels = gather.batch * rows.steps * columns.steps;
+            return Lines {
+                lines: 1,
+                pixels,
+                pitch: [source[3], result[3]],
+                of_image: 1,
+                by_image: [0, 0],
+                by_line: [0, 0],
+            };
+        }
+        Lines {
+            lines: gather.batch * rows.steps,
+            pixels: columns.steps,
+            pitch: [columns.in_step * source[3], columns.out_step * result[3]],
+            of_image: rows.steps,
+            by_image: [source[0], result[0]],
+            by_line: [rows.in_step * source[2], rows.out_step * result[2]],
+        }
+    }
+
+    /// Where a pixel lies in the source and in the result.
+    fn place(&self, line: usize, pixel: usize) -> [usize; 2] {
+        let (image, row) = (line / self.of_image, line % self.of_image);
+        [0, 1].map(|side| image * self.by_image[side] + row * self.by_line[side] + pixel * self.pitch[side])
+    }
+}
+
+/// Computes it. `bias` goes along the result's channels.
+///
+/// # Panics
+/// When a slice is not as long as the gather says, or the gather is not one of single taps without padding whose
+/// channels lie together.
+pub fn compute(
+    gather: &Gather,
+    kernels: &'static Kernels,
+    source: &[f32],
+    weight: &[f32],
+    bias: Option<&[f32]>,
+    result: &mut [f32],
+    threads: usize,
+) {
+    let [rows, columns] = &gather.axes;
+    assert!([gather.source[1], gather.result[1]] == [1, 1], "channels lie together");
+    assert!(gather.axes.iter().all(|a| a.span == 1 && a.low == 0 && (a.steps - 1) * a.in_step < a.source));
+    assert!(gather.axes.iter().all(|a| (a.steps - 1) * a.out_step < a.result));
+    let (sources, results) = (gather.source_channels, gather.result_channels);
+    let of_pixel = [gather.groups * sources, gather.groups * results];
+    assert_eq!(source.len(), gather.batch * rows.source * columns.source * of_pixel[0], "the source's length");
+    assert_eq!(result.len(), gather.batch * rows.result * columns.result * of_pixel[1], "the result's length");
+    assert_eq!(weight.len(), gather.groups * sources * results, "the filter's length");
+    if result.is_empty() {
+        return;
+    }
+    if gather.axes.iter().any(|axis| axis.out_step > 1) {
+        fill_between(gather, bias, result, threads);
+    }
+
+    let lanes = kernels.lanes;
+    let lines = Lines::new(gather);
+    let vectors = choose_tile(kernels, results, lines.pixels, 1).vectors;
+    let block = |first: usize| {
+        let count = (vectors * lanes).min(results - first);
+        FilterPart { first, count, width: count.next_multiple_of(lanes) }
+    };
+    let blocks: Vec<FilterPart> = (0..results).step_by(vectors * lanes).map(block).collect();
+    let of_group: usize = blocks.iter().map(|block| block.width * sources).sum();
+    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &blocks, weight, filters);
+    let filters = if cache::is_worth_keeping(of_group * gather.groups, lines.lines * lines.pixels) {
+        let mut hasher = DefaultHasher::new();
+        ("channels", gather.groups, sources, results, gather.weight, vectors * lanes, lanes).hash(&mut hasher);
+        cache::packed(kernels, weight, hasher.finish(), of_group * gather.groups, pack)
+    } else {
+        let mut filters = Workspace::take(of_group * gather.groups);
+        pack(&mut filters);
+        Arc::new(filters)
+    };
+    let padded = results.next_multiple_of(lanes);
+    let mut biases = Workspace::take(padded * gather.groups);
+    biases.fill(0.0);
+    if let Some(bias) = bias {
+        for (to, bias) in biases.chunks_mut(padded).zip(bias.chunks(results)) {
+            to[..results].copy_from_slice(bias);
+        }
+    }
+    let (filters, biases): (&[f32], &[f32]) = (&filters, &biases);
+
+    let parts: Vec<(usize, usize)> = even_parts(lines.pixels, kernels.most_scalars(vectors, 1)).collect();
+    let tiles = lines.lines * parts.len();
+    let units: Vec<(usize, usize)> = even_parts(tiles, UNIT_TILES.min(tiles.div_ceil(threads))).collect();
+    // Few tiles: the blocks of filters are shared out too.
+    let shares = if threads > 1 { (2 * threads).div_ceil(units.len() * gather.groups) } else { 1 };
+    let shares: Vec<(usize, usize)> = even_parts(blocks.len(), blocks.len().div_ceil(shares)).collect();
+    let driver = Driver {
+        gather,
+        kernels,
+        lines,
+        parts,
+        blocks,
+        filters,
+        of_group,
+        biases,
+        fetch: gather.batch * gather.result[0] > FETCH_NUMBERS,
+        result: Shared(result.as_mut_ptr()),
+    };
+    for_each_unit(threads, gather.groups * units.len() * shares.len(), |unit| {
+        let (rest, share) = (unit / shares.len(), shares[unit % shares.len()]);
+        driver.unit(source, rest % gather.groups, units[rest / gather.groups], share);
+    });
+}
+
+/// Everything that is the same for all units.
+struct Driver<'a> {
+    gather: &'a Gather,
+    kernels: &'static Kernels,
+    lines: Lines,
+    /// Tiles of a line.
+    parts: Vec<(usize, usize)>,
+    blocks: Vec<FilterPart>,
+    filters: &'a [f32],
+    of_group: usize,
+    biases: &'a [f32],
+    fetch: bool,
+    result: Shared,
+}
+
+impl Driver<'_> {
+    /// Computes some blocks of filters, the first and how many, for some tiles.
+    fn unit(&self, source: &[f32], group: usize, tiles: (usize, usize), share: (usize, usize)) {
+        let (gather, kernels, lanes) = (self.gather, self.kernels, self.kernels.lanes);
+        let (sources, results) = (gather.source_channels, gather.result_channels);
+        let [pitch, to_pitch] = self.lines.pitch;
+        let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
+        let block_most = SOURCE_BLOCK.min(sources).next_multiple_of(COMMON_PITCH);
+        let mut packed = Workspace::take(tiles.1 * most * block_most);
+        let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
+        let biases = &self.biases[group * self.biases.len() / gather.groups..];
+        let places: Vec<([usize; 2], usize)> = (tiles.0..tiles.0 + tiles.1)
+            .map(|tile| {
+                let (first, pixels) = self.parts[tile % self.parts.len()];
+                (self.lines.place(tile / self.parts.len(), first), pixels)
+            })
+            .collect();
+        let mut runs = Vec::new();
+        for (first, channels) in source_blocks(sources) {
+            let tile_numbers = most * channels.next_multiple_of(COMMON_PITCH);
+            for (&([from, _], pixels), to) in places.iter().zip(packed.chunks_mut(tile_numbers)) {
+                let from = &source[from + group * sources + first..][..(pixels - 1) * pitch + channels];
+                copy_closer(kernels, from, pitch, pixels, channels, to);
+            }
+            for block in &self.blocks[share.0..share.0 + share.1] {
+                let vectors = block.width / lanes;
+                // Blocks before this one are full: as wide as they have channels.
+                let at = group * self.of_group + block.first * sources + first * block.width;
+                let filters = &self.filters[at..][..channels * block.width];
+                let is_whole = block.count == block.width;
+                for (&([_, to], pixels), packed) in places.iter().zip(packed.chunks(tile_numbers)) {
+                    let run = |at: usize| Run { x: at * pixels, w: at * block.width };
+                    runs.clear();
+                    runs.extend((0..channels / COMMON_PITCH).map(|group| run(group * COMMON_PITCH)));
+                    // SAFETY: a tile's pixels have [`COMMON_PITCH`] numbers each for every run, where they were copied
+                    // to; the filters as many vectors. Sums go to this tile's own channels of the result, which no
+                    // other unit writes, if they fill the vectors, and by way of a buffer that is large enough if not.
+                    unsafe {
+                        let to = self.result.get().add(to + group * results + block.first);
+                        let (sums, sums_step) =
+                            if is_whole { (to, to_pitch) } else { (part_sums.as_mut_ptr(), block.width) };
+                        if !is_whole && first > 0 {
+                            (kernels.rows)(to, to_pitch, sums, sums_step, block.count, pixels);
+                        }
+                        let (init, init_step) = if first > 0 {
+                            (sums.cast_const(), sums_step)
+                        } else {
+                            (biases[block.first..][..block.width].as_ptr(), 0)
+                        };
+                        let kernel = kernels.tile(vectors, 1, pixels, COMMON_PITCH);
+                        let tile = Tile {
+                            x: packed.as_ptr(),
+                            w: filters.as_ptr(),
+                            runs: &runs,
+                            count: COMMON_PITCH,
+                            pitch: COMMON_PITCH,
+                            row_step: 0,
+                            x_step: 1,
+                            w_step: block.width,
+                            init,
+                            init_step,
+                            sums,
+                            sums_step,
+                            fetch: self.fetch && is_whole,
+                        };
+                        kernel(&tile);
+                        // What does not fill a run of its own.
+                        let rest = channels % COMMON_PITCH;
+                        if rest > 0 {
+                            let runs = &[run(channels - rest)];
+                            kernel(&Tile { runs, count: rest, init: sums, init_step: sums_step, fetch: false, ..tile });
+                        }
+                        if !is_whole {
+                            (kernels.rows)(sums, sums_step, to, to_pitch, block.count, pixels);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The blocks of source channels: first and how many; all but the last are whole runs.
+fn source_blocks(sources: usize) -> impl Iterator<Item = (usize, usize)> {
+    let block = sources.div_ceil(sources.div_ceil(SOURCE_BLOCK)).next_multiple_of(COMMON_PITCH);
+    (0..sources).step_by(block).map(move |first| (first, block.min(sources - first)))
+}
+
+/// Copies pixels so that [`COMMON_PITCH`] channels of each lie together, and then the next.
+fn copy_closer(kernels: &Kernels, from: &[f32], pitch: usize, pixels: usize, channels: usize, to: &mut [f32]) {
+    let (whole, rest) = (channels / COMMON_PITCH, channels % COMMON_PITCH);
+    assert!((pixels - 1) * pitch + channels <= from.len());
+    assert!(channels.div_ceil(COMMON_PITCH) * pixels * COMMON_PITCH <= to.len());
+    for pixel in 0..pixels {
+        // SAFETY: this pixel's channels and its place in each group, both of which were just checked.
+        unsafe {
+            let (from, to) = (from.as_ptr().add(pixel * pitch), to.as_mut_ptr().add(pixel * COMMON_PITCH));
+            (kernels.rows)(from, COMMON_PITCH, to, pixels * COMMON_PITCH, COMMON_PITCH, whole);
+            let done = whole * COMMON_PITCH;
+            (kernels.row)(from.add(done), 1, rest, to.add(done * pixels));
+        }
+    }
+}
+
+/// Fills a strided result, most of whose pixels no tap reaches, with the bias.
+fn fill_between(gather: &Gather, bias: Option<&[f32]>, result: &mut [f32], threads: usize) {
+    let line = gather.result[2];
+    crate::parallel::for_each_chunk(threads, result, line, |_, line| match bias {
+        None => line.fill(0.0),
+        Some(bias) => line.chunks_mut(bias.len()).for_each(|pixel| pixel.copy_from_slice(bias)),
+    });
+}

@@ -39,6 +39,7 @@ pub fn compute(
     result: &mut [f32],
     threads: usize,
 ) {
+    workspace::ask_for_large_pages(result);
     compute_with(problem, Algorithm::choose(problem, isa), Kernels::of(isa), first, second, bias, result, threads);
 }
 

@@ -53,6 +53,7 @@ files! {
     "sys/bus/pci/devices/0000:03:00.0/uevent",
     "sys/bus/pci/devices/0000:03:00.0/vendor",
     "sys/class/kfd/kfd/topology/nodes/0/properties",
+    "sys/class/kfd/kfd/topology/nodes/1/mem_banks/0/properties",
     "sys/class/kfd/kfd/topology/nodes/1/properties",
     "sys/module/amdgpu/initstate",
     "sys/module/amdgpu/parameters/cwsr_enable",

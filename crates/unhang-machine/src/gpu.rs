@@ -44,6 +44,12 @@ pub struct Gpu {
     pub reported_gfx: Option<String>,
     /// Compute units.
     pub compute_units: Option<u32>,
+    /// The highest clock of the shaders in MHz, by KFD.
+    #[serde(skip)]
+    pub clock_mhz: Option<u32>,
+    /// Bytes a second to video memory, by KFD's width and clock of it.
+    #[serde(skip)]
+    pub bandwidth: Option<u64>,
     /// Whether this is RDNA1.
     pub affected: bool,
     /// Bytes of video memory.
@@ -88,6 +94,59 @@ pub(crate) struct KfdNode {
     location_id: u32,
     domain: u32,
     render_minor: u32,
+    clock_mhz: u32,
+}
+
+/// Lines of a name and a number.
+fn named_values(text: &str) -> BTreeMap<&str, u64> {
+    text.lines()
+        .filter_map(|line| {
+            let (name, value) = line.trim().split_once(' ')?;
+            Some((name, value.trim().parse().ok()?))
+        })
+        .collect()
+}
+
+/// A bank of video memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MemoryBank {
+    bytes: u64,
+    /// Bits that are moved at once, and how often a second in millions; 0 where KFD does not tell.
+    width: u64,
+    clock_mhz: u64,
+}
+
+/// Reads a KFD `mem_banks/*/properties` file; nothing if it is no local memory (heap types 1 and 2).
+///
+/// ```text
+/// heap_type 1
+/// size_in_bytes 6425673728
+/// flags 0
+/// width 192
+/// mem_clk_max 750
+/// ```
+fn parse_memory_bank(text: &str) -> Option<MemoryBank> {
+    let values = named_values(text);
+    let value = |name: &str| values.get(name).copied().unwrap_or(0);
+    matches!(value("heap_type"), 1 | 2).then(|| MemoryBank {
+        bytes: value("size_in_bytes"),
+        width: value("width"),
+        clock_mhz: value("mem_clk_max"),
+    })
+}
+
+impl MemoryBank {
+    /// Bytes a second. KFD gives the memory's own clock; GDDR6, on every RDNA card with a narrow bus, moves 16 bits a pin
+    /// in each of its cycles (14 Gbit/s at 875 MHz), HBM 2. Unknown for older chips, which had other memory.
+    fn bandwidth(self, target_version: u32) -> Option<u64> {
+        let for_each_cycle = match self.width {
+            1024.. => 2,
+            1.. if target_version >= 100_000 => 16,
+            _ => return None,
+        };
+        let bits = self.width.checked_mul(self.clock_mhz)?.checked_mul(for_each_cycle)?.checked_mul(1_000_000)?;
+        (bits > 0).then_some(bits / 8)
+    }
 }
 
 /// Reads a KFD `properties` file; nothing if the node is a processor without a GPU, or the file is not one.
@@ -101,15 +160,10 @@ pub(crate) struct KfdNode {
 /// location_id 768
 /// domain 0
 /// drm_render_minor 128
+/// max_engine_clk_fcompute 1780
 /// ```
 pub(crate) fn parse_kfd_properties(text: &str) -> Option<KfdNode> {
-    let values: BTreeMap<&str, u64> = text
-        .lines()
-        .filter_map(|line| {
-            let (name, value) = line.trim().split_once(' ')?;
-            Some((name, value.trim().parse().ok()?))
-        })
-        .collect();
+    let values = named_values(text);
     let value = |name: &str| values.get(name).copied().and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
     let short = |name: &str| u16::try_from(value(name)).unwrap_or(0);
     let node = KfdNode {
@@ -121,6 +175,7 @@ pub(crate) fn parse_kfd_properties(text: &str) -> Option<KfdNode> {
         location_id: value("location_id"),
         domain: value("domain"),
         render_minor: value("drm_render_minor"),
+        clock_mhz: value("max_engine_clk_fcompute"),
     };
     (node.simd_count > 0).then_some(node)
 }
@@ -245,6 +300,7 @@ fn from_kfd(system: &System, number: u32, node: &KfdNode, controller: Option<&Pc
     let gfx = chips::gfx_name(node.target_version).or(chip.map(|chip| chip.gfx.to_owned()));
     let pci = node.pci();
     let render = (node.render_minor > 0).then(|| format!("/dev/dri/renderD{}", node.render_minor));
+    let bank = largest_bank(system, number);
     Gpu {
         vendor_id: node.vendor_id,
         device_id: node.device_id,
@@ -255,7 +311,9 @@ fn from_kfd(system: &System, number: u32, node: &KfdNode, controller: Option<&Pc
         affected: gfx.as_deref().is_some_and(chips::is_affected_gfx),
         gfx,
         compute_units: Some(node.compute_units()).filter(|units| *units > 0),
-        memory_bytes: memory(system, &pci).or_else(|| kfd_memory(system, number)),
+        clock_mhz: Some(node.clock_mhz).filter(|clock| *clock > 0),
+        bandwidth: bank.and_then(|bank| bank.bandwidth(node.target_version)),
+        memory_bytes: memory(system, &pci).or(bank.map(|bank| bank.bytes)),
         driver: driver(system, &pci),
         render_access: render.as_ref().map_or(DeviceAccess::Missing, |node| system.device(node)),
         render_node: render,
@@ -283,6 +341,8 @@ fn from_pci(system: &System, controller: &PciDevice) -> Gpu {
             .map(|gfx| override_for(system, None).map_or_else(|| gfx.clone(), |(_, reported)| reported)),
         gfx,
         compute_units: None,
+        clock_mhz: None,
+        bandwidth: None,
         affected: chip.is_some_and(|chip| chip.affected),
         memory_bytes: memory(system, &controller.address),
         driver: driver(system, &controller.address),
@@ -314,19 +374,15 @@ fn memory(system: &System, address: &str) -> Option<u64> {
     system.line(Path::new(PCI_DEVICES).join(address).join("mem_info_vram_total"))?.parse().ok()
 }
 
-/// The largest bank of local memory that KFD lists for a node (heap types 1 and 2).
-fn kfd_memory(system: &System, node: u32) -> Option<u64> {
+/// The largest bank of local memory that KFD lists for a node.
+fn largest_bank(system: &System, node: u32) -> Option<MemoryBank> {
     let banks = Path::new(KFD_NODES).join(node.to_string()).join("mem_banks");
     system
         .entries(&banks)
         .into_iter()
         .take(16)
-        .filter_map(|bank| {
-            let text = system.line(banks.join(bank).join("properties"))?;
-            let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
-            matches!(value("heap_type "), Some(1 | 2)).then(|| value("size_in_bytes "))?
-        })
-        .max()
+        .filter_map(|bank| parse_memory_bank(&system.text(banks.join(bank).join("properties"), SMALL).ok()?))
+        .max_by_key(|bank| bank.bytes)
 }
 
 fn driver(system: &System, address: &str) -> Option<String> {
@@ -364,6 +420,22 @@ mod tests {
     }
 
     #[test]
+    fn memory_banks_of_cards() {
+        let bank = |width: u64, clock: u64| {
+            parse_memory_bank(&format!("heap_type 1\nsize_in_bytes 64\nflags 0\nwidth {width}\nmem_clk_max {clock}\n"))
+        };
+        let bandwidth = |width, clock, version| bank(width, clock).unwrap().bandwidth(version);
+        // RX 5600 XT with 12 Gbit/s memory, RX 5700 XT, Radeon Pro 5600M (HBM2): the vendor's figures.
+        assert_eq!(bandwidth(192, 750, 100_100), Some(288_000_000_000));
+        assert_eq!(bandwidth(256, 875, 100_100), Some(448_000_000_000));
+        assert_eq!(bandwidth(2048, 770, 100_101), Some(394_240_000_000));
+        assert_eq!(bandwidth(256, 2000, 80_003), None, "GDDR5");
+        assert_eq!(bandwidth(192, 0, 100_100), None);
+        assert_eq!(bandwidth(u64::MAX, u64::MAX, 100_100), None);
+        assert_eq!(parse_memory_bank("heap_type 0\nsize_in_bytes 64\n"), None, "the host's memory");
+    }
+
+    #[test]
     fn a_processor_is_not_a_gpu() {
         assert_eq!(parse_kfd_properties("cpu_cores_count 16\nsimd_count 0\nvendor_id 4098\n"), None);
     }
@@ -371,7 +443,7 @@ mod tests {
     proptest! {
         #[test]
         fn parsers_take_anything(text in ".{0,300}", numbers in proptest::collection::vec(any::<u64>(), 8)) {
-            let _ = parse_kfd_properties(&text);
+            let _ = (parse_kfd_properties(&text), parse_memory_bank(&text));
             let _ = parse_hexadecimal(&text);
             let _ = chips::gfx_of_override(&text);
             let names = ["simd_count", "simd_per_cu", "vendor_id", "device_id", "gfx_target_version", "location_id",

@@ -113,6 +113,8 @@ mod tests {
             gfx: Some(gfx.to_owned()),
             reported_gfx: Some(reported.to_owned()),
             compute_units: Some(36),
+            clock_mhz: None,
+            bandwidth: None,
             affected: true,
             memory_bytes: None,
             driver: None,

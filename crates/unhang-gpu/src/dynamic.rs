@@ -49,7 +49,12 @@ pub(crate) fn open(prefixes: &[&str], names: &[String]) -> Result<Found, Library
         let flags = RTLD_NOW | RTLD_LOCAL | if only_if_loaded { libc::RTLD_NOLOAD } else { 0 };
         // SAFETY: the libraries' initialisers are the vendors' own, and with RTLD_NOLOAD they have run already.
         match unsafe { Library::open(Some(&name), flags) } {
-            Ok(library) => return Ok(Found { library: ManuallyDrop::new(library), path: name }),
+            Ok(library) => {
+                // The file itself, whoever loaded it: what is compiled is filed under its name.
+                let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+                let path = mapped(&maps, prefixes).into_iter().next().map_or(name, |path| path.display().to_string());
+                return Ok(Found { library: ManuallyDrop::new(library), path });
+            }
             Err(error) => tried.push(format!("{name} ({error})")),
         }
     }
@@ -90,5 +95,13 @@ mod tests {
                     7f2-7f3 r--p 0 08:01 43 /usr/lib/libc.so.6\n";
         let found = mapped(maps, &["libamdhip64.so"]);
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [PathBuf::from("/opt/a b/lib/libamdhip64.so.5")]);
+    }
+
+    #[test]
+    fn a_library_is_the_same_file_however_it_was_found() {
+        // Not loaded before, and then loaded already.
+        let paths = [(); 2].map(|()| open(&["libutil.so"], &["libutil.so.1".into()]).unwrap().path);
+        assert_eq!(paths[0], paths[1]);
+        assert!(paths[0].starts_with('/'), "{paths:?}");
     }
 }

@@ -335,7 +335,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
     x, w = torch.randn(8, 64, 28, 28, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
     want = torch.autograd.grad(F.conv2d(x.double(), w.double(), padding=1).sum(), w)[0]
     denied = []
-    original = _jit._allocate
+    original = _jit.allocate
 
     def allocate(shape, stride, dtype, device):
         if dtype is torch.uint8:
@@ -347,7 +347,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
         y = F.conv2d(x, w, padding=1)
         torch.autograd.grad(y.sum(), w, retain_graph=True)
         unhang.wait_for_kernels()
-        monkeypatch.setattr(_jit, "_allocate", allocate)
+        monkeypatch.setattr(_jit, "allocate", allocate)
         for _ in range(3):
             assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
     assert len(denied) == 1, "memory that is short is not asked for again"
@@ -379,7 +379,7 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
 
     def lying(route, loaded, *rest):
         result = honest(route, loaded, *rest)
-        lies.append(_jit._label(route, loaded))
+        lies.append(_jit._label(route, loaded.kernel))
         result[-1, -1, -1, -1] += 100.0
         return result
 

@@ -317,6 +317,7 @@ def _plan(
     route = Route(problem, plan, memory_format, geometry.padding)
     route.device, route.rehearsed = device, device in rehearsed
     route.workspace_limit = settings.workspace_limit << 20
+    route.tune = settings.tune
     route.ready = input.device.type == "cpu" and all(
         tensor.is_contiguous(memory_format=memory_format) for tensor in (input, weight)
     )

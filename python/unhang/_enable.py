@@ -12,7 +12,7 @@ import torch
 
 from unhang import _canary, _convolve, _dispatch, _environment, _layers, _watchdog
 from unhang._settings import Settings
-from unhang._state import renewed_after_fork, say, state
+from unhang._state import environment_variable, renewed_after_fork, say, state
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
@@ -58,6 +58,8 @@ def enable(
     chosen = (settings or Settings()).changed(**changes) if changes else settings or Settings()
     if strategy != "auto" or settings is None:
         chosen = chosen.changed(strategy=strategy)
+    if environment_variable("UNHANG_TUNE") not in (None, "0"):
+        chosen = chosen.changed(tune=True)
     with _lock:
         if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
             say("UNHANG_DISABLE is set: torch is left alone")

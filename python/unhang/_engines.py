@@ -77,6 +77,7 @@ class Route:
         "rehearsed",
         "seconds",
         "tally",
+        "tune",
         "workspace_limit",
     )
 
@@ -101,6 +102,8 @@ class Route:
         #: What our GPU kernels keep here, and the most bytes of workspace that they may take.
         self.kernel: Loaded | None = None
         self.workspace_limit = 0
+        #: Whether candidates for them are to be measured.
+        self.tune = False
         #: Calls that were timed, and the fastest; only where a call's return means that the work is done.
         self.calls = 0
         self.seconds = float("inf")

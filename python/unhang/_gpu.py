@@ -7,15 +7,20 @@ import glob
 import os
 import sys
 import threading
+import time
 
 import torch
 
 from unhang import _core
+from unhang._progress import Progress
 from unhang._state import renewed_after_fork, state
 
 # Seconds that the end of a process may wait for a kernel that is being compiled: a compiler must not be at work while
 # the libraries under it are taken down.
 _PATIENCE_AT_EXIT = 10.0
+
+# Seconds between looks at how many kernels are left to compile.
+_LOOKS_EVERY = 0.5
 
 #: Set to "emulator", it lets a rehearsal's CPU tensors be computed by our GPU kernels on an emulated card: the one that
 #: is described, instruction by instruction, many thousand times slower than a real one.
@@ -36,7 +41,10 @@ def gpu(index: int) -> _core.Gpu:
         with _lock:
             found = _opened.get(index)
             if found is None:
-                found = _opened[index] = _open(index)
+                found = _open(index)
+                if not isinstance(found, str):
+                    found.take_tunings(state().store)  # what was measured before on this device
+                _opened[index] = found
     if isinstance(found, str):
         raise _core.GpuDeclined(found)
     return found
@@ -97,7 +105,17 @@ def wait_for_kernels(seconds: float = 600.0) -> bool:
     A new convolution is computed by generic kernels until its own are compiled. Call this after a first pass where
     that matters: before recording a CUDA graph, and before measuring.
     """
-    return all(device.settle(seconds) for device in opened())
+    devices = opened()
+    deadline = time.monotonic() + seconds
+    total = sum(device.waiting for device in devices)
+    progress = Progress("compiling kernels:", total)
+    while True:
+        left = deadline - time.monotonic()
+        settled = all(device.settle(min(max(left, 0.0), _LOOKS_EVERY)) for device in devices)
+        progress.at(total - sum(device.waiting for device in devices))
+        if settled or left <= 0.0:
+            progress.end()
+            return settled
 
 
 @atexit.register

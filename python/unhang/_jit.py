@@ -21,6 +21,8 @@ Tensor = torch.Tensor
 
 # Our kernels read and write four elements at a time.
 _ALIGNMENT = 16
+# So many kernels that are waiting to be compiled are worth a word.
+_MANY = 16
 
 try:
     _raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -34,14 +36,14 @@ except AttributeError:  # before torch 2.0
     _empty_strided = None
 
 
-def _stream_of(index: int) -> int:
+def stream_of(index: int) -> int:
     """The stream that torch queues work on now. The CPU tensors of a rehearsal have none."""
     if index < 0:
         return 0
     return _raw_stream(index)
 
 
-def _allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory from torch's allocator, on its current stream."""
     global _empty_strided
     index = device.index
@@ -53,6 +55,14 @@ def _allocate(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtyp
         except RuntimeError:  # a torch that has the name and not the function
             _empty_strided = None
     return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+
+
+def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
+    """The tensor as our kernels read it: in that order, without gaps, aligned."""
+    if not tensor.is_contiguous(memory_format=form):
+        tensor = tensor.contiguous(memory_format=form)
+    # A view that begins in the middle of another tensor: memory of its own is aligned.
+    return tensor.clone(memory_format=form) if tensor.data_ptr() % _ALIGNMENT else tensor
 
 
 class WrongResult(RuntimeError):
@@ -141,15 +151,17 @@ def _load_and_launch(
     route: Route, problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     loaded = _load(route, problem, first.get_device())
-    known = _verdict(_label(route, loaded))
+    known = verdict(route, loaded.kernel)
     if known == "works":
-        loaded.settled = not loaded.kernel.provisional
         if loaded.kernel.provisional and _is_capturing(first.get_device()):
             say(
                 "a graph is being recorded while kernels are still being compiled: it keeps the generic ones, which "
                 "are slower; call unhang.wait_for_kernels() after a first pass, and run one more, before recording"
             )
-        return _launch(route, loaded, first, second, bias, geometry)
+        result = _launch(route, loaded, first, second, bias, geometry)
+        if route.kernel is loaded:
+            _settle(route, loaded, first, second, bias, geometry)
+        return result
     if known is not None:
         raise WrongResult(f"the first result of {loaded.kernel.choice} was wrong on this machine")
     if _is_capturing(first.get_device()):
@@ -160,15 +172,27 @@ def _load_and_launch(
     finding = _verify.compare(problem.direction, geometry, first, second, bias, result)
     if finding.right is None:
         return result  # numbers that cannot be compared: the next result may
-    _keep_verdict(route, loaded, finding)
+    keep_verdict(route, loaded.kernel, problem, finding)
     if not finding.right:
         raise WrongResult(f"{loaded.kernel.choice} was wrong: {finding.detail}")
-    loaded.settled = not loaded.kernel.provisional
+    _settle(route, loaded, first, second, bias, geometry)
     return result
 
 
+def _settle(
+    route: Route, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
+) -> None:
+    """Notes whether these kernels are the last word, whose result was right and is queued."""
+    if not route.tune or loaded.kernel.provisional:
+        loaded.settled = not loaded.kernel.provisional
+        return
+    from unhang import _tuning  # late: it measures with what is defined here
+
+    loaded.settled = _tuning.step(route, loaded, first, second, bias, geometry)
+
+
 def _is_capturing(index: int) -> bool:
-    return _gpu.gpu(index).is_capturing(_stream_of(index))
+    return _gpu.gpu(index).is_capturing(stream_of(index))
 
 
 def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:
@@ -176,7 +200,7 @@ def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:
     device = _gpu.gpu(index)
     before = route.kernel if route.kernel is not None and route.kernel.problem == problem else None
     try:
-        kernel = device.prepare(problem, _stream_of(index), route.workspace_limit, deterministic())
+        kernel = device.prepare(problem, stream_of(index), route.workspace_limit, deterministic())
     except _core.GpuFailure as error:
         if before is None:
             raise
@@ -185,6 +209,11 @@ def _load(route: Route, problem: _core.Problem, index: int) -> Loaded:
         return before
     if before is not None and before.kernel.kernels == kernel.kernels and before.workspace == kernel.workspace_bytes:
         return before
+    if kernel.provisional and device.waiting >= _MANY:
+        say(
+            "many GPU kernels are being compiled in the background; generic ones serve meanwhile "
+            "(unhang.wait_for_kernels() waits for them, `unhang kernels warm --seen` compiles ahead)"
+        )
     loaded = route.kernel = Loaded(kernel, problem, route.memory_format)
     return loaded
 
@@ -193,23 +222,22 @@ def _launch(
     route: Route, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
 ) -> Tensor:
     form = route.memory_format
-    if not first.is_contiguous(memory_format=form):
-        first = first.contiguous(memory_format=form)
-    if not second.is_contiguous(memory_format=form):
-        second = second.contiguous(memory_format=form)
     first_address, second_address = first.data_ptr(), second.data_ptr()
-    if (first_address | second_address) % _ALIGNMENT:
-        # A view that begins in the middle of another tensor: memory of its own is aligned.
-        first, second = (it.clone(memory_format=form) if it.data_ptr() % _ALIGNMENT else it for it in (first, second))
+    if (
+        (first_address | second_address) % _ALIGNMENT
+        or not first.is_contiguous(memory_format=form)
+        or not second.is_contiguous(memory_format=form)
+    ):
+        first, second = dense(first, form), dense(second, form)
         first_address, second_address = first.data_ptr(), second.data_ptr()
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()
     device = first.device
-    result = _allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
+    result = allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
     workspace = None
     if loaded.workspace:
         try:
-            workspace = _allocate((loaded.workspace,), (1,), torch.uint8, device)
+            workspace = allocate((loaded.workspace,), (1,), torch.uint8, device)
         except torch.cuda.OutOfMemoryError as error:
             del result
             return _without_workspace(route, loaded, first, second, bias, geometry, error)
@@ -219,7 +247,7 @@ def _launch(
         0 if bias is None else bias.data_ptr(),
         result.data_ptr(),
         0 if workspace is None else workspace.data_ptr(),
-        _stream_of(first.get_device()),
+        stream_of(first.get_device()),
     )
     return result
 
@@ -249,14 +277,19 @@ def compute(
     """What these kernels make of dense operands, whatever is known of them: for the canary."""
     result = torch.empty(problem.result_shape, dtype=first.dtype, device=first.device, memory_format=form)
     workspace = first.new_empty(max(kernel.workspace_bytes, 1), dtype=torch.uint8)
-    stream = _stream_of(first.get_device())
+    stream = stream_of(first.get_device())
     kernel.launch(first.data_ptr(), second.data_ptr(), 0, result.data_ptr(), workspace.data_ptr(), stream)
     return result
 
 
-def _label(route: Route, loaded: Loaded) -> str:
+def _label(route: Route, kernel: _core.Kernel) -> str:
     """What verdicts on kernels are kept under. A rehearsal's are filed apart."""
-    return f"jit:kernel:{loaded.kernel.kernels}{' (rehearsed)' if route.rehearsed else ''}"
+    return f"jit:kernel:{kernel.kernels}{' (rehearsed)' if route.rehearsed else ''}"
+
+
+def verdict(route: Route, kernel: _core.Kernel) -> str | None:
+    """What is known of the first result of kernels on this machine; None where there was none."""
+    return _verdict(_label(route, kernel))
 
 
 def _verdict(label: str) -> str | None:
@@ -269,13 +302,14 @@ def _verdict(label: str) -> str | None:
     return known
 
 
-def _keep_verdict(route: Route, loaded: Loaded, finding: _verify.Finding) -> None:
+def keep_verdict(route: Route, kernel: _core.Kernel, problem: _core.Problem, finding: _verify.Finding) -> None:
+    """Keeps how the first result of kernels compared, in this process and in the store."""
     current = state()
-    label = _label(route, loaded)
+    label = _label(route, kernel)
     verdict = "works" if finding.right else "wrong"
     with _lock:
         _verdicts[label] = verdict
-    detail = f"{loaded.kernel.choice}, first result: {finding.detail}"
+    detail = f"{kernel.choice}, first result: {finding.detail}"
     current.store.set_canary(current.machine.fingerprint, label, verdict, detail)
     if finding.right and not route.rehearsed:
-        current.planner.learn(loaded.problem, "jit", "works", None, detail)
+        current.planner.learn(problem, "jit", "works", None, detail)

@@ -27,6 +27,8 @@ class Settings:
     pad_channels: bool = False
     #: Most mebibytes of the GPU's memory that our kernels may take as workspace for one convolution.
     workspace_limit: int = 1024
+    #: Whether our GPU kernels are tuned on first use: candidates are timed between calls, and the fastest is kept.
+    tune: bool = False
     #: Print each decision once.
     verbose: bool = False
     #: Keep decisions; otherwise every call is planned anew.

@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> int:
         return _CANNOT_TELL
 
     from unhang import _core, _gpu
+    from unhang._progress import Progress
     from unhang._state import state
 
     absence = _gpu.absence(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
@@ -33,22 +34,18 @@ def main(arguments: list[str]) -> int:
     current = state()
     keys = [key for key, _ in current.store.seen(current.machine.fingerprint)]
     failures: list[str] = []
-    done = 0
+    progress = Progress(f"compiling for {gpu.name}:", len(keys))
 
     def warm(key: str) -> None:
-        nonlocal done
         try:
             gpu.warm(_core.Problem.from_key(key))
         except (_core.GpuFailure, _core.GpuDeclined, ValueError) as error:
             failures.append(f"{key}: {error}")
-        done += 1
-        if sys.stderr.isatty():
-            print(f"\rcompiling for {gpu.name}: {done} of {len(keys)}", end="", file=sys.stderr, flush=True)
+        progress.one_more()
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(warm, keys))
-    if sys.stderr.isatty() and keys:
-        print(file=sys.stderr)
+    progress.end()
     for failure in failures:
         print(f"unhang: {failure}", file=sys.stderr)
     if "--json" in arguments:

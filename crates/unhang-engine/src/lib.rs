@@ -9,6 +9,7 @@
 mod operands;
 mod reference;
 mod tiled;
+mod tuned;
 mod verdict;
 
 use std::fmt;
@@ -21,6 +22,7 @@ pub use half::{bf16, f16};
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;
 pub use tiled::{PaddedChannels, Tiled};
+pub use tuned::Tuned;
 pub use verdict::Verdict;
 
 /// The engines, by the names that plans, evidence and reports use.

@@ -25,7 +25,7 @@ const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
 /// How the file came to its present form. A migration, once released, is never edited: the next one is added behind it.
 /// A record is told apart by all that it is about, its source and its verdict, so the table is bounded by what there is
 /// to know and not by how often it was seen.
-pub(crate) const MIGRATIONS: [&str; 2] = [
+pub(crate) const MIGRATIONS: [&str; 3] = [
     "CREATE TABLE records (
         machine TEXT NOT NULL,
         problem TEXT NOT NULL,
@@ -64,6 +64,25 @@ pub(crate) const MIGRATIONS: [&str; 2] = [
         count INTEGER NOT NULL,
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (machine, problem)
+    ) WITHOUT ROWID;",
+    // Which of our GPU kernels was measured to be the fastest. By device and not by machine: another torch changes
+    // nothing about it, other kernels do.
+    "CREATE TABLE tunings (
+        device TEXT NOT NULL,
+        problem TEXT NOT NULL,
+        kernels TEXT NOT NULL,
+        compiler TEXT NOT NULL,
+        driver TEXT NOT NULL,
+        choice TEXT NOT NULL,
+        seconds REAL NOT NULL,
+        spread REAL NOT NULL,
+        model_choice TEXT NOT NULL,
+        model_seconds REAL NOT NULL,
+        candidates INTEGER NOT NULL,
+        detail TEXT NOT NULL,
+        source TEXT NOT NULL,
+        unix_seconds INTEGER NOT NULL,
+        PRIMARY KEY (device, problem)
     ) WITHOUT ROWID;",
 ];
 
@@ -229,7 +248,7 @@ impl Database {
             connection.pragma_update(None, "journal_mode", "WAL")?;
             connection.pragma_update(None, "synchronous", "NORMAL")?;
             migrate(&connection)?;
-            for table in ["records", "intents", "canaries", "seen"] {
+            for table in ["records", "intents", "canaries", "seen", "tunings"] {
                 connection
                     .query_row(&format!("SELECT count(*) FROM (SELECT 1 FROM {table} LIMIT 1)"), [], |_| Ok(()))?;
             }

@@ -25,5 +25,5 @@ pub mod time;
 
 pub use evidence::{Evidence, Finding, Realm, Standing};
 pub use home::home;
-pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source};
+pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
 pub use store::Store;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use unhang_conv::{Problem, UnknownName};
-use unhang_engine::{EngineName, Verdict};
+use unhang_engine::{EngineName, Tuned, Verdict};
 
 /// Where a record comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +160,17 @@ pub struct Seen {
     /// How often.
     pub count: u64,
     /// When last, in seconds since 1970.
+    pub unix_seconds: i64,
+}
+
+/// The fastest of our GPU kernels for a convolution on a device, from where it is known, and since when.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tuning {
+    /// What was measured.
+    pub tuned: Tuned,
+    /// A probe (`unhang bench --tune`), a run (on first use) or a rehearsal, whose times are those of an emulator.
+    pub source: Source,
+    /// When, in seconds since 1970.
     pub unix_seconds: i64,
 }
 

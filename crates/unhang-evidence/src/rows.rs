@@ -4,9 +4,10 @@
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params, params_from_iter};
 use unhang_conv::Problem;
+use unhang_engine::{EngineName, Tuned};
 
 use crate::process::Owner;
-use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen};
+use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Tuning};
 use crate::time;
 
 pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
@@ -120,8 +121,70 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
             params![machine, engine],
         )?;
     }
+    // Tunings are our kernels', and of a device whatever the machine around it.
+    let ours = filter.engine.is_none_or(|engine| engine == EngineName::Jit);
+    let mut tunings = 0;
+    if ours && filter.machine.is_none() && filter.verdict.is_none() {
+        tunings = transaction.execute(
+            "DELETE FROM tunings WHERE (?1 IS NULL OR problem = ?1) AND (?2 IS NULL OR source = ?2)",
+            params![filter.problem.as_ref().map(Problem::to_string), filter.source.map(|it| it.name())],
+        )?;
+    }
     transaction.commit()?;
-    Ok(count)
+    Ok(count + tunings)
+}
+
+pub(crate) fn put_tuning(connection: &Connection, tuning: &Tuning) -> rusqlite::Result<()> {
+    let tuned = &tuning.tuned;
+    connection
+        .prepare_cached(
+            "INSERT OR REPLACE INTO tunings VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+        )?
+        .execute(params![
+            tuned.device,
+            tuned.problem.to_string(),
+            tuned.kernels,
+            tuned.compiler,
+            tuned.driver,
+            tuned.choice,
+            tuned.seconds,
+            tuned.spread,
+            tuned.model_choice,
+            tuned.model_seconds,
+            tuned.candidates,
+            tuned.detail,
+            tuning.source.name(),
+            tuning.unix_seconds,
+        ])
+        .map(drop)
+}
+
+pub(crate) fn tunings(connection: &Connection) -> rusqlite::Result<Vec<Tuning>> {
+    let mut statement = connection.prepare_cached(
+        "SELECT device, problem, kernels, compiler, driver, choice, seconds, spread, model_choice, model_seconds,
+         candidates, detail, source, unix_seconds FROM tunings ORDER BY device, problem",
+    )?;
+    let rows = statement.query_map([], |row| {
+        let text = |index: usize| row.get::<_, String>(index);
+        let (problem, source) = (text(1)?, text(12)?);
+        let (Ok(problem), Ok(source)) = (problem.parse(), source.parse()) else { return Ok(None) };
+        let tuned = Tuned {
+            problem,
+            device: text(0)?,
+            kernels: text(2)?,
+            compiler: text(3)?,
+            driver: text(4)?,
+            choice: text(5)?,
+            seconds: row.get(6)?,
+            spread: row.get(7)?,
+            model_choice: text(8)?,
+            model_seconds: row.get(9)?,
+            candidates: row.get(10)?,
+            detail: text(11)?,
+        };
+        Ok(Some(Tuning { tuned, source, unix_seconds: row.get(13)? }))
+    })?;
+    readable(rows)
 }
 
 pub(crate) fn seen(connection: &Connection, machine: &str) -> rusqlite::Result<Vec<Seen>> {

@@ -13,7 +13,7 @@ use unhang_conv::Problem;
 use crate::database::Database;
 use crate::process::Owner;
 use crate::queue::{Notices, Queue, Work};
-use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen};
+use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Tuning};
 use crate::{rows, time};
 
 /// The most that opening may take before work goes on without the store.
@@ -305,8 +305,18 @@ impl Store {
         })
     }
 
-    /// Forgets the records that are meant, with the canaries and left-behind intents of what they are about; how many
-    /// records there were, or none if nothing could be done.
+    /// Keeps what was measured to be the fastest, soon and in the background, like [`Store::record`]; the last one counts.
+    pub fn keep_tuning(&self, tuning: Tuning) {
+        self.offer(Box::new(move |connection| rows::put_tuning(connection, &tuning)));
+    }
+
+    /// What was measured to be the fastest, on every device; those of other kernels than today's among it.
+    pub fn tunings(&self) -> Vec<Tuning> {
+        self.ask(ANSWER_DEADLINE, rows::tunings).unwrap_or_default()
+    }
+
+    /// Forgets the records that are meant, with the canaries, tunings and left-behind intents of what they are about; how
+    /// many records and tunings there were, or none if nothing could be done.
     pub fn forget(&self, filter: &Filter) -> Option<usize> {
         let filter = filter.clone();
         self.ask(ANSWER_DEADLINE, move |connection| rows::forget(connection, &filter))

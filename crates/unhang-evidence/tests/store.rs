@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 use unhang_conv::Problem;
-use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Filter, Intent, Record, Source, Store, time};
+use unhang_engine::{EngineName, Tuned, Verdict};
+use unhang_evidence::{Canary, Evidence, Filter, Intent, Record, Source, Store, Tuning, time};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -236,7 +236,49 @@ fn a_version_1_file_is_brought_up_to_date() {
     drop(store);
     let version: i64 =
         Connection::open(&path).unwrap().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 2);
+    assert_eq!(version, 3);
+}
+
+fn tuning(size: usize, source: Source, choice: &str) -> Tuning {
+    let tuned = Tuned {
+        problem: problem(size),
+        device: "a card (gfx1010, 36 units)".into(),
+        kernels: "4f1c".into(),
+        compiler: "hiprtc 5.2".into(),
+        driver: "HIP 5".into(),
+        choice: choice.into(),
+        seconds: 2e-5,
+        spread: 0.1,
+        model_choice: "plain".into(),
+        model_seconds: 4e-5,
+        candidates: 5,
+        detail: String::new(),
+    };
+    Tuning { tuned, source, unix_seconds: 1_770_768_000 }
+}
+
+#[test]
+fn the_last_tuning_of_a_convolution_on_a_device_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path());
+    store.keep_tuning(tuning(64, Source::Run, "narrow:2"));
+    store.keep_tuning(tuning(64, Source::Probe, "narrow:4"));
+    store.keep_tuning(tuning(32, Source::Rehearsal, "fused"));
+    drop(store);
+    let store = Store::open(folder.path());
+    assert_eq!(store.tunings(), [tuning(32, Source::Rehearsal, "fused"), tuning(64, Source::Probe, "narrow:4")]);
+    // They are our kernels': forgetting another engine, a verdict or another machine leaves them.
+    for filter in [
+        Filter { engine: Some(EngineName::Miopen), ..Filter::default() },
+        Filter { verdict: Some(Verdict::Works), ..Filter::default() },
+        Filter { machine: Some("there".into()), ..Filter::default() },
+        Filter { source: Some(Source::Run), ..Filter::default() },
+    ] {
+        assert_eq!(store.forget(&filter), Some(0), "{filter:?}");
+    }
+    assert_eq!(store.forget(&Filter { source: Some(Source::Rehearsal), ..Filter::default() }), Some(1));
+    assert_eq!(store.forget(&Filter { engine: Some(EngineName::Jit), ..Filter::default() }), Some(1));
+    assert_eq!(store.tunings(), []);
 }
 
 #[test]

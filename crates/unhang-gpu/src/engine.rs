@@ -14,11 +14,10 @@ use unhang_isa::Chip;
 use crate::cache::{Cache, Key};
 use crate::choice::{Candidate, Choice, candidates};
 use crate::compiler::{CompileError, Compiler};
-use crate::driver::{Driver, DriverError, Function};
+use crate::driver::{Driver, DriverError, Event, Function};
 use crate::object::{self, ObjectError};
 use crate::plan::{Plan, PlanError, Pointer};
 use crate::sources::Kernel;
-use crate::tuning::Tuning;
 use crate::workshop::Workshop;
 
 /// What an engine may do.
@@ -195,9 +194,6 @@ impl GpuEngine {
         let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(1 << 30));
         // Without a cache everything works, only slower at the next start.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
-        // What was measured before on this device is taken from the start.
-        let tuning = cache.as_ref().map(|cache| Tuning::load(cache, &*driver)).unwrap_or_default();
-        let preferred = tuning.winners.into_iter().map(|(problem, winner)| (problem, winner.choice)).collect();
         let description = driver.description();
         let workshop =
             Workshop::new(driver.compiler(), cache, &description.true_architecture, &description.reported_architecture);
@@ -207,7 +203,7 @@ impl GpuEngine {
             workshop,
             functions: Mutex::default(),
             prepared: Mutex::default(),
-            preferred: Mutex::new(preferred),
+            preferred: Mutex::default(),
             allowed: Mutex::default(),
         }
     }
@@ -235,7 +231,8 @@ impl GpuEngine {
         self.candidates_within(problem, self.workspace_limit)
     }
 
-    fn candidates_within(&self, problem: &Problem, workspace_limit: u64) -> Vec<Candidate> {
+    /// The same within so many bytes of workspace.
+    pub fn candidates_within(&self, problem: &Problem, workspace_limit: u64) -> Vec<Candidate> {
         let mut found = candidates(problem, &self.driver.description().model, workspace_limit);
         if let Some(allowed) = &*lock(&self.allowed) {
             found.retain(|candidate| allowed.contains(candidate.choice.family()));
@@ -243,7 +240,12 @@ impl GpuEngine {
         found
     }
 
-    /// Takes this choice for a problem from now on: what was measured to be the fastest.
+    /// Whether a choice was preferred for a problem.
+    pub fn is_preferred(&self, problem: &Problem) -> bool {
+        lock(&self.preferred).contains_key(problem)
+    }
+
+    /// Takes this choice for a problem from now on: what was measured to be the fastest, now or in an earlier process.
     pub fn prefer(&self, problem: &Problem, choice: Choice) {
         lock(&self.preferred).insert(problem.clone(), choice);
         lock(&self.prepared).retain(|(known, _), _| known != problem);
@@ -335,8 +337,14 @@ impl GpuEngine {
         self.finish(problem, choice, Plan::new(problem, &choice)?, key, None)
     }
 
+    /// Asks for a plan's kernels to be compiled in the background.
+    pub fn compile_later(&self, plan: &Plan) {
+        let missing = |kernel: &&Kernel| !lock(&self.functions).contains_key(kernel);
+        self.workshop.later(plan.stages.iter().map(|stage| &stage.kernel).filter(missing));
+    }
+
     /// Whether a plan's kernels can be had without compiling. An error is that of compiling one in the background.
-    fn is_at_hand(&self, plan: &Plan) -> Result<bool, GpuError> {
+    pub fn is_at_hand(&self, plan: &Plan) -> Result<bool, GpuError> {
         for stage in &plan.stages {
             if lock(&self.functions).contains_key(&stage.kernel) {
                 continue;
@@ -388,6 +396,11 @@ impl GpuEngine {
     /// How many kernels were compiled in this process, and not found in the cache.
     pub fn compiled(&self) -> u64 {
         self.workshop.compiled()
+    }
+
+    /// How many kernels are being compiled in the background, or wait for it.
+    pub fn waiting(&self) -> usize {
+        self.workshop.waiting()
     }
 
     /// Waits until nothing is being compiled in the background, for so long at most; whether that is so.
@@ -442,8 +455,69 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// Milliseconds of one run of a prepared problem: the mean of `repeats` after one to warm up. Waits for the device,
-    /// so it is for choices that are known to come back; the winner goes to [`GpuEngine::prefer`].
+    /// Puts a measurement of a prepared problem into a stream and returns: one run to warm up, then `repeats` between two
+    /// events. [`GpuEngine::seconds`] says later what came out. Not while the stream records a graph.
+    ///
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub unsafe fn time(
+        &self,
+        prepared: &Prepared,
+        pointers: DevicePointers,
+        stream: u64,
+        repeats: u32,
+    ) -> Result<Timing, GpuError> {
+        // SAFETY: the caller's promise.
+        self.time_calls(stream, repeats, || unsafe { self.launch(prepared, pointers, stream) })
+    }
+
+    /// The same for anything that puts one run of a problem into a stream.
+    pub fn time_calls<E: From<GpuError>>(
+        &self,
+        stream: u64,
+        repeats: u32,
+        run: impl Fn() -> Result<(), E>,
+    ) -> Result<Timing, E> {
+        let failed = |error: DriverError| E::from(error.into());
+        if self.driver.is_capturing(stream).map_err(failed)? {
+            return Err(GpuError::Capturing.into());
+        }
+        let repeats = repeats.max(1);
+        let mut timing = Timing { events: Vec::new(), repeats };
+        let put = (|| {
+            for _ in 0..2 {
+                timing.events.push(self.driver.create_event().map_err(failed)?);
+            }
+            run()?;
+            self.driver.record(timing.events[0], stream).map_err(failed)?;
+            for _ in 0..repeats {
+                run()?;
+            }
+            self.driver.record(timing.events[1], stream).map_err(failed)
+        })();
+        match put {
+            Ok(()) => Ok(timing),
+            Err(error) => {
+                // What went wrong says more than that an event cannot be given back.
+                let _ = self.forget(timing);
+                Err(error)
+            }
+        }
+    }
+
+    /// Seconds of one run; none as long as the device has not come to it. Never waits.
+    pub fn seconds(&self, timing: &Timing) -> Result<Option<f64>, GpuError> {
+        let [from, to] = timing.events[..] else { return Ok(None) };
+        let all = self.driver.elapsed(from, to)?;
+        Ok(all.map(|milliseconds| f64::from(milliseconds) * 1e-3 / f64::from(timing.repeats)))
+    }
+
+    /// Gives back what a measurement holds of the driver.
+    pub fn forget(&self, timing: Timing) -> Result<(), GpuError> {
+        timing.events.into_iter().try_for_each(|event| self.driver.destroy_event(event)).map_err(GpuError::from)
+    }
+
+    /// Seconds of one run of a prepared problem. Waits for the device: for a process that somebody watches.
     ///
     /// # Safety
     /// As [`GpuEngine::launch`].
@@ -453,30 +527,21 @@ impl GpuEngine {
         pointers: DevicePointers,
         stream: u64,
         repeats: u32,
-    ) -> Result<f32, GpuError> {
-        if self.driver.is_capturing(stream)? {
-            return Err(GpuError::Capturing);
-        }
-        let events = [self.driver.create_event()?, self.driver.create_event()?];
-        let timed = (|| {
-            let repeats = repeats.max(1);
-            // SAFETY: the caller's promise.
-            unsafe { self.launch(prepared, pointers, stream)? };
-            self.driver.record(events[0], stream)?;
-            for _ in 0..repeats {
-                // SAFETY: the caller's promise.
-                unsafe { self.launch(prepared, pointers, stream)? };
-            }
-            self.driver.record(events[1], stream)?;
-            self.driver.synchronize(stream)?;
-            let all = self.driver.elapsed(events[0], events[1])?;
-            Ok(all.map_or(f32::INFINITY, |milliseconds| milliseconds / repeats as f32))
-        })();
-        for event in events {
-            self.driver.destroy_event(event)?;
-        }
-        timed
+    ) -> Result<f64, GpuError> {
+        // SAFETY: the caller's promise.
+        let timing = unsafe { self.time(prepared, pointers, stream, repeats)? };
+        self.driver.synchronize(stream)?;
+        let seconds = self.seconds(&timing);
+        self.forget(timing)?;
+        Ok(seconds?.unwrap_or(f64::INFINITY))
     }
+}
+
+/// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].
+#[derive(Debug)]
+pub struct Timing {
+    events: Vec<Event>,
+    repeats: u32,
 }
 
 /// What a kernel's object is kept under: everything that made it.

@@ -33,4 +33,4 @@ pub mod sources;
 pub mod tuning;
 mod workshop;
 
-pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};
+pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};

@@ -1,88 +1,92 @@
-//! What was measured to be the fastest, kept from one start to the next.
+//! Measuring: which candidates, on what memory, and what a row of times comes to.
 //!
-//! A device's winners lie in the cache of compiled objects under a key of the kernels' sources, the compiler, the chip and
-//! the device's name: other kernels have other winners. A line for each problem: its key, the choice, seconds.
-
-use std::collections::BTreeMap;
-use std::io;
+//! What was measured is kept by the callers, as evidence ([`Tuned`]); they hand it back at the next start by
+//! [`GpuEngine::prefer`], as far as [`is_current`] says.
 
 use unhang_conv::Problem;
+use unhang_engine::Tuned;
 
-use crate::cache::{Cache, Key};
+use crate::cache::Key;
 use crate::choice::{Candidate, Choice};
-use crate::driver::Driver;
+use crate::driver::{Description, Driver};
 use crate::sources::Source;
 use crate::{DevicePointers, GpuEngine, GpuError};
 
-/// The fastest choice of a problem, and the seconds that it took.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Winner {
-    /// The choice.
-    pub choice: Choice,
-    /// Seconds of one run.
-    pub seconds: f64,
-}
-
-/// The winners of one device.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Tuning {
-    /// By problem.
-    pub winners: BTreeMap<Problem, Winner>,
-}
-
-/// The key under which a device's winners lie.
-fn key(driver: &dyn Driver) -> Key {
-    let description = driver.description();
+/// What our kernels are, by the texts of their sources: what was measured of others is out of date.
+pub fn kernels() -> String {
     let sources = Source::ALL.map(Source::text);
-    let compiler = driver.compiler().version();
-    let device =
-        [&description.name, &description.true_architecture, &description.reported_architecture].map(String::as_str);
-    Key::of(["tuning", compiler.as_str()].into_iter().chain(device).chain(sources.iter().map(String::as_str)))
+    let key = Key::of(sources.iter().map(String::as_str)).to_string();
+    key.chars().take(16).collect()
 }
 
-impl Tuning {
-    /// The winners of a device; none where nothing was measured.
-    pub fn load(cache: &Cache, driver: &dyn Driver) -> Tuning {
-        let text = cache.get(key(driver)).unwrap_or_default();
-        Tuning::parse(&String::from_utf8_lossy(&text))
-    }
+/// What a device's measurements are filed under.
+pub fn device(description: &Description) -> String {
+    let Description { name, true_architecture: chip, reported_architecture: reported, .. } = description;
+    let units = description.model.compute_units;
+    let reported = if chip == reported { String::new() } else { format!(" reported as {reported}") };
+    format!("{name} ({chip}{reported}, {units} units)")
+}
 
-    /// Keeps the winners, beside those of other problems that were measured before.
-    pub fn keep(&self, cache: &Cache, driver: &dyn Driver) -> io::Result<()> {
-        let mut all = Tuning::load(cache, driver);
-        all.winners.extend(self.winners.clone());
-        cache.put(key(driver), all.text().as_bytes())
-    }
+/// Whether a measurement still holds: of this device, these kernels and this compiler.
+pub fn is_current(tuned: &Tuned, driver: &dyn Driver) -> bool {
+    tuned.device == device(driver.description())
+        && tuned.kernels == kernels()
+        && tuned.compiler == driver.compiler().version()
+}
 
-    fn text(&self) -> String {
-        self.winners
-            .iter()
-            .map(|(problem, winner)| format!("{problem}\t{}\t{:e}\n", winner.choice, winner.seconds))
-            .collect()
-    }
+/// The times of one choice.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Times {
+    /// The choice.
+    pub choice: String,
+    /// Seconds, a turn each.
+    pub seconds: Vec<f64>,
+}
 
-    /// Lines that name no problem or no choice that we have are left out.
-    fn parse(text: &str) -> Tuning {
-        let winner = |line: &str| {
-            let mut parts = line.split('\t');
-            let problem = parts.next()?.parse().ok()?;
-            let choice = parts.next()?.parse().ok()?;
-            let seconds = parts.next()?.parse().ok()?;
-            Some((problem, Winner { choice, seconds }))
-        };
-        Tuning { winners: text.lines().filter_map(winner).collect() }
+impl Times {
+    /// The median, and how far the times lie apart as a share of it. The first turn warms up, where there are more.
+    pub fn median_and_spread(&self) -> (f64, f64) {
+        let mut warm = self.seconds.get(1..).filter(|rest| !rest.is_empty()).unwrap_or(&self.seconds).to_vec();
+        warm.sort_by(f64::total_cmp);
+        let (Some(least), Some(most)) = (warm.first(), warm.last()) else { return (f64::INFINITY, 0.0) };
+        let middle = warm.len() / 2;
+        let median = if warm.len().is_multiple_of(2) { (warm[middle - 1] + warm[middle]) / 2.0 } else { warm[middle] };
+        (median, if median > 0.0 { (most - least) / median } else { 0.0 })
     }
+}
+
+/// What was measured of a problem, for the evidence. The first of the times is the model's choice; none without times, or
+/// where the winner is not among them.
+pub fn tuned(problem: &Problem, driver: &dyn Driver, times: &[Times], winner: &str, detail: &str) -> Option<Tuned> {
+    let description = driver.description();
+    let (first, best) = (times.first()?, times.iter().find(|it| it.choice == winner)?);
+    let (seconds, spread) = best.median_and_spread();
+    Some(Tuned {
+        problem: problem.clone(),
+        device: device(description),
+        kernels: kernels(),
+        compiler: driver.compiler().version(),
+        driver: description.driver.clone(),
+        choice: best.choice.clone(),
+        seconds,
+        spread,
+        model_choice: first.choice.clone(),
+        model_seconds: first.median_and_spread().0,
+        candidates: u32::try_from(times.len()).unwrap_or(u32::MAX),
+        detail: detail.to_owned(),
+    })
 }
 
 /// The candidates that are worth measuring: the model's first ones, and the first of each other family, so that a wrong
-/// model is noticed. The plain kernels only where there is nothing else.
+/// model is noticed. The plain kernels only where there is nothing else, or where the model takes them.
 pub fn shortlist(candidates: Vec<Candidate>, first: usize) -> Vec<Candidate> {
     let fast = candidates.iter().filter(|candidate| candidate.choice != Choice::Plain).count();
     let mut taken: Vec<Candidate> = Vec::new();
     for candidate in candidates {
         let family = candidate.choice.family();
         let new_family = !taken.iter().any(|other| other.choice.family() == family);
-        if (fast == 0 || candidate.choice != Choice::Plain) && (taken.len() < first || new_family) {
+        let worth_it = fast == 0 || candidate.choice != Choice::Plain || taken.is_empty();
+        if worth_it && (taken.len() < first || new_family) {
             taken.push(candidate);
         }
     }
@@ -117,12 +121,12 @@ impl<'a> Bench<'a> {
         let [first, second, result] = self.operands;
         let pointers = DevicePointers { first, second, bias: 0, result, workspace };
         // SAFETY: memory of the sizes that the problem and the plan say, which is given back after the work is done.
-        let milliseconds = unsafe { self.engine.measure(&prepared, pointers, 0, repeats) };
-        if workspace != 0 && milliseconds.is_ok() {
+        let seconds = unsafe { self.engine.measure(&prepared, pointers, 0, repeats) };
+        if workspace != 0 && seconds.is_ok() {
             // SAFETY: the work on it is done: `measure` waited.
             unsafe { self.engine.driver().free(workspace)? };
         }
-        Ok(f64::from(milliseconds?) * 1e-3)
+        seconds
     }
 }
 
@@ -163,12 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn winners_read_back_and_strange_lines_do_not() {
-        let problem = Problem::new(Specification { in_size: [9, 9], ..Specification::default() }).unwrap();
-        let choice = Choice::Narrow { strip: 4 };
-        let tuning = Tuning { winners: [(problem, Winner { choice, seconds: 1.25e-5 })].into() };
-        assert_eq!(Tuning::parse(&tuning.text()), tuning);
-        let damaged = format!("{}nonsense\tplain\t1\n\t\t\n", tuning.text());
-        assert_eq!(Tuning::parse(&damaged), tuning);
+    fn the_middle_of_the_warm_turns_counts() {
+        let times = |seconds: &[f64]| Times { choice: String::new(), seconds: seconds.to_vec() }.median_and_spread();
+        assert_eq!(times(&[9.0, 2.0, 4.0, 3.0]), (3.0, 2.0 / 3.0));
+        assert_eq!(times(&[9.0, 2.0, 4.0]), (3.0, 2.0 / 3.0));
+        assert_eq!(times(&[9.0]), (9.0, 0.0));
+        assert_eq!(times(&[]), (f64::INFINITY, 0.0));
     }
 }

@@ -72,6 +72,12 @@ impl Workshop {
         self.state().compiled
     }
 
+    /// How many kernels are being compiled in the background, or wait for it.
+    pub(crate) fn waiting(&self) -> usize {
+        let state = self.state();
+        state.queue.len() + state.being_compiled.len()
+    }
+
     fn cached(&self, kernel: &Kernel) -> Option<Arc<Vec<u8>>> {
         self.cache.as_ref()?.get(self.key(kernel)).map(Arc::new)
     }

@@ -5,15 +5,15 @@ mod host;
 
 use std::time::Duration;
 
-use host::{CAPTURING_STREAM, HostCompiler, HostDriver, HostEngine};
+use host::{CAPTURING_STREAM, HostEngine};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_gpu::cache::Cache;
+use unhang_engine::Tuned;
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::plan::Plan;
-use unhang_gpu::tuning::{Tuning, Winner};
-use unhang_gpu::{GpuEngine, GpuError, Request, Settings};
+use unhang_gpu::tuning::{Times, is_current, tuned};
+use unhang_gpu::{GpuError, Request};
 use unhang_suite::{CheckFailure, Tolerance, any_problem, check};
 
 fn engine() -> Option<HostEngine> {
@@ -176,30 +176,51 @@ fn depthwise_kernels_in_vectors_are_right() {
 }
 
 #[test]
-fn what_was_measured_is_taken_at_the_next_start() {
-    let Some(compiler) = HostCompiler::find() else { return println!("skipped: no clang++") };
-    let folder = tempfile::tempdir().unwrap();
-    let settings =
-        Settings { workspace_limit: Some(1 << 28), cache_folder: Some(folder.path().to_owned()), cache_limit: 1 << 20 };
+fn what_was_measured_is_taken_for_the_same_kernels_on_the_same_device_only() {
+    let Some(HostEngine { gpu, .. }) = engine() else { return };
     let channels = Specification { in_channels: 32, out_channels: 32, in_size: [8, 8], ..Specification::default() };
     let single = problem(channels);
-    let half = single.with_data_type(DataType::F16);
     let winners = [
         (single.clone(), Choice::Gemm { tile: TILES[9], packed: true, flat: false, splits: 1 }),
         // Never taken but so.
-        (half.clone(), Choice::HalfGemm { tile: TILES[9], packed: true, splits: 1 }),
+        (single.with_data_type(DataType::F16), Choice::HalfGemm { tile: TILES[9], packed: true, splits: 1 }),
     ];
-    let first = GpuEngine::new(Box::new(HostDriver::new(compiler)), settings.clone());
-    let cache = Cache::open(folder.path(), 1 << 20).unwrap();
-    for (problem, choice) in &winners {
-        assert_ne!(first.choose(problem), *choice, "the model would take it anyway");
-        let winner = Winner { choice: *choice, seconds: 1e-5 };
-        Tuning { winners: [(problem.clone(), winner)].into() }.keep(&cache, first.driver()).unwrap();
-    }
-    let second = GpuEngine::new(Box::new(HostDriver::new(HostCompiler::find().unwrap())), settings);
     for (problem, choice) in winners {
-        assert_eq!(second.choose(&problem), choice);
+        let model = gpu.choose(&problem);
+        assert_ne!(model, choice, "the model would take it anyway");
+        let times = [(model, [9.0, 2e-5, 2e-5]), (choice, [9.0, 1e-5, 1e-5])]
+            .map(|(choice, seconds)| Times { choice: choice.to_string(), seconds: seconds.to_vec() });
+        let tuned = tuned(&problem, gpu.driver(), &times, &choice.to_string(), "").unwrap();
+        assert_eq!((tuned.seconds, tuned.model_seconds, tuned.candidates), (1e-5, 2e-5, 2));
+        assert_eq!(tuned.share(), 0.5);
+        assert!(is_current(&tuned, gpu.driver()));
+        for other in [
+            Tuned { kernels: "others".into(), ..tuned.clone() },
+            Tuned { device: "another".into(), ..tuned.clone() },
+            Tuned { compiler: "newer".into(), ..tuned.clone() },
+        ] {
+            assert!(!is_current(&other, gpu.driver()), "{other:?}");
+        }
+        gpu.prefer(&tuned.problem, tuned.choice.parse().unwrap());
+        assert!(gpu.is_preferred(&problem));
+        assert_eq!(gpu.choose(&problem), choice);
     }
+}
+
+#[test]
+fn nothing_is_timed_while_a_graph_is_recorded() {
+    let Some(HostEngine { gpu, .. }) = engine() else { return };
+    let run = |count: &std::cell::Cell<u32>| -> Result<(), GpuError> {
+        count.set(count.get() + 1);
+        Ok(())
+    };
+    let count = std::cell::Cell::new(0);
+    assert_eq!(gpu.time_calls(CAPTURING_STREAM, 4, || run(&count)).unwrap_err(), GpuError::Capturing);
+    assert_eq!(count.get(), 0);
+    let timing = gpu.time_calls(0, 4, || run(&count)).unwrap();
+    assert_eq!(count.get(), 5, "one to warm up");
+    assert!(gpu.seconds(&timing).unwrap().is_some());
+    gpu.forget(timing).unwrap();
 }
 
 #[test]

@@ -2,21 +2,24 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use unhang_evidence::{Source as Seen, Tuning, time};
 use unhang_gpu::cache::Key;
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::Hiprtc;
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
+use unhang_gpu::plan::Plan;
 use unhang_gpu::sources::Source;
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings};
+use unhang_gpu::tuning::{self, Times};
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};
 use unhang_isa::Chip;
 use unhang_machine::Machine;
 
-use crate::knowledge::PyMachine;
+use crate::knowledge::{PyMachine, PyStore};
 use crate::problem::PyProblem;
 
 pyo3::create_exception!(unhang._core, GpuFailure, PyRuntimeError, "The GPU engine or its driver failed.");
@@ -152,6 +155,18 @@ impl PyGpu {
         self.engine.compiled()
     }
 
+    /// How many kernels are being compiled in the background, or wait for it.
+    #[getter]
+    fn waiting(&self) -> usize {
+        self.engine.waiting()
+    }
+
+    /// Whether the card is played by the emulator: its times are no card's.
+    #[getter]
+    fn is_emulated(&self) -> bool {
+        self.emulated.is_some()
+    }
+
     /// The ways to compute a problem that may be taken, the fastest by the model first: choice, family, seconds by the
     /// model, bytes of workspace.
     fn candidates(&self, problem: &PyProblem) -> Vec<(String, &'static str, f64, u64)> {
@@ -170,8 +185,66 @@ impl PyGpu {
 
     /// Takes this choice for a problem from now on.
     fn prefer(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
-        let choice: Choice = choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
-        self.engine.prefer(&problem.problem, choice);
+        self.engine.prefer(&problem.problem, parsed(choice)?);
+        Ok(())
+    }
+
+    /// Prefers what was measured before to be the fastest on this device, by these kernels; for how many problems. An
+    /// emulated card goes by rehearsals alone, and a real one never does.
+    fn take_tunings(&self, py: Python<'_>, store: &PyStore) -> usize {
+        let store = store.shared();
+        py.detach(|| {
+            let tunings = store.tunings();
+            let ours = |it: &&Tuning| {
+                (it.source == Seen::Rehearsal) == self.emulated.is_some()
+                    && tuning::is_current(&it.tuned, self.engine.driver())
+            };
+            let choices = tunings
+                .iter()
+                .filter(ours)
+                .filter_map(|it| it.tuned.choice.parse().ok().map(|choice: Choice| (&it.tuned.problem, choice)));
+            choices.map(|(problem, choice)| self.engine.prefer(problem, choice)).count()
+        })
+    }
+
+    /// Whether a choice is preferred for a problem: measured before, or now.
+    fn is_tuned(&self, problem: &PyProblem) -> bool {
+        self.engine.is_preferred(&problem.problem)
+    }
+
+    /// The candidates that are worth measuring within so many bytes of workspace, the model's choice first: its `first`
+    /// ones, and the first of each other kernel family.
+    fn shortlist(&self, problem: &PyProblem, workspace_limit: u64, first: usize) -> Vec<String> {
+        let all = self.engine.candidates_within(&problem.problem, workspace_limit);
+        tuning::shortlist(all, first).into_iter().map(|candidate| candidate.choice.to_string()).collect()
+    }
+
+    /// Asks for the kernels of a choice to be compiled in the background.
+    fn compile_later(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
+        self.own()?.compile_later(&planned(problem, choice)?);
+        Ok(())
+    }
+
+    /// Whether the kernels of a choice can be had without compiling.
+    fn is_at_hand(&self, problem: &PyProblem, choice: &str) -> PyResult<bool> {
+        self.own()?.is_at_hand(&planned(problem, choice)?).map_err(|error| raise(&error))
+    }
+
+    /// Keeps what was measured as evidence: the seconds of each choice, the model's first, and which won. The times of an
+    /// emulated card are a rehearsal's.
+    fn keep_tuning(
+        &self,
+        store: &PyStore,
+        problem: &PyProblem,
+        times: Vec<(String, Vec<f64>)>,
+        winner: &str,
+        detail: &str,
+    ) -> PyResult<()> {
+        let times: Vec<Times> = times.into_iter().map(|(choice, seconds)| Times { choice, seconds }).collect();
+        let tuned = tuning::tuned(&problem.problem, self.engine.driver(), &times, winner, detail)
+            .ok_or_else(|| PyValueError::new_err(format!("{winner} is not among what was timed")))?;
+        let source = if self.emulated.is_some() { Seen::Rehearsal } else { Seen::Run };
+        store.shared().keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
         Ok(())
     }
 
@@ -194,7 +267,7 @@ impl PyGpu {
     /// The kernels of a given choice, compiled and loaded here and now. Not for a stream that records a graph.
     fn prepare_as(slf: Py<PyGpu>, py: Python<'_>, problem: &PyProblem, choice: &str) -> PyResult<PyKernel> {
         let engine = slf.get().own()?;
-        let choice: Choice = choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
+        let choice = parsed(choice)?;
         let prepared =
             py.detach(|| engine.prepare_as(&problem.problem, Some(choice))).map_err(|error| raise(&error))?;
         Ok(PyKernel { prepared, gpu: slf })
@@ -224,6 +297,14 @@ impl PyGpu {
     }
 }
 
+fn parsed(choice: &str) -> PyResult<Choice> {
+    choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))
+}
+
+fn planned(problem: &PyProblem, choice: &str) -> PyResult<Plan> {
+    Plan::new(&problem.problem, &parsed(choice)?).map_err(|error| raise(&error.into()))
+}
+
 /// What the kernel driver knows of the device at a PCI address.
 fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<HipChip, String> {
     let (gpu, gfx) = machine.gpu_at(address)?;
@@ -234,12 +315,30 @@ fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<
         reported_architecture: reported.unwrap_or_else(|| gfx.to_owned()),
         true_architecture: gfx.to_owned(),
         compute_units: gpu.compute_units.unwrap_or(0) as usize,
-        clock_mhz: 0,
-        bandwidth: 0,
+        clock_mhz: gpu.clock_mhz.unwrap_or(0),
+        bandwidth: gpu.bandwidth.unwrap_or(0),
     })
 }
 
+/// An error on its way to Python.
+struct Raised(PyErr);
+
+impl From<GpuError> for Raised {
+    fn from(error: GpuError) -> Raised {
+        Raised(raise(&error))
+    }
+}
+
 impl PyKernel {
+    /// The same pointers, if everything that the kernels need is there.
+    fn checked(&self, pointers: DevicePointers) -> PyResult<DevicePointers> {
+        let DevicePointers { first, second, result, workspace, .. } = pointers;
+        if first == 0 || second == 0 || result == 0 || (workspace == 0 && self.prepared.workspace_bytes() > 0) {
+            return Err(PyValueError::new_err("an operand, the result or the workspace has no address"));
+        }
+        Ok(pointers)
+    }
+
     /// Copies what lies in the host's memory to the emulated card, runs the kernels there, and copies the result back.
     fn launch_emulated(&self, engine: &GpuEngine, card: &Emulated, host: DevicePointers) -> PyResult<()> {
         let problem = self.prepared.problem();
@@ -329,10 +428,7 @@ impl PyKernel {
         stream: u64,
     ) -> PyResult<()> {
         let engine = self.gpu.get().own()?;
-        if first == 0 || second == 0 || result == 0 || (workspace == 0 && self.prepared.workspace_bytes() > 0) {
-            return Err(PyValueError::new_err("an operand, the result or the workspace has no address"));
-        }
-        let pointers = DevicePointers { first, second, bias, result, workspace };
+        let pointers = self.checked(DevicePointers { first, second, bias, result, workspace })?;
         if let Some(card) = &self.gpu.get().emulated {
             return py.detach(|| self.launch_emulated(engine, card, pointers));
         }
@@ -340,7 +436,59 @@ impl PyKernel {
         py.detach(|| unsafe { engine.launch(&self.prepared, pointers, stream) }).map_err(|error| raise(&error))
     }
 
+    /// Puts a measurement into a stream and returns: a run to warm up, and `repeats` that are timed. The caller vouches
+    /// for the same as with `launch`.
+    #[allow(clippy::too_many_arguments)]
+    fn time(
+        &self,
+        py: Python<'_>,
+        first: u64,
+        second: u64,
+        bias: u64,
+        result: u64,
+        workspace: u64,
+        stream: u64,
+        repeats: u32,
+    ) -> PyResult<PyTiming> {
+        let engine = self.gpu.get().own()?;
+        let pointers = self.checked(DevicePointers { first, second, bias, result, workspace })?;
+        let timing = py.detach(|| match &self.gpu.get().emulated {
+            Some(card) => {
+                engine.time_calls(0, repeats, || self.launch_emulated(engine, card, pointers).map_err(Raised))
+            }
+            // SAFETY: the caller vouches for the memory behind the addresses; see above.
+            None => unsafe { engine.time(&self.prepared, pointers, stream, repeats) }.map_err(Raised::from),
+        });
+        let timing = Mutex::new(Some(timing.map_err(|Raised(error)| error)?));
+        Ok(PyTiming { timing, gpu: self.gpu.clone_ref(py) })
+    }
+
     fn __repr__(&self) -> String {
         format!("Kernel({:?}, {:?})", self.prepared.problem().to_string(), self.choice())
+    }
+}
+
+/// A measurement in a stream.
+#[pyclass(frozen, name = "Timing", module = "unhang._core")]
+pub struct PyTiming {
+    /// Until it was read. One that is never read stays the driver's: it may be gone by the time that this is dropped.
+    timing: Mutex<Option<Timing>>,
+    gpu: Py<PyGpu>,
+}
+
+#[pymethods]
+impl PyTiming {
+    /// Seconds of one run; None as long as the device has not come to it, and after it was read. Never waits.
+    fn seconds(&self) -> PyResult<Option<f64>> {
+        let engine = self.gpu.get().own()?;
+        let mut timing = self.timing.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiting) = timing.take() else { return Ok(None) };
+        match engine.seconds(&waiting).map_err(|error| raise(&error))? {
+            Some(seconds) => engine.forget(waiting).map(|()| Some(seconds)).map_err(|error| raise(&error)),
+            None => {
+                *timing = Some(waiting);
+                Ok(None)
+            }
+        }
     }
 }

@@ -25,6 +25,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<knowledge::PyPlan>()?;
     module.add_class::<gpu::PyGpu>()?;
     module.add_class::<gpu::PyKernel>()?;
+    module.add_class::<gpu::PyTiming>()?;
     module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
     module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
     module.add_class::<Tally>()?;

@@ -6,6 +6,8 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Something is wrong with what was looked at.
 pub const FOUND_ERRORS: u8 = 1;
@@ -98,6 +100,49 @@ impl Style {
             Colour::Bold => "1",
         };
         format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}
+
+/// How far something has come that takes a while, on standard error: a line that moves on a terminal, elsewhere a plain
+/// line now and then. It may be told from several threads.
+pub struct Progress {
+    what: String,
+    moving: bool,
+    told: Mutex<Told>,
+}
+
+struct Told {
+    done: usize,
+    when: Instant,
+}
+
+/// How often a plain line is written.
+const PLAIN_LINES: Duration = Duration::from_secs(10);
+
+impl Progress {
+    /// Nothing is done yet.
+    pub fn new(what: &str) -> Progress {
+        let told = Mutex::new(Told { done: 0, when: Instant::now() });
+        Progress { what: what.to_owned(), moving: io::stderr().is_terminal(), told }
+    }
+
+    /// So many are done of so many. What comes late, from a thread that was overtaken, is left out.
+    pub fn at(&self, done: usize, all: usize) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if done <= told.done {
+            return;
+        }
+        told.done = done;
+        let (mut stderr, what) = (io::stderr().lock(), &self.what);
+        // Where nobody can be told, nobody is.
+        if self.moving {
+            let end = if done == all { "\n" } else { "" };
+            let _ = write!(stderr, "\r{what} {done} of {all}{end}");
+            let _ = stderr.flush();
+        } else if done < all && told.when.elapsed() >= PLAIN_LINES {
+            told.when = Instant::now();
+            let _ = writeln!(stderr, "{what} {done} of {all}");
+        }
     }
 }
 

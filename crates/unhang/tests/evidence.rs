@@ -6,8 +6,8 @@ use std::process::Output;
 
 use assert_cmd::Command;
 use serde_json::Value;
-use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Filter, Record, Source, Store};
+use unhang_engine::{EngineName, Tuned, Verdict};
+use unhang_evidence::{Filter, Record, Source, Store, Tuning};
 
 fn unhang(home: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("unhang").unwrap();
@@ -116,4 +116,56 @@ fn a_store_that_cannot_be_used_is_said_and_no_more() {
     assert!(text(&output).1.contains("note: "), "{:?}", text(&output));
     let output = unhang(&bad, &["evidence", "forget", "--all"]);
     assert_eq!(output.status.code(), Some(2), "forgetting was asked for and not done");
+}
+
+fn tuning(size: usize, source: Source, kernels: &str, seconds: f64) -> Tuning {
+    let tuned = Tuned {
+        problem: record(size, Verdict::Works).problem,
+        device: "a card (gfx1010, 36 units)".into(),
+        kernels: kernels.into(),
+        compiler: "hiprtc".into(),
+        driver: "HIP 5".into(),
+        choice: "narrow:4".into(),
+        seconds,
+        spread: 0.02,
+        model_choice: "plain".into(),
+        model_seconds: 4e-5,
+        candidates: 3,
+        detail: "fused: it failed\x1b[31m".into(),
+    };
+    Tuning { tuned, source, unix_seconds: 1_770_768_000 }
+}
+
+#[test]
+fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
+    let home = tempfile::tempdir().unwrap();
+    let (stdout, _) = text(&unhang(home.path(), &["evidence", "tunings"]));
+    assert!(stdout.starts_with("nothing was tuned"), "{stdout}");
+    let store = Store::open(home.path());
+    let ours = unhang_gpu::tuning::kernels();
+    store.keep_tuning(tuning(32, Source::Run, &ours, 4e-5));
+    store.keep_tuning(tuning(64, Source::Probe, &ours, 1e-5));
+    // Neither counts: other kernels, and an emulator.
+    store.keep_tuning(tuning(16, Source::Probe, "those of last year", 1e-6));
+    store.keep_tuning(tuning(8, Source::Rehearsal, &ours, 1e-6));
+    drop(store);
+    let (stdout, stderr) = text(&unhang(home.path(), &["evidence", "tunings"]));
+    assert!(stderr.is_empty() && !stdout.contains('\x1b'), "{stdout:?} {stderr}");
+    assert_eq!(stdout.lines().filter(|line| line.contains("out of date;")).count(), 1, "{stdout}");
+    assert!(stdout.contains("run at 0.500 of the fastest ones' speed (geometric mean; worst 0.250"), "{stdout}");
+    assert!(stdout.contains("1 of them on an emulated card"), "{stdout}");
+    let found = json(&unhang(home.path(), &["evidence", "tunings", "--json"]));
+    assert_eq!((found["geometric_mean"].as_f64(), found["worst"]["share"].as_f64()), (Some(0.5), Some(0.25)));
+    assert_eq!(found["tunings"].as_array().unwrap().iter().filter(|it| it["current"] == true).count(), 3);
+    let (listed, _) = text(&unhang(home.path(), &["evidence", "list"]));
+    assert!(listed.contains("4 convolutions whose fastest kernels were measured"), "{listed}");
+
+    let key = record(64, Verdict::Works).problem.to_string();
+    let (plan, _) = text(&unhang(home.path(), &["plan", &key]));
+    let plan = plan.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(plan.contains("narrow:4 took 10.0 µs on a card") && plan.contains("plain took 40.0 µs"), "{plan}");
+    let plan = json(&unhang(home.path(), &["plan", &key.replace("64x64", "16x16"), "--json"]));
+    assert_eq!(plan["tunings"][0]["current"], false);
+
+    assert_eq!(json(&unhang(home.path(), &["evidence", "forget", "--engine", "jit", "--json"]))["forgotten"], 4);
 }

@@ -79,3 +79,36 @@ fn a_bad_table_is_named() {
     let talk = String::from_utf8_lossy(&output.stderr);
     assert!(talk.contains("layers.tsv") && talk.contains("line 1"), "{talk}");
 }
+
+/// `script` gives the program a terminal of its own.
+#[test]
+fn progress_moves_on_a_terminal_and_is_silent_elsewhere_when_it_is_quick() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("layers.tsv");
+    std::fs::write(&file, "small\t1\t16\t32\t32\t32\t3\t3\t1\t1\t1\t1\t1\t1\t1\n").unwrap();
+    let warm = format!("{} kernels warm --layers {}", env!("CARGO_BIN_EXE_unhang"), file.display());
+    let run = |program: &str, arguments: &[&str], cache: &str| {
+        Command::new(program).args(arguments).env("XDG_CACHE_HOME", folder.path().join(cache)).output()
+    };
+    let plain = run("sh", &["-c", &warm], "plain").unwrap();
+    let talk = String::from_utf8_lossy(&plain.stderr);
+    if talk.contains("no run-time compiler") || talk.contains("run-time compiler cannot be used") {
+        return println!("skipped: no hiprtc here");
+    }
+    assert!(plain.status.success(), "{talk}");
+    assert!(!talk.contains('\r'), "{talk:?}");
+    let Ok(drawn) = run("script", &["-qec", &warm, "/dev/null"], "drawn") else {
+        return println!("skipped: no script(1) here");
+    };
+    let shown = String::from_utf8_lossy(&drawn.stdout);
+    let numbers: Vec<(usize, usize)> = shown
+        .split('\r')
+        .filter_map(|part| {
+            let (done, all) = part.trim().strip_prefix("compiling for gfx1010: ")?.split_once(" of ")?;
+            Some((done.parse().ok()?, all.trim().parse().ok()?))
+        })
+        .collect();
+    let all = numbers.last().unwrap_or_else(|| panic!("no moving line in {shown:?}")).1;
+    assert!(all >= 2, "{shown:?}");
+    assert!(numbers.is_sorted() && numbers.last() == Some(&(all, all)), "{numbers:?}");
+}

@@ -13,6 +13,7 @@ function_table! {
     /// The functions of libcuda that we call.
     Functions {
         init: "cuInit" as fn(u32);
+        driver_version: "cuDriverGetVersion" as fn(*mut i32);
         device_get: "cuDeviceGet" as fn(*mut i32, i32);
         device_name: "cuDeviceGetName" as fn(*mut c_char, i32, i32);
         device_memory: "cuDeviceTotalMem_v2" as fn(*mut usize, i32);
@@ -56,10 +57,11 @@ impl Cuda {
         let check = |code, call| check(&functions, code, call);
         let (mut device, mut context) = (0, ptr::null_mut());
         let mut name = [0u8; 256];
-        let mut memory = 0usize;
+        let (mut memory, mut version) = (0usize, 0);
         // SAFETY: each call gets valid places for what it returns.
         unsafe {
             check((functions.init)(0), "cuInit")?;
+            check((functions.driver_version)(&mut version), "cuDriverGetVersion")?;
             check((functions.device_get)(&mut device, ordinal), "cuDeviceGet")?;
             check((functions.device_name)(name.as_mut_ptr().cast(), 255, device), "cuDeviceGetName")?;
             check((functions.device_memory)(&mut memory, device), "cuDeviceTotalMem")?;
@@ -83,6 +85,7 @@ impl Cuda {
             name: String::from_utf8_lossy(&name[..length]).into_owned(),
             reported_architecture: architecture.clone(),
             true_architecture: architecture,
+            driver: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
             model: Device {
                 compute_units: units as usize,
                 // Clocks under load lie below the highest that is reported.

@@ -44,6 +44,7 @@ impl Emulated {
             name: format!("emulated {silicon}"),
             reported_architecture: reported.name().into(),
             true_architecture: target.name().into(),
+            driver: "emulator".into(),
             model: Device::rx_5600_xt(),
         };
         let state = State {

@@ -16,6 +16,7 @@ function_table! {
     /// The functions of libamdhip64 that we call.
     Functions {
         init: "hipInit" as fn(u32);
+        runtime_version: "hipRuntimeGetVersion" as fn(*mut i32);
         get_device: "hipGetDevice" as fn(*mut i32);
         set_device: "hipSetDevice" as fn(i32);
         device_name: "hipDeviceGetName" as fn(*mut c_char, i32, i32);
@@ -48,10 +49,30 @@ pub struct HipChip {
     pub true_architecture: String,
     /// Compute units, by the same; the runtime counts pairs of them on RDNA.
     pub compute_units: usize,
-    /// The highest clock of the shaders in MHz, by the same.
+    /// The highest clock of the shaders in MHz, by the same; 0 if unknown.
     pub clock_mhz: u32,
-    /// Bytes a second to memory, by a table of chips; 0 if unknown.
+    /// Bytes a second to memory, by the same; 0 if unknown.
     pub bandwidth: u64,
+}
+
+impl HipChip {
+    /// What the model knows of the device; where KFD does not tell, as if it were an RX 5600 XT.
+    fn model(&self, memory: u64) -> Device {
+        let like = Device::rx_5600_xt();
+        let units = if self.compute_units == 0 { like.compute_units } else { self.compute_units };
+        let for_each_unit = match self.clock_mhz {
+            0 => like.flops / like.compute_units as f64,
+            // 64 lanes of a multiply-add. Clocks under load lie below the highest that is reported.
+            clock => 128.0 * f64::from(clock) * 1e6 * 0.88,
+        };
+        Device {
+            compute_units: units,
+            flops: units as f64 * for_each_unit,
+            bandwidth: if self.bandwidth == 0 { like.bandwidth } else { self.bandwidth as f64 },
+            memory,
+            ..like
+        }
+    }
 }
 
 /// A device of AMD's runtime.
@@ -89,29 +110,21 @@ impl Hip {
     pub fn open(ordinal: i32, chip: &HipChip) -> Result<Hip, DriverError> {
         let (library, functions) = runtime()?;
         let mut name = [0u8; 256];
-        let mut memory = 0usize;
+        let (mut memory, mut version) = (0usize, 0);
         // SAFETY: each call gets valid places for what it returns.
         unsafe {
             check((functions.init)(0), "hipInit")?;
+            check((functions.runtime_version)(&mut version), "hipRuntimeGetVersion")?;
             check((functions.device_name)(name.as_mut_ptr().cast(), 255, ordinal), "hipDeviceGetName")?;
             check((functions.device_memory)(&mut memory, ordinal), "hipDeviceTotalMem")?;
         }
         let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
-        let units = chip.compute_units.max(1);
-        let clock = f64::from(if chip.clock_mhz == 0 { 1600 } else { chip.clock_mhz }) * 1e6;
         let description = Description {
             name: String::from_utf8_lossy(&name[..length]).into_owned(),
             reported_architecture: chip.reported_architecture.clone(),
             true_architecture: chip.true_architecture.clone(),
-            model: Device {
-                compute_units: units,
-                flops: units as f64 * 128.0 * clock,
-                bandwidth: if chip.bandwidth == 0 { 288e9 } else { chip.bandwidth as f64 },
-                launch: 6e-6,
-                efficiency: 0.8,
-                cache: 4e6,
-                memory: memory as u64,
-            },
+            driver: format!("HIP {version}"),
+            model: chip.model(memory as u64),
         };
         let compiler = Arc::new(Hiprtc::find()?);
         Ok(Hip { functions, compiler, description, ordinal, _library: library })
@@ -278,5 +291,28 @@ impl Driver for Hip {
             // SAFETY: a stream of the caller.
             check(unsafe { (self.functions.synchronize)(stream as *mut c_void) }, "hipStreamSynchronize")
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_of_a_card_is_what_the_kernel_driver_says() {
+        let chip = |compute_units, clock_mhz, bandwidth| HipChip {
+            reported_architecture: "gfx1030".into(),
+            true_architecture: "gfx1010".into(),
+            compute_units,
+            clock_mhz,
+            bandwidth,
+        };
+        // The figures that KFD gives for an RX 5600 XT come to what the vendor says of it.
+        let (found, vendor) = (chip(36, 1780, 288_000_000_000).model(6 << 30), Device::rx_5600_xt());
+        assert!((found.flops / vendor.flops - 1.0).abs() < 0.01, "{found:?}");
+        assert_eq!(Device { flops: vendor.flops, ..found }, vendor);
+        let larger = chip(40, 2100, 448_000_000_000).model(8 << 30);
+        assert_eq!((larger.compute_units, larger.bandwidth, larger.memory), (40, 448e9, 8 << 30));
+        assert_eq!(chip(0, 0, 0).model(6 << 30), vendor, "nothing is known");
     }
 }

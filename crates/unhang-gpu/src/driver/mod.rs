@@ -54,6 +54,8 @@ pub struct Description {
     pub reported_architecture: String,
     /// The architecture of the chip that is really there; what kernels are compiled for.
     pub true_architecture: String,
+    /// The driver, with its version.
+    pub driver: String,
     /// What the model knows of it.
     pub model: Device,
 }

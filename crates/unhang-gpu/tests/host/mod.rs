@@ -82,6 +82,7 @@ impl HostDriver {
             name: "host".into(),
             reported_architecture: "host".into(),
             true_architecture: "host".into(),
+            driver: "host".into(),
             model: Device::rx_5600_xt(),
         };
         HostDriver { compiler: Arc::new(compiler), description }

@@ -33,6 +33,8 @@ pub const VARIABLES: &[Variable] = &[
     variable("UNHANG_STRATEGY", Owner::Unhang, UnhangStart, Plain, "auto",
         "auto, implicit_gemm, cpu_fallback, selective, aten, jit, tiled",
         "the strategy that `unhang run` plans with; `unhang run --strategy` sets it"),
+    variable("UNHANG_TUNE", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
+        "0, 1", "1 tunes our GPU kernels on first use (`Settings.tune`): candidates are timed between calls, the fastest is kept"),
     variable("UNHANG_WATCHDOG", Owner::Unhang, UnhangStart, OffUnlessOne, "0, and 1 under `unhang run`",
         "0, 1", "1 watches convolutions that `unhang.enable()` plans, and ends the process when one does not come back"),
     variable("UNHANG_HANG_DEADLINE", Owner::Unhang, UnhangStart, Plain, "60, among several ranks 1800",

@@ -1,6 +1,7 @@
 //! `unhang bench`: engines measured against each other, and our kernels on the GPU that is here.
 
 mod compare;
+mod device;
 mod tune;
 
 use std::process::ExitCode;
@@ -12,7 +13,7 @@ use clap::{ArgGroup, Args};
 #[command(group(ArgGroup::new("what").required(true).args(["compare", "tune"])))]
 #[command(after_help = "\
 --tune happens in a child process that is ended when it does not come back; what did not is named and left out. The
-fastest choices are kept in the kernel cache, and the engine takes them from its next start on.
+fastest choices are kept as evidence (`unhang evidence tunings`), and the engine takes them from its next start on.
 
 Exit codes: 0 done, 1 the model's own choices fall behind the fastest by more than --at-least allows, 2 wrong usage or not
 done (there is no GPU to tune for), 3 there is nothing to compare.

@@ -1,4 +1,6 @@
-//! `unhang evidence`: list, export, import, forget.
+//! `unhang evidence`: list, tunings, export, import, forget.
+
+pub mod tunings;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -68,7 +70,19 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Forget records, with the canaries and unfinished attempts that belong to them.
+    /// Print which of our GPU kernels were measured to be the fastest, and how far the model was off.
+    #[command(after_help = "\
+Where they come from: probe is `unhang bench --tune`, run is tuning on first use, rehearsal is an emulated card, whose times
+are no card's. What was measured of other kernels than this version's is out of date and not used.
+
+Example:
+  unhang evidence tunings --json | jq '.geometric_mean'")]
+    Tunings {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Forget records, with the canaries, tunings and unfinished attempts that belong to them.
     #[command(after_help = "Example:\n  unhang evidence forget --source import")]
     Forget {
         #[command(flatten)]
@@ -115,6 +129,7 @@ impl EvidenceCommand {
         let store = open_store();
         match self.action {
             Action::List { which, json } => list(&store, &which.filter(), json)?,
+            Action::Tunings { json } => tunings::print(&store, json)?,
             Action::Export { file, which, json } => export(&store, &which.filter(), &file, json)?,
             Action::Import { file, json } => import(&store, &file, json)?,
             Action::Forget { which, all, json } => {
@@ -143,6 +158,7 @@ fn not_done(store: &Store, what: &str) -> anyhow::Error {
 fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
     let records = store.records(filter);
     let canaries = store.canaries();
+    let tunings = if *filter == Filter::default() { store.tunings() } else { Vec::new() };
     if as_json {
         let canaries: Vec<Value> = canaries
             .iter()
@@ -157,9 +173,13 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
             })
             .collect();
         let records: Vec<Value> = records.iter().map(record_to_json).collect();
-        return print_safe_json(&json!({ "records": records, "canaries": canaries }));
+        return print_safe_json(&json!({
+            "records": records,
+            "canaries": canaries,
+            "tunings": tunings.iter().map(tunings::to_json).collect::<Vec<_>>(),
+        }));
     }
-    if records.is_empty() && (canaries.is_empty() || *filter != Filter::default()) {
+    if records.is_empty() && tunings.is_empty() && (canaries.is_empty() || *filter != Filter::default()) {
         return print_text("no records; programs that use unhang add what they see\n");
     }
     let mut table = Table::new();
@@ -203,7 +223,7 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
         0 => String::new(),
         count => format!("\nand {count} of our GPU kernels whose first result was right (all of them with --json)\n"),
     };
-    print_text(&format!("{}\n{kernels}", table.trim_fmt()))
+    print_text(&format!("{}\n{kernels}{}", table.trim_fmt(), tunings::summary(&tunings)))
 }
 
 /// What the canaries of single GPU kernels begin with; the Python package's `_jit` writes the same.

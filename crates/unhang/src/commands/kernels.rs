@@ -1,6 +1,5 @@
 //! `unhang kernels`: our kernels for a chip, compiled here and now, without the chip.
 
-use std::io::{self, IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -16,7 +15,7 @@ use unhang_gpu::model::Device;
 use unhang_isa::Chip;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python};
-use crate::output::{self, FOUND_ERRORS};
+use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
 const LAYERS: &str = include_str!("../../../unhang-suite/layers.tsv");
@@ -155,13 +154,9 @@ impl Selected {
         let compiler = Hiprtc::find()
             .context("hint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; in a ROCm torch it is there")?;
         let reported = self.reported_as.unwrap_or(self.arch);
-        let progress = |done: usize, all: usize| {
-            if io::stderr().is_terminal() {
-                let end = if done == all { "\n" } else { "" };
-                let _ = write!(io::stderr().lock(), "\rcompiling for {}: {done} of {all}{end}", self.arch);
-            }
-        };
-        let entries = catalogue::compile(&selections, &compiler, self.arch, reported, cache, &progress)?;
+        let progress = Progress::new(&format!("compiling for {}:", self.arch));
+        let told = |done: usize, all: usize| progress.at(done, all);
+        let entries = catalogue::compile(&selections, &compiler, self.arch, reported, cache, &told)?;
         Ok((compiler.version(), selections, entries))
     }
 

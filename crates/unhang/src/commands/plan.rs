@@ -8,9 +8,10 @@ use clap::Args;
 use serde_json::{Value, json};
 use unhang_conv::{Problem, Specification};
 use unhang_engine::EngineName;
-use unhang_evidence::Realm;
+use unhang_evidence::{Realm, Source, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
+use super::evidence::tunings;
 use super::knowledge::{Knowledge, KnowledgeArguments};
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
@@ -103,15 +104,22 @@ impl PlanCommand {
             None => !knowledge.has_accelerator(),
         };
         let plan = plan(&problem, &settings, &knowledge.situation(on_cpu), &knowledge.evidence);
+        let tunings: Vec<Tuning> = knowledge
+            .store
+            .tunings()
+            .into_iter()
+            .filter(|it| it.tuned.problem == problem && (it.source == Source::Rehearsal) == self.rehearsal)
+            .collect();
         if self.json {
             let mut value = plan_to_json(&problem, &plan);
             value["strategy"] = json!(settings.strategy.name());
             value["device"] = json!(if on_cpu { "cpu" } else { "gpu" });
             value["rehearsal"] = json!(self.rehearsal);
+            value["tunings"] = tunings.iter().map(tunings::to_json).collect();
             value["machine"] = knowledge.to_json();
             print_safe_json(&value)?;
         } else {
-            print_text(&describe(&problem, &plan, &knowledge, on_cpu, self.rehearsal))?;
+            print_text(&describe(&problem, &plan, &tunings, &knowledge, on_cpu, self.rehearsal))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -197,7 +205,14 @@ pub fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
     })
 }
 
-fn describe(problem: &Problem, plan: &Plan, knowledge: &Knowledge, on_cpu: bool, rehearsal: bool) -> String {
+fn describe(
+    problem: &Problem,
+    plan: &Plan,
+    tunings: &[Tuning],
+    knowledge: &Knowledge,
+    on_cpu: bool,
+    rehearsal: bool,
+) -> String {
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();
     let mut line = |name: &str, content: &str| {
@@ -224,6 +239,9 @@ fn describe(problem: &Problem, plan: &Plan, knowledge: &Knowledge, on_cpu: bool,
     }
     if plan.evidence.is_empty() {
         line("evidence", "none about this convolution");
+    }
+    for (index, tuning) in tunings.iter().enumerate() {
+        line(if index == 0 { "GPU kernels" } else { "" }, &format!("- {}", tunings::in_words(tuning)));
     }
     for warning in &plan.warnings {
         line("warning", warning);

@@ -1,6 +1,7 @@
-//! `unhang bench --tune`: candidates timed in a watched child, winners kept, and the model's choices held against them.
+//! `unhang bench --tune`: candidates timed in a watched child, winners kept as evidence, and the model's choices held
+//! against them.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -11,19 +12,23 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, table};
-use unhang_gpu::cache::Cache;
-use unhang_gpu::choice::{Choice, half_candidates};
-use unhang_gpu::driver::{Cuda, Driver, Hip, HipChip};
-use unhang_gpu::tuning::{Bench, Tuning, Winner, shortlist};
+use unhang_engine::Tuned;
+use unhang_evidence::{Source, Tuning, time};
+use unhang_gpu::choice::{Candidate, half_candidates};
+use unhang_gpu::tuning::{self, Bench, Times, shortlist};
 use unhang_gpu::{GpuEngine, Settings};
-use unhang_machine::{Environment, Machine, System};
 
-use crate::output::{self, FOUND_ERRORS};
+use super::super::knowledge::{open_store, say_notices};
+use super::device::open_driver;
+use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on.
 const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
-/// Runs that a time is the mean of.
-const REPEATS: u32 = 20;
+/// Rounds in which every candidate has its turn, and runs that are timed in one; the first round warms up.
+const ROUNDS: u32 = 6;
+const REPEATS: u32 = 4;
+/// Candidates that take so many times the best one's time are timed no more.
+const HOPELESS: f64 = 2.0;
 
 #[derive(Args)]
 pub struct Tune {
@@ -64,10 +69,28 @@ struct Task {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Event {
-    Device { name: String, architecture: String },
-    Trying { choice: String },
-    Timed { choice: String, seconds: f64 },
-    Failed { choice: String, reason: String },
+    /// What it measures on, as evidence is filed.
+    Device {
+        name: String,
+        architecture: String,
+        #[serde(default)]
+        compiler: String,
+        #[serde(default)]
+        driver: String,
+    },
+    Trying {
+        choice: String,
+    },
+    Timed {
+        choice: String,
+        seconds: f64,
+        #[serde(default)]
+        spread: f64,
+    },
+    Failed {
+        choice: String,
+        reason: String,
+    },
     Done,
 }
 
@@ -81,17 +104,30 @@ struct Outcome {
     first_seconds: f64,
     best: String,
     best_seconds: f64,
+    /// How far the fastest's times lay apart, as a share of their median.
+    spread: f64,
     /// The fastest's seconds over the first's: 1 where the model was right.
     share: f64,
+}
+
+/// The times of one choice.
+struct Timed {
+    choice: String,
+    seconds: f64,
+    spread: f64,
 }
 
 #[derive(Serialize)]
 struct Report {
     device: String,
     architecture: String,
+    compiler: String,
+    driver: String,
     /// The geometric mean of the shares.
     geometric_mean: f64,
     at_least: f64,
+    /// The least of the shares, and whose it is.
+    worst: Option<(f64, String)>,
     outcomes: Vec<Outcome>,
     /// What failed or did not come back, in words.
     failures: Vec<String>,
@@ -115,7 +151,11 @@ impl Tune {
             })
             .collect();
         let program = std::env::current_exe().context("this program does not find itself")?;
-        let report = self.measure(&problems, &|| {
+        let store = open_store();
+        let keep = |tuned: Tuned| {
+            store.keep_tuning(Tuning { tuned, source: Source::Probe, unix_seconds: time::now() });
+        };
+        let report = self.measure(&problems, &keep, &|| {
             let mut command = Command::new(&program);
             command.args(["bench", "--tune", "--worker", "--candidates", &self.candidates.to_string()]);
             if self.packed_half {
@@ -123,6 +163,8 @@ impl Tune {
             }
             command
         })?;
+        store.flush(Duration::from_secs(10));
+        say_notices(&store);
         if json {
             output::print_json(&report)?;
         } else {
@@ -133,12 +175,20 @@ impl Tune {
     }
 
     /// Has all problems timed by children, one after the other as they fail to come back.
-    fn measure(&self, problems: &[(String, Problem)], child: &dyn Fn() -> Command) -> anyhow::Result<Report> {
+    fn measure(
+        &self,
+        problems: &[(String, Problem)],
+        keep: &dyn Fn(Tuned),
+        child: &dyn Fn() -> Command,
+    ) -> anyhow::Result<Report> {
         let mut report = Report {
             device: String::new(),
             architecture: String::new(),
+            compiler: String::new(),
+            driver: String::new(),
             geometric_mean: 1.0,
             at_least: self.at_least,
+            worst: None,
             outcomes: Vec::new(),
             failures: Vec::new(),
         };
@@ -147,26 +197,36 @@ impl Tune {
             .map(|(layer, problem)| (layer.clone(), Task { problem: problem.to_string(), without: BTreeSet::new() }))
             .collect();
         let mut ended_without_a_word = 0;
+        let progress = Progress::new("measured");
         while !tasks.is_empty() {
             let mut watched = Watched::start(child(), &tasks)?;
-            let mut timed: Vec<(String, f64)> = Vec::new();
+            let mut timed: Vec<Timed> = Vec::new();
+            let mut failed: Vec<String> = Vec::new();
             let mut trying: Option<String> = None;
             loop {
                 match watched.next(Duration::from_secs(self.patience)) {
-                    Some(Event::Device { name, architecture }) => {
+                    Some(Event::Device { name, architecture, compiler, driver }) => {
                         (report.device, report.architecture) = (name, architecture);
+                        (report.compiler, report.driver) = (compiler, driver);
                         ended_without_a_word = 0;
                     }
                     Some(Event::Trying { choice }) => trying = Some(choice),
-                    Some(Event::Timed { choice, seconds }) => timed.push((choice, seconds)),
+                    Some(Event::Timed { choice, seconds, spread }) => timed.push(Timed { choice, seconds, spread }),
                     Some(Event::Failed { choice, reason }) => {
+                        failed.push(format!("{choice}: {reason}"));
                         report.failures.push(format!("{choice} on {}: {reason}", front(&tasks)));
                     }
                     Some(Event::Done) => {
                         trying = None;
                         if let Some((layer, task)) = tasks.pop_front() {
-                            report.outcomes.extend(outcome(layer, task.problem, &std::mem::take(&mut timed)));
-                            progress(report.outcomes.len(), problems.len());
+                            let did_not_come_back = task.without.iter().map(|it| format!("{it}: did not come back"));
+                            failed.extend(did_not_come_back);
+                            if let Some(tuned) = report.tuned(&task.problem, &timed, &failed.join("; ")) {
+                                keep(tuned);
+                            }
+                            report.outcomes.extend(outcome(layer, task.problem, &timed));
+                            (timed, failed) = (Vec::new(), Vec::new());
+                            progress.at(report.outcomes.len(), problems.len());
                         }
                         if tasks.is_empty() {
                             break;
@@ -205,32 +265,31 @@ impl Tune {
             bail!("{} was found, and nothing could be timed on it: {failure}", report.device);
         }
         report.geometric_mean = geometric_mean(&report.outcomes);
+        let worst = report.outcomes.iter().min_by(|a, b| a.share.total_cmp(&b.share));
+        report.worst = worst.map(|it| (it.share, format!("{} {}", it.layer, it.problem)));
         Ok(report)
     }
 
-    /// The child: opens the GPU, times what it is given, keeps the winners.
+    /// The child: opens the GPU and times what it is given.
     fn work(&self) -> anyhow::Result<ExitCode> {
         let engine = GpuEngine::new(open_driver()?, Settings::default());
-        let folder = Cache::default_folder().context("hint: set HOME or XDG_CACHE_HOME: there is no cache folder")?;
-        let cache = Cache::open(&folder, 512 << 20).with_context(|| format!("cannot use {}", folder.display()))?;
         let description = engine.driver().description();
-        say(&Event::Device { name: description.name.clone(), architecture: description.true_architecture.clone() })?;
+        say(&Event::Device {
+            name: tuning::device(description),
+            architecture: description.true_architecture.clone(),
+            compiler: engine.driver().compiler().version(),
+            driver: description.driver.clone(),
+        })?;
         for line in io::stdin().lock().lines() {
             let task: Task = serde_json::from_str(&line.context("cannot read the tasks")?).context("no task")?;
             let problem: Problem = task.problem.parse().context("no problem")?;
-            self.time(&engine, &cache, &problem, &task.without)?;
+            self.time(&engine, &problem, &task.without)?;
             say(&Event::Done)?;
         }
         Ok(ExitCode::SUCCESS)
     }
 
-    fn time(
-        &self,
-        engine: &GpuEngine,
-        cache: &Cache,
-        problem: &Problem,
-        without: &BTreeSet<String>,
-    ) -> anyhow::Result<()> {
+    fn time(&self, engine: &GpuEngine, problem: &Problem, without: &BTreeSet<String>) -> anyhow::Result<()> {
         let mut candidates = shortlist(engine.candidates(problem), self.candidates);
         if self.packed_half {
             let half = half_candidates(problem, &engine.driver().description().model, 1 << 30);
@@ -244,25 +303,56 @@ impl Tune {
             }
         });
         let bench = Bench::new(engine, problem)?;
-        let mut best: Option<(Choice, f64)> = None;
-        for candidate in &candidates {
-            let choice = candidate.choice.to_string();
-            say(&Event::Trying { choice: choice.clone() })?;
-            match bench.seconds(candidate.choice, REPEATS) {
-                Ok(seconds) => {
-                    say(&Event::Timed { choice, seconds })?;
-                    if best.is_none_or(|(_, least)| seconds < least) {
-                        best = Some((candidate.choice, seconds));
+        let mut times: Vec<(&Candidate, Times)> = candidates
+            .iter()
+            .map(|candidate| (candidate, Times { choice: candidate.choice.to_string(), seconds: Vec::new() }))
+            .collect();
+        for _ in 0..ROUNDS {
+            let best = times.iter().map(|(_, times)| times.median_and_spread().0).fold(f64::INFINITY, f64::min);
+            let mut failed = Vec::new();
+            for (index, (candidate, times)) in times.iter_mut().enumerate() {
+                if !times.seconds.is_empty() && times.median_and_spread().0 > HOPELESS * best {
+                    continue;
+                }
+                say(&Event::Trying { choice: times.choice.clone() })?;
+                match bench.seconds(candidate.choice, REPEATS) {
+                    Ok(seconds) => times.seconds.push(seconds),
+                    Err(error) => {
+                        say(&Event::Failed { choice: times.choice.clone(), reason: error.to_string() })?;
+                        failed.push(index);
                     }
                 }
-                Err(error) => say(&Event::Failed { choice, reason: error.to_string() })?,
+            }
+            for index in failed.into_iter().rev() {
+                times.remove(index);
             }
         }
-        if let Some((choice, seconds)) = best {
-            let tuning = Tuning { winners: BTreeMap::from([(problem.clone(), Winner { choice, seconds })]) };
-            tuning.keep(cache, engine.driver()).context("the winner cannot be kept")?;
+        for (_, times) in times {
+            let (seconds, spread) = times.median_and_spread();
+            say(&Event::Timed { choice: times.choice, seconds, spread })?;
         }
         Ok(())
+    }
+}
+
+impl Report {
+    /// What came out for one problem, as evidence: products in pairs of f16 are among it where they were asked for.
+    fn tuned(&self, problem: &str, timed: &[Timed], detail: &str) -> Option<Tuned> {
+        let (first, best) = (timed.first()?, timed.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
+        Some(Tuned {
+            problem: problem.parse().ok()?,
+            device: self.device.clone(),
+            kernels: tuning::kernels(),
+            compiler: self.compiler.clone(),
+            driver: self.driver.clone(),
+            choice: best.choice.clone(),
+            seconds: best.seconds,
+            spread: best.spread,
+            model_choice: first.choice.clone(),
+            model_seconds: first.seconds,
+            candidates: u32::try_from(timed.len()).unwrap_or(u32::MAX),
+            detail: detail.to_owned(),
+        })
     }
 }
 
@@ -330,53 +420,22 @@ fn say(event: &Event) -> anyhow::Result<()> {
     Ok(out.flush()?)
 }
 
-fn progress(done: usize, all: usize) {
-    use std::io::IsTerminal;
-    if io::stderr().is_terminal() {
-        let end = if done == all { "\n" } else { "" };
-        let _ = write!(io::stderr().lock(), "\rmeasured {done} of {all}{end}");
-    }
-}
-
-/// The first GPU that can be used: NVIDIA's, or AMD's whose chip the kernel driver knows.
-fn open_driver() -> anyhow::Result<Box<dyn Driver>> {
-    let cuda = match Cuda::open(0) {
-        Ok(driver) => return Ok(Box::new(driver)),
-        Err(error) => error,
-    };
-    let hip = match open_hip() {
-        Ok(driver) => return Ok(Box::new(driver)),
-        Err(reason) => reason,
-    };
-    Err(anyhow::anyhow!("hint: --tune needs the GPU itself; `unhang kernels list` needs only the compiler")
-        .context(format!("AMD: {hip}"))
-        .context(format!("NVIDIA: {cuda}"))
-        .context("there is no GPU here that can be used"))
-}
-
-/// The runtime's first device, compiled for as the chip that the kernel driver says is there: the runtime may be spoofed.
-fn open_hip() -> Result<Hip, String> {
-    let address = Hip::pci_address(0).map_err(|error| error.to_string())?;
-    let machine = Machine::inspect(&System::new("/".as_ref(), Environment::of_this_process()));
-    let (gpu, gfx) = machine.gpu_at(&address)?;
-    let chip = HipChip {
-        reported_architecture: gpu.reported_gfx.clone().unwrap_or_else(|| gfx.to_owned()),
-        true_architecture: gfx.to_owned(),
-        compute_units: gpu.compute_units.unwrap_or(0) as usize,
-        clock_mhz: 0,
-        bandwidth: 0,
-    };
-    Hip::open(0, &chip).map_err(|error| error.to_string())
-}
-
 /// The first choice is the model's; nothing where nothing was timed.
-fn outcome(layer: String, problem: String, timed: &[(String, f64)]) -> Option<Outcome> {
+fn outcome(layer: String, problem: String, timed: &[Timed]) -> Option<Outcome> {
     // What is never taken unasked is no yardstick for the model.
-    let unasked: Vec<&(String, f64)> = timed.iter().filter(|(choice, _)| !choice.starts_with("half:")).collect();
-    let (first, first_seconds) = (*unasked.first()?).clone();
-    let (best, best_seconds) = (*unasked.iter().min_by(|a, b| a.1.total_cmp(&b.1))?).clone();
-    let share = if first_seconds > 0.0 { best_seconds / first_seconds } else { 1.0 };
-    Some(Outcome { layer, problem, first, first_seconds, best, best_seconds, share })
+    let unasked: Vec<&Timed> = timed.iter().filter(|it| !it.choice.starts_with("half:")).collect();
+    let (first, best) = (*unasked.first()?, *unasked.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
+    let share = if first.seconds > 0.0 { best.seconds / first.seconds } else { 1.0 };
+    Some(Outcome {
+        layer,
+        problem,
+        first: first.choice.clone(),
+        first_seconds: first.seconds,
+        best: best.choice.clone(),
+        best_seconds: best.seconds,
+        spread: best.spread,
+        share,
+    })
 }
 
 fn geometric_mean(outcomes: &[Outcome]) -> f64 {
@@ -385,14 +444,20 @@ fn geometric_mean(outcomes: &[Outcome]) -> f64 {
 }
 
 fn words(report: &Report) -> String {
-    let mut text = format!("{} ({})\n\n", report.device, report.architecture);
+    let mut text = format!("{}\n\n", report.device);
+    text += &format!(
+        "{:20} {:16} {:>12} {:>6} {:42} {:>12} {:>5}\n",
+        "layer", "direction", "fastest", "spread", "kernels", "model's", "share"
+    );
     for outcome in &report.outcomes {
         text += &format!(
-            "{:20} {:16} {:>9.1} µs {:42} {:>5.2}\n",
+            "{:20} {:16} {:>9.1} µs {:>4.0} % {:42} {:>9.1} µs {:>5.2}\n",
             outcome.layer,
             outcome.problem.split(':').next().unwrap_or_default(),
             outcome.best_seconds * 1e6,
+            outcome.spread * 100.0,
             outcome.best,
+            outcome.first_seconds * 1e6,
             outcome.share
         );
     }
@@ -411,9 +476,11 @@ fn words(report: &Report) -> String {
     for failure in &report.failures {
         text += &format!("\nleft out: {failure}");
     }
+    let worst = report.worst.as_ref().map_or(String::new(), |(share, which)| format!("; worst {share:.3}, {which}"));
     text + &format!(
         "\n{} problems; the model's own choices run at {:.3} of the fastest ones' speed (geometric mean, at least {} is \
-         asked for). The fastest are kept and are taken from the next start on.\n",
+         asked for{worst}). The fastest are kept as evidence (`unhang evidence tunings`) and are taken from the next start \
+         on.\n",
         report.outcomes.len(),
         report.geometric_mean,
         report.at_least
@@ -450,8 +517,9 @@ mod tests {
 
     #[test]
     fn the_model_is_held_against_the_fastest() {
+        let kept = std::cell::RefCell::new(Vec::new());
         let report = tune()
-            .measure(&problems(), &|| {
+            .measure(&problems(), &|tuned| kept.borrow_mut().push(tuned), &|| {
                 script(
                     r#"echo '{"device":{"name":"a script","architecture":"none"}}'
                     for us in 4e-6 2e-6; do
@@ -466,13 +534,19 @@ mod tests {
         assert!((report.geometric_mean - 0.5f64.sqrt()).abs() < 1e-12);
         assert_eq!((report.outcomes[1].first.as_str(), report.outcomes[1].best.as_str()), ("plain", "narrow:4"));
         assert!(words(&report).contains("the model fell behind on"), "{}", words(&report));
+        assert!(words(&report).contains("worst 0.500"), "{}", words(&report));
+        let kept = kept.into_inner();
+        assert_eq!(kept.iter().map(|it| it.choice.as_str()).collect::<Vec<_>>(), ["plain", "narrow:4"]);
+        assert_eq!((kept[1].model_choice.as_str(), kept[1].candidates), ("plain", 2));
+        assert_eq!((kept[1].share(), kept[1].device.as_str()), (0.5, "a script"));
     }
 
     #[test]
     fn what_does_not_come_back_is_named_and_left_out() {
+        let kept = std::cell::RefCell::new(Vec::new());
         // The first child hangs in its second choice; the next one is told to do without it.
         let report = tune()
-            .measure(&problems()[..1], &|| {
+            .measure(&problems()[..1], &|tuned| kept.borrow_mut().push(tuned), &|| {
                 script(
                     r#"echo '{"device":{"name":"a script","architecture":"none"}}'
                     read task; case "$task" in
@@ -485,11 +559,13 @@ mod tests {
         assert_eq!(report.outcomes.len(), 1);
         assert_eq!(report.failures.len(), 1);
         assert!(report.failures[0].contains("narrow:4") && report.failures[0].contains("did not come back"));
+        assert_eq!(kept.into_inner()[0].detail, "narrow:4: did not come back");
     }
 
     #[test]
     fn without_a_gpu_it_says_so() {
-        let failed = tune().measure(&problems(), &|| script("echo 'error: no GPU' >&2; exit 2")).err().unwrap();
+        let failed =
+            tune().measure(&problems(), &|_| (), &|| script("echo 'error: no GPU' >&2; exit 2")).err().unwrap();
         assert_eq!(failed.to_string(), "no GPU was measured: no GPU");
     }
 }

@@ -1,0 +1,152 @@
+//! `unhang evidence tunings`: which of our GPU kernels were measured to be the fastest.
+
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use unhang_evidence::{Source, Store, Tuning, time};
+use unhang_gpu::tuning::kernels;
+
+use super::super::text::{print_safe_json, print_text};
+use crate::output::printable;
+
+/// Whether it is of this version's kernels. Another compiler or device makes no other kernels of them; the engine looks at
+/// these too.
+fn is_current(tuning: &Tuning) -> bool {
+    tuning.tuned.kernels == kernels()
+}
+
+/// A tuning for other programs.
+pub fn to_json(tuning: &Tuning) -> Value {
+    let tuned = &tuning.tuned;
+    json!({
+        "problem": tuned.problem.to_string(),
+        "device": tuned.device,
+        "kernels": tuned.kernels,
+        "current": is_current(tuning),
+        "compiler": tuned.compiler,
+        "driver": tuned.driver,
+        "choice": tuned.choice,
+        "seconds": tuned.seconds,
+        "spread": tuned.spread,
+        "model_choice": tuned.model_choice,
+        "model_seconds": tuned.model_seconds,
+        "share": tuned.share(),
+        "candidates": tuned.candidates,
+        "detail": tuned.detail,
+        "source": tuning.source.name(),
+        "unix_seconds": tuning.unix_seconds,
+    })
+}
+
+/// One tuning in a line, for a plan.
+pub fn in_words(tuning: &Tuning) -> String {
+    let tuned = &tuning.tuned;
+    let gain = if tuned.choice == tuned.model_choice {
+        "the model's own choice".to_owned()
+    } else {
+        format!("the model's {} took {}", tuned.model_choice, time::duration(tuned.model_seconds))
+    };
+    let stale = if is_current(tuning) { "" } else { "; out of date: of other kernels than this version's, not used" };
+    format!(
+        "{} took {} on {}, the fastest of {} ({gain}; {}, {}{stale})",
+        tuned.choice,
+        time::duration(tuned.seconds),
+        tuned.device,
+        tuned.candidates,
+        tuning.source,
+        time::date(tuning.unix_seconds),
+    )
+}
+
+/// What counts for the model: real cards, these kernels, and no choice that is only taken when asked for.
+fn shares(tunings: &[Tuning]) -> Vec<(&Tuning, f64)> {
+    let counts = |it: &&Tuning| {
+        is_current(it)
+            && it.source != Source::Rehearsal
+            && !it.tuned.choice.starts_with("half:")
+            && it.tuned.share() > 0.0
+    };
+    tunings.iter().filter(counts).map(|it| (it, it.tuned.share())).collect()
+}
+
+/// The geometric mean of the model's share of the fastest ones' speed, and the worst; none where nothing counts.
+fn mean_and_worst(tunings: &[Tuning]) -> Option<(f64, f64, &Tuning)> {
+    let shares = shares(tunings);
+    let (worst, least) = *shares.iter().min_by(|a, b| a.1.total_cmp(&b.1))?;
+    let mean = (shares.iter().map(|(_, share)| share.ln()).sum::<f64>() / shares.len() as f64).exp();
+    Some((mean, least, worst))
+}
+
+/// A few lines for a list of other things; empty where nothing was measured.
+pub fn summary(tunings: &[Tuning]) -> String {
+    if tunings.is_empty() {
+        return String::new();
+    }
+    let stale = tunings.iter().filter(|it| !is_current(it)).count();
+    let rehearsed = tunings.iter().filter(|it| it.source == Source::Rehearsal).count();
+    let mut text = format!("\n{} convolutions whose fastest kernels were measured", tunings.len());
+    if stale > 0 {
+        text += &format!(", {stale} of them out of date (of other kernels than this version's: not used)");
+    }
+    if rehearsed > 0 {
+        text += &format!(", {rehearsed} of them on an emulated card (no card's times)");
+    }
+    if let Some((mean, least, worst)) = mean_and_worst(tunings) {
+        text += &format!(
+            "\nthe model's own choices run at {mean:.3} of the fastest ones' speed (geometric mean; worst {least:.3}, {})",
+            worst.tuned.problem
+        );
+    }
+    text + "\n"
+}
+
+/// Prints all of them.
+pub fn print(store: &Store, as_json: bool) -> anyhow::Result<()> {
+    let tunings = store.tunings();
+    if as_json {
+        let found = mean_and_worst(&tunings);
+        return print_safe_json(&json!({
+            "tunings": tunings.iter().map(to_json).collect::<Vec<_>>(),
+            "geometric_mean": found.map(|it| it.0),
+            "worst": found.map(|it| json!({ "share": it.1, "problem": it.2.tuned.problem.to_string() })),
+        }));
+    }
+    if tunings.is_empty() {
+        return print_text(
+            "nothing was tuned; `unhang bench --tune` or `unhang.enable(tune=True)` measure on the GPU\n",
+        );
+    }
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header([
+        "fastest",
+        "time",
+        "spread",
+        "model's",
+        "share",
+        "of",
+        "source",
+        "date",
+        "device",
+        "convolution",
+        "",
+    ]);
+    for tuning in &tunings {
+        let tuned = &tuning.tuned;
+        let notes = [if is_current(tuning) { "" } else { "out of date" }, &tuned.detail];
+        let notes: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
+        table.add_row([
+            printable(&tuned.choice),
+            time::duration(tuned.seconds),
+            format!("{:.0} %", tuned.spread * 100.0),
+            time::duration(tuned.model_seconds),
+            format!("{:.2}", tuned.share()),
+            tuned.candidates.to_string(),
+            tuning.source.to_string(),
+            time::date(tuning.unix_seconds),
+            printable(&tuned.device),
+            tuned.problem.to_string(),
+            printable(&notes.join("; ")),
+        ]);
+    }
+    print_text(&format!("{}\n{}", table.trim_fmt(), summary(&tunings)))
+}

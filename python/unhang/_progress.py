@@ -1,0 +1,49 @@
+"""How far something has come that takes a while: a line that moves on a terminal, else a plain one now and then."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+# Seconds between plain lines.
+_PLAIN_LINES = 10.0
+
+
+class Progress:
+    """Talk on standard error. It may be told from several threads."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._moving = sys.stderr.isatty()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._drawn = False
+        self._said = time.monotonic()
+
+    def one_more(self) -> None:
+        """One more is done."""
+        with self._lock:
+            self._tell(self._done + 1)
+
+    def at(self, done: int) -> None:
+        """So many are done."""
+        with self._lock:
+            if done > self._done:
+                self._tell(done)
+
+    def end(self) -> None:
+        """Nothing more comes: the moving line is left behind."""
+        if self._drawn:
+            print(file=sys.stderr, flush=True)
+
+    def _tell(self, done: int) -> None:
+        self._done = done
+        line = f"{self._what} {done} of {self._total}"
+        if self._moving:
+            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            self._drawn = True
+        elif done < self._total and time.monotonic() - self._said >= _PLAIN_LINES:
+            print(f"unhang: {line}", file=sys.stderr, flush=True)
+            self._said = time.monotonic()

@@ -1,0 +1,227 @@
+"""Measured tuning on first use: candidates for a convolution are timed on the user's GPU, between the user's calls.
+
+Off unless asked for (``Settings.tune``, ``UNHANG_TUNE=1``). A new convolution runs as always, by the model's choice.
+Meanwhile other candidates are compiled in the background. When they are there, each further call of the convolution
+puts one round of measurements into the stream behind its own work, and reads what the round before took: nothing waits.
+Candidates compute on the very operands, into memory from torch's allocator that nobody reads. The fastest is compared
+with our CPU engine like any other kernel, kept as evidence, and used from then on; the next start takes it at once.
+
+Nothing is measured while a graph is recorded, nor in deterministic mode, where nothing is ever swapped; and only kernel
+families that may run here at all come into question. Whatever goes wrong, the model's choice stays.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+
+import torch
+
+from unhang import _core, _gpu, _jit, _verify
+from unhang._engines import Geometry, Route, deterministic
+from unhang._state import renewed_after_fork, say, state
+
+Tensor = torch.Tensor
+
+#: Seconds of the GPU's time that the measurements of one convolution may take. One round is always finished.
+BUDGET = 0.2
+#: The model's first candidates that are measured, beside the first of each other kernel family.
+CANDIDATES = 4
+#: Rounds in which every candidate has its turn; the first one warms up.
+ROUNDS = 6
+# The most runs of a candidate in one turn.
+_MOST_REPEATS = 10
+# Candidates that take so many times the best one's time are timed no more.
+_HOPELESS = 2.0
+# Seconds after which candidates that are still not compiled are left out.
+_COMPILING = 300.0
+# Seconds after which a measurement that the GPU has not come to is given up.
+_WAITING = 60.0
+
+
+class _Contest:
+    """The candidates for one convolution on one device, and what they took so far."""
+
+    def __init__(self, gpu: _core.Gpu, problem: _core.Problem) -> None:
+        self.gpu = gpu
+        self.problem = problem
+        self.lock = threading.Lock()
+        self.begun = self.over = False
+        #: Those that may still win.
+        self.choices: list[str] = []
+        #: What everything took that was timed, the model's choice first.
+        self.times: dict[str, list[float]] = {}
+        self.kernels: dict[str, _core.Kernel] = {}
+        self.failures: list[str] = []
+        self.waiting: list[tuple[str, _core.Timing]] = []
+        self.repeats = 1
+        self.rounds = 0
+        self.spent = 0.0
+        self.since = time.monotonic()
+
+    def begin(self, workspace_limit: int) -> None:
+        """Has the candidates compiled."""
+        self.begun = True
+        self.choices = self.gpu.shortlist(self.problem, workspace_limit, CANDIDATES)
+        self.times = {choice: [] for choice in self.choices}
+        for choice in self.choices:
+            self.gpu.compile_later(self.problem, choice)
+        if self.gpu.is_emulated:
+            say("tuning on the emulated card: the times are the emulator's and say nothing about a real one")
+
+    def leave_out(self, choice: str, why: object) -> None:
+        self.choices.remove(choice)
+        self.failures.append(f"{choice}: {why}".splitlines()[0][:200])
+
+    def load(self) -> bool:
+        """Loads what is compiled; whether the measurements can begin."""
+        late = time.monotonic() - self.since > _COMPILING
+        for choice in [it for it in self.choices if it not in self.kernels]:
+            try:
+                if self.gpu.is_at_hand(self.problem, choice):
+                    self.kernels[choice] = self.gpu.prepare_as(self.problem, choice)
+                elif late:
+                    self.leave_out(choice, f"not compiled within {_COMPILING:.0f} s")
+                else:
+                    return False
+            except _core.GpuFailure as error:
+                self.leave_out(choice, error)
+        return True
+
+    def read(self) -> bool:
+        """Takes the times of the last round; whether there is none left to wait for."""
+        while self.waiting:
+            choice, timing = self.waiting[0]
+            seconds = timing.seconds()
+            if seconds is None:
+                if time.monotonic() - self.since > _WAITING:
+                    raise TimeoutError(f"the GPU did not come to the measurement within {_WAITING:.0f} s")
+                return False
+            self.waiting.pop(0)
+            self.times[choice].append(seconds)
+            self.spent += seconds * (self.repeats + 1)
+        return True
+
+    def next_round(self) -> None:
+        """Who takes part in the next round, and how often."""
+        medians = {choice: self.median(choice) for choice in self.choices if self.times[choice]}
+        if medians:
+            best = min(medians.values())
+            self.choices = [it for it in self.choices if medians.get(it, 0.0) <= _HOPELESS * best]
+            each = sum(medians[it] for it in self.choices) * (ROUNDS - self.rounds)
+            fits = (BUDGET - self.spent) / each - 1 if each > 0.0 else _MOST_REPEATS
+            self.repeats = max(1, min(_MOST_REPEATS, int(fits)))
+        self.rounds += 1
+        self.since = time.monotonic()
+
+    def is_measured(self) -> bool:
+        return self.rounds > 0 and (self.rounds == ROUNDS or self.spent >= BUDGET or len(self.choices) < 2)
+
+    def median(self, choice: str) -> float:
+        seconds = self.times[choice]
+        return statistics.median(seconds[1:] or seconds)
+
+
+# By device and convolution.
+_contests: dict[tuple[int, str], _Contest] = {}
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+
+
+def step(
+    route: Route, loaded: _jit.Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
+) -> bool:
+    """Goes on with the measurements for a convolution whose own result was just queued; whether nothing better can come
+    any more than what computed it."""
+    index = first.get_device()
+    gpu, problem = _gpu.gpu(index), loaded.problem
+    if gpu.is_tuned(problem) or deterministic():
+        return True
+    key = (index, problem.key)
+    contest = _contests.get(key)
+    if contest is None or contest.gpu is not gpu:
+        with _lock:
+            contest = _contests[key] = _Contest(gpu, problem)
+    if contest.over:
+        return True
+    if gpu.is_capturing(_jit.stream_of(index)) or not contest.lock.acquire(blocking=False):
+        return False
+    try:
+        winner = _go_on(contest, route, loaded, first, second, bias, geometry)
+    except Exception as error:
+        # Short memory, a driver that fails: the user's own result is there, and what computed it stays.
+        contest.over = True
+        say(f"{problem.key}: its kernels were not tuned ({f'{error}'.splitlines()[0][:200]}); the model's choice stays")
+        return True
+    finally:
+        contest.lock.release()
+    if winner is None:
+        return contest.over
+    contest.over = True
+    gpu.prefer(problem, winner)
+    times = [(choice, seconds) for choice, seconds in contest.times.items() if seconds]
+    gpu.keep_tuning(state().store, problem, times, winner, "; ".join(contest.failures))
+    # Others than those that computed just now are taken by the next call.
+    return winner == loaded.kernel.choice
+
+
+def _go_on(
+    contest: _Contest,
+    route: Route,
+    loaded: _jit.Loaded,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None,
+    geometry: Geometry,
+) -> str | None:
+    """One step; the winner when there is one. A contest without rivals is over without."""
+    if not contest.begun:
+        contest.begin(route.workspace_limit)
+    if len(contest.choices) < 2 and contest.rounds == 0:
+        contest.over = True
+        return None
+    if not contest.load() or not contest.read():
+        return None
+    first, second = _jit.dense(first, route.memory_format), _jit.dense(second, route.memory_format)
+    bias = bias if bias is None else bias.contiguous()
+    device = first.device
+    scratch = _jit.allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
+    most = max((contest.kernels[choice].workspace_bytes for choice in contest.choices), default=0)
+    workspace = _jit.allocate((max(most, 1),), (1,), torch.uint8, device)
+    addresses = (
+        first.data_ptr(), second.data_ptr(), 0 if bias is None else bias.data_ptr(), scratch.data_ptr(),
+        workspace.data_ptr(), _jit.stream_of(first.get_device()),
+    )  # fmt: skip
+    if contest.is_measured():
+        return _decide(contest, route, addresses, (first, second, bias, scratch), geometry)
+    contest.next_round()
+    # In turns, and each round begins with another one.
+    turn = contest.rounds % len(contest.choices)
+    for choice in contest.choices[turn:] + contest.choices[:turn]:
+        contest.waiting.append((choice, contest.kernels[choice].time(*addresses, contest.repeats)))
+    return None
+
+
+def _decide(
+    contest: _Contest,
+    route: Route,
+    addresses: tuple[int, int, int, int, int, int],
+    tensors: tuple[Tensor, Tensor, Tensor | None, Tensor],
+    geometry: Geometry,
+) -> str | None:
+    """The fastest whose first result is right; None where that cannot be told with these numbers."""
+    for choice in sorted(contest.choices, key=contest.median):
+        kernel = contest.kernels[choice]
+        verdict = _jit.verdict(route, kernel)
+        if verdict is None:
+            kernel.launch(*addresses)
+            finding = _verify.compare(contest.problem.direction, geometry, *tensors)
+            if finding.right is None:
+                return None
+            _jit.keep_verdict(route, kernel, contest.problem, finding)
+            verdict = "works" if finding.right else "wrong"
+        if verdict == "works":
+            return choice
+        contest.leave_out(choice, "its first result was wrong")
+    contest.over = True
+    return None

@@ -1,0 +1,309 @@
+"""Tuning on first use: candidates are timed between calls, and the fastest is kept as evidence. Here on the emulated card
+of the reports, whose times are the emulator's; on a GPU where there is one (the tests at the end)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import unhang
+from comparing import assert_close
+from unhang import _canary, _convolve, _core, _gpu, _jit, _state, _tuning, _verify
+
+X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
+WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
+
+
+@pytest.fixture(scope="module")
+def kernels_of_this_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache for all tests here: hiprtc takes a second a kernel."""
+    return tmp_path_factory.mktemp("kernels")
+
+
+@pytest.fixture
+def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_core.Gpu]:
+    """The emulated card, with all kernel families but one that passed their canaries, and few rounds: it takes its time."""
+    monkeypatch.setenv("UNHANG_REHEARSE_GPU", "emulator")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
+    monkeypatch.setattr(_tuning, "CANDIDATES", 2)
+    monkeypatch.setattr(_tuning, "BUDGET", 1e9)
+    monkeypatch.setattr(_tuning, "ROUNDS", 2)
+    monkeypatch.setattr(_tuning, "_MOST_REPEATS", 1)
+    monkeypatch.setattr(_tuning, "_HOPELESS", 1e9)
+    forget()
+    try:
+        gpu = _gpu.gpu(_gpu.REHEARSED)
+    except _core.GpuDeclined as declined:
+        pytest.skip(str(declined))
+    for family in _canary.families(gpu):
+        verdict = "hangs" if family == "winograd" else "works"
+        _canary._known_here[_canary._jit_name(gpu, family, rehearsed=True)] = (verdict, "made up")
+    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    yield gpu
+    forget()
+
+
+def forget() -> None:
+    """What a new process does not know."""
+    for gpu in _gpu.opened():
+        gpu.close(60.0)
+    _gpu.close()
+    _jit._verdicts.clear()
+    _canary._allowed.clear()
+    _tuning._contests.clear()
+    _convolve.routes.clear()
+    _state.forget()
+
+
+def calls(count: int) -> None:
+    for _ in range(count):
+        assert_close(F.conv2d(X, W, B, padding=1), WANT, slack=2)
+        assert unhang.wait_for_kernels(120.0)
+
+
+def kernel() -> _jit.Loaded:
+    (route,) = _convolve.routes.values()
+    assert route.names[0] == "jit"
+    assert route.kernel is not None
+    return route.kernel
+
+
+def contest() -> _tuning._Contest:
+    (only,) = _tuning._contests.values()
+    return only
+
+
+def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
+    card: _core.Gpu, kernels_of_this_file: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(1)
+        assert kernel().kernel.provisional, "a new convolution runs as always"
+        assert not _tuning._contests
+        calls(6)
+    found = contest()
+    assert found.over
+    assert not found.failures
+    assert len(found.times) >= 2
+    assert all(len(seconds) >= 1 for seconds in found.times.values())
+    best = min(found.times, key=found.median)
+    assert kernel().kernel.choice == best
+    assert kernel().settled
+    assert _jit._verdicts[_jit._label(next(iter(_convolve.routes.values())), kernel().kernel)] == "works"
+    report = unhang.report().data
+    assert report["problems"][0]["kernels"] == best
+    assert "emulated card: the times are the emulator's" in capsys.readouterr().err
+
+    # Another process, in which the compiled kernels are gone too: the winner is evidence, and no part of the cache.
+    forget()
+    shutil.rmtree(kernels_of_this_file / "unhang")
+    with unhang.enabled(rehearse=True):
+        calls(2)
+    assert _gpu.gpu(_gpu.REHEARSED).is_tuned(kernel().problem)
+    assert kernel().kernel.choice == best
+    # What is known is not measured again.
+    _convolve.routes.clear()
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(1)
+    assert kernel().settled
+    assert not _tuning._contests
+
+
+def test_off_unless_asked_for(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unhang.enabled(rehearse=True):
+        calls(2)
+        assert not unhang.report().data["tune"]
+    assert kernel().settled
+    assert not _tuning._contests
+    monkeypatch.setenv("UNHANG_TUNE", "1")
+    _convolve.routes.clear()
+    with unhang.enabled(rehearse=True):
+        calls(1)
+        assert unhang.report().data["tune"]
+    assert _tuning._contests
+
+
+def test_a_wrong_candidate_never_wins(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(2)
+        own = kernel().kernel.choice
+        honest = _verify.compare
+
+        def strict(direction, geometry, first, second, bias, result):
+            finding = honest(direction, geometry, first, second, bias, result)
+            assert finding.right
+            return _verify.Finding(False, "as the test has it")
+
+        monkeypatch.setattr(_verify, "compare", strict)
+        # As if the others were faster than what computes now, which was compared before.
+        monkeypatch.setattr(_tuning._Contest, "median", lambda self, choice: 2.0 if choice == own else 1.0)
+        calls(6)
+    assert contest().over
+    assert len(contest().failures) == len(contest().times) - 1
+    assert kernel().kernel.choice == own
+    assert not unhang.report().data["failures"]
+
+
+@pytest.mark.parametrize("trouble", ["memory", "time", "deterministic"])
+def test_what_goes_wrong_leaves_the_models_choice(
+    card: _core.Gpu, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(2)
+        own = kernel().kernel.choice
+        if trouble == "memory":
+
+            def allocate(*_: object) -> torch.Tensor:
+                raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
+
+            monkeypatch.setattr(_tuning._jit, "allocate", only_for_tuning(allocate))
+        elif trouble == "time":
+            never = type("Never", (), {"seconds": lambda self: None})()
+            monkeypatch.setattr(_tuning, "_WAITING", 0.0)
+            contest().waiting.append((own, never))
+        else:
+            monkeypatch.setattr(_tuning, "deterministic", lambda: True)
+        calls(3)
+    assert kernel().kernel.choice == own
+    assert kernel().settled
+    said = capsys.readouterr().err
+    assert ("were not tuned" in said) == (trouble != "deterministic")
+    assert not _gpu.gpu(_gpu.REHEARSED).is_tuned(kernel().problem)
+    assert not unhang.report().data["failures"]
+
+
+def only_for_tuning(replacement):
+    """A function in place of `_jit.allocate` for whoever asks on behalf of the measurements."""
+    import sys
+
+    original = _jit.allocate
+    return lambda *it: (replacement if sys._getframe(1).f_code.co_name == "_go_on" else original)(*it)
+
+
+def test_nothing_is_measured_while_a_graph_is_recorded(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(2)
+        (route,) = _convolve.routes.values()
+        recording = type("Recording", (), {"is_tuned": lambda *_: False, "is_capturing": lambda *_: True})()
+        before = contest()
+        before.gpu = recording
+        monkeypatch.setattr(_gpu, "gpu", lambda index: recording)
+        rounds = before.rounds
+        assert not _tuning.step(route, kernel(), X, W, B, None)
+    assert (contest().rounds, contest().over) == (rounds, False)
+
+
+def test_families_without_a_canary_are_not_measured(card: _core.Gpu) -> None:
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(2)
+    families = {choice.partition(":")[0] for choice in contest().times}
+    assert len(families) >= 2
+    assert "winograd" not in families
+    everything = {family for _, family, _, _ in _core.Gpu.open_emulated(_state.state().machine).candidates(
+        kernel().problem)}  # fmt: skip
+    assert "winograd" in everything
+
+
+def test_without_memory_for_a_workspace_another_kernel_computes(
+    card: _core.Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """The gradient of the weights is summed in planes, which need a workspace; the plain kernels need none."""
+    w = W.clone().requires_grad_()
+    want = torch.autograd.grad(F.conv2d(X.double(), w.double(), padding=1).sum(), w)[0]
+    original, denied = _jit.allocate, []
+
+    def allocate(shape, stride, dtype, device):
+        if dtype is torch.uint8:
+            denied.append(shape)
+            raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
+        return original(shape, stride, dtype, device)
+
+    with unhang.enabled(rehearse=True):
+        y = F.conv2d(X, w, padding=1)
+        torch.autograd.grad(y.sum(), w, retain_graph=True)
+        assert unhang.wait_for_kernels(120.0)
+        monkeypatch.setattr(_jit, "allocate", allocate)
+        for _ in range(3):
+            assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
+    assert len(denied) == 1, "memory that is short is not asked for again"
+    (route,) = (route for route in _convolve.routes.values() if route.key.startswith("backward-weights"))
+    assert route.names[0] == "jit"
+    assert route.tally.by_place == [4], "it is still our kernels that compute"
+    assert route.kernel is not None
+    assert route.kernel.workspace == 0
+    assert "computed without one" in capsys.readouterr().err
+
+
+def test_progress_moves_on_a_terminal_and_speaks_rarely_elsewhere(monkeypatch, capsys) -> None:
+    from unhang._progress import Progress
+
+    progress = Progress("compiling:", 3)
+    for _ in range(2):
+        progress.one_more()
+    progress.end()
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setattr("unhang._progress._PLAIN_LINES", 0.0)
+    progress = Progress("compiling:", 3)
+    for _ in range(3):
+        progress.one_more()
+    progress.end()
+    assert capsys.readouterr() == ("", "unhang: compiling: 1 of 3\nunhang: compiling: 2 of 3\n")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = Progress("compiling:", 2)
+    for done in (1, 2, 1):
+        progress.at(done)
+    progress.end()
+    assert capsys.readouterr().err == "\rcompiling: 1 of 2\rcompiling: 2 of 2\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
+def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
+    torch.manual_seed(0)
+    x = torch.randn(8, 64, 56, 56, device="cuda")
+    w = torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
+    want = F.conv2d(x.double(), w.double(), padding=1)
+    want_gradient = torch.autograd.grad(want.sum(), w)[0]
+    torch.cuda.synchronize()
+    with unhang.enabled("jit", tune=True):
+        for turn in range(14):
+            y = F.conv2d(x, w, padding=1)
+            assert_close(y, want, slack=2)
+            assert_close(torch.autograd.grad(y.sum(), w)[0], want_gradient, slack=3)
+            if turn < 2:
+                unhang.wait_for_kernels()
+            torch.cuda.synchronize()
+        assert [contest.over for contest in _tuning._contests.values()] == [True, True]
+        for route in _convolve.routes.values():
+            found = _tuning._contests[0, route.key]
+            assert route.kernel.settled
+            assert route.kernel.kernel.choice == min(found.choices, key=found.median)
+            assert found.spent < 2 * _tuning.BUDGET
+            print(route.key, found.spent, {it: found.median(it) for it in found.times if found.times[it]})
+        # A graph keeps what is there, and nothing is measured in it.
+        graph = torch.cuda.CUDAGraph()
+        F.conv2d(x[:4], w, padding=1)
+        unhang.wait_for_kernels()
+        F.conv2d(x[:4], w, padding=1)
+        rounds = [contest.rounds for contest in _tuning._contests.values()]
+        with torch.cuda.graph(graph):
+            inside = F.conv2d(x[:4], w, padding=1)
+        assert [contest.rounds for contest in _tuning._contests.values()] == rounds
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_close(inside, want[:4], slack=2)
+    chosen = {route.key: route.kernel.kernel.choice for route in _convolve.routes.values() if route.kernel.settled}
+    assert len(chosen) >= 2
+    forget()
+    with unhang.enabled("jit"):
+        for _ in range(2):
+            F.conv2d(x, w, padding=1)
+            unhang.wait_for_kernels()
+    (route,) = _convolve.routes.values()
+    assert route.kernel.kernel.choice == chosen[route.key]
+    forget()

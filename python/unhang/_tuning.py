@@ -123,7 +123,8 @@ class _Contest:
         return statistics.median(seconds[1:] or seconds)
 
 
-# By device and convolution.
+# By device and convolution. A program that sees ever new sizes must not fill its memory with them.
+_MOST_CONTESTS = 10_000
 _contests: dict[tuple[int, str], _Contest] = {}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 
@@ -141,6 +142,8 @@ def step(
     contest = _contests.get(key)
     if contest is None or contest.gpu is not gpu:
         with _lock:
+            if len(_contests) >= _MOST_CONTESTS:
+                _contests.pop(next(iter(_contests)))
             contest = _contests[key] = _Contest(gpu, problem)
     if contest.over:
         return True
@@ -158,6 +161,7 @@ def step(
     if winner is None:
         return contest.over
     contest.over = True
+    contest.kernels.clear()
     gpu.prefer(problem, winner)
     times = [(choice, seconds) for choice, seconds in contest.times.items() if seconds]
     gpu.keep_tuning(state().store, problem, times, winner, "; ".join(contest.failures))

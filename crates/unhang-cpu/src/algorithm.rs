@@ -18,6 +18,8 @@ pub enum Algorithm {
     Depthwise,
     /// Blocked products of pixels by pixels: weight gradients.
     Weights,
+    /// F(3×3, 4×4): a quarter of the products, between transforms, for weight gradients.
+    WinogradWeights,
     /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
     Pointwise,
     /// F(4×4, 3×3): a quarter of the products, between transforms.
@@ -50,6 +52,9 @@ impl Algorithm {
             // One row must not be longer than a chain of terms may be.
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
+            () if weights && winograd_wins(problem) && winograd::gradient::is_possible(problem, isa.lanes()) => {
+                Algorithm::WinogradWeights
+            }
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
@@ -67,6 +72,7 @@ impl Algorithm {
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
             Algorithm::PointwiseChannels => "pointwise-channels",
+            Algorithm::WinogradWeights => "winograd-weights",
             Algorithm::Direct => "direct",
         }
     }
@@ -79,7 +85,9 @@ fn winograd_wins(problem: &Problem) -> bool {
     static ALLOWED: OnceLock<bool> = OnceLock::new();
     let allowed = *ALLOWED.get_or_init(|| std::env::var("UNHANG_CPU_WINOGRAD").map_or(true, |text| text != "0"));
     let channels = problem.in_channels().min(problem.out_channels());
-    let [batch, _, height, width] = problem.operand_shapes()[2];
+    // What is cut into tiles: of a weight gradient the second operand.
+    let tiled = if problem.direction() == Direction::BackwardWeights { 1 } else { 2 };
+    let [batch, _, height, width] = problem.operand_shapes()[tiled];
     let tiles = batch * height.div_ceil(4) * width.div_ceil(4);
     allowed && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
 }

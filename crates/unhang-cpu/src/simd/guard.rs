@@ -132,6 +132,9 @@ proptest! {
     #[test]
     fn nothing_beyond_operands_of_winograd_is_touched(problem in super::winograd::tests::any_shape(), seed in 0u64..1000) {
         passes_by(&problem, seed, |_| Algorithm::Winograd)?;
+        let direction = Direction::BackwardWeights;
+        let gradient = Problem::new(Specification { direction, ..problem.specification() }).expect("the same sizes");
+        passes_by(&gradient, seed, |_| Algorithm::WinogradWeights)?;
     }
 }
 

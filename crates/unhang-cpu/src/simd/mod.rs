@@ -62,6 +62,7 @@ fn compute_with(
         Algorithm::Pointwise => {
             pointwise::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
         }
+        Algorithm::WinogradWeights => winograd::gradient::compute(problem, kernels, first, second, result, threads),
         Algorithm::Winograd => {
             winograd::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
         }

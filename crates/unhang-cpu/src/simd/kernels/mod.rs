@@ -12,7 +12,7 @@ mod winograd;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
-pub use winograd::{ELEMENTS, Filters, PATCH, Products, ResultTiles, SourceTiles, TILE};
+pub use winograd::{ELEMENTS, Filters, GradientProducts, PATCH, Products, ResultTiles, SourceTiles, TILE, WeightTiles};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
 #[derive(Debug, Clone, Copy)]
@@ -149,6 +149,9 @@ pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize
 /// Winograd's sums for one element, for one shape of tile.
 pub type ProductsKernelOfElement = unsafe fn(&Products);
 
+/// The same for weight gradients.
+pub type GradientProductsKernel = unsafe fn(&GradientProducts);
+
 /// The most vectors of one tile.
 pub const MAX_VECTORS: usize = 4;
 /// The most scalars of one tile.
@@ -198,6 +201,12 @@ pub struct Kernels {
     pub filters: unsafe fn(&Filters) -> bool,
     /// Winograd: tiles of the result, and whether all are finite.
     pub result_tiles: unsafe fn(&ResultTiles) -> bool,
+    /// Winograd: sums of weight gradients by vectors and scalars.
+    gradient_products: fn(usize, usize) -> Option<GradientProductsKernel>,
+    /// Winograd: tiles of the result's gradient.
+    pub gradient_tiles: unsafe fn(&SourceTiles),
+    /// Winograd: weight gradients, and whether all are finite.
+    pub weight_tiles: unsafe fn(&WeightTiles) -> bool,
 }
 
 impl Kernels {
@@ -238,6 +247,9 @@ impl Kernels {
             source_tiles: |_| {},
             filters: |_| true,
             result_tiles: |_| true,
+            gradient_products: |_, _| Some(|_| {}),
+            gradient_tiles: |_| {},
+            weight_tiles: |_| true,
         }
     }
 
@@ -269,6 +281,14 @@ impl Kernels {
     /// When there is no such kernel: see [`Kernels::most_scalars`].
     pub fn element_products(&self, vectors: usize, scalars: usize) -> ProductsKernelOfElement {
         (self.element_products)(vectors, scalars).expect("the tiles fit the registers")
+    }
+
+    /// Winograd's sums of a weight gradient for so many vectors and source channels.
+    ///
+    /// # Panics
+    /// When there is no such kernel: see [`Kernels::most_scalars`].
+    pub fn gradient_products(&self, vectors: usize, scalars: usize) -> GradientProductsKernel {
+        (self.gradient_products)(vectors, scalars).expect("the channels fit the registers")
     }
 }
 
@@ -437,6 +457,37 @@ macro_rules! kernels {
                 unsafe { super::winograd::results::<$vector>(tiles) }
             }
 
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::gradient_products`].
+            $(#[$features])?
+            unsafe fn gradient_products_of<const P: usize, const VECTORS: usize>(products: &GradientProducts) {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::gradient_products::<$vector, P, VECTORS>(products) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::gradient`].
+            $(#[$features])?
+            unsafe fn gradient_tiles(tiles: &SourceTiles) {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::gradient::<$vector>(tiles) }
+            }
+
+            /// # Safety
+            /// The machine has the features; see [`super::winograd::weights`].
+            $(#[$features])?
+            unsafe fn weight_tiles(tiles: &WeightTiles) -> bool {
+                // SAFETY: the same conditions.
+                unsafe { super::winograd::weights::<$vector>(tiles) }
+            }
+
+            fn gradient_products(vectors: usize, scalars: usize) -> Option<GradientProductsKernel> {
+                match (vectors, 1, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(gradient_products_of::<$scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn element_products(vectors: usize, scalars: usize) -> Option<ProductsKernelOfElement> {
                 match (vectors, 1, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(products_of_element::<$scalars, $vectors>),)*)*
@@ -485,6 +536,9 @@ macro_rules! kernels {
                 source_tiles,
                 filters,
                 result_tiles,
+                gradient_products,
+                gradient_tiles,
+                weight_tiles,
             };
         }
     };

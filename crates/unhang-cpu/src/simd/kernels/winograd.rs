@@ -1,4 +1,5 @@
-//! Kernels of Winograd's algorithm F(4×4, 3×3): the three transforms, and the products between them.
+//! Kernels of Winograd's algorithm F(4×4, 3×3), and of F(3×3, 4×4) for weight gradients: the transforms, and the
+//! products between them.
 //!
 //! The points are 0, ±5/8, ±3/2 and infinity: of the sets that were tried their error is the least, they come in pairs,
 //! which halves the work, and all numbers of the transforms of tiles are exact in f32 (`tools/bench-cpu/winograd.py`).
@@ -43,7 +44,7 @@ pub struct Products {
 /// Neighbouring tiles of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceTiles {
-    /// The rows of the first tile.
+    /// The rows of the first tile, of which gradients have four.
     pub rows: [*const f32; PATCH],
     /// From one pixel to the next.
     pub column_step: usize,
@@ -95,6 +96,40 @@ pub struct ResultTiles {
     pub columns: usize,
     /// Channels that are wanted, a vector at most.
     pub channels: usize,
+}
+
+/// Sums over tiles for one of the elements, to be added to: `P` source channels × `VECTORS` vectors of result channels.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientProducts {
+    /// Transformed tiles of the source: the first channel, in vectors tile by tile.
+    pub x: *const f32,
+    /// Transformed tiles of the gradient: a vector of result channels, tile by tile.
+    pub w: *const f32,
+    /// From one vector of result channels to the next.
+    pub w_step: usize,
+    /// How many tiles.
+    pub tiles: usize,
+    /// The sums of the first source channel, vectors of result channels beside each other.
+    pub sums: *mut f32,
+    /// From one source channel to the next.
+    pub sums_step: usize,
+}
+
+/// Sums to be transformed to the gradient of filters, one vector of result channels.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightTiles {
+    /// The first element of the first source channel.
+    pub from: *const f32,
+    /// From one source channel to the next.
+    pub channel_step: usize,
+    /// From one element to the next.
+    pub element_step: usize,
+    /// How many source channels.
+    pub channels: usize,
+    /// Where the vectors go: nine for each source channel.
+    pub to: *mut f32,
+    /// Whether all channels of a tap lie together, not all taps of a channel.
+    pub channels_together: bool,
 }
 
 /// # Safety
@@ -275,6 +310,137 @@ pub unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
                     } else if i < tiles.rows && j < columns {
                         sum.store_part(to, tiles.channels);
                     }
+                }
+            }
+        }
+        is_zero(spoiled)
+    }
+}
+
+/// # Safety
+/// The features of `V` are on.
+#[inline(always)]
+unsafe fn gradient_axis<V: Vector>(g: [V; TILE]) -> [V; PATCH] {
+    // SAFETY: the function's own condition.
+    unsafe {
+        let scaled =
+            |x: V, by: f32, y: V, with: f32| x.multiply_add(V::splat(by), y.multiply_add(V::splat(with), V::zero()));
+        let pair = |over: f32, root: f32| {
+            let even = scaled(g[0], over, g[2], over * root * root);
+            let odd = scaled(g[1], over * root, g[3], over * root * root * root);
+            [even.add(odd), odd.multiply_add(V::splat(-1.0), even)]
+        };
+        let ([a, minus_a], [b, minus_b]) = (pair(OVER_A, A), pair(OVER_B, B));
+        [g[0].multiply_add(V::splat(OVER_0), V::zero()), a, minus_a, b, minus_b, g[3]]
+    }
+}
+
+/// # Safety
+/// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
+#[inline(always)]
+pub unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        for tile in 0..tiles.tiles {
+            for block in 0..tiles.blocks {
+                let at = tile * TILE * tiles.column_step + block * V::LANES;
+                let mut half = [[V::zero(); PATCH]; TILE];
+                for (row, of_row) in tiles.rows.iter().zip(&mut half) {
+                    let mut g = [V::zero(); TILE];
+                    for (j, number) in g.iter_mut().enumerate() {
+                        *number = V::load(row.add(at + j * tiles.column_step));
+                    }
+                    *of_row = gradient_axis(g);
+                }
+                let to = tiles.to.add(block * tiles.block_step + tile * V::LANES);
+                let columns: [[V; TILE]; PATCH] = std::array::from_fn(|j| std::array::from_fn(|i| half[i][j]));
+                for (j, column) in columns.into_iter().enumerate() {
+                    for (i, element) in gradient_axis(column).into_iter().enumerate() {
+                        element.store(to.add((i * PATCH + j) * tiles.element_step));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// # Safety
+/// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
+#[inline(always)]
+pub unsafe fn gradient_products<V: Vector, const P: usize, const VECTORS: usize>(products: &GradientProducts) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut sums = [[V::zero(); VECTORS]; P];
+        let (mut x, mut w) = (products.x, products.w);
+        for _ in 0..products.tiles {
+            let mut vectors = [V::zero(); VECTORS];
+            for (v, vector) in vectors.iter_mut().enumerate() {
+                *vector = V::load(w.add(v * products.w_step));
+            }
+            for (p, of_channel) in sums.iter_mut().enumerate() {
+                let scalar = V::splat(*x.add(p));
+                for (sum, vector) in of_channel.iter_mut().zip(vectors) {
+                    *sum = scalar.multiply_add(vector, *sum);
+                }
+            }
+            // The last step moves past the end of what is read: not an `add`, which may only stay inside.
+            x = x.wrapping_add(V::LANES);
+            w = w.wrapping_add(V::LANES);
+        }
+        for (p, of_channel) in sums.iter().enumerate() {
+            for (v, sum) in of_channel.iter().enumerate() {
+                let to = products.sums.add(p * products.sums_step + v * V::LANES);
+                sum.add(V::load(to)).store(to);
+            }
+        }
+    }
+}
+
+/// # Safety
+/// The features of `V` are on.
+#[inline(always)]
+unsafe fn weight_axis<V: Vector>(m: [V; PATCH]) -> [V; 3] {
+    // SAFETY: the function's own condition.
+    unsafe {
+        let minus_one = V::splat(-1.0);
+        let [sum_a, difference_a] = [m[1].add(m[2]), m[2].multiply_add(minus_one, m[1])];
+        let [sum_b, difference_b] = [m[3].add(m[4]), m[4].multiply_add(minus_one, m[3])];
+        let scaled =
+            |x: V, by: f32, y: V, with: f32, to: V| x.multiply_add(V::splat(by), y.multiply_add(V::splat(with), to));
+        [
+            m[0].add(sum_a).add(sum_b),
+            scaled(difference_a, A, difference_b, B, V::zero()),
+            scaled(sum_a, A2, sum_b, B2, m[5]),
+        ]
+    }
+}
+
+/// Whether the gradient is finite.
+///
+/// # Safety
+/// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
+#[inline(always)]
+pub unsafe fn weights<V: Vector>(tiles: &WeightTiles) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut spoiled = V::zero();
+        for channel in 0..tiles.channels {
+            let from = tiles.from.add(channel * tiles.channel_step);
+            let mut half = [[V::zero(); PATCH]; 3];
+            for j in 0..PATCH {
+                let element = |i: usize| V::load(from.add((i * PATCH + j) * tiles.element_step));
+                let m = [element(0), element(1), element(2), element(3), element(4), element(5)];
+                for (half, sum) in half.iter_mut().zip(weight_axis(m)) {
+                    half[j] = sum;
+                }
+            }
+            for (i, half) in half.into_iter().enumerate() {
+                for (j, sum) in weight_axis(half).into_iter().enumerate() {
+                    spoiled = sum.multiply_add(V::zero(), spoiled);
+                    let tap = i * 3 + j;
+                    let place =
+                        if tiles.channels_together { tap * tiles.channels + channel } else { channel * 9 + tap };
+                    sum.store(tiles.to.add(place * V::LANES));
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Transformed filters.
 
 use super::super::geometry::{Axis, Gather};
-use super::super::kernels::{Filters, Kernels, PATCH};
+use super::super::kernels::{Filters, Kernels};
 use super::super::workspace::Workspace;
 use super::plan::Shape;
 
@@ -61,12 +61,16 @@ pub fn transform(
                     (kernels.transpose)(from, by_result, results, real, to.add(tap * tap_step), offsets.as_ptr());
                 }
             } else {
-                // All taps of a channel lie together.
-                let mut offsets = [0usize; 9];
-                taps.iter().enumerate().for_each(|(tap, &at)| offsets[at] = tap * tap_step);
-                for channel in 0..real {
-                    let from = from.as_ptr().add(channel * by_source);
-                    (kernels.transpose)(from, by_result, results, 9, to.add(channel * lanes), offsets.as_ptr());
+                // All taps of a channel lie together, and forward the next channel's behind them.
+                let together = if by_source == 9 { real } else { 1 };
+                let mut offsets = vec![0usize; 9 * together];
+                for (number, offset) in offsets.iter_mut().enumerate() {
+                    let tap = taps.iter().position(|&at| at == number % 9).unwrap_or(0);
+                    *offset = tap * tap_step + number / 9 * lanes;
+                }
+                for channel in (0..real).step_by(together) {
+                    let (from, to) = (from.as_ptr().add(channel * by_source), to.add(channel * lanes));
+                    (kernels.transpose)(from, by_result, results, 9 * together, to, offsets.as_ptr());
                 }
             }
         }
@@ -75,12 +79,11 @@ pub fn transform(
             tap_step,
             channels,
             to: to[first * lanes..].as_mut_ptr(),
-            element_step: shape.blocks * lanes * lanes,
+            element_step: shape.filter_step(),
         };
         // SAFETY: nine taps of `channels` vectors each; the last of the elements ends with the panel, whose length was
         // checked.
         finite &= unsafe { (kernels.filters)(&filters) };
     }
-    debug_assert_eq!(PATCH * PATCH * shape.blocks * lanes * lanes, to.len());
     finite
 }

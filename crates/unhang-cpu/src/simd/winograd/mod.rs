@@ -11,9 +11,11 @@
 //! again directly. A filter that is not finite is left to the direct path altogether.
 
 mod filters;
+pub mod gradient;
 mod plan;
 #[cfg(test)]
 pub mod tests;
+mod tiles;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
@@ -23,21 +25,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use unhang_conv::Problem;
 
 use super::geometry::{Gather, even_parts};
-use super::kernels::{ELEMENTS, Kernels, PATCH, Products, ResultTiles, SourceTiles, TILE};
+use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles, TILE};
 use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;
 use plan::{Kept, Plan, Segment, Shape};
+use tiles::{Images, Room};
 
 /// The vectors of a tile of sums.
 const VECTORS: usize = 2;
 
-/// Whether an ordinary problem is a dense one of three by three taps whose workspace is no larger than its operands.
+/// Whether an ordinary problem is a dense one of three by three taps, without stride.
+fn is_dense(problem: &Problem) -> bool {
+    problem.kernel() == [3, 3] && [problem.stride(), problem.dilation()] == [[1, 1]; 2] && problem.groups() == 1
+}
+
+/// Whether an ordinary problem, forward or backward-data, is a dense one of three by three taps whose workspace is no
+/// larger than its operands.
 pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
-    problem.kernel() == [3, 3]
-        && [problem.stride(), problem.dilation()] == [[1, 1]; 2]
-        && problem.groups() == 1
-        && Shape::new(&Gather::new(problem), lanes).fits()
+    is_dense(problem) && Shape::new(&Gather::new(problem), lanes).fits()
 }
 
 /// A computation under way.
@@ -206,139 +212,14 @@ impl Driver<'_> {
         }
     }
 
-    /// Transforms the tiles of a block to `[element][vector of channels][tile][channel]`.
+    /// Transforms the tiles of a block.
     fn transform_tiles(&self, tiles: Range<usize>, to: &mut [f32]) {
-        let mut packed = Workspace::take(self.shape.packed());
+        let images = Images::source(&self.shape, self.gather, self.kernels, self.source);
+        let element_step = self.shape.source_step(self.plan.tiles);
+        let room = Room { start: Shared(to.as_mut_ptr()), length: to.len(), tiles: self.plan.tiles, element_step };
         for segment in self.shape.segments(tiles) {
-            if self.shape.planes || !self.shape.sources.is_multiple_of(self.shape.lanes) {
-                self.transform_packed(&segment, &mut packed, to);
-                continue;
-            }
-            // Tiles that meet no padding are read in place.
-            let [rows, columns] = &self.gather.axes;
-            let whole = rows.all_inside(segment.row * TILE, TILE);
-            let inside = |column: usize| whole && columns.all_inside(column * TILE, TILE);
-            let mut first = segment.column;
-            let end = segment.column + segment.tiles;
-            while first < end {
-                let is_inside = inside(first);
-                let count = (first..end).take_while(|&column| inside(column) == is_inside).count();
-                let at = segment.at + first - segment.column;
-                let part = Segment { column: first, tiles: count, at, ..segment };
-                if is_inside {
-                    self.transform_in_place(&part, to);
-                } else {
-                    self.transform_packed(&part, &mut packed, to);
-                }
-                first += count;
-            }
-        }
-    }
-
-    /// Where a row of pixels lies in the source that a segment reads, if all of them are inside.
-    fn transform_in_place(&self, segment: &Segment, to: &mut [f32]) {
-        let [by_image, _, by_row, by_column] = self.gather.source;
-        let [rows, columns] = &self.gather.axes;
-        let row = ((segment.row * TILE) as isize + rows.low) as usize;
-        let column = ((segment.column * TILE) as isize + columns.low) as usize;
-        let from = &self.source[segment.image * by_image + row * by_row + column * by_column..];
-        let pixels = segment.tiles * TILE + PATCH - TILE;
-        assert!((PATCH - 1) * by_row + (pixels - 1) * by_column + self.shape.sources <= from.len());
-        let rows = std::array::from_fn(|i| from[i * by_row..].as_ptr());
-        self.call_source(segment, rows, by_column, 0, self.shape.blocks, to);
-    }
-
-    /// Packs the pixels of a segment with their zeros, a few channels at a time, and transforms them.
-    fn transform_packed(&self, segment: &Segment, packed: &mut [f32], to: &mut [f32]) {
-        let Shape { sources, lanes, blocks, .. } = self.shape;
-        let pixels = segment.tiles * TILE + PATCH - TILE;
-        for (first, count) in even_parts(blocks, self.shape.packed_blocks()) {
-            let (pitch, channels) = (count * lanes, (count * lanes).min(sources - first * lanes));
-            let row_pitch = pixels * pitch;
-            let packed = &mut packed[..PATCH * row_pitch];
-            for (row, to) in packed.chunks_mut(row_pitch).enumerate() {
-                self.pack_row(segment, row, first * lanes, channels, pitch, to);
-            }
-            let rows = std::array::from_fn(|i| packed[i * row_pitch..].as_ptr());
-            self.call_source(segment, rows, pitch, first, count, to);
-        }
-    }
-
-    /// Packs one row of a segment's pixels, `pitch` apart, with zeros where there are none.
-    fn pack_row(
-        &self,
-        segment: &Segment,
-        row: usize,
-        first_channel: usize,
-        channels: usize,
-        pitch: usize,
-        to: &mut [f32],
-    ) {
-        let [by_image, by_channel, by_row, by_column] = self.gather.source;
-        let [rows, columns] = &self.gather.axes;
-        let pixels = to.len() / pitch;
-        let row = (segment.row * TILE + row) as isize + rows.low;
-        let column = (segment.column * TILE) as isize + columns.low;
-        let begin = (-column).clamp(0, pixels as isize) as usize;
-        let end = (columns.source as isize - column).clamp(begin as isize, pixels as isize) as usize;
-        if row < 0 || row >= rows.source as isize || begin == end {
-            to.fill(0.0);
-            return;
-        }
-        if channels < pitch {
-            to.fill(0.0);
-        } else {
-            to[..begin * pitch].fill(0.0);
-            to[end * pitch..].fill(0.0);
-        }
-        let column = (column + begin as isize) as usize;
-        let first = segment.image * by_image + first_channel * by_channel + row as usize * by_row + column * by_column;
-        let from = &self.source[first..];
-        let to = &mut to[begin * pitch..end * pitch];
-        let pixels = end - begin;
-        assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
-        // SAFETY: the last number was just checked; each pixel goes to a place of its own.
-        unsafe {
-            if by_channel == 1 {
-                (self.kernels.rows)(from.as_ptr(), by_column, to.as_mut_ptr(), pitch, channels, pixels);
-            } else {
-                let mut offsets = [0usize; 64];
-                assert!(pixels <= offsets.len());
-                offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
-                let offsets = offsets.as_ptr();
-                (self.kernels.transpose)(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets);
-            }
-        }
-    }
-
-    /// Transforms `blocks` vectors of channels from the `first` on.
-    fn call_source(
-        &self,
-        segment: &Segment,
-        rows: [*const f32; PATCH],
-        column_step: usize,
-        first: usize,
-        blocks: usize,
-        to: &mut [f32],
-    ) {
-        let lanes = self.shape.lanes;
-        let (block_step, element_step) = (self.plan.tiles * lanes, self.shape.source_step(self.plan.tiles));
-        let at = first * block_step + segment.at * lanes;
-        assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + segment.tiles * lanes <= to.len());
-        let to = to[at..].as_mut_ptr();
-        // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last number
-        // that is written was just checked.
-        unsafe {
-            let tiles = segment.tiles;
-            (self.kernels.source_tiles)(&SourceTiles {
-                rows,
-                column_step,
-                tiles,
-                blocks,
-                to,
-                block_step,
-                element_step,
-            });
+            // SAFETY: the room is the slice that we borrow.
+            unsafe { images.transform(&segment, 0..self.shape.blocks, room) };
         }
     }
 
@@ -347,6 +228,7 @@ impl Driver<'_> {
         let Shape { lanes, blocks, .. } = self.shape;
         let (panel, in_block) = (self.shape.panel(), self.plan.tiles);
         let (source_step, sums_step) = (self.shape.source_step(in_block), self.shape.sums_step(in_block));
+        let filter_step = self.shape.filter_step();
         assert!(vectors.len() * panel <= filters.len() && ELEMENTS * source_step <= transformed.len());
         let mut sums = Workspace::take(vectors.len() * ELEMENTS * sums_step);
         for element in 0..ELEMENTS {
@@ -360,7 +242,7 @@ impl Driver<'_> {
                             x: transformed.as_ptr().add(element * source_step + tile * lanes),
                             x_step: in_block * lanes,
                             blocks,
-                            w: filters.as_ptr().add(first * panel + element * blocks * lanes * lanes),
+                            w: filters.as_ptr().add(first * panel + element * filter_step),
                             w_step: panel,
                             sums: sums.as_mut_ptr().add((first * ELEMENTS + element) * sums_step + tile * lanes),
                             sums_step: ELEMENTS * sums_step,

@@ -13,6 +13,8 @@ const LEAST_TILES: usize = 42;
 const MOST_TILES: usize = 84;
 /// Tiles of a block at most where all tiles are transformed at once.
 const MOST_TILES_AT_ONCE: usize = 140;
+/// Transformed filters that stay in a second-level cache until they are used.
+const FILTER_NUMBERS: usize = 512 * 1024;
 /// Neighbouring tiles that are packed and written at a time.
 const SEGMENT: usize = 14;
 /// Source channels that are packed at a time.
@@ -109,7 +111,12 @@ impl Shape {
 
     /// Numbers of one transformed vector of filters.
     pub fn panel(&self) -> usize {
-        ELEMENTS * self.blocks * self.lanes * self.lanes
+        ELEMENTS * self.filter_step()
+    }
+
+    /// From one element of a transformed vector of filters to the next.
+    pub fn filter_step(&self) -> usize {
+        odd_lines(self.blocks * self.lanes * self.lanes)
     }
 
     /// From one element of transformed tiles to the next, in blocks of so many tiles.
@@ -178,7 +185,8 @@ impl Shape {
             blocks: 1,
             vectors: self.vectors,
         });
-        let by_results = [(4, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
+        let most = if 4 * self.panel() > FILTER_NUMBERS { 2 } else { 4 };
+        let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
             let at_once = all.div_ceil(passes);
             let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
             Plan { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors }
@@ -195,6 +203,48 @@ impl Shape {
     /// Whether the workspace of one thread is no larger than the operands.
     pub fn fits(&self) -> bool {
         self.workspace(&self.plan(1), 1) <= self.operands
+    }
+
+    /// From one element of the gradient's tiles to the next, in blocks of so many tiles and vectors.
+    pub fn gradient_step(&self, tiles: usize, vectors: usize) -> usize {
+        odd_lines(vectors * tiles * self.lanes)
+    }
+
+    /// From one element of a weight gradient's sums to the next, for so many vectors of result channels.
+    pub fn weight_step(&self, vectors: usize) -> usize {
+        odd_lines(self.blocks * self.lanes * vectors * self.lanes)
+    }
+
+    /// Workspace of a weight gradient.
+    fn gradient_workspace(&self, tiles: usize, vectors: usize) -> usize {
+        let steps = self.source_step(tiles) + self.gradient_step(tiles, vectors) + self.weight_step(vectors);
+        ELEMENTS * steps + self.packed().max(9 * self.blocks * self.lanes * self.lanes)
+    }
+
+    /// Tiles of a block and vectors of result channels at a time for a weight gradient, the best first. Threads have no
+    /// say in it, because what a block sums up is rounded.
+    fn gradient_plans(&self) -> impl Iterator<Item = (usize, usize)> {
+        let all = self.all_tiles();
+        let aim = BLOCK_NUMBERS / (ELEMENTS * self.lanes * (self.blocks + self.vectors));
+        let aim = aim.clamp(LEAST_TILES, MOST_TILES);
+        let even = move |most: usize| all.div_ceil(all.div_ceil(most));
+        let vectors = self.vectors;
+        let whole = [aim, 28].map(|most| (even(most), vectors));
+        // All tiles at once are transformed once; otherwise the source is transformed again for the next vectors.
+        let at_once = [4, 2, 1].map(|some| (all, some)).into_iter().filter(move |_| all <= MOST_TILES_AT_ONCE);
+        let cut = [(aim, 4), (aim, 2), (28, 2), (28, 1), (14, 1)].map(|(most, some)| (even(most), some));
+        whole.into_iter().chain(at_once).chain(cut).map(move |(tiles, some)| (tiles, some.min(vectors)))
+    }
+
+    /// The best plan of a weight gradient whose workspace is no larger than the operands.
+    pub fn gradient_plan(&self) -> Option<(usize, usize)> {
+        self.gradient_plans().find(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors) <= self.operands)
+    }
+
+    /// The plan of a weight gradient with the least workspace.
+    pub fn smallest_gradient_plan(&self) -> (usize, usize) {
+        let smallest = self.gradient_plans().min_by_key(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors));
+        smallest.expect("there are plans")
     }
 
     /// The segments of some tiles, which are numbered through images, rows and columns.

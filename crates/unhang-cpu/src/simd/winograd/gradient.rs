@@ -1,0 +1,194 @@
+//! The weight gradient by F(3×3, 4×4): the same six points, with tiles of the result's gradient as filters.
+//!
+//! For each of the 36 elements it is a product of two matrices, source channels × tiles by tiles × result channels.
+//! Sums over a block of tiles are added to those of the blocks before, in order; the threads share out the tiles of a
+//! block, and then its elements, so that they change nothing. What is not finite is left to the other path as a whole.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use unhang_conv::{Direction, Problem, Specification};
+
+use super::super::geometry::{Gather, even_parts, strides};
+use super::super::kernels::{ELEMENTS, GradientProducts, Kernels, WeightTiles};
+use super::super::weights;
+use super::super::workspace::{Shared, Workspace};
+use super::VECTORS;
+use super::plan::Shape;
+use super::tiles::{Images, Room};
+use crate::parallel::for_each_unit;
+
+/// The forward computation of a problem, whose tiles these are.
+fn forward(problem: &Problem) -> Option<Problem> {
+    Problem::new(Specification { direction: Direction::Forward, ..problem.specification() }).ok()
+}
+
+/// Whether an ordinary weight gradient is a dense one of three by three taps whose workspace is no larger than its
+/// operands.
+pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
+    super::is_dense(problem)
+        && forward(problem).is_some_and(|forward| Shape::new(&Gather::new(&forward), lanes).gradient_plan().is_some())
+}
+
+/// A computation under way.
+struct Driver<'a> {
+    shape: &'a Shape,
+    /// Tiles of a block.
+    tiles: usize,
+    kernels: &'static Kernels,
+    x: Images<'a>,
+    dy: Images<'a>,
+}
+
+/// Computes it.
+///
+/// # Panics
+/// When a slice is not as long as the problem says, or the problem is not one of three by three dense taps.
+pub fn compute(
+    problem: &Problem,
+    kernels: &'static Kernels,
+    x: &[f32],
+    dy: &[f32],
+    result: &mut [f32],
+    threads: usize,
+) {
+    assert!(super::is_dense(problem));
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
+    let gather = Gather::new(&forward(problem).expect("its forward computation"));
+    let shape = &Shape::new(&gather, kernels.lanes);
+    let (tiles, chunk) = shape.gradient_plan().unwrap_or_else(|| shape.smallest_gradient_plan());
+    let x_images = Images::source(shape, &gather, kernels, x);
+    let dy_images = Images::gradient(shape, &gather, kernels, dy);
+    let driver = Driver { shape, tiles, kernels, x: x_images, dy: dy_images };
+
+    let lanes = shape.lanes;
+    let spoiled = AtomicBool::new(false);
+    let mut x_tiles = Workspace::take(ELEMENTS * shape.source_step(tiles));
+    let mut dy_tiles = Workspace::take(ELEMENTS * shape.gradient_step(tiles, chunk));
+    let mut sums = Workspace::take(ELEMENTS * shape.weight_step(chunk));
+    let blocks = shape.all_tiles().div_ceil(tiles);
+    let weight = strides(problem.weight_shape(), problem.layout());
+    let to = Shared(result.as_mut_ptr());
+    for first in (0..shape.vectors).step_by(chunk) {
+        let vectors = first..shape.vectors.min(first + chunk);
+        sums.fill(0.0);
+        for block in 0..blocks {
+            let with_x = first == 0 || blocks > 1;
+            driver.transform(block, vectors.clone(), with_x, &mut x_tiles, &mut dy_tiles, chunk, threads);
+            driver.multiply(block, vectors.len(), &x_tiles, &dy_tiles, &mut sums, chunk, threads);
+        }
+        let sums: &[f32] = &sums;
+        for_each_unit(threads, vectors.len(), |unit| {
+            let mut taps = Workspace::take(9 * shape.blocks * lanes * lanes);
+            let vector = vectors.start + unit;
+            let tiles = WeightTiles {
+                from: sums[unit * lanes..].as_ptr(),
+                channel_step: chunk * lanes,
+                element_step: shape.weight_step(chunk),
+                channels: shape.sources,
+                to: taps.as_mut_ptr(),
+                channels_together: weight[1] == 1,
+            };
+            // SAFETY: the sums have so many channels in each element, and there is room for nine taps of each channel.
+            // A vector's filters are written by no other unit; the last of them ends with the result, whose length was
+            // checked.
+            unsafe {
+                if !(kernels.weight_tiles)(&tiles) {
+                    spoiled.store(true, Ordering::Relaxed);
+                }
+                let results = lanes.min(shape.results - vector * lanes);
+                let to = to.get().add(vector * lanes * weight[0]);
+                let offsets: [usize; 16] = std::array::from_fn(|result| result * weight[0]);
+                (kernels.transpose)(taps.as_ptr(), lanes, 9 * shape.sources, results, to, offsets.as_ptr());
+            }
+        });
+    }
+    if spoiled.into_inner() {
+        weights::compute(problem, kernels, x, dy, result, threads);
+    }
+}
+
+impl Driver<'_> {
+    fn block(&self, block: usize) -> Range<usize> {
+        block * self.tiles..self.shape.all_tiles().min((block + 1) * self.tiles)
+    }
+
+    /// Transforms the tiles of a block: of some vectors of the gradient, and of the source if it is wanted.
+    #[expect(clippy::too_many_arguments, reason = "two operands, and where they go")]
+    fn transform(
+        &self,
+        block: usize,
+        vectors: Range<usize>,
+        with_x: bool,
+        x_tiles: &mut [f32],
+        dy_tiles: &mut [f32],
+        chunk: usize,
+        threads: usize,
+    ) {
+        let segments: Vec<_> = self.shape.segments(self.block(block)).collect();
+        let room = |to: &mut [f32], element_step: usize| Room {
+            start: Shared(to.as_mut_ptr()),
+            length: to.len(),
+            tiles: self.tiles,
+            element_step,
+        };
+        let x_room = room(x_tiles, self.shape.source_step(self.tiles));
+        let dy_room = room(dy_tiles, self.shape.gradient_step(self.tiles, chunk));
+        let units = if with_x { 2 * segments.len() } else { segments.len() };
+        for_each_unit(threads, units, |unit| {
+            // SAFETY: the rooms are the slices that we borrow, and no other unit has these tiles.
+            unsafe {
+                match segments.get(unit) {
+                    Some(segment) => self.dy.transform(segment, vectors.clone(), dy_room),
+                    None => self.x.transform(&segments[unit - segments.len()], 0..self.shape.blocks, x_room),
+                }
+            }
+        });
+    }
+
+    /// Adds the products of a block.
+    #[expect(clippy::too_many_arguments, reason = "two operands, and where they go")]
+    fn multiply(
+        &self,
+        block: usize,
+        vectors: usize,
+        x_tiles: &[f32],
+        dy_tiles: &[f32],
+        sums: &mut [f32],
+        chunk: usize,
+        threads: usize,
+    ) {
+        let lanes = self.shape.lanes;
+        let tiles = self.block(block).len();
+        let (x_step, dy_step) = (self.shape.source_step(self.tiles), self.shape.gradient_step(self.tiles, chunk));
+        let step = self.shape.weight_step(chunk);
+        assert!(ELEMENTS * x_step <= x_tiles.len() && ELEMENTS * dy_step <= dy_tiles.len());
+        assert!(ELEMENTS * step <= sums.len() && vectors <= chunk);
+        let sums = Shared(sums.as_mut_ptr());
+        for_each_unit(threads, ELEMENTS, |element| {
+            for of_sources in 0..self.shape.blocks {
+                for first in (0..vectors).step_by(VECTORS) {
+                    let now = VECTORS.min(vectors - first);
+                    for (channel, count) in even_parts(lanes, self.kernels.most_scalars(now, 1)) {
+                        let row = of_sources * lanes + channel;
+                        let x = element * x_step + of_sources * self.tiles * lanes + channel;
+                        let w = element * dy_step + first * self.tiles * lanes;
+                        // SAFETY: the lengths were checked: every element has `x_step` and `dy_step` numbers of tiles,
+                        // and `step` of sums, which no other unit touches.
+                        unsafe {
+                            self.kernels.gradient_products(now, count)(&GradientProducts {
+                                x: x_tiles.as_ptr().add(x),
+                                w: dy_tiles.as_ptr().add(w),
+                                w_step: self.tiles * lanes,
+                                tiles,
+                                sums: sums.get().add(element * step + row * chunk * lanes + first * lanes),
+                                sums_step: chunk * lanes,
+                            });
+                        }
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,209 @@
+//! Tiles of images, transformed.
+
+use std::ops::Range;
+
+use super::super::geometry::{Gather, Strides, even_parts};
+use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles, TILE};
+use super::super::workspace::{Shared, Workspace};
+use super::plan::{Segment, Shape};
+
+/// Images that are cut into tiles.
+pub struct Images<'a> {
+    kernels: &'static Kernels,
+    shape: &'a Shape,
+    numbers: &'a [f32],
+    strides: Strides,
+    /// Rows and columns.
+    size: [usize; 2],
+    /// The first row and column of the first tile: with padding they lie before the image.
+    low: [isize; 2],
+    /// Rows and columns of a tile.
+    span: usize,
+    channels: usize,
+    transform: unsafe fn(&SourceTiles),
+}
+
+/// Where transformed tiles go: `[element][vector of channels][tile][channel]`.
+#[derive(Clone, Copy)]
+pub struct Room {
+    /// The first number.
+    pub start: Shared,
+    /// How many there are.
+    pub length: usize,
+    /// Tiles of a block.
+    pub tiles: usize,
+    /// From one element to the next.
+    pub element_step: usize,
+}
+
+impl<'a> Images<'a> {
+    /// The source, in tiles of six by six that overlap.
+    pub fn source(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
+        let [rows, columns] = &gather.axes;
+        Images {
+            kernels,
+            shape,
+            numbers,
+            strides: gather.source,
+            size: [rows.source, columns.source],
+            low: [rows.low, columns.low],
+            span: PATCH,
+            channels: gather.source_channels,
+            transform: kernels.source_tiles,
+        }
+    }
+
+    /// The gradient of the result, in tiles of four by four that do not.
+    pub fn gradient(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
+        let [rows, columns] = &gather.axes;
+        Images {
+            kernels,
+            shape,
+            numbers,
+            strides: gather.result,
+            size: [rows.result, columns.result],
+            low: [0, 0],
+            span: TILE,
+            channels: gather.result_channels,
+            transform: kernels.gradient_tiles,
+        }
+    }
+
+    /// Transforms a segment's tiles, those vectors of channels.
+    ///
+    /// # Safety
+    /// The room is there, and nobody else reads or writes its part for these tiles and vectors meanwhile.
+    ///
+    /// # Panics
+    /// When the room is too small.
+    pub unsafe fn transform(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
+        let mut packed = Workspace::take(self.shape.packed());
+        let lanes = self.shape.lanes;
+        let last = self.channels.min(vectors.end * lanes);
+        if self.strides[1] != 1 || !last.is_multiple_of(lanes) {
+            self.transform_packed(segment, vectors, room, &mut packed);
+            return;
+        }
+        // Tiles that meet no padding are read in place.
+        let is_inside = |axis: usize, tile: usize| {
+            let first = (tile * TILE) as isize + self.low[axis];
+            first >= 0 && first as usize + self.span <= self.size[axis]
+        };
+        let whole = is_inside(0, segment.row);
+        let inside = |column: usize| whole && is_inside(1, column);
+        let mut first = segment.column;
+        let end = segment.column + segment.tiles;
+        while first < end {
+            let in_place = inside(first);
+            let tiles = (first..end).take_while(|&column| inside(column) == in_place).count();
+            let at = segment.at + first - segment.column;
+            let part = Segment { column: first, tiles, at, ..*segment };
+            if in_place {
+                self.transform_in_place(&part, vectors.clone(), room);
+            } else {
+                self.transform_packed(&part, vectors.clone(), room, &mut packed);
+            }
+            first += tiles;
+        }
+    }
+
+    /// Transforms tiles that lie in the image as they are.
+    fn transform_in_place(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
+        let [by_image, _, by_row, by_column] = self.strides;
+        let lanes = self.shape.lanes;
+        let [row, column] = [(0, segment.row), (1, segment.column)]
+            .map(|(axis, tile)| ((tile * TILE) as isize + self.low[axis]) as usize);
+        let first = segment.image * by_image + row * by_row + column * by_column + vectors.start * lanes;
+        let from = &self.numbers[first..];
+        let pixels = segment.tiles * TILE + self.span - TILE;
+        let last = (self.span - 1) * by_row + (pixels - 1) * by_column + vectors.len() * lanes;
+        assert!(last <= from.len());
+        let rows = std::array::from_fn(|i| from[i.min(self.span - 1) * by_row..].as_ptr());
+        self.call(segment, rows, by_column, 0..vectors.len(), room);
+    }
+
+    /// Packs the pixels of a segment with their zeros, a few channels at a time, and transforms them.
+    fn transform_packed(&self, segment: &Segment, vectors: Range<usize>, room: Room, packed: &mut [f32]) {
+        let lanes = self.shape.lanes;
+        let pixels = segment.tiles * TILE + self.span - TILE;
+        for (first, count) in even_parts(vectors.len(), self.shape.packed_blocks()) {
+            let first_channel = (vectors.start + first) * lanes;
+            let (pitch, channels) = (count * lanes, (count * lanes).min(self.channels - first_channel));
+            let row_pitch = pixels * pitch;
+            let packed = &mut packed[..self.span * row_pitch];
+            for (row, to) in packed.chunks_mut(row_pitch).enumerate() {
+                self.pack_row(segment, row, first_channel, channels, pitch, to);
+            }
+            let rows = std::array::from_fn(|i| packed[i.min(self.span - 1) * row_pitch..].as_ptr());
+            self.call(segment, rows, pitch, first..first + count, room);
+        }
+    }
+
+    /// Packs one row of a segment's pixels, `pitch` apart, with zeros where there are none.
+    fn pack_row(
+        &self,
+        segment: &Segment,
+        row: usize,
+        first_channel: usize,
+        channels: usize,
+        pitch: usize,
+        to: &mut [f32],
+    ) {
+        let [by_image, by_channel, by_row, by_column] = self.strides;
+        let pixels = to.len() / pitch;
+        let row = (segment.row * TILE + row) as isize + self.low[0];
+        let column = (segment.column * TILE) as isize + self.low[1];
+        let begin = (-column).clamp(0, pixels as isize) as usize;
+        let end = (self.size[1] as isize - column).clamp(begin as isize, pixels as isize) as usize;
+        if row < 0 || row >= self.size[0] as isize || begin == end {
+            to.fill(0.0);
+            return;
+        }
+        if channels < pitch {
+            to.fill(0.0);
+        } else {
+            to[..begin * pitch].fill(0.0);
+            to[end * pitch..].fill(0.0);
+        }
+        let column = (column + begin as isize) as usize;
+        let first = segment.image * by_image + first_channel * by_channel + row as usize * by_row + column * by_column;
+        let from = &self.numbers[first..];
+        let to = &mut to[begin * pitch..end * pitch];
+        let pixels = end - begin;
+        assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
+        // SAFETY: the last number was just checked; each pixel goes to a place of its own.
+        unsafe {
+            if by_channel == 1 {
+                (self.kernels.rows)(from.as_ptr(), by_column, to.as_mut_ptr(), pitch, channels, pixels);
+            } else {
+                let mut offsets = [0usize; 64];
+                assert!(pixels <= offsets.len());
+                offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
+                let offsets = offsets.as_ptr();
+                (self.kernels.transpose)(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets);
+            }
+        }
+    }
+
+    /// Transforms some vectors of channels; `vectors` are their places in the room.
+    fn call(
+        &self,
+        segment: &Segment,
+        rows: [*const f32; PATCH],
+        column_step: usize,
+        vectors: Range<usize>,
+        room: Room,
+    ) {
+        let lanes = self.shape.lanes;
+        let (tiles, blocks, block_step) = (segment.tiles, vectors.len(), room.tiles * lanes);
+        let element_step = room.element_step;
+        let at = vectors.start * block_step + segment.at * lanes;
+        assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
+        // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last number
+        // that is written was just checked, in a room that is ours by the condition of `transform`.
+        unsafe {
+            let to = room.start.get().add(at);
+            (self.transform)(&SourceTiles { rows, column_step, tiles, blocks, to, block_step, element_step });
+        }
+    }
+}

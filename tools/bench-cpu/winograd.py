@@ -1,70 +1,89 @@
-"""What Winograd's algorithm would lose and gain: its error in single precision, and its arithmetic, for 3x3 filters.
+"""What Winograd's algorithm F(4x4, 3x3) loses in single precision, by the points that it evaluates at.
 
 Errors are against double precision, relative as in the suite (L2, and the largest by the largest number), for random
-numbers. The bound on speed counts the products alone; transforms are counted beside them, in operations.
+filters and images, and for images that are nowhere negative. Filters are transformed in double precision and rounded.
 """
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import torch
 import torch.nn.functional as F
 
-#: Transforms of input, filter and output for F(2x2, 3x3) and F(4x4, 3x3).
-TRANSFORMS = {
-    2: (
-        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
-        [[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]],
-        [[1, 1, 1, 0], [0, 1, -1, -1]],
-    ),
-    4: (
-        [
-            [4, 0, -5, 0, 1, 0],
-            [0, -4, -4, 1, 1, 0],
-            [0, 4, -4, -1, 1, 0],
-            [0, -2, -1, 2, 1, 0],
-            [0, 2, -1, -2, 1, 0],
-            [0, 4, 0, -5, 0, 1],
-        ],
-        [
-            [1 / 4, 0, 0],
-            [-1 / 6, -1 / 6, -1 / 6],
-            [-1 / 6, 1 / 6, -1 / 6],
-            [1 / 24, 1 / 12, 1 / 6],
-            [1 / 24, -1 / 12, 1 / 6],
-            [0, 0, 1],
-        ],
-        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
-    ),
+#: Sets of points besides infinity; the engine uses the last.
+POINTS = {
+    "0, ±1, ±2": ("0", "1", "-1", "2", "-2"),
+    "0, ±1, ±1/2": ("0", "1", "-1", "1/2", "-1/2"),
+    "0, ±1, 1/2, -2": ("0", "1", "-1", "1/2", "-2"),
+    "0, ±3/4, ±3/2": ("0", "3/4", "-3/4", "3/2", "-3/2"),
+    "0, ±5/8, ±3/2": ("0", "5/8", "-5/8", "3/2", "-3/2"),
 }
 
 
-def winograd(x: torch.Tensor, w: torch.Tensor, size: int) -> torch.Tensor:
-    """A convolution without padding by F(size x size, 3x3), in the type of its operands."""
-    of_input, of_filter, of_output = (torch.tensor(matrix, dtype=x.dtype) for matrix in TRANSFORMS[size])
-    tiles = x.unfold(2, size + 2, size).unfold(3, size + 2, size)
-    tiles = of_input @ tiles @ of_input.T
-    filters = of_filter @ w @ of_filter.T
-    products = torch.einsum("ncyxij,kcij->nkyxij", tiles, filters)
-    result = of_output @ products @ of_output.T
+def polynomial(roots: list[Fraction]) -> list[Fraction]:
+    """The coefficients of the polynomial with these roots, the lowest first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [high - root * low for high, low in zip(shifted, [*coefficients, Fraction(0)])]
+    return coefficients
+
+
+def transforms(names: tuple[str, ...]) -> list[torch.Tensor]:
+    """The transforms of input, filter and output for five points and infinity."""
+    points = [Fraction(name) for name in names]
+    of_input, of_filter = [], []
+    for point in points:
+        others = [other for other in points if other != point]
+        scale = Fraction(1)
+        for other in others:
+            scale *= point - other
+        of_input.append([*polynomial(others), Fraction(0)])
+        of_filter.append([point**power / scale for power in range(3)])
+    of_input.append(polynomial(points))
+    of_filter.append([Fraction(0), Fraction(0), Fraction(1)])
+    of_output = [[*(point**power for point in points), Fraction(int(power == 3))] for power in range(4)]
+    matrices = (of_input, of_filter, of_output)
+    return [torch.tensor([[float(x) for x in row] for row in matrix], dtype=torch.float64) for matrix in matrices]
+
+
+def winograd(x: torch.Tensor, w: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+    """A convolution without padding by F(4x4, 3x3), in single precision."""
+    of_input, of_filter, of_output = matrices
+    tiles = of_input.float() @ x.unfold(2, 6, 4).unfold(3, 6, 4) @ of_input.float().T
+    filters = (of_filter @ w.double() @ of_filter.T).float()
+    products = torch.zeros(x.shape[0], w.shape[0], *tiles.shape[2:])
+    for channel in range(x.shape[1]):
+        products += tiles[:, channel, None] * filters[None, :, channel, None, None]
+    result = of_output.float() @ products @ of_output.float().T
     n, k, rows, columns, _, _ = result.shape
-    return result.transpose(3, 4).reshape(n, k, rows * size, columns * size)
+    return result.transpose(3, 4).reshape(n, k, rows * 4, columns * 4)
 
 
-def errors(got: torch.Tensor, want: torch.Tensor) -> tuple[float, float]:
+def errors(got: torch.Tensor, want: torch.Tensor) -> str:
     """Relative error in L2 and of the largest number."""
     error = (got.double() - want).abs()
-    return (error.norm() / want.norm()).item(), (error.max() / want.abs().max()).item()
+    return f"{(error.norm() / want.norm()).item():.1e}, {(error.max() / want.abs().max()).item():.1e}"
 
 
 def main() -> None:
     """Prints a table."""
     torch.manual_seed(0)
-    print("| channels | direct | F(2x2) | F(4x4) |\n|---:|---:|---:|---:|")
-    for channels in (64, 256, 512):
-        x, w = torch.randn(1, channels, 18, 18), torch.randn(64, channels, 3, 3)
-        want = F.conv2d(x.double(), w.double())
-        cells = [F.conv2d(x, w), *(winograd(x, w, size) for size in TRANSFORMS)]
-        print(f"| {channels} | " + " | ".join("{:.1e}, {:.1e}".format(*errors(cell, want)) for cell in cells) + " |")
+    cases = {}
+    for channels in (64, 512):
+        for positive in (False, True):
+            x, w = torch.randn(1, channels, 18, 18), torch.randn(16, channels, 3, 3)
+            name = f"{channels} channels" + (", none negative" if positive else "")
+            cases[name] = (x.relu() if positive else x, w)
+    print("| points | " + " | ".join(cases) + " |\n|---|" + "---:|" * len(cases))
+    wanted = [F.conv2d(x.double(), w.double()) for x, w in cases.values()]
+    direct = [errors(F.conv2d(x, w), want) for (x, w), want in zip(cases.values(), wanted)]
+    print("| none: direct | " + " | ".join(direct) + " |")
+    for name, points in POINTS.items():
+        matrices = transforms(points)
+        cells = [errors(winograd(x, w, matrices), want) for (x, w), want in zip(cases.values(), wanted)]
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ pub trait Vector: Copy {
     unsafe fn add(self, other: Self) -> Self;
     /// Asks for the cache line there, to be written; touches nothing.
     unsafe fn prefetch_for_writing(to: *mut f32);
+    /// Asks for the cache line there, to be read before long; touches nothing.
+    unsafe fn prefetch(from: *const f32);
     /// Every second number of the `2 × LANES` that start there; reads one number less than that.
     unsafe fn load_even(from: *const f32) -> Self;
     /// `to[offsets[j] + i] = from[i × row_step + j]` for `rows` ≤ LANES and `columns` ≤ LANES.
@@ -97,6 +99,9 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn prefetch_for_writing(_: *mut f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch(_: *const f32) {}
 
     #[inline(always)]
     unsafe fn load_even(from: *const f32) -> Self {
@@ -188,6 +193,11 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn prefetch_for_writing(to: *mut f32) {
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(to.cast_const().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(from: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 
     #[inline(always)]
@@ -321,6 +331,11 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn prefetch_for_writing(to: *mut f32) {
         unsafe { _mm_prefetch::<_MM_HINT_ET0>(to.cast_const().cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch(from: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 
     #[inline(always)]

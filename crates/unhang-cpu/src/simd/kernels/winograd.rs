@@ -35,6 +35,8 @@ pub struct Products {
     pub w: *const f32,
     /// From one vector of result channels to the next.
     pub w_step: usize,
+    /// The filters that are used next: they are asked for, but not touched.
+    pub next: *const f32,
     /// Where the sums go: a vector of result channels, tile by tile.
     pub sums: *mut f32,
     /// From one vector of result channels to the next.
@@ -139,13 +141,14 @@ pub unsafe fn products<V: Vector, const P: usize, const VECTORS: usize>(products
     // SAFETY: the function's own conditions.
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; P];
-        let mut w = products.w;
+        let (mut w, mut next) = (products.w, products.next);
         for block in 0..products.blocks {
             let mut x = products.x.add(block * products.x_step);
             for _ in 0..V::LANES {
                 let mut vectors = [V::zero(); VECTORS];
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     *vector = V::load(w.add(v * products.w_step));
+                    V::prefetch(next.wrapping_add(v * products.w_step));
                 }
                 for (p, of_tile) in sums.iter_mut().enumerate() {
                     let scalar = V::splat(*x.add(p * V::LANES));
@@ -156,6 +159,7 @@ pub unsafe fn products<V: Vector, const P: usize, const VECTORS: usize>(products
                 // The last step moves past the end of what is read: not an `add`, which may only stay inside.
                 x = x.wrapping_add(1);
                 w = w.wrapping_add(V::LANES);
+                next = next.wrapping_add(V::LANES);
             }
         }
         for (p, of_tile) in sums.iter().enumerate() {

@@ -134,7 +134,10 @@ impl Driver<'_> {
             let tiles = self.block(unit);
             let mut transformed = Workspace::take(ELEMENTS * self.shape.source_step(self.plan.tiles));
             self.transform_tiles(tiles.clone(), &mut transformed);
-            self.multiply(tiles, &transformed, 0..vectors, &filters);
+            for first in (0..vectors).step_by(self.plan.vectors) {
+                let now = first..vectors.min(first + self.plan.vectors);
+                self.multiply(tiles.clone(), &transformed, now, &filters[first * self.shape.panel()..]);
+            }
         });
     }
 
@@ -234,6 +237,12 @@ impl Driver<'_> {
         for element in 0..ELEMENTS {
             for first in (0..vectors.len()).step_by(VECTORS) {
                 let now = VECTORS.min(vectors.len() - first);
+                // The next vectors of this element, or the first of the next.
+                let next = if first + VECTORS < vectors.len() {
+                    (first + VECTORS) * panel + element * filter_step
+                } else {
+                    (element + 1) * filter_step
+                };
                 for (tile, count) in even_parts(tiles.len(), self.kernels.most_scalars(now, 1)) {
                     // SAFETY: the lengths were checked or made above: every element has `source_step` numbers of tiles
                     // and `sums_step` of sums in each vector, and every vector a panel of filters.
@@ -244,6 +253,7 @@ impl Driver<'_> {
                             blocks,
                             w: filters.as_ptr().add(first * panel + element * filter_step),
                             w_step: panel,
+                            next: filters.as_ptr().wrapping_add(next),
                             sums: sums.as_mut_ptr().add((first * ELEMENTS + element) * sums_step + tile * lanes),
                             sums_step: ELEMENTS * sums_step,
                         });

@@ -7,6 +7,8 @@ use super::super::kernels::{ELEMENTS, PATCH, TILE};
 
 /// Numbers of transformed tiles and sums that a block aims at: half of a second-level cache.
 const BLOCK_NUMBERS: usize = 256 * 1024;
+/// Numbers of sums that are written before the next vectors of result channels are summed.
+const SUMS_NUMBERS: usize = 128 * 1024;
 /// Tiles of a block where there are many channels: so often the filters are used.
 const LEAST_TILES: usize = 42;
 /// Tiles of a block at most.
@@ -179,11 +181,10 @@ impl Shape {
         let even = |most: usize| even_parts(all, most).map(|(_, tiles)| tiles).max().unwrap_or(1);
         let aim = BLOCK_NUMBERS / (ELEMENTS * self.lanes * (self.blocks + self.vectors));
         let aim = aim.clamp(LEAST_TILES, MOST_TILES);
-        let by_tiles = [aim, 28, 14].map(|most| Plan {
-            kept: Kept::Filters,
-            tiles: even(most.min(all.div_ceil(threads))),
-            blocks: 1,
-            vectors: self.vectors,
+        let by_tiles = [aim, 28, 14].map(|most| {
+            let tiles = even(most.min(all.div_ceil(threads)));
+            let vectors = SUMS_NUMBERS / (ELEMENTS * self.sums_step(tiles)) / 2 * 2;
+            Plan { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.clamp(2, self.vectors.max(2)) }
         });
         let most = if 4 * self.panel() > FILTER_NUMBERS { 2 } else { 4 };
         let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {

@@ -127,7 +127,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
     fn nothing_beyond_operands_of_winograd_is_touched(problem in super::winograd::tests::any_shape(), seed in 0u64..1000) {

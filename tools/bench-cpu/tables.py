@@ -69,7 +69,9 @@ def header(first: str, columns: list[str]) -> str:
 def summary(runs: list[dict[str, Any]]) -> str:
     columns = columns_of(runs[0])
     names = [f"{direction} {LAYOUTS[layout]}" for direction, layout in columns]
-    text = "### Geometric means\n\n" + header("setting", [*names, "dense 3×3 forward, of peak", "load"])
+    text = "### Geometric means\n\n" + header(
+        "setting", [*names, "dense 3×3 forward, of peak, direct-equivalent", "load"]
+    )
     for run in runs:
         cells = [mean_text(run, column) for column in columns]
         text += f"| {title(run)} | " + " | ".join([*cells, peak_text(run), f"{run['load']:.1f}"]) + " |\n"
@@ -80,7 +82,9 @@ def layer_table(run: dict[str, Any]) -> str:
     columns = columns_of(run)
     names = [f"{direction} {LAYOUTS[layout]}" for direction, layout in columns]
     one_thread = run["threads"] == 1
-    text = f"### {title(run).capitalize()}\n\n" + header("layer", [*names, *(["of peak"] if one_thread else [])])
+    text = f"### {title(run).capitalize()}\n\n" + header(
+        "layer", [*names, *(["of peak, direct-equivalent"] if one_thread else [])]
+    )
     for layer in dict.fromkeys(record["layer"] for record in run["records"]):
         records = {(r["direction"], r["layout"]): r for r in run["records"] if r["layer"] == layer}
         cells = [ratio_text(records[column]["ratios"]["torch"]) if column in records else "" for column in columns]

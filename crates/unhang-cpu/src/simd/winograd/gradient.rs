@@ -127,14 +127,16 @@ impl Driver<'_> {
         threads: usize,
     ) {
         let segments: Vec<_> = self.shape.segments(self.block(block)).collect();
-        let room = |to: &mut [f32], element_step: usize| Room {
+        // The micro-kernel goes along the tiles: all of them are one group.
+        let room = |to: &mut [f32], vectors: usize, element_step: usize| Room {
             start: Shared(to.as_mut_ptr()),
             length: to.len(),
-            tiles: self.tiles,
+            group: self.tiles,
+            vectors,
             element_step,
         };
-        let x_room = room(x_tiles, self.shape.source_step(self.tiles));
-        let dy_room = room(dy_tiles, self.shape.gradient_step(self.tiles, chunk));
+        let x_room = room(x_tiles, self.shape.blocks, self.shape.source_step(self.tiles));
+        let dy_room = room(dy_tiles, chunk, self.shape.gradient_step(self.tiles, chunk));
         let units = if with_x { 2 * segments.len() } else { segments.len() };
         for_each_unit(threads, units, |unit| {
             // SAFETY: the rooms are the slices that we borrow, and no other unit has these tiles.

@@ -218,8 +218,13 @@ impl Driver<'_> {
     /// Transforms the tiles of a block.
     fn transform_tiles(&self, tiles: Range<usize>, to: &mut [f32]) {
         let images = Images::source(&self.shape, self.gather, self.kernels, self.source);
-        let element_step = self.shape.source_step(self.plan.tiles);
-        let room = Room { start: Shared(to.as_mut_ptr()), length: to.len(), tiles: self.plan.tiles, element_step };
+        let room = Room {
+            start: Shared(to.as_mut_ptr()),
+            length: to.len(),
+            group: self.shape.group(self.plan.tiles),
+            vectors: self.shape.blocks,
+            element_step: self.shape.source_step(self.plan.tiles),
+        };
         for segment in self.shape.segments(tiles) {
             // SAFETY: the room is the slice that we borrow.
             unsafe { images.transform(&segment, 0..self.shape.blocks, room) };
@@ -231,7 +236,7 @@ impl Driver<'_> {
         let Shape { lanes, blocks, .. } = self.shape;
         let (panel, in_block) = (self.shape.panel(), self.plan.tiles);
         let (source_step, sums_step) = (self.shape.source_step(in_block), self.shape.sums_step(in_block));
-        let filter_step = self.shape.filter_step();
+        let (filter_step, group) = (self.shape.filter_step(), self.shape.group(in_block));
         assert!(vectors.len() * panel <= filters.len() && ELEMENTS * source_step <= transformed.len());
         let mut sums = Workspace::take(vectors.len() * ELEMENTS * sums_step);
         for element in 0..ELEMENTS {
@@ -243,24 +248,32 @@ impl Driver<'_> {
                 } else {
                     (element + 1) * filter_step
                 };
-                for (tile, count) in even_parts(tiles.len(), self.kernels.most_scalars(now, 1)) {
+                let groups = (0..tiles.len()).step_by(group);
+                let parts = groups.flat_map(|begin| {
+                    let parts = even_parts(group.min(tiles.len() - begin), self.kernels.most_scalars(now, 1));
+                    parts.map(move |(tile, count)| (begin, tile, count))
+                });
+                for (begin, tile, count) in parts {
                     // SAFETY: the lengths were checked or made above: every element has `source_step` numbers of tiles
                     // and `sums_step` of sums in each vector, and every vector a panel of filters.
                     unsafe {
                         self.kernels.element_products(now, count)(&Products {
-                            x: transformed.as_ptr().add(element * source_step + tile * lanes),
-                            x_step: in_block * lanes,
+                            x: transformed.as_ptr().add(element * source_step + (begin * blocks + tile) * lanes),
+                            x_step: group * lanes,
                             blocks,
                             w: filters.as_ptr().add(first * panel + element * filter_step),
                             w_step: panel,
                             next: filters.as_ptr().wrapping_add(next),
-                            sums: sums.as_mut_ptr().add((first * ELEMENTS + element) * sums_step + tile * lanes),
+                            sums: sums
+                                .as_mut_ptr()
+                                .add((first * ELEMENTS + element) * sums_step + (begin + tile) * lanes),
                             sums_step: ELEMENTS * sums_step,
                         });
                     }
                 }
             }
         }
+
         let mut room = Workspace::take(self.shape.results_room());
         for segment in self.shape.segments(tiles) {
             for (number, vector) in vectors.clone().enumerate() {

@@ -121,9 +121,16 @@ impl Shape {
         odd_lines(self.blocks * self.lanes * self.lanes)
     }
 
+    /// Tiles of a group, in blocks of so many: those that the micro-kernel takes at a time lie together.
+    pub fn group(&self, tiles: usize) -> usize {
+        // As many as the registers hold with two vectors.
+        let most = if self.lanes == 16 { 14 } else { 6 };
+        tiles.div_ceil(tiles.div_ceil(most))
+    }
+
     /// From one element of transformed tiles to the next, in blocks of so many tiles.
     pub fn source_step(&self, tiles: usize) -> usize {
-        odd_lines(self.blocks * tiles * self.lanes)
+        odd_lines(self.blocks * tiles.next_multiple_of(self.group(tiles)) * self.lanes)
     }
 
     /// From one element of sums to the next, in blocks of so many tiles.
@@ -184,13 +191,13 @@ impl Shape {
         let by_tiles = [aim, 28, 14].map(|most| {
             let tiles = even(most.min(all.div_ceil(threads)));
             let vectors = SUMS_NUMBERS / (ELEMENTS * self.sums_step(tiles)) / 2 * 2;
-            Plan { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.clamp(2, self.vectors.max(2)) }
+            Plan { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(2).min(self.vectors) }
         });
         let most = if 4 * self.panel() > FILTER_NUMBERS { 2 } else { 4 };
         let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
             let at_once = all.div_ceil(passes);
             let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
-            Plan { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors }
+            Plan { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors: self.vectors.min(vectors) }
         });
         // Where every filter is used for few tiles only, it is best used as soon as it is transformed.
         let few = all.div_ceil(aim) < 2 * threads;

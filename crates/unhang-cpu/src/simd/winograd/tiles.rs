@@ -23,15 +23,17 @@ pub struct Images<'a> {
     transform: unsafe fn(&SourceTiles),
 }
 
-/// Where transformed tiles go: `[element][vector of channels][tile][channel]`.
+/// Where transformed tiles go: `[element][group of tiles][vector of channels][tile][channel]`.
 #[derive(Clone, Copy)]
 pub struct Room {
     /// The first number.
     pub start: Shared,
     /// How many there are.
     pub length: usize,
-    /// Tiles of a block.
-    pub tiles: usize,
+    /// Tiles of a group.
+    pub group: usize,
+    /// Vectors of channels.
+    pub vectors: usize,
     /// From one element to the next.
     pub element_step: usize,
 }
@@ -195,15 +197,21 @@ impl<'a> Images<'a> {
         room: Room,
     ) {
         let lanes = self.shape.lanes;
-        let (tiles, blocks, block_step) = (segment.tiles, vectors.len(), room.tiles * lanes);
-        let element_step = room.element_step;
-        let at = vectors.start * block_step + segment.at * lanes;
-        assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
-        // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last number
-        // that is written was just checked, in a room that is ours by the condition of `transform`.
-        unsafe {
-            let to = room.start.get().add(at);
-            (self.transform)(&SourceTiles { rows, column_step, tiles, blocks, to, block_step, element_step });
+        let (blocks, block_step, element_step) = (vectors.len(), room.group * lanes, room.element_step);
+        let mut tile = 0;
+        while tile < segment.tiles {
+            let (group, in_group) = ((segment.at + tile) / room.group, (segment.at + tile) % room.group);
+            let tiles = (segment.tiles - tile).min(room.group - in_group);
+            let at = (group * room.vectors + vectors.start) * block_step + in_group * lanes;
+            assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
+            // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last
+            // number that is written was just checked, in a room that is ours by the condition of `transform`.
+            unsafe {
+                let to = room.start.get().add(at);
+                let rows = rows.map(|row| row.add(tile * TILE * column_step));
+                (self.transform)(&SourceTiles { rows, column_step, tiles, blocks, to, block_step, element_step });
+            }
+            tile += tiles;
         }
     }
 }

@@ -12,6 +12,7 @@ with cuDNN disabled, in one run.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -26,7 +27,7 @@ from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problem
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 CALLS = 20
-FAMILIES = ("winograd", "fused", "depthwise", "quads", "narrow", "half")
+FAMILIES = ("winograd", "fused", "depthwise", "quads", "narrow", "direct", "half")
 
 
 def architecture() -> str:
@@ -204,6 +205,21 @@ def replay_time(call: Callable[[], Any], rounds: int = 7) -> float:
     return statistics.median(times)
 
 
+def rotate(calls: list[Callable[[], Any]]) -> Callable[[], Any]:
+    """One of several calls at a time, in turn."""
+    turns = itertools.cycle(calls)
+    return lambda: next(turns)()
+
+
+def copies_of(problem: Problem, cold: bool) -> int:
+    """How many sets of tensors the calls take in turn: with --cold as many as push each other out of the last cache."""
+    if not cold:
+        return 1
+    elements = sum(math.prod(shape) for shape in (problem.input, problem.weight, problem.output))
+    cache = torch.cuda.get_device_properties(0).L2_cache_size
+    return min(CALLS, math.ceil(3 * cache / (elements * DTYPES[problem.dtype].itemsize)))
+
+
 def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
@@ -233,7 +249,7 @@ def bench(arguments: argparse.Namespace) -> int:
                 taken.append((name, seconds))
         for family in FAMILIES if arguments.top > 1 else ():
             of_family = [item for item in found if item[0].split(":")[0] == family]
-            taken += [item for item in of_family[:2] if item not in taken]
+            taken += [item for item in of_family[: arguments.each] if item not in taken]
         taken += asked[: arguments.half]
         picks[problem.key] = taken
     started = time.time()
@@ -245,13 +261,16 @@ def bench(arguments: argparse.Namespace) -> int:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     for name, problem in layers:
-        case = Case(problem)
+        cases = [Case(problem) for _ in range(copies_of(problem, arguments.cold))]
+        case = cases[0]
         row: dict[str, Any] = {"layer": name, "key": problem.key, "flops": problem.flops, "ours": {}}
         expected = case.reference()
         for choice, seconds in picks[problem.key]:
             try:
-                run, result, taken = case.prepared(engine, choice)
-                microseconds = replay_time(run, arguments.rounds)
+                runs = [it.prepared(engine, choice) for it in cases]
+                _, result, taken = runs[0]
+                microseconds = replay_time(rotate([run for run, _, _ in runs]), arguments.rounds)
+                del runs
             except (GpuError, torch.OutOfMemoryError) as error:
                 failures.append(str(error))
                 continue
@@ -263,9 +282,11 @@ def bench(arguments: argparse.Namespace) -> int:
         del expected
         torch.backends.cudnn.benchmark = True
         with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
-            row["cudnn_us"] = replay_time(case.torch, arguments.rounds)
-        with torch.backends.cudnn.flags(enabled=False):
-            row["off_us"] = replay_time(case.torch, arguments.rounds)
+            row["cudnn_us"] = replay_time(rotate([it.torch for it in cases]), arguments.rounds)
+        row["off_us"] = math.nan
+        if not arguments.skip_off:
+            with torch.backends.cudnn.flags(enabled=False):
+                row["off_us"] = replay_time(rotate([it.torch for it in cases]), arguments.rounds)
         rows.append(row)
     if arguments.json:
         with open(arguments.json, "w") as file:
@@ -353,7 +374,12 @@ def main() -> int:
     benching.add_argument("--rounds", type=int, default=7)
     benching.add_argument("--only")
     benching.add_argument("--half", type=int, default=0, help="how many choices with packed f16 to time")
+    benching.add_argument("--each", type=int, default=2, help="how many choices of each small family to time")
     benching.add_argument("--directions", default=",".join(DIRECTIONS))
+    benching.add_argument(
+        "--cold", action="store_true", help="let the calls take turns on tensors that do not fit L2 together"
+    )
+    benching.add_argument("--skip-off", action="store_true", help="do not time torch with cuDNN disabled")
     benching.add_argument("--quiet", action="store_true", help="print the means only")
     benching.add_argument("--json")
     eagerly = commands.add_parser("eager")

@@ -184,15 +184,40 @@ typedef unsigned RawPair;
 #else
 typedef Storage RawPair __attribute__((vector_size(4)));
 #endif
+// Zero where nothing is there to be read. Tested as it came from memory: 16 bits need half as many tests so.
+#if defined(UNHANG_CUDA)
+DEVICE unsigned raw_or_zero(unsigned raw, bool there) { return there ? raw : 0u; }
+DEVICE uint2 raw_or_zero(uint2 raw, bool there) { return make_uint2(there ? raw.x : 0u, there ? raw.y : 0u); }
+DEVICE float2 raw_or_zero(float2 raw, bool there) { return make_float2(there ? raw.x : 0.0f, there ? raw.y : 0.0f); }
+DEVICE float4 raw_or_zero(float4 raw, bool there) {
+    return make_float4(there ? raw.x : 0.0f, there ? raw.y : 0.0f, there ? raw.z : 0.0f, there ? raw.w : 0.0f);
+}
+#else
+template <class Raw>
+DEVICE Raw raw_or_zero(Raw raw, bool there) {
+    unsigned words[sizeof(Raw) / 4];
+    __builtin_memcpy(words, &raw, sizeof(raw));
+#pragma unroll
+    for (int i = 0; i < (int)(sizeof(raw) / 4); ++i) words[i] = there ? words[i] : 0u;
+    __builtin_memcpy(&raw, words, sizeof(raw));
+    return raw;
+}
+#endif
 template <int COUNT>
 struct Neighbours {
+    static METHOD void read(const Storage* from, bool there, float (&to)[COUNT]) {
+        const float value = widen(*from);
+        to[0] = there ? value : 0.0f;
+    }
     static METHOD void read(const Storage* from, float (&to)[COUNT]) { to[0] = widen(*from); }
     static METHOD void write(Storage* to, const float (&from)[COUNT]) { *to = narrow(from[0]); }
 };
 template <>
 struct Neighbours<2> {
-    static METHOD void read(const Storage* from, float (&to)[2]) {
-        const RawPair raw = *(const RawPair*)from;
+    typedef RawPair Raw;
+    static METHOD void read(const Storage* from, bool there, float (&to)[2]) { unpack(raw_or_zero(*(const Raw*)from, there), to); }
+    static METHOD void read(const Storage* from, float (&to)[2]) { unpack(*(const Raw*)from, to); }
+    static METHOD void unpack(const Raw& raw, float (&to)[2]) {
 #if TYPE == 0 && defined(UNHANG_CUDA)
         to[0] = raw.x;
         to[1] = raw.y;
@@ -217,8 +242,11 @@ struct Neighbours<2> {
 };
 template <>
 struct Neighbours<4> {
-    static METHOD void read(const Storage* from, float (&to)[4]) {
-        const Quad quad = expand(*(const RawQuad*)from);
+    typedef RawQuad Raw;
+    static METHOD void read(const Storage* from, bool there, float (&to)[4]) { unpack(raw_or_zero(*(const Raw*)from, there), to); }
+    static METHOD void read(const Storage* from, float (&to)[4]) { unpack(*(const Raw*)from, to); }
+    static METHOD void unpack(const Raw& raw, float (&to)[4]) {
+        const Quad quad = expand(raw);
         to[0] = part(quad, 0);
         to[1] = part(quad, 1);
         to[2] = part(quad, 2);
@@ -226,6 +254,33 @@ struct Neighbours<4> {
     }
     static METHOD void write(Storage* to, const float (&from)[4]) { store_quad(to, from[0], from[1], from[2], from[3]); }
 };
+#if TYPE != 0
+// Sixteen bytes of 16-bit numbers.
+template <>
+struct Neighbours<8> {
+    static METHOD void read(const Storage* from, bool there, float (&to)[8]) {
+#if defined(UNHANG_CUDA)
+        const uint4 raw = *(const uint4*)from;
+        const RawQuad both[2] = {make_uint2(raw.x, raw.y), make_uint2(raw.z, raw.w)};
+#else
+        const RawQuad both[2] = {((const RawQuad*)from)[0], ((const RawQuad*)from)[1]};
+#endif
+#pragma unroll
+        for (int e = 0; e < 8; ++e) to[e] = part(expand(raw_or_zero(both[e / 4], there)), e % 4);
+    }
+    static METHOD void write(Storage* to, const float (&from)[8]) {
+#if defined(UNHANG_CUDA)
+        unsigned words[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) words[e] = (unsigned)narrow(from[2 * e]) | ((unsigned)narrow(from[2 * e + 1]) << 16);
+        *(uint4*)to = make_uint4(words[0], words[1], words[2], words[3]);
+#else
+        store_quad(to, from[0], from[1], from[2], from[3]);
+        store_quad(to + 4, from[4], from[5], from[6], from[7]);
+#endif
+    }
+};
+#endif
 #endif
 
 // Division by a number that the host knows: (high(n × multiplier) + n) >> shift, right for 0 ≤ n < 2³¹.

@@ -2,7 +2,7 @@
 // thread, with one read for WIDTH elements. A depthwise layer has nine products for each element; read one by one it is
 // bound by its reads and their tests long before memory is.
 //
-// NCHW: WIDTH (4 or 2) columns of the result and STRIP rows a thread; backward-data reads WIDTH / STRIDE_W columns of the
+// NCHW: WIDTH (4 or 2, of 16-bit numbers also 8) columns of the result and STRIP rows a thread; backward-data reads WIDTH / STRIDE_W columns of the
 // gradient at once. Both widths are multiples of what is read or written at once, so that a vector lies inside of a row
 // or outside, and never half. NHWC, the gradient of the filter only:
 // WIDTH channels and STRIP rows a thread. (Forward and data were tried there: each thread reads the taps of four channels,
@@ -45,43 +45,6 @@ DEVICE unsigned place(int h, int w, const Lane& lane, int y, int x) {
 #endif
 }
 #define ROW_STEP(width) ((unsigned)(width) * (CHANNELS_LAST ? CHANNELS : 1))
-
-#if !CHANNELS_LAST
-// The columns FROM … TO of a row, relative to `column`, which is a multiple of COUNT and lies at `at`.
-template <int COUNT, int FROM, int TO>
-DEVICE void read_line(const Storage* base, unsigned at, int column, int width, bool there, float (&line)[TO - FROM + 1]) {
-#pragma unroll
-    for (int v = round_down(FROM, COUNT); v <= round_down(TO, COUNT); ++v) {
-        const int begin = v * COUNT < FROM ? FROM : v * COUNT;
-        const int end = v * COUNT + COUNT - 1 > TO ? TO : v * COUNT + COUNT - 1;
-        const bool inside = there && (unsigned)(column + v * COUNT) < (unsigned)width;
-        if (begin == end) {
-            const float read = load_at(base, inside ? (at + (unsigned)begin) * (unsigned)sizeof(Storage) : 0u);
-            line[begin - FROM] = inside ? read : 0.0f;
-        } else {
-            float read[COUNT];
-            Neighbours<COUNT>::read(element(base, inside ? at + (unsigned)(v * COUNT) : 0u), read);
-#pragma unroll
-            for (int e = 0; e < COUNT; ++e)
-                if (v * COUNT + e >= begin && v * COUNT + e <= end) line[v * COUNT + e - FROM] = inside ? read[e] : 0.0f;
-        }
-    }
-}
-
-// The columns of the input that WIDTH columns of the output meet, relative to STRIDE_W times the first of these.
-#define INPUT_FROM (-(PAD_W))
-#define INPUT_TO ((WIDTH - 1) * STRIDE_W + (FILTER_W - 1) * DILATION_W - (PAD_W))
-// The columns of the gradient that WIDTH columns of the input meet, relative to the first of these by STRIDE_W.
-#define GRADIENT_WIDTH (WIDTH / STRIDE_W > 0 ? WIDTH / STRIDE_W : 1)
-#define GRADIENT_FROM round_down(PAD_W - (FILTER_W - 1) * DILATION_W, STRIDE_W)
-#define GRADIENT_TO round_down(WIDTH - 1 + PAD_W, STRIDE_W)
-#else
-DEVICE void read_channels(const Storage* base, unsigned at, bool there, float (&values)[WIDTH]) {
-    Neighbours<WIDTH>::read(element(base, there ? at : 0u), values);
-#pragma unroll
-    for (int e = 0; e < WIDTH; ++e) values[e] = there ? values[e] : 0.0f;
-}
-#endif
 
 #if !CHANNELS_LAST
 extern "C" __global__ void __launch_bounds__(256)
@@ -214,9 +177,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
             for (int i = 0; i < STRIP; ++i) {
                 const bool there = y + i < s.output_h;
-                Neighbours<WIDTH>::read(element(gradient, there ? place(s.output_h, s.output_w, lane, y + i, x) : 0u), slopes[i]);
-#pragma unroll
-                for (int e = 0; e < WIDTH; ++e) slopes[i][e] = there ? slopes[i][e] : 0.0f;
+                const unsigned at = there ? place(s.output_h, s.output_w, lane, y + i, x) : 0u;
+                Neighbours<WIDTH>::read(element(gradient, at), there, slopes[i]);
             }
             const unsigned from = place(s.input_h, s.input_w, lane, top, column);
 #pragma unroll
@@ -228,7 +190,8 @@ extern "C" __global__ void __launch_bounds__(256)
                 for (int t = 0; t < FILTER_W; ++t) {
                     const int w = t * DILATION_W - PAD_W;
                     float values[WIDTH];
-                    read_channels(input, at + (unsigned)(w * CHANNELS), row_there && (unsigned)(column + w) < (unsigned)s.input_w, values);
+                    const bool there = row_there && (unsigned)(column + w) < (unsigned)s.input_w;
+                    Neighbours<WIDTH>::read(element(input, there ? at + (unsigned)(w * CHANNELS) : 0u), there, values);
 #pragma unroll
                     for (int i = 0; i < STRIP; ++i)
 #pragma unroll

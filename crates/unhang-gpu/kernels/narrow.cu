@@ -101,9 +101,7 @@ extern "C" __global__ void __launch_bounds__(NARROW_THREADS)
                         const unsigned at = CHANNELS_LAST ? pixel * SOURCE_CHANNELS + (unsigned)(first + channel)
                                                           : (unsigned)(first + channel) * plane + pixel;
                         float value[AT_ONCE];
-                        Neighbours<AT_ONCE>::read(element(from, there ? at : 0u), value);
-#pragma unroll
-                        for (int e = 0; e < AT_ONCE; ++e) value[e] = there ? value[e] : 0.0f;
+                        Neighbours<AT_ONCE>::read(element(from, there ? at : 0u), there, value);
 #pragma unroll
                         for (int i = 0; i < STRIP; ++i)
 #pragma unroll

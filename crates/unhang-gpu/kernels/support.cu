@@ -16,6 +16,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (index >= shape.elements) return;
     float sum = 0.0f;
     const float* from = planes + index;
+#pragma unroll 4
     for (int p = 0; p < shape.planes; ++p, from += shape.elements) sum += *from;
     if (bias != nullptr) sum += widen(bias[(int)((index / shape.channel_elements) % shape.channels)]);
     result[index] = narrow(sum);
@@ -34,7 +35,9 @@ extern "C" __global__ void __launch_bounds__(256)
     const int lane = THREAD_X % 32, part_index = THREAD_X / 32;
     const int index = BLOCK_X * 32 + lane;
     float sum = 0.0f;
+    // Several reads under way at once; the order of the additions stays.
     if (index < shape.elements)
+#pragma unroll 4
         for (int p = part_index; p < shape.planes; p += 8) sum += planes[(long long)p * shape.elements + index];
     parts[part_index][lane] = sum;
     BARRIER();

@@ -43,8 +43,15 @@ DEVICE Quad as_quad(const Waiting<WIDTH>& unit, unsigned mask) {
     return make_quad(unit.value(0, mask), unit.value(1, mask), unit.value(2, mask), unit.value(3, mask));
 }
 
+// Small tiles have registers to spare for more steps at once: with two, a third of their loop is not multiply-adds.
 #ifndef UNROLL
+#if TM * TN > 32
 #define UNROLL 2
+#elif BK > 8
+#define UNROLL 8
+#else
+#define UNROLL 4
+#endif
 #endif
 
 // HALF: products of f16 in pairs (v_pk_fma_f16, HFMA2), twice as many in an instruction. Sums of HALF_CHAIN products are

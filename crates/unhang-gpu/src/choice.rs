@@ -105,6 +105,15 @@ pub enum Choice {
         /// Rows that a thread computes.
         strip: u32,
     },
+    /// Straight from memory into registers, in vectors: forward and backward-data of layers that memory bounds, NCHW.
+    Direct {
+        /// Channels of the result that a thread computes.
+        rows: u32,
+        /// Neighbouring columns that a thread computes.
+        width: u32,
+        /// Rows of the image that a thread computes.
+        strip: u32,
+    },
     /// Backward-weights as a split GEMM.
     Weights {
         /// The tile.
@@ -144,6 +153,7 @@ impl Choice {
             Choice::Plain => "plain",
             Choice::Gemm { .. } | Choice::HalfGemm { .. } => "gemm",
             Choice::Narrow { .. } => "narrow",
+            Choice::Direct { .. } => "direct",
             Choice::Weights { .. } => "weights",
             Choice::Depthwise { .. } => "depthwise",
             Choice::DepthwiseQuads { .. } => "quads",
@@ -167,6 +177,7 @@ impl fmt::Display for Choice {
                 write!(f, "half:{tile}:{packed}:s{splits}")
             }
             Choice::Narrow { strip } => write!(f, "narrow:{strip}"),
+            Choice::Direct { rows, width, strip } => write!(f, "direct:{rows}:{width}:{strip}"),
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
             Choice::DepthwiseQuads { strip, splits } => write!(f, "quads:{strip}:s{splits}"),
@@ -179,7 +190,7 @@ impl fmt::Display for Choice {
 /// A text that names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
 )]
 pub struct UnknownChoice(pub String);
 
@@ -209,6 +220,9 @@ impl FromStr for Choice {
                 Choice::HalfGemm { tile: tile(t)?, packed: flag(packed, "packed", "direct")?, splits: splits(s)? }
             }
             ["narrow", strip] => Choice::Narrow { strip: number(strip)? },
+            ["direct", rows, width, strip] => {
+                Choice::Direct { rows: number(rows)?, width: number(width)?, strip: number(strip)? }
+            }
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
             ["quads", strip, s] => Choice::DepthwiseQuads { strip: number(strip)?, splits: splits(s)? },
@@ -289,6 +303,7 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
+            choices.extend(propose_direct(&geometry));
             choices.push(Choice::WinogradFused);
             if winograd {
                 let rows = geometry.reduced_and_rows().1;
@@ -379,6 +394,28 @@ fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
     choices
 }
 
+/// Where one side has few channels: its channels in even parts, and as many columns and rows as leave registers.
+fn propose_direct(geometry: &Geometry) -> Vec<Choice> {
+    let p = &geometry.problem;
+    let (reduced, rows) = geometry.reduced_and_rows();
+    if reduced.min(rows) > 48 {
+        return Vec::new();
+    }
+    let least = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
+    let mut choices = Vec::new();
+    for most in [8, 16, 32] {
+        let part = (rows.div_ceil(rows.div_ceil(most)).next_multiple_of(4)) as u32;
+        for width in [2, 4] {
+            for strip in [1, 2, 4].map(|strip: u32| strip.next_multiple_of(least)) {
+                if (24..=64).contains(&(part * width * strip)) {
+                    choices.push(Choice::Direct { rows: part, width, strip });
+                }
+            }
+        }
+    }
+    choices
+}
+
 fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
     let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
     match p.direction() {
@@ -386,6 +423,7 @@ fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
             .map(|strip: u32| strip.next_multiple_of(stride))
             .into_iter()
             .flat_map(|strip| [Choice::Depthwise { strip, splits: 1 }, Choice::DepthwiseQuads { strip, splits: 1 }])
+            .chain((stride == 1).then_some(Choice::DepthwiseQuads { strip: 7, splits: 1 }))
             .collect(),
         Direction::BackwardWeights => {
             let pixels = p.batch() * p.out_size()[0] * p.out_size()[1];
@@ -399,7 +437,7 @@ fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
                 })
                 .into_iter()
                 .flat_map(|splits| {
-                    let quads = [1, 2, 4].map(|strip| Choice::DepthwiseQuads { strip, splits });
+                    let quads = [1, 2, 4, 7].map(|strip| Choice::DepthwiseQuads { strip, splits });
                     [Choice::Depthwise { strip: 1, splits }].into_iter().chain(quads)
                 })
                 .collect()

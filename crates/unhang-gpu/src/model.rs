@@ -107,6 +107,19 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let products = problem.flops() / (device.flops * share * filled * 0.42);
             products.max(all * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
+        Source::Direct => {
+            // Each part of the channels reads the source again, mostly from a cache; one read of LDS serves WIDTH × STRIP
+            // products of four channels. Fitted to an H200.
+            let (rows, width, strip) = (constant("BLOCK_ROWS"), constant("WIDTH"), constant("STRIP"));
+            let parts = (constant("ROWS") / rows).ceil();
+            let share = width * strip / (width * strip + 1.0);
+            let waste = parts * rows / constant("ROWS");
+            let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
+            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
+            let products = problem.flops() * waste / (device.flops * 0.6 * share * filled);
+            let moved = (elements[0] * parts.sqrt() + elements[1] + elements[2]) * size;
+            products.max(moved / (device.bandwidth * 0.8)) + 1.2e-6
+        }
         Source::Depthwise => {
             let strip = constant("STRIP");
             let reads = match problem.direction() {
@@ -178,7 +191,7 @@ fn splits_of(choice: &Choice) -> f64 {
         | Choice::Depthwise { splits, .. }
         | Choice::DepthwiseQuads { splits, .. }
         | Choice::Winograd { splits, .. } => f64::from(splits),
-        Choice::Plain | Choice::Narrow { .. } | Choice::WinogradFused => 1.0,
+        Choice::Plain | Choice::Narrow { .. } | Choice::Direct { .. } | Choice::WinogradFused => 1.0,
     }
 }
 

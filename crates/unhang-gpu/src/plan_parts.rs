@@ -1,9 +1,11 @@
 //! The single launches that plans are made of: constants, grids and parameter structures as the kernels declare them.
 
 mod depthwise;
+mod direct;
 mod winograd;
 
 pub(crate) use depthwise::{depthwise, depthwise_quads};
+pub(crate) use direct::direct;
 pub(crate) use winograd::{is_winograd, winograd, winograd_fused};
 
 use unhang_conv::{DataType, Direction, Layout, Problem};

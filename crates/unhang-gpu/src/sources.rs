@@ -11,6 +11,8 @@ pub enum Source {
     Gemm,
     /// Forward and backward-data with few channels in the result.
     Narrow,
+    /// Forward and backward-data straight from memory into registers.
+    Direct,
     /// Backward-weights as a split GEMM.
     Weights,
     /// Depthwise convolutions.
@@ -27,14 +29,16 @@ pub enum Source {
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 const TILE: &str = include_str!("../kernels/tile.cuh");
+const LINES: &str = include_str!("../kernels/lines.cuh");
 const PHASES: &str = include_str!("../kernels/phases.cuh");
 
 impl Source {
     /// Every file.
-    pub const ALL: [Source; 9] = [
+    pub const ALL: [Source; 10] = [
         Source::Plain,
         Source::Gemm,
         Source::Narrow,
+        Source::Direct,
         Source::Weights,
         Source::Depthwise,
         Source::DepthwiseQuads,
@@ -49,6 +53,7 @@ impl Source {
             Source::Plain => "plain",
             Source::Gemm => "gemm",
             Source::Narrow => "narrow",
+            Source::Direct => "direct",
             Source::Weights => "weights",
             Source::Depthwise => "depthwise",
             Source::DepthwiseQuads => "depthwise_quads",
@@ -64,9 +69,10 @@ impl Source {
             Source::Plain => (&[], include_str!("../kernels/plain.cu")),
             Source::Gemm => (&[TILE, PHASES], include_str!("../kernels/gemm.cu")),
             Source::Narrow => (&[PHASES], include_str!("../kernels/narrow.cu")),
+            Source::Direct => (&[LINES], include_str!("../kernels/direct.cu")),
             Source::Weights => (&[TILE], include_str!("../kernels/weights.cu")),
             Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
-            Source::DepthwiseQuads => (&[], include_str!("../kernels/depthwise_quads.cu")),
+            Source::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
             Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
             Source::WinogradFused => (&[], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),

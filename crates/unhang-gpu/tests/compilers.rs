@@ -60,6 +60,32 @@ fn kernels() -> Vec<Kernel> {
             plans.push(Plan::new(&depthwise(direction, layout, stride), &choice));
         }
     }
+    // As much as a strip may need: four columns of f32, eight of 16 bits.
+    for (data_type, strip) in [(DataType::F32, 4), (DataType::F16, 4), (DataType::Bf16, 2)] {
+        for direction in Direction::ALL {
+            let forward = depthwise(direction, Layout::Nchw, 1).specification();
+            let five = Specification { kernel: [5, 5], padding: [2, 2], data_type, ..forward };
+            plans.push(Plan::new(&Problem::new(five).unwrap(), &Choice::DepthwiseQuads { strip, splits: 8 }));
+        }
+    }
+    for (kernel, stride, [rows, width, strip]) in
+        [(1, 1, [16, 4, 1]), (3, 1, [16, 4, 1]), (3, 2, [4, 4, 4]), (5, 1, [8, 4, 1])]
+    {
+        for (direction, data_type) in [(Direction::Forward, DataType::F32), (Direction::BackwardData, DataType::F16)] {
+            let few = Specification {
+                in_channels: 20,
+                out_channels: 36,
+                in_size: [32, 32],
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                padding: [kernel / 2, kernel / 2],
+                direction,
+                data_type,
+                ..Specification::default()
+            };
+            plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Direct { rows, width, strip }));
+        }
+    }
     let fused = problem(Direction::Forward, DataType::F32, Layout::Nchw);
     plans.push(Plan::new(&fused, &Choice::WinogradFused));
     plans.push(Plan::new(&fused.with_layout(Layout::Nhwc), &Choice::Winograd { tile: TILES[2], splits: 1 }));

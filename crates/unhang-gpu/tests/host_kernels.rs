@@ -57,6 +57,11 @@ fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     let splits = [1, 3][turn / 2 % 2];
     let mut choices = vec![Choice::Weights { tile, splits }, Choice::Winograd { tile, splits }, Choice::WinogradFused];
     choices.push(Choice::Narrow { strip: 1 + turn as u32 % 4 });
+    for width in [2, 4] {
+        let strip = problem.lower().problem.stride()[0] as u32;
+        choices.extend([1, strip].map(|strip| Choice::Direct { rows: 4 + turn as u32 % 3 * 4, width, strip }));
+    }
+    choices.dedup();
     for packed in [false, true] {
         for flat in [false, true] {
             choices.push(Choice::Gemm { tile, packed, flat, splits });
@@ -136,6 +141,7 @@ fn depthwise_kernels_in_vectors_are_right() {
         (Layout::Nchw, [9, 12], 3, 1, 1, DataType::F32),
         (Layout::Nchw, [9, 16], 3, 2, 1, DataType::F16),
         (Layout::Nchw, [8, 8], 5, 1, 1, DataType::Bf16),
+        (Layout::Nchw, [8, 12], 5, 1, 1, DataType::F16),
         (Layout::Nchw, [7, 10], 3, 1, 2, DataType::F32),
         (Layout::Nhwc, [7, 9], 3, 1, 1, DataType::F16),
         (Layout::Nhwc, [8, 7], 3, 2, 1, DataType::F32),
@@ -171,6 +177,41 @@ fn depthwise_kernels_in_vectors_are_right() {
             } else {
                 assert!(Plan::new(&problem, &choice).is_err());
             }
+        }
+    }
+}
+
+#[test]
+fn direct_kernels_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (channels, kernel, stride, dilation, size, [rows, width, strip], data_type)) in [
+        ([7, 18], 1, 1, 1, [6, 10], [8, 4, 1], DataType::F32),
+        ([400, 5], 1, 1, 1, [2, 6], [16, 2, 1], DataType::F16),
+        ([3, 10], 3, 2, 1, [16, 16], [4, 4, 2], DataType::F32),
+        ([3, 10], 3, 2, 1, [9, 12], [12, 2, 2], DataType::Bf16),
+        ([6, 4], 3, 1, 1, [7, 8], [4, 4, 4], DataType::F16),
+        ([4, 6], 3, 1, 2, [7, 8], [4, 4, 2], DataType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for direction in [Direction::Forward, Direction::BackwardData] {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: channels[0] * 2,
+                out_channels: channels[1] * 2,
+                groups: 2,
+                in_size: size,
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [kernel / 2 * dilation, kernel / 2 * dilation],
+                direction,
+                data_type,
+                ..Specification::default()
+            });
+            check_choice(&engine, &problem, Choice::Direct { rows, width, strip }, turn as u64);
+            assert!(Plan::new(&problem.with_layout(Layout::Nhwc), &Choice::Direct { rows, width, strip }).is_err());
         }
     }
 }

@@ -92,8 +92,11 @@ fn depthwise_width(geometry: &Geometry) -> Result<usize, String> {
     let (input, output) = (p.in_size()[1], p.out_size()[1]);
     // The gradient is read in vectors of that many columns by backward-data.
     let narrower = if p.direction() == Direction::BackwardData { p.stride()[1] } else { 1 };
-    [4, 2]
+    // Sixteen bytes at once: eight columns of 16 bits.
+    let widest = if p.data_type() == DataType::F32 { 4 } else { 8 };
+    [8, 4, 2]
         .into_iter()
+        .filter(|&width| width <= widest)
         .filter(|width| width % narrower == 0)
         .find(|width| input.is_multiple_of(*width) && output.is_multiple_of(width / narrower))
         .ok_or_else(|| format!("rows of {input} and {output} are not whole vectors"))
@@ -130,7 +133,8 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         pointers,
         parameters,
     };
-    // gfx1010's compiler has all reads of a strip under way at once, beside sums and taps; more would cost it waves.
+    // gfx1010's compiler has all reads of a strip under way at once, as they lie in memory, beside sums and taps; more would
+    // cost it waves. Those of a gradient of the filter it has by and by, in a loop.
     let line = if channels_last {
         p.kernel()[1] * width
     } else {
@@ -138,8 +142,13 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
     };
     let taps = geometry.taps() * if channels_last { width } else { 1 };
     let unrolled = |rows: usize| {
-        let numbers = rows * line + strip * width + taps;
-        let most = if p.direction() == Direction::BackwardWeights { 104 } else { 100 };
+        let read = rows * line * p.data_type().size().min(4) / 4;
+        let (numbers, most) = match p.direction() {
+            Direction::BackwardWeights => (read + strip * width + taps, 190),
+            // One row has its taps one after the other.
+            _ if strip == 1 => return Ok(()),
+            _ => (read + strip * width + 2 * taps, 130),
+        };
         if numbers <= most { Ok(()) } else { Err(format!("a strip needs {numbers} numbers in registers")) }
     };
     let operands = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];

@@ -1,0 +1,184 @@
+// Forward and backward-data without a matrix tile, in NCHW: a thread computes WIDTH neighbouring columns and STRIP rows of
+// BLOCK_ROWS channels, and reads the source in vectors straight into registers. For layers that are bound by memory
+// rather than by products: first layers, 1 × 1 layers with few channels on one side. All lanes need the same taps, which
+// lie in LDS as f32: one read serves a wave, and four channels. Nothing is turned over, and nothing but taps waits at a
+// barrier.
+//
+// Backward-data is computed without phases: each row and column of the result meets its taps, known at compile time.
+//
+// Constants: DIRECTION (0 forward, 1 backward-data), GROUPS, REDUCED (channels summed over, a group), ROWS (channels of
+// the result, a group), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
+// STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with 1 × 1 filters a multiple of
+// AT_ONCE or all). For a 1 × 1 layer of stride 1 an image is one row.
+
+#define TAPS (FILTER_H * FILTER_W)
+#define DIRECT_THREADS 128
+#define ROW_BLOCKS ((ROWS + BLOCK_ROWS - 1) / BLOCK_ROWS)
+#define SOURCE_CHANNELS (GROUPS * REDUCED)
+#define RESULT_CHANNELS (GROUPS * ROWS)
+
+// Rows and columns of the source that a thread meets, relative to its first.
+#if DIRECTION == 0
+#define FILTER_AT(row, channel, tap) (((row) * REDUCED + (channel)) * TAPS + (tap))
+#define LINE_WIDTH WIDTH
+#define LINE_FROM INPUT_FROM
+#define LINE_TO INPUT_TO
+#define FIRST_ROW (-(PAD_H))
+#define LAST_ROW ((STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H - (PAD_H))
+#else
+#define FILTER_AT(row, channel, tap) (((channel) * ROWS + (row)) * TAPS + (tap))
+#define LINE_WIDTH GRADIENT_WIDTH
+#define LINE_FROM GRADIENT_FROM
+#define LINE_TO GRADIENT_TO
+#define FIRST_ROW round_down(PAD_H - (FILTER_H - 1) * DILATION_H, STRIDE_H)
+#define LAST_ROW round_down(STRIP - 1 + PAD_H, STRIDE_H)
+#endif
+
+// Channels of a 1 × 1 layer that are read at once, while the ones before them are multiplied.
+#define AT_ONCE 4
+#define POINTWISE (TAPS == 1 && STRIDE_H == 1 && STRIDE_W == 1 && PAD_H == 0 && PAD_W == 0 && STRIP == 1)
+
+struct DirectShape {
+    int batch, source_h, source_w, result_h, result_w;
+    int threads;
+    Divisor by_width, by_strips;  // vectors of a row of the result, strips in a column
+};
+
+typedef float Sums[BLOCK_ROWS][STRIP][WIDTH];
+
+// Whether column `e` of a thread's result meets tap `t`, and with which column of its line.
+DEVICE constexpr int line_column(int e, int t) {
+#if DIRECTION == 0
+    return e * STRIDE_W + t * DILATION_W;
+#else
+    return round_down(e + PAD_W - t * DILATION_W, STRIDE_W) * STRIDE_W == e + PAD_W - t * DILATION_W
+               ? round_down(e + PAD_W - t * DILATION_W, STRIDE_W) - LINE_FROM
+               : -1;
+#endif
+}
+DEVICE constexpr bool rows_meet(int i, int r, int row) {
+#if DIRECTION == 0
+    return i * STRIDE_H + r * DILATION_H - PAD_H == row;
+#else
+    return i + PAD_H - r * DILATION_H == row * STRIDE_H;
+#endif
+}
+
+// One row of one channel of the source, times all taps that meet it. `taps` are the channel's.
+DEVICE void multiply_line(const float (&line)[LINE_TO - LINE_FROM + 1], int row, const float* taps, Sums& sums) {
+#pragma unroll
+    for (int r = 0; r < FILTER_H; ++r)
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+            if (rows_meet(i, r, row))
+#pragma unroll
+                for (int t = 0; t < FILTER_W; ++t)
+#pragma unroll
+                    for (int q = 0; q < BLOCK_ROWS / 4; ++q) {
+                        const Quad weight = *(const Quad*)(taps + (r * FILTER_W + t) * BLOCK_ROWS + q * 4);
+#pragma unroll
+                        for (int k = 0; k < 4; ++k)
+#pragma unroll
+                            for (int e = 0; e < WIDTH; ++e)
+                                if (line_column(e, t) >= 0)
+                                    sums[q * 4 + k][i][e] =
+                                        multiply_add(line[line_column(e, t)], part(weight, k), sums[q * 4 + k][i][e]);
+                    }
+}
+
+extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
+    direct(const Storage* __restrict__ filter, const Storage* __restrict__ source, const Storage* __restrict__ bias,
+           Storage* __restrict__ result, DirectShape s) {
+    __shared__ __attribute__((aligned(16))) float taps[CHUNK * TAPS * BLOCK_ROWS];
+    const int group = BLOCK_Y;
+    const int row_begin = BLOCK_X % ROW_BLOCKS * BLOCK_ROWS;
+    // The last threads may have no pixels; they help with the filter all the same.
+    int index = BLOCK_X / ROW_BLOCKS * DIRECT_THREADS + THREAD_X;
+    const bool busy = index < s.threads;
+    const int x = split_off(index, s.by_width), strip = split_off(index, s.by_strips), n = busy ? index : 0;
+    const unsigned plane = (unsigned)(s.source_h * s.source_w);
+#if DIRECTION == 0
+    const int top = strip * STRIP * STRIDE_H, column = x * WIDTH * STRIDE_W;
+#else
+    const int top = strip * (STRIP / STRIDE_H), column = x * LINE_WIDTH;
+#endif
+    const unsigned begin = (unsigned)(n * SOURCE_CHANNELS + group * REDUCED) * plane + (unsigned)(top * s.source_w + column);
+    filter += (long long)group * ROWS * REDUCED * TAPS;
+
+    Sums sums;
+#pragma unroll
+    for (int k = 0; k < BLOCK_ROWS; ++k)
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) sums[k][i][e] = 0.0f;
+
+    for (int first = 0; first < REDUCED; first += CHUNK) {
+        const int channels = REDUCED - first < CHUNK ? REDUCED - first : CHUNK;
+        if (first > 0) BARRIER();
+        for (int slot = THREAD_X; slot < channels * TAPS * BLOCK_ROWS; slot += DIRECT_THREADS) {
+            const int row = row_begin + slot % BLOCK_ROWS, tap = slot / BLOCK_ROWS % TAPS;
+            const int channel = first + slot / (BLOCK_ROWS * TAPS);
+            const bool there = ROWS % BLOCK_ROWS == 0 || row < ROWS;
+            const float read = widen(filter[there ? FILTER_AT(row, channel, tap) : 0]);
+            taps[slot] = there ? read : 0.0f;
+        }
+        BARRIER();
+        if (!busy) continue;
+#if POINTWISE
+        // What comes next is under way, as it lies in memory, while the products are made; behind the last channel the last
+        // is read again.
+        typedef Neighbours<WIDTH> Vector;
+        Vector::Raw now[AT_ONCE], next[AT_ONCE];
+        const auto read = [&](int channel, Vector::Raw(&to)[AT_ONCE]) {
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; ++e) {
+                const int from = channel + e < channels ? channel + e : channels - 1;
+                to[e] = *(const Vector::Raw*)element(source, begin + (unsigned)(first + from) * plane);
+            }
+        };
+        read(0, now);
+        for (int channel = 0; channel < channels; channel += AT_ONCE) {
+            read(channel + AT_ONCE, next);
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; ++e)
+                if (REDUCED % AT_ONCE == 0 || channel + e < channels) {
+                    float line[WIDTH];
+                    Vector::unpack(now[e], line);
+                    multiply_line(line, 0, taps + (channel + e) * BLOCK_ROWS, sums);
+                }
+#pragma unroll
+            for (int e = 0; e < AT_ONCE; ++e) now[e] = next[e];
+        }
+#else
+        unsigned at = begin + (unsigned)first * plane;
+        for (int channel = 0; channel < channels; ++channel, at += plane) {
+#pragma unroll
+            for (int row = FIRST_ROW; row <= LAST_ROW; ++row) {
+                float line[LINE_TO - LINE_FROM + 1];
+                read_line<LINE_WIDTH, LINE_FROM, LINE_TO>(source, at + row * s.source_w, column, s.source_w,
+                                                          (unsigned)(top + row) < (unsigned)s.source_h, line);
+                multiply_line(line, row, taps + channel * TAPS * BLOCK_ROWS, sums);
+            }
+        }
+#endif
+    }
+    if (!busy) return;
+#pragma unroll
+    for (int k = 0; k < BLOCK_ROWS; ++k) {
+        const int row = row_begin + k;
+        if (ROWS % BLOCK_ROWS != 0 && row >= ROWS) break;
+        const float add = bias != nullptr ? (float)widen(bias[group * ROWS + row]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i) {
+            const int y = strip * STRIP + i;
+            float values[WIDTH];
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) values[e] = sums[k][i][e] + add;
+            if (y < s.result_h)
+                Neighbours<WIDTH>::write(result + ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * s.result_h + y) * s.result_w +
+                                             x * WIDTH,
+                                         values);
+        }
+    }
+}

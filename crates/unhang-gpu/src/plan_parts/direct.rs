@@ -1,0 +1,101 @@
+//! The launch that reads the source straight into registers.
+
+use super::*;
+
+/// LDS that the taps may take: four workgroups fit a compute unit beside each other.
+const LDS_BYTES: usize = 16 << 10;
+/// Multiply-adds that a channel may be unrolled to.
+const MOST_UNROLLED: usize = 1800;
+
+pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) -> Result<Plan, String> {
+    let p = &geometry.problem;
+    let forward = match p.direction() {
+        Direction::Forward => true,
+        Direction::BackwardData => false,
+        Direction::BackwardWeights => return Err("direct is for forward and backward-data".into()),
+    };
+    if geometry.channels_last() {
+        return Err("direct is for NCHW".into());
+    }
+    let (block_rows, width, strip) = (block_rows as usize, width as usize, strip as usize);
+    if !block_rows.is_multiple_of(4) || ![2, 4].contains(&width) || !(4..=64).contains(&(block_rows * width * strip)) {
+        return Err(format!("{block_rows} channels, {width} columns and {strip} rows are not what it is built for"));
+    }
+    if p.groups() as u64 > MAX_GRID_YZ {
+        return Err(format!("{} groups are too many for one grid", p.groups()));
+    }
+    let (reduced, rows) = geometry.reduced_and_rows();
+    let pointwise = geometry.is_pointwise();
+    if pointwise && strip != 1 {
+        return Err("an image of a 1x1 layer is one row".into());
+    }
+    // Rows do not matter to a 1×1 layer: the image is one long one.
+    let (mut source, mut result) = geometry.source_and_result();
+    if pointwise {
+        (source, result) = ([1, source[0] * source[1]], [1, result[0] * result[1]]);
+    }
+    let [stride, dilation] = [p.stride()[0], p.dilation()[0]];
+    let narrower = if forward { 1 } else { p.stride()[1] };
+    if !width.is_multiple_of(narrower)
+        || !result[1].is_multiple_of(width)
+        || !source[1].is_multiple_of(width / narrower)
+    {
+        return Err(format!("rows of {} and {} are not whole vectors of {width}", source[1], result[1]));
+    }
+    if !forward && !strip.is_multiple_of(stride) {
+        return Err(format!("a strip of {strip} rows is no multiple of the stride {stride}"));
+    }
+    // Columns and rows of the source that a thread has in registers: one channel of them.
+    let (columns, lines) = if forward {
+        (
+            (width - 1) * p.stride()[1] + (p.kernel()[1] - 1) * p.dilation()[1] + 1,
+            (strip - 1) * stride + (p.kernel()[0] - 1) * dilation + 1,
+        )
+    } else {
+        (
+            (width + (p.kernel()[1] - 1) * p.dilation()[1]).div_ceil(p.stride()[1]) + 1,
+            (strip + (p.kernel()[0] - 1) * dilation).div_ceil(stride) + 1,
+        )
+    };
+    let sums = block_rows * width * strip;
+    if sums * geometry.taps() > MOST_UNROLLED {
+        return Err(format!("{} taps of {sums} sums are too many to unroll", geometry.taps()));
+    }
+    if sums + columns * lines > 116 {
+        return Err(format!("{} numbers are more than registers are set aside for", sums + columns * lines));
+    }
+    // Whole groups of four channels, which 1×1 layers read at once.
+    let chunk = (LDS_BYTES / (geometry.taps() * block_rows * 4) / 4 * 4).max(4).min(reduced);
+    let strips = result[0].div_ceil(strip);
+    let threads = p.batch() * strips * (result[1] / width);
+    let blocks = (threads as u64).div_ceil(128).max(1) * rows.div_ceil(block_rows) as u64;
+    if blocks > i32::MAX as u64 {
+        return Err(format!("{blocks} workgroups are more than a grid has"));
+    }
+    let mut constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("DIRECTION", i64::from(!forward)),
+        ("GROUPS", p.groups() as i64),
+        ("REDUCED", reduced as i64),
+        ("ROWS", rows as i64),
+    ];
+    constants.extend(geometry.window_constants());
+    constants.extend([
+        ("WIDTH", width as i64),
+        ("STRIP", strip as i64),
+        ("BLOCK_ROWS", block_rows as i64),
+        ("CHUNK", chunk as i64),
+    ]);
+    let stage = Stage {
+        kernel: Kernel { source: Source::Direct, entry: "direct", constants },
+        grid: [blocks as u32, p.groups() as u32, 1],
+        block: 128,
+        pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
+        parameters: Structure::default()
+            .ints(&[p.batch(), source[0], source[1], result[0], result[1], threads])
+            .divisor(result[1] / width)
+            .divisor(strips)
+            .finish(),
+    };
+    Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
+}

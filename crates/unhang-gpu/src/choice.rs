@@ -419,12 +419,12 @@ fn propose_direct(geometry: &Geometry) -> Vec<Choice> {
 fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
     let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
     match p.direction() {
-        Direction::Forward | Direction::BackwardData => [1, 2, 4, 8]
-            .map(|strip: u32| strip.next_multiple_of(stride))
-            .into_iter()
-            .flat_map(|strip| [Choice::Depthwise { strip, splits: 1 }, Choice::DepthwiseQuads { strip, splits: 1 }])
-            .chain((stride == 1).then_some(Choice::DepthwiseQuads { strip: 7, splits: 1 }))
-            .collect(),
+        Direction::Forward | Direction::BackwardData => {
+            let strips = |strips: &[u32]| strips.iter().map(|strip| strip.next_multiple_of(stride)).collect::<Vec<_>>();
+            let single = strips(&[1, 2, 4, 8]).into_iter().map(|strip| Choice::Depthwise { strip, splits: 1 });
+            let quads = strips(&[1, 2, 4]).into_iter().map(|strip| Choice::DepthwiseQuads { strip, splits: 1 });
+            single.chain(quads).collect()
+        }
         Direction::BackwardWeights => {
             let pixels = p.batch() * p.out_size()[0] * p.out_size()[1];
             let blocks = match p.layout() {
@@ -437,7 +437,13 @@ fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
                 })
                 .into_iter()
                 .flat_map(|splits| {
-                    let quads = [1, 2, 4, 7].map(|strip| Choice::DepthwiseQuads { strip, splits });
+                    // In NHWC rows of a strip lie far apart: they pay where they share what they read.
+                    let strips: &[u32] = match p.layout() {
+                        Layout::Nchw => &[1, 2, 4],
+                        Layout::Nhwc if p.stride()[0] > 1 => &[1],
+                        Layout::Nhwc => &[1, 2, 4, 7],
+                    };
+                    let quads = strips.iter().map(move |&strip| Choice::DepthwiseQuads { strip, splits });
                     [Choice::Depthwise { strip: 1, splits }].into_iter().chain(quads)
                 })
                 .collect()

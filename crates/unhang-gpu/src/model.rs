@@ -1,10 +1,12 @@
 //! A model of the device: how long a plan would take, to choose when nothing has been measured, and to say what a card
 //! that nobody here has could reach.
 //!
-//! A launch takes the longer of its arithmetic and its memory traffic, and a fixed cost. Arithmetic runs at the peak
-//! rate, times the share of multiply-adds in the tile's loop, times how well the workgroups fill the compute units.
+//! A launch takes the longer of its arithmetic and its memory traffic, and a fixed cost. Arithmetic of matrix kernels runs
+//! at the peak rate, times the share of multiply-adds in the tile's loop, times how well the workgroups fill the compute
+//! units; that of the others is counted in instructions. The numbers were fitted to what 72 layers took on an H200 in all
+//! directions with about eight choices each (`examples/compare_choices.rs` says how well they fit).
 
-use unhang_conv::{Direction, Problem};
+use unhang_conv::Problem;
 
 use crate::choice::{Choice, Tile};
 use crate::plan::{Plan, Stage};
@@ -51,7 +53,7 @@ impl Device {
             flops: 132.0 * 256.0 * 1.75e9,
             bandwidth: 4.3e12,
             launch: 1.4e-6,
-            efficiency: 0.62,
+            efficiency: 0.66,
             cache: 50e6,
             memory: 139 << 30,
         }
@@ -63,13 +65,13 @@ impl Device {
 fn tile_share(tile: Tile) -> f64 {
     let shape = match (tile.thread_rows, tile.thread_columns) {
         (8, 8) => 1.0,
-        (8, 4) => 0.92,
+        (8, 4) => 0.90,
         (4, 8) => 0.89,
-        _ => 0.90,
+        _ => 0.88,
     };
     // Products for each element that is read from memory, in the tile; 128 × 128 has 64.
     let shared = (tile.rows * tile.columns) as f64 / (tile.rows + tile.columns) as f64;
-    shape * (shared / (shared + 8.0)) / (64.0 / 72.0)
+    shape * (shared / (shared + 8.5)) / (64.0 / 72.5)
 }
 
 /// Seconds of a plan on a device.
@@ -107,46 +109,8 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let products = problem.flops() / (device.flops * share * filled * 0.42);
             products.max(all * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
-        Source::Direct => {
-            // Each part of the channels reads the source again, mostly from a cache; one read of LDS serves WIDTH × STRIP
-            // products of four channels. Fitted to an H200.
-            let (rows, width, strip) = (constant("BLOCK_ROWS"), constant("WIDTH"), constant("STRIP"));
-            let parts = (constant("ROWS") / rows).ceil();
-            let share = width * strip / (width * strip + 1.0);
-            let waste = parts * rows / constant("ROWS");
-            let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
-            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
-            let products = problem.flops() * waste / (device.flops * 0.6 * share * filled);
-            let moved = (elements[0] * parts.sqrt() + elements[1] + elements[2]) * size;
-            products.max(moved / (device.bandwidth * 0.8)) + 1.2e-6
-        }
-        Source::Depthwise => {
-            let strip = constant("STRIP");
-            let reads = match problem.direction() {
-                Direction::BackwardWeights => constant("FILTER_H") * constant("FILTER_W") + 1.0,
-                _ => constant("FILTER_W") * (strip + constant("FILTER_H") - 1.0) / strip,
-            };
-            let pixels = elements[0].max(elements[2]);
-            // Reads hit the first cache: about 32 lanes a clock and unit at the model's clock.
-            let cached = pixels * reads / (device.flops / 256.0 * 32.0);
-            (all * size / (device.bandwidth * 0.8)).max(cached) + cached * 0.5
-        }
-        Source::DepthwiseQuads => {
-            let (strip, width) = (constant("STRIP"), constant("WIDTH"));
-            // Vectors read for each row of WIDTH results, and rows for each row of results.
-            let vectors = if constant("CHANNELS_LAST") == 1.0 {
-                constant("FILTER_W")
-            } else {
-                constant("STRIDE_W") + if constant("FILTER_W") > 1.0 { 2.0 } else { 0.0 }
-            };
-            let reads = match problem.direction() {
-                Direction::BackwardWeights => vectors * (strip + constant("FILTER_H") - 1.0) / strip + 1.0,
-                _ => vectors * (strip + constant("FILTER_H") - 1.0) / strip,
-            } / width;
-            let pixels = elements[0].max(elements[2]);
-            let cached = pixels * reads / (device.flops / 256.0 * 24.0);
-            (all * size / (device.bandwidth * 0.8)).max(cached) + cached * 0.5
-        }
+        Source::Direct => direct_seconds(problem, stage, device),
+        Source::Depthwise | Source::DepthwiseQuads => depthwise_seconds(problem, stage, device),
         Source::WinogradFused if stage.kernel.entry == "fused_filter" => {
             elements[1] * (size + 64.0 / 9.0) / device.bandwidth
         }
@@ -159,7 +123,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let each = blocks / device.compute_units as f64;
             let rounds = if each > 6.0 { each + 0.8 } else { each.ceil() };
             let filled = (each.ceil().min(2.0) / 2.0).powf(0.45);
-            let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.7 * filled;
+            let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.72 * filled;
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
         Source::Winograd | Source::Support => {
@@ -167,8 +131,11 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
                 "pack" => elements[1] * size * 3.0,
-                "reduce" => elements[2] * (size + 4.0 * splits_of(choice)),
-                "reduce_weights" => elements[2] * (size + 4.0 * splits_of(choice)),
+                "reduce" | "reduce_weights" => {
+                    // Read once, by few threads where the result is small, and each adds its planes one after the other.
+                    let planes = splits_of(choice);
+                    return elements[2] * (size + 4.0 * planes) / (device.bandwidth * 0.5) + planes * 8e-9;
+                }
                 "winograd_filter" => elements[1] * (size + enlarged),
                 "winograd_weights" => elements[2] * (size + enlarged * splits_of(choice)),
                 _ => {
@@ -181,6 +148,90 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             moved / rate
         }
     }
+}
+
+/// Sides of a launch that overlap: the longer one, and a part of the shorter.
+fn overlapped(one: f64, other: f64, rest: f64) -> f64 {
+    one.max(other) + one.min(other) * rest
+}
+
+/// What waits when a thread needs many registers: fewer waves hide each other's reads.
+fn crowded(registers: f64, power: f64) -> f64 {
+    (registers / 64.0).max(1.0).powf(power)
+}
+
+/// Rows and vectors (or elements) of the source that a strip of `strip` rows and `width` columns reads.
+fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f64) {
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let (strip, high, wide) = (constant("STRIP"), constant("FILTER_H"), constant("FILTER_W"));
+    let beside = if wide > 1.0 { 2.0 } else { 0.0 };
+    let rows = match backward_data {
+        true => (strip + high - 1.0) / constant("STRIDE_H") + 1.0,
+        false => (strip - 1.0) * constant("STRIDE_H") + high,
+    };
+    let each = match (in_vectors, backward_data) {
+        (false, _) => wide,
+        (true, true) => 1.0 + beside,
+        (true, false) => constant("STRIDE_W") + beside,
+    };
+    (rows, each)
+}
+
+fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let data = constant("DIRECTION") == 1.0;
+    let (width, strip, reduced) = (constant("WIDTH"), constant("STRIP"), constant("REDUCED"));
+    let taps = constant("FILTER_H") * constant("FILTER_W");
+    let sums = constant("BLOCK_ROWS") * width * strip;
+    let parts = (constant("ROWS") / constant("BLOCK_ROWS")).ceil();
+    let (rows, vectors) = strip_reads(stage, data, true);
+    // A channel's products, the reads of its taps from LDS (one for four channels) and of its lines.
+    let products = sums * taps / if data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
+    let channel = products + products / (4.0 * width * strip) * 1.7 + rows * vectors * 4.4;
+    let instructions = reduced * channel + 40.0 + sums * 2.0;
+    let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
+    let registers = sums + rows * if data { width + 2.0 } else { vectors * width };
+    let issued = threads * instructions / (device.flops / 2.0 * 0.6) * crowded(registers, 0.46);
+    // One channel waits for its lines before the next begins; 1×1 layers have four under way.
+    let waited = reduced * 0.52e-6 / if taps == 1.0 { 4.0 } else { 1.0 };
+    // Each part of the channels reads the source again, mostly from a cache.
+    let moved = (elements[0] * (1.0 + 0.08 * (parts - 1.0)) + elements[1] + elements[2]) * size;
+    overlapped(issued.max(waited), moved / (device.bandwidth * 0.8), 0.12)
+}
+
+fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let quads = stage.kernel.source == Source::DepthwiseQuads;
+    let channels_last = constant("CHANNELS_LAST") == 1.0;
+    let (strip, width) = (constant("STRIP"), if quads { constant("WIDTH") } else { 1.0 });
+    let taps = constant("FILTER_H") * constant("FILTER_W");
+    let memory = elements.iter().sum::<f64>() * size / (device.bandwidth * 0.8);
+    let rate = device.flops / 2.0 * 0.57;
+    let backward_data = stage.kernel.entry.ends_with("data");
+    let (rows, vectors) = strip_reads(stage, backward_data, quads && !channels_last);
+    if stage.kernel.entry.ends_with("weights") {
+        // The seventh number is how many vectors (pixels) a workgroup has; all its threads take turns on them.
+        let each = stage.parameters.get(24..28).map_or(1, |b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]])).max(1);
+        let workers = if channels_last { 8.0 * width } else { 256.0 };
+        let turns = (f64::from(each) / workers).ceil();
+        let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 256.0;
+        let products = if quads { strip * width * taps } else { taps };
+        let rows = if quads { rows } else { constant("FILTER_H") };
+        let registers = strip * width + taps * if channels_last { width } else { 1.0 } + vectors * width;
+        let late = crowded(registers, 0.04);
+        let issued = threads * turns * (products + rows * vectors * 6.5) / rate * late + turns * 0.55e-6;
+        return overlapped(issued, memory * late, 0.18) + taps * 0.28e-6;
+    }
+    let products = strip * width * taps / if backward_data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
+    let threads = f64::from(stage.grid[0]) * 256.0;
+    let registers = strip * width + taps + rows * vectors * if quads { width } else { 1.0 } * size / 4.0;
+    let late = crowded(registers, 0.04);
+    let issued = threads * (products + rows * vectors * 6.5 + taps * 1.8) / rate * late;
+    overlapped(issued, memory * late, 0.18)
 }
 
 fn splits_of(choice: &Choice) -> f64 {
@@ -207,32 +258,37 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
             steps *= (kernel[axis] as f64 / stride[axis] as f64) / kernel[axis].div_ceil(stride[axis]) as f64;
         }
     }
-    let products = (tile.rows * tile.columns * tile.depth) as f64 * steps;
+    // What begins and ends a tile is worth eight more products of each sum.
+    let products = (tile.rows * tile.columns) as f64 * (tile.depth as f64 * steps + 8.0);
     let resident = (512.0 / tile.threads() as f64).max(1.0);
     let each = blocks / device.compute_units as f64;
-    // Workgroups come in rounds as long as there are few of them; many even out.
-    let rounds = if each > 3.0 * resident { each + 0.4 * resident } else { each.ceil() };
-    // One workgroup alone leaves the unit waiting for memory and barriers.
-    let threads = (each.ceil().min(resident) * tile.threads() as f64).min(512.0);
-    let filled = (threads / 512.0).powf(0.45);
+    // Few workgroups alone leave the unit waiting for memory and barriers.
+    let filled = |blocks: f64| ((blocks.ceil().min(resident) * tile.threads() as f64).min(512.0) / 512.0).powf(0.28);
+    // Workgroups come in rounds as long as there are few of them, the last one with fewer; many even out.
+    let rounds = if each > 3.0 * resident {
+        each + 0.4 * resident
+    } else {
+        let whole = (each / resident).floor() * resident;
+        let rest = each - whole;
+        whole + if rest > 0.0 { rest.ceil() / filled(rest) } else { 0.0 }
+    };
     let direct = match *choice {
-        Choice::Gemm { flat: true, .. } => 0.8,
-        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.9,
-        Choice::Weights { .. } => 0.9,
+        Choice::Gemm { flat: true, .. } => 0.71,
+        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.945,
+        // Columns are gathered tap by tap, rows in quads.
+        Choice::Weights { tile, .. } if tile.columns > tile.rows => 0.93,
+        Choice::Weights { .. } => 0.96,
         _ => 1.0,
     };
-    // Both sides are gathered along the reduction here: the largest tile waits for its reads, the smallest has too few
-    // threads for them.
-    let gathered = match (stage.kernel.source, tile.rows, tile.columns, tile.thread_columns) {
-        (Source::Weights, 128, 128, _) | (Source::Weights, 64, 64, 8) => 0.9,
-        _ => 1.0,
-    };
+    // Phases of a stride differ in length and write every other pixel.
+    let backward_data = stage.kernel.constant("DIRECTION") == Some(1);
+    let strided = if backward_data && problem.stride() != [1, 1] { 0.755 } else { 1.0 };
     // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
     // smallest groups of threads in Winograd's products.
     let pointwise = stage.kernel.source == Source::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
     let in_whole_rows = stage.kernel.constant("ROWS").is_some_and(|rows| rows % 64 == 0);
     let waiting = match choice {
-        Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.87,
+        Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
         _ => 1.0,
     };
@@ -244,11 +300,10 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let unit_rate = device.flops / 2.0 / device.compute_units as f64
         * device.efficiency
         * tile_share(tile)
-        * filled
         * direct
+        * strided
         * waiting
-        * turned
-        * gathered;
+        * turned;
     // A start and an end that nothing overlaps.
     let fixed = 1.2e-6;
     let size = problem.data_type().size() as f64;

@@ -69,7 +69,7 @@ fn kernels() -> Vec<Kernel> {
         }
     }
     for (kernel, stride, [rows, width, strip]) in
-        [(1, 1, [16, 4, 1]), (3, 1, [16, 4, 1]), (3, 2, [4, 4, 4]), (5, 1, [8, 4, 1])]
+        [(1, 1, [16, 4, 1]), (3, 1, [16, 4, 1]), (3, 2, [4, 4, 2]), (5, 1, [8, 4, 1])]
     {
         for (direction, data_type) in [(Direction::Forward, DataType::F32), (Direction::BackwardData, DataType::F16)] {
             let few = Specification {

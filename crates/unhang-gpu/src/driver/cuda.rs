@@ -92,7 +92,7 @@ impl Cuda {
                 flops: f64::from(units) * 256.0 * clock * 0.88,
                 bandwidth: bandwidth * 0.88,
                 launch: 1.4e-6,
-                efficiency: 0.62,
+                efficiency: 0.66,
                 cache: cache * 0.8,
                 memory: memory as u64,
             },

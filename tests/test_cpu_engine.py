@@ -164,12 +164,12 @@ def test_torchs_number_of_threads_is_ours() -> None:
 
 @needs_proc
 def test_we_compute_on_torchs_threads() -> None:
-    # The first call starts whatever else there is; with a second thread one more comes, which torch's OpenMP names.
+    # The first call starts whatever else there is, and so does setting a number; the second one more, which is OpenMP's.
     code = """
         torch.set_num_threads(1)
         want = F.conv2d(x, w)
-        before = len(os.listdir("/proc/self/task"))
         torch.set_num_threads(2)
+        before = len(os.listdir("/proc/self/task"))
         assert torch.equal(F.conv2d(x, w), want)
         print(len(os.listdir("/proc/self/task")) - before, helpers())
     """

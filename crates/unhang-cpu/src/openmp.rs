@@ -6,7 +6,9 @@
 //! it, is not there, there is no such team.
 
 use std::any::Any;
-use std::ffi::{CStr, c_int, c_uint, c_void};
+#[cfg(target_os = "linux")]
+use std::ffi::{CStr, CString};
+use std::ffi::{c_int, c_uint, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -32,20 +34,32 @@ static FOUND: OnceLock<Option<OpenMp>> = OnceLock::new();
 
 /// Has all computations of the process run on the threads of the OpenMP that a loaded library uses, whenever a
 /// computation is asked to use as many threads as that OpenMP would. True if there is such a library and it has one.
-/// The first library that is named decides; later calls only say what it was.
+/// The first library that is named decides; later calls only say what it was. A version may follow the name.
 ///
 /// The team's threads end before a fork, so that its next region in the child starts new ones, instead of waiting for
 /// threads that the child does not have (where OpenMP can end them: version 5.0 and newer).
 ///
 /// ```
-/// assert!(!unhang_cpu::use_openmp_of(c"libnobody-has-this.so.1"));
+/// assert!(!unhang_cpu::use_openmp_of("libnobody-has-this.so"));
 /// ```
-pub fn use_openmp_of(library: &CStr) -> bool {
+pub fn use_openmp_of(library: &str) -> bool {
     FOUND.get_or_init(|| find(library).inspect(OpenMp::end_before_forks)).is_some()
 }
 
+/// The file of a loaded library, by its name with or without a version behind it.
 #[cfg(target_os = "linux")]
-fn find(library: &CStr) -> Option<OpenMp> {
+fn loaded_file(library: &str) -> Option<CString> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let file = maps.lines().filter_map(|line| line.find('/').map(|path| &line[path..])).find(|file| {
+        let name = file.rsplit('/').next().unwrap_or(file);
+        name.strip_prefix(library).is_some_and(|version| version.is_empty() || version.starts_with('.'))
+    });
+    CString::new(file?).ok()
+}
+
+#[cfg(target_os = "linux")]
+fn find(library: &str) -> Option<OpenMp> {
+    let library = loaded_file(library)?;
     // SAFETY: a C string; nothing is loaded, so that no foreign code is run. The handle is never closed, so that what is
     // found in it stays.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
@@ -71,7 +85,7 @@ fn find(library: &CStr) -> Option<OpenMp> {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn find(_: &CStr) -> Option<OpenMp> {
+fn find(_: &str) -> Option<OpenMp> {
     None
 }
 
@@ -163,6 +177,14 @@ mod tests {
         assert!(!team(std::process::id()).run(2, &work), "a team of another size");
         assert!(!team(std::process::id() + 1).run(3, &work), "a team whose threads stayed with the parent");
         assert_eq!(calls.load(Ordering::Relaxed), 3);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_loaded_library_is_found_by_its_name() {
+        let file = loaded_file("libc.so").expect("the C library, with its version");
+        assert!(file.to_str().is_ok_and(|file| file.contains("/libc.so.")), "{file:?}");
+        assert_eq!(loaded_file("libc.s"), None);
     }
 
     #[test]

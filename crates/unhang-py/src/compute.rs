@@ -28,7 +28,7 @@ pub fn run_cpu(
 ) -> PyResult<()> {
     // Torch's own threads, if it is there: they are awake for a while after torch has used them, and two sets of threads
     // would share the cores.
-    unhang_cpu::use_openmp_of(c"libtorch_cpu.so");
+    unhang_cpu::use_openmp_of("libtorch_cpu.so");
     // Torch counts the machine's processors; a container's quota may leave fewer.
     let engine = CpuEngine::with_threads(threads.min(available_threads()));
     run(py, &engine, &problem.problem, first, second, bias, result)

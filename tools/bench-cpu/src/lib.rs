@@ -25,7 +25,7 @@ pub unsafe extern "C" fn unhang_problem(key: *const c_char) -> *const Problem {
 /// Has the engine compute on torch's threads, as the product does: one if they are found.
 #[unsafe(no_mangle)]
 pub extern "C" fn unhang_use_torch_threads() -> i32 {
-    unhang_cpu::use_openmp_of(c"libtorch_cpu.so").into()
+    unhang_cpu::use_openmp_of("libtorch_cpu.so").into()
 }
 
 /// Computes a problem without bias; zero if all went well.

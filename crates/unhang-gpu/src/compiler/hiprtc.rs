@@ -85,7 +85,6 @@ impl Compiler for Hiprtc {
             "-std=c++17".into(),
             // The default differs between ROCm versions, and WGP mode has an LDS bug of its own on RDNA1.
             "-mcumode".into(),
-            "-DUNROLL=2".into(),
         ];
         options.extend(kernel.definitions());
         options

@@ -1,8 +1,8 @@
 //! The weight gradient by F(3×3, 4×4): the same six points, with tiles of the result's gradient as filters.
 //!
 //! For each of the 36 elements it is a product of two matrices, source channels × tiles by tiles × result channels.
-//! Sums over a block of tiles are added to those of the blocks before, in order; the threads share out the tiles of a
-//! block, and then its elements, so that they change nothing. What is not finite is left to the other path as a whole.
+//! Sums over a block of tiles are added to those of the blocks before, in order; threads share out the result channels,
+//! so that they change nothing. What is not finite is left to the other path as a whole.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,32 +58,31 @@ pub fn compute(
     let gather = Gather::new(&forward(problem).expect("its forward computation"));
     let shape = &Shape::new(&gather, kernels.lanes);
     let (tiles, chunk) = shape.gradient_plan().unwrap_or_else(|| shape.smallest_gradient_plan());
+    // Every thread has vectors of its own and transforms the source for itself: waiting for each other costs more.
+    let chunk = chunk.min(shape.vectors.div_ceil(threads));
     let x_images = Images::source(shape, &gather, kernels, x);
     let dy_images = Images::gradient(shape, &gather, kernels, dy);
     let driver = Driver { shape, tiles, kernels, x: x_images, dy: dy_images };
 
     let lanes = shape.lanes;
     let spoiled = AtomicBool::new(false);
-    let mut x_tiles = Workspace::take(ELEMENTS * shape.source_step(tiles));
-    let mut dy_tiles = Workspace::take(ELEMENTS * shape.gradient_step(tiles, chunk));
-    let mut sums = Workspace::take(ELEMENTS * shape.weight_step(chunk));
     let blocks = shape.all_tiles().div_ceil(tiles);
     let weight = strides(problem.weight_shape(), problem.layout());
     let to = Shared(result.as_mut_ptr());
-    for first in (0..shape.vectors).step_by(chunk) {
-        let vectors = first..shape.vectors.min(first + chunk);
+    for_each_unit(threads, shape.vectors.div_ceil(chunk), |unit| {
+        let vectors = unit * chunk..shape.vectors.min((unit + 1) * chunk);
+        let mut x_tiles = Workspace::take(ELEMENTS * shape.source_step(tiles));
+        let mut dy_tiles = Workspace::take(ELEMENTS * shape.gradient_step(tiles, chunk));
+        let mut sums = Workspace::take(ELEMENTS * shape.weight_step(chunk));
         sums.fill(0.0);
         for block in 0..blocks {
-            let with_x = first == 0 || blocks > 1;
-            driver.transform(block, vectors.clone(), with_x, &mut x_tiles, &mut dy_tiles, chunk, threads);
-            driver.multiply(block, vectors.len(), &x_tiles, &dy_tiles, &mut sums, chunk, threads);
+            driver.transform(block, vectors.clone(), &mut x_tiles, &mut dy_tiles, chunk);
+            driver.multiply(block, vectors.len(), &x_tiles, &dy_tiles, &mut sums, chunk);
         }
-        let sums: &[f32] = &sums;
-        for_each_unit(threads, vectors.len(), |unit| {
-            let mut taps = Workspace::take(9 * shape.blocks * lanes * lanes);
-            let vector = vectors.start + unit;
+        let mut taps = Workspace::take(9 * shape.blocks * lanes * lanes);
+        for (number, vector) in vectors.enumerate() {
             let tiles = WeightTiles {
-                from: sums[unit * lanes..].as_ptr(),
+                from: sums[number * lanes..].as_ptr(),
                 channel_step: chunk * lanes,
                 element_step: shape.weight_step(chunk),
                 channels: shape.sources,
@@ -102,8 +101,8 @@ pub fn compute(
                 let offsets: [usize; 16] = std::array::from_fn(|result| result * weight[0]);
                 (kernels.transpose)(taps.as_ptr(), lanes, 9 * shape.sources, results, to, offsets.as_ptr());
             }
-        });
-    }
+        }
+    });
     if spoiled.into_inner() {
         weights::compute(problem, kernels, x, dy, result, threads);
     }
@@ -114,19 +113,8 @@ impl Driver<'_> {
         block * self.tiles..self.shape.all_tiles().min((block + 1) * self.tiles)
     }
 
-    /// Transforms the tiles of a block: of some vectors of the gradient, and of the source if it is wanted.
-    #[expect(clippy::too_many_arguments, reason = "two operands, and where they go")]
-    fn transform(
-        &self,
-        block: usize,
-        vectors: Range<usize>,
-        with_x: bool,
-        x_tiles: &mut [f32],
-        dy_tiles: &mut [f32],
-        chunk: usize,
-        threads: usize,
-    ) {
-        let segments: Vec<_> = self.shape.segments(self.block(block)).collect();
+    /// Transforms the tiles of a block: of some vectors of the gradient, and of the source.
+    fn transform(&self, block: usize, vectors: Range<usize>, x_tiles: &mut [f32], dy_tiles: &mut [f32], chunk: usize) {
         // The micro-kernel goes along the tiles: all of them are one group.
         let room = |to: &mut [f32], vectors: usize, element_step: usize| Room {
             start: Shared(to.as_mut_ptr()),
@@ -137,20 +125,16 @@ impl Driver<'_> {
         };
         let x_room = room(x_tiles, self.shape.blocks, self.shape.source_step(self.tiles));
         let dy_room = room(dy_tiles, chunk, self.shape.gradient_step(self.tiles, chunk));
-        let units = if with_x { 2 * segments.len() } else { segments.len() };
-        for_each_unit(threads, units, |unit| {
-            // SAFETY: the rooms are the slices that we borrow, and no other unit has these tiles.
+        for segment in self.shape.segments(self.block(block)) {
+            // SAFETY: the rooms are the slices that we borrow.
             unsafe {
-                match segments.get(unit) {
-                    Some(segment) => self.dy.transform(segment, vectors.clone(), dy_room),
-                    None => self.x.transform(&segments[unit - segments.len()], 0..self.shape.blocks, x_room),
-                }
+                self.x.transform(&segment, 0..self.shape.blocks, x_room);
+                self.dy.transform(&segment, vectors.clone(), dy_room);
             }
-        });
+        }
     }
 
     /// Adds the products of a block.
-    #[expect(clippy::too_many_arguments, reason = "two operands, and where they go")]
     fn multiply(
         &self,
         block: usize,
@@ -159,7 +143,6 @@ impl Driver<'_> {
         dy_tiles: &[f32],
         sums: &mut [f32],
         chunk: usize,
-        threads: usize,
     ) {
         let lanes = self.shape.lanes;
         let tiles = self.block(block).len();
@@ -167,8 +150,7 @@ impl Driver<'_> {
         let step = self.shape.weight_step(chunk);
         assert!(ELEMENTS * x_step <= x_tiles.len() && ELEMENTS * dy_step <= dy_tiles.len());
         assert!(ELEMENTS * step <= sums.len() && vectors <= chunk);
-        let sums = Shared(sums.as_mut_ptr());
-        for_each_unit(threads, ELEMENTS, |element| {
+        for element in 0..ELEMENTS {
             for of_sources in 0..self.shape.blocks {
                 for first in (0..vectors).step_by(VECTORS) {
                     let now = VECTORS.min(vectors - first);
@@ -177,20 +159,20 @@ impl Driver<'_> {
                         let x = element * x_step + of_sources * self.tiles * lanes + channel;
                         let w = element * dy_step + first * self.tiles * lanes;
                         // SAFETY: the lengths were checked: every element has `x_step` and `dy_step` numbers of tiles,
-                        // and `step` of sums, which no other unit touches.
+                        // and `step` of sums.
                         unsafe {
                             self.kernels.gradient_products(now, count)(&GradientProducts {
                                 x: x_tiles.as_ptr().add(x),
                                 w: dy_tiles.as_ptr().add(w),
                                 w_step: self.tiles * lanes,
                                 tiles,
-                                sums: sums.get().add(element * step + row * chunk * lanes + first * lanes),
+                                sums: sums.as_mut_ptr().add(element * step + row * chunk * lanes + first * lanes),
                                 sums_step: chunk * lanes,
                             });
                         }
                     }
                 }
             }
-        });
+        }
     }
 }

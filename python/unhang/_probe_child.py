@@ -243,6 +243,7 @@ class _Case:
             None,
             (result.data_ptr(), result.numel()),
             torch.get_num_threads(),
+            by_definition=True,
         )
         return result
 

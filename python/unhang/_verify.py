@@ -223,4 +223,6 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
-    return run_on_cpu(problem, first.contiguous(), second.contiguous(), None, torch.contiguous_format)
+    return run_on_cpu(
+        problem, first.contiguous(), second.contiguous(), None, torch.contiguous_format, by_definition=True
+    )

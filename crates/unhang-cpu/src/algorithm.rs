@@ -63,6 +63,15 @@ impl Algorithm {
         }
     }
 
+    /// The same, or the one in its place whose every result is the sum of its own products.
+    pub fn by_definition(self) -> Algorithm {
+        match self {
+            Algorithm::Winograd => Algorithm::Direct,
+            Algorithm::WinogradWeights => Algorithm::Weights,
+            other => other,
+        }
+    }
+
     /// The name in text.
     pub const fn name(self) -> &'static str {
         match self {

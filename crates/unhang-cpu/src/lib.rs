@@ -51,12 +51,15 @@ pub struct Settings {
     pub threads: usize,
     /// The instructions to compute with; none means the best that the machine has ([`Isa::detect`]).
     pub isa: Option<Isa>,
+    /// Whether every result has to be the sum of its own products and of nothing else: no Winograd. A judge of other engines
+    /// wants that, so that its own errors are the smallest.
+    pub by_definition: bool,
 }
 
 impl Default for Settings {
     /// As many threads as `OMP_NUM_THREADS` says, but no more than the system lets this process use at once.
     fn default() -> Settings {
-        Settings { threads: parallel::default_threads(), isa: None }
+        Settings { threads: parallel::default_threads(), isa: None, by_definition: false }
     }
 }
 
@@ -74,7 +77,7 @@ impl CpuEngine {
 
     /// An engine that computes with that many threads (at least one), the caller's own included.
     pub fn with_threads(threads: usize) -> CpuEngine {
-        CpuEngine { settings: Settings { threads: threads.max(1), isa: None } }
+        CpuEngine { settings: Settings { threads: threads.max(1), ..Settings::default() } }
     }
 
     /// An engine with those settings.
@@ -99,6 +102,8 @@ impl CpuEngine {
                 message: format!("this machine does not have the {isa} instructions that were asked for"),
             });
         }
+        let algorithm = Algorithm::choose(problem, isa);
+        let way = (if settings.by_definition { algorithm.by_definition() } else { algorithm }, isa);
         // Operands were validated: all are of the problem's type.
         macro_rules! typed {
             ($variant:ident, $compute:expr) => {{
@@ -116,13 +121,13 @@ impl CpuEngine {
         }
         match first {
             Elements::F32(_) => typed!(F32, |first, second, bias, result| {
-                simd::compute(problem, isa, first, second, bias, result, threads)
+                simd::compute(problem, way, first, second, bias, result, threads)
             }),
             Elements::F16(_) => typed!(F16, |first, second, bias, result| {
-                by_conversion(problem, isa, first, second, bias, result, threads)
+                by_conversion(problem, way, first, second, bias, result, threads)
             }),
             Elements::Bf16(_) => typed!(Bf16, |first, second, bias, result| {
-                by_conversion(problem, isa, first, second, bias, result, threads)
+                by_conversion(problem, way, first, second, bias, result, threads)
             }),
             Elements::F64(_) => typed!(F64, |first, second, bias, result| {
                 plain::compute(problem, first, second, bias, result, threads)
@@ -149,7 +154,7 @@ impl Engine for CpuEngine {
 /// Computes in single precision what is in half: converted whole at the edges.
 fn by_conversion<T: plain::Number<Sum = f32>>(
     problem: &Problem,
-    isa: Isa,
+    way: (Algorithm, Isa),
     first: &[T],
     second: &[T],
     bias: Option<&[T]>,
@@ -159,6 +164,6 @@ fn by_conversion<T: plain::Number<Sum = f32>>(
     let wide = |narrow: &[T]| narrow.iter().map(|number| number.widen()).collect::<Vec<f32>>();
     let bias = bias.map(wide);
     let mut wide_result = vec![0.0; result.len()];
-    simd::compute(problem, isa, &wide(first), &wide(second), bias.as_deref(), &mut wide_result, threads);
+    simd::compute(problem, way, &wide(first), &wide(second), bias.as_deref(), &mut wide_result, threads);
     result.iter_mut().zip(wide_result).for_each(|(to, number)| *to = T::narrow(number));
 }

@@ -15,7 +15,7 @@ fn cases() -> ProptestConfig {
 fn passes(problem: &Problem, seed: u64) -> Result<(), TestCaseError> {
     // Every instruction set that this machine has, whatever the environment says.
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa) });
+        let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa), ..Settings::default() });
         check(&engine, problem, seed).map_err(|failure| TestCaseError::fail(format!("{isa}: {failure}")))?;
     }
     Ok(())

@@ -14,7 +14,7 @@ fn passes(specification: &Specification) {
         for layout in Layout::ALL {
             for isa in available() {
                 let problem = Problem::new(Specification { direction, layout, ..specification.clone() }).unwrap();
-                let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa) });
+                let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa), ..Settings::default() });
                 check(&engine, &problem, 3).unwrap_or_else(|failure| panic!("{isa}: {failure}"));
             }
         }
@@ -118,7 +118,9 @@ fn run(problem: &Problem, isa: Isa, first: &[f32], second: &[f32]) -> Vec<f32> {
         bias: None,
         result: ElementsMut::F32(&mut result),
     };
-    CpuEngine::new().run_with(problem, operands, &Settings { threads: 1, isa: Some(isa) }).unwrap();
+    CpuEngine::new()
+        .run_with(problem, operands, &Settings { threads: 1, isa: Some(isa), ..Settings::default() })
+        .unwrap();
     result
 }
 
@@ -170,6 +172,40 @@ fn operands_of_the_wrong_length_are_refused() {
     };
     let refused = CpuEngine::new().run_with(&problem, operands, &Settings::default());
     assert!(matches!(refused, Err(EngineError::Operand { operand: "first", .. })));
+}
+
+/// Small whole numbers: every sum is exact, unless something is multiplied with the fractions of Winograd's transforms.
+#[test]
+fn by_definition_sums_are_those_of_the_definition() {
+    for direction in [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights] {
+        let problem = Problem::new(Specification {
+            in_channels: 32,
+            out_channels: 32,
+            in_size: [40, 40],
+            kernel: [3, 3],
+            direction,
+            ..Specification::default()
+        });
+        let problem = problem.unwrap();
+        let whole = |length: usize| (0..length).map(|i| ((i * 7919) % 7) as f32 - 3.0).collect::<Vec<f32>>();
+        let [first, second, length] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let (first, second) = (whole(first), whole(second));
+        let expected = reference::compute(&problem, &first, &second, None);
+        let is_exact = |by_definition: bool| {
+            let mut result = vec![0.0f32; length];
+            let operands = Operands {
+                first: Elements::F32(&first),
+                second: Elements::F32(&second),
+                bias: None,
+                result: ElementsMut::F32(&mut result),
+            };
+            let settings = Settings { by_definition, ..Settings::default() };
+            CpuEngine::new().run_with(&problem, operands, &settings).unwrap();
+            result.iter().zip(&expected).all(|(&got, &expected)| f64::from(got) == expected)
+        };
+        assert!(is_exact(true), "{problem}");
+        assert!(!is_exact(false), "{problem}: by Winograd it would not be");
+    }
 }
 
 #[test]

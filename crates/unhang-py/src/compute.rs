@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_conv::{DataType, Direction, Problem};
-use unhang_cpu::{CpuEngine, available_threads};
+use unhang_cpu::{CpuEngine, Settings, available_threads};
 use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
 
 use crate::problem::PyProblem;
@@ -11,12 +11,14 @@ use crate::problem::PyProblem;
 /// Where a tensor lies: address of its first element, and how many elements follow densely.
 type Memory = (usize, usize);
 
-/// Computes a problem on the CPU. The interpreter's lock is released meanwhile.
+/// Computes a problem on the CPU; by definition, if another engine is to be judged by it. The interpreter's lock is
+/// released meanwhile.
 ///
 /// The caller vouches that each address is that of so many elements of the problem's type, alive until this returns,
 /// and that nobody else writes them, or reads the result, meanwhile. Lengths are checked against the problem.
 #[pyfunction]
-#[pyo3(signature = (problem, first, second, bias, result, threads))]
+#[expect(clippy::too_many_arguments, reason = "Python names them")]
+#[pyo3(signature = (problem, first, second, bias, result, threads, by_definition = false))]
 pub fn run_cpu(
     py: Python<'_>,
     problem: &PyProblem,
@@ -25,12 +27,14 @@ pub fn run_cpu(
     bias: Option<Memory>,
     result: Memory,
     threads: usize,
+    by_definition: bool,
 ) -> PyResult<()> {
     // Torch's own threads, if it is there: they are awake for a while after torch has used them, and two sets of threads
     // would share the cores.
     unhang_cpu::use_openmp_of("libtorch_cpu.so");
     // Torch counts the machine's processors; a container's quota may leave fewer.
-    let engine = CpuEngine::with_threads(threads.min(available_threads()));
+    let threads = threads.min(available_threads());
+    let engine = CpuEngine::with_settings(Settings { threads, by_definition, ..Settings::default() });
     run(py, &engine, &problem.problem, first, second, bias, result)
 }
 

@@ -53,7 +53,7 @@ pub unsafe extern "C" fn unhang_run(
         bias: None,
         result: ElementsMut::F32(result),
     };
-    match CpuEngine::new().run_with(problem, operands, &Settings { threads, isa: None }) {
+    match CpuEngine::new().run_with(problem, operands, &Settings { threads, ..Settings::default() }) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("{error}");

@@ -32,7 +32,7 @@ use kernels::Kernels;
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(
     problem: &Problem,
-    isa: Isa,
+    (algorithm, isa): (Algorithm, Isa),
     first: &[f32],
     second: &[f32],
     bias: Option<&[f32]>,
@@ -40,7 +40,7 @@ pub fn compute(
     threads: usize,
 ) {
     workspace::ask_for_large_pages(result);
-    compute_with(problem, Algorithm::choose(problem, isa), Kernels::of(isa), first, second, bias, result, threads);
+    compute_with(problem, algorithm, Kernels::of(isa), first, second, bias, result, threads);
 }
 
 /// Computes it by an algorithm with a set of kernels, which the machine must have.

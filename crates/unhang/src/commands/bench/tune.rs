@@ -386,7 +386,7 @@ impl Watched {
         });
         let errors = std::thread::spawn(move || {
             let lines = errors.into_iter().flat_map(|errors| BufReader::new(errors).lines());
-            lines.map_while(Result::ok).take(40).collect::<Vec<_>>().join("; ")
+            lines.map_while(Result::ok).take(40).collect::<Vec<_>>().join("\n")
         });
         Ok(Watched { child, events, errors })
     }

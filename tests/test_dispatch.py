@@ -303,11 +303,26 @@ def test_a_machine_that_is_not_affected_is_left_alone() -> None:
     assert unhang.is_enabled()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here, and is what a strategy is for")
+def test_the_cpu_is_asked_for_where_there_is_no_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    x, w = torch.randn(1, 1, 5, 5), torch.randn(1, 1, 3, 3)
+    unhang.enable("cpu_fallback")
+    F.conv2d(x, w)
+    assert [route.names[0] for route in _convolve.routes.values()] == ["cpu"]
+    assert "nothing to plan" not in capfd.readouterr().err
+    _convolve.routes.clear()
+    unhang.enable("jit")
+    F.conv2d(x, w)
+    assert not _convolve.routes
+    assert "torch sees no GPU here: jit has nothing to plan" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
-    "options", [{"strategy": "fastest"}, {"devices": ("tpu",)}, {"size_threshold": -1}, {"tile_limit": 0}]
+    "options",
+    [{"strategy": "fastest"}, {"devices": ("tpu",)}, {"size_threshold": -1}, {"tile_limit": 0}, {"tune": "yes"}],
 )
 def test_wrong_options_are_named(options: dict) -> None:
-    with pytest.raises(ValueError, match=r"fastest|tpu|size_threshold|tile_limit"):
+    with pytest.raises(ValueError, match=r"fastest|tpu|size_threshold|tile_limit|tune is 'yes'"):
         unhang.enable(**options)
     assert not unhang.is_enabled()
 

@@ -43,8 +43,9 @@ def enable(
     """Plans every convolution of this process from now on, in unmodified code, forward and backward.
 
     ``devices`` are the device types whose tensors go through unhang: "cuda" (which is ROCm's name in torch too) and
-    "cpu". Left alone it is the accelerator where that is an affected card or a strategy was asked for; on a machine
-    that is not affected, ``auto`` leaves torch as it is and costs nothing.
+    "cpu". Left alone it is the accelerator where that is an affected card or a strategy was asked for, and the CPU
+    where there is no accelerator and ``cpu_fallback`` was; on a machine that is not affected, ``auto`` leaves torch as
+    it is and costs nothing.
 
     ``settings``, or single fields of :class:`unhang.Settings` by name (``size_threshold=64``), say how to plan.
 
@@ -69,8 +70,7 @@ def enable(
         if rehearse and not machine.described_by_folder:
             raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
         if devices is None:
-            wanted = machine.affected or chosen.strategy != "auto"
-            devices = ("cpu",) if rehearse else ("cuda",) if wanted and torch.cuda.is_available() else ()
+            devices = ("cpu",) if rehearse else _devices(chosen.strategy, affected=machine.affected)
         unknown = set(devices) - set(_dispatch.KEYS)
         if unknown:
             raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
@@ -93,9 +93,18 @@ def enable(
         _layers.count_every_layer()
         if devices:
             _dispatch.register(current.devices, chosen)
+        elif chosen.strategy != "auto":
+            say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
         elif chosen.verbose:
             say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
         _enabled = current
+
+
+def _devices(strategy: str, *, affected: bool) -> tuple[str, ...]:
+    """The device types whose tensors a strategy is for, where nobody says."""
+    if torch.cuda.is_available():
+        return ("cuda",) if affected or strategy != "auto" else ()
+    return ("cpu",) if strategy == "cpu_fallback" else ()
 
 
 def disable() -> None:

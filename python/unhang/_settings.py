@@ -43,6 +43,10 @@ class Settings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"{name} is {value!r}: it must be a whole number, at least 0")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ValueError(f"{field.name} is {value!r}: it must be True or False")
         if self.tile_limit == 0:
             raise ValueError("tile_limit is 0: a tile has at least one pixel")
         # Made once: every convolution asks for it.

@@ -189,33 +189,74 @@ unsafe fn source_axis<V: Vector>(d: [V; PATCH]) -> [V; PATCH] {
     }
 }
 
+/// The transform of one axis of tiles with `N` numbers on it.
+trait Axis<const N: usize> {
+    /// # Safety
+    /// The features of `V` are on.
+    unsafe fn apply<V: Vector>(numbers: [V; N]) -> [V; PATCH];
+}
+
+/// Of the source.
+struct OfSource;
+
+impl Axis<PATCH> for OfSource {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(numbers: [V; PATCH]) -> [V; PATCH] {
+        // SAFETY: the function's own condition.
+        unsafe { source_axis(numbers) }
+    }
+}
+
+/// Of the result's gradient, which stands in the place of a filter.
+struct OfGradient;
+
+impl Axis<TILE> for OfGradient {
+    #[inline(always)]
+    unsafe fn apply<V: Vector>(numbers: [V; TILE]) -> [V; PATCH] {
+        // SAFETY: the function's own condition.
+        unsafe { gradient_axis(numbers) }
+    }
+}
+
+/// Transforms tiles along both axes.
+///
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
 #[inline(always)]
-pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
+unsafe fn transform<V: Vector, A: Axis<N>, const N: usize>(tiles: &SourceTiles) {
     // SAFETY: the function's own conditions.
     unsafe {
         for tile in 0..tiles.tiles {
             for block in 0..tiles.blocks {
                 let at = tile * TILE * tiles.column_step + block * V::LANES;
-                let mut half = [[V::zero(); PATCH]; PATCH];
+                let mut half = [[V::zero(); PATCH]; N];
                 for (row, of_row) in tiles.rows.iter().zip(&mut half) {
-                    let mut d = [V::zero(); PATCH];
-                    for (j, number) in d.iter_mut().enumerate() {
+                    let mut numbers = [V::zero(); N];
+                    for (j, number) in numbers.iter_mut().enumerate() {
                         *number = V::load(row.add(at + j * tiles.column_step));
                     }
-                    *of_row = source_axis(d);
+                    *of_row = A::apply(numbers);
                 }
                 let to = tiles.to.add(block * tiles.block_step + tile * V::LANES);
-                let columns: [[V; PATCH]; PATCH] = std::array::from_fn(|j| std::array::from_fn(|i| half[i][j]));
+                let columns: [[V; N]; PATCH] = std::array::from_fn(|j| std::array::from_fn(|i| half[i][j]));
                 for (j, column) in columns.into_iter().enumerate() {
-                    for (i, element) in source_axis(column).into_iter().enumerate() {
+                    for (i, element) in A::apply(column).into_iter().enumerate() {
                         element.store(to.add((i * PATCH + j) * tiles.element_step));
                     }
                 }
             }
         }
     }
+}
+
+/// Transforms tiles of the source.
+///
+/// # Safety
+/// As for [`transform`].
+#[inline(always)]
+pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
+    // SAFETY: the function's own conditions.
+    unsafe { transform::<V, OfSource, PATCH>(tiles) }
 }
 
 /// # Safety
@@ -339,33 +380,14 @@ unsafe fn gradient_axis<V: Vector>(g: [V; TILE]) -> [V; PATCH] {
     }
 }
 
+/// Transforms tiles of the result's gradient.
+///
 /// # Safety
-/// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
+/// As for [`transform`].
 #[inline(always)]
 pub unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
     // SAFETY: the function's own conditions.
-    unsafe {
-        for tile in 0..tiles.tiles {
-            for block in 0..tiles.blocks {
-                let at = tile * TILE * tiles.column_step + block * V::LANES;
-                let mut half = [[V::zero(); PATCH]; TILE];
-                for (row, of_row) in tiles.rows.iter().zip(&mut half) {
-                    let mut g = [V::zero(); TILE];
-                    for (j, number) in g.iter_mut().enumerate() {
-                        *number = V::load(row.add(at + j * tiles.column_step));
-                    }
-                    *of_row = gradient_axis(g);
-                }
-                let to = tiles.to.add(block * tiles.block_step + tile * V::LANES);
-                let columns: [[V; TILE]; PATCH] = std::array::from_fn(|j| std::array::from_fn(|i| half[i][j]));
-                for (j, column) in columns.into_iter().enumerate() {
-                    for (i, element) in gradient_axis(column).into_iter().enumerate() {
-                        element.store(to.add((i * PATCH + j) * tiles.element_step));
-                    }
-                }
-            }
-        }
-    }
+    unsafe { transform::<V, OfGradient, TILE>(tiles) }
 }
 
 /// # Safety

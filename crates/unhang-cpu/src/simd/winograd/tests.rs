@@ -129,18 +129,7 @@ fn errors_are_small() {
                 _ => specification.in_channels = 16,
             }
             let problem = Problem::new(specification).expect("a narrower result");
-            for positive in [false, true] {
-                let mut operands = operands(&problem);
-                if positive {
-                    operands[0].iter_mut().for_each(|number| *number = number.max(0.0));
-                }
-                let expected = reference::compute(&problem, &operands[0], &operands[1], None);
-                for isa in available() {
-                    let got: Vec<f64> = run(&problem, isa, &operands, None, 1).into_iter().map(f64::from).collect();
-                    let errors = compare(&got, &expected);
-                    assert!(errors.l2 < 4e-6 && errors.max < 1e-5, "{isa} {problem}: {errors:?}");
-                }
-            }
+            assert_small_errors(&problem, 1);
         }
     }
 }
@@ -268,22 +257,27 @@ fn threads_do_not_change_weight_gradients() {
     }
 }
 
+/// With numbers that are nowhere negative too.
+fn assert_small_errors(problem: &Problem, threads: usize) {
+    for positive in [false, true] {
+        let mut operands = operands(problem);
+        if positive {
+            operands[0].iter_mut().for_each(|number| *number = number.max(0.0));
+        }
+        let expected = reference::compute(problem, &operands[0], &operands[1], None);
+        for isa in available() {
+            let got: Vec<f64> = run(problem, isa, &operands, None, threads).into_iter().map(f64::from).collect();
+            let errors = compare(&got, &expected);
+            assert!(errors.l2 < 4e-6 && errors.max < 1e-5, "{isa} {problem}: {errors:?}");
+        }
+    }
+}
+
 /// Sums over many tiles, with numbers that are nowhere negative too.
 #[test]
 fn errors_of_weight_gradients_are_small() {
     for problem in gradients("6x16x60x56:8x3x3") {
-        for positive in [false, true] {
-            let mut operands = operands(&problem);
-            if positive {
-                operands[0].iter_mut().for_each(|number| *number = number.max(0.0));
-            }
-            let expected = reference::compute(&problem, &operands[0], &operands[1], None);
-            for isa in available() {
-                let got: Vec<f64> = run(&problem, isa, &operands, None, 2).into_iter().map(f64::from).collect();
-                let errors = compare(&got, &expected);
-                assert!(errors.l2 < 4e-6 && errors.max < 1e-5, "{isa} {problem}: {errors:?}");
-            }
-        }
+        assert_small_errors(&problem, 2);
     }
 }
 

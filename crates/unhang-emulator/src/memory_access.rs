@@ -31,6 +31,11 @@ impl Surroundings<'_> {
                     _ => bytes.first().copied().unwrap_or(0) as u32,
                 })
             }
+            // A word of the lane's memory ends, and the next one lies behind those of all other lanes.
+            Target::Private { offset, .. } if offset % 4 + size > 4 => (0..size).try_fold(0, |value, byte| {
+                let address = target.plus(byte).global(1).unwrap_or(0);
+                Ok(value | self.global.load(address, 1)? << (byte * 8))
+            }),
             target => target.global(size).map_or(Ok(0), |address| self.global.load(address, size)),
         }
     }
@@ -45,6 +50,10 @@ impl Surroundings<'_> {
                 bytes.copy_from_slice(&value.to_le_bytes()[..size as usize]);
                 Ok(())
             }
+            Target::Private { offset, .. } if offset % 4 + size > 4 => (0..size).try_for_each(|byte| {
+                let address = target.plus(byte).global(1).unwrap_or(0);
+                self.global.store(address, 1, value >> (byte * 8) & 0xff)
+            }),
             target => target.global(size).map_or(Ok(()), |address| self.global.store(address, size, value)),
         }
     }
@@ -114,9 +123,9 @@ impl Target {
 }
 
 /// The high half of addresses in the local aperture, as `src_shared_base` gives it.
-const LOCAL_APERTURE: u64 = 0x1_0000;
+pub(crate) const LOCAL_APERTURE: u64 = 0x1_0000;
 /// The same of private memory, `src_private_base`.
-const PRIVATE_APERTURE: u64 = 0x2_0000;
+pub(crate) const PRIVATE_APERTURE: u64 = 0x2_0000;
 
 /// Where a lane's byte lies among those of 32 lanes, whose words alternate.
 fn swizzled(offset: u32, lane: u8) -> u64 {

@@ -474,6 +474,34 @@ fn lanes_exchange_values() {
     }
 }
 
+/// Words of all lanes alternate in private memory: an access that is not aligned must not see another lane's.
+#[test]
+fn private_accesses_may_cross_words() {
+    for shift in 0..4u32 {
+        for name in ["scratch_load_dwordx2", "scratch_load_ushort"] {
+            let mut bench = Bench::new();
+            bench.write(Format::Scratch, &CONTENTS);
+            let mut extra = bench.address(Format::Scratch);
+            extra.words[0] += shift;
+            bench.run(&encode(find(name).unwrap(), extra)).unwrap();
+            let bytes = &CONTENTS[shift as usize..];
+            let low = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            let found = bench.result(Format::Scratch, 1)[0];
+            assert_eq!(found, if name.ends_with("short") { low & 0xffff } else { low }, "{name} at {shift}");
+        }
+        let mut bench = Bench::new();
+        let mut extra = bench.address(Format::Scratch);
+        extra.words[0] += shift;
+        for (place, &word) in DATA.iter().enumerate() {
+            bench.wave.vectors[SOURCES[1] as usize + place][LANE] = word;
+        }
+        bench.run(&encode(find("scratch_store_dwordx2").unwrap(), extra)).unwrap();
+        let mut expected = vec![0; shift as usize];
+        expected.extend(&DATA_BYTES[..8]);
+        assert_eq!(bench.read(Format::Scratch, 8 + shift as usize), expected, "at {shift}");
+    }
+}
+
 #[test]
 fn bad_addresses_are_faults_and_buffers_have_ends() {
     let mut bench = Bench::new();

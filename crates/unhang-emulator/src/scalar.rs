@@ -3,6 +3,7 @@
 use unhang_isa::{Field, Format, Instruction};
 
 use crate::float::FloatMode;
+use crate::memory_access::{LOCAL_APERTURE, PRIVATE_APERTURE};
 use crate::wave::{EXEC, M0, VCC, Wave};
 
 /// A value from up to two sources; may set SCC.
@@ -223,9 +224,9 @@ impl ScalarOperation {
             "s_andn1_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| !a & exec),
             "s_andn2_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| a & !exec),
             "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
-            "s_setreg_b32" if is_known_register(instruction) => ScalarOperation::SetRegister,
-            "s_setreg_imm32_b32" if is_known_register(instruction) => ScalarOperation::SetRegisterConstant,
-            "s_getreg_b32" if is_known_register(instruction) => ScalarOperation::GetRegister,
+            "s_setreg_b32" if is_writable_register(instruction) => ScalarOperation::SetRegister,
+            "s_setreg_imm32_b32" if is_writable_register(instruction) => ScalarOperation::SetRegisterConstant,
+            "s_getreg_b32" if is_readable_register(instruction) => ScalarOperation::GetRegister,
             "s_movrels_b32" | "s_movrels_b64" => ScalarOperation::MoveRelative { destination: false },
             "s_movreld_b32" | "s_movreld_b64" => ScalarOperation::MoveRelative { destination: true },
             "s_getpc_b64" => ScalarOperation::GetProgramCounter,
@@ -256,11 +257,19 @@ impl ScalarOperation {
     }
 }
 
-/// Hardware registers that are there: the mode, and the two halves of the base of scratch memory.
+/// Hardware registers that are there: the mode, the apertures, and the two halves of the base of scratch memory.
 const MODE: u16 = 1;
+const SH_MEM_BASES: u16 = 15;
 const FLAT_SCRATCH: u16 = 20;
 
-fn is_known_register(instruction: &Instruction) -> bool {
+/// The upper 16 bits of addresses in private memory, and above them those of local memory.
+const APERTURES: u32 = (PRIVATE_APERTURE >> 16) as u32 | (LOCAL_APERTURE as u32) & 0xffff_0000;
+
+fn is_readable_register(instruction: &Instruction) -> bool {
+    instruction.immediate() & 63 == SH_MEM_BASES || is_writable_register(instruction)
+}
+
+fn is_writable_register(instruction: &Instruction) -> bool {
     matches!(instruction.immediate() & 63, MODE | FLAT_SCRATCH | 21)
 }
 
@@ -365,6 +374,7 @@ impl Wave {
                 let (number, offset, mask) = hardware_field(instruction);
                 let value = match number {
                     MODE => self.mode_bits,
+                    SH_MEM_BASES => APERTURES,
                     _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
                 };
                 self.put_scalar(instruction, (value >> offset & mask) as u64);

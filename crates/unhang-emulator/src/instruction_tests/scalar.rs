@@ -330,6 +330,11 @@ fn the_mode_register() {
     assert_eq!(wave.mode_bits, MODE & !255 | 0x67);
     execute(&mut wave, "s_setreg_imm32_b32", Extra { words: [field as u32, 0x1f] });
     assert_eq!(wave.mode_bits, MODE & !255 | 0xf7);
+    // The apertures, register 15: private memory in the lower half, local memory in the upper one.
+    for (offset, aperture) in [(0, 0x2_0000), (16, 0x1_0000)] {
+        execute(&mut wave, "s_getreg_b32", constant(15 | offset << 6 | 15 << 11));
+        assert_eq!(wave.scalar(DESTINATION as u8) << 16, aperture);
+    }
     // A register that is not there is not guessed at.
     let instruction = encode(forms("s_getreg_b32").next().unwrap(), constant(4));
     assert!(ScalarOperation::of(&instruction).is_none());

@@ -1,5 +1,7 @@
 //! The steps of a division that are instructions of their own: scaling before and behind, and special values.
 
+use crate::float::{FloatMode, double, fused_scaled_double, gathered_sum, rounded_single, single};
+
 /// What the steps of a division need of a type: its exponent with bias, scaling, and the limits of the documentation.
 pub(crate) trait Divisible: Copy + PartialEq + std::ops::Neg<Output = Self> {
     const ZERO: Self;
@@ -20,7 +22,6 @@ pub(crate) trait Divisible: Copy + PartialEq + std::ops::Neg<Output = Self> {
     fn is_infinite(self) -> bool;
     fn is_sign_negative(self) -> bool;
     fn copysign(self, sign: Self) -> Self;
-    fn mul_add(self, factor: Self, summand: Self) -> Self;
     fn exponent(self) -> i32;
     fn scaled(self, power: i32) -> Self;
     /// Whether 1/self, or self/other, is denormal.
@@ -52,10 +53,6 @@ impl Divisible for f32 {
 
     fn copysign(self, sign: f32) -> f32 {
         self.copysign(sign)
-    }
-
-    fn mul_add(self, factor: f32, summand: f32) -> f32 {
-        self.mul_add(factor, summand)
     }
 
     fn exponent(self) -> i32 {
@@ -99,10 +96,6 @@ impl Divisible for f64 {
         self.copysign(sign)
     }
 
-    fn mul_add(self, factor: f64, summand: f64) -> f64 {
-        self.mul_add(factor, summand)
-    }
-
     fn exponent(self) -> i32 {
         (self.to_bits() >> 52 & 2047) as i32
     }
@@ -134,6 +127,9 @@ pub(crate) fn divide_fixup<T: Divisible>(quotient: T, denominator: T, numerator:
         || numerator.exponent() - denominator.exponent() < T::VANISHES
     {
         T::ZERO.copysign(sign)
+    } else if quotient.is_nan() {
+        // The steps before it subtracted infinities: the quotient of two numbers overflowed.
+        T::INFINITY.copysign(sign)
     } else {
         quotient.copysign(sign)
     }
@@ -167,11 +163,26 @@ pub(crate) fn divide_scale<T: Divisible>(value: T, denominator: T, numerator: T)
     }
 }
 
-/// The last multiply-add of a division, scaled back if the first step says so.
-pub(crate) fn divide_multiply_add<T: Divisible>(a: T, b: T, c: T, scaled: bool) -> T {
-    let value = a.mul_add(b, c);
+/// The power of two by which the last step of a division scales back, if the first step says so.
+fn power_back<T: Divisible>(sum: T, scaled: bool) -> i32 {
     match scaled {
-        false => value,
-        true => value.scaled(if c.exponent() > T::BIAS { T::SCALE } else { -T::SCALE }),
+        false => 0,
+        true if sum.exponent() > T::BIAS => T::SCALE,
+        true => -T::SCALE,
     }
+}
+
+/// The last multiply-add of a division, scaled back: one rounding in all.
+pub(crate) fn divide_multiply_add_single(sources: [u64; 3], scaled: bool, mode: FloatMode) -> u64 {
+    let [a, b, c] = sources.map(|bits| single(bits, mode));
+    let factor = 2f64.powi(power_back(c, scaled));
+    // Exact in double precision, as both factors are singles.
+    let terms = [a as f64 * b as f64 * factor, c as f64 * factor];
+    rounded_single(gathered_sum(terms) as f32, terms, mode)
+}
+
+/// The same in double precision.
+pub(crate) fn divide_multiply_add_double(sources: [u64; 3], scaled: bool, mode: FloatMode) -> u64 {
+    let [a, b, c] = sources.map(|bits| double(bits, mode));
+    fused_scaled_double([a, b, c], power_back(c, scaled), mode)
 }

@@ -213,7 +213,7 @@ pub(crate) fn half_bits(value: f64, mode: FloatMode) -> u64 {
 }
 
 /// A sum in double precision, with what does not fit gathered in the last bit.
-fn gathered_sum([a, b]: [f64; 2]) -> f64 {
+pub(crate) fn gathered_sum([a, b]: [f64; 2]) -> f64 {
     let sum = a + b;
     if !sum.is_finite() {
         return sum;
@@ -268,6 +268,59 @@ pub(crate) fn fused_double(a: f64, b: f64, c: f64, mode: FloatMode) -> u64 {
     rounded_double(a.mul_add(b, c), &[product, a.mul_add(b, -product), c], mode)
 }
 
+/// (a·b + c) · 2^power with one rounding.
+pub(crate) fn fused_scaled_double([a, b, c]: [f64; 3], power: i32, mode: FloatMode) -> u64 {
+    let scaled = f64::from_bits(fused_double(a, b, c, mode)) * 2f64.powi(power);
+    if power >= 0 || scaled.abs() >= f64::MIN_POSITIVE || !scaled.is_finite() {
+        return double_bits(scaled, mode);
+    }
+    // A denormal result was rounded twice: it is compared with the exact one, at the greater scale.
+    let product = a * b;
+    let back = 2f64.powi(-power);
+    let last_place = f64::from_bits(1) * back;
+    let beyond = |candidate: f64, part: f64| {
+        sign_of_sum(&[product, a.mul_add(b, -product), c, -candidate * back, -part * last_place])
+    };
+    let is_nearest = |&candidate: &f64| {
+        let is_even = candidate.to_bits() & 1 == 0;
+        let (up, down) = (beyond(candidate, 0.5), beyond(candidate, -0.5));
+        up < 0.0 && down > 0.0 || is_even && up <= 0.0 && down >= 0.0
+    };
+    let candidates = [scaled, scaled.next_up(), scaled.next_down()];
+    let nearest = candidates.into_iter().find(is_nearest).unwrap_or(scaled);
+    let moved = match step(mode.other.round, nearest.is_sign_negative(), beyond(nearest, 0.0)) {
+        1 => nearest.next_up(),
+        -1 => nearest.next_down(),
+        _ => nearest,
+    };
+    double_bits(moved, mode)
+}
+
+/// value · 2^power with one rounding.
+pub(crate) fn scaled_double(value: f64, power: i32, mode: FloatMode) -> u64 {
+    if value == 0.0 || !value.is_finite() {
+        return double_bits(value, mode);
+    }
+    // The value is mantissa · 2^exponent; the last place of denormals is 2^-1074.
+    let (fraction, biased) = (value.to_bits() & ((1 << 52) - 1), (value.to_bits() >> 52 & 0x7ff) as i32);
+    let mantissa = if biased == 0 { fraction } else { fraction | 1 << 52 };
+    let exponent = (biased.max(1) - 1075).saturating_add(power).min(2000);
+    if exponent >= -1074 {
+        let scaled = mantissa as f64 * 2f64.powi(exponent / 2) * 2f64.powi(exponent - exponent / 2);
+        let terms = if scaled.is_infinite() { [f64::MAX.copysign(value); 2] } else { [scaled.copysign(value), 0.0] };
+        return rounded_double(scaled.copysign(value), &terms, mode);
+    }
+    let shift = (-1074i32).saturating_sub(exponent).min(63) as u32;
+    let (kept, lost, half) = (mantissa >> shift, mantissa & ((1 << shift) - 1), 1 << (shift - 1));
+    let away = match mode.other.round {
+        Round::NearestEven => lost > half || lost == half && kept & 1 == 1,
+        Round::Up => lost > 0 && value > 0.0,
+        Round::Down => lost > 0 && value < 0.0,
+        Round::TowardZero => false,
+    };
+    double_bits(f64::from_bits(kept + away as u64).copysign(value), mode)
+}
+
 /// Moves a finite number other than zero by so many units in the last place, away from zero or towards it.
 fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, down]: [u64; 2]) -> u64 {
     let special = bits & exponent_mask == 0 || bits & exponent_mask == exponent_mask;
@@ -280,8 +333,12 @@ fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, dow
 }
 
 /// How far a rounded number may be moved each way and still be within one unit of the exact one: not at all on the side
-/// to which it was rounded.
+/// to which it was rounded. Powers of two that are exact come out so: the documentation's examples are of these (the
+/// reciprocal of -2 is -0.5, the root of 4 is 2), and LLVM's integer division rests on reciprocals of powers of two.
 fn leeway(rounded: f64, exact: f64) -> [u64; 2] {
+    if rounded == exact && rounded.to_bits() & ((1 << 52) - 1) == 0 {
+        return [0; 2];
+    }
     [(rounded.abs() <= exact.abs()) as u64, (rounded.abs() >= exact.abs()) as u64]
 }
 

@@ -6,12 +6,14 @@
 
 use half::f16;
 
+use crate::bytes;
 use crate::divide::divide_fixup;
 use crate::float::{
     FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
     double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
-    single, single_bits,
+    scaled_double, single, single_bits,
 };
+use crate::saturate;
 use crate::wave::{LANES, Lanes, Type};
 
 /// A lane's result from its sources.
@@ -30,7 +32,7 @@ pub(crate) struct LaneOperation {
     pub accumulates: bool,
 }
 
-fn sign24(value: u64) -> i64 {
+pub(crate) fn sign24(value: u64) -> i64 {
     (((value as u32) << 8) as i32 >> 8) as i64
 }
 
@@ -81,6 +83,15 @@ fn to_unsigned(value: f64) -> u64 {
 
 fn to_signed(value: f64) -> u64 {
     value as i32 as u32 as u64
+}
+
+/// What is above the next lower whole number, kept below one; infinity and NaN have no such part.
+fn fraction(value: f64, largest: f64) -> f64 {
+    if value.is_infinite() {
+        return f64::NAN;
+    }
+    let part = value - value.floor();
+    if part > largest { largest } else { part }
 }
 
 /// Sine and cosine take turns, not radians, and not more than 256 of them.
@@ -166,10 +177,12 @@ fn fused_rows(a: &Lanes, b: &Lanes, c: &Lanes, mode: FloatMode) -> Lanes {
     results
 }
 
+pub(crate) use functions;
+
 /// What an instruction computes, by its name without `_e32` or `_e64`; `None` for what is not a function of one lane.
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
-    use Type::{Bits32 as B, Bits64 as W, Float16 as H, Float32 as F, Float64 as D};
+    use Type::{Bits16 as I, Bits32 as B, Bits64 as W, Float16 as H, Float32 as F, Float64 as D, Signed64 as S};
     macro_rules! op {
         ($sources:expr, $result:expr, $($function:tt)*) => {{
             let (run, rows) = functions!($($function)*);
@@ -180,7 +193,8 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     let fused = || op!([F; 3], F, |a, b, c, m| fused_single(single(a, m), single(b, m), single(c, m), m));
     let with_rows = |operation: Option<LaneOperation>, rows| operation.map(|it| LaneOperation { rows, ..it });
     match name {
-        "v_mov_b32" => op!([B; 3], B, |a, _, _, _| a),
+        // The documentation lets it change a float's sign.
+        "v_mov_b32" => op!([F, B, B], B, |a, _, _, _| a),
         "v_not_b32" => op!([B; 3], B, |a, _, _, _| !a),
         "v_bfrev_b32" => op!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
         "v_ffbh_u32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
@@ -204,10 +218,10 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_cvt_f64_u32" => op!([B; 3], D, |a, _, _, _| (a as u32 as f64).to_bits()),
         "v_cvt_i32_f64" => op!([D, B, B], B, |a, _, _, m| to_signed(double(a, m))),
         "v_cvt_u32_f64" => op!([D, B, B], B, |a, _, _, m| to_unsigned(double(a, m))),
-        "v_cvt_f16_u16" => op!([B; 3], H, |a, _, _, m| half_bits(a as u16 as f64, m)),
-        "v_cvt_f16_i16" => op!([B; 3], H, |a, _, _, m| half_bits(a as i16 as f64, m)),
-        "v_cvt_u16_f16" => op!([H, B, B], H, |a, _, _, m| half_value(a, m) as u16 as u64),
-        "v_cvt_i16_f16" => op!([H, B, B], H, |a, _, _, m| half_value(a, m) as i16 as u16 as u64),
+        "v_cvt_f16_u16" => op!([I, B, B], H, |a, _, _, m| half_bits(a as u16 as f64, m)),
+        "v_cvt_f16_i16" => op!([I, B, B], H, |a, _, _, m| half_bits(a as i16 as f64, m)),
+        "v_cvt_u16_f16" => op!([H, B, B], I, |a, _, _, m| half_value(a, m) as u16 as u64),
+        "v_cvt_i16_f16" => op!([H, B, B], I, |a, _, _, m| half_value(a, m) as i16 as u16 as u64),
         "v_cvt_f32_ubyte0" => op!([B; 3], F, |a, _, _, _| ((a & 255) as f32).to_bits() as u64),
         "v_cvt_f32_ubyte1" => op!([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
         "v_cvt_f32_ubyte2" => op!([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
@@ -232,7 +246,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         // The unfused pair never keeps denormals.
         "v_mad_f32" | "v_madmk_f32" | "v_madak_f32" => op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m)),
         "v_mac_f32" => accumulate(op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m))),
-        "v_fract_f32" => op!([F; 3], F, |a, _, _, m| { let a = single(a, m); single_bits((a - a.floor()).min(1.0 - f32::EPSILON / 2.0), m) }),
+        "v_fract_f32" => op!([F; 3], F, |a, _, _, m| single_bits(fraction(single(a, m) as f64, 1.0 - f32::EPSILON as f64 / 2.0) as f32, m)),
         "v_trunc_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
         "v_ceil_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
         "v_floor_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
@@ -265,7 +279,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_fmac_legacy_f32" => accumulate(op!([F; 3], F, |a, b, c, m| fused_legacy(a, b, c, m))),
         // Double precision.
         "v_div_fixup_f64" => op!([D; 3], D, |a, b, c, m| double_bits(divide_fixup(double(a, m), double(b, m), double(c, m)), m)),
-        "v_fract_f64" => op!([D; 3], D, |a, _, _, m| { let a = double(a, m); double_bits((a - a.floor()).min(1.0 - f64::EPSILON / 2.0), m) }),
+        "v_fract_f64" => op!([D; 3], D, |a, _, _, m| double_bits(fraction(double(a, m), 1.0 - f64::EPSILON / 2.0), m)),
         "v_add_f64" => op!([D; 3], D, |a, b, _, m| { let (a, b) = (double(a, m), double(b, m)); rounded_double(a + b, &[a, b], m) }),
         "v_mul_f64" => op!([D; 3], D, |a, b, _, m| {
             let (a, b) = (double(a, m), double(b, m));
@@ -289,13 +303,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
             let a = double(a, m);
             if a == 0.0 || !a.is_finite() { a.to_bits() } else { frexp(a).0.to_bits() }
         }),
-        "v_ldexp_f64" => op!([D, B, B], D, |a, b, _, m| {
-            // In two steps, the second of which alone rounds.
-            let power = (b as i32).clamp(-4000, 4000);
-            let first = power.clamp(-900, 900);
-            let value = double(a, m) * 2f64.powi(first) * 2f64.powi((power - first).clamp(-900, 900)) * 2f64.powi((power - first - (power - first).clamp(-900, 900)).clamp(-1000, 1000));
-            double_bits(value, m)
-        }),
+        "v_ldexp_f64" => op!([D, B, B], D, |a, b, _, m| scaled_double(double(a, m), b as i32, m)),
         // Half precision.
         "v_add_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), half_value(b, m)], m)),
         "v_sub_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), -half_value(b, m)], m)),
@@ -314,11 +322,11 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_ceil_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).ceil(), m)),
         "v_trunc_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).trunc(), m)),
         "v_rndne_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).round_ties_even(), m)),
-        "v_fract_f16" => op!([H; 3], H, |a, _, _, m| { let a = half_value(a, m); half_bits((a - a.floor()).min(1.0 - 1.0 / 2048.0), m) }),
+        "v_fract_f16" => op!([H; 3], H, |a, _, _, m| half_bits(fraction(half_value(a, m), 1.0 - 1.0 / 2048.0), m)),
         "v_sin_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).sin(), m)),
         "v_cos_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).cos(), m)),
-        "v_ldexp_f16" => op!([H, H, B], H, |a, b, _, m| half_bits(half_value(a, m) * 2f64.powi((b as i16 as i32).clamp(-600, 600)), m)),
-        "v_frexp_exp_i16_f16" => op!([H, B, B], H, |a, _, _, m| {
+        "v_ldexp_f16" => op!([H, I, B], H, |a, b, _, m| half_bits(half_value(a, m) * 2f64.powi((b as i16 as i32).clamp(-600, 600)), m)),
+        "v_frexp_exp_i16_f16" => op!([H, B, B], I, |a, _, _, m| {
             let a = half_value(a, m);
             if a == 0.0 || !a.is_finite() { 0 } else { frexp(a).1 as u16 as u64 }
         }),
@@ -345,11 +353,8 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_mul_i32_i24" => op!([B; 3], B, |a, b, _, _| (sign24(a) * sign24(b)) as u32 as u64),
         "v_mul_hi_u32_u24" => op!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) >> 32),
         "v_mul_hi_i32_i24" => op!([B; 3], B, |a, b, _, _| ((sign24(a) * sign24(b)) >> 32) as u32 as u64),
-        "v_mad_u32_u16" => op!([H, H, B], B, |a, b, c, _| (a as u16 as u32 * b as u16 as u32).wrapping_add(c as u32) as u64),
-        "v_mad_i32_i16" => op!([H, H, B], B, |a, b, c, _| (a as i16 as i32 * b as i16 as i32).wrapping_add(c as i32) as u32 as u64),
-        "v_sad_u32" => op!([B; 3], B, |a, b, c, _| (a as u32).abs_diff(b as u32).wrapping_add(c as u32) as u64),
-        "v_sad_u16" => op!([B; 3], B, |a, b, c, _| (c as u32).wrapping_add((0..2).map(|part| (a as u32 >> (part * 16) & 0xffff).abs_diff(b as u32 >> (part * 16) & 0xffff)).sum::<u32>()) as u64),
-        "v_sad_u8" => op!([B; 3], B, |a, b, c, _| (c as u32).wrapping_add((0..4).map(|part| (a as u32 >> (part * 8) & 0xff).abs_diff(b as u32 >> (part * 8) & 0xff)).sum::<u32>()) as u64),
+        "v_mad_u32_u16" => op!([I, I, B], B, |a, b, c, _| (a as u16 as u32 * b as u16 as u32).wrapping_add(c as u32) as u64),
+        "v_mad_i32_i16" => op!([I, I, B], B, |a, b, c, _| (a as i16 as i32 * b as i16 as i32).wrapping_add(c as i32) as u32 as u64),
         "v_cvt_pk_u16_u32" => op!([B; 3], B, |a, b, _, _| a.min(0xffff) | b.min(0xffff) << 16),
         "v_cvt_pk_i16_i32" => op!([B; 3], B, |a, b, _, _| {
             let narrow = |value: u64| (value as i32).clamp(i16::MIN as i32, i16::MAX as i32) as u16 as u64;
@@ -380,7 +385,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_ashrrev_i32" => op!([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
         "v_lshlrev_b64" => op!([B, W, B], W, |a, b, _, _| b << (a & 63)),
         "v_lshrrev_b64" => op!([B, W, B], W, |a, b, _, _| b >> (a & 63)),
-        "v_ashrrev_i64" => op!([B, W, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
+        "v_ashrrev_i64" => op!([B, S, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
         "v_lshl_add_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
         "v_add_lshl_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
         "v_lshl_or_b32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),
@@ -397,24 +402,24 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_alignbyte_b32" => op!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
         "v_perm_b32" => op!([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
         // Sixteen bits; the result goes to half a register, as halves do.
-        "v_add_nc_u16" | "v_add_nc_i16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),
-        "v_sub_nc_u16" | "v_sub_nc_i16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_sub(b as u16) as u64),
-        "v_mul_lo_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).wrapping_mul(b as u16) as u64),
-        "v_mad_u16" | "v_mad_i16" => op!([H; 3], H, |a, b, c, _| (a as u16).wrapping_mul(b as u16).wrapping_add(c as u16) as u64),
-        "v_lshlrev_b16" => op!([H, H, B], H, |a, b, _, _| ((b as u16) << (a & 15)) as u64),
-        "v_lshrrev_b16" => op!([H, H, B], H, |a, b, _, _| ((b as u16) >> (a & 15)) as u64),
-        "v_ashrrev_i16" => op!([H, H, B], H, |a, b, _, _| ((b as i16) >> (a & 15)) as u16 as u64),
-        "v_max_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).max(b as u16) as u64),
-        "v_min_u16" => op!([H, H, B], H, |a, b, _, _| (a as u16).min(b as u16) as u64),
-        "v_max_i16" => op!([H, H, B], H, |a, b, _, _| (a as i16).max(b as i16) as u16 as u64),
-        "v_min_i16" => op!([H, H, B], H, |a, b, _, _| (a as i16).min(b as i16) as u16 as u64),
-        "v_min3_u16" => op!([H; 3], H, |a, b, c, _| (a as u16).min(b as u16).min(c as u16) as u64),
-        "v_max3_u16" => op!([H; 3], H, |a, b, c, _| (a as u16).max(b as u16).max(c as u16) as u64),
-        "v_med3_u16" => op!([H; 3], H, |a, b, c, _| median(a as u16, b as u16, c as u16) as u64),
-        "v_min3_i16" => op!([H; 3], H, |a, b, c, _| (a as i16).min(b as i16).min(c as i16) as u16 as u64),
-        "v_max3_i16" => op!([H; 3], H, |a, b, c, _| (a as i16).max(b as i16).max(c as i16) as u16 as u64),
-        "v_med3_i16" => op!([H; 3], H, |a, b, c, _| median(a as i16, b as i16, c as i16) as u16 as u64),
-        _ => None,
+        "v_add_nc_u16" | "v_add_nc_i16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),
+        "v_sub_nc_u16" | "v_sub_nc_i16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_sub(b as u16) as u64),
+        "v_mul_lo_u16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_mul(b as u16) as u64),
+        "v_mad_u16" | "v_mad_i16" => op!([I; 3], I, |a, b, c, _| (a as u16).wrapping_mul(b as u16).wrapping_add(c as u16) as u64),
+        "v_lshlrev_b16" => op!([I, I, B], I, |a, b, _, _| ((b as u16) << (a & 15)) as u64),
+        "v_lshrrev_b16" => op!([I, I, B], I, |a, b, _, _| ((b as u16) >> (a & 15)) as u64),
+        "v_ashrrev_i16" => op!([I, I, B], I, |a, b, _, _| ((b as i16) >> (a & 15)) as u16 as u64),
+        "v_max_u16" => op!([I, I, B], I, |a, b, _, _| (a as u16).max(b as u16) as u64),
+        "v_min_u16" => op!([I, I, B], I, |a, b, _, _| (a as u16).min(b as u16) as u64),
+        "v_max_i16" => op!([I, I, B], I, |a, b, _, _| (a as i16).max(b as i16) as u16 as u64),
+        "v_min_i16" => op!([I, I, B], I, |a, b, _, _| (a as i16).min(b as i16) as u16 as u64),
+        "v_min3_u16" => op!([I; 3], I, |a, b, c, _| (a as u16).min(b as u16).min(c as u16) as u64),
+        "v_max3_u16" => op!([I; 3], I, |a, b, c, _| (a as u16).max(b as u16).max(c as u16) as u64),
+        "v_med3_u16" => op!([I; 3], I, |a, b, c, _| median(a as u16, b as u16, c as u16) as u64),
+        "v_min3_i16" => op!([I; 3], I, |a, b, c, _| (a as i16).min(b as i16).min(c as i16) as u16 as u64),
+        "v_max3_i16" => op!([I; 3], I, |a, b, c, _| (a as i16).max(b as i16).max(c as i16) as u16 as u64),
+        "v_med3_i16" => op!([I; 3], I, |a, b, c, _| median(a as i16, b as i16, c as i16) as u16 as u64),
+        _ => bytes::operation(name),
     }
 }
 
@@ -439,12 +444,14 @@ fn unfused(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
 #[derive(Clone, Copy)]
 pub(crate) struct PackedOperation {
     pub run: LaneFunction,
+    /// What each half is.
+    pub half: Type,
     /// The old value of the destination is the third source.
     pub accumulates: bool,
 }
 
-/// Packed instructions as the function of one half, by name.
-pub(crate) fn packed_half(name: &str) -> Option<PackedOperation> {
+/// Packed instructions as the function of one half, by name; whole numbers saturate with `clamp`.
+pub(crate) fn packed_half(name: &str, clamp: bool) -> Option<PackedOperation> {
     let single_name = match name {
         "v_pk_fma_f16" => "v_fma_f16",
         "v_pk_fmac_f16" => "v_fmac_f16",
@@ -452,10 +459,13 @@ pub(crate) fn packed_half(name: &str) -> Option<PackedOperation> {
         "v_pk_mul_f16" => "v_mul_f16",
         "v_pk_min_f16" => "v_min_f16",
         "v_pk_max_f16" => "v_max_f16",
-        "v_pk_add_u16" | "v_pk_add_i16" => "v_add_nc_u16",
-        "v_pk_sub_u16" | "v_pk_sub_i16" => "v_sub_nc_u16",
+        "v_pk_add_u16" => "v_add_nc_u16",
+        "v_pk_add_i16" => "v_add_nc_i16",
+        "v_pk_sub_u16" => "v_sub_nc_u16",
+        "v_pk_sub_i16" => "v_sub_nc_i16",
         "v_pk_mul_lo_u16" => "v_mul_lo_u16",
-        "v_pk_mad_u16" | "v_pk_mad_i16" => "v_mad_u16",
+        "v_pk_mad_u16" => "v_mad_u16",
+        "v_pk_mad_i16" => "v_mad_i16",
         "v_pk_lshlrev_b16" => "v_lshlrev_b16",
         "v_pk_lshrrev_b16" => "v_lshrrev_b16",
         "v_pk_ashrrev_i16" => "v_ashrrev_i16",
@@ -465,7 +475,11 @@ pub(crate) fn packed_half(name: &str) -> Option<PackedOperation> {
         "v_pk_min_i16" => "v_min_i16",
         _ => return None,
     };
-    operation(single_name).map(|operation| PackedOperation { run: operation.run, accumulates: operation.accumulates })
+    let operation = match single_name.ends_with("_f16") {
+        false if clamp => saturate::operation(single_name)?,
+        _ => operation(single_name)?,
+    };
+    Some(PackedOperation { run: operation.run, half: operation.sources[0], accumulates: operation.accumulates })
 }
 
 #[cfg(test)]

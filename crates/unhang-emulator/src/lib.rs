@@ -35,6 +35,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod access;
+mod bytes;
 mod counts;
 mod divide;
 mod fault;
@@ -47,6 +48,7 @@ mod machine;
 mod memory;
 mod memory_access;
 mod packed;
+mod saturate;
 mod scalar;
 mod semantics;
 mod vector;

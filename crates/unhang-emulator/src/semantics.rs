@@ -3,7 +3,9 @@
 use unhang_isa::{Field, Format, Instruction, Modifier, Source};
 
 use crate::access::Access;
+use crate::bytes::{self, DotProduct};
 use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
+use crate::saturate;
 use crate::scalar::ScalarOperation;
 use crate::wave::{Type, constant_bits};
 
@@ -19,6 +21,8 @@ pub(crate) enum Semantics {
     Row(RowOperation),
     /// A function of each half of a lane.
     Packed(PackedOperation),
+    /// A sum of products of parts of a lane.
+    Dot(DotProduct),
     /// `fma_mix` and its kin: halves and singles mixed. Which part of the destination is written.
     Mixed(MixedResult),
     /// A comparison: which outcomes count, of what type, and whether EXEC is the destination.
@@ -111,12 +115,6 @@ impl Semantics {
     /// Finds what an instruction does.
     pub fn of(instruction: &Instruction) -> Semantics {
         let name = instruction.definition.base_name();
-        // Clamping makes whole numbers saturate, which nothing here does.
-        let clamps = matches!(instruction.format(), Format::Vop3 | Format::Vop3p) && instruction.bits(15, 1) == 1;
-        let is_float = ["_f16", "_f32", "_f64"].iter().any(|kind| name.ends_with(kind)) && !name.starts_with("v_cmp");
-        if clamps && !is_float {
-            return Semantics::Unsupported;
-        }
         match instruction.format() {
             Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => {
                 ScalarOperation::of(instruction).map_or(Semantics::Unsupported, Semantics::Scalar)
@@ -135,12 +133,21 @@ impl Semantics {
                 "v_fma_mix_f32" => Semantics::Mixed(MixedResult::Single),
                 "v_fma_mixlo_f16" => Semantics::Mixed(MixedResult::Low),
                 "v_fma_mixhi_f16" => Semantics::Mixed(MixedResult::High),
-                _ => lanes::packed_half(name).map_or(Semantics::Unsupported, Semantics::Packed),
+                _ => {
+                    let dot = bytes::dot_product(name, clamps(instruction)).map(Semantics::Dot);
+                    let packed = || lanes::packed_half(name, clamps(instruction)).map(Semantics::Packed);
+                    dot.or_else(packed).unwrap_or(Semantics::Unsupported)
+                }
             },
             _ => match Semantics::of_vector(name) {
+                Semantics::Lane(operation) if clamps(instruction) && !operation.result.is_float() => {
+                    clamped(name, operation).map_or(Semantics::Unsupported, Semantics::Lane)
+                }
                 Semantics::Lane(operation) => {
                     row(instruction, operation).map_or(Semantics::Lane(operation), Semantics::Row)
                 }
+                semantics @ Semantics::DivideMultiplyAdd { .. } => semantics,
+                _ if clamps(instruction) => Semantics::Unsupported,
                 semantics => semantics,
             },
         }
@@ -177,7 +184,7 @@ impl Semantics {
             "v_cmp_class_f64" => Semantics::Class { to_exec: false, kind: Type::Float64 },
             "v_cmpx_class_f64" => Semantics::Class { to_exec: true, kind: Type::Float64 },
             "v_swap_b32" => Semantics::Swap,
-            "v_pk_fmac_f16" => lanes::packed_half(name).map_or(Semantics::Unsupported, Semantics::Packed),
+            "v_pk_fmac_f16" => lanes::packed_half(name, false).map_or(Semantics::Unsupported, Semantics::Packed),
             "v_movrels_b32" => Semantics::MoveRelative { destination: false },
             "v_movreld_b32" => Semantics::MoveRelative { destination: true },
             _ => {
@@ -185,6 +192,22 @@ impl Semantics {
             }
         }
     }
+}
+
+/// Whether a vector instruction has its clamp bit set.
+fn clamps(instruction: &Instruction) -> bool {
+    match (instruction.format(), instruction.modifier) {
+        (Format::Vop3 | Format::Vop3p, _) => instruction.bits(15, 1) == 1,
+        (Format::Vop1 | Format::Vop2, Modifier::Sdwa) => instruction.high_bits(13, 1) == 1,
+        _ => false,
+    }
+}
+
+/// A function of whole numbers that saturates.
+fn clamped(name: &str, operation: LaneOperation) -> Option<LaneOperation> {
+    // Conversions to whole numbers saturate in any case.
+    let converts = name.starts_with("v_cvt_").then_some(operation);
+    saturate::operation(name).or(converts)
 }
 
 /// A function with its operands as whole registers; `None` if widths or modifiers ask for more.
@@ -215,7 +238,7 @@ fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperati
             Source::Special(_) => return None,
             constant => RowOperand::Constant(constant_bits(constant, kind)),
         };
-        let (absolute, negative) = match long {
+        let (absolute, negative) = match long && kind == Type::Float32 {
             true => (instruction.bits(8 + place as u32, 1), instruction.high_bits(29 + place as u32, 1)),
             false => (0, 0),
         };

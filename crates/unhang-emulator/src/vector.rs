@@ -66,7 +66,7 @@ impl Wave {
                 neg = instruction.high_bits(29 + place, 1) == 1;
                 let long = instruction.definition.operand(Field::ScalarDestination).is_none();
                 abs = long && instruction.bits(8 + place, 1) == 1;
-                if long && kind == Type::Float16 && instruction.bits(11 + place, 1) == 1 {
+                if long && kind.is_half() && instruction.bits(11 + place, 1) == 1 {
                     values.iter_mut().for_each(|value| *value >>= 16);
                 }
             }
@@ -85,14 +85,10 @@ impl Wave {
             }
             _ => {}
         }
-        if !neg && !abs {
+        let sign = kind.sign_bit();
+        if !neg && !abs || sign == 0 {
             return;
         }
-        let sign = match kind {
-            Type::Float16 => 1 << 15,
-            Type::Float64 | Type::Bits64 => 1 << 63,
-            _ => 1 << 31,
-        };
         for value in values.iter_mut() {
             if abs {
                 *value &= !sign;
@@ -148,7 +144,7 @@ impl Wave {
         let Some(slot) = instruction.definition.operand(Field::Destination) else { return };
         let Source::Vector(register) = instruction.operand(slot) else { return };
         let wide = slot.width.registers(false) == 2;
-        let high_half = instruction.format() == Format::Vop3 && kind == Type::Float16 && instruction.bits(14, 1) == 1;
+        let high_half = instruction.format() == Format::Vop3 && kind.is_half() && instruction.bits(14, 1) == 1;
         for lane in 0..LANES {
             if on >> lane & 1 == 0 {
                 continue;
@@ -157,7 +153,7 @@ impl Wave {
             let mut value = results[lane] as u32;
             if instruction.modifier == Modifier::Sdwa {
                 value = place_part(old, value, instruction.high_bits(8, 3), instruction.high_bits(11, 2));
-            } else if kind == Type::Float16 {
+            } else if kind.is_half() {
                 // Half results leave the other half of the register as it is.
                 value = if high_half { old & 0xffff | value << 16 } else { old & 0xffff_0000 | value & 0xffff };
             }
@@ -245,7 +241,7 @@ impl Wave {
                 for lane in 0..LANES {
                     results[lane] = (operation.run)(a.values[lane], b[lane], c[lane], mode);
                 }
-                if matches!(operation.result, Type::Float16 | Type::Float32 | Type::Float64) {
+                if operation.result.is_float() {
                     for result in &mut results {
                         *result = self.finish_float(instruction, operation.result, *result);
                     }
@@ -253,12 +249,14 @@ impl Wave {
                 self.put(instruction, &results, operation.result, exec & a.valid);
             }
             Semantics::Packed(run) => self.run_packed(instruction, run),
+            Semantics::Dot(dot) => return self.run_dot(instruction, dot),
             Semantics::Mixed(result) => self.run_mixed(instruction, result),
             Semantics::Compare { outcomes, kind, to_exec } => {
                 let operand = match kind {
                     CompareKind::Float(kind) => kind,
-                    CompareKind::Signed(16) | CompareKind::Unsigned(16) => Type::Float16,
-                    CompareKind::Signed(64) | CompareKind::Unsigned(64) => Type::Bits64,
+                    CompareKind::Signed(16) | CompareKind::Unsigned(16) => Type::Bits16,
+                    CompareKind::Signed(64) => Type::Signed64,
+                    CompareKind::Unsigned(64) => Type::Bits64,
                     _ => bits,
                 };
                 let a = self.fetch(instruction, Field::Source0, operand).values;
@@ -300,7 +298,7 @@ impl Wave {
                 self.finish_mask(instruction, mask & exec, to_exec);
             }
             Semantics::Carry { subtract, reversed, carry_in } => {
-                let a = self.fetch(instruction, Field::Source0, bits).values;
+                let Fetched { values: a, valid } = self.fetch(instruction, Field::Source0, bits);
                 let b = self.fetch(instruction, Field::Source1, bits).values;
                 let carry = if carry_in { self.mask_in(instruction) } else { 0 };
                 let (mut results, mut mask) = ([0; LANES], 0);
@@ -311,13 +309,14 @@ impl Wave {
                     results[lane] = wide as u32 as u64;
                     mask |= (wide >> 32 & 1) as u32 * (1 << lane);
                 }
-                self.put(instruction, &results, bits, exec);
-                self.put_mask(instruction, mask & exec);
+                self.put(instruction, &results, bits, exec & valid);
+                self.put_mask(instruction, mask & exec & valid);
             }
             Semantics::MultiplyAddWide { signed } => {
                 let a = self.fetch(instruction, Field::Source0, bits).values;
                 let b = self.fetch(instruction, Field::Source1, bits).values;
-                let c = self.fetch(instruction, Field::Source2, Type::Bits64).values;
+                let wide = if signed { Type::Signed64 } else { Type::Bits64 };
+                let c = self.fetch(instruction, Field::Source2, wide).values;
                 let (mut results, mut mask) = ([0; LANES], 0);
                 for lane in 0..LANES {
                     let product = if signed {
@@ -432,11 +431,11 @@ impl Wave {
                 for lane in 0..LANES {
                     let ([a, b, c], scaled) = (sources.map(|values| values[lane]), mask >> lane & 1 == 1);
                     results[lane] = if wide {
-                        let [a, b, c] = [a, b, c].map(f64::from_bits);
-                        divide::divide_multiply_add(a, b, c, scaled).to_bits()
+                        let result = divide::divide_multiply_add_double([a, b, c], scaled, mode);
+                        self.finish_float(instruction, Type::Float64, result)
                     } else {
-                        let [a, b, c] = [a, b, c].map(|bits| f32::from_bits(bits as u32));
-                        divide::divide_multiply_add(a, b, c, scaled).to_bits() as u64
+                        let result = divide::divide_multiply_add_single([a, b, c], scaled, mode);
+                        self.finish_float(instruction, Type::Float32, result)
                     };
                 }
                 self.put(instruction, &results, bits, exec);

@@ -50,12 +50,38 @@ pub(crate) struct Wave {
 pub(crate) enum Type {
     /// 32 bits, or fewer that are taken from them.
     Bits32,
+    /// 64 bits to which a literal is extended with zeros.
     Bits64,
+    /// 64 bits to which a literal is extended with its sign.
+    Signed64,
+    /// Half a register.
+    Bits16,
     Float16,
     Float32,
     Float64,
     /// Two 16-bit values in a register.
     Packed16,
+}
+
+impl Type {
+    /// Whether it is half a register, the upper half of which can be meant.
+    pub const fn is_half(self) -> bool {
+        matches!(self, Type::Bits16 | Type::Float16)
+    }
+
+    pub const fn is_float(self) -> bool {
+        matches!(self, Type::Float16 | Type::Float32 | Type::Float64)
+    }
+
+    /// The bit that changes of sign turn over; whole numbers have no such modifiers.
+    pub const fn sign_bit(self) -> u64 {
+        match self {
+            Type::Float16 => 1 << 15,
+            Type::Float32 => 1 << 31,
+            Type::Float64 => 1 << 63,
+            Type::Bits16 | Type::Bits32 | Type::Bits64 | Type::Signed64 | Type::Packed16 => 0,
+        }
+    }
 }
 
 impl Wave {
@@ -117,10 +143,10 @@ impl Wave {
         match source {
             Source::Scalar(register) if wide => self.scalar64(register),
             Source::Scalar(register) => self.scalar(register) as u64,
-            Source::Integer(value) if wide || kind == Type::Bits64 => value as i64 as u64,
+            Source::Integer(value) if wide => value as i64 as u64,
             Source::Integer(value) => value as i32 as u32 as u64,
             Source::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
-            Source::Literal(value) if wide => value as i32 as i64 as u64,
+            Source::Literal(value) if kind == Type::Signed64 => value as i32 as i64 as u64,
             Source::Literal(value) => value as u64,
             Source::Float(code) => float_constant(code, kind),
             Source::Special(code) => match code {
@@ -139,7 +165,12 @@ impl Wave {
     /// A scalar source operand.
     pub fn scalar_source(&self, instruction: &Instruction, slot: Slot) -> u64 {
         let wide = slot.width.registers(false) == 2;
-        self.uniform(instruction.operand(slot), if wide { Type::Bits64 } else { Type::Bits32 }, wide)
+        let kind = match wide {
+            true if instruction.definition.mnemonic.ends_with("_i64") => Type::Signed64,
+            true => Type::Bits64,
+            false => Type::Bits32,
+        };
+        self.uniform(instruction.operand(slot), kind, wide)
     }
 
     /// The number of the destination register.
@@ -169,13 +200,14 @@ fn float_constant(code: u8, kind: Type) -> u64 {
         // One over two pi.
         return match kind {
             Type::Float16 | Type::Packed16 => 0x3118,
-            Type::Float64 | Type::Bits64 => 0x3fc4_5f30_6dc9_c882,
+            Type::Float64 | Type::Bits64 | Type::Signed64 => 0x3fc4_5f30_6dc9_c882,
             _ => 0x3e22_f983,
         };
     }
     match kind {
         Type::Float16 | Type::Packed16 => half::f16::from_f64(VALUES[place]).to_bits() as u64,
-        Type::Float64 | Type::Bits64 => VALUES[place].to_bits(),
-        Type::Bits32 | Type::Float32 => (VALUES[place] as f32).to_bits() as u64,
+        Type::Float64 | Type::Bits64 | Type::Signed64 => VALUES[place].to_bits(),
+        // Whole numbers of 16 bits see the low half of the single.
+        Type::Bits16 | Type::Bits32 | Type::Float32 => (VALUES[place] as f32).to_bits() as u64,
     }
 }

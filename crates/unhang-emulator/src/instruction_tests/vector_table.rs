@@ -37,6 +37,22 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_mov_b32", [7, 0, 0], 7), ("v_not_b32", [0xffff_0000, 0, 0], 0xffff), ("v_bfrev_b32", [1, 0, 0], LEAST),
     ("v_ffbh_u32", [0, 0, 0], ONES), ("v_ffbh_u32", [0xffff, 0, 0], 16), ("v_ffbl_b32", [8, 0, 0], 3), ("v_ffbl_b32", [0, 0, 0], ONES),
     ("v_ffbh_i32", [0xffff_0000, 0, 0], 16), ("v_ffbh_i32", [ONES, 0, 0], ONES), ("v_ffbh_i32", [1, 0, 0], 31),
+    // Bytes and parts of registers.
+    ("v_sad_hi_u8", [0x0102_0304, 0x0403_0201, 5], 0x8_0005), ("v_msad_u8", [0x0102_0304, 0x0003_0201, 5], 10), ("v_lerp_u8", [0xff01_0203, 0x0102_0304, 0x0001_0001], 0x8002_0204),
+    ("v_qsad_pk_u16_u8", [0x0807_0605_0403_0201, 0x0403_0201, 0x0004_0003_0002_0001], 0x0010_000b_0006_0001), ("v_mqsad_pk_u16_u8", [0x0807_0605_0403_0201, 0x0403_0001, 0x0004_0003_0002_0001], 0x000d_0009_0005_0001),
+    ("v_cvt_pk_u8_f32", [f(2.5), 1, 0x1122_3344], 0x1122_0244), ("v_cvt_pk_u8_f32", [f(300.0), 3, 0x1122_3344], 0xff22_3344), ("v_cvt_pk_u8_f32", [f(-1.0), 0, 0x1122_3344], 0x1122_3300), ("v_cvt_pk_u8_f32", [f(f32::NAN), 2, 0x1122_3344], 0x1100_3344),
+    ("v_cvt_pknorm_i16_f32", [f(1.0), f(-1.0), 0], 0x8001_7fff), ("v_cvt_pknorm_i16_f32", [f(0.5), f(2.0), 0], 0x7fff_4000), ("v_cvt_pknorm_u16_f32", [f(1.0), f(-1.0), 0], 0xffff), ("v_cvt_pknorm_u16_f32", [f(0.5), f(f32::NAN), 0], 0x8000),
+    ("v_cvt_pknorm_i16_f16", [H_1, H_MINUS_1, 0], 0x8001_7fff), ("v_cvt_pknorm_u16_f16", [H_HALF, H_MINUS_1, 0], 0x8000), ("v_cvt_norm_i16_f16", [H_1, 0, 0], 0x7fff), ("v_cvt_norm_u16_f16", [H_HALF, 0, 0], 0x8000),
+    ("v_cvt_off_f32_i4", [8, 0, 0], f(-0.5)), ("v_cvt_off_f32_i4", [7, 0, 0], f(0.4375)),
+    ("v_dot2c_f32_f16", [H_2 | H_3 << 16, H_4 | H_HALF << 16, f(1.0)], f(10.5)), ("v_dot4c_i32_i8", [0xff02_8003, 0x0102_0304, 369], 0),
+    // The fraction of infinity is none; a quotient that overflowed comes as NaN.
+    ("v_fract_f32", [f(f32::INFINITY), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(f32::NAN), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(-1e-20), 0, 0], f(1.0 - f32::EPSILON / 2.0)),
+    ("v_fract_f16", [H_INFINITY, 0, 0], H_NAN), ("v_fract_f16", [H_NAN, 0, 0], H_NAN), ("v_fract_f64", [d(f64::NEG_INFINITY), 0, 0], d(f64::NAN)), ("v_fract_f64", [d(f64::NAN), 0, 0], d(f64::NAN)),
+    ("v_div_fixup_f32", [f(f32::NAN), f(1.1754944e-38), f(7.378698e19)], f(f32::INFINITY)), ("v_div_fixup_f32", [f(f32::NAN), f(-1.1754944e-38), f(7.378698e19)], f(f32::NEG_INFINITY)),
+    ("v_div_fixup_f64", [d(f64::NAN), d(f64::MIN_POSITIVE), d(1e300)], d(f64::INFINITY)), ("v_div_fixup_f16", [H_NAN, 0x0400, 0x7bff], H_INFINITY),
+    // One rounding of a denormal result, in whatever steps the power is applied.
+    ("v_ldexp_f64", [d(1.0) | 1, (-1074i32) as u32 as u64, 0], 1), ("v_ldexp_f64", [d(1.5), (-1075i32) as u32 as u64, 0], 1), ("v_ldexp_f64", [d(1.0), (-1075i32) as u32 as u64, 0], 0),
+    ("v_ldexp_f64", [0x3552_0000_0000_0001, (-902i32) as u32 as u64, 0], 5), ("v_ldexp_f64", [1, 2097, 0], d(8.98846567431158e307)), ("v_ldexp_f64", [d(1.0), 1024, 0], d(f64::INFINITY)),
     // Conversions: saturating, NaN to zero, towards zero or as the mode rounds.
     ("v_cvt_f32_i32", [ONES, 0, 0], f(-1.0)), ("v_cvt_f32_u32", [ONES, 0, 0], f(4294967296.0)), ("v_cvt_f32_u32", [16777217, 0, 0], f(16777216.0)),
     ("v_cvt_u32_f32", [f(-3.0), 0, 0], 0), ("v_cvt_u32_f32", [f(1e20), 0, 0], ONES), ("v_cvt_u32_f32", [f(f32::NAN), 0, 0], 0), ("v_cvt_u32_f32", [f(3.9), 0, 0], 3),

@@ -18,9 +18,10 @@ fn processor_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-fn multiply(mode: Mode) -> Counts {
+fn multiply(mode: Mode, threads: usize) -> Counts {
     let object = include_bytes!("../tests/fixtures/kernels.gfx1010.co");
     let mut machine = Machine::load(object, mode).expect("a code object");
+    machine.threads = threads;
     let matrix: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 17) as f32 * 0.37).collect();
     let (a, b) = (machine.memory.allocate_floats(&matrix), machine.memory.allocate_floats(&matrix));
     let c = machine.memory.allocate(SIZE * SIZE * 4);
@@ -38,14 +39,13 @@ fn multiply(mode: Mode) -> Counts {
 
 fn main() {
     for threads in [1, 0] {
-        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
         for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
             let (wall, processor) = (Instant::now(), processor_seconds());
-            let counts = pool.install(|| multiply(mode));
+            let counts = multiply(mode, threads);
             let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
             println!(
                 "{} thread(s), {mode:?}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
-                pool.current_num_threads(),
+                if threads == 0 { std::thread::available_parallelism().map_or(1, |it| it.get()) } else { threads },
                 counts.lane_operations as f64 / processor / 1e6,
                 counts.lane_operations as f64 / wall / 1e6,
             );

@@ -5,14 +5,14 @@ use unhang_isa::audit::Rule;
 
 /// A stop, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{kind} (kernel {kernel}, offset {offset:#x}: `{instruction}`)")]
+#[error("{kind} (kernel {kernel}, offset {}{:#x}: `{instruction}`)", if *offset < 0 { "-" } else { "" }, offset.unsigned_abs())]
 pub struct Fault {
     /// What happened.
     pub kind: FaultKind,
     /// The kernel.
     pub kernel: String,
-    /// Bytes from the start of the function to the instruction.
-    pub offset: u32,
+    /// Bytes from the start of the function, or of the kernel where that is all that is known, to the instruction.
+    pub offset: i64,
     /// The instruction in words.
     pub instruction: String,
 }
@@ -23,6 +23,14 @@ pub enum FaultKind {
     /// Memory that nobody allocated, or past the end of it.
     #[error("memory fault: {size} bytes at {address:#x} are in no allocation")]
     Memory {
+        /// The address.
+        address: u64,
+        /// How many bytes.
+        size: u32,
+    },
+    /// Memory that kernels may only read.
+    #[error("memory fault: {size} bytes at {address:#x} may not be written")]
+    ReadOnly {
         /// The address.
         address: u64,
         /// How many bytes.
@@ -69,6 +77,17 @@ pub enum FaultKind {
     Budget {
         /// The limit.
         limit: u64,
+    },
+    /// The launch was stopped from outside.
+    #[error("stopped")]
+    Stopped,
+    /// The queue has too little private memory for the kernel.
+    #[error("the kernel needs {needed} bytes of private memory a wave; the queue has {given}, or too few waves of it")]
+    Scratch {
+        /// Bytes of a wave that the kernel needs.
+        needed: u64,
+        /// Bytes of a wave that the queue gives.
+        given: u64,
     },
     /// No such kernel in the code object.
     #[error("the code object has no kernel of this name")]

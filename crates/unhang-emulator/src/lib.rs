@@ -30,21 +30,26 @@
 //! a guess. It counts cycles of issue but does not model time, caches or the order in which real hardware lets waves run, and knows nothing of
 //! convolutions or drivers.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 // Several arrays are walked together, lane by lane; the lane's number is the subject.
 #![allow(clippy::needless_range_loop)]
 
 mod access;
 mod bytes;
+mod code;
 mod counts;
+mod dispatch;
 mod divide;
+mod execute;
 mod fault;
 mod float;
+mod image;
 #[cfg(test)]
 mod instruction_tests;
 mod lanes;
 mod load;
 mod machine;
+#[allow(unsafe_code)]
 mod memory;
 mod memory_access;
 mod packed;
@@ -53,8 +58,10 @@ mod scalar;
 mod semantics;
 mod vector;
 mod wave;
+mod wave64;
 
 pub use counts::{Counts, Unit};
+pub use dispatch::{Packet, Scratch};
 pub use fault::{Fault, FaultKind};
-pub use machine::{Dispatch, Machine, Mode, Object, Perturbation};
-pub use memory::Memory;
+pub use machine::{Dispatch, Machine, Mode, Object, Perturbation, kernel_name};
+pub use memory::{HostRegion, Memory};

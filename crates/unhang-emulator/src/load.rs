@@ -1,31 +1,25 @@
-//! A code object in memory: its functions decoded, its data at addresses.
+//! A code object in memory: its segments at addresses, its kernels and functions by name.
 
-use std::sync::Arc;
-
+use unhang_isa::Chip;
 use unhang_isa::elf::{CodeObject, ElfError, KernelDescriptor};
-use unhang_isa::{Chip, Program};
 use unhang_objects::metadata::{self, KernelMetadata};
 
-use crate::semantics::Semantics;
-use crate::{FaultKind, Memory, Unit};
+use crate::Memory;
 
-/// A function that can be executed.
+/// A function of a code object.
 pub(crate) struct LoadedFunction {
     pub name: String,
     /// Its address in the emulated memory.
     pub base: u64,
-    pub program: Program,
-    /// What each instruction does, found once.
-    pub semantics: Vec<Semantics>,
-    /// What executes each instruction.
-    pub units: Vec<Unit>,
+    pub size: usize,
+    pub wave64: bool,
 }
 
 /// A kernel that can be started.
 pub(crate) struct LoadedKernel {
     pub name: String,
-    /// The function and the instruction at which it starts, by its descriptor.
-    pub entry: (usize, u32),
+    /// Where its descriptor lies.
+    pub address: u64,
     pub descriptor: KernelDescriptor,
     pub metadata: Option<KernelMetadata>,
 }
@@ -33,28 +27,22 @@ pub(crate) struct LoadedKernel {
 /// A code object that can be executed.
 pub(crate) struct LoadedObject {
     pub chip: Chip,
-    pub functions: Vec<Arc<LoadedFunction>>,
+    /// In the order of their addresses.
+    pub functions: Vec<LoadedFunction>,
     pub kernels: Vec<LoadedKernel>,
 }
 
 impl LoadedObject {
-    /// The function that holds an address, and the instruction that starts there.
-    pub fn find(&self, address: u64) -> Result<(usize, u32), FaultKind> {
+    /// The function in which an address lies.
+    pub fn function(&self, address: u64) -> Option<&LoadedFunction> {
         let place = self.functions.partition_point(|function| function.base <= address);
-        let number = place.checked_sub(1).ok_or(FaultKind::Jump { address })?;
-        let function = &self.functions[number];
-        let index = function.program.index_at((address - function.base) as usize);
-        index.map(|index| (number, index)).ok_or(FaultKind::Jump { address })
+        let function = self.functions.get(place.checked_sub(1)?)?;
+        (address - function.base < function.size as u64).then_some(function)
     }
 }
 
-/// Copies a code object into memory and decodes its functions. A function that does not decode is left out: jumping to
-/// it is a fault.
-///
-/// Silicon reads the words in its own way, whatever the object says: `silicon` is the chip that is emulated, if it is a
-/// particular one. What it cannot read at all is decoded for the object's own chip, so that it is a fault where it is
-/// reached and not before.
-pub(crate) fn load(bytes: &[u8], silicon: Option<Chip>, memory: &mut Memory) -> Result<LoadedObject, ElfError> {
+/// Copies a code object into memory.
+pub(crate) fn load(bytes: &[u8], memory: &mut Memory) -> Result<LoadedObject, ElfError> {
     let object = CodeObject::parse(bytes)?;
     let chip = object.chip().ok_or(ElfError::NotGpu { machine: object.flags as u16, class: 2 })?;
     // One allocation from the lowest to the highest address, so that code finds its data at the distance it expects.
@@ -70,24 +58,22 @@ pub(crate) fn load(bytes: &[u8], silicon: Option<Chip>, memory: &mut Memory) -> 
     }
     let kernel_metadata = metadata::read(&object).map(|(_, kernels)| kernels).unwrap_or_default();
     let mut loaded = LoadedObject { chip, functions: Vec::new(), kernels: Vec::new() };
-    let mut descriptors = Vec::new();
     for function in &object.functions {
-        let wave64 = function.descriptor.is_some_and(|descriptor| descriptor.wave64());
-        let decoded = Program::decode(function.code, silicon.unwrap_or(chip), wave64);
-        let Ok(program) = decoded.or_else(|_| Program::decode(function.code, chip, wave64)) else { continue };
-        let semantics = program.instructions.iter().map(Semantics::of).collect();
-        let units = program.instructions.iter().map(Unit::of).collect();
-        descriptors.extend(function.descriptor.map(|descriptor| (function.name, descriptor)));
-        let base = bias + function.address;
-        let name = function.name.to_owned();
-        loaded.functions.push(Arc::new(LoadedFunction { name, base, program, semantics, units }));
+        loaded.functions.push(LoadedFunction {
+            name: function.name.to_owned(),
+            base: bias.wrapping_add(function.address),
+            size: function.code.len(),
+            wave64: object.mode_of(function).wave64,
+        });
+        if let Some(descriptor) = function.descriptor {
+            loaded.kernels.push(LoadedKernel {
+                name: function.name.to_owned(),
+                address: bias.wrapping_add(descriptor.address),
+                descriptor,
+                metadata: kernel_metadata.iter().find(|kernel| kernel.name == function.name).cloned(),
+            });
+        }
     }
     loaded.functions.sort_by_key(|function| function.base);
-    for (name, descriptor) in descriptors {
-        // Hardware starts where the descriptor says, whatever the symbol does.
-        let Ok(entry) = loaded.find(bias.wrapping_add(descriptor.entry_address())) else { continue };
-        let metadata = kernel_metadata.iter().find(|kernel| kernel.name == name).cloned();
-        loaded.kernels.push(LoadedKernel { name: name.to_owned(), entry, descriptor, metadata });
-    }
     Ok(loaded)
 }

@@ -1,21 +1,17 @@
-//! The machine: a code object, memory, and kernels that run.
+//! The machine: code objects, memory, and kernels that are launched.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::AtomicBool;
 
-use rayon::prelude::*;
-use unhang_isa::audit::{PathWatch, Rule};
-use unhang_isa::elf::ElfError;
-use unhang_isa::{Chip, Format};
+use unhang_isa::elf::{ElfError, KernelDescriptor};
+use unhang_isa::{Chip, Program};
 use unhang_objects::metadata::KernelMetadata;
 
-use crate::float::FloatMode;
+use crate::code::{Code, CodeCache, Reading};
+use crate::dispatch::{Launch, Packet, Scratch};
+use crate::image::Image;
 use crate::load::{self, LoadedKernel, LoadedObject};
-use crate::memory::Window;
-use crate::memory_access::Surroundings;
-use crate::scalar::Next;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind, Memory};
 
 /// What the machine minds.
@@ -70,13 +66,16 @@ pub struct Machine {
     pub budget: u64,
     /// How approximate instructions come out.
     pub perturbation: Perturbation,
+    /// Threads on which workgroups run; 0 for one on each core.
+    pub threads: usize,
     objects: Vec<LoadedObject>,
+    cache: CodeCache,
 }
 
-/// Local memory of a workgroup: 64 KiB, as on the card.
-const MAX_LOCAL: u32 = 64 << 10;
-/// Private memory of all waves of a launch.
+/// Private memory of a launch.
 const MAX_SCRATCH: u64 = 1 << 30;
+/// Workgroups of a launch that have private memory at the same time.
+const PRIVATE_GROUPS: u64 = 64;
 
 impl Machine {
     /// A machine without code.
@@ -86,7 +85,9 @@ impl Machine {
             mode,
             budget: 100_000_000,
             perturbation: Perturbation::None,
+            threads: 0,
             objects: Vec::new(),
+            cache: CodeCache::default(),
         }
     }
 
@@ -99,11 +100,7 @@ impl Machine {
 
     /// Loads one more code object into the machine's memory.
     pub fn add(&mut self, code_object: &[u8]) -> Result<Object, ElfError> {
-        let chip = match self.mode {
-            Mode::Compute => None,
-            Mode::Hazards(chip) => Some(chip),
-        };
-        self.objects.push(load::load(code_object, chip, &mut self.memory)?);
+        self.objects.push(load::load(code_object, &mut self.memory)?);
         Ok(Object(self.objects.len() - 1))
     }
 
@@ -121,12 +118,22 @@ impl Machine {
     /// in the code.
     pub fn unsupported(&self, kernel: Option<&str>) -> BTreeMap<&'static str, usize> {
         let mut names = BTreeMap::new();
-        let functions = self.objects.iter().flat_map(|object| &object.functions);
-        for function in functions.filter(|function| kernel.is_none_or(|name| name == function.name)) {
+        let functions = self.objects.iter().flat_map(|object| object.functions.iter().map(move |it| (object, it)));
+        for (object, function) in functions.filter(|(_, function)| kernel.is_none_or(|name| name == function.name)) {
+            let mut code = vec![0; function.size];
+            if self.memory.read(function.base, &mut code).is_err() {
+                continue;
+            }
+            let reading = self.reading(object.chip);
+            let decoded = [reading.silicon, reading.compiled_for].into_iter();
+            let Some(program) = decoded.flat_map(|chip| Program::decode(&code, chip, function.wave64)).next() else {
+                continue;
+            };
             // Behind the end of a function comes padding that is never reached.
-            for (instruction, semantics) in function.program.instructions.iter().zip(&function.semantics) {
-                if matches!(semantics, Semantics::Unsupported) && instruction.definition.mnemonic != "s_code_end" {
-                    *names.entry(instruction.definition.mnemonic).or_default() += 1;
+            for instruction in &program.instructions {
+                let name = instruction.definition.mnemonic;
+                if matches!(Semantics::of(instruction), Semantics::Unsupported) && name != "s_code_end" {
+                    *names.entry(name).or_default() += 1;
                 }
             }
         }
@@ -138,6 +145,14 @@ impl Machine {
         self.objects.first().map(|object| object.chip)
     }
 
+    fn reading(&self, compiled_for: Chip) -> Reading {
+        let silicon = match self.mode {
+            Mode::Compute => compiled_for,
+            Mode::Hazards(chip) => chip,
+        };
+        Reading { silicon, compiled_for }
+    }
+
     /// Runs a kernel of the first object to its end.
     pub fn run(&mut self, dispatch: &Dispatch<'_>) -> Result<Counts, Fault> {
         self.run_in(Object(0), dispatch)
@@ -147,268 +162,105 @@ impl Machine {
     pub fn run_in(&mut self, object: Object, dispatch: &Dispatch<'_>) -> Result<Counts, Fault> {
         let start_fault =
             |kind| Fault { kind, kernel: dispatch.kernel.to_owned(), offset: 0, instruction: String::new() };
-        let kernels = self.objects.get(object.0).map(|object| object.kernels.as_slice()).unwrap_or_default();
-        let number = kernels
-            .iter()
-            .position(|kernel| kernel.name == dispatch.kernel)
-            .ok_or_else(|| start_fault(FaultKind::NoKernel))?;
-        let mark = self.memory.mark();
-        let started = self.start(object, number, dispatch).map_err(start_fault);
-        let result = started.and_then(|launch| self.run_groups(&launch));
-        self.memory.release(mark);
-        result
-    }
-
-    fn start<'d>(
-        &mut self,
-        object: Object,
-        number: usize,
-        dispatch: &'d Dispatch<'d>,
-    ) -> Result<Launch<'d>, FaultKind> {
-        let kernel = &self.objects[object.0].kernels[number];
-        let descriptor = kernel.descriptor;
-        if descriptor.wave64() {
-            return Err(FaultKind::Start("its waves have 64 lanes"));
-        }
-        let local = descriptor.group_segment_size.saturating_add(dispatch.dynamic_local);
-        if local > MAX_LOCAL {
-            return Err(FaultKind::Start("it wants more than 64 KiB of local memory"));
-        }
-        let lanes = dispatch.workgroup_size.iter().try_fold(1u32, |product, &size| product.checked_mul(size));
-        let lanes = lanes
-            .filter(|lanes| (1..=1024).contains(lanes))
-            .ok_or(FaultKind::Start("a workgroup has 1 to 1024 lanes"))?;
-        let groups: u64 = dispatch.workgroups.iter().map(|&count| count as u64).product();
-        let waves = groups.saturating_mul(lanes.div_ceil(LANES as u32) as u64);
-        let wave_scratch = descriptor.private_segment_size.next_multiple_of(4) as u64 * LANES as u64;
-        let all_scratch = waves.checked_mul(wave_scratch).filter(|&bytes| bytes <= MAX_SCRATCH);
-        let all_scratch = all_scratch.ok_or(FaultKind::Start("it wants more than 1 GiB of private memory"))?;
-        let arguments = kernel_arguments(kernel, dispatch);
-        let kernarg = self.memory.allocate_bytes(&arguments);
-        let packet = self.memory.allocate_bytes(&dispatch_packet(dispatch, local, kernarg));
-        let scratch = self.memory.allocate(all_scratch as usize);
-        Ok(Launch { object: object.0, number, dispatch, kernarg, packet, local, lanes, scratch, wave_scratch })
-    }
-
-    fn run_groups(&self, launch: &Launch<'_>) -> Result<Counts, Fault> {
-        let [x, y, z] = launch.dispatch.workgroups.map(u64::from);
-        let total = Mutex::new(Counts::default());
-        let fault = (0..x * y * z).into_par_iter().find_map_first(|group| {
-            let place = [group % x, group / x % y, group / (x * y)].map(|place| place as u32);
-            match self.run_group(launch, place) {
-                Ok(counts) => {
-                    *total.lock().unwrap_or_else(PoisonError::into_inner) += counts;
-                    None
-                }
-                Err(fault) => Some(fault),
-            }
-        });
-        match fault {
-            Some(fault) => Err(fault),
-            None => Ok(total.into_inner().unwrap_or_else(PoisonError::into_inner)),
-        }
-    }
-
-    fn run_group(&self, launch: &Launch<'_>, group: [u32; 3]) -> Result<Counts, Fault> {
-        let object = &self.objects[launch.object];
-        let mut local = vec![0; launch.local as usize];
-        let mut waves: Vec<Wave> =
-            (0..launch.lanes.div_ceil(LANES as u32)).map(|wave| self.new_wave(launch, group, wave)).collect();
-        let mut counts = Counts::default();
-        loop {
-            for wave in &mut waves {
-                if wave.standing == Standing::Running {
-                    let mut around = Surroundings { global: Window::new(&self.memory), local: &mut local };
-                    if let Err(kind) = self.run_wave(object, wave, &mut around, &mut counts) {
-                        return Err(fault(object, wave, kind));
-                    }
-                }
-            }
-            // A wave that has ended does not hold up the others.
-            if waves.iter().all(|wave| wave.standing == Standing::Ended) {
-                return Ok(counts);
-            }
-            for wave in waves.iter_mut().filter(|wave| wave.standing == Standing::AtBarrier) {
-                wave.standing = Standing::Running;
-            }
-        }
-    }
-
-    /// The registers as the command processor sets them up.
-    fn new_wave(&self, launch: &Launch<'_>, group: [u32; 3], number: u32) -> Wave {
-        let kernel = &self.objects[launch.object].kernels[launch.number];
-        let descriptor = kernel.descriptor;
-        let vectors = ((descriptor.resource1 & 63) as usize + 1) * 8;
-        let [x, y, _] = launch.dispatch.workgroups.map(u64::from);
-        let linear = group[0] as u64 + x * (group[1] as u64 + y * group[2] as u64);
-        let waves = launch.lanes.div_ceil(LANES as u32) as u64;
-        let scratch_offset = (linear * waves + number as u64) * launch.wave_scratch;
-        // Rounding, denormals, clamping and IEEE mode, where the mode register has them.
-        let mode_bits = descriptor.resource1 >> 12 & 0xff
-            | (descriptor.resource1 >> 21 & 1) << 8
-            | (descriptor.resource1 >> 23 & 1) << 9;
-        let mut wave = Wave {
-            scalars: [0; 128],
-            vectors: vec![[0; LANES]; vectors],
-            scc: false,
-            function: kernel.entry.0,
-            index: kernel.entry.1,
-            standing: Standing::Running,
-            executed: 0,
-            spans_units: descriptor.workgroup_processor_mode(),
-            mode_bits,
-            mode: FloatMode::from_bits(mode_bits, self.perturbation),
-            flat_scratch: [0; 2],
-            scratch: (launch.scratch + scratch_offset, descriptor.private_segment_size),
-            watch: PathWatch::default(),
+        let object = self.objects.get(object.0);
+        let kernel = object.and_then(|object| object.kernels.iter().find(|kernel| kernel.name == dispatch.kernel));
+        let (Some(object), Some(kernel)) = (object, kernel) else { return Err(start_fault(FaultKind::NoKernel)) };
+        // Arguments, packet and private memory are this launch's alone.
+        let mut memory = self.memory.clone();
+        let packet = packet_for(&mut memory, kernel, dispatch).map_err(start_fault)?;
+        let name = |address: u64| match object.function(address) {
+            Some(function) => (function.name.clone(), function.base),
+            None => (kernel.name.clone(), kernel.address.wrapping_add(kernel.descriptor.entry_offset as u64)),
         };
-        let mut next = 0u8;
-        // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
-        for (bit, registers, value) in [
-            (0, 4, launch.scratch | 1 << 63),
-            (1, 2, launch.packet),
-            (2, 2, 0),
-            (3, 2, launch.kernarg),
-            (4, 2, 0),
-            (5, 2, 0),
-            (6, 1, descriptor.private_segment_size as u64),
-        ] {
-            if descriptor.properties >> bit & 1 == 1 {
-                match registers {
-                    1 => wave.set_scalar(next, value as u32),
-                    _ => wave.set_scalar64(next, value),
-                }
-                if registers == 4 {
-                    // The buffer of private memory: words of 32 lanes alternate, each lane by its number.
-                    wave.set_scalar64(next + 2, u32::MAX as u64 | ((2 << 21 | 1 << 23) << 32));
-                }
-                next += registers;
-            }
-        }
-        let mut next = (descriptor.resource2 >> 1 & 31) as u8;
-        for (axis, &place) in group.iter().enumerate() {
-            if descriptor.resource2 >> (7 + axis) & 1 == 1 {
-                wave.set_scalar(next, place);
-                next += 1;
-            }
-        }
-        // Behind them the workgroup's information, if asked for, and the wave's offset in private memory.
-        next += (descriptor.resource2 >> 10 & 1) as u8;
-        if descriptor.resource2 & 1 == 1 {
-            wave.set_scalar(next, scratch_offset as u32);
-        }
-        let [width, height, _] = launch.dispatch.workgroup_size;
-        let mut exec = 0;
-        let axes = (descriptor.resource2 >> 11 & 3) as usize + 1;
-        for lane in 0..LANES as u32 {
-            let item = number * LANES as u32 + lane;
-            if item >= launch.lanes {
-                continue;
-            }
-            exec |= 1 << lane;
-            let place = [item % width, item / width % height, item / (width * height)];
-            for axis in 0..axes.min(3) {
-                wave.set_vector_lane(axis, lane as usize, place[axis]);
-            }
-        }
-        wave.scalars[EXEC] = exec;
-        wave
+        let code = Code::new(&memory, &self.cache, self.reading(object.chip));
+        let never = AtomicBool::new(false);
+        self.launch(&memory, &code, &packet, kernel.descriptor, &never, &name).run()
     }
 
-    /// Runs a wave to its end or to a barrier.
-    fn run_wave(
+    /// Runs a kernel whose descriptor and code lie in `memory`, as a packet processor does, to its end or until `stop` is
+    /// set. Several dispatches may run at the same time, from several threads.
+    ///
+    /// Nothing of the machine's own memory is used. The packet's LDS and private memory are as the packet says, whatever
+    /// the descriptor does. A launch that is stopped ends with [`FaultKind::Stopped`].
+    pub fn dispatch(&self, memory: &Memory, packet: &Packet, stop: &AtomicBool) -> Result<Counts, Fault> {
+        let mut bytes = [0; KernelDescriptor::SIZE];
+        let image = Image::around(memory, packet.kernel_object);
+        let kernel = || kernel_name(memory, packet.kernel_object);
+        let read = memory.read(packet.kernel_object, &mut bytes);
+        let descriptor = read.and_then(|()| {
+            KernelDescriptor::parse(&bytes, 0, packet.kernel_object).ok_or(FaultKind::Start("it has no descriptor"))
+        });
+        let descriptor = descriptor.map_err(|kind| Fault {
+            kind,
+            kernel: format!("at {:#x}", packet.kernel_object),
+            offset: 0,
+            instruction: String::new(),
+        })?;
+        let compiled_for = image.and_then(|image| image.chip()).unwrap_or(match self.mode {
+            Mode::Compute => Chip::Gfx1030,
+            Mode::Hazards(chip) => chip,
+        });
+        let code = Code::new(memory, &self.cache, self.reading(compiled_for));
+        let entry = packet.kernel_object.wrapping_add(descriptor.entry_offset as u64);
+        let name = |_| (kernel().unwrap_or_else(|| format!("at {:#x}", packet.kernel_object)), entry);
+        self.launch(memory, &code, packet, descriptor, stop, &name).run()
+    }
+
+    fn launch<'a>(
         &self,
-        object: &LoadedObject,
-        wave: &mut Wave,
-        around: &mut Surroundings<'_>,
-        counts: &mut Counts,
-    ) -> Result<(), FaultKind> {
-        loop {
-            let function = &object.functions[wave.function];
-            let index = wave.index as usize;
-            let Some(instruction) = function.program.instructions.get(index) else {
-                return Err(FaultKind::Jump {
-                    address: function.base + function.program.offsets.last().map_or(0, |&it| it as u64),
-                });
-            };
-            wave.executed += 1;
-            if wave.executed > self.budget {
-                return Err(FaultKind::Budget { limit: self.budget });
-            }
-            counts.note(function.units[index], wave.exec().count_ones());
-            if let Mode::Hazards(chip) = self.mode {
-                if !instruction.definition.exists_on(chip) {
-                    return Err(FaultKind::Illegal);
-                }
-                if chip.is_rdna1() {
-                    if let Some((rule, _)) = wave.watch.next(instruction, false) {
-                        return Err(FaultKind::Hazard { rule });
-                    }
-                    if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
-                        return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
-                    }
-                    if wave.spans_units && wave.is_misaligned(instruction) {
-                        return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
-                    }
-                }
-            }
-            match function.semantics[index] {
-                Semantics::Scalar(operation) => {
-                    let address = function.base + function.program.offsets[index] as u64;
-                    let after = address + instruction.size() as u64;
-                    match wave.run_scalar(instruction, operation, address) {
-                        Next::Continue => {}
-                        Next::End => {
-                            wave.standing = Standing::Ended;
-                            return Ok(());
-                        }
-                        Next::Barrier => {
-                            wave.standing = Standing::AtBarrier;
-                            wave.index += 1;
-                            return Ok(());
-                        }
-                        Next::Relative(bytes) => {
-                            (wave.function, wave.index) = object.find(after.wrapping_add(bytes as u64))?;
-                            continue;
-                        }
-                        Next::Absolute(target) => {
-                            (wave.function, wave.index) = object.find(target)?;
-                            continue;
-                        }
-                    }
-                }
-                Semantics::Memory(access) => wave.run_memory(instruction, access, around)?,
-                semantics => wave.run_vector(instruction, semantics)?,
-            }
-            wave.index += 1;
-        }
+        memory: &'a Memory,
+        code: &'a Code<'a>,
+        packet: &'a Packet,
+        descriptor: KernelDescriptor,
+        stop: &'a AtomicBool,
+        name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
+    ) -> Launch<'a> {
+        let (mode, budget, perturbation, threads) = (self.mode, self.budget, self.perturbation, self.threads);
+        Launch { memory, code, packet, descriptor, mode, budget, perturbation, stop, threads, name }
     }
 }
 
-fn fault(object: &LoadedObject, wave: &Wave, kind: FaultKind) -> Fault {
-    let function = &object.functions[wave.function];
-    let index = wave.index as usize;
-    let instruction = function.program.instructions.get(index).map(|it| it.text(false).to_string());
-    Fault {
-        kind,
-        kernel: function.name.clone(),
-        offset: function.program.offsets.get(index).copied().unwrap_or(0),
-        instruction: instruction.unwrap_or_default(),
-    }
+/// The name of the kernel whose descriptor lies at an address, if the code object around it in memory tells it.
+pub fn kernel_name(memory: &Memory, kernel_object: u64) -> Option<String> {
+    Image::around(memory, kernel_object)?.kernel(kernel_object)
 }
 
-/// A kernel that is being run.
-struct Launch<'d> {
-    object: usize,
-    number: usize,
-    dispatch: &'d Dispatch<'d>,
-    kernarg: u64,
-    packet: u64,
-    local: u32,
-    lanes: u32,
-    /// Private memory of all waves, and bytes of each.
-    scratch: u64,
-    wave_scratch: u64,
+/// What a runtime would put into memory and into the packet for a kernel of a code object.
+fn packet_for(memory: &mut Memory, kernel: &LoadedKernel, dispatch: &Dispatch<'_>) -> Result<Packet, FaultKind> {
+    let descriptor = kernel.descriptor;
+    let mut sizes = [(0u16, 0u32); 3];
+    for (axis, size) in sizes.iter_mut().enumerate() {
+        let workgroup = u16::try_from(dispatch.workgroup_size[axis]);
+        let workgroup = workgroup.map_err(|_| FaultKind::Start("a workgroup has 1 to 1024 work-items"))?;
+        let grid = dispatch.workgroups[axis].checked_mul(workgroup as u32);
+        *size = (workgroup, grid.ok_or(FaultKind::Start("a grid has fewer than 2^32 work-items along an axis"))?);
+    }
+    let (workgroup_size, grid_size) = (sizes.map(|size| size.0), sizes.map(|size| size.1));
+    let lanes = if descriptor.wave64() { 64 } else { 32 };
+    let items: u64 = workgroup_size.iter().map(|&size| size as u64).product();
+    let groups: u64 = dispatch.workgroups.iter().map(|&count| count as u64).product();
+    let bytes_per_wave = (descriptor.private_segment_size as u64).next_multiple_of(4) * lanes;
+    let size = items.div_ceil(lanes).saturating_mul(bytes_per_wave).saturating_mul(groups.min(PRIVATE_GROUPS));
+    if size > MAX_SCRATCH {
+        return Err(FaultKind::Start("it wants more than 1 GiB of private memory"));
+    }
+    let kernarg_address = memory.allocate_bytes(&kernel_arguments(kernel, dispatch));
+    let group_segment_size = descriptor.group_segment_size.saturating_add(dispatch.dynamic_local);
+    let mut packet = Packet {
+        packet_address: 0,
+        queue_address: 0,
+        kernel_object: kernel.address,
+        kernarg_address,
+        workgroup_size,
+        grid_size,
+        private_segment_size: descriptor.private_segment_size,
+        group_segment_size,
+        scratch: Scratch { address: memory.allocate(size as usize), size, bytes_per_wave },
+        local_aperture: Packet::LOCAL_APERTURE,
+        private_aperture: Packet::PRIVATE_APERTURE,
+    };
+    packet.packet_address = memory.allocate_bytes(&packet.bytes());
+    Ok(packet)
 }
 
 /// The arguments with what the runtime adds for the compiler's own use.
@@ -436,18 +288,4 @@ fn kernel_arguments(kernel: &LoadedKernel, dispatch: &Dispatch<'_>) -> Vec<u8> {
         }
     }
     bytes
-}
-
-/// The packet that kernels of older compilers read their dimensions from.
-fn dispatch_packet(dispatch: &Dispatch<'_>, local: u32, kernarg: u64) -> [u8; 64] {
-    let mut packet = [0; 64];
-    for axis in 0..3 {
-        let size = dispatch.workgroup_size[axis];
-        packet[4 + axis * 2..6 + axis * 2].copy_from_slice(&(size as u16).to_le_bytes());
-        let grid = size.wrapping_mul(dispatch.workgroups[axis]);
-        packet[12 + axis * 4..16 + axis * 4].copy_from_slice(&grid.to_le_bytes());
-    }
-    packet[28..32].copy_from_slice(&local.to_le_bytes());
-    packet[40..48].copy_from_slice(&kernarg.to_le_bytes());
-    packet
 }

@@ -87,7 +87,9 @@ enum Target {
     Private {
         base: u64,
         offset: u32,
+        /// The lane, and lanes of the wave.
         lane: u8,
+        lanes: u8,
     },
     /// In a buffer, with so many bytes left in it; past them, loads are zero and stores are lost.
     Buffer {
@@ -101,8 +103,8 @@ impl Target {
         match self {
             Target::Global(address) => Target::Global(address.wrapping_add(bytes as u64)),
             Target::Local(address) => Target::Local(address.wrapping_add(bytes)),
-            Target::Private { base, offset, lane } => {
-                Target::Private { base, offset: offset.wrapping_add(bytes), lane }
+            Target::Private { base, offset, lane, lanes } => {
+                Target::Private { base, offset: offset.wrapping_add(bytes), lane, lanes }
             }
             Target::Buffer { address, left } => {
                 Target::Buffer { address: address.wrapping_add(bytes as u64), left: left.saturating_sub(bytes) }
@@ -116,20 +118,15 @@ impl Target {
         match self {
             Target::Global(address) => Some(address),
             Target::Local(address) => Some(address as u64),
-            Target::Private { base, offset, lane } => Some(base.wrapping_add(swizzled(offset, lane))),
+            Target::Private { base, offset, lane, lanes } => Some(base.wrapping_add(swizzled(offset, lane, lanes))),
             Target::Buffer { address, left } => (size <= left).then_some(address),
         }
     }
 }
 
-/// The high half of addresses in the local aperture, as `src_shared_base` gives it.
-pub(crate) const LOCAL_APERTURE: u64 = 0x1_0000;
-/// The same of private memory, `src_private_base`.
-pub(crate) const PRIVATE_APERTURE: u64 = 0x2_0000;
-
-/// Where a lane's byte lies among those of 32 lanes, whose words alternate.
-fn swizzled(offset: u32, lane: u8) -> u64 {
-    (offset as u64 / 4 * LANES as u64 + lane as u64) * 4 + offset as u64 % 4
+/// Where a lane's byte lies among those of all lanes, whose words alternate.
+fn swizzled(offset: u32, lane: u8, lanes: u8) -> u64 {
+    (offset as u64 / 4 * lanes as u64 + lane as u64) * 4 + offset as u64 % 4
 }
 
 impl Wave {
@@ -328,9 +325,10 @@ impl Wave {
                     _ => self.scalar64(scalar).wrapping_add(low as u64),
                 };
                 let full = base.wrapping_add(offset);
-                match (instruction.format(), full >> 32) {
-                    (Format::Flat, LOCAL_APERTURE) => Ok(Target::Local(full as u32)),
-                    (Format::Flat, PRIVATE_APERTURE) => self.private_target(full as u32, lane),
+                let [local, private] = self.apertures.map(|base| base >> 32);
+                match instruction.format() {
+                    Format::Flat if full >> 32 == local => Ok(Target::Local(full as u32)),
+                    Format::Flat if full >> 32 == private => self.private_target(full as u32, lane),
                     _ => Ok(Target::Global(full)),
                 }
             }
@@ -343,7 +341,12 @@ impl Wave {
         if offset >= size {
             return Err(FaultKind::Private { offset, limit: size });
         }
-        Ok(Target::Private { base, offset, lane: lane as u8 })
+        Ok(self.private_place(base, offset, lane))
+    }
+
+    fn private_place(&self, base: u64, offset: u32, lane: usize) -> Target {
+        let (lane, lanes) = (lane + self.half * LANES, if self.wave64 { 2 * LANES } else { LANES });
+        Target::Private { base, offset, lane: lane as u8, lanes: lanes as u8 }
     }
 
     /// Raw buffers without stride; and the one of private memory, whose words of all lanes lie side by side.
@@ -364,7 +367,7 @@ impl Wave {
         let offset = vector.wrapping_add(instruction.bits(0, 12));
         let base = base.wrapping_add(scalar as u64);
         if swizzles {
-            return Ok(Target::Private { base, offset, lane: lane as u8 });
+            return Ok(self.private_place(base, offset, lane));
         }
         let left = self.scalar(resource + 2).saturating_sub(offset);
         Ok(Target::Buffer { address: base.wrapping_add(offset as u64), left })

@@ -3,8 +3,7 @@
 use unhang_isa::{Field, Format, Instruction};
 
 use crate::float::FloatMode;
-use crate::memory_access::{LOCAL_APERTURE, PRIVATE_APERTURE};
-use crate::wave::{EXEC, M0, VCC, Wave};
+use crate::wave::{EXEC, M0, Wave};
 
 /// A value from up to two sources; may set SCC.
 type Arithmetic = fn(&mut Wave, u64, u64) -> u64;
@@ -19,9 +18,9 @@ pub(crate) enum ScalarOperation {
     Constant(fn(&mut Wave, u32, i32) -> u32),
     ConstantCompare(fn(u32, i32) -> bool),
     /// The destination keeps EXEC, EXEC becomes a function of both.
-    SaveExec(fn(u32, u32) -> u32),
+    SaveExec(fn(u64, u64) -> u64),
     /// EXEC and the destination become the same.
-    WriteExec(fn(u32, u32) -> u32),
+    WriteExec(fn(u64, u64) -> u64),
     /// One bit of the destination.
     Bit {
         set: bool,
@@ -115,6 +114,10 @@ impl ScalarOperation {
                 set(w, (((a as i64 >> offset) << (64 - width)) >> (64 - width)) as u64)
             }),
             "s_abs_i32" => A(|w, a, _| set(w, (a as i32).unsigned_abs()) as u64),
+            "s_wqm_b64" => A(|w, a, _| {
+                let quads = a | a >> 1 | a >> 2 | a >> 3;
+                set(w, (quads & 0x1111_1111_1111_1111) * 15)
+            }),
             "s_wqm_b32" => A(|w, a, _| {
                 let quads = a as u32 | a as u32 >> 1 | a as u32 >> 2 | a as u32 >> 3;
                 set(w, (quads & 0x1111_1111) * 15) as u64
@@ -211,18 +214,18 @@ impl ScalarOperation {
             "s_cmpk_ge_u32" => KC(|a, k| a >= k as u16 as u32),
             "s_cmpk_lt_u32" => KC(|a, k| a < k as u16 as u32),
             "s_cmpk_le_u32" => KC(|a, k| a <= k as u16 as u32),
-            "s_and_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a & exec),
-            "s_or_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a | exec),
-            "s_xor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a ^ exec),
-            "s_andn2_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a & !exec),
-            "s_orn2_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| a | !exec),
-            "s_nand_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a & exec)),
-            "s_nor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a | exec)),
-            "s_xnor_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !(a ^ exec)),
-            "s_andn1_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !a & exec),
-            "s_orn1_saveexec_b32" => ScalarOperation::SaveExec(|exec, a| !a | exec),
-            "s_andn1_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| !a & exec),
-            "s_andn2_wrexec_b32" => ScalarOperation::WriteExec(|exec, a| a & !exec),
+            "s_and_saveexec_b32" | "s_and_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a & exec),
+            "s_or_saveexec_b32" | "s_or_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a | exec),
+            "s_xor_saveexec_b32" | "s_xor_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a ^ exec),
+            "s_andn2_saveexec_b32" | "s_andn2_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a & !exec),
+            "s_orn2_saveexec_b32" | "s_orn2_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a | !exec),
+            "s_nand_saveexec_b32" | "s_nand_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !(a & exec)),
+            "s_nor_saveexec_b32" | "s_nor_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !(a | exec)),
+            "s_xnor_saveexec_b32" | "s_xnor_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !(a ^ exec)),
+            "s_andn1_saveexec_b32" | "s_andn1_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !a & exec),
+            "s_orn1_saveexec_b32" | "s_orn1_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !a | exec),
+            "s_andn1_wrexec_b32" | "s_andn1_wrexec_b64" => ScalarOperation::WriteExec(|exec, a| !a & exec),
+            "s_andn2_wrexec_b32" | "s_andn2_wrexec_b64" => ScalarOperation::WriteExec(|exec, a| a & !exec),
             "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
             "s_setreg_b32" if is_writable_register(instruction) => ScalarOperation::SetRegister,
             "s_setreg_imm32_b32" if is_writable_register(instruction) => ScalarOperation::SetRegisterConstant,
@@ -243,10 +246,10 @@ impl ScalarOperation {
             "s_branch" => ScalarOperation::Branch(|_| true),
             "s_cbranch_scc0" => ScalarOperation::Branch(|wave| !wave.scc),
             "s_cbranch_scc1" => ScalarOperation::Branch(|wave| wave.scc),
-            "s_cbranch_vccz" => ScalarOperation::Branch(|wave| wave.scalars[VCC] == 0),
-            "s_cbranch_vccnz" => ScalarOperation::Branch(|wave| wave.scalars[VCC] != 0),
-            "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec() == 0),
-            "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec() != 0),
+            "s_cbranch_vccz" => ScalarOperation::Branch(|wave| wave.vcc64() == 0),
+            "s_cbranch_vccnz" => ScalarOperation::Branch(|wave| wave.vcc64() != 0),
+            "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec64() == 0),
+            "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec64() != 0),
             "s_barrier" => ScalarOperation::Barrier,
             "s_denorm_mode" => ScalarOperation::SetMode(4),
             "s_round_mode" => ScalarOperation::SetMode(0),
@@ -261,9 +264,6 @@ impl ScalarOperation {
 const MODE: u16 = 1;
 const SH_MEM_BASES: u16 = 15;
 const FLAT_SCRATCH: u16 = 20;
-
-/// The upper 16 bits of addresses in private memory, and above them those of local memory.
-const APERTURES: u32 = (PRIVATE_APERTURE >> 16) as u32 | (LOCAL_APERTURE as u32) & 0xffff_0000;
 
 fn is_readable_register(instruction: &Instruction) -> bool {
     instruction.immediate() & 63 == SH_MEM_BASES || is_writable_register(instruction)
@@ -336,17 +336,15 @@ impl Wave {
             }
             ScalarOperation::ConstantCompare(holds) => self.scc = holds(a as u32, constant),
             ScalarOperation::SaveExec(run) => {
-                let old = self.exec();
-                let new = run(old, a as u32);
-                self.put_scalar(instruction, old as u64);
-                self.scalars[EXEC] = new;
-                self.scc = new != 0;
+                let old = self.scalar64(EXEC as u8);
+                let new = run(old, a);
+                self.put_scalar(instruction, old);
+                self.put_exec(instruction, new);
             }
             ScalarOperation::WriteExec(run) => {
-                let new = run(self.exec(), a as u32);
-                self.put_scalar(instruction, new as u64);
-                self.scalars[EXEC] = new;
-                self.scc = new != 0;
+                let new = run(self.scalar64(EXEC as u8), a);
+                self.put_scalar(instruction, new);
+                self.put_exec(instruction, new);
             }
             ScalarOperation::Branch(taken) => {
                 if taken(self) {
@@ -374,7 +372,8 @@ impl Wave {
                 let (number, offset, mask) = hardware_field(instruction);
                 let value = match number {
                     MODE => self.mode_bits,
-                    SH_MEM_BASES => APERTURES,
+                    // The upper 16 bits of addresses in private memory, and above them those of LDS.
+                    SH_MEM_BASES => (self.apertures[1] >> 48) as u32 | ((self.apertures[0] >> 48) as u32) << 16,
                     _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
                 };
                 self.put_scalar(instruction, (value >> offset & mask) as u64);
@@ -402,6 +401,17 @@ impl Wave {
                 self.flat_scratch[place] = replace(self.flat_scratch[place]);
             }
         }
+    }
+
+    /// EXEC, as wide as the instruction is; SCC says whether a lane is on.
+    fn put_exec(&mut self, instruction: &Instruction, value: u64) {
+        let wide = instruction.definition.operand(Field::Source0).is_some_and(|slot| slot.width.registers(false) == 2);
+        let value = if wide { value } else { value as u32 as u64 };
+        self.scalars[EXEC] = value as u32;
+        if wide {
+            self.scalars[EXEC + 1] = (value >> 32) as u32;
+        }
+        self.scc = value != 0;
     }
 
     fn put_scalar(&mut self, instruction: &Instruction, value: u64) {

@@ -4,6 +4,7 @@ use unhang_isa::{Field, Format, Instruction, Modifier, Source};
 
 use crate::access::Access;
 use crate::bytes::{self, DotProduct};
+use crate::code::Hole;
 use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
 use crate::saturate;
 use crate::scalar::ScalarOperation;
@@ -13,6 +14,8 @@ use crate::wave::{Type, constant_bits};
 #[derive(Clone, Copy)]
 pub(crate) enum Semantics {
     Unsupported,
+    /// There is no instruction.
+    Hole(Hole),
     Scalar(ScalarOperation),
     Memory(Access),
     /// A function of one lane.

@@ -132,7 +132,7 @@ impl Wave {
             };
             let readable = from.filter(|&from| inactive_too || exec >> from & 1 == 1);
             fetched.values[lane] = readable.map_or(0, |from| old[from]);
-            let masked = rows >> (lane / 16) & 1 == 0 || banks >> (place / 4) & 1 == 0;
+            let masked = rows >> (lane / 16 + 2 * self.half) & 1 == 0 || banks >> (place / 4) & 1 == 0;
             if masked || readable.is_none() && !zero_outside {
                 fetched.valid &= !(1 << lane);
             }
@@ -206,21 +206,21 @@ impl Wave {
             _ => Some(VCC as u8),
         };
         if let Some(register) = register {
-            self.set_scalar(register, mask);
+            self.set_scalar_of_half(register, mask);
         }
     }
 
     /// The mask that a selection or carry takes in.
     fn mask_in(&self, instruction: &Instruction) -> u32 {
         match instruction.definition.operand(Field::Source2) {
-            Some(slot) => self.uniform(instruction.operand(slot), Type::Bits32, false) as u32,
-            None => self.scalars[VCC],
+            Some(slot) => (self.uniform(instruction.operand(slot), Type::Bits64, true) >> (32 * self.half)) as u32,
+            None => self.scalars[VCC + self.half],
         }
     }
 
     fn finish_mask(&mut self, instruction: &Instruction, mask: u32, to_exec: bool) {
         if to_exec {
-            self.scalars[EXEC] = mask;
+            self.scalars[EXEC + self.half] = mask;
         } else {
             self.put_mask(instruction, mask);
         }
@@ -396,9 +396,11 @@ impl Wave {
                 let a = self.fetch(instruction, Field::Source0, bits).values;
                 let b = self.fetch(instruction, Field::Source1, bits).values;
                 let mut results = b;
-                if !high {
+                // The lower mask has a bit for each of the first 32 lanes, the upper one for the others.
+                if !high || self.half == 1 {
                     for lane in 0..LANES {
-                        let below = a[lane] as u32 & ((1u32 << lane) - 1);
+                        let all = !high && self.half == 1;
+                        let below = a[lane] as u32 & if all { u32::MAX } else { (1u32 << lane) - 1 };
                         results[lane] = (b[lane] as u32).wrapping_add(below.count_ones()) as u64;
                     }
                 }
@@ -426,7 +428,7 @@ impl Wave {
             }
             Semantics::DivideMultiplyAdd { wide } => {
                 let sources = self.divide_sources(instruction, wide);
-                let mask = self.scalars[VCC];
+                let mask = self.scalars[VCC + self.half];
                 let mut results = [0; LANES];
                 for lane in 0..LANES {
                     let ([a, b, c], scaled) = (sources.map(|values| values[lane]), mask >> lane & 1 == 1);
@@ -448,7 +450,9 @@ impl Wave {
                     self.put_row(second, &values[0], exec);
                 }
             }
-            Semantics::Unsupported | Semantics::Scalar(_) | Semantics::Memory(_) => return Err(FaultKind::Unsupported),
+            Semantics::Unsupported | Semantics::Hole(_) | Semantics::Scalar(_) | Semantics::Memory(_) => {
+                return Err(FaultKind::Unsupported);
+            }
         }
         Ok(())
     }
@@ -475,7 +479,7 @@ impl Wave {
     /// Writes a register in the lanes that are on.
     #[inline]
     fn put_row(&mut self, register: u8, results: &Lanes, exec: u32) {
-        let Some(lanes) = self.vectors.get_mut(register as usize) else { return };
+        let Some(lanes) = self.vector_mut(register as usize) else { return };
         if exec == u32::MAX {
             *lanes = *results;
         } else {

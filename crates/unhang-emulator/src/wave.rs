@@ -5,7 +5,7 @@ use unhang_isa::{Field, Instruction, Slot, Source};
 
 use crate::float::FloatMode;
 
-/// Lanes of a wave.
+/// Lanes of a wave, or of half a wave of 64.
 pub(crate) const LANES: usize = 32;
 /// One value a lane.
 pub(crate) type Lanes = [u32; LANES];
@@ -23,12 +23,20 @@ pub(crate) enum Standing {
     Ended,
 }
 
-/// A wave of 32 lanes.
+/// A wave of 32 lanes, or of 64 in two halves.
 pub(crate) struct Wave {
     pub scalars: [u32; 128],
+    /// Vector registers, those of the upper half behind those of the lower.
     pub vectors: Vec<Lanes>,
+    /// Vector registers of a half.
+    pub registers: usize,
+    /// The half for which a vector instruction is being executed; 0 outside of them.
+    pub half: usize,
+    pub wave64: bool,
     pub scc: bool,
-    pub function: usize,
+    /// Where the kernel starts.
+    pub entry: u64,
+    pub function: u32,
     pub index: u32,
     pub standing: Standing,
     pub executed: u64,
@@ -42,6 +50,8 @@ pub(crate) struct Wave {
     pub flat_scratch: [u32; 2],
     /// Where it really lies: the address of this wave's part, and bytes of a lane.
     pub scratch: (u64, u32),
+    /// The bases of LDS and of private memory in flat addresses.
+    pub apertures: [u64; 2],
     pub watch: PathWatch,
 }
 
@@ -85,9 +95,23 @@ impl Type {
 }
 
 impl Wave {
+    /// The lanes that are on, of the half that is being executed.
     #[inline]
     pub fn exec(&self) -> u32 {
-        self.scalars[EXEC]
+        self.scalars[EXEC + self.half]
+    }
+
+    /// Where a vector register lies among all of them, if the kernel has it.
+    #[inline]
+    fn row(&self, register: usize) -> Option<usize> {
+        (register < self.registers).then_some(self.half * self.registers + register)
+    }
+
+    /// The rows of a vector register, to be changed; `None` past the kernel's allocation.
+    #[inline]
+    pub fn vector_mut(&mut self, register: usize) -> Option<&mut Lanes> {
+        let row = self.row(register)?;
+        self.vectors.get_mut(row)
     }
 
     /// A scalar register; `null` reads as zero.
@@ -120,20 +144,28 @@ impl Wave {
         }
     }
 
+    /// One of the pair of registers of a mask, by the half that is being executed; `null` has none.
+    #[inline]
+    pub fn set_scalar_of_half(&mut self, register: u8, value: u32) {
+        if register as usize != NULL {
+            self.set_scalar((register + self.half as u8) & 127, value);
+        }
+    }
+
     /// A vector register; one past the kernel's allocation reads as zeros.
     #[inline]
     pub fn vector(&self, register: u8) -> Lanes {
-        self.vectors.get(register as usize).copied().unwrap_or([0; LANES])
+        self.row(register as usize).and_then(|row| self.vectors.get(row)).copied().unwrap_or([0; LANES])
     }
 
     #[inline]
     pub fn vector_lane(&self, register: usize, lane: usize) -> u32 {
-        self.vectors.get(register).map_or(0, |lanes| lanes[lane])
+        self.row(register).and_then(|row| self.vectors.get(row)).map_or(0, |lanes| lanes[lane])
     }
 
     #[inline]
     pub fn set_vector_lane(&mut self, register: usize, lane: usize, value: u32) {
-        if let Some(lanes) = self.vectors.get_mut(register) {
+        if let Some(lanes) = self.vector_mut(register) {
             lanes[lane] = value;
         }
     }
@@ -150,11 +182,11 @@ impl Wave {
             Source::Literal(value) => value as u64,
             Source::Float(code) => float_constant(code, kind),
             Source::Special(code) => match code {
-                235 => 0x1_0000 << 32,
-                237 => 0x2_0000 << 32,
+                235 => self.apertures[0],
+                237 => self.apertures[1],
                 236 | 238 => 0xffff_ffff,
-                251 => (self.scalars[VCC] == 0) as u64,
-                252 => (self.exec() == 0) as u64,
+                251 => (self.vcc64() == 0) as u64,
+                252 => (self.exec64() == 0) as u64,
                 253 => self.scc as u64,
                 _ => 0,
             },

@@ -7,12 +7,15 @@ use unhang_emulator::{Dispatch, FaultKind, Machine, Mode};
 use unhang_isa::Chip;
 
 const NATIVE: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
+const WAVE64: &[u8] = include_bytes!("fixtures/kernels.wave64.gfx1010.co");
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
 
-/// The machines on which code has to give the same results: native code, minding the hazards, and gfx1030 code.
-fn machines() -> [Machine; 2] {
+/// The machines on which code has to give the same results: native code, minding the hazards, in waves of 32 and of 64
+/// lanes, and gfx1030 code.
+fn machines() -> [Machine; 3] {
     [
         Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap(),
+        Machine::load(WAVE64, Mode::Hazards(Chip::Gfx1010)).unwrap(),
         Machine::load(SPOOFED, Mode::Hazards(Chip::Gfx1030)).unwrap(),
     ]
 }
@@ -222,7 +225,7 @@ fn gfx1030_code_is_stopped_where_gfx1010_would_go_wrong() {
     let program = unhang_isa::Program::decode(function.code, Chip::Gfx1030, false).unwrap();
     let findings = unhang_isa::audit::audit(&program, Chip::Gfx1010, Default::default());
     let FaultKind::Hazard { rule } = fault.kind else { unreachable!() };
-    assert!(findings.iter().any(|finding| finding.offset == fault.offset && finding.rule == rule), "{fault}");
+    assert!(findings.iter().any(|finding| finding.offset as i64 == fault.offset && finding.rule == rule), "{fault}");
 }
 
 #[test]

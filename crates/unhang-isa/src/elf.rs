@@ -110,7 +110,8 @@ impl KernelDescriptor {
     /// The bit of `COMPUTE_PGM_RSRC1` for workgroup-processor mode.
     pub(crate) const WORKGROUP_PROCESSOR_MODE: u32 = 1 << 29;
 
-    fn parse(bytes: &[u8], file_offset: usize, address: u64) -> Option<KernelDescriptor> {
+    /// Reads a descriptor; `None` if there are fewer than its 64 bytes.
+    pub fn parse(bytes: &[u8], file_offset: usize, address: u64) -> Option<KernelDescriptor> {
         Some(KernelDescriptor {
             group_segment_size: u32_at(bytes, 0)?,
             private_segment_size: u32_at(bytes, 4)?,

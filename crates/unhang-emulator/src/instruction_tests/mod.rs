@@ -109,7 +109,11 @@ pub(super) fn wave() -> Wave {
     let mut wave = Wave {
         scalars: [UNTOUCHED; 128],
         vectors: vec![[UNTOUCHED; LANES]; 64],
+        registers: 64,
+        half: 0,
+        wave64: false,
         scc: false,
+        entry: 0,
         function: 0,
         index: 0,
         standing: Standing::Running,
@@ -119,6 +123,7 @@ pub(super) fn wave() -> Wave {
         mode: FloatMode::from_bits(MODE, Perturbation::None),
         flat_scratch: [0; 2],
         scratch: (0, 0),
+        apertures: [0x1_0000 << 32, 0x2_0000 << 32],
         watch: PathWatch::default(),
     };
     wave.scalars[EXEC] = 1 << LANE | 1 << 9;

@@ -42,6 +42,7 @@ const ARITHMETIC: &[Row] = &[
     keeps("s_bitreplicate_b64_b32", [0x8000_0005, 0], 0xc000_0000_0000_0033),
     sets("s_abs_i32", [MINUS_1, 0], 1, true), sets("s_abs_i32", [0, 0], 0, false), sets("s_abs_i32", [LEAST, 0], LEAST, true),
     sets("s_absdiff_i32", [3, 10], 7, true), sets("s_absdiff_i32", [5, 5], 0, false),
+    sets("s_wqm_b64", [0x0200_0000_0000_0102, 0], 0x0f00_0000_0000_0f0f, true), sets("s_wqm_b64", [0, 0], 0, false),
     sets("s_wqm_b32", [0x0000_0102, 0], 0x0000_0f0f, true), sets("s_wqm_b32", [0, 0], 0, false),
     sets("s_add_u32", [ONES, 1], 0, true), sets("s_add_u32", [2, 3], 5, false),
     sets("s_sub_u32", [2, 3], ONES, true), sets("s_sub_u32", [3, 2], 1, false),
@@ -131,6 +132,18 @@ const MASKS: &[(&str, u32, u32, u32)] = &[
     ("s_orn1_saveexec_b32", 12, 10, !2),
     ("s_andn1_wrexec_b32", 12, 10, 4),
     ("s_andn2_wrexec_b32", 12, 10, 2),
+    ("s_and_saveexec_b64", 12, 10, 8),
+    ("s_or_saveexec_b64", 12, 10, 14),
+    ("s_xor_saveexec_b64", 12, 10, 6),
+    ("s_andn2_saveexec_b64", 12, 10, 2),
+    ("s_orn2_saveexec_b64", 12, 10, !4),
+    ("s_nand_saveexec_b64", 12, 10, !8),
+    ("s_nor_saveexec_b64", 12, 10, !14),
+    ("s_xnor_saveexec_b64", 12, 10, !6),
+    ("s_andn1_saveexec_b64", 12, 10, 4),
+    ("s_orn1_saveexec_b64", 12, 10, !2),
+    ("s_andn1_wrexec_b64", 12, 10, 4),
+    ("s_andn2_wrexec_b64", 12, 10, 2),
 ];
 
 /// Branches: SCC, VCC, EXEC, and whether they are taken.
@@ -265,11 +278,15 @@ fn constants() {
 fn masks_of_lanes() {
     for &(name, exec, source, after) in MASKS {
         let mut wave = wave();
-        put_sources(&mut wave, &[source as u64]);
-        wave.scalars[EXEC] = exec;
+        // The upper half of the wide ones has the same bits, the narrow ones leave it alone.
+        let wide = name.ends_with("_b64");
+        let both = |bits: u32| bits as u64 | if wide { (bits as u64) << 32 } else { (UNTOUCHED as u64) << 32 };
+        put_sources(&mut wave, &[both(source)]);
+        (wave.scalars[EXEC], wave.scalars[EXEC + 1]) = (exec, both(exec).wrapping_shr(32) as u32);
         execute(&mut wave, name, Extra::default());
-        let kept = if name.ends_with("wrexec_b32") { after } else { exec };
-        assert_eq!((wave.exec(), wave.scalar(DESTINATION as u8), wave.scc), (after, kept, after != 0), "{name}");
+        let kept = if name.contains("wrexec") { after } else { exec };
+        let found = (wave.scalar64(EXEC as u8), wave.scalar64(DESTINATION as u8), wave.scc);
+        assert_eq!(found, (both(after), both(kept), after != 0), "{name}");
     }
 }
 

@@ -1,0 +1,299 @@
+//! Code that lies in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use unhang_isa::{Chip, Instruction, decode};
+
+use crate::semantics::Semantics;
+use crate::{FaultKind, Memory, Unit};
+
+/// The chips as which code is read: silicon reads words in its own way, whatever was meant. What it cannot read at all is
+/// read as the chip for which it was compiled, so that it is a fault by name where it is reached, and not before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    pub silicon: Chip,
+    pub compiled_for: Chip,
+}
+
+/// Bytes of the longest instruction.
+const LONGEST: usize = 20;
+/// The most instructions that are decoded from one entry on: the largest real kernels have a tenth of this.
+const MOST: usize = 4 << 20;
+/// No instruction: a branch that lands nowhere.
+pub(crate) const NOWHERE: u32 = u32::MAX;
+
+/// Everything that relative branches reach from one entry.
+pub(crate) struct Function {
+    pub entry: u64,
+    reading: Reading,
+    pub instructions: Vec<Instruction>,
+    /// Where each instruction lies.
+    pub addresses: Vec<u64>,
+    /// What each instruction does, found once.
+    pub semantics: Vec<Semantics>,
+    /// What executes each instruction.
+    pub units: Vec<Unit>,
+    /// The instruction to which each relative branch goes.
+    pub targets: Vec<u32>,
+    /// The bytes from which all this was read.
+    bytes: Vec<(u64, Vec<u8>)>,
+}
+
+/// What lies at an address.
+struct Found {
+    instruction: Instruction,
+    semantics: Semantics,
+    bytes: Vec<u8>,
+}
+
+impl Function {
+    /// Decodes what can be reached from an entry by relative branches.
+    pub fn decode(memory: &Memory, entry: u64, reading: Reading) -> Function {
+        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
+        let mut work = vec![entry];
+        while let Some(start) = work.pop() {
+            let mut at = start;
+            while found.len() < MOST && !found.contains_key(&at) {
+                let here = look(memory, at, reading);
+                let after = at.wrapping_add(here.bytes.len() as u64);
+                let goes_on = !here.instruction.ends_block_for_good() && !matches!(here.semantics, Semantics::Hole(_));
+                if let Some(distance) = here.instruction.branch_distance() {
+                    work.push(after.wrapping_add(distance as u64));
+                }
+                found.insert(at, here);
+                if !goes_on {
+                    break;
+                }
+                at = after;
+            }
+        }
+        Function::of(entry, reading, found)
+    }
+
+    fn of(entry: u64, reading: Reading, found: BTreeMap<u64, Found>) -> Function {
+        let addresses: Vec<u64> = found.keys().copied().collect();
+        let mut function = Function {
+            entry,
+            reading,
+            instructions: Vec::with_capacity(found.len()),
+            semantics: Vec::with_capacity(found.len()),
+            units: Vec::with_capacity(found.len()),
+            targets: vec![NOWHERE; found.len()],
+            addresses,
+            bytes: Vec::new(),
+        };
+        for (index, (address, here)) in found.into_iter().enumerate() {
+            let after = address.wrapping_add(here.bytes.len() as u64);
+            let next = function.addresses.get(index + 1).copied();
+            let mut semantics = here.semantics;
+            // Code that jumps into the middle of an instruction: what lies there is not followed.
+            if next != Some(after) && !here.instruction.ends_block_for_good() {
+                semantics = Semantics::Hole(Hole::Overlaps);
+            }
+            if let Some(distance) = here.instruction.branch_distance() {
+                function.targets[index] = function.index_at(after.wrapping_add(distance as u64)).unwrap_or(NOWHERE);
+            }
+            function.units.push(Unit::of(&here.instruction));
+            function.instructions.push(here.instruction);
+            function.semantics.push(match here.semantics {
+                hole @ Semantics::Hole(_) => hole,
+                _ => semantics,
+            });
+            match function.bytes.last_mut() {
+                Some((start, bytes)) if *start + bytes.len() as u64 == address => bytes.extend(here.bytes),
+                _ => function.bytes.push((address, here.bytes)),
+            }
+        }
+        function
+    }
+
+    /// The instruction that starts at an address.
+    pub fn index_at(&self, address: u64) -> Option<u32> {
+        self.addresses.binary_search(&address).ok().map(|index| index as u32)
+    }
+
+    /// Whether memory still holds what was decoded.
+    fn is_current(&self, memory: &Memory, reading: Reading) -> bool {
+        let mut now = Vec::new();
+        let same = |(address, bytes): &(u64, Vec<u8>)| {
+            now.resize(bytes.len(), 0);
+            memory.read_some(*address, &mut now) == bytes.len() && now == *bytes
+        };
+        let unmapped = self.semantics.iter().any(|semantics| matches!(semantics, Semantics::Hole(Hole::Unmapped)));
+        self.reading == reading && !unmapped && self.bytes.iter().all(same)
+    }
+}
+
+/// Why there is no instruction at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hole {
+    /// No memory, or not enough of it.
+    Unmapped,
+    /// A word that is no instruction of any chip.
+    Word(u32),
+    /// The instruction reaches into one that starts within it.
+    Overlaps,
+}
+
+/// Reads what lies at an address.
+fn look(memory: &Memory, address: u64, reading: Reading) -> Found {
+    let mut bytes = [0; LONGEST];
+    let count = memory.read_some(address, &mut bytes);
+    let bytes = &bytes[..count];
+    let chips = [reading.silicon, reading.compiled_for, Chip::Gfx1030, Chip::Gfx1010];
+    let decoded = chips.into_iter().find_map(|chip| decode(bytes, chip).ok());
+    match decoded {
+        Some(instruction) => {
+            Found { instruction, semantics: Semantics::of(&instruction), bytes: bytes[..instruction.size()].to_vec() }
+        }
+        None => {
+            let word = bytes.first_chunk().map(|&word| u32::from_le_bytes(word));
+            Found {
+                // Something has to stand there; it is never executed.
+                instruction: placeholder(),
+                semantics: Semantics::Hole(word.map_or(Hole::Unmapped, Hole::Word)),
+                bytes: bytes[..count.min(4)].to_vec(),
+            }
+        }
+    }
+}
+
+/// `s_endpgm`.
+fn placeholder() -> Instruction {
+    match decode(&0xbf81_0000u32.to_le_bytes(), Chip::Gfx1010) {
+        Ok(instruction) => instruction,
+        Err(error) => unreachable!("s_endpgm is an instruction: {error}"),
+    }
+}
+
+/// What was decoded so far, for all launches. Nothing in it is used before its bytes were compared with what memory holds
+/// then: code is freed, and its place reused.
+#[derive(Default)]
+pub(crate) struct CodeCache {
+    functions: Mutex<HashMap<u64, Arc<Function>>>,
+}
+
+/// Entries after which a new start is made: code that was freed is never asked for again.
+const CACHED: usize = 4096;
+
+impl CodeCache {
+    fn get(&self, memory: &Memory, entry: u64, reading: Reading) -> Arc<Function> {
+        let lock = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().get(&entry).cloned();
+        if let Some(function) = known.filter(|function| function.is_current(memory, reading)) {
+            return function;
+        }
+        let function = Arc::new(Function::decode(memory, entry, reading));
+        let mut functions = lock();
+        if functions.len() >= CACHED {
+            functions.clear();
+        }
+        functions.insert(entry, function.clone());
+        function
+    }
+}
+
+/// The code that one launch uses: each function is checked once, when it is first reached.
+pub(crate) struct Code<'a> {
+    memory: &'a Memory,
+    cache: &'a CodeCache,
+    reading: Reading,
+    functions: Mutex<Vec<Arc<Function>>>,
+}
+
+impl<'a> Code<'a> {
+    pub fn new(memory: &'a Memory, cache: &'a CodeCache, reading: Reading) -> Code<'a> {
+        Code { memory, cache, reading, functions: Mutex::default() }
+    }
+
+    /// A function that has an instruction at an address.
+    fn find(&self, address: u64) -> Option<Arc<Function>> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = functions.iter().find(|function| function.index_at(address).is_some()) {
+            return Some(function.clone());
+        }
+        if !address.is_multiple_of(4) || self.memory.read_some(address, &mut [0; 4]) < 4 {
+            return None;
+        }
+        let function = self.cache.get(self.memory, address, self.reading);
+        functions.push(function.clone());
+        Some(function)
+    }
+}
+
+/// The functions that one thread has met, and where its jumps went.
+pub(crate) struct Paths<'a> {
+    code: &'a Code<'a>,
+    pub functions: Vec<Arc<Function>>,
+    jumps: HashMap<u64, (u32, u32)>,
+}
+
+impl<'a> Paths<'a> {
+    pub fn new(code: &'a Code<'a>) -> Paths<'a> {
+        Paths { code, functions: Vec::new(), jumps: HashMap::new() }
+    }
+
+    /// The function and the instruction at an address.
+    pub fn find(&mut self, address: u64) -> Result<(u32, u32), FaultKind> {
+        if let Some(&place) = self.jumps.get(&address) {
+            return Ok(place);
+        }
+        let function = self.code.find(address).ok_or(FaultKind::Jump { address })?;
+        let index = function.index_at(address).ok_or(FaultKind::Jump { address })?;
+        let known = self.functions.iter().position(|other| Arc::ptr_eq(other, &function));
+        let number = known.unwrap_or_else(|| {
+            self.functions.push(function);
+            self.functions.len() - 1
+        });
+        self.jumps.insert(address, (number as u32, index));
+        Ok((number as u32, index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const READING: Reading = Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010 };
+    const NOP: u32 = 0xbf80_0000;
+    const END: u32 = 0xbf81_0000;
+
+    fn words(words: &[u32]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn only_code_that_can_be_reached_is_decoded() {
+        let mut memory = Memory::default();
+        // s_branch over a word that means nothing, to the end.
+        let at = memory.allocate_bytes(&words(&[NOP, 0xbf82_0001, 0xffff_ffff, END, 0xffff_ffff]));
+        let function = Function::decode(&memory, at, READING);
+        assert_eq!(function.addresses, [at, at + 4, at + 12]);
+        assert_eq!(function.targets, [NOWHERE, 2, NOWHERE]);
+        assert!(!function.semantics.iter().any(|semantics| matches!(semantics, Semantics::Hole(_))));
+    }
+
+    #[test]
+    fn what_is_no_instruction_is_known_where_it_is_reached() {
+        let mut memory = Memory::default();
+        let at = memory.allocate_bytes(&words(&[NOP, 0xffff_ffff]));
+        let function = Function::decode(&memory, at, READING);
+        assert!(matches!(function.semantics[1], Semantics::Hole(Hole::Word(0xffff_ffff))));
+        let at = memory.allocate_bytes(&words(&[NOP]));
+        let function = Function::decode(&memory, at, READING);
+        assert!(matches!(function.semantics[1], Semantics::Hole(Hole::Unmapped)));
+    }
+
+    #[test]
+    fn code_that_was_replaced_is_decoded_anew() {
+        let mut memory = Memory::default();
+        let at = memory.allocate_bytes(&words(&[NOP, NOP, END]));
+        let cache = CodeCache::default();
+        let first = cache.get(&memory, at, READING);
+        assert!(Arc::ptr_eq(&first, &cache.get(&memory, at, READING)), "nothing has changed");
+        memory.write(at + 4, &END.to_le_bytes()).unwrap();
+        let second = cache.get(&memory, at, READING);
+        assert_eq!((first.addresses.len(), second.addresses.len()), (3, 2));
+    }
+}

@@ -1,0 +1,279 @@
+//! Workgroups and their waves: the registers at the start, and instruction after instruction.
+
+use unhang_isa::audit::{PathWatch, Rule};
+use unhang_isa::{Class, Format};
+
+use crate::code::{Function, Hole, NOWHERE, Paths};
+use crate::dispatch::Launch;
+use crate::float::FloatMode;
+use crate::memory::Window;
+use crate::memory_access::Surroundings;
+use crate::scalar::Next;
+use crate::semantics::Semantics;
+use crate::wave::{EXEC, LANES, Standing, Wave};
+use crate::{Counts, Fault, FaultKind, Mode};
+
+/// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
+/// launch does not want to wait.
+const TURN: u64 = 1 << 16;
+
+/// A workgroup under way.
+pub(crate) struct Group {
+    waves: Vec<Wave>,
+    local: Vec<u8>,
+}
+
+impl Group {
+    /// A workgroup at its start, with the part of private memory that has this number.
+    pub fn new(launch: &Launch<'_>, group: [u32; 3], private: u64) -> Group {
+        let size: [u32; 3] = std::array::from_fn(|axis| {
+            let full = launch.packet.workgroup_size[axis] as u32;
+            full.min(launch.packet.grid_size[axis].saturating_sub(group[axis].saturating_mul(full)))
+        });
+        let items: u32 = size.iter().product();
+        let waves = items.div_ceil(launch.lanes());
+        Group {
+            waves: (0..waves)
+                .map(|wave| new_wave(launch, group, size, wave, private * launch.waves() + wave as u64))
+                .collect(),
+            local: vec![0; launch.packet.group_segment_size as usize],
+        }
+    }
+
+    /// Gives every wave a turn; says whether all have ended.
+    pub fn run(&mut self, launch: &Launch<'_>, paths: &mut Paths<'_>, counts: &mut Counts) -> Result<bool, Fault> {
+        for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::Running) {
+            let mut around = Surroundings { global: Window::new(launch.memory), local: &mut self.local };
+            if let Err(kind) = run_wave(launch, wave, &mut around, paths, counts) {
+                return Err(fault(launch, paths, wave, kind));
+            }
+        }
+        // A wave that has ended does not hold up the others.
+        if self.waves.iter().all(|wave| wave.standing != Standing::Running) {
+            for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::AtBarrier) {
+                wave.standing = Standing::Running;
+            }
+        }
+        Ok(self.waves.iter().all(|wave| wave.standing == Standing::Ended))
+    }
+
+    /// The fault of a launch that was stopped: where its first wave is.
+    pub fn stopped(&self, launch: &Launch<'_>, paths: &mut Paths<'_>) -> Fault {
+        match self.waves.iter().find(|wave| wave.standing != Standing::Ended) {
+            Some(wave) => fault(launch, paths, wave, FaultKind::Stopped),
+            None => launch.fault(FaultKind::Stopped, 0, String::new()),
+        }
+    }
+}
+
+fn fault(launch: &Launch<'_>, paths: &Paths<'_>, wave: &Wave, kind: FaultKind) -> Fault {
+    let Some(function) = paths.functions.get(wave.function as usize) else {
+        return launch.fault(kind, wave.entry, String::new());
+    };
+    let index = wave.index as usize;
+    let text = match (function.semantics.get(index), function.instructions.get(index)) {
+        (Some(Semantics::Hole(Hole::Word(word))), _) => format!(".long {word:#010x}"),
+        (Some(Semantics::Hole(Hole::Unmapped)), _) | (_, None) => String::new(),
+        (_, Some(instruction)) => instruction.text(wave.wave64).to_string(),
+    };
+    launch.fault(kind, function.addresses.get(index).copied().unwrap_or(function.entry), text)
+}
+
+/// The registers as the command processor sets them up.
+fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, private: u64) -> Wave {
+    let (descriptor, packet) = (launch.descriptor, launch.packet);
+    let wave64 = descriptor.wave64();
+    let granule = if wave64 { 4 } else { 8 };
+    let registers = ((descriptor.resource1 & 63) as usize + 1) * granule;
+    let scratch_offset = private * packet.scratch.bytes_per_wave;
+    // Rounding, denormals, clamping and IEEE mode, where the mode register has them.
+    let mode_bits = descriptor.resource1 >> 12 & 0xff
+        | (descriptor.resource1 >> 21 & 1) << 8
+        | (descriptor.resource1 >> 23 & 1) << 9;
+    let mut wave = Wave {
+        scalars: [0; 128],
+        vectors: vec![[0; LANES]; registers * (1 + wave64 as usize)],
+        registers,
+        half: 0,
+        wave64,
+        scc: false,
+        entry: packet.kernel_object.wrapping_add(descriptor.entry_offset as u64),
+        function: NOWHERE,
+        index: 0,
+        standing: Standing::Running,
+        executed: 0,
+        spans_units: descriptor.workgroup_processor_mode(),
+        mode_bits,
+        mode: FloatMode::from_bits(mode_bits, launch.perturbation),
+        flat_scratch: [0; 2],
+        scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
+        apertures: [packet.local_aperture, packet.private_aperture],
+        watch: PathWatch::default(),
+    };
+    let mut next = 0u8;
+    // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
+    for (bit, registers, value) in [
+        (0, 4, packet.scratch.address & 0xffff_ffff_ffff | 1 << 63),
+        (1, 2, packet.packet_address),
+        (2, 2, packet.queue_address),
+        (3, 2, packet.kernarg_address),
+        (4, 2, 0),
+        (5, 2, packet.scratch.address),
+        (6, 1, packet.private_segment_size as u64),
+    ] {
+        if descriptor.properties >> bit & 1 == 1 {
+            match registers {
+                1 => wave.set_scalar(next, value as u32),
+                _ => wave.set_scalar64(next, value),
+            }
+            if registers == 4 {
+                // The buffer of private memory: words of all lanes alternate, each lane by its number.
+                let stride = if wave64 { 3 } else { 2 };
+                wave.set_scalar64(next + 2, u32::MAX as u64 | ((stride << 21 | 1 << 23) << 32));
+            }
+            next += registers;
+        }
+    }
+    let mut next = (descriptor.resource2 >> 1 & 31) as u8;
+    for (axis, &place) in group.iter().enumerate() {
+        if descriptor.resource2 >> (7 + axis) & 1 == 1 {
+            wave.set_scalar(next, place);
+            next += 1;
+        }
+    }
+    // Behind them the workgroup's information, if asked for, and the wave's offset in private memory.
+    next += (descriptor.resource2 >> 10 & 1) as u8;
+    if descriptor.resource2 & 1 == 1 {
+        wave.set_scalar(next, scratch_offset as u32);
+    }
+    let axes = (descriptor.resource2 >> 11 & 3) as usize + 1;
+    let [width, height, depth] = size;
+    let items = width * height * depth;
+    for lane in 0..launch.lanes() {
+        let item = number * launch.lanes() + lane;
+        if item >= items {
+            break;
+        }
+        let (half, lane) = (lane as usize / LANES, lane as usize % LANES);
+        wave.scalars[EXEC + half] |= 1 << lane;
+        let place = [item % width, item / width % height, item / (width * height)];
+        for (axis, &place) in place.iter().enumerate().take(axes) {
+            wave.vectors[half * registers + axis][lane] = place;
+        }
+    }
+    wave
+}
+
+/// Runs a wave to its end, to a barrier, or for a turn.
+fn run_wave(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    paths: &mut Paths<'_>,
+    counts: &mut Counts,
+) -> Result<(), FaultKind> {
+    let end = wave.executed.saturating_add(TURN);
+    if wave.function == NOWHERE {
+        (wave.function, wave.index) = paths.find(wave.entry)?;
+    }
+    while wave.executed < end && wave.standing == Standing::Running {
+        let function = paths.functions[wave.function as usize].clone();
+        let (number, jump) = (wave.function, run_function(launch, wave, around, &function, counts, end)?);
+        if let Some(target) = jump {
+            (wave.function, wave.index) = paths.find(target)?;
+        }
+        debug_assert!(jump.is_some() || number == wave.function);
+    }
+    Ok(())
+}
+
+/// Runs a wave within one function; returns where it jumps when it leaves it.
+fn run_function(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    counts: &mut Counts,
+    end: u64,
+) -> Result<Option<u64>, FaultKind> {
+    while wave.executed < end {
+        let index = wave.index as usize;
+        let (Some(instruction), Some(&semantics)) = (function.instructions.get(index), function.semantics.get(index))
+        else {
+            return Err(FaultKind::Jump { address: function.entry });
+        };
+        wave.executed += 1;
+        if wave.executed > launch.budget {
+            return Err(FaultKind::Budget { limit: launch.budget });
+        }
+        counts.note(function.units[index], wave.lanes_on());
+        if let Mode::Hazards(chip) = launch.mode {
+            if !instruction.definition.exists_on(chip) {
+                return Err(FaultKind::Illegal);
+            }
+            if chip.is_rdna1() {
+                wave.mind_hazards(instruction)?;
+            }
+        }
+        match semantics {
+            Semantics::Hole(Hole::Unmapped) => {
+                return Err(FaultKind::Memory { address: function.addresses[index], size: 4 });
+            }
+            Semantics::Hole(Hole::Word(_)) => return Err(FaultKind::Illegal),
+            Semantics::Hole(Hole::Overlaps) => return Err(FaultKind::Jump { address: function.addresses[index] }),
+            Semantics::Scalar(operation) => {
+                let address = function.addresses[index];
+                match wave.run_scalar(instruction, operation, address) {
+                    Next::Continue => {}
+                    Next::End => {
+                        wave.standing = Standing::Ended;
+                        return Ok(None);
+                    }
+                    Next::Barrier => {
+                        wave.standing = Standing::AtBarrier;
+                        wave.index += 1;
+                        return Ok(None);
+                    }
+                    Next::Relative(bytes) => match function.targets[index] {
+                        NOWHERE => {
+                            let after = address + instruction.size() as u64;
+                            return Err(FaultKind::Jump { address: after.wrapping_add(bytes as u64) });
+                        }
+                        target => {
+                            wave.index = target;
+                            continue;
+                        }
+                    },
+                    Next::Absolute(target) => return Ok(Some(target)),
+                }
+            }
+            Semantics::Memory(access) => wave.run_memory_halves(instruction, access, around)?,
+            semantics => wave.run_vector_halves(instruction, semantics)?,
+        }
+        wave.index += 1;
+    }
+    Ok(None)
+}
+
+impl Wave {
+    /// Follows the hazard rules along the path.
+    fn mind_hazards(&mut self, instruction: &unhang_isa::Instruction) -> Result<(), FaultKind> {
+        if let Some((rule, _)) = self.watch.next(instruction, self.wave64) {
+            return Err(FaultKind::Hazard { rule });
+        }
+        if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
+            return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
+        }
+        if self.spans_units && instruction.class() == Class::Local {
+            for half in 0..=self.wave64 as usize {
+                self.half = half;
+                let misaligned = self.is_misaligned(instruction);
+                self.half = 0;
+                if misaligned {
+                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -126,7 +126,7 @@ impl Cache {
     }
 }
 
-fn checksum(object: &[u8]) -> u64 {
+pub(crate) fn checksum(object: &[u8]) -> u64 {
     object
         .iter()
         .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3))

@@ -1,15 +1,20 @@
 //! Finding vendors' libraries: what this process has loaded already, before anything else.
 //!
 //! Torch's wheels bring their own copies of the HIP and CUDA libraries. A second copy beside them would be a second
-//! runtime with devices, contexts and streams of its own, so the loaded one is taken, by the path under which the
-//! process maps it.
+//! runtime with devices, contexts and streams of its own. So where several are loaded the one that torch's own library is
+//! linked to is taken, and where one is loaded no other ever is.
+
+mod build;
 
 use std::collections::BTreeSet;
+use std::ffi::{CStr, c_void};
 use std::mem::ManuallyDrop;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use thiserror::Error;
+
+pub(crate) use build::build_of;
 
 /// A library, and where it came from. It is never unloaded: the vendors' libraries leave destructors behind for threads
 /// that end later, and these would run in memory that is gone.
@@ -27,38 +32,130 @@ pub struct LibraryMissing {
     pub tried: Vec<String>,
 }
 
-/// Files mapped into this process whose name begins with one of `prefixes`, as `/proc/self/maps` lists them:
+/// Which library is looked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted<'a> {
+    /// Its name up to the version: `libamdhip64`.
+    pub stem: &'a str,
+    /// A function that it defines; it tells which file a name, or another library, leads to.
+    pub witness: &'a str,
+    /// Libraries that are linked to it. Where one of them is loaded, the copy that it uses is taken.
+    pub users: &'a [&'a str],
+    /// Whether a copy beside the one that `users` use would be a second runtime: then none is ever loaded beside them.
+    pub only_one: bool,
+    /// What is tried where none is loaded, in this order.
+    pub names: Vec<String>,
+}
+
+/// The names of a library of ROCm: the system's choice, then the newest first. One order for all of them, so that the
+/// runtime and its compiler are of one version.
+pub(crate) fn rocm_names(stem: &str) -> Vec<String> {
+    ["", ".7", ".6", ".5"].map(|version| format!("{stem}.so{version}")).to_vec()
+}
+
+/// Whether a path is that of a library: `libamdhip64.so.5`, or `libamdhip64-1a2b3c4d.so` as wheels name their
+/// copies. What follows the dash is a hash, so that `libnvrtc-builtins.so` is not taken for `libnvrtc.so`.
+fn is_named(path: &Path, stem: &str) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    let Some(rest) = name.and_then(|name| name.strip_prefix(stem)) else { return false };
+    let hash_length = match rest.strip_prefix('-') {
+        Some(hash) => 1 + hash.find(|c: char| !c.is_ascii_hexdigit()).unwrap_or(hash.len()),
+        None => 0,
+    };
+    hash_length != 1 && rest[hash_length..].starts_with(".so")
+}
+
+/// Files of that library which are mapped into this process, as `/proc/self/maps` lists them:
 /// `7f00-7f01 r-xp 00000000 08:01 42   /opt/torch/lib/libamdhip64.so`.
-pub(crate) fn mapped(maps: &str, prefixes: &[&str]) -> BTreeSet<PathBuf> {
+fn mapped(maps: &str, stem: &str) -> BTreeSet<PathBuf> {
     maps.lines()
         .filter_map(|line| line.find('/').map(|at| PathBuf::from(line[at..].trim_end_matches(" (deleted)"))))
-        .filter(|path| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            prefixes.iter().any(|prefix| name.starts_with(prefix))
-        })
+        .filter(|path| is_named(path, stem))
         .collect()
 }
 
-/// Loads what is already loaded, else the first of `names` that the loader finds.
-pub(crate) fn open(prefixes: &[&str], names: &[String]) -> Result<Found, LibraryMissing> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+/// Files of that library which this process has loaded.
+pub(crate) fn loaded(stem: &str) -> BTreeSet<PathBuf> {
+    mapped(&std::fs::read_to_string("/proc/self/maps").unwrap_or_default(), stem)
+}
+
+fn open_file(name: &str, only_if_loaded: bool) -> Result<Library, libloading::Error> {
+    let flags = RTLD_NOW | RTLD_LOCAL | if only_if_loaded { libc::RTLD_NOLOAD } else { 0 };
+    // SAFETY: the libraries' initialisers are the vendors' own, and with RTLD_NOLOAD they have run already.
+    unsafe { Library::open(Some(name), flags) }
+}
+
+/// The file in which a library, or one that it is linked to, finds a function.
+fn home_of(library: &Library, function: &str) -> Option<String> {
+    // SAFETY: the address is only looked at.
+    let address = unsafe { library.get::<*const c_void>(function.as_bytes()) }.ok()?.as_raw_ptr();
+    // SAFETY: all-zero is a valid Dl_info.
+    let mut information: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked about, and the place for the answer is valid.
+    if unsafe { libc::dladdr(address, &mut information) } == 0 || information.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own text for a library that is never unloaded.
+    Some(unsafe { CStr::from_ptr(information.dli_fname) }.to_string_lossy().into_owned())
+}
+
+/// The file in which a loaded library finds a function, by its own links.
+pub(crate) fn home_through(user: &Path, function: &str) -> Option<String> {
+    home_of(&open_file(user.to_str()?, true).ok()?, function)
+}
+
+/// The library that this process has loaded, by preference the one that `users` use; else the first of the names that
+/// the loader finds.
+pub(crate) fn open(wanted: &Wanted<'_>) -> Result<Found, LibraryMissing> {
+    let users: Vec<PathBuf> = wanted.users.iter().flat_map(|user| loaded(user)).collect();
+    let mut candidates: Vec<String> = users.iter().filter_map(|user| home_through(user, wanted.witness)).collect();
+    // Several copies and no user: the one that the process itself would call.
+    let own = home_of(&Library::this(), wanted.witness);
+    candidates.extend(own.filter(|path| is_named(Path::new(path), wanted.stem)));
+    candidates.extend(loaded(wanted.stem).iter().map(|path| path.display().to_string()));
     let mut tried = Vec::new();
-    let loaded = mapped(&maps, prefixes).into_iter().map(|path| path.display().to_string());
-    for (name, only_if_loaded) in loaded.map(|path| (path, true)).chain(names.iter().map(|name| (name.clone(), false)))
-    {
-        let flags = RTLD_NOW | RTLD_LOCAL | if only_if_loaded { libc::RTLD_NOLOAD } else { 0 };
-        // SAFETY: the libraries' initialisers are the vendors' own, and with RTLD_NOLOAD they have run already.
-        match unsafe { Library::open(Some(&name), flags) } {
-            Ok(library) => {
-                // The file itself, whoever loaded it: what is compiled is filed under its name.
-                let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-                let path = mapped(&maps, prefixes).into_iter().next().map_or(name, |path| path.display().to_string());
-                return Ok(Found { library: ManuallyDrop::new(library), path });
-            }
+    for name in &candidates {
+        match open_file(name, true) {
+            Ok(library) => return Ok(found(library, name, wanted)),
+            Err(error) => tried.push(format!("{name}, which is loaded ({error})")),
+        }
+    }
+    if wanted.only_one && !(candidates.is_empty() && users.is_empty()) {
+        for user in users {
+            tried.push(format!("{} is loaded and leads to no {}", user.display(), wanted.stem));
+        }
+        tried.push("a second copy is not loaded beside it".into());
+        return Err(LibraryMissing { tried });
+    }
+    for name in &wanted.names {
+        match open_file(name, false) {
+            Ok(library) => return Ok(found(library, name, wanted)),
             Err(error) => tried.push(format!("{name} ({error})")),
         }
     }
     Err(LibraryMissing { tried })
+}
+
+fn found(library: Library, name: &str, wanted: &Wanted<'_>) -> Found {
+    // The file itself, whoever loaded it: what is compiled is filed under its name.
+    let path = home_of(&library, wanted.witness).unwrap_or_else(|| name.to_owned());
+    Found { library: ManuallyDrop::new(library), path }
+}
+
+/// The major version that a library's file name ends in: 5 of `libamdhip64.so.5.2.21153`.
+fn major(path: &Path) -> Option<u32> {
+    let name = std::fs::canonicalize(path).ok()?;
+    let (_, version) = name.file_name()?.to_str()?.split_once(".so.")?;
+    version.split('.').next()?.parse().ok()
+}
+
+/// Files of a library in the folder of another one, of the same major version.
+pub(crate) fn beside(path: &Path, stem: &str) -> Vec<String> {
+    let Some(folder) = path.parent() else { return Vec::new() };
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = files.filter(|file| is_named(file, stem) && major(file) == major(path)).collect();
+    files.sort();
+    files.into_iter().map(|file| file.display().to_string()).collect()
 }
 
 /// Loads the functions of a table of pointers from a library; a missing one is an error that names it.
@@ -86,22 +183,4 @@ macro_rules! function_table {
 pub(crate) use function_table;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mapped_libraries_are_found_by_name() {
-        let maps = "7f0-7f1 r-xp 0 08:01 42 /opt/a b/lib/libamdhip64.so.5\n7f1-7f2 rw-p 0 0:0 0\n\
-                    7f2-7f3 r--p 0 08:01 43 /usr/lib/libc.so.6\n";
-        let found = mapped(maps, &["libamdhip64.so"]);
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), [PathBuf::from("/opt/a b/lib/libamdhip64.so.5")]);
-    }
-
-    #[test]
-    fn a_library_is_the_same_file_however_it_was_found() {
-        // Not loaded before, and then loaded already.
-        let paths = [(); 2].map(|()| open(&["libutil.so"], &["libutil.so.1".into()]).unwrap().path);
-        assert_eq!(paths[0], paths[1]);
-        assert!(paths[0].starts_with('/'), "{paths:?}");
-    }
-}
+mod tests;

@@ -1,10 +1,14 @@
 //! hiprtc: in ROCm up to 5.3 inside `libamdhip64.so`, from 5.4 a library of its own.
 
 use std::ffi::{c_char, c_void};
+use std::path::Path;
+use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
 use super::{CompileError, Compiler};
-use crate::dynamic::{self, Found, function_table};
+use crate::cache::Key;
+use crate::driver::hip_runtime;
+use crate::dynamic::{self, Found, Wanted, function_table};
 use crate::sources::Kernel;
 
 function_table! {
@@ -34,15 +38,19 @@ pub struct Hiprtc {
 }
 
 impl Hiprtc {
-    /// Takes the library that this process has loaded, else the system's.
+    /// Takes the library that this process has loaded, else the one beside the loaded runtime, else the one in it, else
+    /// the system's.
     pub fn find() -> Result<Hiprtc, CompileError> {
+        let mut places: Vec<(&str, Vec<String>)> = Vec::new();
+        if let Ok(runtime) = hip_runtime::find(false) {
+            places.push(("libhiprtc", dynamic::beside(Path::new(&runtime.path), "libhiprtc")));
+            places.push(("libamdhip64", Vec::new()));
+        }
         // libhiprtc first: from 5.4 on libamdhip64 may lack the symbols, or forward them.
+        places.extend(["libhiprtc", "libamdhip64"].map(|stem| (stem, dynamic::rocm_names(stem))));
         let mut last = None;
-        for (prefix, names) in [
-            ("libhiprtc.so", ["libhiprtc.so", "libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so.5"]),
-            ("libamdhip64.so", ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"]),
-        ] {
-            let found = match dynamic::open(&[prefix], &names.map(String::from)) {
+        for (stem, names) in places {
+            let found = match dynamic::open(&wanted(stem, names)) {
                 Ok(found) => found,
                 Err(missing) => {
                     last = Some(CompileError::Missing(missing));
@@ -64,13 +72,38 @@ impl Hiprtc {
         if code != 0 {
             return Err(CompileError::Unusable(format!("hiprtcVersion failed with {code} in {}", library.path)));
         }
-        // The version of the interface says little about the compiler; the file behind it does.
         let file = std::fs::canonicalize(&library.path)
             .ok()
             .and_then(|path| path.file_name().map(|name| name.to_string_lossy().into_owned()))
             .unwrap_or_else(|| library.path.clone());
-        Ok(Hiprtc { functions, version: format!("hiprtc {major}.{minor} ({file})"), _library: library })
+        let build = build(&functions, &library);
+        Ok(Hiprtc { functions, version: format!("hiprtc {major}.{minor} ({file}, build {build})"), _library: library })
     }
+}
+
+fn wanted(stem: &str, names: Vec<String>) -> Wanted<'_> {
+    Wanted { stem, witness: "hiprtcVersion", users: &hip_runtime::USERS, only_one: false, names }
+}
+
+/// Which compiler this is. `hiprtcVersion` is 9.0 in every release and hiprtc only the way to the compiler, so this is a
+/// hash of the builds of all three: hiprtc, the code object manager behind it, and the LLVM that that is linked to.
+fn build(functions: &Functions, library: &Found) -> String {
+    let mut program = ptr::null_mut();
+    // The manager is loaded with the first program. SAFETY: texts that end in NUL, and no headers.
+    let code =
+        unsafe { (functions.create)(&mut program, c"".as_ptr(), c"empty".as_ptr(), 0, ptr::null(), ptr::null()) };
+    if code == 0 {
+        // SAFETY: made by the same library and not used after.
+        unsafe { (functions.destroy)(&mut program) };
+    }
+    let mut files = vec![library.path.clone()];
+    for manager in dynamic::loaded("libamd_comgr") {
+        files.extend(dynamic::home_through(&manager, "LLVMContextCreate"));
+        files.push(manager.display().to_string());
+    }
+    let builds: Vec<String> = files.iter().filter_map(|file| dynamic::build_of(file)).collect();
+    let hash = Key::of(builds.iter().map(String::as_str)).to_string();
+    hash[..12].to_owned()
 }
 
 impl Compiler for Hiprtc {

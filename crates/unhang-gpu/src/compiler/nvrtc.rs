@@ -3,7 +3,7 @@
 use std::ffi::{c_char, c_void};
 
 use super::{CompileError, Compiler};
-use crate::dynamic::{self, Found, function_table};
+use crate::dynamic::{self, Found, Wanted, function_table};
 use crate::sources::Kernel;
 
 function_table! {
@@ -33,7 +33,13 @@ impl Nvrtc {
     pub fn find() -> Result<Nvrtc, CompileError> {
         let mut names: Vec<String> = std::env::var("UNHANG_NVRTC").into_iter().collect();
         names.extend(["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so.11.2"].map(String::from));
-        let library = dynamic::open(&["libnvrtc.so"], &names)?;
+        let library = dynamic::open(&Wanted {
+            stem: "libnvrtc",
+            witness: "nvrtcVersion",
+            users: &["libtorch_cuda"],
+            only_one: false,
+            names,
+        })?;
         let functions = Functions::load(&library).map_err(CompileError::Unusable)?;
         let (mut major, mut minor) = (0, 0);
         // SAFETY: two valid places for two numbers.

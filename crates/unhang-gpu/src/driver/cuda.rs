@@ -4,9 +4,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Description, Driver, DriverError, Event, FILLING, Function};
+use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
 use crate::compiler::{Compiler, Nvrtc};
-use crate::dynamic::{self, Found, function_table};
+use crate::dynamic::{self, Found, LibraryMissing, Wanted, function_table};
 use crate::model::Device;
 
 function_table! {
@@ -49,10 +49,16 @@ pub struct Cuda {
     _library: Found,
 }
 
+/// The driver that this process has loaded, else the system's: there is one, and the kernel's part fits only that.
+pub(super) fn library() -> Result<Found, LibraryMissing> {
+    let names = vec!["libcuda.so.1".into()];
+    dynamic::open(&Wanted { stem: "libcuda", witness: "cuInit", users: &[], only_one: true, names })
+}
+
 impl Cuda {
     /// The device of that number, with the driver that this process has loaded, else the system's.
     pub fn open(ordinal: i32) -> Result<Cuda, DriverError> {
-        let library = dynamic::open(&["libcuda.so"], &["libcuda.so.1".into()])?;
+        let library = library()?;
         let functions = Functions::load(&library).map_err(DriverError::Unusable)?;
         let check = |code, call| check(&functions, code, call);
         let (mut device, mut context) = (0, ptr::null_mut());
@@ -197,7 +203,7 @@ impl Driver for Cuda {
             let mut status = 0;
             // SAFETY: a valid place for the number.
             let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
-            check(&self.functions, code, "cuStreamIsCapturing").map(|()| status != 0)
+            capturing(code, status).or_else(|code| check(&self.functions, code, "cuStreamIsCapturing").map(|()| true))
         })
     }
 

@@ -7,8 +7,9 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use super::{DriverError, Event};
-use crate::dynamic::{self, Found, function_table};
+use super::hip_runtime::{self, LastError};
+use super::{DriverError, Event, capturing};
+use crate::dynamic::{Found, function_table};
 
 function_table! {
     /// The functions of libcuda that we call.
@@ -50,7 +51,7 @@ type ExchangeMode = unsafe extern "C" fn(*mut i32) -> i32;
 enum Functions {
     Cuda { functions: CudaFunctions, context: usize },
     // Before ROCm 5.3 HIP has no modes of capture to exchange.
-    Hip { functions: HipFunctions, ordinal: i32, exchange_mode: Option<ExchangeMode> },
+    Hip { functions: HipFunctions, last_error: LastError, ordinal: i32, exchange_mode: Option<ExchangeMode> },
 }
 
 /// Events of one device.
@@ -62,7 +63,7 @@ pub struct DeviceEvents {
 impl DeviceEvents {
     /// Those of NVIDIA's driver, in the device's primary context, which is torch's.
     pub fn cuda(ordinal: i32) -> Result<DeviceEvents, DriverError> {
-        let library = dynamic::open(&["libcuda.so"], &["libcuda.so.1".into()])?;
+        let library = super::cuda::library()?;
         let functions = CudaFunctions::load(&library).map_err(DriverError::Unusable)?;
         let (mut device, mut context) = (0, ptr::null_mut());
         // SAFETY: each call gets valid places for what it returns.
@@ -76,12 +77,14 @@ impl DeviceEvents {
 
     /// Those of AMD's runtime.
     pub fn hip(ordinal: i32) -> Result<DeviceEvents, DriverError> {
-        let library = dynamic::open(&["libamdhip64.so"], &[])?;
+        let library = hip_runtime::find(false)?;
         let functions = HipFunctions::load(&library).map_err(DriverError::Unusable)?;
+        let last_error = LastError::of(&library).map_err(DriverError::Unusable)?;
         // SAFETY: the type is that of the symbol in HIP's documented C interface.
         let exchange_mode =
             unsafe { library.library.get::<ExchangeMode>(b"hipThreadExchangeStreamCaptureMode") }.ok().map(|it| *it);
-        Ok(DeviceEvents { functions: Functions::Hip { functions, ordinal, exchange_mode }, _library: library })
+        let functions = Functions::Hip { functions, last_error, ordinal, exchange_mode };
+        Ok(DeviceEvents { functions, _library: library })
     }
 
     /// Switches the calling thread to the relaxed mode of capture. For a thread that only asks about events.
@@ -113,7 +116,7 @@ impl DeviceEvents {
                 check(unsafe { (functions.set_current)(before) }, "cuCtxSetCurrent")?;
                 result
             }
-            Functions::Hip { functions, ordinal, .. } => {
+            Functions::Hip { functions, last_error, ordinal, .. } => last_error.keep(|| {
                 let mut before = 0;
                 // SAFETY: a valid place for the number.
                 check(unsafe { (functions.get_device)(&mut before) }, "hipGetDevice")?;
@@ -126,7 +129,7 @@ impl DeviceEvents {
                 // SAFETY: what was current before.
                 check(unsafe { (functions.set_device)(before) }, "hipSetDevice")?;
                 result
-            }
+            }),
         }
     }
 
@@ -190,7 +193,8 @@ impl DeviceEvents {
                     Functions::Hip { functions, .. } => (functions.is_capturing)(stream, &mut status),
                 }
             };
-            check(code, "asking whether a stream records a graph").map(|()| status != 0)
+            capturing(code, status)
+                .or_else(|code| check(code, "asking whether a stream records a graph").map(|()| true))
         })
     }
 }

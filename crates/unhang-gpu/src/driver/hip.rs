@@ -7,9 +7,10 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Description, Driver, DriverError, Event, FILLING, Function};
+use super::hip_runtime::{self, LastError};
+use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
 use crate::compiler::{Compiler, Hiprtc};
-use crate::dynamic::{self, Found, function_table};
+use crate::dynamic::{Found, function_table};
 use crate::model::Device;
 
 function_table! {
@@ -78,6 +79,7 @@ impl HipChip {
 /// A device of AMD's runtime.
 pub struct Hip {
     functions: Functions,
+    last_error: LastError,
     compiler: Arc<Hiprtc>,
     description: Description,
     ordinal: i32,
@@ -85,39 +87,39 @@ pub struct Hip {
 }
 
 /// The runtime that this process has loaded, else the system's.
-fn runtime() -> Result<(Found, Functions), DriverError> {
-    let names = ["libamdhip64.so", "libamdhip64.so.5", "libamdhip64.so.6", "libamdhip64.so.7"].map(String::from);
-    let library = dynamic::open(&["libamdhip64.so"], &names)?;
+fn runtime() -> Result<(Found, Functions, LastError), DriverError> {
+    let library = hip_runtime::find(true)?;
     let functions = Functions::load(&library).map_err(DriverError::Unusable)?;
-    Ok((library, functions))
+    let last_error = LastError::of(&library).map_err(DriverError::Unusable)?;
+    Ok((library, functions, last_error))
 }
 
 impl Hip {
     /// Where the device of that number sits, such as `0000:03:00.0`: by that the kernel driver's topology knows it.
     pub fn pci_address(ordinal: i32) -> Result<String, DriverError> {
-        let (_, functions) = runtime()?;
+        let (_, functions, last_error) = runtime()?;
         let mut address = [0u8; 64];
         // SAFETY: a valid place for the text and its length.
-        unsafe {
+        last_error.keep(|| unsafe {
             check((functions.init)(0), "hipInit")?;
-            check((functions.device_pci)(address.as_mut_ptr().cast(), 63, ordinal), "hipDeviceGetPCIBusId")?;
-        }
+            check((functions.device_pci)(address.as_mut_ptr().cast(), 63, ordinal), "hipDeviceGetPCIBusId")
+        })?;
         let length = address.iter().position(|&byte| byte == 0).unwrap_or(0);
         Ok(String::from_utf8_lossy(&address[..length]).into_owned())
     }
 
     /// The device of that number. The chip is the caller's knowledge: the runtime tells the spoofed one.
     pub fn open(ordinal: i32, chip: &HipChip) -> Result<Hip, DriverError> {
-        let (library, functions) = runtime()?;
+        let (library, functions, last_error) = runtime()?;
         let mut name = [0u8; 256];
         let (mut memory, mut version) = (0usize, 0);
         // SAFETY: each call gets valid places for what it returns.
-        unsafe {
+        last_error.keep(|| unsafe {
             check((functions.init)(0), "hipInit")?;
             check((functions.runtime_version)(&mut version), "hipRuntimeGetVersion")?;
             check((functions.device_name)(name.as_mut_ptr().cast(), 255, ordinal), "hipDeviceGetName")?;
-            check((functions.device_memory)(&mut memory, ordinal), "hipDeviceTotalMem")?;
-        }
+            check((functions.device_memory)(&mut memory, ordinal), "hipDeviceTotalMem")
+        })?;
         let length = name.iter().position(|&byte| byte == 0).unwrap_or(0);
         let description = Description {
             name: String::from_utf8_lossy(&name[..length]).into_owned(),
@@ -127,11 +129,15 @@ impl Hip {
             model: chip.model(memory as u64),
         };
         let compiler = Arc::new(Hiprtc::find()?);
-        Ok(Hip { functions, compiler, description, ordinal, _library: library })
+        Ok(Hip { functions, last_error, compiler, description, ordinal, _library: library })
     }
 
-    /// Runs a call with our device current, and leaves the thread as it was.
+    /// Runs a call with our device current, and leaves the thread as it was, its last error included.
     fn on_device<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
+        self.last_error.keep(|| self.with_device_current(call))
+    }
+
+    fn with_device_current<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
         let mut before = 0;
         // SAFETY: a valid place for the number.
         check(unsafe { (self.functions.get_device)(&mut before) }, "hipGetDevice")?;
@@ -162,12 +168,16 @@ fn check(code: i32, call: &'static str) -> Result<(), DriverError> {
         200 => "invalid image",
         209 => "no binary for this GPU",
         301 => "file not found",
-        303 => "shared object initialisation failed",
+        303 => {
+            "shared object initialisation failed; HIP 5.2 also says so of an object for another chip than the runtime \
+             believes in"
+        }
         400 => "invalid handle",
         500 => "not found",
         700 => "illegal address",
         719 => "launch failure",
         900 => "not supported while capturing",
+        906 => "another stream is capturing",
         _ => "unknown error",
     };
     Err(DriverError::Call { call, code, meaning: meaning.into() })
@@ -186,11 +196,14 @@ impl Driver for Hip {
         let entry = CString::new(entry).map_err(|_| DriverError::Unusable("a NUL in a kernel's name".into()))?;
         self.on_device(|| {
             let (mut module, mut function) = (ptr::null_mut(), ptr::null_mut());
-            // SAFETY: a whole object, a text that ends in NUL, and places for the handles.
-            unsafe {
-                check((self.functions.module_load)(&mut module, object.as_ptr().cast()), "hipModuleLoadData")?;
-                check((self.functions.module_function)(&mut function, module, entry.as_ptr()), "hipModuleGetFunction")?;
-            }
+            // HIP goes on pointing into the object, as long as the module lives: as long as the process.
+            let object: Box<[u8]> = object.into();
+            // SAFETY: a whole object, and a place for the handle.
+            check(unsafe { (self.functions.module_load)(&mut module, object.as_ptr().cast()) }, "hipModuleLoadData")?;
+            Box::leak(object);
+            // SAFETY: a module, a text that ends in NUL, and a place for the handle.
+            let code = unsafe { (self.functions.module_function)(&mut function, module, entry.as_ptr()) };
+            check(code, "hipModuleGetFunction")?;
             Ok(Function(function as u64))
         })
     }
@@ -229,7 +242,7 @@ impl Driver for Hip {
             let mut status = 0;
             // SAFETY: a valid place for the number.
             let code = unsafe { (self.functions.is_capturing)(stream as *mut c_void, &mut status) };
-            check(code, "hipStreamIsCapturing").map(|()| status != 0)
+            capturing(code, status).or_else(|code| check(code, "hipStreamIsCapturing").map(|()| true))
         })
     }
 
@@ -251,21 +264,24 @@ impl Driver for Hip {
     }
 
     fn elapsed(&self, from: Event, to: Event) -> Result<Option<f32>, DriverError> {
-        // SAFETY: events of this driver.
-        match unsafe { (self.functions.event_query)(to.0 as *mut c_void) } {
-            NOT_READY => return Ok(None),
-            code => check(code, "hipEventQuery")?,
-        }
-        let mut milliseconds = 0.0;
-        // SAFETY: events of this driver that have happened, and a place for the number.
-        let code =
-            unsafe { (self.functions.event_elapsed)(&mut milliseconds, from.0 as *mut c_void, to.0 as *mut c_void) };
-        check(code, "hipEventElapsedTime").map(|()| Some(milliseconds))
+        self.last_error.keep(|| {
+            // SAFETY: events of this driver.
+            match unsafe { (self.functions.event_query)(to.0 as *mut c_void) } {
+                NOT_READY => return Ok(None),
+                code => check(code, "hipEventQuery")?,
+            }
+            let mut milliseconds = 0.0;
+            let (from, to) = (from.0 as *mut c_void, to.0 as *mut c_void);
+            // SAFETY: events of this driver that have happened, and a place for the number.
+            let code = unsafe { (self.functions.event_elapsed)(&mut milliseconds, from, to) };
+            check(code, "hipEventElapsedTime").map(|()| Some(milliseconds))
+        })
     }
 
     fn destroy_event(&self, event: Event) -> Result<(), DriverError> {
         // SAFETY: an event of this driver that the caller gives up.
-        check(unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) }, "hipEventDestroy")
+        let code = self.last_error.keep(|| unsafe { (self.functions.event_destroy)(event.0 as *mut c_void) });
+        check(code, "hipEventDestroy")
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {

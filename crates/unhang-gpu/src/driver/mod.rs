@@ -5,6 +5,7 @@ mod cuda;
 mod emulated;
 mod events;
 mod hip;
+pub(crate) mod hip_runtime;
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -129,4 +130,15 @@ pub trait Driver: Send + Sync {
 
     /// Waits for a stream. Never call this on an unproven kernel in a process that must not hang.
     fn synchronize(&self, stream: u64) -> Result<(), DriverError>;
+}
+
+/// Whether a stream records, from what the driver returned. Asked about the default stream while another one records,
+/// both vendors answer with an error of its own: what must not be done then must not be done now either.
+fn capturing(code: i32, status: i32) -> Result<bool, i32> {
+    const CAPTURE_IMPLICIT: i32 = 906;
+    match code {
+        0 => Ok(status != 0),
+        CAPTURE_IMPLICIT => Ok(true),
+        other => Err(other),
+    }
 }

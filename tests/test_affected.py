@@ -57,6 +57,18 @@ def test_auto_uses_torchs_kernels_once_their_canary_passed(
     assert "child process" not in capsys.readouterr().err
 
 
+def test_what_the_shield_would_make_safe_is_said_once_where_it_is_off(
+    affected_machine: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_of()
+    engine_of()
+    assert capsys.readouterr().err.count("the shield is off") == 1
+    _state._said.clear()
+    monkeypatch.setenv("HSA_TOOLS_LIB", "/somewhere/libunhang_shield.so")
+    engine_of()
+    assert "the shield is off" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("mood", ["crash", "wrong"])
 def test_a_canary_that_dies_or_lies_keeps_everything_on_the_cpu(
     affected_machine: Path, monkeypatch: pytest.MonkeyPatch, mood: str

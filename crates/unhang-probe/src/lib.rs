@@ -3,12 +3,14 @@
 //! * [`supervise`] runs one child to its end, whatever it does.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
 //!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
+//! * [`child`] is the other end of that, for children written in Rust.
 //! * [`rehearsal`] plays a card that behaves as a table says, in such a child. The prober sees only the child.
 //!
 //! This crate must not know torch, a GPU runtime or a particular engine: it sees processes.
 
 #![forbid(unsafe_code)]
 
+pub mod child;
 mod explain;
 pub mod grid;
 mod prober;

@@ -1,9 +1,11 @@
 //! `unhang probe`: which convolutions are safe here, each tried in a supervised child.
 
 pub mod children;
+mod miopen;
 mod show;
 mod what;
 
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -32,6 +34,16 @@ const INTERRUPTED: u8 = 130;
 /// the most used convolutions are known on all engines.
 const CHUNK: usize = 32;
 
+/// How long the stages of an attempt may take on hardware.
+const HARDWARE_DEADLINES: Deadlines = Deadlines {
+    start: Duration::from_secs(120),
+    compile: Duration::from_secs(180),
+    run: Duration::from_secs(10),
+    grace: GRACE,
+};
+/// How long a GPU is given to come back after a child was killed.
+const RESET: Duration = Duration::from_secs(15);
+
 /// Find out which convolutions are safe here: each is tried on each engine in a child process with deadlines.
 ///
 /// What hangs or crashes costs a child and nothing else. Verdicts are kept, `unhang.enable()` and `unhang plan` go by
@@ -45,6 +57,7 @@ Examples:
   unhang probe                                             # what your programs asked for so far
   unhang probe --model torchvision.models:resnet18 --input 1x3x224x224 --budget 10m
   unhang probe --layers my-layers.tsv --engines aten,miopen
+  unhang probe --grid --engines miopen --profiles as-is    # the system's MIOpen where there is no ROCm torch
   unhang probe --grid --rehearse rx5600xt-rocm5.7          # a played card, on any machine
   unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'")]
 pub struct Probe {
@@ -86,9 +99,16 @@ pub struct Probe {
     json: bool,
     #[command(flatten)]
     knowledge: KnowledgeArguments,
+    /// Try the MIOpen in this file by its C interface, without torch. Where torch has no ROCm, `--engines miopen` does so with
+    /// the MIOpen that the system has.
+    #[arg(long, value_name = "FILE")]
+    miopen: Option<PathBuf>,
     /// The child that plays a card; for this program's own use.
     #[arg(long, hide = true, value_name = "DIR")]
     rehearsal_child: Option<PathBuf>,
+    /// The child that drives MIOpen; for this program's own use.
+    #[arg(long, hide = true, value_name = "PART")]
+    miopen_child: Option<miopen::Part>,
 }
 
 /// A length of time: a number with ms, s, m or h.
@@ -129,6 +149,10 @@ impl Probe {
         if let Some(folder) = &self.rehearsal_child {
             return children::play(folder, &CpuEngine::with_threads(1));
         }
+        if let Some(part) = self.miopen_child {
+            let settings = unhang_cpu::Settings { by_definition: true, ..unhang_cpu::Settings::default() };
+            return miopen::child(part, self.miopen.as_deref(), &CpuEngine::with_settings(settings));
+        }
         if self.engines.contains(&EngineName::Tiled) {
             bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
         }
@@ -144,7 +168,7 @@ impl Probe {
         let python = self.knowledge.python().map_or_else(find_python, PathBuf::from);
         let mut ground = match &self.rehearse {
             Some(name) => self.rehearsal(name, &knowledge, state.path())?,
-            None => self.real(&knowledge, Python::describe(&python)?, &nowhere)?,
+            None => self.hardware(&knowledge, &python, &nowhere)?,
         };
         self.apply(&mut ground);
         // What programs asked for is filed under the machine itself, played or not.
@@ -270,6 +294,49 @@ impl Probe {
         })
     }
 
+    /// What is here: torch, or MIOpen alone where that was asked for or there is no torch.
+    fn hardware<'a>(
+        &self,
+        knowledge: &'a Knowledge,
+        python: &std::path::Path,
+        nowhere: &'a Store,
+    ) -> anyhow::Result<Ground<'a>> {
+        if self.miopen.is_some() {
+            return self.miopen_alone(knowledge);
+        }
+        let wanted = self.engines == [EngineName::Miopen];
+        match Python::describe(python) {
+            Ok(python) if !wanted || (python.accelerator && python.rocm) => self.real(knowledge, python, nowhere),
+            Ok(_) => self.miopen_alone(knowledge),
+            Err(error) => self.miopen_alone(knowledge).or(Err(error)),
+        }
+    }
+
+    /// MIOpen by its C interface, with no torch above it.
+    fn miopen_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
+        if !self.engines.is_empty() && !self.engines.contains(&EngineName::Miopen) {
+            bail!("without a torch that can be asked only miopen can be tried here");
+        }
+        let library = miopen::Library::describe(self.miopen.as_deref())?;
+        let canary = library.launch("")?;
+        let variants = self.variants(&VARIANTS)?;
+        let launch = |variant: &String| Ok((variant.clone(), library.launch(variant)?));
+        let launches: HashMap<String, Launch> = variants.iter().map(launch).collect::<anyhow::Result<_>>()?;
+        Ok(Ground {
+            machine: knowledge.machine.fingerprint(Some(&library.software)),
+            source: Source::Probe,
+            note: library.software.clone(),
+            store: &knowledge.store,
+            deadlines: HARDWARE_DEADLINES,
+            workers: 1,
+            reset: RESET,
+            canary: Some(canary),
+            specifications: specifications(&[EngineName::Miopen], &variants),
+            launch: Box::new(move |attempt| launches[&attempt.variant].clone()),
+            remarks: vec![format!("{} on {}, without torch", library.software, library.device)],
+        })
+    }
+
     fn real<'a>(&self, knowledge: &'a Knowledge, python: Python, nowhere: &'a Store) -> anyhow::Result<Ground<'a>> {
         let mut remarks = Vec::new();
         let mut engines = vec![EngineName::Cpu, EngineName::Aten];
@@ -312,14 +379,9 @@ impl Probe {
             source: Source::Probe,
             note: format!("torch {}", python.torch),
             store: if affected && !python.accelerator { nowhere } else { &knowledge.store },
-            deadlines: Deadlines {
-                start: Duration::from_secs(120),
-                compile: Duration::from_secs(180),
-                run: Duration::from_secs(10),
-                grace: GRACE,
-            },
+            deadlines: HARDWARE_DEADLINES,
             workers: if python.accelerator { 1 } else { self.workers.map_or(1, usize::from) },
-            reset: if python.accelerator { Duration::from_secs(15) } else { Duration::ZERO },
+            reset: if python.accelerator { RESET } else { Duration::ZERO },
             canary,
             specifications: specifications(&engines, &variants),
             launch: Box::new(move |attempt| python.launch(attempt.engine, &attempt.variant)),

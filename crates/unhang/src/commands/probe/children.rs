@@ -103,7 +103,7 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
 
 /// The variables of a variant. What earlier searches left in MIOpen's find-db would speak for other solvers, so where one
 /// family is meant it is not read.
-fn environment(variant: &str) -> Vec<(String, Option<String>)> {
+pub fn environment(variant: &str) -> Vec<(String, Option<String>)> {
     if let Some(profile) = Profile::named(variant) {
         return profile.lines.iter().map(|line| (line.name.to_owned(), line.value.map(str::to_owned))).collect();
     }

@@ -1,0 +1,129 @@
+//! What is made on the device and ended with its owner: memory, events, descriptors.
+
+use std::ffi::c_void;
+use std::ptr;
+use std::time::Duration;
+
+use crate::library::{Functions, Handle, MiopenError, check_hip};
+
+const TO_DEVICE: i32 = 1;
+const FROM_DEVICE: i32 = 2;
+const NOT_READY: i32 = 600;
+
+/// Memory on the device.
+pub(crate) struct Memory<'a> {
+    functions: &'a Functions,
+    pub(crate) address: Handle,
+    bytes: usize,
+}
+
+impl<'a> Memory<'a> {
+    pub(crate) fn new(functions: &'a Functions, bytes: usize) -> Result<Memory<'a>, MiopenError> {
+        let mut address = ptr::null_mut();
+        if bytes > 0 {
+            // SAFETY: a valid place for the address.
+            check_hip(unsafe { (functions.allocate)(&mut address, bytes) }, "hipMalloc")?;
+        }
+        Ok(Memory { functions, address, bytes })
+    }
+
+    /// Memory with a copy of that in it.
+    pub(crate) fn of<T: Copy>(functions: &'a Functions, data: &[T]) -> Result<Memory<'a>, MiopenError> {
+        let memory = Memory::new(functions, size_of_val(data))?;
+        // SAFETY: as many bytes as both sides have; the call returns when it is done.
+        let code = unsafe { (functions.copy)(memory.address, data.as_ptr().cast(), memory.bytes, TO_DEVICE) };
+        check_hip(code, "hipMemcpy to the device")?;
+        Ok(memory)
+    }
+
+    /// What is in it, as so many bytes; all patterns must be valid values of `T`.
+    pub(crate) fn read<T: Copy>(&self, data: &mut [T]) -> Result<(), MiopenError> {
+        assert_eq!(size_of_val(data), self.bytes, "all of it");
+        let (to, from) = (data.as_mut_ptr().cast::<c_void>(), self.address);
+        // SAFETY: as many bytes as both sides have; the call returns when it is done.
+        check_hip(unsafe { (self.functions.copy)(to, from, self.bytes, FROM_DEVICE) }, "hipMemcpy from the device")
+    }
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        if !self.address.is_null() {
+            // SAFETY: allocated here, and whoever used it has waited.
+            unsafe { (self.functions.free)(self.address) };
+        }
+    }
+}
+
+/// A point in the default stream's work.
+pub(crate) struct Event<'a> {
+    functions: &'a Functions,
+    handle: Handle,
+}
+
+impl<'a> Event<'a> {
+    /// An event behind all that was queued so far.
+    pub(crate) fn now(functions: &'a Functions) -> Result<Event<'a>, MiopenError> {
+        let mut event = Event { functions, handle: ptr::null_mut() };
+        // SAFETY: a valid place for the handle; then an event of ours and the default stream.
+        unsafe {
+            check_hip((functions.create_event)(&mut event.handle), "hipEventCreate")?;
+            check_hip((functions.record_event)(event.handle, ptr::null_mut()), "hipEventRecord")?;
+        }
+        Ok(event)
+    }
+
+    /// Until it has happened, asking again and again: a thread that waits inside the driver cannot say anything.
+    pub(crate) fn wait(&self) -> Result<(), MiopenError> {
+        let mut pause = Duration::from_micros(20);
+        loop {
+            // SAFETY: an event of ours.
+            match unsafe { (self.functions.query_event)(self.handle) } {
+                NOT_READY => std::thread::sleep(pause),
+                code => return check_hip(code, "hipEventQuery"),
+            }
+            pause = (pause * 3 / 2).min(Duration::from_millis(5));
+        }
+    }
+
+    /// Seconds since an earlier event; both have happened.
+    pub(crate) fn seconds_since(&self, earlier: &Event<'_>) -> Result<f64, MiopenError> {
+        let mut milliseconds = 0.0;
+        // SAFETY: events of ours, and a place for the number.
+        let code = unsafe { (self.functions.elapsed)(&mut milliseconds, earlier.handle, self.handle) };
+        check_hip(code, "hipEventElapsedTime").map(|()| f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        if !self.handle.is_null() {
+            // SAFETY: made here and not used after.
+            unsafe { (self.functions.destroy_event)(self.handle) };
+        }
+    }
+}
+
+/// A descriptor of MIOpen's.
+pub(crate) struct Descriptor {
+    pub(crate) handle: Handle,
+    destroy: unsafe extern "C" fn(Handle) -> i32,
+}
+
+impl Descriptor {
+    pub(crate) fn new(
+        create: unsafe extern "C" fn(*mut Handle) -> i32,
+        destroy: unsafe extern "C" fn(Handle) -> i32,
+    ) -> Result<Descriptor, MiopenError> {
+        let mut handle = ptr::null_mut();
+        // SAFETY: a valid place for the handle.
+        crate::library::check_miopen(unsafe { create(&mut handle) }, "making a descriptor")?;
+        Ok(Descriptor { handle, destroy })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: made by the function that belongs to this one, and not used after.
+        unsafe { (self.destroy)(self.handle) };
+    }
+}

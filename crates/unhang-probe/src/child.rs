@@ -1,0 +1,105 @@
+//! What every child written in Rust shares: the way requests come in and answers go out, and how numbers are compared.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{DumpableBehavior, Signal, set_dumpable_behavior, set_parent_process_death_signal};
+
+use crate::protocol::{Answer, CameBack, Message, Request, Stage};
+
+/// How often a child says that it lives.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// A child's mouth. Lines of several threads do not mix.
+#[derive(Debug, Clone)]
+pub struct Speaker(Arc<Mutex<UnixStream>>);
+
+impl Speaker {
+    /// Says one message.
+    pub fn say(&self, message: &Message) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.say_bytes(&line)
+    }
+
+    /// Says that an attempt has come to a stage.
+    pub fn stage(&self, id: u64, stage: Stage) -> std::io::Result<()> {
+        self.say(&Message::Stage { id, stage })
+    }
+
+    /// Says anything at all.
+    pub(crate) fn say_bytes(&self, bytes: &[u8]) -> std::io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write_all(bytes)
+    }
+}
+
+/// Serves requests on the socket until it is closed. `start` does what takes time before the first request and says what
+/// this child is; heartbeats begin before it.
+pub fn serve(
+    socket: UnixStream,
+    start: impl FnOnce() -> String,
+    mut answer: impl FnMut(&Request, &Speaker) -> std::io::Result<Answer>,
+) -> std::io::Result<()> {
+    // It must not outlive its prober, however that ends; and a crash that is meant needs no dump of memory.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    let _ = set_dumpable_behavior(DumpableBehavior::NotDumpable);
+    let requests = BufReader::new(socket.try_clone()?);
+    let speaker = Speaker(Arc::new(Mutex::new(socket)));
+    let heart = speaker.clone();
+    // Ends with the process, or when nobody listens any more.
+    std::thread::spawn(move || {
+        loop {
+            std::thread::sleep(HEARTBEAT);
+            if heart.say(&Message::Heartbeat).is_err() {
+                return;
+            }
+        }
+    });
+    speaker.say(&Message::Ready { about: start() })?;
+    for line in requests.lines() {
+        let request: Request = serde_json::from_str(&line?)?;
+        let answer = answer(&request, &speaker)?;
+        speaker.say(&Message::Answer(answer))?;
+    }
+    Ok(())
+}
+
+impl Answer {
+    /// An answer with nothing in it yet but how the attempt came back.
+    pub fn new(id: u64, ended: CameBack, detail: impl Into<String>) -> Answer {
+        Answer {
+            id,
+            ended,
+            seconds: None,
+            first_seconds: None,
+            relative_error: None,
+            not_numbers: 0,
+            detail: detail.into(),
+        }
+    }
+}
+
+/// Numbers between -1 and 1 that are the same each time.
+pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let next = |_| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    (0..count).map(next).collect()
+}
+
+/// The largest error of the finite numbers relative to the largest expected one, and how many are not finite.
+pub fn compare(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> (Option<f64>, u64) {
+    let scale = pairs.clone().fold(f64::MIN_POSITIVE, |largest, (_, expected)| largest.max(expected.abs()));
+    let (mut worst, mut not_numbers) = (0.0f64, 0);
+    for (found, expected) in pairs {
+        match (found - expected).abs() / scale {
+            error if error.is_finite() => worst = worst.max(error),
+            _ => not_numbers += 1,
+        }
+    }
+    (Some(worst), not_numbers)
+}

@@ -1,0 +1,103 @@
+//! MIOpen without torch: what is here, asked in a child, and the children that drive it.
+
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+use clap::ValueEnum;
+use unhang_engine::Engine;
+use unhang_miopen::Miopen;
+use unhang_probe::{Child, Ended, Launch, supervise};
+
+use super::children::environment;
+use crate::output::printable;
+
+/// How long the library and the runtime below it may take to say what they are.
+const DESCRIBING: Duration = Duration::from_secs(60);
+/// What the answer's line starts with: libraries print other lines.
+const ANSWER: &str = "unhang-miopen ";
+
+/// What a child with MIOpen is to do; for this program's own use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Say what is here.
+    Describe,
+    /// Serve a prober.
+    Serve,
+}
+
+impl Part {
+    const fn name(self) -> &'static str {
+        match self {
+            Part::Describe => "describe",
+            Part::Serve => "serve",
+        }
+    }
+}
+
+/// MIOpen as it is installed here, with a device below it.
+pub struct Library {
+    file: Option<PathBuf>,
+    /// Its version and the runtime's, as they enter the fingerprint.
+    pub software: String,
+    /// The device, as the runtime names it.
+    pub device: String,
+}
+
+impl Library {
+    /// Asks in a child with a deadline: the runtime asks the GPU.
+    pub fn describe(file: Option<&Path>) -> anyhow::Result<Library> {
+        let command = command(Part::Describe, file)?;
+        let outcome = supervise(&Child { command, environment: Vec::new(), deadline: DESCRIBING })?;
+        let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+        let hint = "hint: name the library with --miopen FILE; see `unhang doctor` for the GPU";
+        let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
+            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            let what = match outcome.ended {
+                Ended::TimedOut | Ended::Unkillable => format!("it did not answer within {} s", DESCRIBING.as_secs()),
+                _ => printable(last),
+            };
+            return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
+        };
+        if device.is_empty() {
+            let what = format!("{} is here and its runtime sees no device", printable(software));
+            return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
+        }
+        Ok(Library { file: file.map(Path::to_owned), software: printable(software), device: printable(device) })
+    }
+
+    /// The child for a variant.
+    pub fn launch(&self, variant: &str) -> anyhow::Result<Launch> {
+        Ok(Launch { command: command(Part::Serve, self.file.as_deref())?, environment: environment(variant) })
+    }
+}
+
+fn command(part: Part, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
+    let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
+    let mut command = vec![program.display().to_string(), "probe".into(), "--miopen-child".into(), part.name().into()];
+    if let Some(file) = file {
+        command.extend(["--miopen".into(), file.display().to_string()]);
+    }
+    Ok(command)
+}
+
+/// Plays the child's part.
+pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+    let file = file.map(|file| file.to_str().context("the library's path is no text")).transpose()?;
+    let miopen = Miopen::load(file)?;
+    match part {
+        Part::Describe => {
+            let description = miopen.describe()?;
+            println!("{ANSWER}{} | {}", description.software(), description.devices.first().map_or("", String::as_str));
+        }
+        Part::Serve => {
+            let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
+            // A prober that went away is how this ends.
+            let _ = unhang_miopen::serve(UnixStream::from(socket), miopen, judge);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -18,7 +18,8 @@ from torch import nn
 import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
-from unhang import Settings, _convolve, _core, _engines, _gpu, _jit, _state
+from unhang import Settings, _convolve, _core, _gpu, _jit, _launch, _state, _tiled
+from unhang._engines import Geometry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
 
@@ -28,7 +29,7 @@ TYPES = [torch.float32, torch.float16, torch.bfloat16]
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     """No verdict of another test; full precision in what is compared with."""
-    _jit._verdicts.clear()
+    _launch._verdicts.clear()
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -335,7 +336,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
     x, w = torch.randn(8, 64, 28, 28, device="cuda"), torch.randn(64, 64, 3, 3, device="cuda", requires_grad=True)
     want = torch.autograd.grad(F.conv2d(x.double(), w.double(), padding=1).sum(), w)[0]
     denied = []
-    original = _jit.allocate
+    original = _launch.allocate
 
     def allocate(shape, stride, dtype, device):
         if dtype is torch.uint8:
@@ -347,7 +348,7 @@ def test_out_of_memory_for_the_workspace_is_done_without(monkeypatch: pytest.Mon
         y = F.conv2d(x, w, padding=1)
         torch.autograd.grad(y.sum(), w, retain_graph=True)
         unhang.wait_for_kernels()
-        monkeypatch.setattr(_jit, "allocate", allocate)
+        monkeypatch.setattr(_launch, "allocate", allocate)
         for _ in range(3):
             assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
     assert len(denied) == 1, "memory that is short is not asked for again"
@@ -375,16 +376,16 @@ def test_the_workspace_setting_bounds_it() -> None:
 def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     x, w = torch.randn(2, 8, 20, 20, device="cuda"), torch.randn(8, 8, 3, 3, device="cuda")
     want = F.conv2d(x.double(), w.double())
-    honest, lies = _jit._launch, []
+    honest, lies = _launch.launch, []
 
-    def lying(route, loaded, *rest):
-        result = honest(route, loaded, *rest)
-        lies.append(_jit._label(route, loaded.kernel))
+    def lying(loaded, *rest):
+        result = honest(loaded, *rest)
+        lies.append(loaded.kernel)
         result[-1, -1, -1, -1] += 100.0
         return result
 
     with monkeypatch.context() as patch, unhang.enabled("jit"):
-        patch.setattr(_jit, "_launch", lying)
+        patch.setattr(_launch, "launch", lying)
         for _ in range(3):
             assert_close(F.conv2d(x, w), want)
     assert len(lies) == 1
@@ -392,8 +393,8 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
     # Kept: another process does not use it for this problem, nor the same kernels for another.
     _state.state().store.flush(5.0)
     _state.forget()
-    _jit._verdicts.clear()
-    assert _jit._verdict(lies[0]) == "wrong"
+    _launch._verdicts.clear()
+    assert _launch.verdict(next(iter(_convolve.routes.values())).task, lies[0]) == "wrong"
     _convolve.routes.clear()
     with unhang.enabled("jit"):
         assert_close(F.conv2d(x, w), want)
@@ -420,7 +421,7 @@ def test_every_kernels_first_result_is_compared_once_for_this_machine(monkeypatc
         assert 1 <= len(compared) <= 2, "the generic kernels and the problem's own"
     _state.state().store.flush(5.0)
     _state.forget()
-    _jit._verdicts.clear()
+    _launch._verdicts.clear()
     compared.clear()
     with unhang.enabled("jit"):
         compute(2, 24)
@@ -584,33 +585,24 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
 
     gpu = _gpu.gpu(0)
 
-    class Affected:
-        def __init__(self, machine):
-            self._machine = machine
-
-        affected = True
-
-        def __getattr__(self, name):
-            return getattr(self._machine, name)
-
     x, w = torch.randn(2, 32, 20, 20, device="cuda"), torch.randn(48, 32, 3, 3, device="cuda")
     want = F.conv2d(x.double(), w.double())
     current = _state.state()
-    monkeypatch.setattr(current, "machine", Affected(current.machine))
+    monkeypatch.setattr(current, "is_affected", lambda index: True)
     _canary._known_here.clear()
     _canary._allowed.clear()
     assert _canary.jit_standing(0, rehearsed=False)[0] == "unproven"
     try:
         for passed in (["plain"], ["plain", "gemm"]):
             for family in passed:
-                _canary._known_here[_canary._jit_name(gpu, family)] = ("works", "made up")
-            _canary._known_here[_canary._jit_name(gpu, "winograd")] = ("hangs", "made up")
+                _canary._known_here[_canary._jit_name(gpu, family, index=0)] = ("works", "made up")
+            _canary._known_here[_canary._jit_name(gpu, "winograd", index=0)] = ("hangs", "made up")
             standing, why = _canary.jit_standing(0, rehearsed=False)
             assert standing == "available"
             assert ", ".join(sorted(passed)) in why
             kernel = gpu.prepare(_core.Problem.from_key(KEY), 0, 1 << 30, True)
             assert kernel.family in passed
-            result = _jit.compute(kernel, _core.Problem.from_key(KEY), x, w, torch.contiguous_format)
+            result = _launch.compute(kernel, _core.Problem.from_key(KEY), x, w, torch.contiguous_format)
             assert_close(result, want)
     finally:
         gpu.allow(None)
@@ -648,11 +640,11 @@ def test_other_engines_still_compute_what_jit_is_kept_from() -> None:
     y = layer(x)
     y.sum().backward()
     assert engines() == {"jit"}
-    tiled = _engines.TiledEngine(_jit.JitEngine(), 32, pad_channels=False)
+    tiled = _tiled.TiledEngine(_jit.JitEngine(), 32, pad_channels=False)
     with torch.no_grad():
         route = next(iter(_convolve.routes.values()))
-        geometry = _engines.Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-        got = tiled.forward(route, x.detach(), layer.weight.detach(), layer.bias.detach(), geometry)
+        geometry = Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        got = tiled.forward(route.task, x.detach(), layer.weight.detach(), layer.bias.detach(), geometry)
     assert_close(got, y.detach().double(), slack=3)
 
 

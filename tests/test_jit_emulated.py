@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
-from unhang import _canary, _convolve, _core, _gpu, _jit, _verify
+from unhang import _canary, _convolve, _core, _gpu, _launch, _verify
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest
     monkeypatch.setenv("UNHANG_REHEARSE_GPU", "emulator")
     monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
     _gpu.close()
-    _jit._verdicts.clear()
+    _launch._verdicts.clear()
     _canary._allowed.clear()
     try:
         yield _gpu.gpu(_gpu.REHEARSED)
@@ -46,7 +46,7 @@ def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest
 def let(gpu: _core.Gpu, verdict: str = "works") -> None:
     """What the families' canaries would say: they are tried in a test of their own."""
     for family in _canary.families(gpu):
-        _canary._known_here[_canary._jit_name(gpu, family, rehearsed=True)] = (verdict, "made up")
+        _canary._known_here[_canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)] = (verdict, "made up")
     _canary._known_here["aten (rehearsed)"] = ("works", "made up")
 
 
@@ -87,18 +87,18 @@ def test_auto_trains_a_layer_on_our_kernels(card: _core.Gpu, capsys: pytest.Capt
 
 def test_a_wrong_result_is_seen_and_torch_computes(card: _core.Gpu, monkeypatch, capsys) -> None:
     let(card)
-    honest, lies = _jit._launch, []
+    honest, lies = _launch.launch, []
 
-    def lying(route, loaded, *rest):
-        result = honest(route, loaded, *rest)
-        lies.append(route.key)
+    def lying(loaded, *rest):
+        result = honest(loaded, *rest)
+        lies.append(loaded.problem.key)
         result[0, 0, 0, 0] += 1.0
         return result
 
     x, w = torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3)
     want = F.conv2d(x.double(), w.double())
     with monkeypatch.context() as patch, unhang.enabled(rehearse=True):
-        patch.setattr(_jit, "_launch", lying)
+        patch.setattr(_launch, "launch", lying)
         for _ in range(2):
             assert_close(F.conv2d(x, w), want)
     assert len(lies) == 1

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _canary, _convolve, _core, _gpu, _jit, _state, _tuning, _verify
+from unhang import _canary, _convolve, _core, _gpu, _launch, _state, _tuning, _verify
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
@@ -42,7 +42,7 @@ def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest
         pytest.skip(str(declined))
     for family in _canary.families(gpu):
         verdict = "hangs" if family == "winograd" else "works"
-        _canary._known_here[_canary._jit_name(gpu, family, rehearsed=True)] = (verdict, "made up")
+        _canary._known_here[_canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)] = (verdict, "made up")
     _canary._known_here["aten (rehearsed)"] = ("works", "made up")
     yield gpu
     forget()
@@ -53,7 +53,7 @@ def forget() -> None:
     for gpu in _gpu.opened():
         gpu.close(60.0)
     _gpu.close()
-    _jit._verdicts.clear()
+    _launch._verdicts.clear()
     _canary._allowed.clear()
     _tuning._contests.clear()
     _convolve.routes.clear()
@@ -66,7 +66,7 @@ def calls(count: int) -> None:
         assert unhang.wait_for_kernels(120.0)
 
 
-def kernel() -> _jit.Loaded:
+def kernel() -> _launch.Loaded:
     (route,) = _convolve.routes.values()
     assert route.names[0] == "jit"
     assert route.kernel is not None
@@ -94,7 +94,7 @@ def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
     best = min(found.times, key=found.median)
     assert kernel().kernel.choice == best
     assert kernel().settled
-    assert _jit._verdicts[_jit._label(next(iter(_convolve.routes.values())), kernel().kernel)] == "works"
+    assert _launch._verdicts[_launch.label(next(iter(_convolve.routes.values())).task, kernel().kernel)] == "works"
     report = unhang.report().data
     assert report["problems"][0]["kernels"] == best
     assert "emulated card: the times are the emulator's" in capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_what_goes_wrong_leaves_the_models_choice(
             def allocate(*_: object) -> torch.Tensor:
                 raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
 
-            monkeypatch.setattr(_tuning._jit, "allocate", only_for_tuning(allocate))
+            monkeypatch.setattr(_tuning._launch, "allocate", only_for_tuning(allocate))
         elif trouble == "time":
             never = type("Never", (), {"seconds": lambda self: None})()
             monkeypatch.setattr(_tuning, "_WAITING", 0.0)
@@ -178,10 +178,10 @@ def test_what_goes_wrong_leaves_the_models_choice(
 
 
 def only_for_tuning(replacement):
-    """A function in place of `_jit.allocate` for whoever asks on behalf of the measurements."""
+    """A function in place of `_launch.allocate` for whoever asks on behalf of the measurements."""
     import sys
 
-    original = _jit.allocate
+    original = _launch.allocate
     return lambda *it: (replacement if sys._getframe(1).f_code.co_name == "_go_on" else original)(*it)
 
 
@@ -194,7 +194,7 @@ def test_nothing_is_measured_while_a_graph_is_recorded(card: _core.Gpu, monkeypa
         before.gpu = recording
         monkeypatch.setattr(_gpu, "gpu", lambda index: recording)
         rounds = before.rounds
-        assert not _tuning.step(route, kernel(), X, W, B, None)
+        assert not _tuning.step(_tuning.Subject(route.task, kernel(), 0), X, W, B, None)
     assert (contest().rounds, contest().over) == (rounds, False)
 
 
@@ -215,7 +215,7 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
     """The gradient of the weights is summed in planes, which need a workspace; the plain kernels need none."""
     w = W.clone().requires_grad_()
     want = torch.autograd.grad(F.conv2d(X.double(), w.double(), padding=1).sum(), w)[0]
-    original, denied = _jit.allocate, []
+    original, denied = _launch.allocate, []
 
     def allocate(shape, stride, dtype, device):
         if dtype is torch.uint8:
@@ -227,7 +227,7 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
         y = F.conv2d(X, w, padding=1)
         torch.autograd.grad(y.sum(), w, retain_graph=True)
         assert unhang.wait_for_kernels(120.0)
-        monkeypatch.setattr(_jit, "allocate", allocate)
+        monkeypatch.setattr(_launch, "allocate", allocate)
         for _ in range(3):
             assert_close(torch.autograd.grad(y.sum(), w, retain_graph=True)[0], want, slack=3)
     assert len(denied) == 1, "memory that is short is not asked for again"

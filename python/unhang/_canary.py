@@ -50,13 +50,9 @@ _SMALL_PROBLEMS = (
 _DIRECTIONS = ("forward", "backward-data", "backward-weights")
 
 
-def standing(engine: str, *, rehearsed: bool) -> tuple[str, str]:
-    """What is known of an engine on this machine: ("available" | "absent" | "unproven", why)."""
-    from unhang._state import state
-
-    current = state()
-    name = _name(engine, rehearsed=rehearsed)
-    found = current.store.canary(current.machine.fingerprint, name) or _known_here.get(name)
+def standing(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
+    """What is known of an engine on a device: ("available" | "absent" | "unproven", why)."""
+    found = _known(_name(engine, index=index, rehearsed=rehearsed))
     if found is None:
         return "unproven", f"no canary of {engine} has run on this machine yet"
     verdict, detail = found
@@ -74,33 +70,47 @@ _WORDS = {
 }
 
 
-def _name(engine: str, *, rehearsed: bool) -> str:
-    """What a rehearsal finds is filed apart: a folder may describe the very machine that it lies on."""
-    return f"{engine} (rehearsed)" if rehearsed else engine
+def _name(engine: str, *, index: int, rehearsed: bool) -> str:
+    """What a canary's verdict is kept under. What a rehearsal finds is filed apart: a folder may describe the very
+    machine that it lies on. Where there are several cards, none vouches for another."""
+    if rehearsed:
+        return f"{engine} (rehearsed)"
+    return f"{engine}{_place(index)}"
+
+
+def _place(index: int) -> str:
+    """Which of several cards a device is; empty where there is only one."""
+    from unhang import _core
+    from unhang._state import state
+
+    if len(state().machine.gpus) < 2:
+        return ""
+    return f"@{_core.Machine.address_of(index) or index}"
 
 
 # Verdicts of this process, for when there is no store to keep them in.
 _known_here: dict[str, tuple[str, str]] = {}
 
 
-def ensure(engine: str, *, rehearsed: bool) -> tuple[str, str]:
-    """Runs the canary of an engine unless its verdict is known for this machine, and keeps the verdict."""
+def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
+    """Runs the canary of an engine unless its verdict is known for this device, and keeps the verdict."""
     from unhang import _core
     from unhang._state import say, state
 
-    current = state()
-    name = _name(engine, rehearsed=rehearsed)
-    known = current.store.canary(current.machine.fingerprint, name) or _known_here.get(name)
+    name = _name(engine, index=index, rehearsed=rehearsed)
+    known = _known(name)
     if known is not None:
         return known
     say(f"trying {engine} in a child process before it is used here (once for this machine, {DEADLINE:.0f} s at most)")
     command = [sys.executable, "-m", "unhang._canary", engine]
-    if rehearsed:
-        command.append("--rehearsed")
+    command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
     ended, code, output = _core.supervise(command, DEADLINE)
     verdict, detail = _judge(ended, code, output)
     _known_here[name] = (verdict, detail)
-    current.store.set_canary(current.machine.fingerprint, name, verdict, detail)
+    state().keep_canary(name, verdict, detail, wait=True)
+    if name.partition("@")[0] == engine and name != engine and _known(engine) is None:
+        # What `unhang plan` and the doctor go by, who do not look at single cards.
+        state().keep_canary(engine, verdict, detail, wait=True)
     say(f"canary of {engine}: {verdict} ({detail})")
     return verdict, detail
 
@@ -146,10 +156,10 @@ def jit_standing(index: int, *, rehearsed: bool) -> tuple[str, str]:
     absence = _gpu.absence(index)
     if absence is not None:
         return "absent", absence
-    if not state().machine.affected:
+    if not rehearsed and not state().is_affected(index):
         return "available", ""
     gpu = _gpu.gpu(index)
-    known = {family: _known(_jit_name(gpu, family, rehearsed=rehearsed)) for family in families(gpu)}
+    known = {family: _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) for family in families(gpu)}
     passed = {family for family, found in known.items() if found is not None and found[0] == "works"}
     if _allowed.get(gpu.identity) != passed:
         gpu.allow(passed)
@@ -162,16 +172,11 @@ def jit_standing(index: int, *, rehearsed: bool) -> tuple[str, str]:
     return "unproven", "no canary of jit has run on this machine yet"
 
 
-def ensure_jit(*, rehearsed: bool) -> None:
-    """Runs the canaries of our kernel families that are not known for this machine, and keeps their verdicts."""
-    import torch
-
+def ensure_jit(*, index: int, rehearsed: bool) -> None:
+    """Runs the canaries of our kernel families that are not known for this device, and keeps their verdicts."""
     from unhang import _core, _gpu
     from unhang._state import say, state
 
-    if not rehearsed and not torch.cuda.is_available():
-        return
-    index = _gpu.REHEARSED if rehearsed else torch.cuda.current_device()
     absence = _gpu.absence(index)
     if absence is not None:
         if not rehearsed:
@@ -179,7 +184,9 @@ def ensure_jit(*, rehearsed: bool) -> None:
         return
     gpu = _gpu.gpu(index)
     current = state()
-    missing = [family for family in families(gpu) if _known(_jit_name(gpu, family, rehearsed=rehearsed)) is None]
+    missing = [
+        family for family in families(gpu) if _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) is None
+    ]
     while missing:
         say(
             f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
@@ -190,15 +197,15 @@ def ensure_jit(*, rehearsed: bool) -> None:
         command += ["--families", *missing]
         verdicts, hung = _judge_families(missing, *_core.supervise(command, JIT_DEADLINE))
         for family, (verdict, detail) in verdicts.items():
-            name = _jit_name(gpu, family, rehearsed=rehearsed)
+            name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)
-            current.store.set_canary(current.machine.fingerprint, name, verdict, detail)
+            current.keep_canary(name, verdict, detail, wait=True)
             say(f"canary of jit, {family}: {verdict} ({detail})")
         # What `unhang plan` and the doctor go by, who do not look at families.
-        found = [_known(_jit_name(gpu, family, rehearsed=rehearsed)) for family in families(gpu)]
+        found = [_known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) for family in families(gpu)]
         best = sorted(filter(None, found), key=lambda it: it[0] != "works")[:1]
         for verdict, detail in best:
-            current.store.set_canary(current.machine.fingerprint, _name("jit", rehearsed=rehearsed), verdict, detail)
+            current.keep_canary("jit (rehearsed)" if rehearsed else "jit", verdict, detail, wait=True)
         missing = [family for family in missing if family not in verdicts]
         if (hung and missing) or not verdicts:
             why = "after a hang the card may need a reboot first" if verdicts else "the child was not done compiling"
@@ -230,19 +237,15 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
     return sorted(tries, key=lambda it: (it[0] != "plain", it[0]))
 
 
-def _jit_name(gpu: _core.Gpu, family: str, *, rehearsed: bool = False) -> str:
+def _jit_name(gpu: _core.Gpu, family: str, *, index: int, rehearsed: bool = False) -> str:
     """Other sources, another compiler or another chip are other kernels."""
-    return _name(f"jit:{family}:{gpu.identity}", rehearsed=rehearsed)
+    return _name(f"jit:{family}:{gpu.identity}", index=index, rehearsed=rehearsed)
 
 
 def _known(name: str) -> tuple[str, str] | None:
     from unhang._state import state
 
-    current = state()
-    found = _known_here.get(name) or current.store.canary(current.machine.fingerprint, name)
-    if found is not None:
-        _known_here[name] = found
-    return found
+    return _known_here.get(name) or state().canary(name)
 
 
 def _judge_families(asked: list[str], ended: str, code: int, output: str) -> tuple[dict[str, tuple[str, str]], bool]:
@@ -311,7 +314,7 @@ def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float
     import torch
 
     from unhang._engines import run_on_cpu
-    from unhang._jit import compute
+    from unhang._launch import compute
 
     half = ":f16:" in problem.key
     form = torch.channels_last if ":nhwc:" in problem.key else torch.contiguous_format
@@ -334,7 +337,7 @@ def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float
 def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
     import torch
 
-    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Route, below_autograd
+    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Task, below_autograd
     from unhang._state import torch_build
 
     print(_TORCH + torch_build(), flush=True)
@@ -355,7 +358,7 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
         return "unsupported", f"not here: torch {torch.__version__} sees no accelerator"
     if engine == "jit":
         return _jit_child(arguments, rehearsed=rehearsed)
-    device = "cpu" if rehearsed else "cuda"
+    device = "cpu" if rehearsed else f"cuda:{_device_of(arguments)}"
     worst = 0.0
     runner = runners[engine]
     # Sizes on both sides of those that hang in users' reports, a stride and a group.
@@ -365,12 +368,13 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
         geometry = Geometry([stride, stride], [1, 1], [1, 1], False, [0, 0], groups)
         y = torch.nn.functional.conv2d(x, w, None, stride, 1, 1, groups)
         expected = torch.ops.aten.convolution_backward(y, x, w, None, *geometry, [True, True, False])[:2]
-        route: Route = None  # type: ignore[assignment]  # torch's own kernels look at tensors only
+        # Torch's own kernels look at tensors; what they are tried for is an affected card.
+        task = Task(None, torch.contiguous_format, [1, 1], affected=True)  # type: ignore[arg-type]
         on_device = [tensor.to(device) for tensor in (y, x, w)]
         # Engines compute below autograd, as they do when the dispatcher calls them.
         with below_autograd():
-            output = runner.forward(route, on_device[1], on_device[2], None, geometry)
-            gradients = runner.backward(route, on_device[0], on_device[1], on_device[2], geometry, (True, True, False))
+            output = runner.forward(task, on_device[1], on_device[2], None, geometry)
+            gradients = runner.backward(task, on_device[0], on_device[1], on_device[2], geometry, (True, True, False))
         for got, want in ((output, y), (gradients[0], expected[0]), (gradients[1], expected[1])):
             assert got is not None
             error = (got.to("cpu") - want).abs().max() / want.abs().max()
@@ -382,12 +386,14 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
     return verdict, f"{prefix}largest relative error {worst:.1e}"
 
 
+def _device_of(arguments: list[str]) -> int:
+    return int(arguments[arguments.index("--device") + 1]) if "--device" in arguments else 0
+
+
 def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
     from unhang import _gpu
 
-    index = int(arguments[arguments.index("--device") + 1]) if "--device" in arguments else 0
-    if rehearsed:
-        index = _gpu.REHEARSED
+    index = _gpu.REHEARSED if rehearsed else _device_of(arguments)
     wanted = arguments[arguments.index("--families") + 1 :] if "--families" in arguments else []
     absence = _gpu.absence(index)
     if absence is not None:

@@ -1,7 +1,8 @@
 """The one place through which every convolution goes: plan, compute, count, and fall through when an engine fails.
 
-Both entries lead here: the dispatcher's (:mod:`unhang._dispatch`, unmodified code) and that of our own op
-(:class:`unhang.SafeConv2d`). The path of a repeated convolution touches memory only: one look-up in a map of routes.
+Both entries lead here: the dispatcher's (:mod:`unhang._dispatch`, unmodified code) and that of our own op, which
+compiled graphs call for a :class:`unhang.SafeConv2d`. The path of a repeated convolution touches memory only: one
+look-up in a map of routes.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from unhang import _core, _watchdog
+from unhang import _core, _situation, _watchdog
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -23,16 +24,19 @@ from unhang._engines import (
     Gradients,
     Mask,
     MiopenEngine,
-    Route,
-    TiledEngine,
+    Task,
     call_original_backward,
     call_original_forward,
     make_problem,
+    memory_format_of,
 )
+from unhang._faults import Fault, fault_of
 from unhang._jit import JitEngine
+from unhang._launch import Loaded
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state, warn_once
 from unhang._statistics import current_layer
+from unhang._tiled import TiledEngine
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -45,6 +49,52 @@ _ENGINES: dict[str, Engine] = {
 }
 # Calls of a route that are timed to learn how fast its engine is; the first is not, since it warms up.
 _TIMED_CALLS = 4
+
+
+class Stopwatch:
+    """How fast a route's first engine is; only where a call's return means that the work is done."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds = float("inf")
+
+
+class Route(NamedTuple):
+    """One direction of one convolution, planned: who computes it, in which order they are asked, and why. Never changed
+    once it is made: when evidence changes another one takes its place, and calls that are under way keep theirs."""
+
+    task: Task
+    #: The problem's key.
+    key: str
+    plan: _core.Plan
+    names: tuple[str, ...]
+    engines: tuple[Engine, ...]
+    bypass: tuple[bool, ...]
+    tally: _core.Tally
+    stopwatch: Stopwatch
+
+    @property
+    def problem(self) -> _core.Problem:
+        """The convolution."""
+        return self.task.problem
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the tensors stand for a described card's."""
+        return self.task.rehearsed
+
+    @property
+    def kernel(self) -> Loaded | None:
+        """The kernels of ours that are loaded for it, if they compute it."""
+        for engine in self.engines:
+            loaded = getattr(getattr(engine, "inner", engine), "loaded", None)
+            if loaded is not None:
+                assert isinstance(loaded, Loaded)
+                return loaded
+        return None
+
 
 # What is planned, by everything that a plan depends on. Cleared as a whole when evidence changes.
 _forward_routes: dict[Any, Route | None] = {}
@@ -75,32 +125,35 @@ def forward(
     groups: int,
 ) -> Tensor:
     """A convolution's output, by the plan that these settings make for it."""
-    geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
+    geometry = _geometry(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
-        None if bias is None else (bias.dtype, bias.device), input.device, weight.device, *stride, *padding, *dilation,
-        transposed, *output_padding, groups,
+        None if bias is None else (bias.shape, bias.dtype, bias.device), input.device, weight.device, *stride, *padding,
+        *dilation, transposed, *output_padding, groups,
     )  # fmt: skip
     try:
         route = _forward_routes[key]
     except KeyError:
-        route = _route(_forward_routes, key, settings, "forward", input, weight, bias, geometry)
+        route = _route(_forward_routes, key, settings, "forward", (input, weight, bias), geometry)
     layer = current_layer()
     if route is None:
         redispatched.count(0, False)
-        output = call_original_forward(input, weight, bias, geometry)
+        output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
         if layer is not None:
             layer.count("", "torch", bypass=False, settings=settings)
         return output
     flat = input.dim() == 3
     if flat:
         input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
-    started = time.perf_counter() if route.calls < _TIMED_CALLS else 0.0
+    task = route.task
+    started = time.perf_counter() if route.stopwatch.calls < _TIMED_CALLS else 0.0
     index = 0
     try:
-        output = route.engines[0].forward(route, input, weight, bias, geometry)
+        output = route.engines[0].forward(task, input, weight, bias, geometry)
     except Exception as error:
-        output, index = _recover(route, error, lambda engine: engine.forward(route, input, weight, bias, geometry))
+        output, index = _recover(
+            route, error, input.device, lambda engine: engine.forward(task, input, weight, bias, geometry)
+        )
     if started:
         _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
@@ -125,30 +178,30 @@ def backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """A convolution's gradients of input, weight and bias, as far as the mask asks for them."""
-    geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
+    geometry = _geometry(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
+    mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
-        grad_output.dtype, input.device, weight.device, *stride, *padding, *dilation, transposed, *output_padding,
-        groups,
+        grad_output.shape, grad_output.dtype, grad_output.device, input.device, weight.device, *stride, *padding,
+        *dilation, transposed, *output_padding, groups,
     )  # fmt: skip
-    routes_: list[Route | None] = []
-    for direction, wanted in zip(("backward-data", "backward-weights"), output_mask):
-        if wanted:
-            try:
-                routes_.append(_backward_routes[(direction, key)])
-            except KeyError:
-                whole = (direction, key)
-                if grad_output.dtype is not input.dtype or grad_output.device != input.device:
-                    routes_.append(None)
-                else:
-                    routes_.append(_route(_backward_routes, whole, settings, direction, input, weight, None, geometry))
-    mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
-    if not routes_:
-        return None, None, _sum_over_pixels(grad_output) if mask[2] else None
-    if any(route is None for route in routes_):
+    wanted = [name for name, asked in zip(("backward-data", "backward-weights"), mask) if asked]
+    planned: list[Route] = []
+    for direction in wanted:
+        try:
+            route = _backward_routes[(direction, key)]
+        except KeyError:
+            tensors = (input, weight, None, grad_output)
+            route = _route(_backward_routes, (direction, key), settings, direction, tensors, geometry)
+        if route is not None:
+            planned.append(route)
+    if not wanted:
+        return None, None, grad_output.sum([0, *range(2, grad_output.dim())]) if mask[2] else None
+    if len(planned) < len(wanted):
         redispatched.count(0, False)
-        return call_original_backward(grad_output, input, weight, geometry, mask)
-    planned = [route for route in routes_ if route is not None]
+        return call_original_backward(
+            grad_output, input, weight, geometry, mask, bias_sizes, vendor=_vendor(input.device)
+        )
     flat = input.dim() == 3
     if flat:
         grad_output, input, weight = _with_height(grad_output), _with_height(input), _with_height(weight)
@@ -163,7 +216,7 @@ def backward(
         if len(planned) == 2:
             planned[1].tally.count(0, planned[1].bypass[0])
     if bias is None and mask[2]:
-        bias = _sum_over_pixels(grad_output)
+        bias = grad_output.sum([0, 2, 3])
     if flat:
         data, weights = (None if gradient is None else gradient.squeeze(2) for gradient in (data, weights))
     return data, weights, bias
@@ -174,21 +227,34 @@ def _backward(
 ) -> Gradients:
     index = 0
     try:
-        gradients = route.engines[0].backward(route, grad_output, input, weight, geometry, mask)
+        gradients = route.engines[0].backward(route.task, grad_output, input, weight, geometry, mask)
     except Exception as error:
         gradients, index = _recover(
-            route, error, lambda engine: engine.backward(route, grad_output, input, weight, geometry, mask)
+            route,
+            error,
+            input.device,
+            lambda engine: engine.backward(route.task, grad_output, input, weight, geometry, mask),
         )
     route.tally.count(index, route.bypass[index])
     return gradients
 
 
-def _recover(route: Route, error: Exception, call: Callable[[Engine], Result]) -> tuple[Result, int]:
-    """Asks the route's other engines in turn. The last one's error is the caller's; out of memory always is."""
+def _vendor(device: torch.device) -> bool | None:
+    """Whether torch may use the vendor's library for what our engines do not know; None leaves it to the user's flag.
+    On an affected card nothing unproven of it runs, whatever the flags say."""
+    return False if _situation.is_endangered(device, rehearsed=device.type in rehearsed) else None
+
+
+def _recover(
+    route: Route, error: Exception, device: torch.device, call: Callable[[Engine], Result]
+) -> tuple[Result, int]:
+    """Asks the route's other engines in turn. The last one's error is the caller's; so is one that is not an
+    engine's."""
     for index in range(1, len(route.engines) + 1):
-        if index == len(route.engines) or _is_out_of_memory(error):
+        fault = fault_of(error, device)
+        if index == len(route.engines) or fault is Fault.CALLERS:
             raise error
-        if not isinstance(error, _core.GpuDeclined):  # that one began nothing: it may take the next call
+        if fault is Fault.ENGINES:
             _note_failure(route, route.names[index - 1], error)
         try:
             return call(route.engines[index]), index
@@ -199,21 +265,15 @@ def _recover(route: Route, error: Exception, call: Callable[[Engine], Result]) -
 
 def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None:
     """Learns how fast an engine is: only on the CPU, where a call that returned has done its work, and when warm."""
+    watch = route.stopwatch
     if input.device.type != "cpu" or not state().learns_from_cpu:
-        route.calls = _TIMED_CALLS
+        watch.calls = _TIMED_CALLS
         return
-    if route.calls > 0 and index == 0:
-        route.seconds = min(route.seconds, seconds)
-    route.calls += 1
-    if route.calls == _TIMED_CALLS and route.seconds < float("inf"):
-        state().planner.learn(route.problem, route.plan.engines[0], "works", route.seconds, "timed in a run")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
-        return True
-    text = str(error)
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    if watch.calls > 0 and index == 0:
+        watch.seconds = min(watch.seconds, seconds)
+    watch.calls += 1
+    if watch.calls == _TIMED_CALLS and watch.seconds < float("inf"):
+        state().planner.learn(route.problem, route.plan.engines[0], "works", watch.seconds, "timed in a run")
 
 
 def _note_failure(route: Route, engine: str, error: Exception) -> None:
@@ -221,8 +281,8 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     current = state()
     name = engine.partition("(")[0]
-    current.failures[(route.key, name, route.device)] = detail
-    if not route.rehearsed and (route.device != "cpu" or current.learns_from_cpu):
+    current.failures[(route.key, name, route.task.device)] = detail
+    if not route.task.rehearsed and (route.task.device != "cpu" or current.learns_from_cpu):
         current.planner.learn(route.problem, name, getattr(error, "verdict", "error"), None, detail)
     say(f"{engine} failed on {route.key} ({detail}); computed by the next engine, and not tried for it again")
     replan()
@@ -240,126 +300,156 @@ def _route(
     key: Any,
     settings: Settings,
     direction: str,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+    tensors: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Route | None:
     """Plans a convolution; None where it is none that our engines know, and torch is to do what it does."""
     global decisions
     try:
-        route = _plan(settings, direction, input, weight, bias, geometry)
+        route = _plan(settings, direction, tensors, geometry)
     except Exception as error:
         say(f"could not plan a convolution ({type(error).__name__}: {error}): torch computes it by itself")
         route = None
     with _lock:
         decisions += 1
+        if route is not None:
+            # The report sums over everything that was planned for the same problem under the same settings.
+            known = routes.get((route.key, settings.token))
+            if known is not None:
+                route = route._replace(tally=_core.Tally(list(route.names), known.tally))
+            elif len(routes) >= _MOST_ROUTES:
+                routes.pop(next(iter(routes)))
+            routes[(route.key, settings.token)] = route
         if len(cache) >= _MOST_ROUTES:
             cache.clear()
         if settings.cache_decisions:
             cache[key] = route
-        if len(routes) >= _MOST_ROUTES:
-            routes.pop(next(iter(routes)))
-        if route is not None:
-            # The report sums over everything that was planned for the same problem under the same settings.
-            known = routes.setdefault((route.key, settings.token), route)
-            route.tally = known.tally
-            known.plan, known.names, known.bypass = route.plan, route.names, route.bypass
     if route is not None and settings.verbose:
-        say(f"{route.problem.key} -> {' then '.join(route.names)}: {route.plan.reason}")
+        say(f"{route.key} -> {' then '.join(route.names)}: {route.plan.reason}")
     return route
 
 
-def _plan(
-    settings: Settings, direction: str, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
-) -> Route | None:
-    tensors = [input, weight] if bias is None else [input, weight, bias]
-    known = (
-        input.dtype in DATA_TYPES
-        and input.dim() in (3, 4)
-        and all(tensor.dtype is input.dtype and tensor.device == input.device for tensor in tensors)
-        and all(tensor.layout is torch.strided for tensor in tensors)
-        and input.numel() > 0
-    )
-    if not known:
+def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> Route | None:
+    task = _task(settings, direction, tensors, geometry)
+    if task is None:
         return None
-    memory_format = _memory_format(input, weight, bias, geometry)
-    if input.dim() == 3:
-        input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
-    try:
-        problem = make_problem(input, weight, geometry, direction, memory_format)
-    except (ValueError, IndexError):
-        return None  # torch says what is wrong with it, in its own words
     current = state()
-    from unhang import _situation  # late: it asks about engines, which import this module
-
-    device = input.device.type
-    situation = _situation.of(device, rehearsed=device in rehearsed, index=input.device.index)
+    input = tensors[0]
+    assert input is not None
+    key = task.key
+    situation = _situation.of(task.device, rehearsed=task.rehearsed, index=input.device.index)
     absent = {
         engine: ("absent", f"failed in this process: {detail}")
         for (failed, engine, where), detail in current.failures.items()
-        if failed == problem.key and where == device
+        if failed == key and where == task.device
     }
     plan = current.planner.plan(
-        problem,
+        task.problem,
         settings.strategy,
         settings.size_threshold,
         settings.cpu_fallback_enabled,
         settings.implicit_gemm,
         settings.tile_limit,
-        device if device not in rehearsed else "accelerator",
+        task.device if not task.rehearsed else "accelerator",
         {**situation.engines, **absent},
         situation.families,
-        device in rehearsed,
+        task.rehearsed,
     )
     for warning in plan.warnings:
         warn_once(warning)
-    route = Route(problem, plan, memory_format, geometry.padding)
-    route.device, route.rehearsed = device, device in rehearsed
-    route.workspace_limit = settings.workspace_limit << 20
-    route.tune = settings.tune
-    route.ready = input.device.type == "cpu" and all(
-        tensor.is_contiguous(memory_format=memory_format) for tensor in (input, weight)
-    )
-    native = situation.native
+    names: list[str] = []
+    engines: list[Engine] = []
+    bypass: list[bool] = []
     for name in plan.engines:
         if name == "tiled" and plan.tile is not None:
             inner, limit = plan.tile
-            route.engines.append(TiledEngine(_ENGINES[inner], limit, settings.pad_channels))
-            route.names.append(f"tiled({inner})")
-            route.bypass.append(inner != native)
+            engine: Engine = TiledEngine(_bound(inner, task), limit, settings.pad_channels)
+            name = f"tiled({inner})"
+            bypass.append(inner != situation.native)
         elif name in _ENGINES:
-            route.engines.append(_ENGINES[name])
-            route.names.append(name)
-            route.bypass.append(name != native)
-    if not route.engines:
+            engine = _bound(name, task)
+            bypass.append(name != situation.native)
+        else:
+            continue
+        engines.append(_watchdog.watched(engine, name, task))
+        names.append(name)
+    if not engines:
         return None
-    route.engines = [_watchdog.watched(engine, name, route) for engine, name in zip(route.engines, route.names)]
-    if device not in rehearsed:
-        current.planner.saw(problem)
-    return route
+    if not task.rehearsed:
+        current.planner.saw(task.problem)
+    return Route(
+        task, key, plan, tuple(names), tuple(engines), tuple(bypass), _core.Tally(names), Stopwatch()
+    )  # fmt: skip
 
 
-def _memory_format(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
-    """How the output is laid out: as FakeTensor predicts it, which compiled graphs rely on."""
-    last = torch.channels_last
-    if input.dim() != 4 or not any(
-        tensor.is_contiguous(memory_format=last) and not tensor.is_contiguous() for tensor in (input, weight)
-    ):
-        return torch.contiguous_format
-    if input.device.type == "cuda":
-        # It depends on the vendor's library, its variables and the process's flags: only torch itself can tell.
-        try:
-            from torch._subclasses import FakeTensorMode
+def _bound(name: str, task: Task) -> Engine:
+    """The engine for a task; one that keeps something for each task makes itself anew."""
+    engine = _ENGINES[name]
+    return engine.bind(task) if isinstance(engine, JitEngine) else engine
 
-            with FakeTensorMode() as mode:
-                fakes = [None if it is None else mode.from_tensor(it) for it in (input, weight, bias)]
-                predicted = torch.ops.aten.convolution(*fakes, *geometry)
-                is_last = predicted.stride() == torch.empty_like(predicted, memory_format=last).stride()
-            return last if is_last else torch.contiguous_format
-        except Exception:
-            pass  # a torch without it, or arguments that it refuses: it will say so
-    return last
+
+def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> Task | None:
+    """What the tensors (input, weight, bias, gradient of the output) make, where that is a convolution of ours."""
+    input, weight, bias, *gradient = tensors
+    assert input is not None
+    assert weight is not None
+    known = (
+        input.dtype in DATA_TYPES
+        and input.dim() in (3, 4)
+        and weight.dim() == input.dim()
+        and input.numel() > 0
+        and all(
+            tensor.dtype is input.dtype and tensor.device == input.device and tensor.layout is torch.strided
+            for tensor in tensors
+            if tensor is not None
+        )
+    )
+    if not known:
+        return None
+    flat = input.dim() == 3
+    if flat:
+        input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
+    memory_format = memory_format_of(input, weight, bias, geometry)
+    try:
+        problem = make_problem(input, weight, geometry, direction, memory_format)
+    except (ValueError, IndexError):
+        return None  # torch says what is wrong with it, in its own words
+    if bias is not None and tuple(bias.shape) != (problem.output_shape[1],):
+        return None
+    for tensor in gradient:
+        if tensor is not None and tuple((_with_height(tensor) if flat else tensor).shape) != problem.output_shape:
+            return None
+    device = input.device.type
+    played = device in rehearsed
+    return Task(
+        problem,
+        memory_format,
+        geometry.padding,
+        device,
+        played,
+        _situation.is_endangered(input.device, rehearsed=played),
+        device == "cpu" and all(it.is_contiguous(memory_format=memory_format) for it in (input, weight)),
+        settings.workspace_limit << 20,
+        settings.tune,
+    )
+
+
+def _geometry(
+    axes: int,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    transposed: bool,
+    output_padding: list[int],
+    groups: int,
+) -> Geometry:
+    """With a number for each axis: torch takes one for all of them too."""
+    if len(stride) + len(padding) + len(dilation) + len(output_padding) != 4 * axes:
+        stride, padding, dilation, output_padding = (
+            it * axes if len(it) == 1 else it
+            for it in (list(stride), list(padding), list(dilation), list(output_padding))
+        )
+    return Geometry(stride, padding, dilation, transposed, output_padding, groups)
 
 
 def _with_height(tensor: Tensor) -> Tensor:
@@ -369,7 +459,3 @@ def _with_height(tensor: Tensor) -> Tensor:
 def _geometry_with_height(geometry: Geometry) -> Geometry:
     stride, padding, dilation, transposed, output_padding, groups = geometry
     return Geometry([1, *stride], [0, *padding], [1, *dilation], transposed, [0, *output_padding], groups)
-
-
-def _sum_over_pixels(grad_output: Tensor) -> Tensor:
-    return grad_output.sum([0, *range(2, grad_output.dim())])

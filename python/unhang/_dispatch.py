@@ -1,101 +1,161 @@
-"""Our kernels in torch's dispatcher, and the op that carries a layer's settings in a token."""
+"""Our kernels in torch's dispatcher, and the op that carries a layer's settings in a token.
+
+Kernels are registered once for a device type and never taken out again: another thread may be inside of one at any
+time. Whether they plan, and by which settings, is one value that each call reads once; where there is none torch's
+own kernels compute, as if ours were not there.
+"""
 
 from __future__ import annotations
 
+import threading
 import warnings
 from typing import Any
 
 import torch
 
-from unhang import _convolve
-from unhang._engines import below_autograd
+from unhang import _convolve, _statistics
+from unhang._engines import (
+    Geometry,
+    below_autograd,
+    call_original_backward,
+    call_original_forward,
+    call_original_with_flags,
+    process_flags,
+)
 from unhang._settings import Settings
+from unhang._state import renewed_after_fork
 
 Tensor = torch.Tensor
+Gradients = tuple[Any, Any, Any]
 
 #: Dispatch keys by device type. ROCm's tensors use CUDA's.
 KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 
-_library: torch.library.Library | None = None
-_settings = Settings()
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+# Collecting a library would unregister its kernels, so they are kept here for ever.
+_libraries: dict[str, torch.library.Library] = {}
+# What plans the convolutions of a device type; None leaves them to torch.
+_active: dict[str, Settings | None] = dict.fromkeys(KEYS)
+#: The settings that are on in the process, whichever device types they are for; what layers without any follow.
+process_settings: Settings | None = None
+# A torch function mode or a tensor subclass of the user's must not see what our kernels do inside: they would call the
+# convolution again, and us with it.
+_NoTorchFunction = torch._C.DisableTorchFunction
+_is_tracing = torch._C._is_tracing
 
 
-def register(devices: tuple[str, ...], settings: Settings) -> None:
-    """Puts our kernels in the place of torch's for those devices."""
-    global _library, _settings
-    unregister()
-    _settings = settings
-    # Collecting the library would unregister the kernels, so it is kept here.
-    _library = torch.library.Library("aten", "IMPL")
-    try:
+def activate(devices: tuple[str, ...], settings: Settings) -> None:
+    """Has these settings plan the convolutions of those device types from the next call on."""
+    for device in devices:
+        register(device)
+    for device in KEYS:
+        _active[device] = settings if device in devices else None
+
+
+def deactivate() -> None:
+    """Leaves convolutions to torch from the next call on."""
+    for device in KEYS:
+        _active[device] = None
+
+
+def register(device: str) -> None:
+    """Puts our kernels in front of torch's for a device type, once for the life of the process."""
+    if device in _libraries:
+        return
+    with _lock:
+        if device in _libraries:
+            return
+        library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             # On CUDA's key torch has a kernel of its own for the gradients: replacing it is what is meant.
             warnings.filterwarnings("ignore", category=UserWarning)
-            for device in devices:
-                _library.impl("convolution", _convolution, KEYS[device])
-                _library.impl("_convolution", _convolution_with_flags, KEYS[device])
-                _library.impl("convolution_backward", _convolution_backward, KEYS[device])
-    except BaseException:
-        unregister()  # all or nothing
-        raise
+            for name, kernel in _kernels(device).items():
+                library.impl(name, kernel, KEYS[device])
+        _libraries[device] = library
 
 
-def unregister() -> None:
-    """Gives torch its own kernels back."""
-    global _library
-    library, _library = _library, None
-    if library is None:
-        return
-    destroy = getattr(library, "_destroy", None)
-    if destroy is not None:
-        destroy()
-    else:
-        library.m = None  # before torch 2.0 this is all that holds the registration
+# By the address of a weight: the settings of the layer that computed with it last. Backward runs on autograd's own
+# threads, where no thread-local would reach, and gets the very tensor that the forward had.
+_by_weight: dict[int, Settings] = {}
+_MOST_WEIGHTS = 10_000
 
 
-def _convolution(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Tensor:
-    return _convolve.forward(
-        _settings, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+def _forward_settings(device: str, weight: Tensor) -> Settings | None:
+    """What plans this forward: the layer's settings where it has some, or the process's."""
+    own = _statistics.current_settings()
+    if own is not None:
+        if len(_by_weight) >= _MOST_WEIGHTS:
+            _by_weight.clear()
+        _by_weight[weight.data_ptr()] = own
+        return own
+    if _by_weight:
+        _by_weight.pop(weight.data_ptr(), None)
+    return _active[device]
 
 
-def _convolution_with_flags(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-    *flags: bool,
-) -> Tensor:
-    """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to decide."""
-    return _convolve.forward(
-        _settings, input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
-    )
+def _kernels(device: str) -> dict[str, Any]:
+    """Our kernels for a device type, by the op that they are for."""
+
+    def convolution(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+    ) -> Tensor:
+        geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
+        with _NoTorchFunction():
+            if _is_tracing():
+                # Torch's tracer records not this op but the one with flags: that comes back to us, below the tracer.
+                recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
+                return recorded
+            settings = _forward_settings(device, weight)
+            if settings is None:
+                return call_original_forward(input, weight, bias, geometry)
+            return _convolve.forward(settings, input, weight, bias, *geometry)
+
+    def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to
+        decide."""
+        geometry, flags = Geometry(*rest[:6]), rest[6:]
+        with _NoTorchFunction():
+            settings = _forward_settings(device, weight)
+            if settings is None:
+                return call_original_with_flags(input, weight, bias, geometry, flags)
+            return _convolve.forward(settings, input, weight, bias, *geometry)
+
+    def convolution_backward(
+        grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
+    ) -> Gradients:
+        with _NoTorchFunction():
+            settings = (_by_weight.get(weight.data_ptr()) if _by_weight else None) or _active[device]
+            if settings is None:
+                mask = (bool(rest[6][0]), bool(rest[6][1]), bool(rest[6][2]))
+                return call_original_backward(grad_output, input, weight, Geometry(*rest[:6]), mask, bias_sizes)
+            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, *rest)
+
+    return {
+        "convolution": convolution,
+        "_convolution": convolution_with_flags,
+        "convolution_backward": convolution_backward,
+    }
 
 
-def _convolution_backward(*arguments: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    return _convolve.backward(_settings, *arguments)
+# ---- our own op: a layer's settings travel through compiled and traced graphs as a token ----
 
-
-_GEOMETRY = "int[] stride, int[] padding, int[] dilation, bool transposed, int[] output_padding, int groups"
+# Before torch 2 sizes are plain numbers.
+_INT = "SymInt" if hasattr(torch, "compile") else "int"
+_GEOMETRY = (
+    f"{_INT}[] stride, {_INT}[] padding, {_INT}[] dilation, bool transposed, {_INT}[] output_padding, {_INT} groups"
+)
 _ops = torch.library.Library("unhang", "DEF")
 _ops.define(f"convolution(Tensor input, Tensor weight, Tensor? bias, {_GEOMETRY}, str token) -> Tensor")
 _ops.define(
-    f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, int[]? bias_sizes, {_GEOMETRY}, "
+    f"convolution_backward(Tensor grad_output, Tensor input, Tensor weight, {_INT}[]? bias_sizes, {_GEOMETRY}, "
     "bool[3] output_mask, str token) -> (Tensor, Tensor, Tensor)"
 )
 
@@ -111,30 +171,37 @@ def _settings_of(token: str) -> Settings:
 
 def _token_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *geometry, token = rest
-    return _convolve.forward(_settings_of(token), input, weight, bias, *geometry)
+    with _NoTorchFunction():
+        return _convolve.forward(_settings_of(token), input, weight, bias, *geometry)
 
 
-def _token_backward(*arguments: Any) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    *rest, token = arguments
-    return _convolve.backward(_settings_of(token), *rest)
+def _token_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Gradients:
+    *arguments, token = rest
+    with _NoTorchFunction():
+        gradients = _convolve.backward(_settings_of(token), grad_output, input, *arguments)
+        return _defined(gradients, input)
 
 
-def _meta_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+def _defined(gradients: Gradients, input: Tensor) -> Gradients:
+    """Graphs know no undefined tensors: an empty one stands for what was not asked for."""
+    data, weights, bias = (input.new_empty(0) if it is None else it for it in gradients)
+    return data, weights, bias
+
+
+def _fake_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     output: Tensor = torch.ops.aten.convolution(input, weight, bias, *rest[:-1])
     return output
 
 
-def _meta_backward(grad_output: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Gradients:
     output_mask = rest[-2]
-    return (
-        torch.empty_like(input) if output_mask[0] else input.new_empty(0),
-        torch.empty_like(weight) if output_mask[1] else input.new_empty(0),
-        grad_output.new_empty(grad_output.shape[1]) if output_mask[2] else input.new_empty(0),
-    )
+    gradients = torch.ops.aten.convolution_backward(grad_output, input, *rest[:-1])
+    data, weights, bias = (it if wanted else None for it, wanted in zip(gradients, output_mask))
+    return _defined((data, weights, bias), input)
 
 
 class _Convolution(torch.autograd.Function):
-    """Keeps the token with the graph: backward runs on autograd's own threads, where no thread-local would reach."""
+    """Keeps the token with the graph."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
@@ -167,23 +234,20 @@ class _ConvolutionBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, grad_output: Tensor, input: Tensor, weight: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         ctx.save_for_backward(grad_output, input, weight)
+        ctx.set_materialize_grads(False)
         ctx.rest = rest
         with below_autograd():
-            gradients = torch.ops.unhang.convolution_backward(grad_output, input, weight, *rest)
-        # An undefined tensor cannot leave a Function: an empty one stands for what was not asked for.
-        return tuple(input.new_empty(0) if gradient is None else gradient for gradient in gradients)
+            gradients: tuple[Tensor, ...] = torch.ops.unhang.convolution_backward(grad_output, input, weight, *rest)
+        return gradients
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        *rest, mask, _ = ctx.rest
-        with torch.enable_grad():
-            operands = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
-            gradients = torch.ops.aten.convolution_backward(*operands, *rest, mask)
-            pairs = [(out, grad) for out, grad, wanted in zip(gradients, grads, mask) if wanted]
-            results = torch.autograd.grad(
-                [out for out, _ in pairs], operands, [grad for _, grad in pairs], allow_unused=True, create_graph=True
-            )
-        return (*results, *[None] * len(ctx.rest))
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        grad_output, input, weight = ctx.saved_tensors
+        _, *geometry, mask, _ = ctx.rest
+        asked = [grad if wanted else None for grad, wanted in zip(grads, mask)]
+        needed = list(ctx.needs_input_grad[:3])
+        results = torch.ops.aten._convolution_double_backward(*asked, grad_output, weight, input, *geometry, needed)
+        return (*(it if wanted else None for it, wanted in zip(results, needed)), *[None] * len(ctx.rest))
 
 
 def _autograd_forward(*arguments: Any) -> Tensor:
@@ -196,10 +260,15 @@ def _autograd_backward(*arguments: Any) -> tuple[Tensor, ...]:
     return gradients
 
 
-for _key in ("CPU", "CUDA"):
+for _key in KEYS.values():
     _ops.impl("convolution", _token_forward, _key)
     _ops.impl("convolution_backward", _token_backward, _key)
-_ops.impl("convolution", _meta_forward, "Meta")
-_ops.impl("convolution_backward", _meta_backward, "Meta")
 _ops.impl("convolution", _autograd_forward, "Autograd")
 _ops.impl("convolution_backward", _autograd_backward, "Autograd")
+if hasattr(torch.library, "register_fake"):
+    # Fake tensors say which device they stand for, and torch's layout of the result depends on it.
+    torch.library.register_fake("unhang::convolution", _fake_forward, lib=_ops)
+    torch.library.register_fake("unhang::convolution_backward", _fake_backward, lib=_ops)
+else:
+    _ops.impl("convolution", _fake_forward, "Meta")
+    _ops.impl("convolution_backward", _fake_backward, "Meta")

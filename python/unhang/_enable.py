@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unhang import _canary, _convolve, _dispatch, _environment, _layers, _watchdog
+from unhang import _canary, _convolve, _dispatch, _doors, _environment, _gpu, _layers, _watchdog
 from unhang._settings import Settings
 from unhang._state import environment_variable, renewed_after_fork, say, state
 
@@ -55,17 +55,11 @@ def enable(
     ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
     play the card's engines. Everything then says that it is a rehearsal.
     """
-    global _enabled
-    chosen = (settings or Settings()).changed(**changes) if changes else settings or Settings()
-    if strategy != "auto" or settings is None:
-        chosen = chosen.changed(strategy=strategy)
-    if environment_variable("UNHANG_TUNE") not in (None, "0"):
-        chosen = chosen.changed(tune=True)
+    chosen = _chosen(strategy, settings, changes)
     with _lock:
         if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
             say("UNHANG_DISABLE is set: torch is left alone")
             return
-        disable()
         machine = state().machine
         if rehearse and not machine.described_by_folder:
             raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
@@ -74,31 +68,69 @@ def enable(
         unknown = set(devices) - set(_dispatch.KEYS)
         if unknown:
             raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
-        if rehearse:
-            _convolve.rehearsed.update(devices)
-            say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
+        disable()
         current = _Enabled(chosen, tuple(devices), protect=protect_other_layers, rehearse=rehearse)
-        accelerated = machine.affected and (rehearse or "cuda" in devices)
-        if chosen.implicit_gemm:
-            _environment.narrow_to_implicit_gemm()
-        if accelerated:
-            _say_what_stays_unsafe(spoofed=machine.spoofed)
-            _canary.ensure("aten", rehearsed=rehearse)
-            _canary.ensure_jit(rehearsed=rehearse)
-            if protect_other_layers:
-                current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
-                torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
-        if devices:
-            _watchdog.ensure()
-        _convolve.replan()
-        _layers.count_every_layer()
-        if devices:
-            _dispatch.register(current.devices, chosen)
-        elif chosen.strategy != "auto":
-            say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
-        elif chosen.verbose:
-            say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
-        _enabled = current
+        try:
+            _switch_on(current)
+        except BaseException:
+            _switch_off(current)  # all or nothing
+            raise
+
+
+def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -> Settings:
+    """The settings that were asked for; raises where one of them is wrong."""
+    chosen = (settings or Settings()).changed(**changes) if changes else settings or Settings()
+    if strategy != "auto" or settings is None:
+        chosen = chosen.changed(strategy=strategy)
+    if environment_variable("UNHANG_TUNE") not in (None, "0"):
+        chosen = chosen.changed(tune=True)
+    return chosen
+
+
+def _switch_on(current: _Enabled) -> None:
+    global _enabled
+    chosen, devices, rehearse = current.settings, current.devices, current.rehearse
+    if rehearse:
+        _convolve.rehearsed.update(devices)
+        say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
+    if chosen.implicit_gemm:
+        _environment.narrow_to_implicit_gemm()
+    endangered = _endangered(devices, rehearse=rehearse)
+    if endangered:
+        _say_what_stays_unsafe(spoofed=state().machine.spoofed)
+    for index in endangered:
+        _canary.ensure("aten", index=index, rehearsed=rehearse)
+        _canary.ensure_jit(index=index, rehearsed=rehearse)
+    if endangered:
+        for device in devices:
+            _doors.close(device)
+        if current.protect:
+            current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
+            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
+    if devices:
+        _watchdog.ensure()
+    _convolve.replan()
+    _layers.count_every_layer()
+    if devices:
+        _dispatch.activate(devices, chosen)
+    elif chosen.strategy != "auto":
+        say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
+    elif chosen.verbose:
+        say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
+    _dispatch.process_settings = chosen
+    _enabled = current
+
+
+def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
+    """The RDNA1 cards among what torch sees, by number; each has canaries of its own."""
+    current = state()
+    if not current.machine.affected:
+        return []
+    if rehearse:
+        return [_gpu.REHEARSED]
+    if "cuda" not in devices or not torch.cuda.is_available():
+        return []
+    return [index for index in range(torch.cuda.device_count()) if current.is_affected(index)]
 
 
 def _say_what_stays_unsafe(*, spoofed: bool) -> None:
@@ -120,20 +152,31 @@ def _devices(strategy: str, *, affected: bool) -> tuple[str, ...]:
 
 
 def disable() -> None:
-    """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay."""
-    global _enabled
+    """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay.
+
+    Calls of other threads that are under way end as they began. On an affected card ops that are MIOpen's own
+    (``aten::miopen_batch_norm`` and the like) stay with what took their place: torch has no way back to them.
+    """
     with _lock:
-        current, _enabled = _enabled, None
+        current = _enabled
         if current is None:
             return
-        _dispatch.unregister()
-        _layers.count_no_layer()
-        _convolve.rehearsed.clear()
-        _convolve.replan()
-        _environment.restore()
-        if current.cudnn_before is not None:
-            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = current.cudnn_before
+        _switch_off(current)
         state().store.flush(2.0)
+
+
+def _switch_off(current: _Enabled) -> None:
+    """Undoes what was done of :func:`_switch_on`."""
+    global _enabled
+    _enabled = None
+    _dispatch.process_settings = None
+    _dispatch.deactivate()
+    _layers.count_no_layer()
+    _convolve.rehearsed.clear()
+    _convolve.replan()
+    _environment.restore()
+    if current.cudnn_before is not None:
+        torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = current.cudnn_before
 
 
 def is_enabled() -> bool:

@@ -10,18 +10,14 @@ Tensors arrive four-dimensional; 1-d convolutions have been given a height of on
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, Optional, Protocol
+from typing import NamedTuple, Optional, Protocol
 
 import torch
-import torch.nn.functional as F
 
 from unhang import _core
 from unhang._state import renewed_after_fork, threads
-
-if TYPE_CHECKING:
-    from unhang._jit import Loaded
 
 Tensor = torch.Tensor
 Gradients = tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
@@ -46,67 +42,40 @@ class Geometry(NamedTuple):
     groups: int
 
 
+class Task(NamedTuple):
+    """What an engine has to know of a convolution besides its tensors: one value, made once for all calls."""
+
+    problem: _core.Problem
+    #: How the result is laid out.
+    memory_format: torch.memory_format
+    padding: list[int]
+    #: Where the tensors live, and whether they stand for a described card's.
+    device: str = "cpu"
+    rehearsed: bool = False
+    #: Whether the card that would compute is one of those that the vendor left behind.
+    affected: bool = False
+    #: Whether the tensors lie where and as our CPU engine wants them. Part of what a route is looked up by.
+    ready: bool = False
+    #: The most bytes of workspace that our GPU kernels may take, and whether candidates for them are to be measured.
+    workspace_limit: int = 0
+    tune: bool = False
+
+    @property
+    def key(self) -> str:
+        """The problem's key; asking for it makes a new text each time."""
+        return self.problem.key
+
+
 class Engine(Protocol):
     """What computes a convolution on torch's tensors."""
 
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """The output."""
 
     def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+        self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
         """The gradients of input, weight and bias that the mask asks for; the bias's may be left out."""
-
-
-class Route:
-    """One direction of one convolution, planned: who computes it, in which order they are asked, and why."""
-
-    __slots__ = (
-        "bypass",
-        "calls",
-        "device",
-        "engines",
-        "kernel",
-        "key",
-        "memory_format",
-        "names",
-        "padding",
-        "plan",
-        "problem",
-        "ready",
-        "rehearsed",
-        "seconds",
-        "tally",
-        "tune",
-        "workspace_limit",
-    )
-
-    def __init__(
-        self, problem: _core.Problem, plan: _core.Plan, memory_format: torch.memory_format, padding: list[int]
-    ) -> None:
-        self.problem = problem
-        #: The problem's key; asking for it makes a new text each time.
-        self.key = problem.key
-        self.plan = plan
-        self.memory_format = memory_format
-        self.padding = padding
-        self.names: list[str] = []
-        self.engines: list[Engine] = []
-        self.bypass: list[bool] = []
-        self.tally = _core.Tally()
-        #: Whether the tensors lie where and as our CPU engine wants them. Part of what a route is looked up by.
-        self.ready = False
-        #: Where the tensors live, and whether they stand for a described card's.
-        self.device = "cpu"
-        self.rehearsed = False
-        #: What our GPU kernels keep here, and the most bytes of workspace that they may take.
-        self.kernel: Loaded | None = None
-        self.workspace_limit = 0
-        #: Whether candidates for them are to be measured.
-        self.tune = False
-        #: Calls that were timed, and the fastest; only where a call's return means that the work is done.
-        self.calls = 0
-        self.seconds = float("inf")
 
 
 @contextmanager
@@ -131,12 +100,12 @@ def deterministic() -> bool:
 class AtenEngine:
     """Torch's own kernels, the vendor's library off. On CPU tensors: what torch does by itself."""
 
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, False, False, False, True)
         return output
 
     def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+        self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
         if grad_output.device.type == "cpu":
             return call_original_backward(grad_output, input, weight, geometry, mask)
@@ -145,50 +114,55 @@ class AtenEngine:
 
 
 class MiopenEngine:
-    """Torch with AMD's convolution library; never with its exhaustive search."""
+    """Torch with AMD's convolution library; on an affected card never with its exhaustive search."""
 
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         output: Tensor = _original_forward(
-            _KEY, input, weight, bias, *geometry, False, deterministic(), True, torch.backends.cudnn.allow_tf32
+            _KEY, input, weight, bias, *geometry, _may_search(task), deterministic(), True, allows_tf32()
         )
         return output
 
     def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+        self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
-        with vendor_library(on=True):
+        with vendor_library(on=True, benchmark=_may_search(task)):
             return call_original_backward(grad_output, input, weight, geometry, mask)
+
+
+def _may_search(task: Task) -> bool:
+    """Whether the vendor's library may time its own kernels, as the user set it: on an affected card some hang."""
+    return torch.backends.cudnn.benchmark and not (task.affected or task.rehearsed)
 
 
 class CpuEngine:
     """Ours, on the CPU. Tensors of an accelerator are copied there and the result back; no parameter is moved."""
 
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        if route.ready and geometry.padding == route.padding and input.shape == route.problem.input_shape:
+    def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        if task.ready and geometry.padding == task.padding and input.shape == task.problem.input_shape:
             # The short way of a repeated convolution on CPU tensors.
-            return run_on_cpu(route.problem, input, weight, bias, route.memory_format)
-        problem = problem_of(route, input, weight, geometry)
-        return _copy_and_run_cpu(route, problem, input, weight, bias).to(input.device)
+            return run_on_cpu(task.problem, input, weight, bias, task.memory_format)
+        problem = problem_of(task, input, weight, geometry)
+        return _copy_and_run_cpu(task, problem, input, weight, bias).to(input.device)
 
     def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+        self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
         data = weights = None
-        problem = problem_of(route, input, weight, geometry)
+        problem = problem_of(task, input, weight, geometry)
         if mask[0]:
             toward_data = problem.with_direction("backward-data")
-            data = _copy_and_run_cpu(route, toward_data, grad_output, weight, None).to(input.device)
+            data = _copy_and_run_cpu(task, toward_data, grad_output, weight, None).to(input.device)
         if mask[1]:
             toward_weights = problem.with_direction("backward-weights")
-            weights = _copy_and_run_cpu(route, toward_weights, input, grad_output, None).to(input.device)
+            weights = _copy_and_run_cpu(task, toward_weights, input, grad_output, None).to(input.device)
         return data, weights, None
 
 
-def problem_of(route: Route, input: Tensor, weight: Tensor, geometry: Geometry) -> _core.Problem:
-    """The route's problem, or that of one of its tiles."""
-    if tuple(input.shape) == route.problem.input_shape and geometry.padding == route.padding:
-        return route.problem
-    return make_problem(input, weight, geometry, route.problem.direction, route.memory_format)
+def problem_of(task: Task, input: Tensor, weight: Tensor, geometry: Geometry) -> _core.Problem:
+    """The task's problem, or that of one of its tiles."""
+    if tuple(input.shape) == task.problem.input_shape and geometry.padding == task.padding:
+        return task.problem
+    return make_problem(input, weight, geometry, task.problem.direction, task.memory_format)
 
 
 def make_problem(
@@ -205,10 +179,47 @@ def make_problem(
     )
 
 
-def _copy_and_run_cpu(
-    route: Route, problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None
-) -> Tensor:
-    form = route.memory_format
+def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
+    """How torch lays out the result, of the forward and of the gradients: by the order of the operands' strides, gaps
+    or none, and by which of its kernels it would take. Compiled graphs rely on it."""
+    last = torch.channels_last
+    if not _is_channels_last(input) and not _is_channels_last(weight):
+        return torch.contiguous_format
+    try:
+        if hasattr(torch._C, "_conv_determine_backend_memory_format"):
+            backend = torch._C._select_conv_backend(input, weight, bias, *geometry)
+            found: torch.memory_format = torch._C._conv_determine_backend_memory_format(input, weight, backend)
+            return last if found is last else torch.contiguous_format
+        if input.device.type == "cuda":
+            from torch._subclasses import FakeTensorMode
+
+            with FakeTensorMode() as mode:
+                fakes = [None if it is None else mode.from_tensor(it) for it in (input, weight, bias)]
+                predicted = torch.ops.aten.convolution(*fakes, *geometry)
+                is_last = predicted.stride() == torch.empty_like(predicted, memory_format=last).stride()
+            return last if is_last else torch.contiguous_format
+    except Exception:
+        pass  # a torch without it, or arguments that it refuses: it will say so
+    return last
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    """Whether torch takes a tensor's strides for those of channels_last, as its own test has it."""
+    if tensor.dim() != 4 or tensor.stride(1) == 0:
+        return False
+    shape, strides = tensor.shape, tensor.stride()
+    least = 0
+    for dimension in (1, 3, 2, 0):
+        if shape[dimension] == 0 or strides[dimension] < least:
+            return False
+        if dimension == 0 and least == strides[1]:
+            return False  # N111 and the like could be either: torch says contiguous
+        least = strides[dimension] * max(shape[dimension], 1)
+    return True
+
+
+def _copy_and_run_cpu(task: Task, problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
+    form = task.memory_format
     first, second = first.to("cpu").contiguous(memory_format=form), second.to("cpu").contiguous(memory_format=form)
     return run_on_cpu(problem, first, second, None if bias is None else bias.to("cpu"), form)
 
@@ -241,157 +252,64 @@ def run_on_cpu(
     return result
 
 
-class TiledEngine:
-    """Another engine, in tiles with halo, exact to the last pixel; with channels padded by one if asked."""
-
-    def __init__(self, inner: Engine, limit: int, pad_channels: bool) -> None:
-        self._inner = PaddedChannelsEngine(inner) if pad_channels else inner
-        self._limit = limit
-
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        output = torch.zeros(route.problem.output_shape, dtype=input.dtype, device=input.device).contiguous(
-            memory_format=route.memory_format
-        )
-        if geometry.transposed:
-            # A transposed convolution is the data gradient of an ordinary one: its output is what the tiles add up in.
-            self._add_data_gradient(route, input, output, weight, geometry._replace(transposed=False))
-        else:
-            plain = geometry._replace(padding=[0, 0])
-            for tile, window in self._windows(route, input):
-                output[tile.output] = self._inner.forward(route, window, weight, None, plain)
-        if bias is not None:
-            output += bias.view(1, -1, 1, 1)
-        return output
-
-    def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
-    ) -> Gradients:
-        ordinary = geometry._replace(transposed=False, output_padding=[0, 0])
-        plain = ordinary._replace(padding=[0, 0])
-        # In the lowered convolution of a transposed one, input and output have changed places.
-        outer, inner = (input, grad_output) if geometry.transposed else (grad_output, input)
-        data = weights = None
-        if mask[0]:
-            data = torch.zeros_like(input, memory_format=route.memory_format)
-            if geometry.transposed:
-                for tile, window in self._windows(route, grad_output):
-                    data[tile.output] = self._inner.forward(route, window, weight, None, plain)
-            else:
-                self._add_data_gradient(route, grad_output, data, weight, ordinary)
-        if mask[1]:
-            weights = torch.zeros_like(weight)
-            for tile, window in self._windows(route, inner):
-                part = self._inner.backward(route, outer[tile.output], window, weight, plain, (False, True, False))[1]
-                assert part is not None
-                weights += part
-        return data, weights, None
-
-    def _add_data_gradient(self, route: Route, outer: Tensor, into: Tensor, weight: Tensor, geometry: Geometry) -> None:
-        plain = geometry._replace(padding=[0, 0], output_padding=[0, 0])
-        for tile, window in self._windows(route, into):
-            part = self._inner.backward(route, outer[tile.output], window, weight, plain, (True, False, False))[0]
-            assert part is not None
-            into[tile.input] += part[tile.inside]
-
-    def _windows(self, route: Route, inner: Tensor) -> list[tuple[_Tile, Tensor]]:
-        tiles = [_Tile(*spans) for spans in _core.tiles(route.problem, self._limit)]
-        return [(tile, F.pad(inner[tile.input], tile.zeros)) for tile in tiles]
-
-
-class _Tile:
-    """A tile as torch's slices: of the input that exists, of the output, and of the window inside its zeros."""
-
-    __slots__ = ("input", "inside", "output", "zeros")
-
-    def __init__(self, rows: tuple[int, ...], columns: tuple[int, ...]) -> None:
-        everything = slice(None)
-
-        def along(start: int, length: int) -> slice:
-            return slice(start, start + length)
-
-        (row_out, row_outs, row_in, row_ins, top, bottom) = rows
-        (column_out, column_outs, column_in, column_ins, left, right) = columns
-        self.output = (everything, everything, along(row_out, row_outs), along(column_out, column_outs))
-        self.input = (everything, everything, along(row_in, row_ins), along(column_in, column_ins))
-        self.inside = (everything, everything, along(top, row_ins), along(left, column_ins))
-        self.zeros = (left, right, top, bottom)
-
-
-class PaddedChannelsEngine:
-    """Another engine, with one more channel in each group where their number is a power of two above one."""
-
-    def __init__(self, inner: Engine) -> None:
-        self._inner = inner
-
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        groups = geometry.groups
-        out_channels = weight.shape[1] * groups if geometry.transposed else weight.shape[0]
-        wide = self._inner.forward(route, _widen(input, groups), _widen_weight(weight, groups), None, geometry)
-        output = _narrow(wide, groups, out_channels)
-        return output if bias is None else output + bias.view(1, -1, 1, 1)
-
-    def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
-    ) -> Gradients:
-        groups = geometry.groups
-        wide_mask = (mask[0], mask[1], False)
-        data, weights, _ = self._inner.backward(
-            route,
-            _widen(grad_output, groups),
-            _widen(input, groups),
-            _widen_weight(weight, groups),
-            geometry,
-            wide_mask,
-        )
-        if data is not None:
-            data = _narrow(data, groups, input.shape[1])
-        if weights is not None:
-            first, second = weight.shape[:2]
-            grouped = weights.reshape(groups, -1, *weights.shape[1:])
-            weights = grouped[:, : first // groups, :second].reshape(weight.shape)
-        return data, weights, None
-
-
-def _extra(channels: int) -> int:
-    return 1 if channels > 1 and channels & (channels - 1) == 0 else 0
-
-
-def _widen(activation: Tensor, groups: int) -> Tensor:
-    n, channels, h, w = activation.shape
-    extra = _extra(channels // groups)
-    grouped = activation.reshape(n, groups, channels // groups, h, w)
-    return F.pad(grouped, (0, 0, 0, 0, 0, extra)).reshape(n, channels + groups * extra, h, w)
-
-
-def _widen_weight(weight: Tensor, groups: int) -> Tensor:
-    first, second, r, s = weight.shape
-    grouped = weight.reshape(groups, first // groups, second, r, s)
-    wide = F.pad(grouped, (0, 0, 0, 0, 0, _extra(second), 0, _extra(first // groups)))
-    return wide.reshape(-1, second + _extra(second), r, s)
-
-
-def _narrow(activation: Tensor, groups: int, channels: int) -> Tensor:
-    n, _, h, w = activation.shape
-    return activation.reshape(n, groups, -1, h, w)[:, :, : channels // groups].reshape(n, channels, h, w)
-
-
 def call_original_backward(
-    grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    geometry: Geometry,
+    mask: Mask,
+    bias_sizes: Sequence[int] | None = None,
+    *,
+    vendor: bool | None = None,
 ) -> Gradients:
-    """Torch's own gradients, as the process's flags are set."""
-    bias_sizes = [grad_output.shape[1]] if mask[2] else None
+    """Torch's own gradients, as the process's flags are set; ``vendor`` as in :func:`call_original_forward`."""
+    if vendor is not None and torch.backends.cudnn.enabled is not vendor:
+        with vendor_library(on=vendor):
+            return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
+    if bias_sizes is None and mask[2]:
+        bias_sizes = [grad_output.shape[1]]
     gradients = _original_backward(_KEY, grad_output, input, weight, bias_sizes, *geometry, list(mask))
     data, weights, bias = (gradient if wanted else None for gradient, wanted in zip(gradients, mask))
     return data, weights, bias
 
 
-def call_original_forward(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-    """What torch would have done by itself, with the process's flags as the user set them."""
-    flags = torch.backends.cudnn
-    output: Tensor = _original_forward(
-        _KEY, input, weight, bias, *geometry, flags.benchmark, deterministic(), flags.enabled, flags.allow_tf32
-    )
+def call_original_forward(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, *, vendor: bool | None = None
+) -> Tensor:
+    """What torch would have done by itself, with the process's flags as the user set them; ``vendor`` decides whether
+    the vendor's library is one of those that may compute, whatever the flag says."""
+    benchmark, same, enabled, tf32 = process_flags()
+    enabled = enabled if vendor is None else vendor
+    output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, benchmark, same, enabled, tf32)
     return output
+
+
+def process_flags() -> tuple[bool, bool, bool, bool]:
+    """What torch itself hands on with a convolution: benchmark, deterministic, vendor's library enabled, TF32
+    allowed."""
+    flags = torch.backends.cudnn
+    return flags.benchmark, deterministic(), flags.enabled, allows_tf32()
+
+
+def call_original_with_flags(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, flags: Sequence[bool]
+) -> Tensor:
+    """What torch would have done by itself for a call that brings its flags."""
+    output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, *flags)
+    return output
+
+
+if hasattr(torch._C, "_get_fp32_precision_getter"):
+
+    def allows_tf32() -> bool:
+        """Whether convolutions may round to TF32. Where the newer interface was used, the older one's flag raises."""
+        return bool(torch._C._get_fp32_precision_getter("cuda", "conv") == "tf32")
+
+else:  # before torch 2.9
+
+    def allows_tf32() -> bool:
+        """Whether convolutions may round to TF32."""
+        return torch.backends.cudnn.allow_tf32
 
 
 _flag_lock = renewed_after_fork(__name__, "_flag_lock", threading.RLock)
@@ -405,8 +323,8 @@ class vendor_library:
     Setting the flag raises after ``torch.backends.disable_global_flags()``; then the next engine is asked.
     """
 
-    def __init__(self, *, on: bool) -> None:
-        self._on = on
+    def __init__(self, *, on: bool, benchmark: bool = False) -> None:
+        self._wanted = (on, benchmark)
         self._before = (False, False)
 
     def __enter__(self) -> None:
@@ -414,15 +332,15 @@ class vendor_library:
         try:
             flags = torch.backends.cudnn
             self._before = (flags.enabled, flags.benchmark)
-            if self._before != (self._on, False):
-                flags.enabled, flags.benchmark = self._on, False
+            if self._before != self._wanted:
+                flags.enabled, flags.benchmark = self._wanted
         except BaseException:
             _flag_lock.release()
             raise
 
     def __exit__(self, *_: object) -> None:
         try:
-            if self._before != (self._on, False):
+            if self._before != self._wanted:
                 torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = self._before
         finally:
             _flag_lock.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,10 +17,6 @@ from unhang._settings import Settings
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=nn.Module)
 
-# Makes sure that torch.ops.unhang is there for layers that are used without enable().
-_convolution = torch.ops.unhang.convolution
-assert _dispatch is not None
-
 _CONFIG = "_unhang_config"
 _ORIGINAL = "_unhang_original_class"
 
@@ -26,9 +24,7 @@ _ORIGINAL = "_unhang_original_class"
 def _settings_of(config: Any) -> Settings:
     """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for what is on in the process."""
     if config is None:
-        from unhang import _enable
-
-        return _enable.enabled_settings() or Settings()
+        return _dispatch.process_settings or Settings()
     if isinstance(config, Settings):
         return config
     settings: Settings = config.settings()
@@ -42,6 +38,9 @@ class SafeConv2d(nn.Conv2d):
     process's settings. Its backward keeps the layer's settings, on whichever thread autograd runs it.
     """
 
+    # What torch.jit.script must not look at: it sees an nn.Conv2d.
+    __jit_unused_properties__ = ("config",)
+
     def __init__(self, *arguments: Any, config: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.__dict__[_CONFIG] = config
@@ -50,38 +49,6 @@ class SafeConv2d(nn.Conv2d):
     def config(self) -> Any:
         """The settings that this layer was given, or None when it follows the process's."""
         return self.__dict__.get(_CONFIG)
-
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        settings = _settings_of(self.config)
-        padding = self.padding
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
-            padding = (0, 0)
-        elif isinstance(padding, str):
-            input, padding = _pad_as_named(input, padding, self.kernel_size, self.dilation)
-        batched = input.dim() == 4
-        if input.dim() not in (3, 4):
-            # Torch's own words for what is wrong.
-            refused: Tensor = super()._conv_forward(input, weight, bias)
-            return refused
-        lower = _autocast_type(input.device.type)
-        if lower is not None:
-            input, weight = input.to(lower), weight.to(lower)
-            bias = None if bias is None else bias.to(lower)
-        with _statistics.inside(self):
-            output: Tensor = _convolution(
-                input if batched else input.unsqueeze(0),
-                weight,
-                bias,
-                list(self.stride),
-                list(padding),
-                list(self.dilation),
-                False,
-                [0, 0],
-                self.groups,
-                settings.token,
-            )
-        return output if batched else output.squeeze(0)
 
     def get_bypass_stats(self) -> dict[str, Any]:
         """Forwards of this layer, how many went past MIOpen, the rate in percent, and the strategy."""
@@ -95,18 +62,68 @@ class SafeConv2d(nn.Conv2d):
         return _rebuild, (original,), self.__dict__.copy()
 
 
-if hasattr(torch, "get_autocast_dtype"):
+def _scriptable(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that does what the replacement does, and that torch.jit.script takes for the original: it reads the
+    source of what is wrapped, and looks names up where the function says that it lives."""
 
-    def _autocast_type(device: str) -> torch.dtype | None:
-        """The type that autocast computes convolutions in on a device, if it is on: torch does not do it for our op."""
+    def _conv_forward(self: Any, input: Any, weight: Any, bias: Any) -> Any:
+        return replacement(self, input, weight, bias)
+
+    home = original.__globals__
+    made = types.FunctionType(_conv_forward.__code__, home, original.__name__, None, _conv_forward.__closure__)
+    return functools.update_wrapper(made, original)
+
+
+def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Computes as torch does, by this layer's settings: torch's own op, so that autocast, torch.func, forward gradients
+    and everything else are torch's too. A graph that is being recorded gets our op, which holds the settings."""
+    settings = _settings_of(self.config)
+    if _is_recording():
+        return _recorded(self, settings, input, weight, bias)
+    if isinstance(input, Tensor) and input.device.type in _dispatch.KEYS:
+        _dispatch.register(input.device.type)
+    with _statistics.inside(self, settings):
+        output: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
+        return output
+
+
+SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  # type: ignore[method-assign]
+
+
+def _recorded(self: SafeConv2d, settings: Settings, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    padding = self.padding
+    lower = _autocast_type(input)
+    if input.dim() not in (3, 4) or input.device.type not in _dispatch.KEYS or input.is_complex():
+        # What our engines do not know, or torch's own words for what is wrong.
+        plain: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
+        return plain
+    if self.padding_mode != "zeros":
+        input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+        padding = (0, 0)
+    elif isinstance(padding, str):
+        input, padding = _pad_as_named(input, padding, self.kernel_size, self.dilation)
+    batched = input.dim() == 4
+    if lower is not None:
+        input, weight = input.to(lower), weight.to(lower)
+        bias = None if bias is None else bias.to(lower)
+    geometry = (list(self.stride), list(padding), list(self.dilation), False, [0, 0], self.groups)
+    output: Tensor = torch.ops.unhang.convolution(
+        input if batched else input.unsqueeze(0), weight, bias, *geometry, settings.token
+    )
+    return output if batched else output.squeeze(0)
+
+
+def _autocast_type(input: Tensor) -> torch.dtype | None:
+    """The type that autocast computes convolutions of this input in, if it is on: torch does not do it for our op.
+    Double precision is left as it is."""
+    device = input.device.type
+    if input.dtype is torch.float64:
+        return None
+    if hasattr(torch, "get_autocast_dtype"):
         return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-
-else:  # before torch 2.4
-
-    def _autocast_type(device: str) -> torch.dtype | None:
-        if device == "cpu":
-            return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-        return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+    if device == "cpu":  # before torch 2.4
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
 
 
 def _rebuild(original: type[nn.Conv2d]) -> nn.Conv2d:
@@ -196,20 +213,33 @@ def count_no_layer() -> None:
     _plain.clear()
 
 
+def _is_recording() -> bool:
+    """Whether a graph is being made whose layers will not be here when it runs. What is exported is torch's own: it may
+    run where unhang is not."""
+    if torch._C._is_tracing():
+        return True
+    return _is_compiling() and not _is_exporting()
+
+
 def _is_compiling() -> bool:
     compiler = getattr(torch, "compiler", None)
     return bool(compiler is not None and getattr(compiler, "is_compiling", bool)())
 
 
+def _is_exporting() -> bool:
+    compiler = getattr(torch, "compiler", None)
+    return bool(compiler is not None and getattr(compiler, "is_exporting", bool)())
+
+
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _conv_forward(self: nn.Module, *arguments: Any, **options: Any) -> Any:
+    def announce(self: nn.Module, input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
         # A compiled graph has no layers; and a thread-local has no place in one.
         if _is_compiling():
-            return original(self, *arguments, **options)
+            return original(self, input, weight, bias)
         with _statistics.inside(self):
-            return original(self, *arguments, **options)
+            return original(self, input, weight, bias)
 
-    return _conv_forward
+    return _scriptable(original, announce)
 
 
 def _get_bypass_stats(self: nn.Module) -> dict[str, Any]:

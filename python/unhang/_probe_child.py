@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from unhang import _core
-    from unhang._engines import Route
+    from unhang._engines import Task
 
 #: What the one-line answers of ``--describe`` and ``--record`` start with.
 _ANSWER = "unhang-probe "
@@ -137,7 +137,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
 
     from unhang import _core
     from unhang._convolve import _ENGINES
-    from unhang._engines import Route, below_autograd
+    from unhang._engines import Task, below_autograd
     from unhang._settings import Settings
 
     problem = _core.Problem.from_key(key)
@@ -151,16 +151,20 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
     case = _Case(problem)
     expected = case.expected()
     on_device = case.to(device)
-    route = Route(problem, None, case.memory_format, case.geometry.padding)  # type: ignore[arg-type]  # nothing planned
-    route.device, route.workspace_limit = device, Settings().workspace_limit << 20
+    task = Task(
+        problem,
+        case.memory_format,
+        case.geometry.padding,
+        device.partition(":")[0],
+        affected=device != "cpu",
+        workspace_limit=Settings().workspace_limit << 20,
+    )
 
     def once() -> torch.Tensor:
         if problem.direction == "forward":
-            return engine.forward(route, on_device.input, on_device.weight, None, case.geometry)
+            return engine.forward(task, on_device.input, on_device.weight, None, case.geometry)
         mask = (problem.direction == "backward-data", problem.direction == "backward-weights", False)
-        gradients = engine.backward(
-            route, on_device.grad_output, on_device.input, on_device.weight, case.geometry, mask
-        )
+        gradients = engine.backward(task, on_device.grad_output, on_device.input, on_device.weight, case.geometry, mask)
         found = gradients[0] if mask[0] else gradients[1]
         assert found is not None
         return found
@@ -170,7 +174,7 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
         stage("find" if engine_name == "miopen" else "compile")
         began = time.perf_counter()
         if engine_name == "jit":
-            _compile(route)
+            _compile(task)
         result = once()
         stage("run")
         _wait(device)
@@ -188,14 +192,14 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
     }
 
 
-def _compile(route: Route) -> None:
+def _compile(task: Task) -> None:
     """Has our GPU kernels for this very problem compiled; generic ones would serve in the meantime."""
     import torch
 
     from unhang import _gpu
 
     stream = torch.cuda.current_stream().cuda_stream
-    _gpu.gpu(torch.cuda.current_device()).prepare(route.problem, stream, route.workspace_limit, True)
+    _gpu.gpu(torch.cuda.current_device()).prepare(task.problem, stream, task.workspace_limit, True)
 
 
 class _Case:
@@ -333,8 +337,8 @@ def _convolutions(model: Any, sizes: list[int]) -> list[tuple[str, int]]:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from unhang._convolve import _geometry_with_height, _memory_format
-    from unhang._engines import DATA_TYPES, Geometry, make_problem
+    from unhang._convolve import _geometry_with_height
+    from unhang._engines import DATA_TYPES, Geometry, make_problem, memory_format_of
 
     counts: collections.Counter[str] = collections.Counter()
     left_out = 0
@@ -344,9 +348,9 @@ def _convolutions(model: Any, sizes: list[int]) -> list[tuple[str, int]]:
         if x.dtype not in DATA_TYPES or x.dim() not in (3, 4):
             left_out += 1
             return
-        memory_format = _memory_format(x, weight, None, geometry)
         if x.dim() == 3:
             x, weight, geometry = x.unsqueeze(2), weight.unsqueeze(2), _geometry_with_height(geometry)
+        memory_format = memory_format_of(x, weight, None, geometry)
         for direction in directions:
             counts[make_problem(x, weight, geometry, direction, memory_format).key] += 1
 

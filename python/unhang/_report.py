@@ -54,16 +54,16 @@ def _render(form: str) -> str:
         for problem in dict.fromkeys(problem for problem, _ in layer.counts if problem):
             engines = [(engine.partition("(")[0], n) for (of, engine), n in layer.counts.items() if of == problem]
             layers.append((name, problem, sum(n for _, n in engines), engines))
-    for (key, _), route in sorted(_convolve.routes.items()):
+    for (key, _), route in sorted(_convolve.routes.copy().items()):
         if not key.startswith("forward") and route.tally.total:
             engines = [(name.partition("(")[0], n) for name, n in zip(route.names, route.tally.by_place) if n]
             layers.append(("(gradients)", key, route.tally.total, engines))
-    plans = [(route.problem, route.plan) for route in _convolve.routes.values()]
+    plans = [(route.problem, route.plan) for route in list(_convolve.routes.values())]
     return current.planner.render(line, layers, plans, _is_rehearsal(), form)
 
 
 def _is_rehearsal() -> bool:
-    return any(route.rehearsed for route in _convolve.routes.values())
+    return any(route.rehearsed for route in list(_convolve.routes.values()))
 
 
 def report() -> Report:
@@ -71,18 +71,18 @@ def report() -> Report:
     current = state()
     settings = _enable.enabled_settings() or Settings()
     problems = []
-    for (key, token), route in sorted(_convolve.routes.items()):
+    for (key, token), route in sorted(_convolve.routes.copy().items()):
         problems.append(
             {
                 "problem": key,
                 "strategy": Settings.from_token(token).strategy,
-                "engines": route.names,
+                "engines": list(route.names),
                 "counts": route.tally.by_place,
-                "kernels": None if route.kernel is None else route.kernel.kernel.choice,
+                "kernels": None if (kernel := route.kernel) is None else kernel.kernel.choice,
                 "bypasses": route.tally.bypasses,
                 "reason": route.plan.reason,
                 "evidence": route.plan.evidence,
-                "seconds": route.seconds if route.seconds < float("inf") else None,
+                "seconds": route.stopwatch.seconds if route.stopwatch.seconds < float("inf") else None,
             }
         )
     layers = [

@@ -44,9 +44,15 @@ def _on_cpu() -> Situation:
     )
 
 
+def is_endangered(device: torch.device, *, rehearsed: bool) -> bool:
+    """Whether an RDNA1 card would compute on tensors of that device, or is played by it."""
+    if rehearsed:
+        return state().machine.affected
+    return device.type == "cuda" and state().is_affected(device.index or 0)
+
+
 def _on_accelerator(index: int, *, rehearsed: bool) -> Situation:
     current = state()
-    affected = current.machine.affected
     miopen_here = torch.version.hip is not None or rehearsed
     engines: dict[str, Standing] = {
         "jit": _canary.jit_standing(index, rehearsed=rehearsed),
@@ -55,8 +61,8 @@ def _on_accelerator(index: int, *, rehearsed: bool) -> Situation:
         "tiled": ("available", ""),
         "cpu": ("available", ""),
     }
-    if affected:
+    if current.machine.affected if rehearsed else current.is_affected(index):
         engines["miopen"] = ("unproven", "MIOpen was not tried on this card in a child process")
-        engines["aten"] = _canary.standing("aten", rehearsed=rehearsed)
+        engines["aten"] = _canary.standing("aten", index=index, rehearsed=rehearsed)
     native = "miopen" if miopen_here else "aten"
     return Situation(engines, native, _environment.solver_families() if miopen_here else None)

@@ -20,6 +20,9 @@ from unhang import _core
 
 Lock = TypeVar("Lock")
 
+# A program that sees ever new sizes has ever new kernels, each with a verdict.
+_MOST_CANARIES = 50_000
+
 
 class UnhangWarning(RuntimeWarning):
     """Something that unhang says once."""
@@ -37,8 +40,31 @@ class State:
         #: Engines that failed in this process, by problem, engine and device: never tried for it again here, store or
         #: no store.
         self.failures: dict[tuple[str, str, str], str] = {}
+        self._affected: dict[int, bool] = {}
+        # Read once, so that no plan waits for a store that another process has locked.
+        self._canaries = self.store.canaries(self.machine.fingerprint)
         for notice in self.store.notices():
             say(notice)
+
+    def canary(self, name: str) -> tuple[str, str] | None:
+        """How a canary ended on this machine: verdict and detail."""
+        return self._canaries.get(name)
+
+    def keep_canary(self, name: str, verdict: str, detail: str, *, wait: bool = False) -> None:
+        """Keeps how a canary ended, in the background unless the next process relies on it being there."""
+        if len(self._canaries) >= _MOST_CANARIES:
+            self._canaries.pop(next(iter(self._canaries)))
+        self._canaries[name] = (verdict, detail)
+        self.store.set_canary(self.machine.fingerprint, name, verdict, detail, wait)
+
+    def is_affected(self, index: int) -> bool:
+        """Whether torch's device of that number is an RDNA1 card. A torch for CUDA never computes on one."""
+        if not self.machine.affected or torch.version.hip is None:
+            return False
+        known = self._affected.get(index)
+        if known is None:
+            known = self._affected[index] = self.machine.is_affected_at(index)
+        return known
 
     @functools.cached_property
     def learns_from_cpu(self) -> bool:

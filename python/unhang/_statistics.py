@@ -14,13 +14,16 @@ from unhang._state import renewed_after_fork
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 _current = threading.local()
+# A layer that sees ever new sizes must not fill the memory: those beyond so many are counted by engine alone.
+_MOST_SIZES = 1000
 
 
 class Layer:
     """The forwards of one module."""
 
     def __init__(self) -> None:
-        #: Forwards by convolution (empty where torch computed what our engines do not know) and engine.
+        #: Forwards by convolution (empty where torch computed what our engines do not know, and where the layer saw
+        #: more sizes than are told apart) and engine.
         self.counts: dict[tuple[str, str], int] = {}
         self.bypasses = 0
         self.settings: Settings | None = None
@@ -29,6 +32,8 @@ class Layer:
         """Counts one forward of this layer."""
         with _lock:
             key = (problem, engine)
+            if key not in self.counts and len(self.counts) >= _MOST_SIZES:
+                key = ("", engine)
             self.counts[key] = self.counts.get(key, 0) + 1
             self.bypasses += bypass
             self.settings = settings
@@ -96,17 +101,24 @@ def current_layer() -> Layer | None:
     return getattr(_current, "layer", None)
 
 
+def current_settings() -> Settings | None:
+    """The settings of the layer whose forward this thread is in, if it has some of its own."""
+    return getattr(_current, "settings", None)
+
+
 class inside:
-    """Marks this thread as being inside a module's forward."""
+    """Marks this thread as being inside a module's forward, which may have settings of its own."""
 
-    __slots__ = ("_before", "_layer")
+    __slots__ = ("_before", "_layer", "_settings")
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, settings: Settings | None = None) -> None:
         self._layer = layer_of(module)
+        self._settings = settings
 
     def __enter__(self) -> None:
-        self._before = getattr(_current, "layer", None)
+        before = self._before = (getattr(_current, "layer", None), getattr(_current, "settings", None))
         _current.layer = self._layer
+        _current.settings = self._settings or (before[1] if before[0] is self._layer else None)
 
     def __exit__(self, *_: object) -> None:
-        _current.layer = self._before
+        _current.layer, _current.settings = self._before

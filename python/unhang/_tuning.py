@@ -15,11 +15,12 @@ from __future__ import annotations
 import statistics
 import threading
 import time
+from typing import NamedTuple
 
 import torch
 
-from unhang import _core, _gpu, _jit, _verify
-from unhang._engines import Geometry, Route, deterministic
+from unhang import _core, _gpu, _launch, _verify
+from unhang._engines import Geometry, Task, deterministic
 from unhang._state import renewed_after_fork, say, state
 
 Tensor = torch.Tensor
@@ -129,13 +130,20 @@ _contests: dict[tuple[int, str], _Contest] = {}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 
 
-def step(
-    route: Route, loaded: _jit.Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry
-) -> bool:
+class Subject(NamedTuple):
+    """The convolution that is tuned, the kernels that compute it meanwhile, and the most workspace that others may
+    take."""
+
+    task: Task
+    loaded: _launch.Loaded
+    workspace_limit: int
+
+
+def step(subject: Subject, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry) -> bool:
     """Goes on with the measurements for a convolution whose own result was just queued; whether nothing better can come
     any more than what computed it."""
     index = first.get_device()
-    gpu, problem = _gpu.gpu(index), loaded.problem
+    gpu, problem = _gpu.gpu(index), subject.loaded.problem
     if gpu.is_tuned(problem) or deterministic():
         return True
     key = (index, problem.key)
@@ -147,10 +155,10 @@ def step(
             contest = _contests[key] = _Contest(gpu, problem)
     if contest.over:
         return True
-    if gpu.is_capturing(_jit.stream_of(index)) or not contest.lock.acquire(blocking=False):
+    if gpu.is_capturing(_launch.stream_of(index)) or not contest.lock.acquire(blocking=False):
         return False
     try:
-        winner = _go_on(contest, route, loaded, first, second, bias, geometry)
+        winner = _go_on(contest, subject, first, second, bias, geometry)
     except Exception as error:
         # Short memory, a driver that fails: the user's own result is there, and what computed it stays.
         contest.over = True
@@ -166,13 +174,12 @@ def step(
     times = [(choice, seconds) for choice, seconds in contest.times.items() if seconds]
     gpu.keep_tuning(state().store, problem, times, winner, "; ".join(contest.failures))
     # Others than those that computed just now are taken by the next call.
-    return winner == loaded.kernel.choice
+    return winner == subject.loaded.kernel.choice
 
 
 def _go_on(
     contest: _Contest,
-    route: Route,
-    loaded: _jit.Loaded,
+    subject: Subject,
     first: Tensor,
     second: Tensor,
     bias: Tensor | None,
@@ -180,24 +187,25 @@ def _go_on(
 ) -> str | None:
     """One step; the winner when there is one. A contest without rivals is over without."""
     if not contest.begun:
-        contest.begin(route.workspace_limit)
+        contest.begin(subject.workspace_limit)
     if len(contest.choices) < 2 and contest.rounds == 0:
         contest.over = True
         return None
     if not contest.load() or not contest.read():
         return None
-    first, second = _jit.dense(first, route.memory_format), _jit.dense(second, route.memory_format)
+    form, loaded = subject.task.memory_format, subject.loaded
+    first, second = _launch.dense(first, form), _launch.dense(second, form)
     bias = bias if bias is None else bias.contiguous()
     device = first.device
-    scratch = _jit.allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
+    scratch = _launch.allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
     most = max((contest.kernels[choice].workspace_bytes for choice in contest.choices), default=0)
-    workspace = _jit.allocate((max(most, 1),), (1,), torch.uint8, device)
+    workspace = _launch.allocate((max(most, 1),), (1,), torch.uint8, device)
     addresses = (
         first.data_ptr(), second.data_ptr(), 0 if bias is None else bias.data_ptr(), scratch.data_ptr(),
-        workspace.data_ptr(), _jit.stream_of(first.get_device()),
+        workspace.data_ptr(), _launch.stream_of(first.get_device()),
     )  # fmt: skip
     if contest.is_measured():
-        return _decide(contest, route, addresses, (first, second, bias, scratch), geometry)
+        return _decide(contest, subject.task, addresses, (first, second, bias, scratch), geometry)
     contest.next_round()
     # In turns, and each round begins with another one.
     turn = contest.rounds % len(contest.choices)
@@ -208,7 +216,7 @@ def _go_on(
 
 def _decide(
     contest: _Contest,
-    route: Route,
+    task: Task,
     addresses: tuple[int, int, int, int, int, int],
     tensors: tuple[Tensor, Tensor, Tensor | None, Tensor],
     geometry: Geometry,
@@ -216,13 +224,13 @@ def _decide(
     """The fastest whose first result is right; None where that cannot be told with these numbers."""
     for choice in sorted(contest.choices, key=contest.median):
         kernel = contest.kernels[choice]
-        verdict = _jit.verdict(route, kernel)
+        verdict = _launch.verdict(task, kernel)
         if verdict is None:
             kernel.launch(*addresses)
             finding = _verify.compare(contest.problem.direction, geometry, *tensors)
             if finding.right is None:
                 return None
-            _jit.keep_verdict(route, kernel, contest.problem, finding)
+            _launch.keep_verdict(task, kernel, contest.problem, finding)
             verdict = "works" if finding.right else "wrong"
         if verdict == "works":
             return choice

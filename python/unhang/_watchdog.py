@@ -17,7 +17,7 @@ import signal
 import torch
 
 from unhang import _core
-from unhang._engines import Engine, Geometry, Gradients, Mask, Route
+from unhang._engines import Engine, Geometry, Gradients, Mask, Task
 from unhang._state import environment_variable, say, state
 
 Tensor = torch.Tensor
@@ -109,44 +109,44 @@ def _seconds(name: str, default: float) -> float:
     return value
 
 
-def watched(engine: Engine, name: str, route: Route) -> Engine:
-    """The engine for that route, watched if that is on. CPU tensors are not: torch's CPU kernels come back."""
-    if _watchdog is None or (route.device == "cpu" and not route.rehearsed):
+def watched(engine: Engine, name: str, task: Task) -> Engine:
+    """The engine for that task, watched if that is on. CPU tensors are not: torch's CPU kernels come back."""
+    if _watchdog is None or (task.device == "cpu" and not task.rehearsed):
         return engine
-    return WatchedEngine(engine, name.partition("(")[0], route)
+    return WatchedEngine(engine, name.partition("(")[0], task)
 
 
 class WatchedEngine:
     """Another engine, each call of which is watched."""
 
-    def __init__(self, inner: Engine, name: str, route: Route) -> None:
-        self._inner = inner
-        self._rehearsed = route.rehearsed
-        problem = route.problem
-        self._single = _core.Watchdog.watched([problem], name, route.rehearsed)
+    def __init__(self, inner: Engine, name: str, task: Task) -> None:
+        self.inner = inner
+        self._rehearsed = task.rehearsed
+        problem = task.problem
+        self._single = _core.Watchdog.watched([problem], name, task.rehearsed)
         self._both = self._single
         if problem.direction != "forward":
             # One call may compute both gradients; when it hangs, it may be either.
             gradients = [problem.with_direction("backward-data"), problem.with_direction("backward-weights")]
-            self._both = _core.Watchdog.watched(gradients, name, route.rehearsed)
+            self._both = _core.Watchdog.watched(gradients, name, task.rehearsed)
 
-    def forward(self, route: Route, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         watchdog = _watchdog
         call = None if watchdog is None else self._begin(watchdog, self._single, input)
         try:
-            return self._inner.forward(route, input, weight, bias, geometry)
+            return self.inner.forward(task, input, weight, bias, geometry)
         finally:
             if watchdog is not None and call is not None:
                 watchdog.end(call)
 
     def backward(
-        self, route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+        self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
         watchdog = _watchdog
         subject = self._both if mask[0] and mask[1] else self._single
         call = None if watchdog is None else self._begin(watchdog, subject, input)
         try:
-            return self._inner.backward(route, grad_output, input, weight, geometry, mask)
+            return self.inner.backward(task, grad_output, input, weight, geometry, mask)
         finally:
             if watchdog is not None and call is not None:
                 watchdog.end(call)

@@ -200,6 +200,17 @@ pub(crate) fn seen(connection: &Connection, machine: &str) -> rusqlite::Result<V
     readable(rows)
 }
 
+/// Leaves the convolutions of a machine that were asked for last.
+pub(crate) fn forget_oldest_seen(connection: &Connection, machine: &str, most: u64) -> rusqlite::Result<()> {
+    connection
+        .prepare_cached(
+            "DELETE FROM seen WHERE machine = ?1 AND problem NOT IN
+             (SELECT problem FROM seen WHERE machine = ?1 ORDER BY unix_seconds DESC LIMIT ?2)",
+        )?
+        .execute(params![machine, most as i64])
+        .map(drop)
+}
+
 pub(crate) fn put_intent(connection: &Connection, intent: &Intent, owner: &str) -> rusqlite::Result<IntentId> {
     connection
         .prepare_cached(

@@ -2,7 +2,7 @@
 
 use std::mem::ManuallyDrop;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,6 +22,10 @@ const OPENING_DEADLINE: Duration = Duration::from_secs(5);
 const ANSWER_DEADLINE: Duration = Duration::from_secs(10);
 /// The most that writing an intent may take.
 const INTENT_DEADLINE: Duration = Duration::from_secs(5);
+/// The most convolutions of one machine that are remembered as asked for, and how many are written between two looks.
+const MOST_SEEN: u64 = 10_000;
+const SEEN_BETWEEN_CLEANINGS: u64 = 500;
+static SEEN_SINCE_START: AtomicU64 = AtomicU64::new(0);
 /// The most that dropping the store may take.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -191,8 +195,12 @@ impl Store {
                     "INSERT INTO seen VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET
                      count = min(count + excluded.count, 9000000000000000000), unix_seconds = excluded.unix_seconds",
                 )?
-                .execute(params![machine, problem, count.min(1 << 40) as i64, now])
-                .map(drop)
+                .execute(params![machine, problem, count.min(1 << 40) as i64, now])?;
+            // A program that sees ever new sizes must not fill the disk: the oldest go, now and then.
+            if SEEN_SINCE_START.fetch_add(1, Ordering::Relaxed).is_multiple_of(SEEN_BETWEEN_CLEANINGS) {
+                rows::forget_oldest_seen(connection, &machine, MOST_SEEN)?;
+            }
+            Ok(())
         }));
     }
 
@@ -285,6 +293,12 @@ impl Store {
     /// tells whether it was.
     pub fn set_canary(&self, canary: Canary) -> bool {
         self.ask(ANSWER_DEADLINE, move |connection| rows::put_canary(connection, &canary)).is_some()
+    }
+
+    /// Keeps how a canary ended, soon and in the background, like [`Store::record`]: for what is found out in the middle
+    /// of a user's program, which must not wait for a disk.
+    pub fn keep_canary(&self, canary: Canary) {
+        self.offer(Box::new(move |connection| rows::put_canary(connection, &canary)));
     }
 
     /// The records that are meant, oldest first.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, MiopenFamilies, Plan, Settings, Situation, plan};
 use unhang_report::{Layer, Report};
@@ -40,6 +41,22 @@ impl PyMachine {
     #[getter]
     fn affected(&self) -> bool {
         self.machine.affected()
+    }
+
+    /// Whether the device that AMD's runtime knows by that number is an RDNA1 card. One whose chip cannot be told is
+    /// taken for one where such a card is here.
+    fn is_affected_at(&self, ordinal: i32) -> bool {
+        if !self.machine.affected() {
+            return false;
+        }
+        let Ok(address) = Hip::pci_address(ordinal) else { return true };
+        self.machine.gpu_at(&address).map_or(true, |(gpu, _)| gpu.affected)
+    }
+
+    /// Where the device that AMD's runtime knows by that number is plugged in, if that can be told.
+    #[staticmethod]
+    fn address_of(ordinal: i32) -> Option<String> {
+        Hip::pci_address(ordinal).ok()
     }
 
     /// Whether the runtime is told that it is another chip.
@@ -105,14 +122,23 @@ impl PyStore {
         self.store.notices()
     }
 
-    /// How a canary ended on a machine: verdict and detail.
-    fn canary(&self, py: Python<'_>, machine: &str, name: &str) -> Option<(&'static str, String)> {
-        let found = py.detach(|| self.store.canary(machine, name))?;
-        Some((found.verdict.name(), found.detail))
+    /// How every canary ended on a machine: verdict and detail by name. Asked once: a store may take its time.
+    fn canaries(&self, py: Python<'_>, machine: &str) -> HashMap<String, (&'static str, String)> {
+        let all = py.detach(|| self.store.canaries());
+        let here = all.into_iter().filter(|canary| canary.machine == machine);
+        here.map(|canary| (canary.name, (canary.verdict.name(), canary.detail))).collect()
     }
 
-    /// Keeps how a canary ended.
-    fn set_canary(&self, py: Python<'_>, machine: &str, name: &str, verdict: &str, detail: &str) -> PyResult<bool> {
+    /// Keeps how a canary ended; with `wait`, whether it is written, and without in the background.
+    fn set_canary(
+        &self,
+        py: Python<'_>,
+        machine: &str,
+        name: &str,
+        verdict: &str,
+        detail: &str,
+        wait: bool,
+    ) -> PyResult<bool> {
         let canary = Canary {
             machine: machine.to_owned(),
             name: name.to_owned(),
@@ -120,7 +146,11 @@ impl PyStore {
             detail: detail.to_owned(),
             unix_seconds: time::now(),
         };
-        Ok(py.detach(|| self.store.set_canary(canary)))
+        if wait {
+            return Ok(py.detach(|| self.store.set_canary(canary)));
+        }
+        self.store.keep_canary(canary);
+        Ok(true)
     }
 
     /// The convolutions that programs asked for on a machine, with how often.

@@ -9,6 +9,7 @@ mod gpu;
 mod knowledge;
 mod problem;
 mod supervise;
+mod tally;
 mod watchdog;
 
 use pyo3::prelude::*;
@@ -28,7 +29,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<gpu::PyTiming>()?;
     module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
     module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
-    module.add_class::<Tally>()?;
+    module.add_class::<tally::Tally>()?;
     module.add_class::<watchdog::PyWatchdog>()?;
     module.add_class::<watchdog::PyWatched>()?;
     module.add_class::<watchdog::PyCall>()?;
@@ -54,55 +55,4 @@ fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
         ));
     }
     Ok(())
-}
-
-/// Counts of what computed: one for each engine of a plan by its place, and of how many were bypasses.
-#[pyclass(frozen, module = "unhang._core")]
-#[derive(Default)]
-struct Tally {
-    places: [std::sync::atomic::AtomicU64; Tally::PLACES],
-    bypasses: std::sync::atomic::AtomicU64,
-}
-
-impl Tally {
-    /// More engines than any plan names.
-    const PLACES: usize = 8;
-}
-
-#[pymethods]
-impl Tally {
-    #[new]
-    fn new() -> Tally {
-        Tally::default()
-    }
-
-    /// Counts one computation by the engine in that place.
-    fn count(&self, place: usize, bypass: bool) {
-        use std::sync::atomic::Ordering::Relaxed;
-        self.places[place.min(Tally::PLACES - 1)].fetch_add(1, Relaxed);
-        self.bypasses.fetch_add(u64::from(bypass), Relaxed);
-    }
-
-    /// The counts by place, without the zeros at the end.
-    #[getter]
-    fn by_place(&self) -> Vec<u64> {
-        let mut counts: Vec<u64> =
-            self.places.iter().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)).collect();
-        while counts.last() == Some(&0) {
-            counts.pop();
-        }
-        counts
-    }
-
-    /// All computations.
-    #[getter]
-    fn total(&self) -> u64 {
-        self.places.iter().map(|count| count.load(std::sync::atomic::Ordering::Relaxed)).sum()
-    }
-
-    /// Those that went past what torch does by itself.
-    #[getter]
-    fn bypasses(&self) -> u64 {
-        self.bypasses.load(std::sync::atomic::Ordering::Relaxed)
-    }
 }

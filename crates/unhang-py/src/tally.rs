@@ -1,0 +1,73 @@
+//! What computed, counted without locks.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use pyo3::prelude::*;
+use unhang_engine::EngineName;
+
+/// Counts of what computed: one for each engine, and of how many were bypasses. A plan's engines are named by their
+/// place in it; plans that are made anew for the same convolution share the counts, whatever their order.
+#[pyclass(frozen, module = "unhang._core")]
+pub struct Tally {
+    /// By place in the plan: the engine, by its place among all.
+    engines: Vec<usize>,
+    counts: Arc<Counts>,
+}
+
+/// The counts by engine; the last is for what has no name.
+#[derive(Default)]
+struct Counts {
+    by_engine: [AtomicU64; EngineName::ALL.len() + 1],
+    bypasses: AtomicU64,
+}
+
+impl Tally {
+    fn slot(&self, place: usize) -> usize {
+        self.engines.get(place).copied().unwrap_or(EngineName::ALL.len())
+    }
+}
+
+#[pymethods]
+impl Tally {
+    /// For engines by name, "tiled(aten)" being tiled; `earlier` is the tally of another plan for the same convolution.
+    #[new]
+    #[pyo3(signature = (names = Vec::new(), earlier = None))]
+    fn new(names: Vec<String>, earlier: Option<&Tally>) -> Tally {
+        let place = |name: &String| {
+            let plain = name.split('(').next().unwrap_or_default();
+            EngineName::ALL.iter().position(|engine| engine.name() == plain).unwrap_or(EngineName::ALL.len())
+        };
+        let counts = earlier.map_or_else(Arc::default, |tally| Arc::clone(&tally.counts));
+        Tally { engines: names.iter().map(place).collect(), counts }
+    }
+
+    /// Counts one computation by the engine in that place.
+    fn count(&self, place: usize, bypass: bool) {
+        self.counts.by_engine[self.slot(place)].fetch_add(1, Relaxed);
+        self.counts.bypasses.fetch_add(u64::from(bypass), Relaxed);
+    }
+
+    /// The counts by place, without the zeros at the end.
+    #[getter]
+    fn by_place(&self) -> Vec<u64> {
+        let mut counts: Vec<u64> =
+            (0..self.engines.len()).map(|place| self.counts.by_engine[self.slot(place)].load(Relaxed)).collect();
+        while counts.last() == Some(&0) {
+            counts.pop();
+        }
+        counts
+    }
+
+    /// All computations.
+    #[getter]
+    fn total(&self) -> u64 {
+        self.counts.by_engine.iter().map(|count| count.load(Relaxed)).sum()
+    }
+
+    /// Those that went past what torch does by itself.
+    #[getter]
+    fn bypasses(&self) -> u64 {
+        self.counts.bypasses.load(Relaxed)
+    }
+}

@@ -1,0 +1,149 @@
+"""MIOpen's other doors, closed on an affected card.
+
+Convolutions come through :mod:`unhang._dispatch`. But a saved graph holds ``cudnn_enabled=True`` for its batch norms,
+whatever the process's flag says, and every op of MIOpen's own can be called by its name. On an affected card those
+ops are replaced: by our planned convolutions, by torch's own batch norm, and by a refusal where torch has nothing of
+the same shape. Torch keeps no way back to a kernel of a backend's own, so they stay replaced for the life of the
+process."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from typing import Any, NoReturn
+
+import torch
+
+from unhang._state import renewed_after_fork
+
+Tensor = torch.Tensor
+
+_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
+_libraries: dict[str, torch.library.Library] = {}
+_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+
+
+def close(device: str) -> None:
+    """Replaces MIOpen's own ops for tensors of a device type, once."""
+    with _lock:
+        if device in _libraries:
+            return
+        library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning)  # that there is a kernel already: it is meant
+            for name, kernel in _REPLACEMENTS.items():
+                if hasattr(torch.ops.aten, name):
+                    library.impl(name, kernel, _KEYS[device])
+        _libraries[device] = library
+
+
+def _batch_norm(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    exponential_average_factor: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm(
+        input, weight, bias, running_mean, running_var, training, exponential_average_factor, epsilon
+    )
+    return found
+
+
+def _batch_norm_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.native_batch_norm_backward(
+        grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True, True, True]
+    )
+    return found
+
+
+def _convolution(
+    self: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    output: Tensor = torch.ops.aten.convolution(
+        self, weight, bias, stride, padding, dilation, False, [0] * len(stride), groups
+    )
+    return output
+
+
+def _convolution_transpose(
+    self: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    padding: list[int],
+    output_padding: list[int],
+    stride: list[int],
+    dilation: list[int],
+    groups: int,
+    *_: bool,
+) -> Tensor:
+    output: Tensor = torch.ops.aten.convolution(
+        self, weight, bias, stride, padding, dilation, True, output_padding, groups
+    )
+    return output
+
+
+def _convolution_relu(
+    self: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    return _convolution(self, weight, bias, padding, stride, dilation, groups).relu_()
+
+
+def _convolution_add_relu(
+    self: Tensor,
+    weight: Tensor,
+    z: Tensor,
+    alpha: float | None,
+    bias: Tensor | None,
+    stride: list[int],
+    padding: list[int],
+    dilation: list[int],
+    groups: int,
+) -> Tensor:
+    output = _convolution(self, weight, bias, padding, stride, dilation, groups)
+    return output.add_(z, alpha=1.0 if alpha is None else alpha).relu_()
+
+
+def _refuse(*_: Any) -> NoReturn:
+    raise RuntimeError(
+        "unhang: an RNN of MIOpen's was called by name on an affected card, where nothing of MIOpen runs unproven; "
+        "nn.LSTM, nn.GRU and nn.RNN use torch's own kernels while torch.backends.cudnn.enabled is False"
+    )
+
+
+_REPLACEMENTS = {
+    "miopen_batch_norm": _batch_norm,
+    "miopen_batch_norm_backward": _batch_norm_backward,
+    "miopen_convolution": _convolution,
+    "miopen_depthwise_convolution": _convolution,
+    "miopen_convolution_transpose": _convolution_transpose,
+    "miopen_convolution_relu": _convolution_relu,
+    "miopen_convolution_add_relu": _convolution_add_relu,
+    "miopen_rnn": _refuse,
+    "miopen_rnn_backward": _refuse,
+}

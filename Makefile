@@ -13,12 +13,12 @@ demo:
 	@.venv/bin/unhang demo --part torch
 
 test:
-	@tools/setup system build python fixtures
+	@tools/setup tests
 	@.venv/bin/python tools/test
 
 # make test-all   the same with long fuzzing and every combination
 test-all:
-	@tools/setup system build python fixtures
+	@tools/setup tests
 	@UNHANG_TEST_ALL=1 .venv/bin/python tools/test
 
 # make check   formatting, lints and types only

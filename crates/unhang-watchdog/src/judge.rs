@@ -26,10 +26,11 @@ enum Thing {
 }
 
 impl Ages {
-    /// Adds a step to the ages of what is still there; forgets the rest.
-    fn step(&mut self, present: &[(Thing, u64)], step: Duration) {
+    /// Adds a step to the ages of what is still there; forgets the rest. Markers grow older only if they were looked at.
+    fn step(&mut self, present: &[(Thing, u64)], step: Duration, looked: bool) {
         let before = std::mem::take(&mut self.ages);
         for key in present {
+            let step = if looked || !matches!(key.0, Thing::Marker(_)) { step } else { Duration::ZERO };
             self.ages.insert(*key, before.get(key).map_or(Duration::ZERO, |age| *age + step));
         }
     }
@@ -54,13 +55,19 @@ pub(crate) fn wait_for_hang<T>(shared: &Shared<T>) -> Option<Hang<T>> {
         let lanes = shared.lanes();
         let polls = shared.polls.load(Ordering::Relaxed);
         poller_stuck_for = if polls == last_polls { poller_stuck_for + step } else { Duration::ZERO };
+        // While the poller does not come back from the driver nothing is known of any lane: it may wait for a lock that a
+        // compilation holds for minutes. So only time in which it went round counts, and being stuck has the host's deadline.
+        let looked = polls.wrapping_sub(last_polls) >= 2 * lanes.len() as u64;
         last_polls = polls;
         let found = Found::gather(shared, &lanes);
-        ages.step(&found.present(), step);
-        // While the poller does not come back from the driver, nothing is known of the other lanes.
+        ages.step(&found.present(), step, looked);
         let stuck_at =
-            (poller_stuck_for > shared.settings.deadline / 2).then(|| shared.polled.load(Ordering::Relaxed) as usize);
-        if let Some(hang) = found.judge(shared, &ages, stuck_at) {
+            (poller_stuck_for >= shared.settings.host_deadline).then(|| shared.polled.load(Ordering::Relaxed) as usize);
+        let hang = match stuck_at {
+            Some(place) if !lanes.is_empty() => found.stuck(place, poller_stuck_for),
+            _ => found.judge(shared, &ages),
+        };
+        if let Some(hang) = hang {
             return (!shared.is_stopped()).then_some(hang);
         }
     }
@@ -92,7 +99,17 @@ impl<T> Found<'_, T> {
         markers.chain(inside).chain(calls).collect()
     }
 
-    fn judge(self, shared: &Shared<T>, ages: &Ages, stuck_at: Option<usize>) -> Option<Hang<T>> {
+    /// The poller did not come back from asking about this lane.
+    fn stuck(self, place: usize, waited: Duration) -> Option<Hang<T>> {
+        let lane = self.lanes.get(place)?;
+        let subject = self.oldest.into_iter().find(|(at, _)| *at == place).and_then(|(_, oldest)| match oldest.kind {
+            Kind::After(subject) | Kind::Fence(Some(subject)) if !oldest.follows_gap => Some(subject),
+            _ => None,
+        });
+        Some(Hang { subject, place: Place::Host, waited, device: Some(lane.device), is_uncertain: false })
+    }
+
+    fn judge(self, shared: &Shared<T>, ages: &Ages) -> Option<Hang<T>> {
         let settings = &shared.settings;
         for (place, oldest) in self.oldest {
             let waited = ages.of(Thing::Marker(place), oldest.number);
@@ -100,7 +117,7 @@ impl<T> Found<'_, T> {
                 Kind::After(_) | Kind::Fence(Some(_)) => settings.deadline,
                 Kind::Before | Kind::Fence(None) => settings.outside_deadline,
             };
-            if waited < deadline || stuck_at.is_some_and(|stuck| stuck != place) {
+            if waited < deadline {
                 continue;
             }
             let (subject, where_) = match oldest.kind {

@@ -235,8 +235,26 @@ fn nothing_is_put_into_a_graph() {
 }
 
 #[test]
-fn a_driver_that_never_answers_is_judged_all_the_same() {
+fn a_driver_that_answers_late_is_no_hang() {
     let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    let (other, other_lane) = bench.device(1);
+    Bench::wait_until_all_happened(&other_lane);
+    // Another thread compiles and holds the driver's lock; what was queued is done meanwhile, and nobody can see it.
+    device.stuck.store(true, Ordering::SeqCst);
+    bench.call(&lane, &device, "done unseen");
+    bench.call(&other_lane, &other, "done unseen too");
+    device.finish_all();
+    other.finish_all();
+    bench.assert_quiet();
+    device.stuck.store(false, Ordering::SeqCst);
+    Bench::wait_until_all_happened(&lane);
+    bench.assert_quiet();
+}
+
+#[test]
+fn a_driver_that_never_answers_is_a_hang_in_the_end() {
+    let bench = Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
     let (device, lane) = bench.device(0);
     let (other, other_lane) = bench.device(1);
     Bench::wait_until_all_happened(&other_lane);
@@ -247,7 +265,7 @@ fn a_driver_that_never_answers_is_judged_all_the_same() {
     other.finish_all();
     let hang = bench.hang();
     // Whichever marker it was asked about; never the lane that could not be asked.
-    assert_eq!(hang.device, Some(0));
+    assert_eq!((hang.device, hang.place), (Some(0), Place::Host));
     assert!(hang.subject.is_none_or(|subject| *subject == "stuck"));
     device.stuck.store(false, Ordering::SeqCst);
 }

@@ -17,6 +17,7 @@ use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Record, Source, Store};
 use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
+use unhang_guard::{Identity, PrivateFolder};
 use unhang_watchdog::{Call, Events, Hang, HostCall, Place, Settings, Watch};
 
 use crate::knowledge::{PyMachine, PyStore};
@@ -258,8 +259,12 @@ fn record(hang: &Hang<Subject>, subject: &Subject, farewell: &Farewell) {
 fn write_report(hang: &Hang<Subject>, farewell: &Farewell, code: i32) {
     let Some(folder) = &farewell.folder else { return };
     let subject = hang.subject.as_deref();
+    let this = Identity::of_this_process();
     let report = json!({
-        "process": std::process::id(),
+        "process": this.pid,
+        "boot": this.boot,
+        "namespace": this.namespace,
+        "started": this.started,
         "code": code,
         "problems": subject.map(|it| it.problems.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap_or_default(),
         "engine": subject.map(|it| it.engine.name()),
@@ -267,10 +272,8 @@ fn write_report(hang: &Hang<Subject>, farewell: &Farewell, code: i32) {
         "place": place(hang),
         "seconds": hang.waited.as_secs_f64(),
     });
-    let path = folder.join(format!("hang-{}.json", std::process::id()));
-    let beside = folder.join(format!(".hang-{}.new", std::process::id()));
-    if std::fs::write(&beside, report.to_string()).is_ok() {
-        let _ = std::fs::rename(&beside, &path);
+    if let Ok(folder) = PrivateFolder::open_existing(folder) {
+        let _ = folder.write(&format!("hang-{}.json", this.pid), report.to_string().as_bytes());
     }
 }
 

@@ -22,7 +22,7 @@ use self::environment::{Action, Decision};
 use self::folder::{HangReport, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::text::{print_safe_json, print_text};
-use crate::output::printable;
+use crate::output::{printable, say};
 
 /// The exit code when a convolution did not come back.
 const HANG_IN_CONVOLUTION: u8 = 86;
@@ -114,11 +114,6 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Talk of `unhang run` itself, as the Python package has it.
-fn say(message: &str) {
-    eprintln!("unhang: {}", printable(message));
-}
-
 impl Run {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -130,8 +125,7 @@ impl Run {
             say(&decision.to_string());
         }
         let signals = Signals::catch().context("cannot catch signals")?;
-        let folder =
-            RunFolder::create().context("cannot make a folder for the run; hint: TMPDIR names another place")?;
+        let folder = RunFolder::create().map_err(|reason| self.say_without_folder(&reason)).ok();
         let delay = match self.restart_delay {
             Some(delay) => Duration::try_from_secs_f64(delay).context("--restart-delay")?,
             None if is_affected && !self.rehearse => RESET,
@@ -140,21 +134,18 @@ impl Run {
         let mut hangs: Vec<HangReport> = Vec::new();
         for attempt in 0.. {
             let mut command = self.command(attempt);
-            self.set_environment(&mut command, &decisions, &folder, &hangs, attempt)?;
-            let ended = match child::run(command, &signals, &folder) {
+            self.set_environment(&mut command, &decisions, folder.as_ref(), &hangs, attempt)?;
+            let ended = match child::run(command, &signals, folder.as_ref()) {
                 Ok(ended) => ended,
                 Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
             };
-            let found = folder.take_reports();
+            let found = folder.as_ref().map(RunFolder::take_reports).unwrap_or_default();
             if ended == Ended::Exited(0) || found.is_empty() {
                 return Ok(end_likewise(ended, folder));
             }
             let code = if found.iter().any(HangReport::is_convolution) { HANG_IN_CONVOLUTION } else { HANG_OUTSIDE };
             hangs.extend(found);
             if ended == Ended::Unkillable {
-                say(
-                    "a process that hangs cannot be killed: it waits in the kernel, and the GPU needs a reset or a reboot",
-                );
                 return Ok(ExitCode::from(code));
             }
             if attempt >= self.restarts {
@@ -218,6 +209,17 @@ impl Run {
         Ok(ExitCode::SUCCESS)
     }
 
+    /// Without a place of its own a run still has its variables, the shield, and unhang where it is installed.
+    fn say_without_folder(&self, reason: &str) {
+        let rest = match shield::installed_autoload() {
+            Some(_) => "Pythons use the installed unhang, and hangs are told by their own exit codes alone",
+            None => "unhang is not switched on in Pythons that do not import it; variables are set all the same",
+        };
+        say(&format!(
+            "no private folder for this run ({reason}): {rest}. XDG_RUNTIME_DIR can name a folder that is yours alone"
+        ));
+    }
+
     fn command(&self, attempt: u32) -> Command {
         match &self.restart_cmd {
             Some(line) if attempt > 0 => {
@@ -237,7 +239,7 @@ impl Run {
         &self,
         command: &mut Command,
         decisions: &[Decision],
-        folder: &RunFolder,
+        folder: Option<&RunFolder>,
         hangs: &[HangReport],
         attempt: u32,
     ) -> anyhow::Result<()> {
@@ -247,13 +249,19 @@ impl Run {
                 Action::Kept => command,
             };
         }
-        let mut path = folder.path().as_os_str().to_owned();
-        if let Some(before) = std::env::var_os("PYTHONPATH").filter(|it| !it.is_empty()) {
-            path.push(":");
-            path.push(before);
+        let autoload = folder.map(|folder| folder.path().to_owned()).or_else(shield::installed_autoload);
+        if let Some(autoload) = autoload {
+            let mut path = autoload.into_os_string();
+            if let Some(before) = std::env::var_os("PYTHONPATH").filter(|it| !it.is_empty()) {
+                path.push(":");
+                path.push(before);
+            }
+            command.env("PYTHONPATH", path);
         }
-        command.env("PYTHONPATH", path);
-        command.env("UNHANG_RUN_FOLDER", folder.path());
+        match folder {
+            Some(folder) => command.env(folder::VARIABLE, folder.path()),
+            None => command.env_remove(folder::VARIABLE),
+        };
         if self.no_watchdog {
             command.env("UNHANG_WATCHDOG", "0");
         } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
@@ -293,7 +301,7 @@ fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
 }
 
 /// Ends as the program did; one that died of a signal takes this process with it.
-fn end_likewise(ended: Ended, folder: RunFolder) -> ExitCode {
+fn end_likewise(ended: Ended, folder: Option<RunFolder>) -> ExitCode {
     drop(folder);
     match ended {
         Ended::Exited(code) => ExitCode::from(code),

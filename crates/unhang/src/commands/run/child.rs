@@ -4,20 +4,20 @@
 //! (Ctrl-C, Ctrl-Z, a new size) reaches it directly; what another process sends to us alone is handed on.
 
 use std::collections::BTreeMap;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::Command;
 use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus};
 use signal_hook::consts::{SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2, SIGWINCH};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
+use unhang_guard::Handle;
 
 use super::folder::RunFolder;
-use super::say;
+use crate::output::say;
 
 /// How often reports are looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -37,7 +37,7 @@ pub enum Ended {
 
 enum Event {
     Signal { number: i32, from_kernel: bool },
-    Ended(std::io::Result<ExitStatus>),
+    Ended(std::io::Result<Ended>),
 }
 
 /// Signals that are handed on. Those that were ignored when we were started (`nohup`) stay ignored, for the child too.
@@ -92,68 +92,112 @@ fn ignored_signals(status: &str) -> u64 {
 }
 
 /// Runs a command to its end.
-pub fn run(mut command: Command, signals: &Signals, folder: &RunFolder) -> std::io::Result<Ended> {
+pub fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) -> std::io::Result<Ended> {
     let process = command.spawn()?;
-    let id = Pid::from_child(&process);
-    let handle = pidfd_open(id, PidfdFlags::empty())?;
-    wait_in_background(process, signals.sender.clone())?;
-    // When each process that reported a hang was first seen to have done so, and whether it was killed since.
-    let mut hung: BTreeMap<i32, (Instant, bool)> = BTreeMap::new();
+    let handle = Handle::of_child(&process);
+    wait_in_background(Pid::from_child(&process), signals.sender.clone())?;
+    let mut reported = Reported::default();
     loop {
         match signals.next(LOOK_EVERY) {
-            Ok(Event::Ended(status)) => return status.map(from_status),
+            Ok(Event::Ended(ended)) => return ended,
             Ok(Event::Signal { number, from_kernel }) => pass_on(number, from_kernel, &handle),
             Err(_) => {}
         }
-        for report in folder.reports() {
-            let (since, killed) = hung.entry(report.process).or_insert((Instant::now(), false));
-            if since.elapsed() < PATIENCE {
-                continue;
-            }
-            if *killed {
-                // The one that was killed may have been a child of ours that others wait for.
-                let _ = pidfd_send_signal(&handle, Signal::KILL);
-                return Ok(if wait_for(signals, PATIENCE) { Ended::Signalled(9) } else { Ended::Unkillable });
-            }
-            say(&format!("process {} reported its hang and does not end: killing it", report.process));
-            if let Some(id) = Pid::from_raw(report.process) {
-                let _ = kill_process(id, Signal::KILL);
-            }
-            (*since, *killed) = (Instant::now(), true);
+        let Some(folder) = folder else { continue };
+        if let Some(stuck) = reported.look(folder, PATIENCE)
+            && stuck == handle.pid()
+        {
+            return Ok(Ended::Unkillable);
         }
     }
 }
 
-fn wait_for(signals: &Signals, time: Duration) -> bool {
-    let until = Instant::now() + time;
-    loop {
-        match signals.next(until.saturating_duration_since(Instant::now())) {
-            Ok(Event::Ended(_)) => return true,
-            Ok(Event::Signal { .. }) => {}
-            Err(_) => return false,
+/// The processes that reported a hang. They end themselves; one that does not is killed, and nobody else ever is.
+#[derive(Default)]
+struct Reported {
+    /// By the report's name; without a process where it has ended, or is none that we may touch.
+    seen: BTreeMap<String, Option<Hung>>,
+}
+
+struct Hung {
+    handle: Handle,
+    since: Instant,
+    stage: Stage,
+}
+
+#[derive(PartialEq)]
+enum Stage {
+    Ending,
+    Killed,
+    Stuck,
+}
+
+impl Reported {
+    /// Looks for new reports and at those who reported before; the process that has just turned out not to die of SIGKILL.
+    fn look(&mut self, folder: &RunFolder, patience: Duration) -> Option<u32> {
+        for (name, report) in folder.reports() {
+            // Held on to at once: later the id may be somebody else's.
+            self.seen.entry(name).or_insert_with(|| {
+                let handle = report.handle(folder.path())?;
+                Some(Hung { handle, since: Instant::now(), stage: Stage::Ending })
+            });
         }
+        let mut stuck = None;
+        for hung in self.seen.values_mut() {
+            let Some(process) = hung else { continue };
+            let pid = process.handle.pid();
+            if process.handle.has_ended() {
+                *hung = None;
+            } else if process.since.elapsed() >= patience && process.stage == Stage::Ending {
+                say(&format!("process {pid} reported its hang and does not end: killing it"));
+                process.handle.send(Signal::KILL);
+                (process.since, process.stage) = (Instant::now(), Stage::Killed);
+            } else if process.since.elapsed() >= patience && process.stage == Stage::Killed {
+                say(&format!(
+                    "process {pid} cannot be killed: it waits in the kernel, and the GPU needs a reset or a reboot"
+                ));
+                process.stage = Stage::Stuck;
+                stuck = Some(pid);
+            }
+        }
+        stuck
     }
 }
 
-fn wait_in_background(mut process: Child, tell: Sender<Event>) -> std::io::Result<()> {
+/// Waits for every child that there is: as the first process of a container, those that others left behind are ours.
+fn wait_in_background(child: Pid, tell: Sender<Event>) -> std::io::Result<()> {
     std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
-        // Only the wait: standard input is the child's as long as it lives.
-        let _ = tell.send(Event::Ended(process.wait()));
+        loop {
+            match rustix::process::wait(WaitOptions::empty()) {
+                Ok(Some((pid, status))) if pid == child => {
+                    let _ = tell.send(Event::Ended(Ok(from_status(status))));
+                    return;
+                }
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    let _ = tell.send(Event::Ended(Err(errno.into())));
+                    return;
+                }
+            }
+        }
     })?;
     Ok(())
 }
 
-fn from_status(status: ExitStatus) -> Ended {
-    match (status.code(), status.signal()) {
+fn from_status(status: WaitStatus) -> Ended {
+    match (status.exit_status(), status.terminating_signal()) {
         (Some(code), _) => Ended::Exited(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, signal) => Ended::Signalled(signal.unwrap_or_default()),
     }
 }
 
-fn pass_on(number: i32, from_kernel: bool, child: &OwnedFd) {
-    // What the terminal sends, it sends to the whole group.
-    if !from_kernel && let Some(signal) = Signal::from_named_raw(number) {
-        let _ = pidfd_send_signal(child.as_fd(), signal);
+fn pass_on(number: i32, from_kernel: bool, child: &Handle) {
+    // What the terminal sends, it sends to the whole group; but of its end it tells the leader of the session alone.
+    let is_for_us_alone = number == SIGHUP && is_session_leader();
+    if (!from_kernel || is_for_us_alone)
+        && let Some(signal) = Signal::from_named_raw(number)
+    {
+        child.send(signal);
     }
     if number == SIGTSTP {
         // The shell waits for us to stop too; SIGCONT comes to both.
@@ -161,8 +205,16 @@ fn pass_on(number: i32, from_kernel: bool, child: &OwnedFd) {
     }
 }
 
-/// Dies of a signal, without a core of our own. Comes back only from signals that do not end a process.
+fn is_session_leader() -> bool {
+    rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
+}
+
+/// Dies of a signal, without a core of our own. Comes back only from signals that do not end a process, and in the first
+/// process of a container, which none does.
 pub fn die_of(signal: i32) {
+    if std::process::id() == 1 {
+        return;
+    }
     let none = rustix::process::Rlimit { current: Some(0), maximum: None };
     let before = rustix::process::getrlimit(rustix::process::Resource::Core);
     let none = rustix::process::Rlimit { maximum: before.maximum, ..none };
@@ -174,7 +226,114 @@ pub fn die_of(signal: i32) {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Stdio};
+
+    use serde_json::json;
+    use unhang_guard::Identity;
+
     use super::*;
+    use crate::commands::run::folder::VARIABLE;
+
+    /// A program that runs for a while, in a run, with its report as its watchdog would write it.
+    fn reporting(folder: &RunFolder, changes: impl Fn(&mut serde_json::Value)) -> Child {
+        let child = Command::new("sleep").arg("100").env(VARIABLE, folder.path()).stdin(Stdio::null()).spawn().unwrap();
+        let this = Identity::of_this_process();
+        let mut report = json!({
+            "process": child.id(), "boot": this.boot, "namespace": this.namespace,
+            "started": unhang_guard::process::started(child.id()), "problems": [], "engine": null,
+        });
+        changes(&mut report);
+        std::fs::write(folder.path().join(format!("hang-{}.json", child.id())), report.to_string()).unwrap();
+        child
+    }
+
+    fn folder() -> (tempfile::TempDir, RunFolder) {
+        let place = tempfile::tempdir().unwrap();
+        let folder = RunFolder::create_in(&place.path().join("runs")).unwrap();
+        (place, folder)
+    }
+
+    fn is_running(child: &mut Child) -> bool {
+        child.try_wait().unwrap().is_none()
+    }
+
+    #[test]
+    fn one_that_does_not_end_is_killed_and_its_neighbour_is_not() {
+        let (_place, folder) = folder();
+        let mut neighbour = Command::new("sleep").arg("100").spawn().unwrap();
+        let mut hung = reporting(&folder, |_| {});
+        let mut reported = Reported::default();
+        assert_eq!(reported.look(&folder, Duration::from_secs(3600)), None);
+        assert!(is_running(&mut hung), "it has time to end by itself");
+        assert_eq!(reported.look(&folder, Duration::ZERO), None);
+        assert!(!hung.wait().unwrap().success());
+        assert_eq!(reported.look(&folder, Duration::ZERO), None, "it has ended");
+        assert!(is_running(&mut neighbour));
+        neighbour.kill().unwrap();
+        neighbour.wait().unwrap();
+    }
+
+    #[test]
+    fn a_worker_that_reported_and_ended_is_forgotten() {
+        let (_place, folder) = folder();
+        let mut worker = reporting(&folder, |_| {});
+        let mut reported = Reported::default();
+        reported.look(&folder, Duration::from_secs(3600));
+        worker.kill().unwrap();
+        worker.wait().unwrap();
+        for _ in 0..3 {
+            assert_eq!(reported.look(&folder, Duration::ZERO), None);
+        }
+        assert!(reported.seen.values().all(Option::is_none));
+    }
+
+    #[test]
+    fn a_process_that_is_not_surely_the_one_is_never_touched() {
+        let (_place, folder) = folder();
+        let changes: [(&str, &dyn Fn(&mut serde_json::Value)); 6] = [
+            ("the id came round again", &|report| report["started"] = json!("1")),
+            ("it says nothing of itself", &|report| report["started"] = json!("")),
+            ("another namespace", &|report| report["namespace"] = json!("pid:[1]")),
+            ("another boot", &|report| report["boot"] = json!("x")),
+            ("the first process", &|report| report["process"] = json!(1)),
+            ("ourselves", &|report| {
+                let this = Identity::of_this_process();
+                (report["process"], report["started"]) = (json!(this.pid), json!(this.started));
+            }),
+        ];
+        for (why, change) in changes {
+            let mut program = reporting(&folder, change);
+            let mut reported = Reported::default();
+            for _ in 0..3 {
+                assert_eq!(reported.look(&folder, Duration::ZERO), None, "{why}");
+            }
+            assert!(is_running(&mut program), "{why}");
+            folder.take_reports();
+            program.kill().unwrap();
+            program.wait().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_process_of_somebody_elses_run_is_never_touched() {
+        let (_place, folder) = folder();
+        // Started by another, and without our folder: its parent is a shell that has ended.
+        let line = "sleep 100 >/dev/null 2>&1 & echo $!";
+        let output = Command::new("sh").args(["-c", line]).output().unwrap();
+        let pid: u32 = String::from_utf8(output.stdout).unwrap().trim().parse().unwrap();
+        let mut carrier = reporting(&folder, |report| {
+            report["process"] = json!(pid);
+            report["started"] = json!(unhang_guard::process::started(pid));
+        });
+        let mut reported = Reported::default();
+        for _ in 0..3 {
+            assert_eq!(reported.look(&folder, Duration::ZERO), None);
+        }
+        let stranger = Handle::of(pid).expect("it still runs");
+        stranger.send(Signal::KILL);
+        carrier.kill().unwrap();
+        carrier.wait().unwrap();
+    }
 
     #[test]
     fn ignored_signals_are_read() {

@@ -1,22 +1,34 @@
-//! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report. It is gone with the run.
+//! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report.
 //!
-//! A run that was killed leaves its folder; the next one takes it away. Which folders are in use is told by a lock that
-//! ends with the process that holds it.
+//! Python runs what lies in it, so it lies where nobody else can write, and under a name that nobody else can take when it
+//! is gone: in the user's own runtime or cache folder, never directly in a shared `/tmp`. It stays while anything that was
+//! started with it lives. A run that was killed leaves its folder; a later one takes it away. Which folders are in use is
+//! told by a lock that ends with the process that holds it.
 
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
-use tempfile::TempDir;
+use unhang_guard::{Handle, Identity, NotPrivate, PrivateFolder, process};
 
 /// What every Python of the run imports at its start.
 const SITECUSTOMIZE: &str = include_str!("../../../../../python/unhang/_autoload/sitecustomize.py");
-const PREFIX: &str = "unhang-run-";
+const PREFIX: &str = "run-";
 const LOCK: &str = "lock";
+/// By which programs know the folder, and we know programs that were started with it.
+pub const VARIABLE: &str = "UNHANG_RUN_FOLDER";
+/// No report is longer, and no run has more of them than are worth reading.
+const LONGEST_REPORT: u64 = 64 * 1024;
+const MOST_REPORTS: usize = 1024;
+/// A folder of another machine or container, whose processes cannot be seen here, counts as abandoned after this.
+const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A folder that is there while the run is.
 pub struct RunFolder {
-    folder: TempDir,
+    folder: Option<PrivateFolder>,
     _lock: File,
 }
 
@@ -24,7 +36,13 @@ pub struct RunFolder {
 #[derive(Debug, Clone, Deserialize)]
 pub struct HangReport {
     /// The process.
-    pub process: i32,
+    pub process: u32,
+    #[serde(default)]
+    boot: String,
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    started: String,
     problems: Vec<String>,
     engine: Option<String>,
 }
@@ -40,105 +58,235 @@ impl HangReport {
         let Some(engine) = &self.engine else { return Vec::new() };
         self.problems.iter().map(|problem| format!("{engine}@{problem}")).collect()
     }
+
+    /// Holds on to the process that reported, if it is still there and surely that one: of this boot and namespace, with
+    /// the start time that it reported, and started by this run.
+    pub fn handle(&self, folder: &Path) -> Option<Handle> {
+        let (boot, namespace, started) = (self.boot.clone(), self.namespace.clone(), self.started.clone());
+        let identity = Identity { boot, namespace, pid: self.process, started };
+        if !identity.is_of_here() || identity.pid == std::process::id() {
+            return None;
+        }
+        let handle = Handle::of(self.process)?;
+        let is_ours = || {
+            process::descends_from(self.process, std::process::id())
+                || process::was_started_with(self.process, VARIABLE, folder.as_os_str().as_bytes()) == Some(true)
+        };
+        (handle.started_at(&identity.started) && is_ours()).then_some(handle)
+    }
 }
 
 impl RunFolder {
-    /// Makes it, after taking away what earlier runs could not.
-    pub fn create() -> std::io::Result<RunFolder> {
-        let place = std::env::temp_dir();
-        remove_abandoned(&place);
-        let folder = tempfile::Builder::new().prefix(PREFIX).tempdir_in(place)?;
-        let lock = File::create(folder.path().join(LOCK))?;
-        lock.try_lock()?;
-        std::fs::write(folder.path().join("sitecustomize.py"), SITECUSTOMIZE)?;
-        Ok(RunFolder { folder, _lock: lock })
+    /// Makes it in the first place that is this user's alone, after taking away what earlier runs could not; or says why
+    /// there is none.
+    pub fn create() -> Result<RunFolder, String> {
+        let mut reasons = Vec::new();
+        for place in places(|name| std::env::var_os(name).map(PathBuf::from)) {
+            match RunFolder::create_in(&place) {
+                Ok(folder) => return Ok(folder),
+                Err(error) => reasons.push(error.to_string()),
+            }
+        }
+        if reasons.is_empty() {
+            reasons.push("none of XDG_RUNTIME_DIR, XDG_CACHE_HOME, HOME and TMPDIR is set".to_owned());
+        }
+        Err(reasons.join("; "))
+    }
+
+    pub(super) fn create_in(place: &Path) -> Result<RunFolder, NotPrivate> {
+        let runs = PrivateFolder::open_lasting(place)?;
+        remove_abandoned(&runs);
+        let folder = runs.new_folder(PREFIX)?;
+        let make = || {
+            let refused = |source| NotPrivate::Refused { path: folder.path().to_owned(), source };
+            let mut lock = folder.open_or_make_file(LOCK)?;
+            lock.try_lock().map_err(|error| refused(error.into()))?;
+            let this = format!("{} {}", process::boot(), process::namespace());
+            lock.write_all(this.as_bytes()).map_err(refused)?;
+            folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
+            Ok(lock)
+        };
+        match make() {
+            Ok(lock) => Ok(RunFolder { folder: Some(folder), _lock: lock }),
+            Err(error) => {
+                // A disk that is full takes no file, and would keep the folder.
+                let _ = folder.remove_all();
+                Err(error)
+            }
+        }
+    }
+
+    fn folder(&self) -> &PrivateFolder {
+        self.folder.as_ref().expect("there until it is dropped")
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.folder.path()
+        self.folder().path()
     }
 
-    fn report_files(&self) -> Vec<PathBuf> {
-        let Ok(entries) = std::fs::read_dir(self.path()) else { return Vec::new() };
-        let is_report = |path: &PathBuf| {
-            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            name.starts_with("hang-") && name.ends_with(".json")
+    fn report_names(&self) -> Vec<String> {
+        let names = self.folder().names().unwrap_or_default();
+        let names = names.into_iter().filter_map(|name| name.into_string().ok());
+        let mut names: Vec<String> =
+            names.filter(|name| name.starts_with("hang-") && name.ends_with(".json")).take(MOST_REPORTS).collect();
+        names.sort();
+        names
+    }
+
+    /// What hung so far, each with the name by which it is known.
+    pub fn reports(&self) -> Vec<(String, HangReport)> {
+        let read = |name: String| {
+            let bytes = self.folder().read(&name, LONGEST_REPORT).ok()??;
+            Some((name, serde_json::from_slice(&bytes).ok()?))
         };
-        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).filter(is_report).collect();
-        paths.sort();
-        paths
-    }
-
-    /// What hung so far.
-    pub fn reports(&self) -> Vec<HangReport> {
-        let read = |path: &PathBuf| serde_json::from_str(&std::fs::read_to_string(path).ok()?).ok();
-        self.report_files().iter().filter_map(read).collect()
+        self.report_names().into_iter().filter_map(read).collect()
     }
 
     /// The same, and forgets it.
     pub fn take_reports(&self) -> Vec<HangReport> {
         let reports = self.reports();
-        for path in self.report_files() {
-            let _ = std::fs::remove_file(path);
+        for name in self.report_names() {
+            self.folder().remove(&name);
         }
-        reports
+        reports.into_iter().map(|(_, report)| report).collect()
     }
 }
 
-/// Takes away folders of runs that are over. Those of others, and anything that looks different, stay.
-fn remove_abandoned(place: &Path) {
-    let Ok(entries) = std::fs::read_dir(place) else { return };
-    for entry in entries.flatten() {
-        let path = entry.path();
-        let is_ours = entry.file_name().to_string_lossy().starts_with(PREFIX)
-            && entry.file_type().is_ok_and(|kind| kind.is_dir())
-            && path.join("sitecustomize.py").is_file();
-        let Some(lock) = is_ours.then(|| File::open(path.join(LOCK)).ok()).flatten() else { continue };
-        if lock.try_lock().is_ok() {
-            let _ = std::fs::remove_dir_all(&path);
+impl Drop for RunFolder {
+    fn drop(&mut self) {
+        if let Some(folder) = self.folder.take()
+            && !is_in_use(folder.path())
+        {
+            let _ = folder.remove_all();
         }
     }
+}
+
+/// Where a run's folder may lie, best first.
+fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
+    let absolute = |name| get(name).filter(|path| path.is_absolute());
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
+    let places = [
+        absolute("XDG_RUNTIME_DIR").map(|folder| folder.join("unhang")),
+        cache.map(|folder| folder.join("unhang/runs")),
+        absolute("TMPDIR").map(|folder| folder.join("unhang-runs")),
+    ];
+    places.into_iter().flatten().collect()
+}
+
+/// Whether a process lives that was started with the folder.
+fn is_in_use(folder: &Path) -> bool {
+    let value = folder.as_os_str().as_bytes();
+    process::all_of_ours().into_iter().any(|pid| process::was_started_with(pid, VARIABLE, value) == Some(true))
+}
+
+/// Takes away folders of runs that are over.
+fn remove_abandoned(runs: &PrivateFolder) {
+    for name in runs.names().unwrap_or_default() {
+        if !name.to_string_lossy().starts_with(PREFIX) {
+            continue;
+        }
+        let Ok(folder) = PrivateFolder::open_existing(&runs.path().join(name)) else { continue };
+        if is_abandoned(&folder) {
+            let _ = folder.remove_all();
+        }
+    }
+}
+
+fn is_abandoned(folder: &PrivateFolder) -> bool {
+    let Ok(lock) = folder.open_file(LOCK) else {
+        // Killed between two steps of making it, unless that was just now.
+        return age(folder.path()).is_some_and(|age| age > Duration::from_secs(60));
+    };
+    if lock.try_lock().is_err() {
+        return false;
+    }
+    let whose = folder.read(LOCK, 1024).ok().flatten().unwrap_or_default();
+    let is_of_here = whose == format!("{} {}", process::boot(), process::namespace()).as_bytes();
+    if is_of_here { !is_in_use(folder.path()) } else { age(folder.path()) > Some(PATIENCE_WITH_STRANGERS) }
+}
+
+fn age(path: &Path) -> Option<Duration> {
+    std::fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
+
+    fn make(place: &Path) -> RunFolder {
+        RunFolder::create_in(&place.join("runs")).unwrap()
+    }
 
     #[test]
     fn abandoned_folders_are_taken_away_and_others_stay() {
         let place = tempfile::tempdir().unwrap();
-        for (name, file) in [("unhang-run-old", "sitecustomize.py"), ("unhang-run-other", "notes"), ("else", LOCK)] {
-            std::fs::create_dir(place.path().join(name)).unwrap();
-            std::fs::write(place.path().join(name).join(file), "").unwrap();
-            std::fs::write(place.path().join(name).join(LOCK), "").unwrap();
+        let used = make(place.path());
+        let runs = used.path().parent().unwrap().to_owned();
+        let here = format!("{} {}", process::boot(), process::namespace());
+        for (name, lock) in [("run-old", here.as_str()), ("run-strange", "boot pid:[1]"), ("other", "")] {
+            std::fs::create_dir(runs.join(name)).unwrap();
+            std::fs::write(runs.join(name).join(LOCK), lock).unwrap();
+            std::fs::write(runs.join(name).join("sitecustomize.py"), "").unwrap();
         }
-        let used = place.path().join("unhang-run-used");
-        std::fs::create_dir(&used).unwrap();
-        std::fs::write(used.join("sitecustomize.py"), "").unwrap();
-        let lock = File::create(used.join(LOCK)).unwrap();
-        lock.try_lock().unwrap();
-        remove_abandoned(place.path());
-        let mut left: Vec<_> =
-            std::fs::read_dir(place.path()).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
-        left.sort();
-        assert_eq!(left, ["else", "unhang-run-other", "unhang-run-used"]);
+        let next = make(place.path());
+        assert!(!runs.join("run-old").exists(), "a run that was killed");
+        for left in [used.path(), next.path(), &runs.join("run-strange"), &runs.join("other")] {
+            assert!(left.exists(), "{}", left.display());
+        }
+    }
+
+    #[test]
+    fn the_folder_stays_while_something_that_was_started_lives() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = make(place.path());
+        let path = folder.path().to_owned();
+        let mut child = Command::new("sleep").arg("100").env(VARIABLE, &path).spawn().unwrap();
+        while !is_in_use(&path) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        drop(folder);
+        assert!(path.join("sitecustomize.py").exists(), "its Pythons still import it");
+        make(place.path());
+        assert!(path.exists(), "also for the runs after it");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        make(place.path());
+        assert!(!path.exists());
     }
 
     #[test]
     fn reports_are_read_whole_and_others_are_passed_over() {
-        let folder = RunFolder::create().unwrap();
+        let place = tempfile::tempdir().unwrap();
+        let folder = make(place.path());
         let key = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
         let report = format!("{{\"process\": 5, \"problems\": [\"{key}\"], \"engine\": \"aten\", \"more\": 1}}");
-        std::fs::write(folder.path().join("hang-5.json"), report).unwrap();
-        std::fs::write(folder.path().join("hang-6.json"), "{ half").unwrap();
+        folder.folder().write("hang-5.json", report.as_bytes()).unwrap();
+        folder.folder().write("hang-6.json", b"{ half").unwrap();
+        folder.folder().write("hang-7.json", &vec![b' '; 1 << 20]).unwrap();
         let taken = folder.take_reports();
         assert_eq!(taken.len(), 1);
         assert!(taken[0].is_convolution());
+        assert!(taken[0].handle(folder.path()).is_none(), "a report that does not say which process 5 is");
         assert_eq!(taken[0].pairs(), [format!("aten@{key}")]);
         assert!(folder.reports().is_empty());
         let path = folder.path().to_owned();
         drop(folder);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn places_are_the_users_own() {
+        let get = |name: &str| match name {
+            "HOME" => Some(PathBuf::from("/home/k")),
+            "TMPDIR" => Some(PathBuf::from("/scratch/k")),
+            "XDG_RUNTIME_DIR" => Some(PathBuf::from("relative")),
+            _ => None,
+        };
+        assert_eq!(places(get), [Path::new("/home/k/.cache/unhang/runs"), Path::new("/scratch/k/unhang-runs")]);
+        assert!(places(|_| None).is_empty(), "never a shared place that nobody named");
     }
 }

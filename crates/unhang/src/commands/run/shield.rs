@@ -51,16 +51,27 @@ fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
         return Some(PathBuf::from(named)).filter(|path| path.is_file());
     }
     let folder = program?.parent()?;
-    let library = folder.parent().map(|parent| parent.join("lib"));
     let mut places = vec![folder.to_owned()];
-    places.extend(library.clone());
-    if let Some(entries) = library.and_then(|library| std::fs::read_dir(library).ok()) {
-        let mut pythons: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
-        pythons.sort();
-        let is_python = |path: &PathBuf| path.file_name().is_some_and(|it| it.to_string_lossy().starts_with("python3"));
-        places.extend(pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")));
-    }
+    places.extend(folder.parent().map(|parent| parent.join("lib")));
+    places.extend(packages(folder));
     places.into_iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file())
+}
+
+/// Where the Python package may be that the program in this folder was installed with.
+fn packages(folder: &Path) -> Vec<PathBuf> {
+    let library = folder.parent().map(|parent| parent.join("lib"));
+    let entries = library.and_then(|library| std::fs::read_dir(library).ok()).into_iter().flatten();
+    let mut pythons: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    pythons.sort();
+    let is_python = |path: &PathBuf| path.file_name().is_some_and(|it| it.to_string_lossy().starts_with("python3"));
+    pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")).collect()
+}
+
+/// The sitecustomize of the installed package, for a run that has no folder of its own.
+pub fn installed_autoload() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folders = packages(program.parent()?).into_iter().map(|package| package.join("_autoload"));
+    folders.into_iter().find(|folder| folder.join("sitecustomize.py").is_file())
 }
 
 /// The options with those that turn the work-arounds on. None if features are chosen already.

@@ -1,0 +1,211 @@
+//! `unhang run` among strangers: what others on the machine put in its way, and places that cannot be used. What it does
+//! in Pythons, and hangs, are tests/test_run.py's.
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const SOMEBODY: u32 = 65534;
+/// For what is meant to end: nothing depends on how long it takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A home of its own, and a temporary folder that is open to everybody as `/tmp` is.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        for (name, mode) in [("home", 0o755), ("shared", 0o1777)] {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            fs::set_permissions(folder.path().join(name), Permissions::from_mode(mode)).unwrap();
+        }
+        Place { folder }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+        command.args(["run", "--"]).args(arguments).stdin(Stdio::null());
+        for name in ["XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "PYTHONPATH", "UNHANG_ROOT", "UNHANG_RUN_FOLDER"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", self.path("home")).env("TMPDIR", self.path("shared"));
+        command
+    }
+}
+
+/// Runs it to its end; one that hangs fails the test.
+fn ends(mut command: Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let until = Instant::now() + PATIENCE;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("it hangs");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_root() -> bool {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !is_root {
+        println!("skipped: a second user needs root");
+    }
+    is_root
+}
+
+#[test]
+fn what_python_imports_is_where_nobody_else_can_write() {
+    let place = Place::new();
+    let mut command = place.command(&["sh", "-c", "stat -c '%a %u' \"${PYTHONPATH%%:*}\"/* && echo $PYTHONPATH"]);
+    // The most careless of shells.
+    let line = "umask 0; exec \"$@\"";
+    let mut careless = Command::new("sh");
+    careless.args(["-c", line, "sh"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => careless.env(name, value),
+            None => careless.env_remove(name),
+        };
+    }
+    command = careless;
+    let output = ends(command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let (files, folder) = stdout.trim().rsplit_once('\n').unwrap();
+    assert!(files.lines().all(|line| line.starts_with("600 ")), "{files}");
+    assert!(
+        Path::new(folder).starts_with(place.path("home")),
+        "{folder}: others could take its name in a shared place"
+    );
+    assert!(!Path::new(folder).exists(), "it is gone with the run");
+    assert_eq!(fs::metadata(Path::new(folder).parent().unwrap()).unwrap().mode() & 0o777, 0o700);
+}
+
+#[test]
+fn what_others_leave_in_a_shared_place_hangs_nobody() {
+    let place = Place::new();
+    // As earlier versions named their folders; and as the present ones do.
+    for folder in ["shared/unhang-run-x", "shared/unhang-runs/run-x", "home/.cache/unhang/runs/run-x"] {
+        let folder = place.path(folder);
+        fs::create_dir_all(&folder).unwrap();
+        let status = Command::new("mkfifo").arg(folder.join("lock")).status().unwrap();
+        assert!(status.success());
+        fs::write(folder.join("sitecustomize.py"), "raise SystemExit('not ours')").unwrap();
+        if rustix::process::geteuid().is_root() {
+            for path in [folder.join("lock"), folder.join("sitecustomize.py"), folder] {
+                chown(path, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+            }
+        }
+    }
+    let output = ends(place.command(&["true"]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_place_that_somebody_else_made_is_not_used() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    for name in ["home/.cache", "theirs"] {
+        fs::create_dir(place.path(name)).unwrap();
+        chown(place.path(name), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    }
+    let mut command = place.command(&["sh", "-c", "echo \"at $PYTHONPATH\""]);
+    command.env("XDG_RUNTIME_DIR", place.path("theirs"));
+    let output = ends(command);
+    assert_eq!(text(&output.stdout), "at \n", "no folder that others can change");
+    let said = text(&output.stderr);
+    assert!(said.contains("no private folder for this run") && said.contains("belongs to user 65534"), "{said}");
+    assert!(output.status.success(), "the program runs all the same");
+}
+
+#[test]
+fn without_any_place_the_program_still_runs_and_it_is_said() {
+    let place = Place::new();
+    let mut command = place.command(&["sh", "-c", "exit 7"]);
+    command.env_remove("HOME").env("TMPDIR", place.path("missing/folder"));
+    if rustix::process::geteuid().is_root() {
+        command.uid(SOMEBODY).gid(SOMEBODY);
+    }
+    let output = ends(command);
+    assert_eq!(output.status.code(), Some(7));
+    let said = text(&output.stderr);
+    assert!(said.contains("no private folder for this run") && said.contains("XDG_RUNTIME_DIR"), "{said}");
+}
+
+#[test]
+fn another_user_gets_a_folder_of_their_own() {
+    if !is_root() {
+        return;
+    }
+    let place = Place::new();
+    fs::create_dir(place.path("theirs")).unwrap();
+    chown(place.path("theirs"), Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    let mut command = place.command(&["sh", "-c", "echo $UNHANG_RUN_FOLDER"]);
+    command.env("HOME", place.path("theirs")).uid(SOMEBODY).gid(SOMEBODY);
+    let output = ends(command);
+    let folder = text(&output.stdout);
+    assert!(folder.starts_with(place.path("theirs").to_str().unwrap()), "{folder} {}", text(&output.stderr));
+}
+
+#[test]
+fn talk_that_nobody_can_hear_breaks_nothing() {
+    let place = Place::new();
+    let binary = assert_cmd::cargo::cargo_bin!("unhang").to_str().unwrap().to_owned();
+    // Something is said in each: there is no folder.
+    for redirection in ["2>&-", "2>/dev/full", ">&- 2>&-"] {
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec \"$0\" run -- sh -c 'exit 5' {redirection}"), &binary]);
+        for name in ["HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"] {
+            command.env_remove(name);
+        }
+        command.env("TMPDIR", place.path("missing"));
+        assert_eq!(ends(command).status.code(), Some(5), "{redirection}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("exec \"$0\" doctor {redirection}"), &binary]);
+        let code = ends(command).status.code();
+        assert!(code.is_some_and(|code| code < 100), "doctor ended with {code:?}: no panic, no signal; {redirection}");
+    }
+}
+
+/// A container's first process: nobody else reaps, signals have no default, and the code of a signal is 128 and more.
+#[test]
+fn the_first_process_of_a_container_reaps_and_ends_as_shells_do() {
+    let can = Command::new("unshare").args(["--pid", "--fork", "--mount-proc", "true"]).status();
+    if !can.is_ok_and(|status| status.success()) {
+        println!("skipped: no namespace of process ids can be made here");
+        return;
+    }
+    let place = Place::new();
+    let inside = |line: &str| {
+        let run = place.command(&["sh", "-c", line]);
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc"]).arg(run.get_program()).args(run.get_args());
+        command.env("HOME", place.path("home")).env("TMPDIR", place.path("shared")).env_remove("XDG_RUNTIME_DIR");
+        ends(command)
+    };
+    // Orphans end while the program runs: none may be left as a zombie.
+    let orphans = "for i in 1 2 3; do sh -c 'sleep 0.1 & exit' ; done; sleep 1; \
+                   grep -l '^State:.*Z' /proc/[0-9]*/status | wc -l";
+    let output = inside(orphans);
+    assert_eq!((output.status.code(), text(&output.stdout).trim()), (Some(0), "0"), "{}", text(&output.stderr));
+    assert_eq!(inside("kill -TERM $$").status.code(), Some(143));
+    assert_eq!(inside("exit 3").status.code(), Some(3));
+}

@@ -3,18 +3,21 @@
 //! Only the store's own thread comes here. Everything that can be wrong with a file ends in a notice and in a database
 //! that is not there; nothing ends in an error that a caller must handle.
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, ErrorCode, OpenFlags};
+use unhang_guard::{NotPrivate, PrivateFolder};
 
 use crate::queue::Notices;
 use crate::time;
 
+/// The file, and the lock beside it.
+const FILE: &str = "evidence.db";
+const LOCK: &str = "evidence.db.lock";
 /// Marks the file as ours ("unhg").
 const APPLICATION_ID: i32 = 0x756e_6867;
 /// How long to wait for other programs while opening.
@@ -25,7 +28,7 @@ const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
 /// How the file came to its present form. A migration, once released, is never edited: the next one is added behind it.
 /// A record is told apart by all that it is about, its source and its verdict, so the table is bounded by what there is
 /// to know and not by how often it was seen.
-pub(crate) const MIGRATIONS: [&str; 3] = [
+pub(crate) const MIGRATIONS: [&str; 4] = [
     "CREATE TABLE records (
         machine TEXT NOT NULL,
         problem TEXT NOT NULL,
@@ -84,6 +87,19 @@ pub(crate) const MIGRATIONS: [&str; 3] = [
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (device, problem)
     ) WITHOUT ROWID;",
+    // What was seen later is told by the order of arrival: clocks are set back. In what there is already, bad news of the
+    // same second counts as the later, and an intent as later than the records of its second.
+    "ALTER TABLE records ADD COLUMN arrival INTEGER NOT NULL DEFAULT 0;
+    UPDATE records SET arrival = ranked.place FROM (
+        SELECT machine, problem, engine, variant, source, verdict,
+            row_number() OVER (ORDER BY unix_seconds, verdict <> 'works') AS place FROM records
+    ) AS ranked WHERE records.machine = ranked.machine AND records.problem = ranked.problem
+        AND records.engine = ranked.engine AND records.variant = ranked.variant AND records.source = ranked.source
+        AND records.verdict = ranked.verdict;
+    CREATE INDEX records_by_arrival ON records (arrival);
+    ALTER TABLE intents ADD COLUMN arrival INTEGER NOT NULL DEFAULT 0;
+    UPDATE intents SET arrival =
+        (SELECT coalesce(max(arrival), 0) FROM records WHERE records.unix_seconds <= intents.unix_seconds);",
 ];
 
 /// What stands in the way of a file, as far as it decides what to do next.
@@ -121,23 +137,48 @@ pub(crate) struct Database {
     mended: bool,
     /// It can only be read, which was said when it was opened.
     only_read: bool,
+    /// Others could have written it, which was said as well.
+    foreign: bool,
 }
 
 impl Database {
     /// Opens what is in the folder, or does without.
     pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
-        let path = home.join("evidence.db");
-        let mut database = Database { path, connection: None, notices, mended: false, only_read: false };
-        let folder = DirBuilder::new().recursive(true).mode(0o700).create(home);
-        if let Err(error) = folder {
-            database.notices.say(format!(
-                "the folder {} cannot be made ({error}): going on without kept evidence; set UNHANG_HOME to a folder that can be written",
-                home.display()
-            ));
-            return database;
+        let path = home.join(FILE);
+        let mut database =
+            Database { path, connection: None, notices, mended: false, only_read: false, foreign: false };
+        match PrivateFolder::open(home) {
+            Err(error) if error.is_suspicious() => database.connect_to_foreign(&error),
+            Err(error) => {
+                // A folder that cannot be made, or a path that cannot be looked through.
+                database.notices.say(format!(
+                    "the folder {} cannot be made ({error}): going on without kept evidence; set UNHANG_HOME to a folder that can be written",
+                    home.display()
+                ));
+            }
+            Ok(_) => match unhang_guard::folder::check_file(&database.path) {
+                Err(error) if error.is_suspicious() => database.connect_to_foreign(&error),
+                _ => database.connect(),
+            },
         }
-        database.connect();
         database
+    }
+
+    /// Somebody else could have written it: what it says is read as what others claim, and nothing is added.
+    fn connect_to_foreign(&mut self, why: &NotPrivate) {
+        (self.foreign, self.only_read) = (true, true);
+        self.connection = open_for_reading(&self.path);
+        let rest = if self.connection.is_some() {
+            "it is read as what others claim, and not added to"
+        } else {
+            "going on without kept evidence"
+        };
+        self.notices.say(format!("{why}: {rest}; set UNHANG_HOME to a folder that is yours alone"));
+    }
+
+    /// Whether what it holds may be another's.
+    pub(crate) fn is_foreign(&self) -> bool {
+        self.foreign
     }
 
     /// Whether there is a file to work with.
@@ -228,8 +269,7 @@ impl Database {
                 OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
             let connection = Connection::open_with_flags(&self.path, flags)?;
             connection.busy_timeout(OPENING_PATIENCE)?;
-            connection.pragma_update(None, "trusted_schema", false)?;
-            connection.pragma_update(None, "cell_size_check", true)?;
+            unhang_guard::sqlite::harden(&connection, u64::MAX)?;
             let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0))?;
             let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
             let tables: i64 = connection.query_row("SELECT count(*) FROM sqlite_master", [], |row| row.get(0))?;
@@ -324,16 +364,14 @@ fn migrate(connection: &Connection) -> rusqlite::Result<()> {
 /// For a folder that cannot be written: SQLite's index of the log cannot be made there, so the file is read as it
 /// stands. What other programs add meanwhile is not seen.
 fn open_for_reading(path: &Path) -> Option<Connection> {
-    let mut name = String::from("file:");
-    for byte in path.to_str()?.bytes() {
-        match byte {
-            b'/' | b'-' | b'_' | b'.' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => name.push(byte as char),
-            _ => name.push_str(&format!("%{byte:02x}")),
-        }
+    // A pipe in the file's place would be waited for.
+    if !fs::metadata(path).ok()?.is_file() {
+        return None;
     }
-    name.push_str("?immutable=1");
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(name, flags).ok()?;
+    let connection = unhang_guard::sqlite::open_untrusted(path).ok()?;
+    if unhang_guard::sqlite::programs_in(&connection).ok()?.is_some() {
+        return None;
+    }
     let application: i32 = connection.pragma_query_value(None, "application_id", |row| row.get(0)).ok()?;
     let version: i64 = connection.pragma_query_value(None, "user_version", |row| row.get(0)).ok()?;
     (application == APPLICATION_ID && version == MIGRATIONS.len() as i64).then_some(connection)
@@ -346,11 +384,8 @@ struct OpeningLock(#[expect(dead_code, reason = "closing the file gives the lock
 
 impl OpeningLock {
     fn take(database: &Path) -> OpeningLock {
-        let mut path = database.to_owned().into_os_string();
-        path.push(".lock");
-        let Ok(file) = OpenOptions::new().create(true).append(true).mode(0o600).open(path) else {
-            return OpeningLock(None);
-        };
+        let folder = database.parent().and_then(|folder| PrivateFolder::open_existing(folder).ok());
+        let Some(Ok(file)) = folder.map(|folder| folder.open_or_make_file(LOCK)) else { return OpeningLock(None) };
         let deadline = Instant::now() + OPENING_PATIENCE;
         while file.try_lock().is_err() {
             if Instant::now() >= deadline {

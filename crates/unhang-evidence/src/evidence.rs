@@ -106,15 +106,15 @@ impl Evidence {
     fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
         let mut evidence = Evidence { realm, ..Evidence::empty(machine) };
         let here = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
-        let mut records = store.records(&here);
+        let mut records = store.records_in_order(&here);
         if realm == Realm::Real {
             // What others saw is suspicion wherever they saw it: it costs a probe at most, and their fingerprints
             // differ by as little as a kernel version.
-            let imported = store.records(&Filter { source: Some(Source::Import), ..Filter::default() });
-            records.extend(imported.into_iter().filter(|record| record.machine != machine));
+            let imported = store.records_in_order(&Filter { source: Some(Source::Import), ..Filter::default() });
+            records.extend(imported.into_iter().filter(|(_, record)| record.machine != machine));
         }
-        for (_, intent) in store.unresolved_intents(machine) {
-            records.push(Record {
+        for (place, _, intent) in store.unresolved_in_order(machine) {
+            let record = Record {
                 problem: intent.problem,
                 engine: intent.engine,
                 variant: intent.variant,
@@ -125,9 +125,12 @@ impl Evidence {
                 detail: "did not come back: it was begun and the process is gone".to_owned(),
                 source: intent.source,
                 unix_seconds: intent.unix_seconds,
-            });
+            };
+            records.push((place, record));
         }
-        for record in records {
+        // What arrived later counts as later, whatever the clocks said; the sort keeps what is equal as it stands.
+        records.sort_by_key(|(place, _)| *place);
+        for (_, record) in records {
             evidence.learn(record);
         }
         evidence
@@ -158,20 +161,19 @@ impl Evidence {
         let before = self.about(&record.problem, record.engine, &record.variant);
         let (problem, engine, variant) = (record.problem.clone(), record.engine, record.variant.clone());
         let records = self.records.entry(record.problem.clone()).or_default();
-        let same = |other: &&mut Record| {
+        let same = |other: &Record, record: &Record| {
             (other.engine, other.source, other.verdict) == (record.engine, record.source, record.verdict)
                 && other.variant == record.variant
                 && other.machine == record.machine
         };
-        match records.iter_mut().find(same) {
-            Some(known) => {
-                let (seconds, first_seconds) = (known.seconds, known.first_seconds);
-                *known = record;
-                known.seconds = known.seconds.or(seconds);
-                known.first_seconds = known.first_seconds.or(first_seconds);
-            }
-            None => records.push(record),
+        let mut record = record;
+        if let Some(at) = records.iter().position(|other| same(other, &record)) {
+            // Seen again is seen later than all the rest.
+            let known = records.remove(at);
+            record.seconds = record.seconds.or(known.seconds);
+            record.first_seconds = record.first_seconds.or(known.first_seconds);
         }
+        records.push(record);
         let after = self.about(&problem, engine, &variant);
         let gist = |finding: &Option<Finding>| finding.as_ref().map(|it| (it.verdict, it.standing, it.seconds));
         let changed = gist(&before) != gist(&after);
@@ -183,7 +185,7 @@ impl Evidence {
 
     /// What is known of a convolution on an engine under a variant; none if nothing is.
     ///
-    /// What was seen here outranks what was claimed elsewhere. Of what was seen here the latest counts, save that a run
+    /// What was seen here outranks what was claimed elsewhere. Of what was seen here the last to arrive counts, save that a run
     /// that worked does not clear a hang, a crash or wrong numbers: such faults come and go, and only a probe, which
     /// tries it on purpose, or `unhang evidence forget` takes them back. Of claims only the bad ones count.
     pub fn about(&self, problem: &Problem, engine: EngineName, variant: &str) -> Option<Finding> {
@@ -196,8 +198,6 @@ impl Evidence {
                 Source::Rule | Source::Import => claims.push(record),
             }
         }
-        // In the same second the bad news counts as the later.
-        facts.sort_by_key(|record| (record.unix_seconds, !record.verdict.is_good()));
         let mut decided: Option<&Record> = None;
         // A run on a GPU takes no time: what a probe measured before stands until something bad is seen.
         let mut measured = None;
@@ -216,7 +216,7 @@ impl Evidence {
             Some(record) => (record, Standing::Fact),
             None => {
                 let worst = claims.into_iter().filter(|record| !record.verdict.is_good());
-                (worst.max_by_key(|record| record.unix_seconds)?, Standing::Suspicion)
+                (worst.last()?, Standing::Suspicion)
             }
         };
         Some(Finding { verdict: record.verdict, standing, seconds: measured, record: record.clone() })
@@ -249,12 +249,12 @@ mod tests {
         Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, source) }
     }
 
-    /// What the records, learnt in every order, come to.
+    /// What the records, learnt in this order, come to; the clock may say what it likes.
     fn check(records: &[Record], expected: Option<(Verdict, Standing)>) {
-        for shift in 0..records.len().max(1) {
+        for clock in [|at: i64| at, |at: i64| -at, |_| 7] {
             let mut evidence = Evidence::empty("here");
-            for index in 0..records.len() {
-                evidence.learn(records[(index + shift) % records.len()].clone());
+            for record in records {
+                evidence.learn(Record { unix_seconds: clock(record.unix_seconds), ..record.clone() });
             }
             let found = evidence.about(&problem(), EngineName::Miopen, "");
             assert_eq!(found.map(|it| (it.verdict, it.standing)), expected, "{records:?}");
@@ -273,6 +273,8 @@ mod tests {
         check(&[record(Run, Hangs, 1), record(Run, Works, 2), record(Probe, Works, 3)], Some((Works, Fact)));
         check(&[record(Run, Error, 1), record(Run, Works, 2)], Some((Works, Fact)));
         check(&[record(Probe, Works, 1), record(Probe, Hangs, 1)], Some((Hangs, Fact)));
+        let again = [record(Probe, Works, 1), record(Probe, Hangs, 2), record(Probe, Works, 3)];
+        check(&again, Some((Works, Fact)));
         check(&[record(Import, Works, 9)], None);
         check(&[record(Import, Hangs, 1)], Some((Hangs, Suspicion)));
         check(&[record(Rule, Hangs, 9), record(Run, Works, 1)], Some((Works, Fact)));

@@ -12,12 +12,14 @@ use crate::time;
 
 pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
     // A time that this report does not have is kept from the one before.
+    let sql = format!(
+        "INSERT INTO records ({RECORD_COLUMNS}, arrival) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, {NEXT_ARRIVAL})
+         ON CONFLICT DO UPDATE SET
+         seconds = coalesce(excluded.seconds, seconds), first_seconds = coalesce(excluded.first_seconds, first_seconds),
+         detail = excluded.detail, unix_seconds = excluded.unix_seconds, arrival = excluded.arrival"
+    );
     connection
-        .prepare_cached(
-            "INSERT INTO records VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10) ON CONFLICT DO UPDATE SET
-             seconds = coalesce(excluded.seconds, seconds), first_seconds = coalesce(excluded.first_seconds, first_seconds),
-             detail = excluded.detail, unix_seconds = excluded.unix_seconds",
-        )?
+        .prepare_cached(&sql)?
         .execute(params![
             record.machine,
             record.problem.to_string(),
@@ -33,15 +35,19 @@ pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::
         .map(drop)
 }
 
+/// Behind everything that is there, whatever the clock says.
+const NEXT_ARRIVAL: &str = "(SELECT 1 + max(coalesce((SELECT max(arrival) FROM records), 0),
+                             coalesce((SELECT max(arrival) FROM intents), 0)))";
+
 const RECORD_COLUMNS: &str =
     "machine, problem, engine, variant, source, verdict, seconds, first_seconds, detail, unix_seconds";
 
-fn record(row: &Row<'_>) -> rusqlite::Result<Option<Record>> {
+fn record(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
     let text = |index: usize| row.get::<_, String>(index);
     let (problem, engine, source, verdict) = (text(1)?, text(2)?, text(4)?, text(5)?);
     let parts = (problem.parse(), engine.parse(), source.parse(), verdict.parse());
     let (Ok(problem), Ok(engine), Ok(source), Ok(verdict)) = parts else { return Ok(None) };
-    Ok(Some(Record {
+    let record = Record {
         problem,
         engine,
         variant: text(3)?,
@@ -52,7 +58,8 @@ fn record(row: &Row<'_>) -> rusqlite::Result<Option<Record>> {
         detail: text(8)?,
         source,
         unix_seconds: row.get(9)?,
-    }))
+    };
+    Ok(Some((row.get(10)?, record)))
 }
 
 /// The rows that can be read. A row with a wrong type of value is passed over; a damaged file is an error.
@@ -90,12 +97,9 @@ fn condition(filter: &Filter, has_verdict: bool) -> (String, Vec<Value>) {
     (terms.join(" AND "), values)
 }
 
-pub(crate) fn records(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<Record>> {
+pub(crate) fn records(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(i64, Record)>> {
     let (condition, values) = condition(filter, true);
-    let sql = format!(
-        "SELECT {RECORD_COLUMNS} FROM records WHERE {condition}
-         ORDER BY unix_seconds, machine, problem, engine, variant, source, verdict"
-    );
+    let sql = format!("SELECT {RECORD_COLUMNS}, arrival FROM records WHERE {condition} ORDER BY arrival");
     let mut statement = connection.prepare_cached(&sql)?;
     readable(statement.query_map(params_from_iter(values), record)?)
 }
@@ -107,7 +111,7 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
     // An intent has no verdict; it stands for "did not come back", so it goes unless another verdict is meant.
     if filter.verdict.is_none_or(|verdict| verdict == unhang_engine::Verdict::Hangs) {
         let found = intents(&transaction, filter)?;
-        for (id, _, _) in found.iter().filter(|(_, intent, owner)| left_behind(intent, owner)) {
+        for (_, id, _, _) in found.iter().filter(|(_, _, intent, owner)| left_behind(intent, owner)) {
             remove_intent(&transaction, *id)?;
         }
     }
@@ -212,20 +216,19 @@ pub(crate) fn forget_oldest_seen(connection: &Connection, machine: &str, most: u
 }
 
 pub(crate) fn put_intent(connection: &Connection, intent: &Intent, owner: &str) -> rusqlite::Result<IntentId> {
-    connection
-        .prepare_cached(
-            "INSERT INTO intents (machine, problem, engine, variant, source, owner, unix_seconds)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)",
-        )?
-        .execute(params![
-            intent.machine,
-            intent.problem.to_string(),
-            intent.engine.name(),
-            intent.variant,
-            intent.source.name(),
-            owner,
-            intent.unix_seconds,
-        ])?;
+    let sql = format!(
+        "INSERT INTO intents (machine, problem, engine, variant, source, owner, unix_seconds, arrival)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, {NEXT_ARRIVAL})"
+    );
+    connection.prepare_cached(&sql)?.execute(params![
+        intent.machine,
+        intent.problem.to_string(),
+        intent.engine.name(),
+        intent.variant,
+        intent.source.name(),
+        owner,
+        intent.unix_seconds,
+    ])?;
     Ok(IntentId(connection.last_insert_rowid()))
 }
 
@@ -233,10 +236,11 @@ pub(crate) fn remove_intent(connection: &Connection, id: IntentId) -> rusqlite::
     connection.prepare_cached("DELETE FROM intents WHERE id = ?1")?.execute([id.0]).map(drop)
 }
 
-fn intents(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(IntentId, Intent, String)>> {
+fn intents(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(i64, IntentId, Intent, String)>> {
     let (condition, values) = condition(filter, false);
     let sql = format!(
-        "SELECT id, machine, problem, engine, variant, source, owner, unix_seconds FROM intents WHERE {condition} ORDER BY id"
+        "SELECT id, machine, problem, engine, variant, source, owner, unix_seconds, arrival FROM intents
+         WHERE {condition} ORDER BY id"
     );
     let mut statement = connection.prepare_cached(&sql)?;
     let rows = statement.query_map(params_from_iter(values), |row| {
@@ -247,7 +251,7 @@ fn intents(connection: &Connection, filter: &Filter) -> rusqlite::Result<Vec<(In
         };
         let (machine, variant, unix_seconds) = (text(1)?, text(4)?, row.get(7)?);
         let intent = Intent { problem, engine, variant, machine, source, unix_seconds };
-        Ok(Some((IntentId(row.get(0)?), intent, text(6)?)))
+        Ok(Some((row.get(8)?, IntentId(row.get(0)?), intent, text(6)?)))
     })?;
     readable(rows)
 }
@@ -257,13 +261,13 @@ fn left_behind(intent: &Intent, owner: &str) -> bool {
     Owner::from_text(owner).is_none_or(|owner| !owner.may_come_back(age))
 }
 
-pub(crate) fn unresolved(connection: &Connection, machine: &str) -> rusqlite::Result<Vec<(IntentId, Intent)>> {
+pub(crate) fn unresolved(connection: &Connection, machine: &str) -> rusqlite::Result<Vec<(i64, IntentId, Intent)>> {
     let filter = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
     let all = intents(connection, &filter)?;
     Ok(all
         .into_iter()
-        .filter(|(_, intent, owner)| left_behind(intent, owner))
-        .map(|(id, intent, _)| (id, intent))
+        .filter(|(_, _, intent, owner)| left_behind(intent, owner))
+        .map(|(place, id, intent, _)| (place, id, intent))
         .collect())
 }
 

@@ -13,7 +13,7 @@ use unhang_conv::Problem;
 use crate::database::Database;
 use crate::process::Owner;
 use crate::queue::{Notices, Queue, Work};
-use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Tuning};
+use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
 use crate::{rows, time};
 
 /// The most that opening may take before work goes on without the store.
@@ -56,6 +56,8 @@ pub struct Store {
     live: Option<ManuallyDrop<Live>>,
     process: u32,
     notices: Arc<Notices>,
+    /// Others could have written the file: it proves nothing.
+    foreign: bool,
 }
 
 struct Live {
@@ -86,7 +88,7 @@ impl Store {
             let (home, notices, queue) = (home.to_owned(), notices.clone(), queue.clone());
             move || {
                 let database = Database::open(&home, notices.clone());
-                let _ = opened.send(database.is_open());
+                let _ = opened.send((database.is_open(), database.is_foreign()));
                 serve(database, &queue, &notices);
             }
         });
@@ -95,10 +97,12 @@ impl Store {
             Err(error) => return Store::without(&format!("no thread for the store ({error}): going on without it")),
         };
         match when_opened.recv_timeout(OPENING_DEADLINE) {
-            Ok(true) => Store { live: Some(ManuallyDrop::new(Live { queue, thread })), process, notices },
-            Ok(false) => {
+            Ok((true, foreign)) => {
+                Store { live: Some(ManuallyDrop::new(Live { queue, thread })), process, notices, foreign }
+            }
+            Ok((false, foreign)) => {
                 queue.close();
-                Store { live: None, process, notices }
+                Store { live: None, process, notices, foreign }
             }
             Err(_) => {
                 // The thread hangs in the file system. It ends by itself if that ever answers.
@@ -114,7 +118,7 @@ impl Store {
 
     /// A store that keeps nothing.
     pub fn none() -> Store {
-        Store { live: None, process: std::process::id(), notices: Arc::default() }
+        Store { live: None, process: std::process::id(), notices: Arc::default(), foreign: false }
     }
 
     fn without(message: &str) -> Store {
@@ -274,18 +278,32 @@ impl Store {
     /// What was begun on this machine by a process that is gone, and never resolved: the culprits of crashes. What is
     /// under way in a process that lives is not among them.
     pub fn unresolved_intents(&self, machine: &str) -> Vec<(IntentId, Intent)> {
+        self.unresolved_in_order(machine).into_iter().map(|(_, id, intent)| (id, intent)).collect()
+    }
+
+    /// The same, each with its place in the order of arrival.
+    pub(crate) fn unresolved_in_order(&self, machine: &str) -> Vec<(i64, IntentId, Intent)> {
+        if self.foreign {
+            return Vec::new();
+        }
         let machine = machine.to_owned();
         self.ask(ANSWER_DEADLINE, move |connection| rows::unresolved(connection, &machine)).unwrap_or_default()
     }
 
     /// How a canary ended on that machine, if it was ever run.
     pub fn canary(&self, machine: &str, name: &str) -> Option<Canary> {
+        if self.foreign {
+            return None;
+        }
         let (machine, name) = (machine.to_owned(), name.to_owned());
         self.ask(ANSWER_DEADLINE, move |connection| rows::canary(connection, &machine, &name)).flatten()
     }
 
     /// How every canary ended, on every machine.
     pub fn canaries(&self) -> Vec<Canary> {
+        if self.foreign {
+            return Vec::new();
+        }
         self.ask(ANSWER_DEADLINE, rows::canaries).unwrap_or_default()
     }
 
@@ -301,10 +319,26 @@ impl Store {
         self.offer(Box::new(move |connection| rows::put_canary(connection, &canary)));
     }
 
-    /// The records that are meant, oldest first.
+    /// The records that are meant, in the order in which they arrived. Those of a file that others could have written are
+    /// what others claim.
     pub fn records(&self, filter: &Filter) -> Vec<Record> {
-        let filter = filter.clone();
-        self.ask(ANSWER_DEADLINE, move |connection| rows::records(connection, &filter)).unwrap_or_default()
+        self.records_in_order(filter).into_iter().map(|(_, record)| record).collect()
+    }
+
+    /// The same, each with its place in the order of arrival.
+    pub(crate) fn records_in_order(&self, filter: &Filter) -> Vec<(i64, Record)> {
+        let mut asked = filter.clone();
+        if self.foreign {
+            // What it says of its sources is believed no more than the rest.
+            asked.source = None;
+        }
+        let found = self.ask(ANSWER_DEADLINE, move |connection| rows::records(connection, &asked)).unwrap_or_default();
+        if !self.foreign {
+            return found;
+        }
+        let claims = found.into_iter().filter(|(_, record)| record.source != Source::Rehearsal);
+        let claims = claims.map(|(place, record)| (place, Record { source: Source::Import, ..record }));
+        claims.filter(|_| filter.source.is_none_or(|source| source == Source::Import)).collect()
     }
 
     /// Writes all of them or none; how many, or none if they could not be written.
@@ -326,6 +360,9 @@ impl Store {
 
     /// What was measured to be the fastest, on every device; those of other kernels than today's among it.
     pub fn tunings(&self) -> Vec<Tuning> {
+        if self.foreign {
+            return Vec::new();
+        }
         self.ask(ANSWER_DEADLINE, rows::tunings).unwrap_or_default()
     }
 

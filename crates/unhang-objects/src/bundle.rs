@@ -7,6 +7,8 @@
 use std::borrow::Cow;
 use std::io::{self, Read};
 
+use unhang_guard::Budget;
+
 use crate::ObjectsError;
 
 /// The start of a plain bundle.
@@ -193,14 +195,19 @@ fn decompressor<'r>(input: &'r mut dyn Read, unpacked: u64, method: u16) -> Resu
 }
 
 /// Reads a compressed bundle from its start; returns how many bytes it takes, where its header says so.
-pub(crate) fn read_compressed(input: &mut dyn Read, on_entry: &mut OnEntry<'_>) -> Result<Option<u64>, ObjectsError> {
+pub(crate) fn read_compressed(
+    input: &mut dyn Read,
+    budget: &Budget,
+    on_entry: &mut OnEntry<'_>,
+) -> Result<Option<u64>, ObjectsError> {
     let (total, unpacked, method) = read_compressed_header(input)?;
+    budget.spend(unpacked).map_err(ObjectsError::over_budget("compressed bundle"))?;
     read_plain(&mut *decompressor(input, unpacked, method)?, None, on_entry)?;
     Ok(total)
 }
 
 /// A bundle in memory as a plain one.
-pub(crate) fn unpack(bytes: &[u8]) -> Result<Cow<'_, [u8]>, ObjectsError> {
+pub(crate) fn unpack<'b>(bytes: &'b [u8], budget: &Budget) -> Result<Cow<'b, [u8]>, ObjectsError> {
     if !bytes.starts_with(COMPRESSED_MAGIC) {
         return Ok(Cow::Borrowed(bytes));
     }
@@ -215,6 +222,7 @@ pub(crate) fn unpack(bytes: &[u8]) -> Result<Cow<'_, [u8]>, ObjectsError> {
             limit: MAX_OBJECT,
         });
     }
+    budget.spend(unpacked).map_err(ObjectsError::over_budget("compressed bundle"))?;
     let mut plain = Vec::new();
     decompressor(&mut input, unpacked, method)?.read_to_end(&mut plain)?;
     Ok(Cow::Owned(plain))
@@ -339,7 +347,9 @@ mod tests {
                 file.extend([0; 8]);
                 file.extend(&body);
                 let mut found = 0;
-                let size = read_compressed(&mut &file[..], &mut |entry| found += entry.bytes.unwrap().len()).unwrap();
+                let budget = Budget::for_file(file.len() as u64);
+                let size =
+                    read_compressed(&mut &file[..], &budget, &mut |entry| found += entry.bytes.unwrap().len()).unwrap();
                 assert_eq!(found, 1000, "method {method} version {version}");
                 assert_eq!(size, (version > 1).then_some(total));
             }

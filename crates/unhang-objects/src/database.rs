@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::Path;
 
 use md5::{Digest, Md5};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
+use unhang_guard::{Budget, sqlite};
 
 use crate::ObjectsError;
 use crate::bundle::MAX_OBJECT;
@@ -16,9 +17,9 @@ pub(crate) const MAGIC: &[u8] = b"SQLite format 3\0";
 pub(crate) type OnKernel<'a> = dyn FnMut(&str, Result<Vec<u8>, ObjectsError>) + 'a;
 
 /// Hands over each kernel's name and its unpacked blob, or why it could not be unpacked.
-pub(crate) fn read(path: &Path, on_kernel: &mut OnKernel<'_>) -> Result<(), ObjectsError> {
-    let connection =
-        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+pub(crate) fn read(path: &Path, budget: &Budget, on_kernel: &mut OnKernel<'_>) -> Result<(), ObjectsError> {
+    let connection = sqlite::open_untrusted(path)?;
+    refuse_programs(&connection)?;
     let tables: i64 = connection.query_row(
         "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'kern_db'",
         [],
@@ -34,7 +35,7 @@ pub(crate) fn read(path: &Path, on_kernel: &mut OnKernel<'_>) -> Result<(), Obje
         let name = row.get_ref(0)?.as_str().unwrap_or("?").to_owned();
         let size = row.get::<_, i64>(2).unwrap_or(0);
         match row.get_ref(1)?.as_blob() {
-            Ok(blob) => on_kernel(&name, unpack(blob, size)),
+            Ok(blob) => on_kernel(&name, unpack(blob, size, budget)),
             Err(_) => on_kernel(&name, Err(ObjectsError::damaged("kernel database", "a kernel has no blob"))),
         }
     }
@@ -44,15 +45,31 @@ pub(crate) fn read(path: &Path, on_kernel: &mut OnKernel<'_>) -> Result<(), Obje
 /// Takes an unpacked blob and returns what to put in its place, or nothing to keep it.
 pub(crate) type ChangeBlob<'c> = dyn FnMut(&[u8]) -> Result<Option<Vec<u8>>, ObjectsError> + 'c;
 
+/// A schema that computes is nobody's kernel cache.
+fn refuse_programs(connection: &Connection) -> Result<(), ObjectsError> {
+    match sqlite::programs_in(connection)? {
+        None => Ok(()),
+        Some(what) => Err(ObjectsError::Unsupported { container: "kernel database", what }),
+    }
+}
+
 /// Writes a copy of a database with some of its blobs replaced, packed as they were. A blob that cannot be unpacked is
-/// kept as it is.
-pub(crate) fn rewrite(path: &Path, output: &Path, change: &mut ChangeBlob<'_>) -> Result<(), ObjectsError> {
-    let original =
-        Connection::open_with_flags(path, OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+/// kept as it is; which and why is returned.
+pub(crate) fn rewrite(
+    path: &Path,
+    output: &Path,
+    budget: &Budget,
+    change: &mut ChangeBlob<'_>,
+) -> Result<Vec<String>, ObjectsError> {
+    let original = sqlite::open_untrusted(path)?;
+    refuse_programs(&original)?;
     // SQLite's own way to a copy: consistent even while another process writes.
     original.execute("VACUUM INTO ?1", [output.to_string_lossy()])?;
     drop(original);
     let mut copy = Connection::open(output)?;
+    // What takes a kernel's place may be longer than the whole file was.
+    sqlite::harden(&copy, MAX_OBJECT)?;
+    let mut unreadable = Vec::new();
     copy.execute_batch("PRAGMA journal_mode = MEMORY")?;
     let transaction = copy.transaction()?;
     let ids: Vec<i64> = transaction
@@ -60,11 +77,22 @@ pub(crate) fn rewrite(path: &Path, output: &Path, change: &mut ChangeBlob<'_>) -
         .query_map([], |row| row.get(0))?
         .collect::<Result<_, _>>()?;
     for id in ids {
-        let (blob, size): (Vec<u8>, i64) =
-            transaction.query_row("SELECT kernel_blob, uncompressed_size FROM kern_db WHERE id = ?1", [id], |row| {
-                Ok((row.get(0)?, row.get::<_, Option<i64>>(1)?.unwrap_or(0)))
-            })?;
-        let Ok(plain) = unpack(&blob, size) else { continue };
+        let sql = "SELECT kernel_name, kernel_blob, uncompressed_size FROM kern_db WHERE id = ?1";
+        let row = transaction.query_row(sql, [id], |row| {
+            let name = row.get_ref(0)?.as_str().unwrap_or("?").to_owned();
+            Ok((name, row.get::<_, Vec<u8>>(1), row.get::<_, Option<i64>>(2)?.unwrap_or(0)))
+        });
+        let unpacked = row.map_err(ObjectsError::from).and_then(|(name, blob, size)| match blob {
+            Ok(blob) => Ok((unpack(&blob, size, budget).map_err(|error| format!("{name}: {error}")), size)),
+            Err(_) => Ok((Err(format!("{name}: it has no blob")), size)),
+        })?;
+        let (plain, size) = match unpacked {
+            (Ok(plain), size) => (plain, size),
+            (Err(why), _) => {
+                unreadable.push(why);
+                continue;
+            }
+        };
         let Some(changed) = change(&plain)? else { continue };
         let hash: String = Md5::digest(&changed).iter().map(|byte| format!("{byte:02x}")).collect();
         let (packed, size) = if size == 0 {
@@ -80,11 +108,11 @@ pub(crate) fn rewrite(path: &Path, output: &Path, change: &mut ChangeBlob<'_>) -
         )?;
     }
     transaction.commit()?;
-    Ok(())
+    Ok(unreadable)
 }
 
 /// A blob is packed with bzip2 unless its unpacked size is given as 0.
-fn unpack(blob: &[u8], size: i64) -> Result<Vec<u8>, ObjectsError> {
+fn unpack(blob: &[u8], size: i64, budget: &Budget) -> Result<Vec<u8>, ObjectsError> {
     if size == 0 {
         return Ok(blob.to_vec());
     }
@@ -94,7 +122,11 @@ fn unpack(blob: &[u8], size: i64) -> Result<Vec<u8>, ObjectsError> {
         claimed: size as u64,
         limit: MAX_OBJECT,
     })?;
+    budget.spend(size).map_err(ObjectsError::over_budget("kernel database"))?;
     let mut bytes = Vec::new();
     bzip2::read::BzDecoder::new(blob).take(size).read_to_end(&mut bytes)?;
+    if (bytes.len() as u64) < size {
+        return Err(ObjectsError::damaged("kernel database", "a kernel ends early"));
+    }
     Ok(bytes)
 }

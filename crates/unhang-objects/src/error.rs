@@ -3,6 +3,7 @@
 use std::io;
 
 use thiserror::Error;
+use unhang_guard::OverBudget;
 
 /// Why a container could not be read, or not to its end.
 #[derive(Debug, Error)]
@@ -53,6 +54,11 @@ impl ObjectsError {
     pub(crate) fn unrecognised(start: &[u8]) -> ObjectsError {
         let start = start.iter().take(8).map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().join(" ");
         ObjectsError::Unrecognised { start: if start.is_empty() { "nothing: it is empty".into() } else { start } }
+    }
+
+    pub(crate) fn over_budget(container: &'static str) -> impl Fn(OverBudget) -> ObjectsError {
+        let what = "all that is packed in it";
+        move |OverBudget { claimed, limit }| ObjectsError::TooLarge { container, what, claimed, limit }
     }
 
     pub(crate) fn damaged(container: &'static str, what: impl Into<String>) -> ObjectsError {

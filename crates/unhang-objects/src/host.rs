@@ -2,6 +2,8 @@
 
 use std::io::{Read, Seek, SeekFrom};
 
+use unhang_guard::Budget;
+
 use crate::ObjectsError;
 use crate::bundle::{COMPRESSED_MAGIC, MAGIC, OnEntry, read_compressed, read_plain};
 
@@ -62,10 +64,14 @@ fn fat_sections<F: Read + Seek>(file: &mut F, length: u64) -> Result<Vec<(u64, u
 }
 
 /// Reads every bundle of a shared library.
-pub(crate) fn read<F: Read + Seek>(file: &mut F, on_entry: &mut OnEntry<'_>) -> Result<(), ObjectsError> {
+pub(crate) fn read<F: Read + Seek>(
+    file: &mut F,
+    budget: &Budget,
+    on_entry: &mut OnEntry<'_>,
+) -> Result<(), ObjectsError> {
     let length = file.seek(SeekFrom::End(0))?;
     for (offset, size) in fat_sections(file, length)? {
-        read_bundles(file, offset, offset + size, on_entry)?;
+        read_bundles(file, offset, offset + size, budget, on_entry)?;
     }
     Ok(())
 }
@@ -75,6 +81,7 @@ pub(crate) fn read_bundles<F: Read + Seek>(
     file: &mut F,
     start: u64,
     end: u64,
+    budget: &Budget,
     on_entry: &mut OnEntry<'_>,
 ) -> Result<(), ObjectsError> {
     let mut position = start;
@@ -83,7 +90,7 @@ pub(crate) fn read_bundles<F: Read + Seek>(
         let mut part = std::io::BufReader::with_capacity(1 << 16, Read::take(&mut *file, end - at));
         let size = if compressed {
             // Without a length in its header the search goes on behind the header.
-            read_compressed(&mut part, on_entry)?.unwrap_or(20)
+            read_compressed(&mut part, budget, on_entry)?.unwrap_or(20)
         } else {
             read_plain(&mut part, Some(at), on_entry)?
         };

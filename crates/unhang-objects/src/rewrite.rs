@@ -1,8 +1,11 @@
 //! Copies of containers with other code objects in them.
 
-use std::fs::{self, File};
+use std::fs::{File, Metadata, Permissions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
+
+use unhang_guard::Budget;
 
 use crate::bundle::{MAX_OBJECT, rewrite_plain};
 use crate::walk::{Container, read_start, recognise, target_of};
@@ -37,9 +40,13 @@ pub type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
 ///
 /// Code objects, bundles and kernel databases are written anew. In shared libraries, code objects are changed where they
 /// lie, so what takes their place must be as long; compressed ones cannot be changed there. Archives and folders are not
-/// rewritten. The copy appears under its name when it is complete, or not at all.
-pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<(), ObjectsError> {
+/// rewritten. The copy appears under its name when it is complete, or not at all. What could not be read, and is in the
+/// copy as it was, is returned in words.
+pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<Vec<String>, ObjectsError> {
     let mut file = File::open(input)?;
+    let metadata = file.metadata()?;
+    let budget = Budget::for_file(metadata.len());
+    let mut unreadable = Vec::new();
     let start = read_start(&mut file)?;
     let container = recognise(&start).ok_or_else(|| ObjectsError::unrecognised(&start))?;
     file.seek(SeekFrom::Start(0))?;
@@ -51,11 +58,11 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<(
             let changed = change(Found { target: "", bytes: &bytes, size: Size::Any });
             copy.write_all(changed.as_deref().unwrap_or(&bytes))?;
         }
-        Container::Bundles => copy.write_all(&blob(&read_whole(&mut file, "bundle")?, change)?)?,
+        Container::Bundles => copy.write_all(&blob(&read_whole(&mut file, "bundle")?, &budget, change)?)?,
         Container::Host => {
             io::copy(&mut file, &mut copy)?;
             let mut changes: Vec<(u64, Vec<u8>)> = Vec::new();
-            host::read(&mut file, &mut |entry| {
+            host::read(&mut file, &budget, &mut |entry| {
                 let Some(bytes) = entry.bytes else { return };
                 let size = if entry.place.is_some() { Size::Same } else { Size::Fixed };
                 let changed = change(Found { target: target_of(entry.name), bytes, size });
@@ -74,8 +81,8 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<(
             // SQLite writes to a file that is not there yet, and leaves its journal beside it while it does.
             let spool = tempfile::tempdir_in(folder)?;
             let path = spool.path().join("copy");
-            database::rewrite(input, &path, &mut |old| match recognise(old) {
-                Some(Container::Bundles) => Ok(Some(blob(old, change)?).filter(|new| new != old)),
+            unreadable = database::rewrite(input, &path, &budget, &mut |old| match recognise(old) {
+                Some(Container::Bundles) => Ok(Some(blob(old, &budget, change)?).filter(|new| new != old)),
                 _ => Ok(change(Found { target: "", bytes: old, size: Size::Any })),
             })?;
             io::copy(&mut File::open(&path)?, &mut copy)?;
@@ -85,10 +92,23 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<(
             return Err(ObjectsError::Unsupported { container: "archive", what });
         }
     }
-    fs::set_permissions(copy.path(), fs::metadata(input)?.permissions())?;
+    let made = copy.as_file().metadata()?;
+    copy.as_file().set_permissions(Permissions::from_mode(mode_of_copy(&metadata, &made)))?;
     copy.as_file().sync_all()?;
     copy.persist(output).map_err(|error| error.error)?;
-    Ok(())
+    Ok(unreadable)
+}
+
+/// The permissions of the copy: never a set-id bit, and what the original grants to its group goes only to that group.
+/// For another group, as for everybody, it is what everybody had; and nobody but the owner may write a copy that
+/// changed hands.
+fn mode_of_copy(original: &Metadata, copy: &Metadata) -> u32 {
+    let mode = original.mode() & 0o777;
+    if (original.uid(), original.gid()) == (copy.uid(), copy.gid()) {
+        return mode;
+    }
+    let everybody = mode & 0o005;
+    (mode & 0o700) | 0o600 | everybody << 3 | everybody
 }
 
 fn read_whole(file: &mut File, container: &'static str) -> Result<Vec<u8>, ObjectsError> {
@@ -102,8 +122,8 @@ fn read_whole(file: &mut File, container: &'static str) -> Result<Vec<u8>, Objec
 }
 
 /// A bundle, plain or compressed, as a plain one with its code objects changed.
-fn blob(bytes: &[u8], change: &mut Change<'_>) -> Result<Vec<u8>, ObjectsError> {
-    let plain = crate::bundle::unpack(bytes)?;
+fn blob(bytes: &[u8], budget: &Budget, change: &mut Change<'_>) -> Result<Vec<u8>, ObjectsError> {
+    let plain = crate::bundle::unpack(bytes, budget)?;
     let mut changed = false;
     let rewritten = rewrite_plain(&plain, &mut |name, bytes| {
         let new = change(Found { target: target_of(name), bytes, size: Size::Any });

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
+use unhang_guard::Budget;
+
 use crate::bundle::Entry;
 use crate::{ObjectsError, bundle, database, host, zip};
 
@@ -45,21 +47,35 @@ pub type Sink<'s> = dyn FnMut(Event<'_>) + 's;
 /// by name and holds none is an error.
 pub fn walk(path: &Path, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     if !fs::metadata(path)?.is_dir() {
-        return visit_file(path, &path.display().to_string(), sink);
+        return visit_top(path, &path.display().to_string(), sink);
     }
     let mut folders = vec![path.to_owned()];
     while let Some(folder) = folders.pop() {
-        let mut entries: Vec<PathBuf> =
-            fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        let listed = fs::read_dir(&folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
+        let mut entries: Vec<PathBuf> = match listed {
+            Ok(entries) => entries,
+            Err(error) if folder == path => return Err(error.into()),
+            // The rest is gone through all the same.
+            Err(error) => {
+                sink(Event::Unreadable { path: &folder.display().to_string(), error: error.into() });
+                continue;
+            }
+        };
         entries.sort();
         for entry in entries {
             // Links are not followed: they could lead in circles.
-            let Ok(kind) = fs::symlink_metadata(&entry) else { continue };
+            let kind = match fs::symlink_metadata(&entry) {
+                Ok(kind) => kind,
+                Err(error) => {
+                    sink(Event::Unreadable { path: &entry.display().to_string(), error: error.into() });
+                    continue;
+                }
+            };
             if kind.is_dir() {
                 folders.push(entry);
             } else if kind.is_file() {
                 let name = entry.display().to_string();
-                match visit_file(&entry, &name, sink) {
+                match visit_top(&entry, &name, sink) {
                     Ok(()) | Err(ObjectsError::Unrecognised { .. }) => {}
                     Err(error) => sink(Event::Unreadable { path: &name, error }),
                 }
@@ -99,13 +115,19 @@ pub(crate) fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
     Ok(start)
 }
 
-fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+/// A file of its own, and not a part of another one.
+fn visit_top(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+    let length = fs::metadata(path)?.len();
+    visit_file(path, name, &Budget::for_file(length), sink)
+}
+
+fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     let mut file = File::open(path)?;
     let start = read_start(&mut file)?;
     let container = recognise(&start).ok_or_else(|| ObjectsError::unrecognised(&start))?;
     file.seek(SeekFrom::Start(0))?;
     if let Container::Archive = container {
-        return visit_archive(&mut file, name, sink);
+        return visit_archive(&mut file, name, budget, sink);
     }
     sink(Event::File { path: name });
     match container {
@@ -119,13 +141,13 @@ fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), Object
             file.take(bundle::MAX_OBJECT).read_to_end(&mut bytes)?;
             sink(Event::Object { target: "", bytes: &bytes });
         }
-        Container::Host => host::read(&mut file, &mut |found| entry(found, sink))?,
+        Container::Host => host::read(&mut file, budget, &mut |found| entry(found, sink))?,
         Container::Bundles => {
             let end = file.metadata()?.len();
-            host::read_bundles(&mut file, 0, end, &mut |found| entry(found, sink))?;
+            host::read_bundles(&mut file, 0, end, budget, &mut |found| entry(found, sink))?;
         }
-        Container::Database => database::read(path, &mut |kernel, blob| match blob {
-            Ok(blob) => blob_event(&blob, sink),
+        Container::Database => database::read(path, budget, &mut |kernel, blob| match blob {
+            Ok(blob) => blob_event(&blob, budget, sink),
             Err(error) => sink(Event::Unreadable { path: &format!("{name}!{kernel}"), error }),
         })?,
         Container::Archive => {}
@@ -134,10 +156,10 @@ fn visit_file(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), Object
 }
 
 /// The blob of a database row: a code object, or a bundle with some.
-fn blob_event(blob: &[u8], sink: &mut Sink<'_>) {
+fn blob_event(blob: &[u8], budget: &Budget, sink: &mut Sink<'_>) {
     if matches!(recognise(blob), Some(Container::Bundles)) {
         let mut cursor = io::Cursor::new(blob);
-        let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, &mut |found| entry(found, sink));
+        let result = host::read_bundles(&mut cursor, 0, blob.len() as u64, budget, &mut |found| entry(found, sink));
         if let Err(error) = result {
             sink(Event::Unreadable { path: "a kernel of the database", error });
         }
@@ -161,13 +183,13 @@ fn entry(Entry { name, bytes, .. }: Entry<'_>, sink: &mut Sink<'_>) {
     }
 }
 
-fn visit_archive(file: &mut File, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+fn visit_archive(file: &mut File, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     for member in zip::members(file)? {
         if member.size == 0 {
             continue;
         }
         let path = format!("{name}!{}", member.name);
-        if let Err(error) = visit_member(file, &member, &path, sink) {
+        if let Err(error) = visit_member(file, &member, &path, budget, sink) {
             sink(Event::Unreadable { path: &path, error });
         }
     }
@@ -176,7 +198,13 @@ fn visit_archive(file: &mut File, name: &str, sink: &mut Sink<'_>) -> Result<(),
 
 /// Members are unpacked to a temporary file: the tables of a shared library stand at its end, and a library may be
 /// larger than memory.
-fn visit_member(file: &mut File, member: &zip::Member, path: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
+fn visit_member(
+    file: &mut File,
+    member: &zip::Member,
+    path: &str,
+    budget: &Budget,
+    sink: &mut Sink<'_>,
+) -> Result<(), ObjectsError> {
     let mut input = BufReader::new(zip::open(file, member)?);
     let start = read_start(&mut input)?;
     match recognise(&start) {
@@ -184,10 +212,11 @@ fn visit_member(file: &mut File, member: &zip::Member, path: &str, sink: &mut Si
         None | Some(Container::Archive) => return Ok(()),
         Some(_) => {}
     }
+    budget.spend(member.size).map_err(ObjectsError::over_budget("zip archive"))?;
     let mut spool = tempfile::NamedTempFile::new()?;
     let copied = io::copy(&mut start.as_slice().chain(input), &mut spool)?;
     if copied < member.size {
         return Err(ObjectsError::damaged("zip archive", "a member ends early"));
     }
-    visit_file(spool.path(), path, sink)
+    visit_file(spool.path(), path, budget, sink)
 }

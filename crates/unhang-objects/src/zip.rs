@@ -66,7 +66,13 @@ pub(crate) fn members<F: Read + Seek>(file: &mut F) -> Result<Vec<Member>, Objec
     file.seek(SeekFrom::Start(start))?;
     let mut directory = vec![0; size as usize];
     file.read_exact(&mut directory)?;
-    parse_directory(&directory).ok_or_else(|| damaged("an entry of its directory is cut off"))
+    let members = parse_directory(&directory).ok_or_else(|| damaged("an entry of its directory is cut off"))?;
+    // The same bytes under many names would be unpacked as many times.
+    let packed = members.iter().try_fold(0u64, |sum, member| sum.checked_add(member.packed_size));
+    if packed.is_none_or(|packed| packed > length) {
+        return Err(damaged("its members overlap: together they claim more than the archive has"));
+    }
+    Ok(members)
 }
 
 fn parse_directory(directory: &[u8]) -> Option<Vec<Member>> {

@@ -267,3 +267,56 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_mended() {
     println!("{families:?}");
     assert!(families.len() >= 3, "{families:?}");
 }
+
+#[test]
+fn what_is_taken_out_of_a_container_stays_in_its_folder() {
+    let place = tempfile::tempdir().unwrap();
+    let (input, folder) = (place.path().join("evil.bundle"), place.path().join("a/b/out"));
+    // A target that is a way out, with something in it that cannot be mended.
+    let name = b"hipv4-amdgcn-amd-amdhsa--gfx1030/../../../escaped";
+    let mut bytes = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();
+    bytes.extend(1u64.to_le_bytes());
+    for value in [4096u64, 64, name.len() as u64] {
+        bytes.extend(value.to_le_bytes());
+    }
+    bytes.extend(name);
+    bytes.resize(4096, 0);
+    bytes.extend(b"\x7fELF not really".iter().chain(&[0; 48]).take(64));
+    std::fs::write(&input, bytes).unwrap();
+    let (code, stdout, stderr) = repair(&["--extract", folder.to_str().unwrap()], &[&input]);
+    assert_eq!(code, 2, "{stdout}{stderr}");
+    let names = |folder: &Path| -> Vec<String> {
+        let entries = std::fs::read_dir(folder).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    };
+    assert_eq!(names(&folder).len(), 1, "{stdout}");
+    assert!(names(&folder)[0].starts_with("evil.bundle.0.gfx1030_.._"), "{:?}", names(&folder));
+    assert_eq!(names(&place.path().join("a")), ["b"]);
+    assert_eq!(names(&place.path().join("a/b")), ["out"]);
+}
+
+#[test]
+fn folders_that_cannot_be_read_are_named() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let place = tempfile::tempdir().unwrap();
+    let (closed, out) = (place.path().join("in/closed"), place.path().join("out"));
+    for folder in [&closed, &out] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    std::fs::copy(moves(), place.path().join("in/moves.co")).unwrap();
+    for (path, mode) in [(place.path(), 0o755), (out.as_path(), 0o777), (closed.as_path(), 0o000)] {
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+    }
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+    command.arg("repair").arg(place.path().join("in")).arg("--extract").arg(&out);
+    if rustix::process::geteuid().is_root() {
+        // Nothing is closed to root.
+        command.uid(65534).gid(65534);
+    }
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(output.status.code(), Some(2), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("in/closed") && text.contains("Permission denied"), "{text}");
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o755)).unwrap();
+}

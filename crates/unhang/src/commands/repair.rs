@@ -145,9 +145,14 @@ impl Repair {
             );
         }
         report.output = output.display().to_string();
-        rewrite(&self.file, output, &mut |found| self.mend(found, report))
+        let unreadable = rewrite(&self.file, output, &mut |found| self.mend(found, report))
             .with_context(|| format!("cannot mend {} into {}", self.file.display(), output.display()))
-            .map_err(|error| error.context("hint: --extract FOLDER mends the code objects of any container one by one"))
+            .map_err(|error| {
+                error.context("hint: --extract FOLDER mends the code objects of any container one by one")
+            })?;
+        let copied = unreadable.into_iter().map(|what| format!("could not be read, and is copied as it is: {what}"));
+        report.errors.extend(copied);
+        Ok(())
     }
 
     fn write_objects(&self, folder: &Path, report: &mut Report) -> anyhow::Result<()> {
@@ -161,7 +166,8 @@ impl Repair {
                 let before = report.objects.len();
                 let mended = self.mend(Found { target, bytes, size: Size::Any }, report);
                 let Some(object) = report.objects.get_mut(before) else { return };
-                let path = folder.join(format!("{container}.{before}.{}.co", object.target));
+                let target = unhang_guard::text::file_name(&object.target);
+                let path = folder.join(format!("{container}.{before}.{target}.co"));
                 match write_atomically(&path, mended.as_deref().unwrap_or(bytes)) {
                     Ok(()) => object.output = Some(path.display().to_string()),
                     Err(error) => failure = failure.take().or(Some((path, error))),
@@ -341,8 +347,7 @@ impl Report {
 
 /// The last part of a path, archives' members included, as part of another file's name.
 fn file_name(path: &str) -> String {
-    let last = path.rsplit(['/', '!']).next().unwrap_or(path);
-    last.chars().map(|c| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' }).collect()
+    unhang_guard::text::file_name(path.rsplit(['/', '!']).next().unwrap_or(path))
 }
 
 fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {

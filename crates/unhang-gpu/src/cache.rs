@@ -2,20 +2,28 @@
 //!
 //! A file's name is a hash of everything that made it: source, options, compiler, true and reported architecture. Its
 //! contents begin with a magic word, the length and a checksum; what does not fit is taken for absent and is written
-//! anew. Files appear by renaming, so that many processes may use one cache; the folder belongs to the user alone.
+//! anew. Files appear by renaming, so that many processes may use one cache. Code is loaded from here, so folder and files
+//! are this user's alone ([`PrivateFolder`]), and what is to run on an RDNA1 chip is audited whenever it is taken out.
 
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
 use std::time::SystemTime;
+
+use unhang_guard::{NotPrivate, PrivateFolder};
+use unhang_isa::Chip;
+
+use crate::object;
+
+/// No kernel of ours is larger.
+const MOST_BYTES: u64 = 64 << 20;
 
 const MAGIC: &[u8; 8] = b"unhangK1";
 
 /// A folder of compiled objects.
 #[derive(Debug, Clone)]
 pub struct Cache {
-    folder: PathBuf,
+    folder: Arc<PrivateFolder>,
     limit: u64,
 }
 
@@ -45,16 +53,9 @@ impl std::fmt::Display for Key {
 }
 
 impl Cache {
-    /// Uses a folder, which is made if it is not there, readable by its owner only.
-    pub fn open(folder: &Path, limit: u64) -> io::Result<Cache> {
-        use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        let permissions = fs::metadata(folder)?.permissions();
-        if permissions.mode() & 0o077 != 0 {
-            // Code is loaded from here: nobody else may write it.
-            fs::set_permissions(folder, fs::Permissions::from_mode(0o700))?;
-        }
-        Ok(Cache { folder: folder.to_owned(), limit })
+    /// Uses a folder, which is made if it is not there; one that others could have written to is refused.
+    pub fn open(folder: &Path, limit: u64) -> Result<Cache, NotPrivate> {
+        Ok(Cache { folder: Arc::new(PrivateFolder::open(folder)?), limit })
     }
 
     /// The user's own cache folder: `$XDG_CACHE_HOME/unhang/kernels`, else `~/.cache/unhang/kernels`.
@@ -66,47 +67,40 @@ impl Cache {
         Some(base.join("unhang").join("kernels"))
     }
 
-    fn path(&self, key: Key) -> PathBuf {
-        self.folder.join(format!("{key}.co"))
+    fn name(key: Key) -> String {
+        format!("{key}.co")
     }
 
-    /// The object of that key, if it is there and whole.
+    /// The object of that key, if it is there, whole, and ours.
     pub fn get(&self, key: Key) -> Option<Vec<u8>> {
-        let path = self.path(key);
-        let bytes = fs::read(&path).ok()?;
+        let bytes = self.folder.read(&Cache::name(key), MOST_BYTES).ok()??;
         let object = open_envelope(&bytes)?.to_vec();
         // The time of the last use decides what is thrown away first; failing to note it does no harm.
-        if let Ok(file) = fs::File::options().append(true).open(&path) {
+        if let Ok(file) = self.folder.open_or_make_file(&Cache::name(key)) {
             let _ = file.set_modified(SystemTime::now());
         }
         Some(object)
     }
 
+    /// The same for an object that is to run on this chip: one that is unsafe there is taken for absent.
+    pub fn get_safe(&self, key: Key, chip: Chip) -> Option<Vec<u8>> {
+        self.get(key).filter(|object| !chip.is_rdna1() || object::refuse_unsafe(object, chip).is_ok())
+    }
+
     /// Keeps an object. Two processes that keep the same one do each other no harm.
-    pub fn put(&self, key: Key, object: &[u8]) -> io::Result<()> {
-        static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let name = format!(".{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
-        let temporary = self.folder.join(name);
-        let written = (|| {
-            let mut file = fs::File::create_new(&temporary)?;
-            file.write_all(MAGIC)?;
-            file.write_all(&(object.len() as u64).to_le_bytes())?;
-            file.write_all(&checksum(object).to_le_bytes())?;
-            file.write_all(object)?;
-            fs::rename(&temporary, self.path(key))
-        })();
-        if written.is_err() {
-            let _ = fs::remove_file(&temporary);
-        }
-        written?;
-        self.shrink()
+    pub fn put(&self, key: Key, object: &[u8]) -> Result<(), NotPrivate> {
+        let length = (object.len() as u64).to_le_bytes();
+        let bytes = [MAGIC, &length[..], &checksum(object).to_le_bytes()[..], object].concat();
+        self.folder.write(&Cache::name(key), &bytes)?;
+        self.shrink();
+        Ok(())
     }
 
     /// Throws away what was used longest ago until the folder is within its limit.
-    fn shrink(&self) -> io::Result<()> {
+    fn shrink(&self) {
         let mut files = Vec::new();
         let mut total = 0;
-        for entry in fs::read_dir(&self.folder)?.flatten() {
+        for entry in fs::read_dir(self.folder.path()).into_iter().flatten().flatten() {
             let Ok(metadata) = entry.metadata() else { continue };
             if metadata.is_file() {
                 total += metadata.len();
@@ -122,7 +116,6 @@ impl Cache {
             let _ = fs::remove_file(path);
             total -= length;
         }
-        Ok(())
     }
 }
 
@@ -154,7 +147,7 @@ mod tests {
         assert_eq!(cache.get(key).as_deref(), Some(&b"object"[..]));
         assert_eq!(cache.get(Key::of(["ab", ""])), None);
 
-        let path = cache.path(key);
+        let path = folder.path().join(Cache::name(key));
         let mut bytes = fs::read(&path).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&path, &bytes).unwrap();
@@ -163,6 +156,40 @@ mod tests {
         assert_eq!(cache.get(key), None);
         cache.put(key, b"object").unwrap();
         assert_eq!(cache.get(key).as_deref(), Some(&b"object"[..]));
+    }
+
+    #[test]
+    fn what_is_unsafe_on_the_chip_is_not_taken_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(folder.path(), 1 << 30).unwrap();
+        let fixture = |name: &str| {
+            let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-emulator/tests/fixtures");
+            fs::read(fixtures.join(name)).unwrap()
+        };
+        for (name, is_safe) in [("kernels.gfx1010.co", true), ("kernels.gfx1030.co", false)] {
+            let key = Key::of([name]);
+            cache.put(key, &fixture(name)).unwrap();
+            assert_eq!(cache.get_safe(key, Chip::Gfx1010).is_some(), is_safe, "{name}");
+            assert!(cache.get_safe(key, Chip::Gfx1030).is_some(), "RDNA2 has none of the hazards");
+        }
+    }
+
+    #[test]
+    fn code_that_others_could_have_put_there_is_not_loaded() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(&folder.path().join("cache"), 1 << 20).unwrap();
+        let key = Key::of(["a"]);
+        cache.put(key, b"object").unwrap();
+        let path = folder.path().join("cache").join(Cache::name(key));
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        assert_eq!(cache.get(key), None, "anybody can write the file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        symlink(folder.path().join("elsewhere"), &path).unwrap();
+        assert_eq!(cache.get(key), None, "a link leads anywhere");
+        fs::set_permissions(folder.path().join("cache"), fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(Cache::open(&folder.path().join("cache"), 1 << 20).is_err(), "anybody can write to the folder");
     }
 
     #[test]

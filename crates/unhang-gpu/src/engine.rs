@@ -571,11 +571,15 @@ pub(crate) fn object_for(
 ) -> Result<Vec<u8>, GpuError> {
     let options = compiler.options(kernel, true_architecture);
     let key = key_of(compiler, kernel, true_architecture, reported_architecture);
-    if let Some(object) = cache.and_then(|cache| cache.get(key)) {
+    let (chip, reported) = (true_architecture.parse::<Chip>().ok(), reported_architecture.parse::<Chip>().ok());
+    let kept = cache.and_then(|cache| match chip {
+        Some(chip) => cache.get_safe(key, chip),
+        None => cache.get(key),
+    });
+    if let Some(object) = kept {
         return Ok(object);
     }
     let mut object = compiler.compile(kernel, &options)?;
-    let (chip, reported) = (true_architecture.parse::<Chip>().ok(), reported_architecture.parse::<Chip>().ok());
     if let Some(chip) = chip {
         if chip.is_rdna1() {
             object::refuse_unsafe(&object, chip)?;

@@ -1,12 +1,17 @@
 //! What was mended before: in memory for the process, in a folder beyond it if one is named.
+//!
+//! Code is loaded from that folder, so it is this user's alone, and so is each file in it; and what comes out of it is
+//! audited again before it is handed on.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hasher};
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-use unhang_isa::Chip;
+use unhang_guard::PrivateFolder;
+use unhang_isa::audit::{Context, audit};
+use unhang_isa::elf::CodeObject;
+use unhang_isa::{Chip, Program};
 
 /// Content by 128 bits of hash and its length.
 type Key = (u64, u64, usize);
@@ -34,13 +39,13 @@ pub(crate) fn find_or_insert(object: &[u8], chip: Chip, mend: impl FnOnce() -> O
         return known;
     }
     // Not under the lock: other threads load other objects meanwhile.
-    let file = folder().map(|folder| folder.join(file_name(key, chip)));
-    let found = match file.as_deref().and_then(read) {
+    let kept = folder().map(|folder| Kept { folder, name: file_name(key, chip), chip });
+    let found = match kept.as_ref().and_then(Kept::read) {
         Some(mended) => Some(mended),
         None => {
             let mended = mend();
-            if let (Some(file), Some(mended)) = (&file, &mended) {
-                let _ = write(file, mended);
+            if let (Some(kept), Some(mended)) = (&kept, &mended) {
+                kept.write(mended);
             }
             mended
         }
@@ -50,8 +55,15 @@ pub(crate) fn find_or_insert(object: &[u8], chip: Chip, mend: impl FnOnce() -> O
     *known.get_or_insert_default().entry(key).or_insert_with(|| found.map(|bytes| &*bytes.leak()))
 }
 
-fn folder() -> Option<PathBuf> {
-    std::env::var_os("UNHANG_SHIELD_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from)
+fn folder() -> Option<PrivateFolder> {
+    let named = std::env::var_os("UNHANG_SHIELD_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from)?;
+    match PrivateFolder::open(&named) {
+        Ok(folder) => Some(folder),
+        Err(error) => {
+            crate::log::line(format_args!("what was mended is not kept: {error}"));
+            None
+        }
+    }
 }
 
 fn file_name(key: Key, chip: Chip) -> String {
@@ -59,23 +71,45 @@ fn file_name(key: Key, chip: Chip) -> String {
     format!("{:016x}{:016x}-{}-{chip}-{}.co", key.0, key.1, key.2, env!("CARGO_PKG_VERSION"))
 }
 
-/// The bytes behind their hash; a file that is cut off or damaged is not there.
-fn read(path: &Path) -> Option<Vec<u8>> {
-    let mut bytes = std::fs::read(path).ok()?;
-    let contents = bytes.split_off(16.min(bytes.len()));
-    (bytes == checksum(&contents)).then_some(contents)
+/// The place of an object in the folder.
+struct Kept {
+    folder: PrivateFolder,
+    name: String,
+    chip: Chip,
 }
 
-fn write(path: &Path, contents: &[u8]) -> std::io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder)?;
-    // A name of this thread's own, then the real one: others see the whole file or none.
-    let temporary = folder.join(format!(".{}-{:?}", std::process::id(), std::thread::current().id()));
-    let mut file = std::fs::File::create(&temporary)?;
-    file.write_all(&checksum(contents))?;
-    file.write_all(contents)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)
+impl Kept {
+    /// The object behind its hash and the number of its findings. A file that is cut off, damaged, not ours, or less safe
+    /// than it was when it was written is not there.
+    fn read(&self) -> Option<Vec<u8>> {
+        let mut bytes = self.folder.read(&self.name, crate::MAX_OBJECT as u64).ok()??;
+        let contents = bytes.split_off(24.min(bytes.len()));
+        let (hash, findings) = bytes.split_at_checked(16)?;
+        let findings = u64::from_le_bytes(findings.try_into().ok()?);
+        (hash == checksum(&contents) && self.findings(&contents)? <= findings).then_some(contents)
+    }
+
+    fn write(&self, contents: &[u8]) {
+        let Some(findings) = self.findings(contents) else { return };
+        let bytes = [&checksum(contents), &findings.to_le_bytes()[..], contents].concat();
+        if let Err(error) = self.folder.write(&self.name, &bytes) {
+            crate::log::line(format_args!("what was mended is not kept: {error}"));
+        }
+    }
+
+    /// How much is unsafe in an object; none if it is no code object.
+    fn findings(&self, contents: &[u8]) -> Option<u64> {
+        let object = CodeObject::parse(contents).ok()?;
+        let target = object.chip()?;
+        let count = |function| {
+            let mode = object.mode_of(function);
+            Program::decode(function.code, target, mode.wave64).map_or(1, |program| {
+                let context = Context { workgroup_processor_mode: mode.workgroup_processor };
+                audit(&program, self.chip, context).len() as u64
+            })
+        };
+        Some(object.functions.iter().map(count).sum())
+    }
 }
 
 fn checksum(contents: &[u8]) -> [u8; 16] {

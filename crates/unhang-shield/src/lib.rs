@@ -6,8 +6,8 @@
 //! handed on; everything else is handed on as it came.
 //!
 //! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
-//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa`; and it knows nothing
-//! of torch, convolutions or stores.
+//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa` and the small
+//! `unhang-guard`; and it knows nothing of torch, convolutions or stores.
 
 #[deny(unsafe_code)]
 mod cache;

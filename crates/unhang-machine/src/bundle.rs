@@ -1,9 +1,11 @@
 //! A machine in one file: what the doctor read, and nothing else, for a bug report.
 //!
 //! While the doctor looks, [`System`] keeps a copy of each file that it reads; that set *is* the description, so a
-//! bundle can never lack what the doctor needs or hold what it does not. Libraries are replaced by a few lines of text,
-//! start-up files and logs by the lines that matter, and the names of the user and the host are taken out everywhere.
-//! Unpacked, it is a folder for `--root`.
+//! bundle can never lack what the doctor needs or hold what it does not. Libraries are replaced by a few lines of text, and
+//! logs by the lines that matter. Of people's own files nothing is copied: what sets a variable of the table is written
+//! anew from its name and value, so that no command, comment or other assignment on the same line comes along. Names of
+//! users and of the host, serial numbers and addresses are taken out everywhere ([`names`]). Unpacked, it is a folder for
+//! `--root`.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -13,12 +15,12 @@ use crate::findings::{Examination, Options, examine};
 use crate::kernel;
 use crate::leftovers::{self, OUR_MARK};
 use crate::system::System;
-use crate::variables;
+use crate::variables::{self, Known};
 
-/// What replaces the user's name.
-const SOMEBODY: &str = "user";
-/// What replaces the host's name.
-const SOMEWHERE: &str = "host";
+mod names;
+
+use names::Names;
+
 /// Variables that are kept besides those of the table, because they say where things lie.
 const KEPT: &[&str] = &["HOME", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
@@ -46,8 +48,10 @@ impl Bundle {
         }
         let mut environment = String::new();
         for (name, value) in system.environment().iter() {
-            if variables::concerns_us(name) || KEPT.contains(&name) {
+            if KEPT.contains(&name) {
                 environment.push_str(&format!("{name}={}\n", value.replace(['\n', '\r'], " ")));
+            } else if variables::concerns_us(name) {
+                environment.push_str(&format!("{name}={}\n", value_for_others(name, value)));
             }
         }
         files.insert(PathBuf::from("/environment"), names.cleaned(environment.as_bytes()));
@@ -87,10 +91,6 @@ impl Bundle {
 /// Takes out what does not matter. Nothing at all is kept of some files.
 fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
     let text = String::from_utf8_lossy(content);
-    let kept = |keep: &dyn Fn(&str) -> bool| {
-        let lines: Vec<&str> = text.lines().map(|line| if keep(line) { line } else { "" }).collect();
-        Some(format!("{}\n", lines.join("\n")).into_bytes())
-    };
     // The head of a SQLite file, without the rest, would look damaged.
     if ["udb", "ukdb", "kdb"].iter().any(|ending| path.extension().is_some_and(|it| it == *ending)) {
         return None;
@@ -100,7 +100,11 @@ fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
     }
     if path.starts_with("/var/log") {
         let lines = kernel::relevant_log_lines(&text);
-        return Some(lines.into_iter().flat_map(|(line, _)| format!("{line}\n").into_bytes()).collect());
+        let lines = lines.into_iter().map(|(line, _)| format!("{}\n", names::without_addresses(&line)));
+        return Some(lines.collect::<String>().into_bytes());
+    }
+    if path.starts_with("/sys") && path.file_name().is_some_and(|name| name == "properties") {
+        return Some(without_serial_numbers(&text).into_bytes());
     }
     if path == Path::new("/proc/version") {
         return kernel::parse_proc_version(&text).map(|version| format!("Linux version {version}\n").into_bytes());
@@ -114,73 +118,47 @@ fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
     if system_file || library || database || content.is_empty() {
         return Some(content.to_vec());
     }
-    // Everything else is somebody's own file: only the lines that set our variables, and the line numbers.
-    kept(&|line| {
-        let ours = leftovers::parse_line(line);
-        line.starts_with(OUR_MARK) || (!ours.is_empty() && ours.iter().all(|(name, _)| variables::concerns_us(name)))
-    })
+    // Everything else is somebody's own file: only what sets our variables, written anew, and the line numbers.
+    let lines: Vec<String> = text.lines().map(rebuilt).collect();
+    Some(format!("{}\n", lines.join("\n")).into_bytes())
 }
 
-/// The names to take out.
-#[derive(Clone, Debug)]
-struct Names {
-    pairs: Vec<(String, &'static str)>,
-}
-
-impl Names {
-    fn of(system: &System) -> Names {
-        let mut pairs: Vec<(String, &'static str)> = Vec::new();
-        let mut add = |name: Option<String>, instead: &'static str| {
-            if let Some(name) = name.filter(|name| name.len() > 1 && name != "root" && name != instead)
-                && !pairs.iter().any(|(known, _)| *known == name)
-            {
-                pairs.push((name, instead));
-            }
-        };
-        for variable in ["USER", "LOGNAME", "SUDO_USER"] {
-            add(system.variable(variable).map(str::to_owned), SOMEBODY);
-        }
-        for home in system.homes() {
-            add(home.file_name().and_then(|name| name.to_str()).map(str::to_owned), SOMEBODY);
-        }
-        for path in ["/proc/sys/kernel/hostname", "/etc/hostname"] {
-            let name = system.line(path);
-            add(name.as_ref().and_then(|name| name.split('.').next()).map(str::to_owned), SOMEWHERE);
-            add(name, SOMEWHERE);
-        }
-        add(system.variable("HOSTNAME").map(str::to_owned), SOMEWHERE);
-        // The longest first, so that a name inside another does not break it.
-        pairs.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
-        Names { pairs }
+/// A line of somebody's own file, made again from what it does to variables of the table.
+fn rebuilt(line: &str) -> String {
+    if line.starts_with(OUR_MARK) {
+        return OUR_MARK.to_owned();
     }
-
-    fn cleaned_path(&self, path: &Path) -> PathBuf {
-        PathBuf::from(self.cleaned_text(&path.to_string_lossy()))
+    let (mut set, mut unset) = (String::new(), String::new());
+    for (name, value) in leftovers::parse_line(line).into_iter().filter(|(name, _)| variables::concerns_us(name)) {
+        match value {
+            Some(value) => set.push_str(&format!(" {name}='{}'", value_for_others(&name, &value).replace('\'', ""))),
+            None => unset.push_str(&format!(" {name}")),
+        }
     }
-
-    fn cleaned(&self, content: &[u8]) -> Vec<u8> {
-        self.cleaned_text(&String::from_utf8_lossy(content)).into_bytes()
-    }
-
-    fn cleaned_text(&self, text: &str) -> String {
-        self.pairs.iter().fold(text.to_owned(), |text, (name, instead)| replaced(&text, name, instead))
+    match (set.is_empty(), unset.is_empty()) {
+        (false, _) => format!("export{set}"),
+        (true, false) => format!("unset{unset}"),
+        (true, true) => String::new(),
     }
 }
 
-/// Replaces a word: not when letters or digits go on before or after it.
-fn replaced(text: &str, word: &str, instead: &str) -> String {
-    let mut result = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find(word) {
-        let (before, after) = (&rest[..at], &rest[at + word.len()..]);
-        let joined = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric());
-        let inside = joined(before.chars().next_back().or(result.chars().next_back())) || joined(after.chars().next());
-        result.push_str(before);
-        result.push_str(if inside { word } else { instead });
-        rest = after;
+/// A variable's value as others may see it. What a name stands for that nobody knows, nobody knows either.
+fn value_for_others(name: &str, value: &str) -> String {
+    match variables::classify(name) {
+        Known::Described(_) | Known::Exists | Known::Imaginary { truth: Some(_), .. } => {
+            names::without_addresses(&value.replace(['\n', '\r'], " "))
+        }
+        Known::Imaginary { truth: None, .. } | Known::Foreign => "taken-out".to_owned(),
     }
-    result.push_str(rest);
-    result
+}
+
+/// KFD's properties without what tells one card from another of its kind.
+fn without_serial_numbers(properties: &str) -> String {
+    let line = |line: &str| match line.split_whitespace().next() {
+        Some("unique_id") => "unique_id 0\n".to_owned(),
+        _ => format!("{line}\n"),
+    };
+    properties.lines().map(line).collect()
 }
 
 #[cfg(test)]
@@ -188,16 +166,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_words_are_replaced() {
-        assert_eq!(replaced("/home/kevin/x kevin,kevinson kevin", "kevin", "user"), "/home/user/x user,kevinson user");
-        assert_eq!(replaced("aa", "a", "b"), "aa");
-    }
-
-    #[test]
     fn own_files_keep_only_our_lines() {
         let text = b"export TOKEN=secret\nexport HSA_ENABLE_SDMA=0\nalias x=y\n";
         let kept = cleaned(Path::new("/home/kevin/.bashrc"), text).unwrap();
-        assert_eq!(String::from_utf8(kept).unwrap(), "\nexport HSA_ENABLE_SDMA=0\n\n");
+        assert_eq!(String::from_utf8(kept).unwrap(), "\nexport HSA_ENABLE_SDMA='0'\n\n");
         assert_eq!(cleaned(Path::new("/home/kevin/.cache/miopen/2.20/gfx1030_18.ukdb"), b"SQLite"), None);
+    }
+
+    #[test]
+    fn nothing_else_on_a_line_comes_along() {
+        for (line, expected) in [
+            ("export HSA_XNACK=0 # anna's token: hunter2", "export HSA_XNACK='0'"),
+            ("export HSA_XNACK=0; curl -u anna:hunter2 http://10.0.0.7/", "export HSA_XNACK='0'"),
+            ("export HSA_XNACK=0 TOKEN=hunter2", "export HSA_XNACK='0'"),
+            ("export TOKEN=hunter2 HSA_XNACK=0", "export HSA_XNACK='0'"),
+            ("HSA_XNACK=0 python train.py --key hunter2", "export HSA_XNACK='0'"),
+            ("unset HSA_XNACK SECRET_PLACE", "unset HSA_XNACK"),
+            ("set -gx MIOPEN_FIND_MODE NORMAL; echo hunter2", "export MIOPEN_FIND_MODE='NORMAL'"),
+            ("export HSA_ANNAS_TOKEN=hunter2", "export HSA_ANNAS_TOKEN='taken-out'"),
+            ("export HIP_FORCE_COARSE_GRAIN=1", "export HIP_FORCE_COARSE_GRAIN='1'"),
+            ("export MIOPEN_USER_DB_PATH=anna@example.com", "export MIOPEN_USER_DB_PATH='ADDRESS'"),
+            ("# Written by unhang for anna", OUR_MARK),
+            ("# HSA_XNACK=0", ""),
+        ] {
+            assert_eq!(rebuilt(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn cards_have_no_serial_number() {
+        let text = "simd_count 72\nunique_id 7683451862354\ngfx_target_version 100100\n";
+        let path = Path::new("/sys/class/kfd/kfd/topology/nodes/1/properties");
+        let clean = String::from_utf8(cleaned(path, text.as_bytes()).unwrap()).unwrap();
+        assert_eq!(clean, "simd_count 72\nunique_id 0\ngfx_target_version 100100\n");
     }
 }

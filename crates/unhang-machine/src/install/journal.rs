@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 
-use super::tree::TreeError;
+use super::tree::{SCRATCH, TreeError};
 use super::{InstallError, Site};
 
 /// The name of the journal in the state folder.
@@ -157,7 +157,7 @@ pub(super) fn clean_up(site: &Site) -> Result<(), InstallError> {
         let parts = site.state();
         for start in (0..parts.len()).rev() {
             let below = Path::new(way).join(joined(&parts[start..]));
-            for name in [NAME, ".unhang-writing"] {
+            for name in [&[NAME], &SCRATCH[..]].concat() {
                 let file = below.join(name);
                 if site.tree.is_file(&file)? {
                     site.tree.remove_file(&file)?;

@@ -237,3 +237,16 @@ fn a_damaged_journal_is_not_guessed_at() {
     let error = uninstall(&system(folder.path()), Scope::System, false).unwrap_err();
     assert!(matches!(error, InstallError::BadJournal { .. }), "{error}");
 }
+
+#[test]
+fn a_folder_in_the_place_of_the_scratch_file_stops_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path(), &[Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o644)]);
+    let in_the_way = folder.path().join("home/user/.unhang-writing");
+    fs::create_dir_all(in_the_way.join("of-somebody")).unwrap();
+    let before = picture(folder.path());
+    let system = system(folder.path());
+    install(&system, Scope::User, &profile(), false).unwrap();
+    uninstall(&system, Scope::User, false).unwrap();
+    assert_eq!(picture(folder.path()), before, "everything is as it was, the folder too");
+}

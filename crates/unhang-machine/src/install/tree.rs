@@ -18,8 +18,8 @@ use rustix::io::Errno;
 
 /// A file larger than this is no start-up file.
 const MOST_BYTES: u64 = 4 * 1024 * 1024;
-/// The name of a file that is being written; beside its place, one at a time.
-const SCRATCH: &str = ".unhang-writing";
+/// The name of a file that is being written; beside its place, one at a time. The second where a folder has the first.
+pub(super) const SCRATCH: [&str; 2] = [".unhang-writing", ".unhang-writing-2"];
 
 /// Unit tests cut the power only in thought, and waiting for the disk would be most of their time.
 const DURABLE: bool = !cfg!(test);
@@ -222,7 +222,12 @@ impl Tree {
         let failed = |errno| refused("write", path, errno);
         self.burn()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(&folder, SCRATCH, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
+        let is_folder = |name: &&str| {
+            statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+        };
+        let scratch = SCRATCH.into_iter().find(|name| !is_folder(name)).unwrap_or(SCRATCH[0]);
+        let file = openat(&folder, scratch, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         let mut file = std::fs::File::from(file);
         // Half a file, if the power fails here: it has a name of its own, and the next call removes it.
         self.burn()?;
@@ -241,9 +246,9 @@ impl Tree {
         }
         self.burn()?;
         if new {
-            rename_noreplace(&folder, SCRATCH.as_ref(), &folder, &name).map_err(failed)?;
+            rename_noreplace(&folder, scratch.as_ref(), &folder, &name).map_err(failed)?;
         } else {
-            renameat(&folder, SCRATCH, &folder, &name).map_err(failed)?;
+            renameat(&folder, scratch, &folder, &name).map_err(failed)?;
         }
         sync(&folder);
         Ok(())
@@ -251,8 +256,14 @@ impl Tree {
 
     /// Removes what an interrupted write left beside a path.
     pub fn remove_scratch(&self, path: &Path) -> Result<(), TreeError> {
-        let scratch = path.with_file_name(SCRATCH);
-        if self.exists(&scratch)? { self.remove_file(&scratch) } else { Ok(()) }
+        for name in SCRATCH {
+            let scratch = path.with_file_name(name);
+            // A folder of that name is none of ours: it is left alone.
+            if self.exists(&scratch)? && !self.is_folder(&scratch)? {
+                self.remove_file(&scratch)?;
+            }
+        }
+        Ok(())
     }
 
     /// Keeps a file under a second name: the very same file, or a copy where links are not possible.

@@ -8,8 +8,9 @@ use std::io::Read;
 use std::path::Path;
 
 use md5::{Digest, Md5};
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::Connection;
 use serde::Serialize;
+use unhang_guard::{Budget, sqlite};
 
 /// No kernel is this large.
 const MOST_BYTES: i64 = 256 * 1024 * 1024;
@@ -67,26 +68,6 @@ pub(crate) fn header_problem(header: &[u8], size: u64) -> Option<String> {
     None
 }
 
-/// Opens a database without changing anything, not even by recovering a journal beside it.
-pub(crate) fn open_read_only(path: &Path) -> rusqlite::Result<Connection> {
-    let waiting =
-        path.with_file_name(format!("{}-wal", path.file_name().and_then(|name| name.to_str()).unwrap_or_default()));
-    let in_use = std::fs::metadata(waiting).is_ok_and(|metadata| metadata.len() > 0);
-    let mut address = String::from("file:");
-    for byte in path.as_os_str().as_encoded_bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => address.push(*byte as char),
-            other => address.push_str(&format!("%{other:02X}")),
-        }
-    }
-    // Someone may be writing while there is a write-ahead log; otherwise no lock is taken and no file is made.
-    address.push_str(if in_use { "?mode=ro" } else { "?mode=ro&immutable=1" });
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let connection = Connection::open_with_flags(address, flags)?;
-    connection.execute_batch("PRAGMA trusted_schema=OFF; PRAGMA cell_size_check=ON;")?;
-    Ok(connection)
-}
-
 impl KernelDb {
     /// Reads a database: SQLite's own check, then each kernel if it is one of kernels.
     pub(crate) fn read(path: &Path, kernels: bool) -> rusqlite::Result<KernelDb> {
@@ -94,19 +75,25 @@ impl KernelDb {
         if std::fs::metadata(path).is_ok_and(|metadata| metadata.len() == 0) {
             return Ok(found);
         }
-        let connection = open_read_only(path)?;
+        let connection = sqlite::open_untrusted(path)?;
+        // First of all: also a check runs what is computed.
+        if let Some(what) = sqlite::programs_in(&connection)? {
+            let problem = format!("it holds {what}, which MIOpen never makes");
+            found.bad.push(Bad { row: None, record: None, problem });
+            return Ok(found);
+        }
         let mut check = connection.prepare("PRAGMA integrity_check(10)")?;
         let lines: rusqlite::Result<Vec<String>> = check.query_map([], |row| row.get(0))?.collect();
         for line in lines?.into_iter().filter(|line| line != "ok") {
             found.bad.push(Bad { row: None, record: None, problem: format!("SQLite's integrity check: {line}") });
         }
-        // A view of that name could run anything.
         let table = |name: &str| {
-            let sql = "SELECT count(*) FROM sqlite_master WHERE type='table' AND name=?1 AND sql NOT LIKE '%VIRTUAL%'";
+            let sql = "SELECT count(*) FROM sqlite_master WHERE type='table' AND name=?1";
             connection.query_row(sql, [name], |row| row.get::<_, i64>(0)).map(|count| count == 1)
         };
         if kernels && table("kern_db")? {
-            found.read_kernels(&connection)?;
+            let length = std::fs::metadata(path).map_or(0, |metadata| metadata.len());
+            found.read_kernels(&connection, &Budget::for_file(length))?;
         } else if !kernels && table("perf_db")? {
             found.sound =
                 connection.query_row("SELECT count(*) FROM perf_db", [], |row| row.get::<_, i64>(0))? as usize;
@@ -114,7 +101,7 @@ impl KernelDb {
         Ok(found)
     }
 
-    fn read_kernels(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+    fn read_kernels(&mut self, connection: &Connection, budget: &Budget) -> rusqlite::Result<()> {
         let sql =
             "SELECT id, substr(kernel_name, 1, 200), length(kernel_blob), uncompressed_size, kernel_hash FROM kern_db";
         let mut rows = connection.prepare(sql)?;
@@ -133,7 +120,10 @@ impl KernelDb {
             } else {
                 let blob: rusqlite::Result<Vec<u8>> =
                     connection.query_row("SELECT kernel_blob FROM kern_db WHERE id=?1", [id], |row| row.get(0));
-                blob.map_err(|error| error.to_string()).and_then(|blob| sound(&blob, size as u64, &hash))
+                blob.map_err(|error| error.to_string()).and_then(|blob| {
+                    budget.spend(size as u64).map_err(|error| error.to_string())?;
+                    sound(&blob, size as u64, &hash)
+                })
             };
             match outcome {
                 Ok(size) => {
@@ -149,26 +139,30 @@ impl KernelDb {
 
 /// Whether a blob is what its hash says; gives its uncompressed size.
 fn sound(blob: &[u8], uncompressed: u64, hash: &str) -> Result<u64, String> {
-    let content;
-    let plain = if uncompressed == 0 {
-        blob
+    let mut digest = Md5::new();
+    let mut length = blob.len() as u64;
+    if uncompressed == 0 {
+        digest.update(blob);
     } else {
-        let mut out = Vec::new();
-        // One byte more than promised is enough to know that the promise is wrong.
+        // One byte more than promised is enough to know that the promise is wrong; no more than a part is in memory.
         let mut decoder = bzip2::read::BzDecoder::new(blob).take(uncompressed + 1);
-        decoder.read_to_end(&mut out).map_err(|error| format!("does not decompress: {error}"))?;
-        if out.len() as u64 != uncompressed {
-            return Err(format!("decompresses to {} bytes, {uncompressed} were promised", out.len()));
+        let mut part = [0; 1 << 14];
+        length = 0;
+        loop {
+            match decoder.read(&mut part).map_err(|error| format!("does not decompress: {error}"))? {
+                0 => break,
+                read => {
+                    digest.update(&part[..read]);
+                    length += read as u64;
+                }
+            }
         }
-        content = out;
-        &content
-    };
-    let found: String = Md5::digest(plain).iter().map(|byte| format!("{byte:02x}")).collect();
-    if found == hash.to_lowercase() {
-        Ok(plain.len() as u64)
-    } else {
-        Err(format!("md5 is {found}, {hash} was recorded"))
+        if length != uncompressed {
+            return Err(format!("decompresses to {length} bytes, {uncompressed} were promised"));
+        }
     }
+    let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    if found == hash.to_lowercase() { Ok(length) } else { Err(format!("md5 is {found}, {hash} was recorded")) }
 }
 
 #[cfg(test)]

@@ -146,7 +146,8 @@ fn delete_rows(path: &Path, rows: &[i64]) -> rusqlite::Result<()> {
         rusqlite::OpenFlags::SQLITE_OPEN_READ_WRITE | rusqlite::OpenFlags::SQLITE_OPEN_NOFOLLOW,
     )?;
     connection.busy_timeout(std::time::Duration::from_secs(5))?;
-    connection.execute_batch("PRAGMA trusted_schema=OFF;")?;
+    // Deleting a row would run the triggers of whoever made the file.
+    unhang_guard::sqlite::harden(&connection, u64::MAX)?;
     let transaction = connection.transaction()?;
     for row in rows {
         transaction.execute("DELETE FROM kern_db WHERE id=?1", [row])?;

@@ -2,18 +2,18 @@
 //!
 //! The child leads a process group of its own, so that its own children end with it. What it prints goes to a file
 //! that has no name, not to a pipe: nobody has to read it for the child to go on, a flood cannot block, and a grandchild
-//! that keeps it open cannot keep us waiting. Waiting is on the process itself (a pidfd), with a time limit, always.
+//! that keeps it open cannot keep us waiting. Waiting is on the process itself ([`Handle`]), with a time limit, always.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::event::Timespec;
+use rustix::process::{Pid, Signal, kill_process_group};
 use thiserror::Error;
+use unhang_guard::Handle;
 
 /// How much of a child's output is kept.
 const OUTPUT_LIMIT: u64 = 256 * 1024;
@@ -45,22 +45,13 @@ pub enum SuperviseError {
         /// What the system said.
         error: std::io::Error,
     },
-    /// The system does not let us watch it; it was ended.
-    #[error("cannot watch the child {program:?}: {error}")]
-    Watch {
-        /// The program.
-        program: String,
-        /// What the system said.
-        error: std::io::Error,
-    },
 }
 
 /// A child that runs, or has ended and is not yet forgotten. Dropping it kills it.
 pub(crate) struct Process {
-    program: String,
     child: std::process::Child,
     id: Pid,
-    handle: OwnedFd,
+    handle: Handle,
     output: File,
     ended: Option<Ended>,
 }
@@ -74,7 +65,7 @@ impl Process {
     ) -> Result<Process, SuperviseError> {
         let (program, arguments) = command.split_first().ok_or(SuperviseError::NoCommand)?;
         let start_error = |error| SuperviseError::Start { program: program.clone(), error };
-        let output = tempfile::tempfile().map_err(start_error)?;
+        let output = unnamed_file().map_err(start_error)?;
         let mut command = Command::new(program);
         command
             .args(arguments)
@@ -88,37 +79,19 @@ impl Process {
                 None => command.env_remove(name),
             };
         }
-        let mut child = command.spawn().map_err(start_error)?;
-        let id = Pid::from_child(&child);
-        match pidfd_open(id, PidfdFlags::empty()) {
-            Ok(handle) => Ok(Process { program: program.clone(), child, id, handle, output, ended: None }),
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                Err(SuperviseError::Watch { program: program.clone(), error: error.into() })
-            }
-        }
+        let child = command.spawn().map_err(start_error)?;
+        let (id, handle) = (Pid::from_child(&child), Handle::of_child(&child));
+        Ok(Process { child, id, handle, output, ended: None })
     }
 
-    /// What becomes readable when the process has ended.
-    pub(crate) fn handle(&self) -> BorrowedFd<'_> {
-        self.handle.as_fd()
+    /// What is held on to.
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
     }
 
     /// Waits until the process has ended by itself; false when the time was up first.
-    pub(crate) fn wait_until(&self, until: Instant) -> Result<bool, SuperviseError> {
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let mut watched = [PollFd::from_borrowed_fd(self.handle.as_fd(), PollFlags::IN)];
-            match rustix::event::poll(&mut watched, Some(&timespec(left))) {
-                Ok(0) if Instant::now() >= until => return Ok(false),
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return Ok(true),
-                Err(error) => {
-                    return Err(SuperviseError::Watch { program: self.program.clone(), error: error.into() });
-                }
-            }
-        }
+    pub(crate) fn wait_until(&self, until: Instant) -> bool {
+        self.handle.wait_until(until)
     }
 
     /// Ends the process and all of its group, and tells how it ended: by itself before this, by us, or not at all within
@@ -127,12 +100,12 @@ impl Process {
         if let Some(ended) = self.ended {
             return ended;
         }
-        let by_itself = self.wait_until(Instant::now()).unwrap_or(false);
+        let by_itself = self.wait_until(Instant::now());
         // In any case: what the child started must not outlive it.
         let _ = kill_process_group(self.id, Signal::KILL);
         let ended = if by_itself {
             self.child.wait().map_or(Ended::Signalled(0), from_status)
-        } else if self.wait_until(Instant::now() + grace).unwrap_or(false) {
+        } else if self.wait_until(Instant::now() + grace) {
             let _ = self.child.wait();
             Ended::TimedOut
         } else {
@@ -144,8 +117,7 @@ impl Process {
 
     /// The state letter of the process in the kernel's own words, such as `D` for a sleep that no signal ends.
     pub(crate) fn state(&self) -> Option<char> {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id.as_raw_nonzero())).ok()?;
-        state_in(&stat)
+        unhang_guard::process::state(self.handle.pid())
     }
 
     /// The last part of what it printed on standard output and standard error, in order; what is not text is replaced.
@@ -165,9 +137,12 @@ impl Drop for Process {
     }
 }
 
-/// Field 3 of `/proc/<pid>/stat`. The name in field 2 may hold spaces and parentheses: `4242 (a (b) c) D 1 …`.
-fn state_in(stat: &str) -> Option<char> {
-    stat[stat.rfind(')')? + 1..].trim_start().chars().next()
+/// A file without a name: in the temporary folder, or where that is full, missing or read-only, in memory.
+fn unnamed_file() -> std::io::Result<File> {
+    tempfile::tempfile().or_else(|_| {
+        let file = rustix::fs::memfd_create("unhang-output", rustix::fs::MemfdFlags::CLOEXEC)?;
+        Ok(File::from(file))
+    })
 }
 
 /// A duration as the system wants it.
@@ -180,17 +155,5 @@ fn from_status(status: ExitStatus) -> Ended {
         (Some(code), _) => Ended::Exited(code),
         (None, Some(signal)) => Ended::Signalled(signal),
         (None, None) => Ended::Signalled(0),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_state_is_read_past_any_name() {
-        assert_eq!(state_in("42 (a ) S (b) c) D 1 42 42 0"), Some('D'));
-        assert_eq!(state_in("42 (x) R 1"), Some('R'));
-        assert_eq!(state_in("42"), None);
     }
 }

@@ -13,6 +13,8 @@ use crate::protocol::{Answer, Incoming, Message, Request, Stage, Wire};
 
 /// How often a wait looks whether it is to be given up.
 const GLANCE: Duration = Duration::from_millis(100);
+/// The same where a process that has ended must be looked for.
+const SHORT_GLANCE: Duration = Duration::from_millis(20);
 /// How long a child that has closed its socket may take to end by itself.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(2);
 /// How long a child that is no longer needed may take to end by itself.
@@ -157,7 +159,7 @@ impl Session {
     pub(crate) fn finish(self) {
         let Session { mut process, wire, grace, .. } = self;
         drop(wire);
-        let _ = process.wait_until(Instant::now() + FAREWELL);
+        process.wait_until(Instant::now() + FAREWELL);
         process.end(grace);
     }
 
@@ -185,14 +187,14 @@ impl Session {
             if stop.load(Ordering::Relaxed) {
                 return Heard::Stopped;
             }
-            let mut watched = [
-                PollFd::from_borrowed_fd(self.wire.socket().as_fd(), PollFlags::IN),
-                PollFd::from_borrowed_fd(self.process.handle(), PollFlags::IN),
-            ];
+            let process = self.process.handle();
+            let mut watched = vec![PollFd::from_borrowed_fd(self.wire.socket().as_fd(), PollFlags::IN)];
+            watched.extend(process.descriptor().map(|it| PollFd::from_borrowed_fd(it, PollFlags::IN)));
+            // Where the kernel does not tell of a process's end, it is looked for.
+            let glance = if process.descriptor().is_some() { GLANCE } else { SHORT_GLANCE };
             // An error here (INTR, or no memory) is as good as a glance: the clock above ends the loop.
-            if rustix::event::poll(&mut watched, Some(&timespec(left.min(GLANCE)))).is_ok() {
-                ended = !watched[1].revents().is_empty();
-            }
+            let _ = rustix::event::poll(&mut watched, Some(&timespec(left.min(glance))));
+            ended = process.has_ended();
         }
     }
 
@@ -205,9 +207,10 @@ impl Session {
             Heard::Exited => Failure::Died { stage, ended: self.process.end(self.grace) },
             Heard::Closed => {
                 // A process that dies closes its socket a moment before it is dead.
-                match self.process.wait_until(Instant::now() + CLOSED_PATIENCE) {
-                    Ok(true) => Failure::Died { stage, ended: self.process.end(self.grace) },
-                    _ => Failure::Closed { stage },
+                if self.process.wait_until(Instant::now() + CLOSED_PATIENCE) {
+                    Failure::Died { stage, ended: self.process.end(self.grace) }
+                } else {
+                    Failure::Closed { stage }
                 }
             }
             Heard::Garbage(said) => Failure::Garbage { stage, said },

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from unhang import _enable, _statistics
+from unhang import _enable, _statistics, _talk
 from unhang._layers import SafeConv2d, patch_model, unpatch_model
 from unhang._settings import Settings
 
@@ -109,9 +109,8 @@ def print_bypass_report(model: nn.Module, file: Any = None) -> None:
 
     A bypass is a forward that was not computed by what torch uses by itself: on a ROCm device, by MIOpen.
     """
-    out = file or sys.stdout
     line = "=" * 70
-    print(f"{line}\nConv2d Bypass Report\n{line}\n", file=out)
+    text = f"{line}\nConv2d Bypass Report\n{line}\n\n"
     safe = standard = 0
     for name, module in model.named_modules():
         if not isinstance(module, nn.Conv2d):
@@ -120,16 +119,18 @@ def print_bypass_report(model: nn.Module, file: Any = None) -> None:
         standard += not isinstance(module, SafeConv2d)
         layer = _statistics.layer_of(module)
         numbers = layer.summary("")
-        print(f"{name or type(module).__name__}:", file=out)
-        print(f"  Forwards: {numbers['total_forwards']}", file=out)
-        print(f"  Bypasses: {numbers['bypass_count']} ({numbers['bypass_rate']:.1f}%)", file=out)
+        text += f"{name or type(module).__name__}:\n"
+        text += f"  Forwards: {numbers['total_forwards']}\n"
+        text += f"  Bypasses: {numbers['bypass_count']} ({numbers['bypass_rate']:.1f}%)\n"
         engines = ", ".join(f"{engine} ({count})" for engine, count in sorted(numbers["engines"].items()))
-        print(f"  Engine: {engines or '-'}\n", file=out)
+        text += f"  Engine: {engines or '-'}\n\n"
     total = get_bypass_stats(model)
-    print(line, file=out)
-    print(f"Total Conv2d layers: {safe + standard}", file=out)
-    print(f"SafeConv2d layers: {safe}", file=out)
-    print(f"Standard Conv2d layers: {standard}\n", file=out)
-    print(f"Total forward passes: {total['total_forwards']}", file=out)
-    print(f"Total bypasses: {total['bypass_count']} ({total['bypass_rate']:.1f}%)", file=out)
-    print(line, file=out)
+    text += (
+        f"{line}\nTotal Conv2d layers: {safe + standard}\nSafeConv2d layers: {safe}\n"
+        f"Standard Conv2d layers: {standard}\n\nTotal forward passes: {total['total_forwards']}\n"
+        f"Total bypasses: {total['bypass_count']} ({total['bypass_rate']:.1f}%)\n{line}\n"
+    )
+    out = file if file is not None else sys.stdout
+    if out is not None:
+        # A layer's name is whatever a checkpoint says.
+        _talk.write(text, out)

@@ -151,8 +151,8 @@ def show_report(number: int) -> None:
     heading(number, "The report", "measured")
     report = unhang.report()
     print(textwrap.indent(report.text(), "  "))
-    page = Path(tempfile.gettempdir()) / f"unhang-demo-{os.getuid()}.html"
-    report.html(page)
+    # In a folder of its own: what lies in a shared one under a known name may be another's link.
+    page = report.html(Path(tempfile.mkdtemp(prefix="unhang-demo-")) / "report.html")
     print(f"  the same as a page: {page}")
 
 

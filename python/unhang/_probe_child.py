@@ -369,7 +369,9 @@ def _convolutions(model: Any, sizes: list[int]) -> list[tuple[str, int]]:
         output = model(torch.randn(sizes))
         _sum(output).backward()
     if left_out:
-        print(f"{left_out} convolutions are of a kind that unhang leaves to torch", file=sys.stderr)
+        from unhang import _talk
+
+        _talk.write(f"{left_out} convolutions are of a kind that unhang leaves to torch\n")
     return counts.most_common()
 
 

@@ -6,8 +6,25 @@ import sys
 import threading
 import time
 
+from unhang import _talk
+
 # Seconds between plain lines.
 _PLAIN_LINES = 10.0
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except Exception:  # closed, or not there at all
+        return False
+
+
+def _draw(line: str) -> None:
+    try:
+        sys.stderr.write(f"\r{_talk.printable(line)}")
+        sys.stderr.flush()
+    except Exception:
+        pass  # where nobody can be told, nobody is
 
 
 class Progress:
@@ -16,7 +33,7 @@ class Progress:
     def __init__(self, what: str, total: int) -> None:
         self._what = what
         self._total = total
-        self._moving = sys.stderr.isatty()
+        self._moving = _is_terminal()
         self._lock = threading.Lock()
         self._done = 0
         self._drawn = False
@@ -36,14 +53,14 @@ class Progress:
     def end(self) -> None:
         """Nothing more comes: the moving line is left behind."""
         if self._drawn:
-            print(file=sys.stderr, flush=True)
+            _talk.write("\n")
 
     def _tell(self, done: int) -> None:
         self._done = done
         line = f"{self._what} {done} of {self._total}"
         if self._moving:
-            print(f"\r{line}", end="", file=sys.stderr, flush=True)
+            _draw(line)
             self._drawn = True
         elif done < self._total and time.monotonic() - self._said >= _PLAIN_LINES:
-            print(f"unhang: {line}", file=sys.stderr, flush=True)
+            _talk.say(line)
             self._said = time.monotonic()

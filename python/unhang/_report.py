@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from unhang import _convolve, _enable, _statistics
 from unhang._settings import Settings
@@ -28,18 +30,49 @@ class Report:
         """Tables: what is known here, and the layers with their plans."""
         return self._render("text")
 
-    def html(self, path: str | Path | None = None) -> str:
-        """One page that needs nothing else; written to a file, whole or not at all, if one is named."""
+    @overload
+    def html(self, path: None = None) -> str: ...
+
+    @overload
+    def html(self, path: str | Path) -> Path: ...
+
+    def html(self, path: str | Path | None = None) -> str | Path:
+        """One page that needs nothing else. Written to a file, whole or not at all, if one is named: then its path."""
         page = self._render("html")
-        if path is not None:
-            target = Path(path)
-            beside = target.with_name(f".{target.name}.new")
-            beside.write_text(page, encoding="utf-8")
-            beside.replace(target)
-        return page
+        if path is None:
+            return page
+        target = Path(path)
+        # A name that nobody else could have taken: the folder may be everybody's.
+        handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(page)
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.replace(beside, target)
+        except BaseException:
+            os.unlink(beside)
+            raise
+        return target
+
+    def _repr_html_(self) -> str:
+        # In a notebook: in a frame of its own, since the page has styles and scripts of its own.
+        page = self._render("html").replace("&", "&amp;").replace('"', "&quot;")
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _umask() -> int:
+    """The permissions that new files do not get. Asked of the system where it tells: setting it to ask would, for a
+    moment, hold for other threads."""
+    try:
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0o077
 
 
 def _render(form: str) -> str:

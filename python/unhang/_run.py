@@ -10,6 +10,8 @@ import re
 import sys
 from typing import Any
 
+from unhang import _talk
+
 #: The oldest torch whose dispatcher takes our kernels.
 OLDEST_TORCH = (1, 13)
 
@@ -60,6 +62,8 @@ def _say_once(name: str, message: str) -> None:
     if folder:
         try:
             os.close(os.open(os.path.join(folder, f"said-{name}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except OSError:
+        except FileExistsError:
             return
-    print(f"unhang: {message}", file=sys.stderr)
+        except OSError:
+            pass  # the disk is full, or the run is over: better twice than never
+    _talk.say(message)

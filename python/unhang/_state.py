@@ -10,13 +10,12 @@ import functools
 import os
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from unhang import _core
+from unhang import _core, _talk
 
 Lock = TypeVar("Lock")
 
@@ -141,10 +140,10 @@ def threads() -> int:
 
 
 def say(message: str) -> None:
-    """Prints a line on standard error, once per process, so that a training log is not flooded."""
+    """Says something once per process, so that a training log is not flooded."""
     if f"unhang: {message}" not in _said:
         _said.add(f"unhang: {message}")
-        print(f"unhang: {message}", file=sys.stderr)
+        _talk.say(message)
 
 
 def warn_once(message: str) -> None:
@@ -152,7 +151,7 @@ def warn_once(message: str) -> None:
     if message not in _said:
         _said.add(message)
         try:
-            warnings.warn(message, UnhangWarning, stacklevel=3)
+            _talk.warn(message, UnhangWarning)
         except UnhangWarning:
             # Where warnings are errors: a convolution must not fail for what unhang has to say.
             say(message)

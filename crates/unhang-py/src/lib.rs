@@ -38,6 +38,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
     module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
+    module.add_function(wrap_pyfunction!(printable, module)?)?;
     Ok(())
 }
 
@@ -55,4 +56,10 @@ fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
         ));
     }
     Ok(())
+}
+
+/// The text without what could drive a terminal or disguise what is written.
+#[pyfunction]
+fn printable(text: &str) -> String {
+    unhang_guard::printable(text)
 }

@@ -3,6 +3,8 @@
 //! One file per subcommand in [`commands`]; how things are printed is in [`output`].
 
 #![forbid(unsafe_code)]
+// They panic where a stream is closed or its disk is full; `output` has what does not.
+#![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod commands;
 mod output;

@@ -9,6 +9,8 @@ use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 /// Something is wrong with what was looked at.
 pub const FOUND_ERRORS: u8 = 1;
 /// The command was called wrongly, or could not do its work.
@@ -43,17 +45,35 @@ pub fn print_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// Prints a value as indented JSON on standard output.
+/// Prints a value as indented JSON on standard output. A terminal is driven by raw JSON too, so its texts are filtered;
+/// a reader that went away (`| head`) is not an error.
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    serde_json::to_writer_pretty(&mut stdout, value)?;
-    writeln!(stdout)?;
-    Ok(())
+    let text = serde_json::to_string_pretty(&safe(serde_json::to_value(value)?))?;
+    match writeln!(io::stdout().lock(), "{text}") {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => Ok(other?),
+    }
 }
 
-/// Replaces control characters (escape codes among them) so that text from outside cannot drive the terminal.
-pub fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && c != '\n' && c != '\t' { '\u{fffd}' } else { c }).collect()
+fn safe(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(printable(&text)),
+        Value::Array(all) => all.into_iter().map(safe).collect(),
+        Value::Object(fields) => fields.into_iter().map(|(name, value)| (printable(&name), safe(value))).collect(),
+        other => other,
+    }
+}
+
+pub use unhang_guard::printable;
+
+/// One line of talk on standard error. Where nobody can be told (it is closed, or its disk is full), nobody is.
+pub fn tell(line: &str) {
+    let _ = writeln!(io::stderr().lock(), "{}", printable(line));
+}
+
+/// Talk of unhang beside a program's own, marked as ours, as the Python package has it.
+pub fn say(message: &str) {
+    tell(&format!("unhang: {message}"));
 }
 
 /// The few colours that the program uses; output reads the same without them.
@@ -143,16 +163,5 @@ impl Progress {
             told.when = Instant::now();
             let _ = writeln!(stderr, "{what} {done} of {all}");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::printable;
-
-    #[test]
-    fn escape_codes_are_made_visible() {
-        assert_eq!(printable("a\x1b[31mb\u{9b}c"), "a\u{fffd}[31mb\u{fffd}c");
-        assert_eq!(printable("two\nlines"), "two\nlines");
     }
 }

@@ -157,11 +157,11 @@ fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode
         .with_context(|| format!("cannot start {}", python.display()))
         .context("hint: name a Python with --python")?;
     if !found.success() {
-        println!(
+        print_text(&format!(
             "\nThe rest trains a network through unhang: {} has no torch, or unhang is not installed in it.\n\
-             Install unhang beside your torch, or name another Python with --python.",
+             Install unhang beside your torch, or name another Python with --python.\n",
             python.display()
-        );
+        ))?;
         return Ok(ExitCode::from(CANNOT_TELL));
     }
     let folder = tempfile::tempdir().context("cannot make a folder for the example machine")?;

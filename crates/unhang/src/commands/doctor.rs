@@ -12,7 +12,7 @@ use super::machine_arguments::MachineArguments;
 use super::python::find_python;
 use super::self_test::{self, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
-use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable};
+use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
 /// What is here, what is wrong, what to do. Reads only; needs neither root nor a GPU.
 #[derive(Args)]
@@ -83,7 +83,7 @@ impl Doctor {
             print_text(&format!("{}{tried}", report(&examination, style)))?;
         }
         if let Some(path) = &self.bundle {
-            eprintln!("wrote {}; look through it before you send it", path.display());
+            tell(&format!("wrote {}; look through it before you send it", path.display()));
         }
         if tried.is_some_and(|tried| tried.iter().any(Tried::is_bad)) {
             return Ok(ExitCode::from(FOUND_ERRORS));
@@ -100,7 +100,7 @@ impl Doctor {
         let python = self.python.first().map_or_else(find_python, |given| interpreter(given));
         let mut tried = Vec::new();
         for engine in self_test::ENGINES {
-            eprintln!("trying {engine} in a child process");
+            tell(&format!("trying {engine} in a child process"));
             tried.push(self_test::try_engine(engine, &python, &examination.machine, &tried)?);
             if let Some((bundle, path)) = &mut bundle {
                 bundle.add_json("self-test.json", &self_test::to_json(&tried));

@@ -18,7 +18,7 @@ use unhang_evidence::{Filter, Record, Source, Store, time};
 
 use super::knowledge::{open_store, say_notices};
 use super::text::{print_safe_json, print_text};
-use crate::output::printable;
+use crate::output::{printable, tell};
 
 /// What is known of convolutions on engines here: list it, give it to others, take theirs, forget it.
 #[derive(Args)]
@@ -256,7 +256,7 @@ fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow:
     let text = format!("wrote {} records, left out {}", exported.written, exported.left_out);
     if file == Path::new("-") {
         // The data has standard output for itself.
-        eprintln!("{text}");
+        tell(&text);
         return Ok(());
     }
     answer(as_json, &json!({ "written": exported.written, "left_out": exported.left_out }), &text)

@@ -15,6 +15,7 @@ use unhang_gpu::model::Device;
 use unhang_isa::Chip;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python};
+use super::text::print_text;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
@@ -169,7 +170,8 @@ impl Selected {
                 "compiler": compiler, "kernels": entries.len(), "folder": folder.display().to_string()
             }))?;
         } else {
-            println!("{} kernels for {} are in {} ({compiler})", entries.len(), self.arch, folder.display());
+            let (count, folder) = (entries.len(), folder.display());
+            print_text(&format!("{count} kernels for {} are in {folder} ({compiler})\n", self.arch))?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,5 +1,6 @@
 //! What is known here: the machine, the torch on it, and the evidence about them, for the commands that plan and report.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -169,7 +170,7 @@ pub fn open_store() -> Store {
 pub fn say_notices(store: &Store) {
     let style = Style::for_stream(&std::io::stderr());
     for notice in store.notices() {
-        eprintln!("{}: {}", style.paint("note", Colour::Yellow), printable(&notice));
+        let _ = writeln!(std::io::stderr(), "{}: {}", style.paint("note", Colour::Yellow), printable(&notice));
     }
 }
 

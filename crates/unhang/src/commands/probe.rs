@@ -22,7 +22,7 @@ use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culpr
 
 use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
 use super::python::find_python;
-use crate::output::{CANNOT_TELL, FOUND_ERRORS};
+use crate::output::{CANNOT_TELL, FOUND_ERRORS, tell};
 use children::{Python, VARIANTS};
 use show::{Found, Progress};
 
@@ -205,7 +205,7 @@ impl Probe {
             }
         }
         for remark in &ground.remarks {
-            eprintln!("{remark}");
+            tell(remark);
         }
         let stop = stop_on_signals()?;
         let progress = Progress::new(to_try.len(), self.rehearse.is_some(), !self.json);

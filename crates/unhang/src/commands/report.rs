@@ -12,6 +12,7 @@ use unhang_report::{Layer, Report};
 use super::evidence::write_whole;
 use super::knowledge::{Knowledge, KnowledgeArguments};
 use super::text::{print_safe_json, print_text};
+use crate::output::tell;
 
 /// What is known here: the hang map of each engine, and what programs asked for with the plan and its reason.
 #[derive(Args)]
@@ -57,7 +58,7 @@ impl ReportCommand {
         if let Some(path) = &self.html {
             let page = report.to_html();
             write_whole(path, |output| output.write_all(page.as_bytes()))?;
-            eprintln!("wrote {}", path.display());
+            tell(&format!("wrote {}", path.display()));
         }
         if self.json {
             print_safe_json(&report.to_json())?;

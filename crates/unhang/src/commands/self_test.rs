@@ -19,7 +19,7 @@ use unhang_probe::{Child, Ended, Outcome, supervise};
 
 use super::knowledge::open_store;
 use super::python::HAS_TORCH_AND_UNHANG;
-use super::text::wrapped;
+use super::text::{print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
 /// What a child's answer starts with; the Python package's `_canary` writes the same.
@@ -195,7 +195,7 @@ pub fn cpu_child() -> anyhow::Result<ExitCode> {
         },
         "crash" => std::process::abort(),
         "garbage" => {
-            println!("{ANSWER}{{\"verdict\": \"splendid\"");
+            print_text(&format!("{ANSWER}{{\"verdict\": \"splendid\"\n"))?;
             return Ok(ExitCode::SUCCESS);
         }
         _ => {}
@@ -207,7 +207,7 @@ pub fn cpu_child() -> anyhow::Result<ExitCode> {
         Ok((worst, problem)) => (Verdict::Wrong, format!("relative error {worst:.1e} in {problem}")),
         Err(error) => (Verdict::Error, error.to_string()),
     };
-    println!("{ANSWER}{}", json!({ "verdict": verdict.name(), "detail": detail }));
+    print_text(&format!("{ANSWER}{}\n", json!({ "verdict": verdict.name(), "detail": detail })))?;
     Ok(ExitCode::SUCCESS)
 }
 

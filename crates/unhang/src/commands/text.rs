@@ -2,9 +2,7 @@
 
 use std::io::{self, Write};
 
-use serde_json::Value;
-
-use crate::output::{print_json, printable};
+pub use crate::output::print_json as print_safe_json;
 
 /// How wide text is laid out; the same everywhere, so that reports can be compared.
 const WIDTH: usize = 100;
@@ -35,20 +33,6 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
-    }
-}
-
-/// Prints JSON in which no text from outside holds a control character: a terminal is driven by raw JSON too.
-pub fn print_safe_json(value: &Value) -> anyhow::Result<()> {
-    print_json(&safe(value))
-}
-
-fn safe(value: &Value) -> Value {
-    match value {
-        Value::String(text) => Value::String(printable(text)),
-        Value::Array(all) => all.iter().map(safe).collect(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| (printable(name), safe(value))).collect(),
-        other => other.clone(),
     }
 }
 

@@ -12,7 +12,7 @@ use unhang_evidence::{Evidence, Realm, Record, Source, time};
 
 use super::super::knowledge::{Knowledge, KnowledgeArguments};
 use super::super::text::{print_safe_json, print_text};
-use crate::output::{CANNOT_TELL, printable};
+use crate::output::{CANNOT_TELL, printable, tell};
 
 const REHEARSAL: &str =
     "REHEARSAL: about a rehearsed card, not about a real one; times are those of the CPU that plays it\n";
@@ -66,9 +66,7 @@ impl Compare {
         let knowledge = Knowledge::gather(&self.knowledge, realm)?;
         let rows = rows(&knowledge.evidence);
         if rows.is_empty() {
-            eprintln!(
-                "there is nothing to compare yet: `unhang probe` finds out, `unhang evidence import` brings others'"
-            );
+            tell("there is nothing to compare yet: `unhang probe` finds out, `unhang evidence import` brings others'");
         }
         if as_json {
             print_safe_json(&to_json(&rows, &knowledge, self.rehearsal))?;

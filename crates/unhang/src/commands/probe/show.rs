@@ -16,7 +16,7 @@ use unhang_probe::{Attempt, End, Event, Probed, Tried};
 
 use super::super::knowledge::Knowledge;
 use super::super::text::{print_safe_json, print_text, wrapped};
-use crate::output::{Colour, Style, printable};
+use crate::output::{Colour, Style, printable, tell};
 
 /// How often a line is printed where there is no terminal to draw on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
@@ -87,7 +87,8 @@ impl Progress {
                 let eta = state.began.elapsed().as_secs_f64() / state.done as f64 * left;
                 let rehearsal = if self.rehearsal { "rehearsal: " } else { "" };
                 let counted = counts(&state.counts);
-                eprintln!("{rehearsal}{} of {} tried, {counted}, about {eta:.0} s left", state.done, self.total);
+                let done = state.done;
+                tell(&format!("{rehearsal}{done} of {} tried, {counted}, about {eta:.0} s left", self.total));
             }
         }
     }
@@ -96,7 +97,7 @@ impl Progress {
         if self.drawn {
             self.bar.println(printable(text));
         } else {
-            eprintln!("{}", printable(text));
+            tell(text);
         }
     }
 

@@ -1,0 +1,66 @@
+"""Talk: lines on standard error, through the logger ``unhang``, that never raise and never drive the terminal.
+
+By default the logger has one handler, which prints ``unhang: ...``. A program that logs in its own way takes it over:
+``logging.getLogger("unhang").propagate = True`` hands lines to its own handlers, ``setLevel`` makes unhang silent.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+from unhang import _core
+
+logger = logging.getLogger("unhang")
+
+
+class _StandardError(logging.Handler):
+    """Standard error as it is at that moment; where it is closed, full or not there, nobody is told."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        write(f"unhang: {record.getMessage()}\n")
+
+
+def write(text: str, stream: Any = None) -> None:
+    """Writes to standard error, or to another stream, what may be shown of a text. Failing is no reason to fail."""
+    out = stream if stream is not None else sys.stderr
+    if out is None:
+        return
+    try:
+        out.write(printable(text))
+        out.flush()
+    except Exception:
+        pass  # closed, full, or an encoding that has no such character: talk is not worth a program's end
+
+
+def printable(text: str) -> str:
+    """The text without what could drive a terminal or disguise what is written; the program's own filter."""
+    # What Python holds of undecodable file names is no text that could be handed on.
+    return _core.printable(text.encode("utf-8", "replace").decode("utf-8"))
+
+
+def say(message: str, level: int = logging.INFO) -> None:
+    """One line, for whoever reads the logger ``unhang``."""
+    try:
+        logger.log(level, "%s", message)
+    except Exception:
+        pass  # a handler of the program's own that fails
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """A warning that points at the line of the program that led to it, not at one of ours or of torch's."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("unhang", "torch"):
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    module = frame.f_globals.get("__name__") or "unhang"
+    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+
+
+if not logger.handlers:
+    logger.addHandler(_StandardError())
+    logger.propagate = False
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.INFO)

@@ -1,6 +1,6 @@
 # make demo   a guided first run on whatever is here
 # make test   everything that has to hold; CI runs this and nothing else
-.PHONY: help demo test test-all wheel check bench-cpu bench-overhead clean
+.PHONY: help demo test test-all wheel check deny bench-cpu bench-overhead clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -25,6 +25,11 @@ test-all:
 check:
 	@tools/setup build python
 	@.venv/bin/python tools/test --only check
+
+# make deny   advisories, licences and sources of all dependencies, with cargo-deny (fetches the advisory database)
+deny:
+	@command -v cargo-deny > /dev/null || { echo "error: cargo-deny was not found; hint: cargo install --locked cargo-deny" >&2; exit 2; }
+	@cargo deny --locked check
 
 # make wheel   one abi3 wheel for Python 3.9 and newer, glibc 2.28 and newer, in dist/
 wheel:

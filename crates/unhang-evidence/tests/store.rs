@@ -236,7 +236,7 @@ fn a_version_1_file_is_brought_up_to_date() {
     drop(store);
     let version: i64 =
         Connection::open(&path).unwrap().pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 3);
+    assert_eq!(version, 4);
 }
 
 fn tuning(size: usize, source: Source, choice: &str) -> Tuning {
@@ -289,7 +289,7 @@ fn a_folder_that_cannot_be_made_is_done_without() {
     check_trouble(Path::new("/proc/unhang-home"), false, "cannot be made");
     let in_the_way = tempfile::tempdir().unwrap();
     fs::create_dir(in_the_way.path().join("evidence.db")).unwrap();
-    check_trouble(in_the_way.path(), false, "evidence.db cannot be");
+    check_trouble(in_the_way.path(), false, "evidence.db is not a plain file");
 }
 
 #[test]

@@ -100,9 +100,9 @@ fn is_kind(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Ours, and nobody else may write it.
+/// Ours, or the administrator's, who can do as he likes anyway; and nobody else may write it.
 fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
-    if stat.st_uid != us() {
+    if stat.st_uid != us() && stat.st_uid != 0 {
         return Err(NotPrivate::Foreign { path: path.to_owned(), owner: stat.st_uid, us: us() });
     }
     if stat.st_mode & 0o022 != 0 {
@@ -165,16 +165,14 @@ impl PrivateFolder {
             other => NotPrivate::refused(&path, other),
         })?;
         let stat = fstat(&folder).map_err(|errno| NotPrivate::refused(&path, errno))?;
-        if stat.st_uid != us() {
-            return Err(NotPrivate::Foreign { path, owner: stat.st_uid, us: us() });
-        }
         check_closed(&path, &stat)?;
         // By its true name: a link above it may lead through a folder of somebody else's.
         let true_path = std::fs::canonicalize(&path).map_err(|error| NotPrivate::refused(&path, error))?;
         check_above(&true_path)?;
         check_above(&path)?;
-        if stat.st_mode & 0o077 != 0 {
-            let _ = rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o700));
+        if stat.st_uid == us() && stat.st_mode & 0o077 != 0 {
+            // What its owner may not do stays so: a folder may be read-only on purpose.
+            let _ = rustix::fs::fchmod(&folder, Mode::from_raw_mode(stat.st_mode & 0o700));
         }
         Ok(PrivateFolder { path, folder })
     }

@@ -2,8 +2,9 @@
 
 use thiserror::Error;
 
+use crate::opcode::{Opcode, S_SETREG_IMM32_B32};
 use crate::registers::Source;
-use crate::table::{Definition, Field, Format, Kind, Slot, look_up, shape};
+use crate::table::{Definition, Field, Flow, Format, Kind, Slot, look_up, shape};
 use crate::{Chip, ScalarSet};
 
 /// Words of the longest instruction: an image instruction with three words of extra addresses.
@@ -126,7 +127,7 @@ pub fn decode(bytes: &[u8], chip: Chip) -> Result<Instruction, DecodeError> {
             valid = means_something(first & 0xff);
             count += (first & 0xff == LITERAL) as usize;
         }
-        Format::Sopk if opcode == 0x15 => count = 2,
+        Format::Sopk if opcode == S_SETREG_IMM32_B32.number => count = 2,
         _ => {}
     }
     if !valid {
@@ -228,8 +229,8 @@ impl Instruction {
 
     /// Whether it is this instruction of this encoding.
     #[inline]
-    pub fn is(&self, format: Format, opcode: u16) -> bool {
-        self.definition.format == format && self.definition.opcode == opcode
+    pub fn is(&self, opcode: Opcode) -> bool {
+        self.definition.opcode == opcode.number && self.definition.format == opcode.format
     }
 
     /// The 16-bit constant of SOPK and SOPP.
@@ -320,15 +321,15 @@ impl Instruction {
         ScalarSet::range(number as u8, slot.width.registers(wave64))
     }
 
-    /// By how many bytes a relative branch moves, counted from the end of the instruction.
+    /// The offset of a relative branch or call in bytes, counted from the end of the instruction.
     #[inline]
     pub fn branch_distance(&self) -> Option<i64> {
-        let branches = match self.format() {
-            Format::Sopp => matches!(self.definition.opcode, 0x02 | 0x04..=0x09 | 0x17..=0x1a),
-            Format::Sopk => matches!(self.definition.opcode, 0x16 | 0x1b | 0x1c),
+        let relative = match self.definition.flow {
+            Flow::Branch | Flow::Jump => true,
+            Flow::Call => self.format() == Format::Sopk,
             _ => false,
         };
-        branches.then(|| self.immediate() as i16 as i64 * 4)
+        relative.then(|| self.immediate() as i16 as i64 * 4)
     }
 }
 

@@ -1,7 +1,7 @@
 //! What an instruction reads and writes, as far as the hazards ask: scalar registers, EXEC, and which unit runs it.
 
 use crate::registers::number;
-use crate::table::{Field, Format, Kind, Width};
+use crate::table::{Field, Flow, Format, Kind, Width};
 use crate::{Instruction, Modifier, ScalarSet};
 
 /// The unit that executes an instruction, in the terms of LLVM's hazard recogniser.
@@ -72,23 +72,19 @@ impl Instruction {
     /// Whether it is a branch in LLVM's sense: relative, or through a register.
     #[inline]
     pub fn is_branch(&self) -> bool {
-        match self.format() {
-            Format::Sopp => matches!(self.definition.opcode, 0x02 | 0x04..=0x09 | 0x17..=0x1a),
-            Format::Sopk => matches!(self.definition.opcode, 0x1b | 0x1c),
-            Format::Sop1 => self.definition.opcode == 0x20,
-            _ => false,
-        }
+        matches!(self.definition.flow, Flow::Branch | Flow::Jump | Flow::JumpRegister)
+    }
+
+    /// Whether it is a call: it keeps the address of the next instruction and goes elsewhere.
+    #[inline]
+    pub fn is_call(&self) -> bool {
+        self.definition.flow == Flow::Call
     }
 
     /// Whether nothing follows it: the program or the function ends here, or goes on elsewhere without condition.
     #[inline]
     pub fn ends_block_for_good(&self) -> bool {
-        match self.format() {
-            Format::Sopp => matches!(self.definition.opcode, 0x01 | 0x02 | 0x1b | 0x1e),
-            // s_setpc_b64, s_rfe_b64
-            Format::Sop1 => matches!(self.definition.opcode, 0x20 | 0x22),
-            _ => false,
-        }
+        matches!(self.definition.flow, Flow::Jump | Flow::JumpRegister | Flow::End)
     }
 
     /// What it does to scalar registers.
@@ -127,12 +123,9 @@ impl Instruction {
                 if self.is_compare_to_exec() {
                     effects.mask_writes |= ScalarSet::EXEC;
                 }
-                // v_div_fmas reads VCC.
-                if self.format() == Format::Vop3 && matches!(self.definition.opcode, 0x16f | 0x170) {
-                    effects.reads |= self.vcc(wave64);
-                }
             }
-            Class::Scalar => self.scalar_extras(&mut effects, wave64),
+            Class::Scalar if self.definition.reads_exec => effects.reads |= ScalarSet::EXEC,
+            Class::Scalar => {}
             Class::ScalarMemory => {
                 if self.definition.operand(Field::Source0).is_some() {
                     effects.reads |= ScalarSet::range(self.high_bits(25, 7) as u8, 1);
@@ -162,14 +155,13 @@ impl Instruction {
                     effects.reads |= ScalarSet::range(scalar, if self.format() == Format::Global { 2 } else { 1 });
                 }
             }
-            Class::Local => {
-                effects.reads |= ScalarSet::EXEC;
-                // Global wave sync, append, consume, ordered count and the addtid pair address through M0.
-                if matches!(self.definition.opcode, 0x18..=0x1d | 0x3d..=0x3f | 0xb0 | 0xb1) {
-                    effects.reads |= ScalarSet::M0;
-                }
-            }
-            Class::Export => effects.reads |= ScalarSet::EXEC,
+            Class::Local | Class::Export => effects.reads |= ScalarSet::EXEC,
+        }
+        if self.definition.reads_vcc {
+            effects.reads |= self.vcc(wave64);
+        }
+        if self.definition.reads_m0 {
+            effects.reads |= ScalarSet::M0;
         }
         effects
     }
@@ -179,20 +171,6 @@ impl Instruction {
             return ScalarSet::range(self.high_bits(8, 7) as u8, 1 + wave64 as u8);
         }
         ScalarSet::range(number::VCC, 1 + wave64 as u8)
-    }
-
-    /// What scalar instructions read without a field for it.
-    fn scalar_extras(&self, effects: &mut Effects, wave64: bool) {
-        match (self.format(), self.definition.opcode) {
-            (Format::Sopp, 0x06 | 0x07) => effects.reads |= self.vcc(wave64),
-            (Format::Sopp, 0x08 | 0x09) => effects.reads |= ScalarSet::EXEC,
-            (Format::Sopp, 0x10 | 0x11) => effects.reads |= ScalarSet::EXEC | ScalarSet::M0,
-            // s_*_saveexec and s_andn*_wrexec, in 64 and 32 bits.
-            (Format::Sop1, 0x24..=0x2b | 0x37..=0x3a | 0x3c..=0x47) => effects.reads |= ScalarSet::EXEC,
-            // s_movrel reads M0, and its destination reads nothing.
-            (Format::Sop1, 0x2e..=0x31 | 0x49) => effects.reads |= ScalarSet::M0,
-            _ => {}
-        }
     }
 }
 

@@ -2,9 +2,13 @@
 //!
 //! Read with care, since they come from anywhere: every offset and count is checked, nothing is copied.
 
+use std::sync::OnceLock;
+
 use thiserror::Error;
 
 use crate::Chip;
+use crate::kernel_limits::workgroup_limits;
+use crate::opcode::{S_CODE_END, S_NOP};
 
 /// Why bytes are not a code object that can be read.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -47,6 +51,8 @@ pub struct CodeObject<'a> {
     pub(crate) descriptors: Vec<KernelDescriptor>,
     /// The mode of functions that are called.
     called: Mode,
+    /// The most lanes of workgroups by the names of kernels, when somebody asks.
+    workgroup_limits: OnceLock<Vec<(Box<str>, u32)>>,
 }
 
 /// A stretch of a code object that a loader copies into memory.
@@ -203,8 +209,15 @@ impl<'a> CodeObject<'a> {
         let flags = u32_at(bytes, 48).ok_or(outside("the header"))?;
         let sections = section_headers(bytes).ok_or(outside("the section table"))?;
         let called = Mode { workgroup_processor: false, wave64: false };
-        let mut object =
-            CodeObject { bytes, flags, functions: Vec::new(), metadata: None, descriptors: Vec::new(), called };
+        let mut object = CodeObject {
+            bytes,
+            flags,
+            functions: Vec::new(),
+            metadata: None,
+            descriptors: Vec::new(),
+            called,
+            workgroup_limits: OnceLock::new(),
+        };
         // The full symbol table names local functions too; without it (stripped) the dynamic one has the kernels.
         let symbols = [SYMBOL_TABLE, DYNAMIC_SYMBOL_TABLE]
             .into_iter()
@@ -246,6 +259,14 @@ impl<'a> CodeObject<'a> {
         })
     }
 
+    /// The most lanes that a workgroup of a kernel may have, as the metadata says; 1024 if it does not.
+    pub(crate) fn workgroup_limit(&self, kernel: &str) -> u32 {
+        const MOST: u32 = 1024;
+        let limits = self.workgroup_limits.get_or_init(|| self.metadata.map(workgroup_limits).unwrap_or_default());
+        let place = limits.binary_search_by_key(&kernel, |(kernel, _)| kernel);
+        place.map_or(MOST, |place| limits[place].1.clamp(1, MOST))
+    }
+
     /// The whole file.
     pub fn bytes(&self) -> &'a [u8] {
         self.bytes
@@ -282,11 +303,11 @@ impl<'a> CodeObject<'a> {
         let table = self.section_bytes(symbols)?;
         let names = self.section_bytes(sections.get(symbols.link as usize)?)?;
         let mut descriptors: Vec<(&'a str, KernelDescriptor)> = Vec::new();
+        let ends = ends_of_functions(sections, table);
         for entry in table.chunks_exact(24) {
             let kind = entry[4] & 15;
             let place = u16_at(entry, 6)? as usize;
-            // 0 is undefined; from 0xff00 on the numbers are not sections. 1 is data, 2 is a function, 10 a kernel of old.
-            if place == 0 || place >= 0xff00 || !matches!(kind, 1 | 2 | 10) {
+            if !is_in_a_section(place) || !matches!(kind, OBJECT | FUNCTION | OLD_KERNEL) {
                 continue;
             }
             let Some(name) = string_at(names, u32_at(entry, 0)? as usize) else { continue };
@@ -296,14 +317,17 @@ impl<'a> CodeObject<'a> {
                 continue;
             };
             let Some(contents) = self.section_bytes(section) else { continue };
-            let Ok(size) = usize::try_from(size) else { continue };
+            let Ok(mut size) = usize::try_from(size) else { continue };
+            if kind == FUNCTION && size == 0 {
+                size = size_up_to_the_next(&ends, place, address, within, contents);
+            }
             let Some(bytes) = within.checked_add(size).and_then(|end| contents.get(within..end)) else { continue };
             let file_offset = section.offset as usize + within;
-            if let (1, Some(kernel)) = (kind, name.strip_suffix(".kd")) {
+            if let (OBJECT, Some(kernel)) = (kind, name.strip_suffix(".kd")) {
                 if let Some(descriptor) = KernelDescriptor::parse(bytes, file_offset, address) {
                     descriptors.push((kernel, descriptor));
                 }
-            } else if kind == 2 && !bytes.is_empty() {
+            } else if kind == FUNCTION && !bytes.is_empty() {
                 self.functions.push(Function { name, address, code: bytes, file_offset, descriptor: None });
             }
         }
@@ -326,6 +350,46 @@ impl<'a> CodeObject<'a> {
         });
         Some(())
     }
+}
+
+/// Kinds of symbols: `STT_OBJECT`, `STT_FUNC`, and `STT_AMDGPU_HSA_KERNEL` of the first code objects.
+const OBJECT: u8 = 1;
+pub(crate) const FUNCTION: u8 = 2;
+const OLD_KERNEL: u8 = 10;
+
+/// 0 is undefined; from 0xff00 on the numbers are not sections.
+fn is_in_a_section(place: usize) -> bool {
+    place != 0 && place < 0xff00
+}
+
+/// Where functions and data begin, by section and address, if a function lacks its size; and nothing if none does.
+fn ends_of_functions(sections: &[Section], table: &[u8]) -> Vec<(usize, u64)> {
+    let symbols = || {
+        table.chunks_exact(24).filter_map(|entry| {
+            let (kind, place) = (entry[4] & 15, u16_at(entry, 6)? as usize);
+            let known = is_in_a_section(place) && place < sections.len() && matches!(kind, OBJECT | FUNCTION);
+            known.then_some((kind, place, u64_at(entry, 8)?, u64_at(entry, 16)?))
+        })
+    };
+    if !symbols().any(|(kind, _, _, size)| kind == FUNCTION && size == 0) {
+        return Vec::new();
+    }
+    let mut ends: Vec<(usize, u64)> = symbols().map(|(_, place, address, _)| (place, address)).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
+}
+
+/// The length of a function whose symbol has none, as hand-written assembly leaves it (all of Tensile's kernels): up to
+/// the next function or data of its section, or to the section's end, without the padding: linkers pad with zeros,
+/// assemblers with `s_nop`, compilers with `s_code_end`.
+fn size_up_to_the_next(ends: &[(usize, u64)], place: usize, address: u64, within: usize, contents: &[u8]) -> usize {
+    let next = ends.partition_point(|&end| end <= (place, address));
+    let limit = ends.get(next).filter(|end| end.0 == place).and_then(|end| usize::try_from(end.1 - address).ok());
+    let rest = contents.get(within..).unwrap_or_default();
+    let code = &rest[..limit.unwrap_or(usize::MAX).min(rest.len()) & !3];
+    let padding = [0, S_NOP.with_immediate(0), S_CODE_END.with_immediate(0)].map(u32::to_le_bytes);
+    code.chunks_exact(4).rev().skip_while(|word| padding.iter().any(|it| it == word)).count() * 4
 }
 
 pub(crate) fn section_headers(bytes: &[u8]) -> Option<Vec<Section>> {

@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::registers::Source;
-use crate::table::{Field, Format};
+use crate::pc_relative::{self, Reference};
+use crate::table::Flow;
 use crate::{Chip, DecodeError, Instruction, decode};
 
 /// Why a function could not be decoded.
@@ -52,6 +52,10 @@ pub struct Program {
     pub stray_branches: u32,
     /// Calls.
     pub calls: u32,
+    /// The addresses that it computes from its own, in the order of the code.
+    pub(crate) references: Vec<Reference>,
+    /// Each `s_getpc_b64` whose use is not understood.
+    pub(crate) unknown_addresses: Vec<u32>,
 }
 
 impl Program {
@@ -85,6 +89,8 @@ impl Program {
             unresolved_jumps: 0,
             stray_branches: 0,
             calls: 0,
+            references: Vec::new(),
+            unknown_addresses: Vec::new(),
         };
         program.find_blocks();
         Ok(program)
@@ -101,55 +107,45 @@ impl Program {
         self.offsets.binary_search(&offset).ok().map(|index| index as u32)
     }
 
-    /// Where a branch goes, as an instruction index.
-    fn target(&self, index: usize) -> Option<u32> {
+    /// Where a relative branch goes, as an instruction index.
+    pub(crate) fn branch_target(&self, index: usize) -> Option<u32> {
         let instruction = &self.instructions[index];
-        let from = self.offsets[index] as i64;
-        let target = match instruction.branch_distance() {
-            Some(distance) => from + instruction.size() as i64 + distance,
-            None => self.long_jump_target(index)?,
-        };
+        let target = self.offsets[index] as i64 + instruction.size() as i64 + instruction.branch_distance()?;
         self.index_at(usize::try_from(target).ok()?)
     }
 
-    /// The target of `s_getpc` + constant + `s_setpc`: what compilers emit where a branch does not reach.
-    fn long_jump_target(&self, index: usize) -> Option<i64> {
-        let jump = &self.instructions[index];
-        if !jump.is(Format::Sop1, 0x20) || index < 3 {
-            return None;
+    /// What a reference means, in bytes from the start of the function.
+    pub(crate) fn referred(&self, reference: &Reference) -> i64 {
+        (self.offsets[reference.get as usize] as i64 + 4).wrapping_add(reference.offset)
+    }
+
+    /// Understands the uses of `s_getpc_b64`, given where relative branches go, and adds where long branches go.
+    fn find_references(&mut self, gets: &[u32], targets: &mut Vec<(u32, u32)>) {
+        let mut landings: Vec<u32> = targets.iter().map(|&(_, target)| target).collect();
+        landings.sort_unstable();
+        for &get in gets {
+            match pc_relative::find(&self.instructions, get as usize, self.wave64) {
+                Some(reference) if !is_entered(&reference, &landings) => self.references.push(reference),
+                _ => self.unknown_addresses.push(get),
+            }
         }
-        let [get, low, high] = &self.instructions[index - 3..index] else { return None };
-        let register = |instruction: &Instruction, field| match instruction
-            .definition
-            .operand(field)
-            .map(|slot| instruction.operand(slot))
-        {
-            Some(Source::Scalar(register)) => Some(register),
-            _ => None,
-        };
-        let pair = register(jump, Field::Source0)?;
-        let matches = get.is(Format::Sop1, 0x1f)
-            && register(get, Field::Destination) == Some(pair)
-            && low.is(Format::Sop2, 0x00)
-            && register(low, Field::Destination) == Some(pair)
-            && register(low, Field::Source0) == Some(pair)
-            && high.is(Format::Sop2, 0x04)
-            && register(high, Field::Destination) == Some(pair + 1)
-            && register(high, Field::Source0) == Some(pair + 1);
-        if !matches {
-            return None;
+        let mut long = Vec::new();
+        for reference in &self.references {
+            let target = usize::try_from(self.referred(reference)).ok().and_then(|target| self.index_at(target));
+            long.extend(reference.jumps.into_iter().flatten().filter_map(|jump| Some((jump, target?))));
         }
-        let constant = |instruction: &Instruction| match instruction
-            .definition
-            .operand(Field::Source1)
-            .map(|slot| instruction.operand(slot))
-        {
-            Some(Source::Literal(value)) => Some(value as i32 as i64),
-            Some(Source::Integer(value)) => Some(value as i64),
-            _ => None,
-        };
-        let distance = (constant(high)? << 32) | (constant(low)? & 0xffff_ffff);
-        Some((self.offsets[index - 3] as i64 + 4).wrapping_add(distance))
+        // A long branch into the parts of another takes that one's meaning away.
+        let mut landings: Vec<u32> = long.iter().map(|&(_, target)| target).collect();
+        landings.sort_unstable();
+        let (entered, whole): (Vec<_>, Vec<_>) =
+            self.references.iter().partition(|reference| is_entered(reference, &landings));
+        self.references = whole;
+        for reference in entered {
+            long.retain(|(jump, _)| !reference.jumps.contains(&Some(*jump)));
+            self.unknown_addresses.push(reference.get);
+        }
+        targets.append(&mut long);
+        targets.sort_unstable();
     }
 
     fn find_blocks(&mut self) {
@@ -159,27 +155,34 @@ impl Program {
         let count = self.instructions.len();
         let mut starts = vec![false; count + 1];
         starts[0] = true;
-        let mut targets = Vec::new();
+        let (mut targets, mut gets) = (Vec::new(), Vec::new());
         for index in 0..count {
             let instruction = &self.instructions[index];
-            let call = matches!(
-                (instruction.format(), instruction.definition.opcode),
-                (Format::Sop1, 0x21) | (Format::Sopk, 0x16)
-            );
-            self.calls += call as u32;
-            if instruction.is_branch() {
-                match self.target(index) {
-                    Some(target) => {
-                        starts[target as usize] = true;
-                        targets.push((index as u32, target));
+            match instruction.definition.flow {
+                Flow::Next if pc_relative::begins(instruction) => gets.push(index as u32),
+                Flow::Next => {}
+                Flow::Call => self.calls += 1,
+                Flow::Branch | Flow::Jump => {
+                    match self.branch_target(index) {
+                        Some(target) => targets.push((index as u32, target)),
+                        None => self.stray_branches += 1,
                     }
-                    None if instruction.format() == Format::Sop1 => self.unresolved_jumps += 1,
-                    None => self.stray_branches += 1,
+                    starts[index + 1] = true;
                 }
-                starts[index + 1] = true;
-            } else if instruction.ends_block_for_good() {
-                starts[index + 1] = true;
+                Flow::JumpRegister => {
+                    self.unresolved_jumps += 1;
+                    starts[index + 1] = true;
+                }
+                Flow::End => starts[index + 1] = true,
             }
+        }
+        if !gets.is_empty() {
+            let relative = targets.len();
+            self.find_references(&gets, &mut targets);
+            self.unresolved_jumps -= (targets.len() - relative) as u32;
+        }
+        for &(_, target) in &targets {
+            starts[target as usize] = true;
         }
         let mut block_of = vec![0u32; count];
         let mut first = 0;
@@ -204,4 +207,10 @@ impl Program {
             }
         }
     }
+}
+
+/// Whether one of these instructions, to which branches go, lies between the parts of a reference.
+fn is_entered(reference: &Reference, landings: &[u32]) -> bool {
+    let first = landings.partition_point(|&landing| landing <= reference.get);
+    landings[first..].iter().take_while(|&&it| it <= reference.last).any(|&it| reference.is_entered_at(it))
 }

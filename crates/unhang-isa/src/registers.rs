@@ -12,6 +12,12 @@ pub(crate) mod number {
     pub const EXEC: u8 = 126;
 }
 
+/// Codes of the read-only values that hazards and liveness ask for.
+pub(crate) mod special {
+    pub const VCCZ: u8 = 251;
+    pub const SCC: u8 = 253;
+}
+
 /// A set of the 128 scalar registers: s0 to s105, VCC, the trap registers, M0 and EXEC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScalarSet(pub u128);

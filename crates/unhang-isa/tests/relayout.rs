@@ -8,6 +8,7 @@ use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{FunctionRepair, Options, Reason, Treatment, repair_object};
 
 const MOVES: &[u8] = include_bytes!("fixtures/moves.co");
+const TENSILE: &[u8] = include_bytes!("fixtures/tensile.co");
 const KERNELS: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1030.co");
 const NATIVE: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1010.co");
 const NOT_LINKED: &[u8] = include_bytes!("fixtures/hazards.co");
@@ -18,7 +19,7 @@ fn every_function_is_mended_or_left_for_its_reason() {
     let repair = repair_object(MOVES, OPTIONS).unwrap();
     checking::check_repair(MOVES, &repair);
     let get = |name: &str| repair.functions.iter().find(|function| function.name == name).unwrap();
-    for name in ["everything", "twist", "permutes"] {
+    for name in ["everything", "twist", "permutes", "stores_its_address"] {
         let FunctionRepair { treatment, after, reason, .. } = get(name);
         assert_eq!((treatment, after.total(), reason), (&Treatment::Moved, 0, &None), "{name}");
     }
@@ -41,8 +42,75 @@ fn every_function_is_mended_or_left_for_its_reason() {
 }
 
 #[test]
+fn functions_without_a_size_end_where_the_next_one_begins() {
+    let object = CodeObject::parse(TENSILE).unwrap();
+    let names: Vec<_> = object.functions.iter().map(|function| function.name).collect();
+    assert_eq!(
+        names,
+        [
+            "jumps_forwards",
+            "jumps_backwards",
+            "jumps_either_way",
+            "left_wanted",
+            "left_entered",
+            "dots",
+            "flat_over_itself",
+            "left_dot",
+            "last"
+        ]
+    );
+    for function in &object.functions {
+        assert!(function.code.ends_with(&0xbf81_0000u32.to_le_bytes()), "{} ends with s_endpgm", function.name);
+        assert!(function.descriptor.is_some(), "{}", function.name);
+    }
+}
+
+#[test]
+fn long_branches_of_tensile_are_branches() {
+    let object = CodeObject::parse(TENSILE).unwrap();
+    for (name, jumps) in [("jumps_forwards", 1), ("jumps_backwards", 1), ("jumps_either_way", 4), ("left_entered", 0)] {
+        let function = object.functions.iter().find(|function| function.name == name).unwrap();
+        let program = unhang_isa::Program::decode(function.code, Chip::Gfx1030, false).unwrap();
+        let mnemonic = |index: u32| program.instructions[index as usize].definition.mnemonic;
+        let resolved = program
+            .blocks
+            .iter()
+            .filter(|block| mnemonic(block.end - 1) == "s_setpc_b64" && block.successors[1].is_some());
+        assert_eq!(resolved.count(), jumps, "{name}");
+        assert_eq!(program.unresolved_jumps == 0, jumps > 0, "{name}");
+    }
+}
+
+#[test]
+fn kernels_of_tensile_are_mended_or_left_for_their_reason() {
+    let repair = repair_object(TENSILE, OPTIONS).unwrap();
+    checking::check_repair(TENSILE, &repair);
+    for function in &repair.functions {
+        let FunctionRepair { name, treatment, before, after, reason, .. } = function;
+        assert!(before.total() > 0, "{name}");
+        if name.starts_with("left_") {
+            assert_eq!((treatment, before), (&Treatment::Untouched, after), "{name}");
+            let expected = match name.as_str() {
+                "left_dot" => matches!(reason, Some(Reason::IllegalInstructions(1))),
+                _ => matches!(reason, Some(Reason::UnknownAddress { .. })),
+            };
+            assert!(expected, "{name}: {reason:?}");
+        } else {
+            let expected = if name == "last" { Treatment::InPlace } else { Treatment::Moved };
+            assert_eq!((*treatment, after.total(), reason), (expected, 0, &None), "{name}");
+        }
+    }
+    // Those that stay have a size now: what followed them is gone from there.
+    let repaired = repair.bytes.unwrap();
+    let (before, after) = (CodeObject::parse(TENSILE).unwrap(), CodeObject::parse(&repaired).unwrap());
+    for function in before.functions.iter().filter(|function| function.name.starts_with("left_")) {
+        assert!(after.functions.iter().any(|it| (it.address, it.code) == (function.address, function.code)));
+    }
+}
+
+#[test]
 fn repair_is_deterministic_and_a_second_one_changes_nothing() {
-    for object in [MOVES, KERNELS] {
+    for object in [MOVES, KERNELS, TENSILE] {
         let first = repair_object(object, OPTIONS).unwrap();
         let mended = first.bytes.clone().unwrap();
         assert_eq!(repair_object(object, OPTIONS).unwrap().bytes.unwrap(), mended);

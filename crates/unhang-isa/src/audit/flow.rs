@@ -1,7 +1,8 @@
 //! The state that flows through the graph, and the instructions that meet it.
 
 use super::{Context, Finding, Rule, Severity, images};
-use crate::registers::Source;
+use crate::opcode::*;
+use crate::registers::{Source, number};
 use crate::table::{Field, Format, Kind};
 use crate::{Chip, Class, Effects, Instruction, Program, ScalarSet};
 
@@ -41,25 +42,29 @@ impl State {
 
 /// `s_waitcnt_depctr`, and where its fields lie.
 fn waits_for_vector_sources(instruction: &Instruction) -> bool {
-    instruction.is(Format::Sopp, 0x23) && instruction.immediate() & 0b11100 == 0
+    instruction.is(S_WAITCNT_DEPCTR) && instruction.immediate() & 0b11100 == 0
+}
+
+/// `s_waitcnt_vscnt null, 0`
+fn waits_for_stores(instruction: &Instruction) -> bool {
+    instruction.is(S_WAITCNT_VSCNT) && instruction.immediate() == 0 && instruction.bits(16, 7) == number::NULL as u32
 }
 
 fn waits_for_scalar_destinations(instruction: &Instruction) -> bool {
-    instruction.is(Format::Sopp, 0x23) && instruction.immediate() & 1 == 0
+    instruction.is(S_WAITCNT_DEPCTR) && instruction.immediate() & 1 == 0
 }
 
 /// Whether a scalar instruction ends the danger from scalar loads that have still to read their address.
 fn frees_scalar_memory(instruction: &Instruction) -> bool {
-    match (instruction.format(), instruction.definition.opcode) {
-        // s_waitcnt: only with lgkmcnt(0).
-        (Format::Sopp, 0x0c) => instruction.immediate() & 0x3f00 == 0,
-        (Format::Sopp, _) => false,
-        // s_version, s_waitcnt_vscnt, s_waitcnt_vmcnt, s_waitcnt_expcnt.
-        (Format::Sopk, 0x01 | 0x17..=0x19) => false,
-        // s_waitcnt_lgkmcnt null, 0.
-        (Format::Sopk, 0x1a) => instruction.immediate() == 0 && instruction.bits(16, 7) == 0x7d,
-        _ => true,
+    // s_waitcnt: only with lgkmcnt(0).
+    if instruction.is(S_WAITCNT) {
+        return instruction.immediate() & 0x3f00 == 0;
     }
+    if instruction.is(S_WAITCNT_LGKMCNT) {
+        return instruction.immediate() == 0 && instruction.bits(16, 7) == number::NULL as u32;
+    }
+    let does_nothing = [S_VERSION, S_WAITCNT_VSCNT, S_WAITCNT_VMCNT, S_WAITCNT_EXPCNT];
+    instruction.format() != Format::Sopp && !opcodes_any(instruction, &does_nothing)
 }
 
 pub(super) struct Auditor<'a> {
@@ -251,9 +256,7 @@ impl<'a> Auditor<'a> {
                 if bit(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
                     self.find(index, Rule::CompareExec, Severity::High, None);
                 }
-                let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
-                    && instruction.format() == Format::Vop3;
-                if bit(EXEC_COMPARED) && permutes {
+                if bit(EXEC_COMPARED) && permutes(instruction) {
                     self.find(index, Rule::ComparePermlane, Severity::High, None);
                 }
             }
@@ -275,7 +278,7 @@ impl<'a> Auditor<'a> {
     /// Notes what is wrong with an instruction whatever stands before it.
     fn check_alone(&mut self, index: u32, instruction: &Instruction) {
         match instruction.format() {
-            Format::Sopp if instruction.definition.opcode == 0x20 => {
+            Format::Sopp if instruction.is(S_INST_PREFETCH) => {
                 self.find(index, Rule::InstructionPrefetch, Severity::Certain, None);
             }
             Format::Sopp if instruction.is_branch() && instruction.immediate() == 0x3f => {
@@ -334,15 +337,13 @@ pub(super) fn broken(state: State, instruction: &Instruction, effects: &Effects)
             if has(EXEC_READ) && effects.mask_writes.meets(ScalarSet::EXEC) {
                 return Some((Rule::CompareExec, None));
             }
-            let permutes = matches!(instruction.definition.opcode, PERMLANE16 | PERMLANEX16)
-                && instruction.format() == Format::Vop3;
-            (has(EXEC_COMPARED) && permutes).then_some((Rule::ComparePermlane, None))
+            (has(EXEC_COMPARED) && permutes(instruction)).then_some((Rule::ComparePermlane, None))
         }
         Class::Scalar | Class::ScalarMemory => {
             if let Some(register) = (state.memory_reads & effects.writes).first() {
                 return Some((Rule::MemoryToScalarWrite, Some(register)));
             }
-            if instruction.is(Format::Sopp, 0x20) {
+            if instruction.is(S_INST_PREFETCH) {
                 return Some((Rule::InstructionPrefetch, None));
             }
             let short =
@@ -358,19 +359,18 @@ pub(super) fn broken(state: State, instruction: &Instruction, effects: &Effects)
 /// Vector arithmetic that writes no scalar register: most of all instructions.
 #[inline]
 pub(super) fn is_plain_vector(instruction: &Instruction) -> bool {
-    instruction.class() == Class::Vector
-        && !instruction.definition.writes_scalar
-        && !instruction.is(Format::Vop3, PERMLANE16)
-        && !instruction.is(Format::Vop3, PERMLANEX16)
+    instruction.class() == Class::Vector && !instruction.definition.writes_scalar && !permutes(instruction)
 }
 
-const PERMLANE16: u16 = 0x377;
-const PERMLANEX16: u16 = 0x378;
+#[inline]
+fn permutes(instruction: &Instruction) -> bool {
+    instruction.is(long::V_PERMLANE16_B32) || instruction.is(long::V_PERMLANEX16_B32)
+}
 
 #[inline]
 pub(super) fn plain_vector_step(mut state: State, instruction: &Instruction) -> State {
     state.memory_reads = ScalarSet::EMPTY;
-    if !instruction.is(Format::Vop1, 0) && !instruction.is(Format::Vop3, 0x180) {
+    if !instruction.is(V_NOP) && !instruction.is(long::V_NOP) {
         state.bits &= !EXEC_COMPARED;
     }
     state
@@ -391,16 +391,13 @@ pub(super) fn step(mut state: State, instruction: &Instruction, effects: &Effect
             return state;
         }
         Class::Scalar => {
-            if instruction.is(Format::Sopp, 0x0c) && instruction.immediate() == 0
-                || waits_for_vector_sources(instruction)
-            {
+            if instruction.is(S_WAITCNT) && instruction.immediate() == 0 || waits_for_vector_sources(instruction) {
                 state.memory_reads = ScalarSet::EMPTY;
             }
             if frees_scalar_memory(instruction) {
                 state.scalar_memory_reads = ScalarSet::EMPTY;
             }
-            // s_waitcnt_vscnt null, 0.
-            if instruction.first_word() == 0xbbfd_0000 {
+            if waits_for_stores(instruction) {
                 state.bits &= !(LOCAL_PENDING | MEMORY_PENDING | LOCAL_ARMED | MEMORY_ARMED);
             }
             if instruction.is_branch() {
@@ -442,10 +439,14 @@ fn vector_scalar_destination(instruction: &Instruction, effects: &Effects) -> Sc
 /// The bytes of a wide access to the local data share: `ds_read_b64`, `ds_write_b64` and their 128-bit kin; else 0.
 #[inline]
 pub(super) fn wide_local_access(instruction: &Instruction) -> u32 {
-    match (instruction.format(), instruction.definition.opcode) {
-        (Format::Ds, 0x4d | 0x76) => 8,
-        (Format::Ds, 0xdf | 0xff) => 16,
-        _ => 0,
+    if instruction.format() != Format::Ds {
+        0
+    } else if instruction.is(DS_READ_B64) || instruction.is(DS_WRITE_B64) {
+        8
+    } else if instruction.is(DS_READ_B128) || instruction.is(DS_WRITE_B128) {
+        16
+    } else {
+        0
     }
 }
 
@@ -479,7 +480,7 @@ impl Alignments {
             }
         }
         self.forget_destination(instruction);
-        if instruction.is(Format::Vop1, 0x01)
+        if instruction.is(V_MOV_B32)
             && let (Some(Source::Vector(register)), Some(value)) = (destination(instruction), constant(instruction))
         {
             self.known.push((register, value % 16, 16));
@@ -500,9 +501,17 @@ impl Alignments {
             self.known.clear();
         }
         // v_swap writes its source, and relative moves write anything.
-        if instruction.is(Format::Vop1, 0x65)
-            || matches!((instruction.format(), instruction.definition.opcode), (Format::Vop1, 0x42..=0x48 | 0x68))
-        {
+        let anything = [
+            V_SWAP_B32,
+            V_SWAPREL_B32,
+            V_MOVRELD_B32,
+            V_MOVRELSD_B32,
+            V_MOVRELSD_2_B32,
+            long::V_MOVRELD_B32,
+            long::V_MOVRELSD_B32,
+            long::V_MOVRELSD_2_B32,
+        ];
+        if opcodes_any(instruction, &anything) {
             self.known.clear();
         }
     }

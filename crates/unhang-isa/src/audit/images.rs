@@ -3,6 +3,7 @@
 //! of their own that only functions with images pay for.
 
 use super::Rule;
+use crate::opcode::S_CLAUSE;
 use crate::table::Format;
 use crate::{Instruction, Program};
 
@@ -34,11 +35,8 @@ pub(super) fn check(program: &Program, mut find: impl FnMut(u32, Rule)) {
                 find(index, Rule::ImageClause);
             }
             // s_clause n: the n + 1 instructions behind it.
-            clause = if instruction.is(Format::Sopp, 0x21) {
-                (instruction.immediate() & 0x3f) + 1
-            } else {
-                clause.saturating_sub(1)
-            };
+            clause =
+                if instruction.is(S_CLAUSE) { (instruction.immediate() & 0x3f) + 1 } else { clause.saturating_sub(1) };
         }
     }
 }

@@ -12,8 +12,10 @@
 
 use super::{NOP, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES};
 use crate::audit::{Context, Finding, Hazards, Rule, audit};
+use crate::liveness::{Values, are_dead};
+use crate::opcode::{S_AND_SAVEEXEC_B32, S_CLAUSE, S_GETPC_B64, S_MOV_B32, S_WAITCNT_DEPCTR};
 use crate::registers::{Source, number};
-use crate::table::{Field, Format};
+use crate::table::{Field, Flow, Format};
 use crate::{Chip, Instruction, Modifier, Program, ProgramError, ScalarSet};
 
 /// A stretch of code that was changed.
@@ -41,7 +43,7 @@ pub struct Repaired {
 }
 
 /// `s_waitcnt_depctr` with every field at "do not wait".
-const WAIT_FOR_NOTHING: u32 = 0xbfa3_ffff;
+const WAIT_FOR_NOTHING: u32 = S_WAITCNT_DEPCTR.with_immediate(0xffff);
 
 /// The work-around of a rule, and whether it can be combined with another `s_waitcnt_depctr`.
 fn work_around(rule: Rule) -> Option<u32> {
@@ -127,9 +129,9 @@ impl Work {
         for slot in (block.first as usize..index).rev() {
             let instruction = &program.instructions[slot];
             let first = instruction.first_word();
-            if first == NOP || instruction.is(Format::Sopp, 0x21) {
+            if first == NOP || instruction.is(S_CLAUSE) {
                 patches.push(word(slot, wait));
-            } else if instruction.is(Format::Sopp, 0x23) && wait >> 16 == WAIT_FOR_NOTHING >> 16 {
+            } else if instruction.is(S_WAITCNT_DEPCTR) && wait >> 16 == WAIT_FOR_NOTHING >> 16 {
                 // Two waits of one kind fit one instruction.
                 patches.push(word(slot, first & wait));
             }
@@ -150,7 +152,7 @@ fn compare_and_save(program: &Program, index: usize) -> Option<Patch> {
     let block = program.blocks.iter().find(|block| (block.first as usize..block.end as usize).contains(&index))?;
     let copies_exec = |instruction: &Instruction| {
         let source = instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot));
-        instruction.is(Format::Sop1, 0x03) && source == Some(Source::Scalar(number::EXEC))
+        instruction.is(S_MOV_B32) && source == Some(Source::Scalar(number::EXEC))
     };
     let copy = (block.first as usize..index).rev().find(|&at| copies_exec(&program.instructions[at]))?;
     let saved_slot = program.instructions[copy].definition.operand(Field::Destination)?;
@@ -170,12 +172,11 @@ fn compare_and_save(program: &Program, index: usize) -> Option<Patch> {
     let unconcerned = between.iter().all(|instruction| {
         let effects = instruction.effects(false);
         let writes = effects.writes | effects.mask_writes;
-        let counter = instruction.format() == Format::Sop1 && matches!(instruction.definition.opcode, 0x1f..=0x22);
-        // The saveexec family writes EXEC without a field for it, and reads it too.
-        let saves = instruction.format() == Format::Sop1 && effects.reads.meets(ScalarSet::EXEC);
+        let counter = instruction.is(S_GETPC_B64) || instruction.definition.flow != Flow::Next;
+        let saves = instruction.definition.writes_exec;
         !effects.reads.meets(saved_set) && !writes.meets(saved_set | ScalarSet::EXEC) && !counter && !saves
     });
-    if !unconcerned || !is_dead(program, index + 1, Asked::Vcc) || !is_dead(program, index + 1, Asked::Scc) {
+    if !unconcerned || !are_dead(program, index + 1, Values { scalars: vcc_low, scc: true }) {
         return None;
     }
     let mut moved: Vec<u32> = between.iter().flat_map(|instruction| instruction.words()).copied().collect();
@@ -186,88 +187,7 @@ fn compare_and_save(program: &Program, index: usize) -> Option<Patch> {
         _ => return None,
     }
     moved.append(&mut words);
-    moved.push(0xbe80_0000 | (saved as u32) << 16 | 0x3c << 8 | number::VCC as u32);
+    moved.push(0xbe80_0000 | (saved as u32) << 16 | (S_AND_SAVEEXEC_B32.number as u32) << 8 | number::VCC as u32);
     let bytes = moved.iter().flat_map(|word| word.to_le_bytes()).collect();
     Some(Patch { offset: program.offsets[copy], bytes, rule: Rule::CompareExec })
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Asked {
-    Vcc,
-    Scc,
-}
-
-/// Whether nobody reads VCC or SCC from an instruction on before it is written anew, on any path.
-fn is_dead(program: &Program, index: usize, asked: Asked) -> bool {
-    let mut seen = vec![false; program.blocks.len()];
-    let Some(start) =
-        program.blocks.iter().position(|block| (block.first as usize..block.end as usize).contains(&index))
-    else {
-        return false;
-    };
-    let mut work = vec![(start, index)];
-    while let Some((number, from)) = work.pop() {
-        let block = &program.blocks[number];
-        let mut written = false;
-        for instruction in &program.instructions[from..block.end as usize] {
-            if reads(instruction, asked) {
-                return false;
-            }
-            if writes(instruction, asked) {
-                written = true;
-                break;
-            }
-            // Who returns or jumps elsewhere may take it along; who ends does not.
-            if instruction.format() == Format::Sop1 && matches!(instruction.definition.opcode, 0x20..=0x22) {
-                return false;
-            }
-        }
-        if written {
-            continue;
-        }
-        for successor in block.successors.into_iter().flatten() {
-            if !std::mem::replace(&mut seen[successor as usize], true) {
-                work.push((successor as usize, program.blocks[successor as usize].first as usize));
-            }
-        }
-    }
-    true
-}
-
-fn reads(instruction: &Instruction, asked: Asked) -> bool {
-    let names = |code: u8| {
-        instruction.definition.operands().iter().any(|&slot| instruction.operand(slot) == Source::Special(code))
-    };
-    match asked {
-        Asked::Vcc => instruction.effects(false).reads.meets(ScalarSet::VCC) || names(251),
-        Asked::Scc => {
-            let implicitly = match (instruction.format(), instruction.definition.opcode) {
-                (Format::Sopp, 0x04 | 0x05) => true,
-                // s_addc_u32, s_subb_u32, s_cselect_b32, s_cselect_b64.
-                (Format::Sop2, 0x04 | 0x05 | 0x0a | 0x0b) => true,
-                // s_cmov_b32, s_cmov_b64, s_cmovk_i32.
-                (Format::Sop1, 0x05 | 0x06) | (Format::Sopk, 0x02) => true,
-                _ => false,
-            };
-            implicitly || names(253)
-        }
-    }
-}
-
-fn writes(instruction: &Instruction, asked: Asked) -> bool {
-    match asked {
-        Asked::Vcc => {
-            let effects = instruction.effects(false);
-            (effects.writes | effects.mask_writes).meets(ScalarSet::range(number::VCC, 1))
-        }
-        // Only instructions that surely write it; an unknown one leaves the question open, on the safe side.
-        Asked::Scc => match instruction.format() {
-            Format::Sopc => true,
-            // s_add_u32 to s_max_u32, and the logic and shifts from s_and_b32 to s_ashr_i64.
-            Format::Sop2 => matches!(instruction.definition.opcode, 0x00..=0x09 | 0x0e..=0x23),
-            Format::Sopk => matches!(instruction.definition.opcode, 0x03..=0x0f),
-            Format::Sop1 => matches!(instruction.definition.opcode, 0x07 | 0x08 | 0x24..=0x2b | 0x3c..=0x47),
-            _ => false,
-        },
-    }
 }

@@ -14,6 +14,8 @@
 mod in_place;
 mod object;
 mod relayout;
+mod spare;
+mod substitute;
 
 use thiserror::Error;
 
@@ -22,14 +24,15 @@ pub use object::assemble;
 
 use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
+use crate::opcode::{S_NOP, S_WAITCNT_DEPCTR};
 use crate::{Chip, Program, ProgramError};
 
 /// `s_nop 0`
-const NOP: u32 = 0xbf80_0000;
+const NOP: u32 = S_NOP.with_immediate(0);
 /// `s_waitcnt_depctr 0xfffe`
-const WAIT_FOR_EXEC_READERS: u32 = 0xbfa3_fffe;
+const WAIT_FOR_EXEC_READERS: u32 = S_WAITCNT_DEPCTR.with_immediate(0xfffe);
 /// `s_waitcnt_depctr 0xffe3`
-const WAIT_FOR_MEMORY_READERS: u32 = 0xbfa3_ffe3;
+const WAIT_FOR_MEMORY_READERS: u32 = S_WAITCNT_DEPCTR.with_immediate(0xffe3);
 /// `s_mov_b32 null, 0`
 const WAIT_FOR_SCALAR_LOADS: u32 = 0xbefd_0380;
 /// `s_waitcnt_vscnt null, 0`
@@ -99,8 +102,9 @@ pub enum Reason {
     /// The descriptor does not start the kernel where its symbol says.
     #[error("its descriptor starts it elsewhere than its symbol says")]
     OtherEntry,
-    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand.
-    #[error("{0} flat accesses with an offset store or partly overwrite their own address")]
+    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand, and
+    /// there are no registers to add it in.
+    #[error("{0} flat accesses with an offset store or partly overwrite their own address, and no registers are free")]
     FlatAccess(u64),
     /// Misaligned local accesses in a kernel whose workgroups might not fit one compute unit.
     #[error("its workgroups might not fit one compute unit, so workgroup-processor mode cannot be turned off")]
@@ -206,7 +210,8 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
             return plan;
         }
     };
-    mend(&mut plan, &program, function, mode, options);
+    let limit = object.workgroup_limit(function.name);
+    mend(&mut plan, &program, Subject { function, mode, limit }, options);
     let report = &mut plan.report;
     if report.after.total() > 0 && report.reason.is_none() {
         report.reason = Some(if report.after.get(Rule::FlatOffset) > 0 {
@@ -225,13 +230,38 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
     plan
 }
 
-fn mend(plan: &mut FunctionPlan, program: &Program, function: &Function<'_>, mode: Mode, options: Options) {
+/// What is repaired: a function, how it runs, and the most lanes of its workgroups.
+#[derive(Clone, Copy)]
+struct Subject<'a> {
+    function: &'a Function<'a>,
+    mode: Mode,
+    limit: u32,
+}
+
+impl Subject<'_> {
+    /// The vector registers that a layout needs beside those in use, if it needs any and they can be had.
+    fn spare(&self, program: &Program, chip: Chip) -> Option<spare::Spare> {
+        let descriptor = self.function.descriptor?;
+        let count = relayout::spare_registers(program, chip);
+        (count > 0).then(|| spare::find(program, &descriptor, count, self.limit)).flatten()
+    }
+}
+
+fn mend(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
+    let Subject { function, mode, limit } = subject;
     let chip = options.chip;
     let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
     let findings = audit(program, chip, context);
     let before = Hazards::count(&findings);
     (plan.report.before, plan.report.after) = (before, before);
-    if before.get(Rule::Illegal) > 0 {
+    let spare = if options.keep_size { None } else { subject.spare(program, chip) };
+    let foreign = program.instructions.iter().filter(|it| !it.definition.exists_on(chip));
+    let missing = foreign.filter(|it| match substitute::spare_registers(it) {
+        Some(0) => options.keep_size,
+        Some(_) => spare.is_none(),
+        None => true,
+    });
+    if before.get(Rule::Illegal) > 0 && missing.count() > 0 {
         plan.report.reason = Some(Reason::IllegalInstructions(before.get(Rule::Illegal)));
         return;
     }
@@ -240,7 +270,7 @@ fn mend(plan: &mut FunctionPlan, program: &Program, function: &Function<'_>, mod
         && !program.chip.is_rdna1()
         && let Some(descriptor) = function.descriptor.filter(|_| has_wide_local_accesses(program))
         && descriptor.workgroup_processor_mode()
-        && fits_one_compute_unit(&descriptor)
+        && spare::fits(spare.map_or(descriptor.resource1, |it| it.resource1), descriptor.wave64(), 1, limit)
     {
         plan.resource1 = Some(descriptor.resource1 & !KernelDescriptor::WORKGROUP_PROCESSOR_MODE);
         plan.report.mode_changed = true;
@@ -272,8 +302,15 @@ fn mend(plan: &mut FunctionPlan, program: &Program, function: &Function<'_>, mod
         plan.report.reason = Some(Reason::OtherEntry);
         return;
     }
-    match relayout::relayout(program, function.descriptor.is_some()) {
-        Ok(layout) => settle(plan, program, Change::Layout(layout), chip, context),
+    let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: spare.map(|it| it.first) };
+    match relayout::relayout(program, setting) {
+        Ok(layout) => {
+            settle(plan, program, Change::Layout(layout), chip, context);
+            if let (Treatment::Moved, Some(spare)) = (plan.report.treatment, spare) {
+                let resource1 = plan.resource1.unwrap_or(spare.resource1);
+                plan.resource1 = Some(resource1 & !spare::GRANULES | spare.resource1 & spare::GRANULES);
+            }
+        }
         Err(reason) => plan.report.reason = Some(reason),
     }
 }
@@ -301,13 +338,4 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
     plan.report.inserted = inserted;
     plan.report.treatment = treatment;
     plan.change = change;
-}
-
-/// Whether the largest workgroup that there can be (1024 lanes) has room on one compute unit: two vector units, each
-/// with 1024 registers for 32 lanes. Local memory is 64 KiB at most in either mode.
-fn fits_one_compute_unit(descriptor: &KernelDescriptor) -> bool {
-    let granules = (descriptor.resource1 & 0x3f) + 1;
-    // A wave of 64 lanes counts registers in fours and takes two of them for each.
-    let (registers, file, waves) = if descriptor.wave64() { (granules * 4, 512, 16) } else { (granules * 8, 1024, 32) };
-    2 * (file / registers).min(20) >= waves
 }

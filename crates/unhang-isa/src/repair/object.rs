@@ -1,7 +1,8 @@
 //! A code object with mended functions: the changes put into a copy of the file.
 
 use super::{Change, FunctionPlan, ObjectRepair, Reason, Treatment};
-use crate::elf::{CodeObject, KernelDescriptor, section_headers, u16_at, u32_at, u64_at};
+use crate::elf::{CodeObject, FUNCTION, KernelDescriptor, section_headers, u16_at, u32_at, u64_at};
+use crate::opcode::S_CODE_END;
 
 const LOAD: u32 = 1;
 const PROGRAM_HEADER: u32 = 6;
@@ -10,7 +11,7 @@ const PAGE: u64 = 4096;
 /// Where the hardware can start a kernel.
 const ENTRY_ALIGNMENT: usize = 256;
 /// `s_code_end`: what stands behind code, since instructions are fetched before it is known that they are not reached.
-const CODE_END: u32 = 0xbf9f_0000;
+const CODE_END: u32 = S_CODE_END.with_immediate(0);
 /// `R_AMDGPU_RELATIVE64`
 const RELATIVE64: u32 = 13;
 
@@ -213,20 +214,31 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Every symbol of a function that moved, in every table.
+    /// Every symbol of a function that moved, in every table. Functions that stay get their size if they had none:
+    /// where it ended at the next function, that one may be gone now.
     fn aim_symbols(&self, out: &mut [u8], moves: &[Move]) {
-        const FUNCTION: u8 = 2;
+        let functions = &self.object.functions;
+        let size_of = |address: u64| {
+            let place = functions.binary_search_by_key(&address, |function| function.address).ok()?;
+            Some(functions[place].code.len() as u64)
+        };
         for section in section_headers(self.object.bytes()).unwrap_or_default() {
             if !section.is_symbol_table() {
                 continue;
             }
             let Some(table) = self.object.section_bytes(&section) else { continue };
             for (place, entry) in table.chunks_exact(24).enumerate() {
-                let Some(moved) = u64_at(entry, 8).and_then(|address| find(moves, address)) else { continue };
+                let Some((address, size)) = u64_at(entry, 8).zip(u64_at(entry, 16)) else { continue };
                 if entry[4] & 15 != FUNCTION || entry[6..8] == [0, 0] {
                     continue;
                 }
                 let at = section.offset as usize + place * 24;
+                let Some(moved) = find(moves, address) else {
+                    if let (0, Some(size)) = (size, size_of(address)) {
+                        put(out, at + 16, &size.to_le_bytes());
+                    }
+                    continue;
+                };
                 put(out, at + 6, &(self.section_count as u16).to_le_bytes());
                 put(out, at + 8, &moved.to.to_le_bytes());
                 put(out, at + 16, &moved.size.to_le_bytes());

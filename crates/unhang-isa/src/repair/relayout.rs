@@ -4,34 +4,33 @@
 //! branches to that instruction land before the insertion. Then relative branches are aimed at where their targets
 //! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
 
-use super::{NOP, Reason, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES};
+use super::{
+    NOP, Reason, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES, substitute,
+};
 use crate::audit::{Rule, WorkAround, work_arounds};
-use crate::registers::Source;
+use crate::liveness::{Values, are_dead};
+use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64};
+use crate::pc_relative::{Form, Reference};
 use crate::table::{Field, Format};
-use crate::{Class, Instruction, Program, ScalarSet};
+use crate::{Chip, Instruction, Program};
 
-/// An address that code computes from its own: `s_getpc_b64`, `s_add_u32`, `s_addc_u32`.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Reference {
-    /// The three instructions.
-    get: u32,
-    low: u32,
-    high: u32,
-    /// From the end of `s_getpc` to what is meant.
-    distance: i64,
-}
-
-/// The same in code that was laid out: places in bytes from its start.
+/// An address that code computes from its own, in code that was laid out: places in bytes from its start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlacedReference {
     /// The end of `s_getpc`: the address that it gives.
     pub origin: u32,
-    /// Where the constant of `s_add_u32` lies.
-    pub low: u32,
-    /// Where the constant of `s_addc_u32` lies.
-    pub high: u32,
+    /// Where the words of the offset lie.
+    constants: Constants,
     /// What is meant, in bytes from the start of the function as it was.
     pub target: i64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Constants {
+    /// The lower and the upper half.
+    Split { low: u32, high: u32 },
+    /// One word, to which the code adds this.
+    Sum { at: u32, addend: i32 },
 }
 
 /// A function that was laid out.
@@ -44,95 +43,47 @@ pub(super) struct Layout {
     pub inserted: u32,
 }
 
-fn scalar_operand(instruction: &Instruction, field: Field) -> Option<u8> {
-    match instruction.definition.operand(field).map(|slot| instruction.operand(slot)) {
-        Some(Source::Scalar(register)) => Some(register),
-        _ => None,
-    }
-}
-
-fn constant_operand(instruction: &Instruction) -> Option<i64> {
-    match instruction.definition.operand(Field::Source1).map(|slot| instruction.operand(slot)) {
-        Some(Source::Literal(value)) => Some(value as i32 as i64),
-        Some(Source::Integer(value)) => Some(value as i64),
-        _ => None,
-    }
-}
-
-/// Every use of `s_getpc` in a program, or the first that is not understood.
-pub(super) fn references(program: &Program) -> Result<Vec<Reference>, Reason> {
-    let mut found = Vec::new();
-    for (get, instruction) in program.instructions.iter().enumerate() {
-        if !instruction.is(Format::Sop1, 0x1f) {
-            continue;
-        }
-        let unknown = Reason::UnknownAddress { offset: program.offsets[get] };
-        found.push(reference(program, get).ok_or(unknown)?);
-    }
-    Ok(found)
-}
-
-fn reference(program: &Program, get: usize) -> Option<Reference> {
-    /// How far the additions may stand from `s_getpc`; compilers put them right behind it.
-    const REACH: usize = 16;
-    let pair = scalar_operand(&program.instructions[get], Field::Destination)?;
-    let registers = ScalarSet::range(pair, 2);
-    let block = program.blocks.partition_point(|block| block.first as usize <= get).checked_sub(1)?;
-    let end = (program.blocks[block].end as usize).min(get + REACH);
-    let adds = |instruction: &Instruction, opcode: u16, register: u8| {
-        instruction.is(Format::Sop2, opcode)
-            && scalar_operand(instruction, Field::Destination) == Some(register)
-            && scalar_operand(instruction, Field::Source0) == Some(register)
-    };
-    let mut low = None;
-    for index in get + 1..end {
-        let instruction = &program.instructions[index];
-        match low {
-            None if adds(instruction, 0x00, pair) => low = Some((index, constant_operand(instruction)?)),
-            Some((low, low_constant)) if adds(instruction, 0x04, pair + 1) => {
-                let distance = constant_operand(instruction)? << 32 | low_constant & 0xffff_ffff;
-                return Some(Reference { get: get as u32, low: low as u32, high: index as u32, distance });
-            }
-            _ => {
-                let effects = instruction.effects(program.wave64);
-                let touches = (effects.reads | effects.writes | effects.mask_writes).meets(registers);
-                // Between the two additions the carry must not be lost; SOPP does not write it.
-                let carry = low.is_some() && effects.class == Class::Scalar && instruction.format() != Format::Sopp;
-                if touches || carry {
-                    return None;
-                }
-            }
-        }
-    }
-    None
-}
-
 /// Whether the function can stand anywhere else: nothing in it may depend on where it stands in a way that is not
 /// understood.
-fn movable(program: &Program, is_kernel: bool, references: &[Reference]) -> Result<(), Reason> {
+fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
     if program.stray_branches > 0 {
         return Err(Reason::StrayBranch);
+    }
+    let unknown = |index: u32| Reason::UnknownAddress { offset: program.offsets[index as usize] };
+    if let Some(&get) = program.unknown_addresses.first() {
+        return Err(unknown(get));
+    }
+    for reference in &program.references {
+        if matches!(reference.form, Form::Sum { .. }) && !is_spent(program, reference) {
+            return Err(unknown(reference.get));
+        }
     }
     if program.unresolved_jumps == 0 && program.calls == 0 {
         return Ok(());
     }
+    let resolved: Vec<u32> = program.references.iter().flat_map(|it| it.jumps).flatten().collect();
     for (index, instruction) in program.instructions.iter().enumerate() {
         let offset = program.offsets[index];
-        match (instruction.format(), instruction.definition.opcode) {
-            // s_call_b64, which compilers do not emit.
-            (Format::Sopk, 0x16) => return Err(Reason::UnresolvedJump { offset }),
-            (Format::Sop1, 0x20) if program.unresolved_jumps > 0 => {
-                let resolved = references.iter().any(|reference| reference.high as usize + 1 == index);
-                // A function that is called returns to the address in s[30:31], wherever that is.
-                let returns = !is_kernel && instruction.bits(0, 8) == 30;
-                if !resolved && !returns {
-                    return Err(Reason::UnresolvedJump { offset });
-                }
+        // s_call_b64, which compilers do not emit.
+        if instruction.is(S_CALL_B64) {
+            return Err(Reason::UnresolvedJump { offset });
+        }
+        if instruction.is(S_SETPC_B64) && program.unresolved_jumps > 0 {
+            // A function that is called returns to the address in s[30:31], wherever that is.
+            let returns = !is_kernel && instruction.bits(0, 8) == 30;
+            if !resolved.contains(&(index as u32)) && !returns {
+                return Err(Reason::UnresolvedJump { offset });
             }
-            _ => {}
         }
     }
     Ok(())
+}
+
+/// Whether nobody reads the registers of a long branch where it lands: they hold other numbers when the code has moved.
+fn is_spent(program: &Program, reference: &Reference) -> bool {
+    let landing = usize::try_from(program.referred(reference)).ok().and_then(|target| program.index_at(target));
+    let values = Values { scalars: reference.registers, scc: false };
+    landing.is_some_and(|landing| are_dead(program, landing as usize, values))
 }
 
 /// Words that take the place of an instruction.
@@ -154,8 +105,7 @@ fn flat_without_offset(instruction: &Instruction) -> Option<Vec<u32>> {
     if meets(instruction.high_bits(8, 8), width(Field::Source1)) > 0 || overwritten == 1 || address > 254 {
         return None;
     }
-    // v_mad_i64_i32 v[address:address+1], null, amount, 1, v[address:address+1]
-    let add = |amount: i32| [0xd577_7d00 | address, 0xff | 129 << 9 | (256 + address) << 18, amount as u32];
+    let add = |amount: i32| add_to_address(address, address, amount);
     let mut words = add(offset).to_vec();
     words.push(instruction.first_word() & !0xfff);
     words.push(instruction.second_word());
@@ -163,6 +113,20 @@ fn flat_without_offset(instruction: &Instruction) -> Option<Vec<u32>> {
         words.extend(add(-offset));
     }
     Some(words)
+}
+
+/// `v_mad_i64_i32 v[to:to+1], null, amount, 1, v[from:from+1]`
+fn add_to_address(to: u32, from: u32, amount: i32) -> [u32; 3] {
+    [0xd577_7d00 | to, 0xff | 129 << 9 | (256 + from) << 18, amount as u32]
+}
+
+/// A flat access whose address with its offset is in two registers that nobody uses.
+fn flat_through(instruction: &Instruction, spare: u8) -> Vec<u32> {
+    let (address, spare) = (instruction.high_bits(0, 8), spare as u32);
+    let mut words = add_to_address(spare, address, instruction.flat_offset()).to_vec();
+    words.push(instruction.first_word() & !0xfff);
+    words.push(instruction.second_word() & !0xff | spare);
+    words
 }
 
 fn work_around_word(program: &Program, work_around: WorkAround) -> u32 {
@@ -179,35 +143,76 @@ fn work_around_word(program: &Program, work_around: WorkAround) -> u32 {
     }
 }
 
-/// Lays a function out anew.
-pub(super) fn relayout(program: &Program, is_kernel: bool) -> Result<Layout, Reason> {
-    let references = references(program)?;
-    movable(program, is_kernel, &references)?;
-    let mut replacements: Vec<Replacement> = Vec::new();
-    for (index, instruction) in program.instructions.iter().enumerate() {
-        if instruction.is(Format::Sopp, 0x20) {
-            replacements.push(Replacement { index: index as u32, words: vec![NOP] });
-        } else if instruction.format() == Format::Flat
-            && instruction.flat_offset() != 0
-            && let Some(words) = flat_without_offset(instruction)
-        {
-            replacements.push(Replacement { index: index as u32, words });
+/// The fields of SOP2's sources, saying that a word behind the instruction holds the value.
+const SOURCE_0_LITERAL: u32 = 0xff;
+const SOURCE_1_LITERAL: u32 = 0xff00;
+
+/// What is known of a function beside its code.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Setting {
+    /// Whether it is a kernel, and not something that kernels call.
+    pub is_kernel: bool,
+    /// The chip on which it will run.
+    pub chip: Chip,
+    /// The first of the vector registers that it does not use: as many as [`spare_registers`] says.
+    pub spare: Option<u8>,
+}
+
+/// How many vector registers the layout of a function needs beside those that it uses.
+pub(super) fn spare_registers(program: &Program, chip: Chip) -> u32 {
+    let needs = |instruction: &Instruction| {
+        if !instruction.definition.exists_on(chip) {
+            substitute::spare_registers(instruction).unwrap_or(0)
+        } else if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
+            if flat_without_offset(instruction).is_some() { 0 } else { 2 }
+        } else {
+            0
         }
+    };
+    program.instructions.iter().map(needs).max().unwrap_or(0)
+}
+
+/// What takes the place of an instruction that is wrong wherever it stands.
+fn replacement(instruction: &Instruction, setting: Setting) -> Option<Vec<u32>> {
+    if instruction.is(S_INST_PREFETCH) {
+        Some(vec![NOP])
+    } else if !instruction.definition.exists_on(setting.chip) {
+        substitute::words(instruction, setting.spare.unwrap_or(0))
+    } else if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
+        flat_without_offset(instruction).or_else(|| Some(flat_through(instruction, setting.spare?)))
+    } else {
+        None
     }
+}
+
+/// Lays a function out anew.
+pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Reason> {
+    movable(program, setting.is_kernel)?;
+    let instructions = program.instructions.iter().zip(0..);
+    let mut replacements: Vec<Replacement> = instructions
+        .filter_map(|(instruction, index)| Some(Replacement { index, words: replacement(instruction, setting)? }))
+        .collect();
     let mut insertions: Vec<(u32, u32)> = work_arounds(program)
         .into_iter()
         .map(|work_around| (work_around.index, work_around_word(program, work_around)))
         .collect();
     keep_clauses(program, &mut insertions, &mut replacements);
-    for reference in &references {
-        for (index, constant) in [(reference.low, reference.distance), (reference.high, reference.distance >> 32)] {
-            // With the constant in a word of its own, whatever it was before.
-            let word = program.instructions[index as usize].first_word() & !0xff00 | 0xff00;
-            replacements.push(Replacement { index, words: vec![word, constant as u32] });
+    for reference in &program.references {
+        // With the constant in a word of its own, whatever it was before; its value comes when all is placed.
+        let mut widen = |index: u32, field: u32| {
+            let word = program.instructions[index as usize].first_word() | field;
+            replacements.push(Replacement { index, words: vec![word, 0] });
+        };
+        match reference.form {
+            Form::Split { low, high } => {
+                widen(low, SOURCE_1_LITERAL);
+                widen(high, SOURCE_1_LITERAL);
+            }
+            Form::Sum { at, .. } => widen(at, SOURCE_0_LITERAL),
         }
     }
     replacements.sort_by_key(|replacement| replacement.index);
-    Draft { program, insertions, replacements, inserted: 0 }.settle(&references)
+    Draft { program, insertions, replacements, inserted: 0 }.settle()
 }
 
 /// Nothing may stand inside a clause that is not of its kind. What belongs before its first instruction goes before the
@@ -222,7 +227,7 @@ fn keep_clauses(program: &Program, insertions: &mut [(u32, u32)], replacements: 
         while insertions.get(next_insertion).is_some_and(|insertion| insertion.0 <= index) {
             next_insertion += 1;
         }
-        if !instruction.is(Format::Sopp, 0x21) {
+        if !instruction.is(S_CLAUSE) {
             continue;
         }
         let first = index + 1;
@@ -247,20 +252,13 @@ struct Draft<'a> {
     inserted: u32,
 }
 
-/// Where a branch goes, as an instruction's place.
-fn branch_target(program: &Program, index: usize) -> Option<usize> {
-    let instruction = &program.instructions[index];
-    let target = program.offsets[index] as i64 + instruction.size() as i64 + instruction.branch_distance()?;
-    program.index_at(usize::try_from(target).ok()?).map(|target| target as usize)
-}
-
 impl Draft<'_> {
     /// Finds a layout in which no branch has the distance 0x3f, and writes it out.
-    fn settle(mut self, references: &[Reference]) -> Result<Layout, Reason> {
+    fn settle(mut self) -> Result<Layout, Reason> {
         let program = self.program;
         let branches: Vec<(usize, usize)> = (0..program.instructions.len())
             .filter(|&index| program.instructions[index].branch_distance().is_some())
-            .map(|index| Some((index, branch_target(program, index)?)))
+            .map(|index| Some((index, program.branch_target(index)? as usize)))
             .collect::<Option<_>>()
             .ok_or(Reason::StrayBranch)?;
         self.inserted = self.insertions.len() as u32;
@@ -281,7 +279,7 @@ impl Draft<'_> {
                 }
             }
             if added.is_empty() {
-                return self.write(&starts, &bodies, &branches, references);
+                return self.write(&starts, &bodies, &branches);
             }
             self.inserted += added.len() as u32;
             // In front of what is already inserted there, so right behind the branch.
@@ -314,13 +312,7 @@ impl Draft<'_> {
         (starts, bodies)
     }
 
-    fn write(
-        &self,
-        starts: &[u32],
-        bodies: &[u32],
-        branches: &[(usize, usize)],
-        references: &[Reference],
-    ) -> Result<Layout, Reason> {
+    fn write(&self, starts: &[u32], bodies: &[u32], branches: &[(usize, usize)]) -> Result<Layout, Reason> {
         let program = self.program;
         let mut code = Vec::with_capacity(bodies.last().copied().unwrap_or(0) as usize);
         let (mut insertions, mut replacements) =
@@ -342,21 +334,16 @@ impl Draft<'_> {
             }
         }
         let mut outside = Vec::new();
-        for reference in references {
-            let target = (program.offsets[reference.get as usize] as i64 + 4).wrapping_add(reference.distance);
-            let placed = PlacedReference {
-                origin: bodies[reference.get as usize] + 4,
-                low: bodies[reference.low as usize] + 4,
-                high: bodies[reference.high as usize] + 4,
-                target,
-            };
-            match usize::try_from(target).ok().filter(|&target| target < program.size()) {
+        for reference in &program.references {
+            let unknown = || Reason::UnknownAddress { offset: program.offsets[reference.get as usize] };
+            let placed = PlacedReference::new(program, reference, |index| bodies[index as usize]);
+            match usize::try_from(placed.target).ok().filter(|&target| target < program.size()) {
                 Some(within) => {
-                    let index = program
-                        .index_at(within)
-                        .ok_or(Reason::UnknownAddress { offset: program.offsets[reference.get as usize] })?;
+                    let index = program.index_at(within).ok_or_else(unknown)?;
                     placed.aim(&mut code, starts[index as usize] as i64 - placed.origin as i64);
                 }
+                // Long branches stay within a function.
+                None if matches!(placed.constants, Constants::Sum { .. }) => return Err(unknown()),
                 None => outside.push(placed),
             }
         }
@@ -365,39 +352,49 @@ impl Draft<'_> {
 }
 
 impl PlacedReference {
-    /// Writes the distance from the origin to what is meant.
-    pub fn aim(&self, code: &mut [u8], distance: i64) {
-        for (at, value) in [(self.low, distance), (self.high, distance >> 32)] {
+    /// A reference in code where each instruction stands at a place of its own.
+    fn new(program: &Program, reference: &Reference, place: impl Fn(u32) -> u32) -> PlacedReference {
+        let literal = |index: u32| place(index) + 4;
+        let constants = match reference.form {
+            Form::Split { low, high } => Constants::Split { low: literal(low), high: literal(high) },
+            Form::Sum { at, addend } => Constants::Sum { at: literal(at), addend },
+        };
+        PlacedReference { origin: place(reference.get) + 4, constants, target: program.referred(reference) }
+    }
+
+    /// Writes the offset from the origin to what is meant.
+    pub fn aim(&self, code: &mut [u8], offset: i64) {
+        let mut put = |at: u32, value: u32| {
             if let Some(bytes) = code.get_mut(at as usize..at as usize + 4) {
-                bytes.copy_from_slice(&(value as u32).to_le_bytes());
+                bytes.copy_from_slice(&value.to_le_bytes());
             }
+        };
+        match self.constants {
+            Constants::Split { low, high } => {
+                put(low, offset as u32);
+                put(high, (offset >> 32) as u32);
+            }
+            Constants::Sum { at, addend } => put(at, (offset as u32).wrapping_sub(addend as u32)),
         }
     }
 }
 
 /// The references of a function that stays where it is, if their constants are in words of their own.
 pub(super) fn references_in_place(program: &Program) -> Vec<PlacedReference> {
-    let Ok(references) = references(program) else { return Vec::new() };
     let has_literal = |index: u32| program.instructions[index as usize].size() == 8;
-    references
-        .into_iter()
-        .filter(|reference| has_literal(reference.low) && has_literal(reference.high))
-        .map(|reference| {
-            let at = |index: u32| program.offsets[index as usize] + 4;
-            PlacedReference {
-                origin: at(reference.get),
-                low: at(reference.low),
-                high: at(reference.high),
-                target: (at(reference.get) as i64).wrapping_add(reference.distance),
-            }
-        })
+    program
+        .references
+        .iter()
+        .filter(
+            |reference| matches!(reference.form, Form::Split { low, high } if has_literal(low) && has_literal(high)),
+        )
+        .map(|reference| PlacedReference::new(program, reference, |index| program.offsets[index as usize]))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Chip;
 
     /// `s_mov_b32 s4, exec_lo`, a branch over the rest, a comparison that wants a wait, and padding.
     fn program(padding: usize) -> Program {
@@ -409,18 +406,20 @@ mod tests {
         Program::decode(&bytes, Chip::Gfx1030, false).unwrap()
     }
 
+    const SETTING: Setting = Setting { is_kernel: true, chip: Chip::Gfx1010, spare: None };
+
     #[test]
     fn a_branch_that_no_longer_reaches_is_a_reason_to_stay() {
-        let layout = relayout(&program(32765), true).unwrap();
+        let layout = relayout(&program(32765), SETTING).unwrap();
         assert_eq!(layout.inserted, 1);
-        assert_eq!(relayout(&program(32766), true).unwrap_err(), Reason::BranchOutOfReach { offset: 4 });
+        assert_eq!(relayout(&program(32766), SETTING).unwrap_err(), Reason::BranchOutOfReach { offset: 4 });
     }
 
     #[test]
     fn a_branch_never_gets_the_distance_3f() {
         // 61 makes it 0x3e before and 0x3f with the wait.
         for (padding, inserted) in [(60, 1), (61, 2), (62, 1)] {
-            let layout = relayout(&program(padding), true).unwrap();
+            let layout = relayout(&program(padding), SETTING).unwrap();
             assert_eq!(layout.inserted, inserted, "{padding}");
             let mended = Program::decode(&layout.code, Chip::Gfx1030, false).unwrap();
             assert_ne!(mended.instructions[1].immediate(), 0x3f);

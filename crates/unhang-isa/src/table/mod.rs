@@ -11,6 +11,10 @@
 //!   `fmamk` and its kin, `o` marks two 8-bit offsets;
 //! * what: `v` vector register, `s` scalar register, `r` either of them or a constant;
 //! * how wide, in 32-bit registers: a digit, `g` for sixteen, `m` for a lane mask (one in wave32, two in wave64).
+//!
+//! Behind them stands what the instruction touches without naming it: `<` reads, `>` writes; `cc` SCC, `vc` VCC, `ex`
+//! EXEC, `m0` M0. That every vector and memory instruction reads EXEC is not said. `!` says where the program goes on:
+//! `br` at an offset or behind it, `jp` at an offset, `pc` at the address in a register, `ca` call, `en` nowhere.
 
 mod memory;
 mod scalar;
@@ -148,6 +152,23 @@ pub struct Slot {
     pub width: Width,
 }
 
+/// Where a program goes on behind an instruction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// At the next instruction.
+    Next,
+    /// At an offset or at the next instruction.
+    Branch,
+    /// At an offset.
+    Jump,
+    /// At the address in a register.
+    JumpRegister,
+    /// Elsewhere, and then at the next instruction.
+    Call,
+    /// Nowhere that the code shows.
+    End,
+}
+
 /// One instruction of the instruction set.
 #[derive(Debug)]
 pub struct Definition {
@@ -163,6 +184,20 @@ pub struct Definition {
     pub class: Class,
     /// Whether it is a vector instruction that writes scalar registers: a mask, EXEC, or one lane's value.
     pub writes_scalar: bool,
+    /// Where the program goes on behind it.
+    pub flow: Flow,
+    /// Whether it reads SCC, other than as a source that it names.
+    pub reads_scc: bool,
+    /// Whether it writes SCC.
+    pub writes_scc: bool,
+    /// Whether it reads VCC without a field for it, other than as an operand that assembly prints.
+    pub reads_vcc: bool,
+    /// Whether it is a scalar instruction that reads EXEC without a field for it.
+    pub reads_exec: bool,
+    /// Whether it is a scalar instruction that writes EXEC without a field for it.
+    pub writes_exec: bool,
+    /// Whether it reads M0 without a field for it, whatever its other fields say.
+    pub reads_m0: bool,
     /// Place in the table, for callers that keep a table of their own beside this one.
     pub index: u16,
     sets: u8,
@@ -268,6 +303,9 @@ const fn parse(format: Format, index: u16, row: Row) -> Definition {
     let mut count = 0;
     let mut two_offsets = false;
     let mut shape = 0;
+    let mut flow = Flow::Next;
+    let (mut reads_scc, mut writes_scc, mut reads_vcc) = (false, false, false);
+    let (mut reads_exec, mut writes_exec, mut reads_m0) = (false, false, false);
     // Every comparison writes a mask, if only EXEC.
     let mut writes_scalar = matches!(format, Format::Vopc) || matches!(format, Format::Vop3) && row.opcode < 0x100;
     let mut i = 0;
@@ -282,6 +320,24 @@ const fn parse(format: Format, index: u16, row: Row) -> Definition {
             b'k' => Field::Constant,
             b'o' => {
                 two_offsets = true;
+                i += 4;
+                continue;
+            }
+            b'<' | b'>' | b'!' => {
+                match (text[i], text[i + 1], text[i + 2]) {
+                    (b'<', b'c', b'c') => reads_scc = true,
+                    (b'>', b'c', b'c') => writes_scc = true,
+                    (b'<', b'v', b'c') => reads_vcc = true,
+                    (b'<', b'e', b'x') => reads_exec = true,
+                    (b'>', b'e', b'x') => writes_exec = true,
+                    (b'<', b'm', b'0') => reads_m0 = true,
+                    (b'!', b'b', b'r') => flow = Flow::Branch,
+                    (b'!', b'j', b'p') => flow = Flow::Jump,
+                    (b'!', b'p', b'c') => flow = Flow::JumpRegister,
+                    (b'!', b'c', b'a') => flow = Flow::Call,
+                    (b'!', b'e', b'n') => flow = Flow::End,
+                    _ => panic!("unknown effect in a signature"),
+                }
                 i += 4;
                 continue;
             }
@@ -323,6 +379,13 @@ const fn parse(format: Format, index: u16, row: Row) -> Definition {
         two_offsets,
         class: class(format),
         writes_scalar,
+        flow,
+        reads_scc,
+        writes_scc,
+        reads_vcc,
+        reads_exec,
+        writes_exec,
+        reads_m0,
         index,
         shape,
         sets: row.sets,
@@ -378,6 +441,31 @@ static INDEX: [[u16; INDEX_SIZE]; 4] = {
     }
     index
 };
+
+/// The number of an instruction in an encoding, by its name in any case and without the `_e32` or `_e64` of the table.
+pub(crate) const fn opcode_of(format: Format, name: &str) -> u16 {
+    let (_, _, rows) = FORMATS[format as usize];
+    let mut i = 0;
+    while i < rows.len() {
+        if is_called(rows[i].mnemonic.as_bytes(), name.as_bytes()) {
+            return rows[i].opcode;
+        }
+        i += 1;
+    }
+    panic!("the table has no instruction of this name in this encoding")
+}
+
+const fn is_called(mnemonic: &[u8], name: &[u8]) -> bool {
+    let mut i = 0;
+    while i < name.len() {
+        if i >= mnemonic.len() || !mnemonic[i].eq_ignore_ascii_case(&name[i]) {
+            return false;
+        }
+        i += 1;
+    }
+    // Nothing is left, or the length of the encoding.
+    mnemonic.len() == i || mnemonic.len() == i + 4 && mnemonic[i] == b'_' && mnemonic[i + 1] == b'e'
+}
 
 static BASES: [usize; FORMATS.len()] = {
     let mut bases = [0; FORMATS.len()];

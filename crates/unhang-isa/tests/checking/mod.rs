@@ -23,10 +23,30 @@ fn flat_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
     let offset = old.flat_offset();
     let access = new.get(1)?;
     let same = access.first_word() == old.first_word() & !0xfff && access.second_word() == old.second_word();
+    // Through two registers of its own, or in the registers of the address.
+    let elsewhere = new[0].definition.mnemonic == "v_mad_i64_i32"
+        && new[0].high_bits(18, 9) == 256 + (old.second_word() & 0xff)
+        && new[0].words().get(2) == Some(&(offset as u32))
+        && access.first_word() == old.first_word() & !0xfff
+        && access.second_word() == old.second_word() & !0xff | new[0].first_word() & 0xff;
+    if elsewhere && !same {
+        return Some(2);
+    }
     if !sum(0, offset) || !same {
         return None;
     }
     Some(if sum(2, -offset) { 3 } else { 2 })
+}
+
+/// A dot product that the chip lacks became multiply-adds of halves, or products of bytes and sums of them.
+fn dot_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
+    let parts: &[&str] = match old.definition.mnemonic {
+        "v_dot2c_f32_f16" => &["v_fma_mix_f32"; 2],
+        "v_dot4c_i32_i8" => &["v_mul_i32_i24", "v_add_nc_u32"].repeat(4),
+        _ => return None,
+    };
+    let same = new.len() >= parts.len() && parts.iter().zip(new).all(|(name, it)| it.definition.base_name() == *name);
+    same.then_some(parts.len())
 }
 
 /// How many instructions of `new` stand for an instruction, if its first ones can.
@@ -34,7 +54,9 @@ fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
     let candidate = new.first()?;
     let branch = instruction.branch_distance().is_some();
     let adds = instruction.format() == Format::Sop2 && matches!(instruction.definition.opcode, 0 | 4);
+    let sums = instruction.definition.mnemonic == "s_add_i32";
     let same = candidate.words() == instruction.words()
+        || sums && candidate.first_word() == instruction.first_word() | 0xff && candidate.size() == 8
         || branch && candidate.first_word() >> 16 == instruction.first_word() >> 16
         || adds && candidate.first_word() & !0xff00 == instruction.first_word() & !0xff00 && candidate.size() == 8
         // Prefetches and clauses that had to be given up.
@@ -46,7 +68,7 @@ fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
     } else if instruction.format() == Format::Flat {
         flat_group(instruction, new)
     } else {
-        None
+        dot_group(instruction, new)
     }
 }
 
@@ -92,6 +114,7 @@ fn check_function(object: &CodeObject<'_>, old: &Function<'_>, new: &Function<'_
     let after = Program::decode(new.code, chip, wave64).unwrap();
     let (starts, bodies) = align(&before, &after)
         .unwrap_or_else(|at| panic!("{}: what became of {}?", old.name, before.instructions[at].text(wave64)));
+    check_long_branches(&before, &after, &starts, &bodies);
     for (index, instruction) in before.instructions.iter().enumerate() {
         if let Some(distance) = instruction.branch_distance() {
             let target = before.offsets[index] as i64 + instruction.size() as i64 + distance;
@@ -106,6 +129,26 @@ fn check_function(object: &CodeObject<'_>, old: &Function<'_>, new: &Function<'_
             let goes = after.index_at(goes as usize).unwrap() as usize;
             // Anywhere between the end of the instruction before the target and the target.
             assert!((starts[target]..=bodies[target]).contains(&goes), "{}: branch at {index}", old.name);
+        }
+    }
+}
+
+/// Tensile's long branches add a constant and 4 to what the last `s_getpc_b64` gave.
+fn check_long_branches(before: &Program, after: &Program, starts: &[usize], bodies: &[usize]) {
+    let meant = |program: &Program, get: usize, add: usize| {
+        let base = program.offsets[get] as i64 + 4;
+        base + program.instructions[add].literal() as i32 as i64 + 4
+    };
+    let mut get = 0;
+    for (index, instruction) in before.instructions.iter().enumerate() {
+        if instruction.definition.mnemonic == "s_getpc_b64" {
+            get = index;
+        }
+        if instruction.first_word() & 0xff80_ffff == 0x8100_84ff && index - get < 4 {
+            let (old, new) = (meant(before, get, index), meant(after, bodies[get], bodies[index]));
+            let target = before.index_at(old as usize).unwrap() as usize;
+            let lands = after.index_at(new as usize).unwrap() as usize;
+            assert!((starts[target]..=bodies[target]).contains(&lands), "the long branch at {index}");
         }
     }
 }

@@ -199,6 +199,8 @@ pub fn retag(object: &[u8], from: Chip, to: Chip) -> Result<Vec<u8>, ObjectError
     // e_flags of a 64-bit ELF file. RDNA2 has no xnack, so the bits for it go too.
     let features = if to.is_rdna1() { code.flags & 0xf00 } else { 0 };
     tagged[48..52].copy_from_slice(&(u32::from(to.machine()) | features).to_le_bytes());
+    // So that the shield knows what the code really is.
+    unhang_isa::elf::mark(&mut tagged, from);
     if let Some(target) = target {
         let (old, new) = (from.name().as_bytes(), to.name().as_bytes());
         let at = note

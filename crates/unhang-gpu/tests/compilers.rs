@@ -157,6 +157,8 @@ fn retagging_changes_the_tags_and_not_the_code() {
     let (before, after) = (CodeObject::parse(&object).unwrap(), CodeObject::parse(&tagged).unwrap());
     assert_eq!(after.chip(), Some(Chip::Gfx1030));
     assert_eq!(after.flags, 0x36);
+    assert_eq!(CodeObject::marked_chip(&tagged), Some(Chip::Gfx1010));
+    assert_eq!(CodeObject::marked_chip(&object), None);
     assert_eq!(before.functions.len(), after.functions.len());
     for (old, new) in before.functions.iter().zip(&after.functions) {
         assert_eq!((old.name, old.code), (new.name, new.code));

@@ -108,6 +108,18 @@ impl Chip {
         matches!(self, Chip::Gfx1010 | Chip::Gfx1011 | Chip::Gfx1012 | Chip::Gfx1013)
     }
 
+    /// The RDNA1 chip of an AMD display controller by its PCI device id, from the kernel's amdgpu driver: what there is to
+    /// go by where KFD does not name the chip (before Linux 5.17).
+    pub fn rdna1_by_pci_device(device: u16) -> Option<Chip> {
+        match device {
+            0x7310 | 0x7312 | 0x7318..=0x731b | 0x731e | 0x731f => Some(Chip::Gfx1010),
+            0x7360 | 0x7362 => Some(Chip::Gfx1011),
+            0x7340 | 0x7341 | 0x7347 | 0x734f => Some(Chip::Gfx1012),
+            0x13db | 0x13f9..=0x13fc | 0x13fe | 0x143f => Some(Chip::Gfx1013),
+            _ => None,
+        }
+    }
+
     /// Chips with the same instruction set share a number; the instruction table is indexed by it.
     pub(crate) fn instruction_set(self) -> usize {
         match self {

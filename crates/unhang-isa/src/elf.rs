@@ -37,6 +37,18 @@ pub enum ElfError {
 /// `EM_AMDGPU`.
 pub const MACHINE_AMDGPU: u16 = 224;
 
+/// The padding of the ELF identification, which readers ignore: `unhang`, then an `EF_AMDGPU_MACH` number.
+const MARK: std::ops::Range<usize> = 9..16;
+const MARK_NAME: &[u8] = b"unhang";
+
+/// Marks an object whose flags name another chip than the one that its code was compiled for.
+pub fn mark(object: &mut [u8], chip: Chip) {
+    if let Some(place) = object.get_mut(MARK) {
+        place[..MARK_NAME.len()].copy_from_slice(MARK_NAME);
+        place[MARK_NAME.len()] = chip.machine();
+    }
+}
+
 /// A code object.
 #[derive(Clone, Debug)]
 pub struct CodeObject<'a> {
@@ -243,6 +255,12 @@ impl<'a> CodeObject<'a> {
     pub fn chip_of(bytes: &[u8]) -> Option<Chip> {
         let gpu = bytes.starts_with(b"\x7fELF\x02\x01") && u16_at(bytes, 18)? == MACHINE_AMDGPU;
         Chip::from_machine(u32_at(bytes, 48).filter(|_| gpu)? as u8)
+    }
+
+    /// The chip that the code of a retagged object was really compiled for, if [`mark`] was told.
+    pub fn marked_chip(bytes: &[u8]) -> Option<Chip> {
+        let (name, machine) = bytes.get(MARK)?.split_at_checked(MARK_NAME.len())?;
+        Chip::from_machine(*machine.first()?).filter(|_| name == MARK_NAME)
     }
 
     /// The chip for which the code was compiled; `None` if it is not of the gfx10 family.

@@ -327,16 +327,29 @@ impl Profile {
 
     /// The same for fish.
     pub fn guarded_fish(&self) -> String {
+        let devices: Vec<String> =
+            crate::chips::affected_devices().into_iter().map(|device| format!("0x{device:04x}")).collect();
         let mut text = format!(
             "{OUR_MARK}: profile {}, {}.\n# `unhang env uninstall` removes it. Does nothing without an RDNA1 card.\n\
+             set -l unhang_card\n\
              for unhang_path in \"$UNHANG_ROOT\"/sys/class/kfd/kfd/topology/nodes/*/properties\n    \
-             if string match -qr '^gfx_target_version 10010[0-3]$' <$unhang_path\n",
-            self.name, self.summary
+                 string match -qr '^gfx_target_version 10010[0-3]$' <$unhang_path; and set unhang_card yes\n\
+             end\n\
+             # Kernels before 5.17 do not tell the chip there: ask for the ids of display controllers.\n\
+             for unhang_path in \"$UNHANG_ROOT\"/sys/bus/pci/devices/*\n    \
+                 test -r $unhang_path/class -a -r $unhang_path/vendor -a -r $unhang_path/device; or continue\n    \
+                 string match -q '0x03*' <$unhang_path/class; and string match -q 0x1002 <$unhang_path/vendor\n    \
+                 and string match -qr '^({})$' <$unhang_path/device; and set unhang_card yes\n\
+             end\n\
+             if test -n \"$unhang_card\"\n",
+            self.name,
+            self.summary,
+            devices.join("|"),
         );
         for line in self.print_lines(Shell::Fish, false).lines().skip(1) {
-            text.push_str(&format!("        {line}\n"));
+            text.push_str(&format!("    {line}\n"));
         }
-        text.push_str("    end\nend\n");
+        text.push_str("end\n");
         text
     }
 

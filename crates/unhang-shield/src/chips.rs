@@ -19,15 +19,23 @@ fn find_in(root: &Path) -> Option<Chip> {
         .min()
 }
 
-/// The chip of a node's properties, lines like `gfx_target_version 100100`: ten, one, nought in pairs of digits.
+/// The chip of a node's properties: lines like `gfx_target_version 100100` (ten, one, nought in pairs of digits), or
+/// before Linux 5.17 the PCI ids alone, `vendor_id 4098` and `device_id 29471`.
 fn rdna1(properties: &str) -> Option<Chip> {
-    let version = properties.lines().find_map(|line| line.strip_prefix("gfx_target_version "))?.trim();
-    match version {
-        "100100" => Some(Chip::Gfx1010),
-        "100101" => Some(Chip::Gfx1011),
-        "100102" => Some(Chip::Gfx1012),
-        "100103" => Some(Chip::Gfx1013),
-        _ => None,
+    const AMD: u32 = 0x1002;
+    let value = |name: &str| {
+        let words = properties.lines().filter_map(|line| line.split_once(' '));
+        words.filter(|(it, _)| *it == name).find_map(|(_, value)| value.trim().parse::<u32>().ok())
+    };
+    match value("gfx_target_version") {
+        Some(100_100) => Some(Chip::Gfx1010),
+        Some(100_101) => Some(Chip::Gfx1011),
+        Some(100_102) => Some(Chip::Gfx1012),
+        Some(100_103) => Some(Chip::Gfx1013),
+        Some(_) => None,
+        // A node without vector units is a CPU.
+        None if value("simd_count")? == 0 || value("vendor_id")? != AMD => None,
+        None => Chip::rdna1_by_pci_device(u16::try_from(value("device_id")?).ok()?),
     }
 }
 
@@ -49,5 +57,18 @@ mod tests {
         assert_eq!(add("1", "100300"), None, "RDNA2");
         assert_eq!(add("2", "100102"), Some(Chip::Gfx1012));
         assert_eq!(add("3", "100100"), Some(Chip::Gfx1010));
+    }
+
+    #[test]
+    fn before_linux_5_17_the_pci_ids_tell_the_chip() {
+        let node = |simds: u32, vendor: u32, device: u32| {
+            rdna1(&format!("simd_count {simds}\nvendor_id {vendor}\ndevice_id {device}\n"))
+        };
+        assert_eq!(node(72, 0x1002, 0x731f), Some(Chip::Gfx1010));
+        assert_eq!(node(44, 0x1002, 0x7340), Some(Chip::Gfx1012));
+        assert_eq!(node(80, 0x1002, 0x13fe), Some(Chip::Gfx1013));
+        assert_eq!(node(144, 0x1002, 0x73bf), None, "RDNA2");
+        assert_eq!(node(72, 0x10de, 0x731f), None, "another vendor");
+        assert_eq!(node(0, 0x1002, 0x731f), None, "a CPU");
     }
 }

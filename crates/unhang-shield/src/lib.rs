@@ -20,9 +20,10 @@ mod log;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use unhang_isa::Chip;
+use unhang_isa::audit::{Context, audit};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{ObjectRepair, Options, repair_object};
+use unhang_isa::{Chip, Program};
 
 pub use hsa::{OnLoad, OnUnload};
 
@@ -42,10 +43,23 @@ fn chip() -> Option<Chip> {
     })
 }
 
+/// Whether an object is marked as code for an RDNA1 chip under another chip's name, as unhang's own kernels are under a
+/// spoof, and the audit agrees. The mark alone is not believed.
+fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
+    let Some(target) = CodeObject::marked_chip(object).filter(|marked| marked.is_rdna1()) else { return false };
+    let Ok(code) = CodeObject::parse(object) else { return false };
+    code.functions.iter().all(|function| {
+        let mode = code.mode_of(function);
+        let context = Context { workgroup_processor_mode: mode.workgroup_processor };
+        Program::decode(function.code, target, mode.wave64)
+            .is_ok_and(|program| audit(&program, chip, context).is_empty())
+    })
+}
+
 /// What the runtime gets in place of an object: `None` if it stays as it is.
 fn mend(object: &[u8]) -> Option<&'static [u8]> {
     let chip = chip()?;
-    if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() {
+    if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() || is_ours_and_safe(object, chip) {
         return None;
     }
     cache::find_or_insert(object, chip, || {
@@ -53,11 +67,7 @@ fn mend(object: &[u8]) -> Option<&'static [u8]> {
         match repair_object(object, Options { chip, keep_size: false }) {
             Ok(repair) => {
                 log::line(format_args!("{}, {:.1} ms", summary(object, &repair), start.elapsed().as_secs_f64() * 1e3));
-                for function in &repair.functions {
-                    if let Some(reason) = &function.reason {
-                        log::line(format_args!("  {} stays unsafe: {reason}", function.name));
-                    }
-                }
+                log::name_what_is_left(&repair, chip);
                 repair.bytes
             }
             Err(error) => {

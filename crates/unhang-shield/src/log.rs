@@ -1,10 +1,15 @@
 //! What the shield did, if somebody wants to know.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use unhang_isa::Chip;
+use unhang_isa::repair::ObjectRepair;
 
 /// Appends a line to the file that `UNHANG_SHIELD_LOG` names; `stderr` means standard error. A log that cannot be
 /// written is no reason to trouble the process.
@@ -25,4 +30,30 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
 fn open(path: &Path) -> std::io::Result<File> {
     let flags = (unhang_guard::folder::NOFOLLOW_NONBLOCK) as i32;
     OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
+}
+
+/// Names that were told, so that each is told once in a process.
+static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+
+/// Names the functions that stay unsafe: each with its reason in the log, and the first of an object on standard error,
+/// where people see it who asked for no log.
+pub(crate) fn name_what_is_left(repair: &ObjectRepair, chip: Chip) {
+    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let told = told.get_or_insert_default();
+    let left = repair.functions.iter().filter_map(|function| Some((function, function.reason.as_ref()?)));
+    let new: Vec<_> = left.filter(|(function, _)| told.insert(function.name.clone())).collect();
+    for (function, reason) in &new {
+        line(format_args!("  {} stays unsafe: {reason}", function.name));
+    }
+    let Some((function, reason)) = new.first() else { return };
+    let name: String = function.name.chars().filter(|it| !it.is_control()).take(80).collect();
+    let others = match new.len() - 1 {
+        0 => String::new(),
+        count => format!(", and {count} others (UNHANG_SHIELD_LOG=FILE lists them)"),
+    };
+    let text = format!(
+        "unhang: a kernel that was loaded stays unsafe on this {chip}: {name}: {reason}{others}. It matters only if it is \
+         launched; docs/repair.md says what avoids it.\n"
+    );
+    let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -142,6 +142,7 @@ fn run_part(part: &str, card: &str, settings: &[(&str, &Path)]) -> String {
 fn in_a_process_of_its_own() {
     match std::env::var("UNHANG_SHIELD_PART").as_deref() {
         Ok("mends") => part_mends(),
+        Ok("marks") => part_marks(),
         Ok("threads") => part_threads(),
         Ok("passes") => part_passes(),
         Ok(other) => panic!("no part {other}"),
@@ -155,6 +156,37 @@ fn objects_are_mended_on_an_affected_card() {
     assert!(log.contains("the card is a gfx1010"), "{log}");
     assert!(log.contains("gfx1030 object of 14144 bytes: 8 functions, 28 findings, 0 left"), "{log}");
     assert!(log.contains("left_illegal stays unsafe"), "{log}");
+}
+
+#[test]
+fn our_own_objects_pass_in_silence_if_the_audit_agrees_with_their_mark() {
+    let log = run_part("marks", "100100", &[]);
+    assert_eq!(log.matches(" object of ").count(), 1, "only the one that lies: {log}");
+}
+
+fn part_marks() {
+    let library = library();
+    let mut runtime = Runtime::new(1, 1016);
+    assert!(runtime.load(&library));
+    let mut ours = NATIVE.to_vec();
+    ours[48] = Chip::Gfx1030.machine();
+    unhang_isa::elf::mark(&mut ours, Chip::Gfx1010);
+    assert_eq!(runtime.load_memory(&ours), ours);
+    let mut liar = KERNELS.to_vec();
+    unhang_isa::elf::mark(&mut liar, Chip::Gfx1010);
+    assert_eq!(runtime.load_memory(&liar), expected(&liar));
+}
+
+#[test]
+fn what_stays_unsafe_is_named_once_on_standard_error() {
+    let machine = machine("100100");
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "in_a_process_of_its_own", "--test-threads=1", "--nocapture"]);
+    command.env("UNHANG_SHIELD_PART", "mends").env("UNHANG_ROOT", machine.path()).env_remove("UNHANG_SHIELD_LOG");
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(text.matches("stays unsafe on this gfx1010: ").count(), 1, "{text}");
+    assert!(text.contains("others (UNHANG_SHIELD_LOG=FILE lists them)"), "{text}");
 }
 
 fn part_mends() {

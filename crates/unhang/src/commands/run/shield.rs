@@ -130,6 +130,15 @@ mod tests {
     }
 
     #[test]
+    fn the_shield_knows_every_affected_card_by_its_pci_id() {
+        for device in 0..=u16::MAX {
+            let named = unhang_machine::chips::by_pci_id(device, None).filter(|(_, chip)| chip.affected);
+            let known = unhang_isa::Chip::rdna1_by_pci_device(device);
+            assert_eq!(known.map(unhang_isa::Chip::name), named.map(|(_, chip)| chip.gfx), "{device:04x}");
+        }
+    }
+
+    #[test]
     fn it_is_found_beside_the_program_and_in_the_package() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("bin/unhang");

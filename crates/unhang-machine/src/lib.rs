@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+pub mod cards;
 pub mod chips;
 pub mod example;
 mod findings;

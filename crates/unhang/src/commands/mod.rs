@@ -2,6 +2,7 @@
 
 mod audit;
 mod bench;
+mod card;
 mod demo;
 mod doctor;
 mod env;
@@ -30,6 +31,7 @@ use clap::Subcommand;
 pub enum Command {
     Audit(audit::Audit),
     Bench(bench::Bench),
+    Card(card::CardCommand),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Env(env::Env),
@@ -49,6 +51,7 @@ impl Command {
         match self {
             Command::Audit(command) => command.run(),
             Command::Bench(command) => command.run(),
+            Command::Card(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Env(command) => command.run(),

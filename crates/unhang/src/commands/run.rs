@@ -1,9 +1,9 @@
 //! `unhang run`: a program with the right environment, unhang in every Python that it starts, and a watchdog.
 
-mod child;
+pub(super) mod child;
 mod environment;
 mod folder;
-mod shield;
+pub(super) mod shield;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -294,14 +294,15 @@ impl Run {
     }
 }
 
-fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
+/// Says why a program cannot be run, and returns the code that shells have for it.
+pub(super) fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
     let is_missing = error.kind() == std::io::ErrorKind::NotFound;
     say(&format!("cannot run {}: {error}", program.to_string_lossy()));
     if is_missing { NOT_FOUND } else { CANNOT_RUN }
 }
 
 /// Ends as the program did; one that died of a signal takes this process with it.
-fn end_likewise(ended: Ended, folder: Option<RunFolder>) -> ExitCode {
+pub(super) fn end_likewise(ended: Ended, folder: Option<RunFolder>) -> ExitCode {
     drop(folder);
     match ended {
         Ended::Exited(code) => ExitCode::from(code),

@@ -33,7 +33,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         decisions.push(set("HIPRTC_COMPILE_OPTIONS_APPEND", value, reason));
     }
     let program = std::env::current_exe().ok();
-    let Some(shield) = find(named.as_deref(), program.as_deref()) else { return decisions };
+    let Some(shield) = find(LIBRARY, named.as_deref(), program.as_deref()) else { return decisions };
     let present = get("HSA_TOOLS_LIB").unwrap_or_default();
     if let Some(value) = with_tool(&present, &shield) {
         decisions.push(set("HSA_TOOLS_LIB", value, "the shield mends code for another chip as it is loaded"));
@@ -45,8 +45,8 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     decisions
 }
 
-/// The library that was named, else the one beside the program, in its `../lib`, or in the Python package there.
-fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
+/// The library of ours that was named, else the one beside the program, in its `../lib`, or in the Python package there.
+pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(PathBuf::from(named)).filter(|path| path.is_file());
     }
@@ -54,7 +54,7 @@ fn find(named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     let mut places = vec![folder.to_owned()];
     places.extend(folder.parent().map(|parent| parent.join("lib")));
     places.extend(packages(folder));
-    places.into_iter().map(|place| place.join(LIBRARY)).find(|path| path.is_file())
+    places.into_iter().map(|place| place.join(library)).find(|path| path.is_file())
 }
 
 /// Where the Python package may be that the program in this folder was installed with.
@@ -145,12 +145,12 @@ mod tests {
         let package = folder.path().join("lib/python3.11/site-packages/unhang");
         std::fs::create_dir_all(&package).unwrap();
         std::fs::create_dir_all(program.parent().unwrap()).unwrap();
-        assert_eq!(find(None, Some(&program)), None);
+        assert_eq!(find(LIBRARY, None, Some(&program)), None);
         std::fs::write(package.join(LIBRARY), "").unwrap();
-        assert_eq!(find(None, Some(&program)), Some(package.join(LIBRARY)));
+        assert_eq!(find(LIBRARY, None, Some(&program)), Some(package.join(LIBRARY)));
         let beside = folder.path().join("bin").join(LIBRARY);
         std::fs::write(&beside, "").unwrap();
-        assert_eq!(find(None, Some(&program)), Some(beside));
-        assert_eq!(find(Some("/not/there.so"), Some(&program)), None);
+        assert_eq!(find(LIBRARY, None, Some(&program)), Some(beside));
+        assert_eq!(find(LIBRARY, Some("/not/there.so"), Some(&program)), None);
     }
 }

@@ -1,0 +1,335 @@
+//! The packet processor: executes packets of the architected queuing language, one after another.
+
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+
+use serde_json::json;
+use unhang_emulator::{self as emulator, Scratch};
+
+use crate::executor::{Outcome, Stop};
+use crate::journal::Counter;
+use crate::kfd::memory::{AccessFault, PageTable};
+use crate::kfd::queues::{self, Queue, Step};
+use crate::settings::Hazards;
+use crate::signal::{Signal, ticks};
+
+/// Bytes of a packet.
+const PACKET: u64 = 64;
+
+/// Packet types, in the low byte of the header.
+const VENDOR: u8 = 0;
+const INVALID: u8 = 1;
+const DISPATCH: u8 = 2;
+const BARRIER_AND: u8 = 3;
+const BARRIER_OR: u8 = 5;
+/// Vendor packets, by the byte behind the header: a barrier on a value, and an indirect buffer of PM4 commands.
+const BARRIER_VALUE: u8 = 2;
+
+/// What the packet processor reports to the queue's owner, in the queue's inactive signal.
+mod error {
+    pub const SCRATCH_WAVE64: i64 = 1;
+    pub const DIMENSIONS: i64 = 2;
+    pub const GROUP_MEMORY: i64 = 4;
+    pub const CODE: i64 = 8;
+    pub const PACKET: i64 = 32;
+    pub const GROUP_SIZE: i64 = 64;
+    pub const SCRATCH_ONCE: i64 = 512;
+    pub const SCRATCH_WAVE32: i64 = 0x400;
+    pub const APERTURE: i64 = 0x2000_0000;
+    pub const ILLEGAL_INSTRUCTION: i64 = 0x4000_0000;
+}
+
+/// Where the runtime's description of the queue has what the processor needs; its read index, which the driver knows, is
+/// at 128.
+mod field {
+    pub const READ_INDEX: u64 = 128;
+    pub const APERTURES: u64 = 64;
+    pub const TEMPORARY_RING: u64 = 140;
+    pub const SCRATCH_ADDRESS: u64 = 160;
+    pub const SCRATCH_SIZE: u64 = 168;
+    pub const PROPERTIES: u64 = 180;
+    pub const INACTIVE_SIGNAL: u64 = 192;
+}
+/// Scratch may be used for one dispatch only.
+const USE_SCRATCH_ONCE: u32 = 1 << 4;
+
+/// Processes a queue until it is destroyed.
+pub fn serve(queue: &Queue) {
+    let mut processor = Processor { waits_for_owner: false };
+    queues::serve(queue, |queue| processor.step(queue));
+}
+
+struct Processor {
+    /// An error was reported that the owner can repair: too little scratch.
+    waits_for_owner: bool,
+}
+
+/// A packet as it was read from the ring.
+struct Packet([u8; PACKET as usize]);
+
+impl Packet {
+    fn bytes<const N: usize>(&self, offset: usize) -> [u8; N] {
+        std::array::from_fn(|byte| self.0[offset + byte])
+    }
+    fn u16(&self, offset: usize) -> u16 {
+        u16::from_le_bytes(self.bytes(offset))
+    }
+    fn u32(&self, offset: usize) -> u32 {
+        u32::from_le_bytes(self.bytes(offset))
+    }
+    fn u64(&self, offset: usize) -> u64 {
+        u64::from_le_bytes(self.bytes(offset))
+    }
+}
+
+impl Processor {
+    fn step(&mut self, queue: &Queue) -> Step {
+        let doorbell = queue.doorbell();
+        let read = queue.read();
+        // Several threads may ring out of order; what they wrote counts once anybody has rung.
+        if doorbell == u64::MAX || read > doorbell && read >= queue.written() {
+            return Step::Wait;
+        }
+        let slot = queue.place.ring.wrapping_add((read * PACKET & (queue.place.ring_size - 1)) as usize);
+        // SAFETY: the ring is mapped and 64-byte aligned, and the slot lies in it.
+        let header = unsafe { AtomicU16::from_ptr(slot.cast()) };
+        if header.load(Ordering::Acquire) as u8 == INVALID {
+            return Step::Wait;
+        }
+        // SAFETY: the program does not change a packet after it has written its header.
+        let packet = Packet(unsafe { std::ptr::read_volatile(slot.cast()) });
+        let table = queue.process.memory.table(queue.place.card);
+        let start = ticks();
+        match self.process(queue, &table, &packet, slot) {
+            Ok(Step::Done) => {}
+            Ok(other) => return other,
+            Err(fault) => {
+                queue.process.journal.say_once(&format!(
+                    "the packet processor of the emulated card cannot access {:#x}, which a packet names",
+                    fault.address
+                ));
+                queue.process.memory_fault(queue.place.card, fault);
+                return Step::Dead;
+            }
+        }
+        header.store(u16::from(INVALID), Ordering::Release);
+        queue.advance(read + 1);
+        let Ok(signal) = Signal::at(&table, packet.u64(56)) else { return Step::Done };
+        if let Some(signal) = signal {
+            fence(Ordering::SeqCst);
+            signal.complete(start, ticks(), &table, &queue.process.events);
+        }
+        Step::Done
+    }
+
+    fn process(
+        &mut self,
+        queue: &Queue,
+        table: &PageTable,
+        packet: &Packet,
+        slot: *mut u8,
+    ) -> Result<Step, AccessFault> {
+        // A completion signal that is not there is known before any work.
+        Signal::at(table, packet.u64(56))?;
+        let kind = packet.0[0];
+        match (kind, packet.0[2]) {
+            (DISPATCH, _) => self.dispatch(queue, table, packet, slot),
+            (BARRIER_AND | BARRIER_OR, _) => {
+                let mut signals = Vec::with_capacity(5);
+                for place in 0..5 {
+                    signals.extend(Signal::at(table, packet.u64(8 + 8 * place))?);
+                }
+                let mut done = signals.iter().map(|signal| signal.value() == 0);
+                let passes =
+                    signals.is_empty() || if kind == BARRIER_AND { done.all(|it| it) } else { done.any(|it| it) };
+                Ok(if passes { Step::Done } else { Step::Wait })
+            }
+            (VENDOR, BARRIER_VALUE) => {
+                let Some(signal) = Signal::at(table, packet.u64(8))? else { return Ok(Step::Done) };
+                let (value, mask) = (packet.u64(16) as i64, packet.u64(24) as i64);
+                let current = signal.value() & mask;
+                let passes = match packet.u32(32) {
+                    0 => current == value,
+                    1 => current != value,
+                    2 => current < value,
+                    _ => current >= value,
+                };
+                Ok(if passes { Step::Done } else { Step::Wait })
+            }
+            // An indirect buffer of PM4 commands: the runtime invalidates caches with it, and there are none.
+            (VENDOR, 0 | 1) => Ok(Step::Done),
+            _ => Ok(self.report(queue, table, error::PACKET, "a packet of a type that the card does not have")),
+        }
+    }
+
+    fn dispatch(
+        &mut self,
+        queue: &Queue,
+        table: &PageTable,
+        packet: &Packet,
+        slot: *mut u8,
+    ) -> Result<Step, AccessFault> {
+        let dispatch = match self.prepare(queue, table, packet, slot) {
+            Ok(dispatch) => dispatch,
+            Err(step) => return Ok(step),
+        };
+        let process = queue.process;
+        let journal = &process.journal;
+        journal.count(Counter::Dispatches, 1);
+        let executor = &process.executors[queue.place.card];
+        let step = match executor.run(table, &dispatch, &queue.control.stop) {
+            Outcome::Ended { kernel, instructions } => {
+                journal.count(Counter::Instructions, instructions);
+                journal.kernel(&kernel);
+                journal.detail("dispatch", || {
+                    let grid = dispatch.grid_size;
+                    json!({ "card": queue.place.card, "queue": queue.id, "kernel": kernel, "grid": grid,
+                        "workgroup": dispatch.workgroup_size, "instructions": instructions })
+                });
+                Step::Done
+            }
+            Outcome::Cancelled => Step::Dead,
+            Outcome::Stopped { kernel, stop, message } => {
+                journal.kernel(&kernel);
+                self.stopped(queue, table, stop, &message)
+            }
+        };
+        if step == Step::Done && self.word(queue, field::PROPERTIES) & USE_SCRATCH_ONCE != 0 {
+            // The owner takes the scratch back and clears the property; until then nothing else may use it.
+            self.raise(queue, table, error::SCRATCH_ONCE);
+            while self.inactive(queue, table) > 0 && !queue.is_stopped() {
+                std::thread::yield_now();
+            }
+        }
+        Ok(step)
+    }
+
+    /// What a stop becomes for the program.
+    fn stopped(&mut self, queue: &Queue, table: &PageTable, stop: Stop, message: &str) -> Step {
+        let (process, card) = (queue.process, queue.place.card);
+        let journal = &process.journal;
+        match stop {
+            Stop::Memory(fault) => {
+                journal.say_once(message);
+                process.memory_fault(card, fault);
+            }
+            Stop::Hazard => {
+                journal.count(Counter::Hazards, 1);
+                journal.write("hazard", json!({ "card": card, "message": message }));
+                if process.hazards == Hazards::Hang {
+                    journal.say_once(&format!("{message}; its queue hangs from here on, as asked"));
+                } else {
+                    journal.say_once(message);
+                    process.reset(card);
+                }
+            }
+            Stop::IllegalInstruction => {
+                journal.count(Counter::Faults, 1);
+                return self.report(queue, table, error::ILLEGAL_INSTRUCTION, message);
+            }
+            Stop::Aperture => {
+                journal.count(Counter::Faults, 1);
+                return self.report(queue, table, error::APERTURE, message);
+            }
+        }
+        Step::Dead
+    }
+
+    /// Checks a dispatch as the command processor does.
+    fn prepare(&mut self, queue: &Queue, table: &PageTable, packet: &Packet, slot: *mut u8) -> Result<Dispatch, Step> {
+        let workgroup_size = [packet.u16(4), packet.u16(6), packet.u16(8)];
+        let grid_size = [packet.u32(12), packet.u32(16), packet.u32(20)];
+        let lanes: u64 = workgroup_size.iter().map(|size| u64::from(*size)).product();
+        let (private, group, kernel_object) = (packet.u32(24), packet.u32(28), packet.u64(32));
+        if lanes == 0 || grid_size.contains(&0) {
+            return Err(self.report(queue, table, error::DIMENSIONS, "a dispatch with a size of zero"));
+        }
+        if lanes > 1024 {
+            return Err(self.report(
+                queue,
+                table,
+                error::GROUP_SIZE,
+                "a dispatch with more than 1024 lanes a workgroup",
+            ));
+        }
+        if group > 64 << 10 {
+            return Err(self.report(queue, table, error::GROUP_MEMORY, "a dispatch with more than 64 KiB of LDS"));
+        }
+        let Ok(descriptor) = table.host(kernel_object, 64, false) else {
+            return Err(self.report(queue, table, error::CODE, "a dispatch without code"));
+        };
+        if !kernel_object.is_multiple_of(64) {
+            return Err(self.report(queue, table, error::CODE, "a dispatch of code that is not aligned"));
+        }
+        // SAFETY: 64 aligned bytes of the descriptor are there; the properties are at 56.
+        let properties = unsafe { AtomicU16::from_ptr(descriptor.wrapping_add(56).cast()) }.load(Ordering::Relaxed);
+        let is_wave32 = properties >> 10 & 1 == 1;
+        let lanes_of_wave = if is_wave32 { 32 } else { 64 };
+        let wave_scratch = u64::from(self.word(queue, field::TEMPORARY_RING) >> 12 & 0x1fff) * 1024;
+        if u64::from(private) * lanes_of_wave > wave_scratch {
+            return Err(self.ask_for_scratch(queue, table, is_wave32));
+        }
+        self.waits_for_owner = false;
+        let aperture = |offset| u64::from(self.word(queue, field::APERTURES + offset)) << 32;
+        Ok(emulator::Packet {
+            packet_address: slot as u64,
+            queue_address: queue.place.read as u64 - field::READ_INDEX,
+            kernel_object,
+            kernarg_address: packet.u64(40),
+            workgroup_size,
+            grid_size,
+            private_segment_size: private,
+            group_segment_size: group,
+            scratch: Scratch {
+                address: self.wide(queue, field::SCRATCH_ADDRESS),
+                size: self.wide(queue, field::SCRATCH_SIZE),
+                bytes_per_wave: wave_scratch,
+            },
+            local_aperture: aperture(0),
+            private_aperture: aperture(4),
+        })
+    }
+
+    /// Reports that a dispatch needs more scratch, once, and waits until the owner has given it.
+    fn ask_for_scratch(&mut self, queue: &Queue, table: &PageTable, is_wave32: bool) -> Step {
+        let code = if is_wave32 { error::SCRATCH_WAVE32 } else { error::SCRATCH_WAVE64 };
+        if !self.waits_for_owner {
+            self.waits_for_owner = true;
+            self.raise(queue, table, code);
+        } else if self.inactive(queue, table) == 0 {
+            // Answered, and still too little: ask again.
+            self.raise(queue, table, code);
+        }
+        Step::Wait
+    }
+
+    /// Reports an error that ends the queue.
+    fn report(&mut self, queue: &Queue, table: &PageTable, code: i64, message: &str) -> Step {
+        queue.process.journal.say_once(message);
+        self.raise(queue, table, code);
+        Step::Dead
+    }
+
+    fn raise(&self, queue: &Queue, table: &PageTable, code: i64) {
+        if let Ok(Some(signal)) = Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
+            signal.store(code, table, &queue.process.events);
+        }
+    }
+
+    fn inactive(&self, queue: &Queue, table: &PageTable) -> i64 {
+        match Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
+            Ok(Some(signal)) => signal.value(),
+            _ => -1,
+        }
+    }
+
+    /// A word of the runtime's description of the queue.
+    fn word(&self, queue: &Queue, offset: u64) -> u32 {
+        let address = (queue.place.read as u64 - field::READ_INDEX + offset) as *mut u32;
+        // SAFETY: the description surrounds the read index, which the driver was told; it is 256 bytes aligned to 64.
+        unsafe { AtomicU32::from_ptr(address) }.load(Ordering::Acquire)
+    }
+
+    fn wide(&self, queue: &Queue, offset: u64) -> u64 {
+        u64::from(self.word(queue, offset)) | u64::from(self.word(queue, offset + 4)) << 32
+    }
+}

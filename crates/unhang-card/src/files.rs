@@ -1,0 +1,92 @@
+//! Which file descriptors are the card's.
+//!
+//! A table without locks, indexed by descriptor: `close` and `dup` are called from signal handlers and between `fork` and
+//! `exec`. An entry remembers the process that opened it, because the driver refuses a descriptor that a child inherited.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Descriptors beyond this are not followed; the default limit of processes is far below.
+const MOST: usize = 1 << 16;
+
+static TABLE: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
+
+/// What a descriptor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `/dev/kfd`.
+    Kfd,
+    /// A render node, by its minor number.
+    Render(u16),
+}
+
+/// A descriptor of ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// What it is.
+    pub kind: Kind,
+    /// The process that opened it.
+    pub process: u32,
+}
+
+fn slot(descriptor: i32) -> Option<&'static AtomicU64> {
+    TABLE.get(usize::try_from(descriptor).ok()?)
+}
+
+/// Remembers a descriptor.
+pub fn insert(descriptor: i32, kind: Kind) {
+    let kind = match kind {
+        Kind::Kfd => 1,
+        Kind::Render(minor) => 2 | u64::from(minor) << 8,
+    };
+    if let Some(slot) = slot(descriptor) {
+        slot.store(kind | u64::from(std::process::id()) << 32, Ordering::Release);
+    }
+}
+
+/// Forgets a descriptor.
+pub fn remove(descriptor: i32) {
+    if let Some(slot) = slot(descriptor) {
+        // Most descriptors are not ours: a read is cheaper than a write.
+        if slot.load(Ordering::Relaxed) != 0 {
+            slot.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Gives a duplicate the meaning of its original.
+pub fn duplicate(from: i32, to: i32) {
+    let entry = slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
+    if let Some(slot) = slot(to) {
+        slot.store(entry, Ordering::Release);
+    }
+}
+
+/// What a descriptor is, if it is ours.
+pub fn get(descriptor: i32) -> Option<Descriptor> {
+    let entry = slot(descriptor)?.load(Ordering::Acquire);
+    let kind = match entry & 0xff {
+        1 => Kind::Kfd,
+        2 => Kind::Render((entry >> 8) as u16),
+        _ => return None,
+    };
+    Some(Descriptor { kind, process: (entry >> 32) as u32 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_duplicate_means_what_its_original_means_until_it_is_closed() {
+        insert(60_000, Kind::Render(129));
+        duplicate(60_000, 60_001);
+        remove(60_000);
+        assert_eq!(get(60_000), None);
+        assert_eq!(get(60_001), Some(Descriptor { kind: Kind::Render(129), process: std::process::id() }));
+        duplicate(60_000, 60_001);
+        assert_eq!(get(60_001), None);
+        insert(-1, Kind::Kfd);
+        insert(i32::MAX, Kind::Kfd);
+        assert_eq!((get(-1), get(i32::MAX)), (None, None));
+    }
+}

@@ -1,0 +1,131 @@
+//! The machines whose cards `unhang card run` can emulate: what the kernel shows of them, from the fixtures.
+
+use std::path::Path;
+
+use include_dir::{Dir, include_dir};
+
+/// A machine that comes with the program.
+#[derive(Debug)]
+pub struct ShippedCard {
+    /// What it is called on the command line.
+    pub name: &'static str,
+    /// What it is.
+    pub description: &'static str,
+    fixture: &'static str,
+}
+
+/// The card that is meant when none is named: the one of most reports.
+pub const DEFAULT: &str = "rx5600xt";
+
+/// The fixtures, which are machines as folders.
+static FIXTURES: Dir<'_> = include_dir!("$CARGO_MANIFEST_DIR/fixtures");
+
+const fn card(name: &'static str, fixture: &'static str, description: &'static str) -> ShippedCard {
+    ShippedCard { name, description, fixture }
+}
+
+/// The shipped machines.
+pub static CARDS: [ShippedCard; 6] = [
+    card("rx5500xt", "rx5500xt", "RX 5500 XT: Navi 14, gfx1012, 22 compute units, 8 GB"),
+    card("rx5600xt", "rx5600xt-rocm5.7", "RX 5600 XT: Navi 10, gfx1010, 36 compute units, 6 GB"),
+    card(
+        "rx5700xt",
+        "rx5700xt-native",
+        "RX 5700 XT: Navi 10, gfx1010, 40 compute units, 8 GB, all of it visible to the host",
+    ),
+    card("bc250", "bc250", "BC-250: Cyan Skillfish, gfx1013, 24 compute units, 8 GB of shared memory"),
+    card("two-cards", "two-gpus", "RX 5600 XT and RX 6800 in one machine"),
+    card("rx6800", "rx6800", "RX 6800: Navi 21, gfx1030, 60 compute units, 16 GB; RDNA2, has none of the hazards"),
+];
+
+/// The shipped machine of a name.
+pub fn named(name: &str) -> Option<&'static ShippedCard> {
+    CARDS.iter().find(|card| card.name == name)
+}
+
+impl ShippedCard {
+    /// Writes what the kernel shows of the machine into a folder.
+    pub fn write(&self, folder: &Path) -> std::io::Result<()> {
+        ["sys", "dev", "proc"].iter().try_for_each(|part| write_fixture(self.fixture, part, folder))
+    }
+}
+
+/// Writes a part of a fixture into a folder; all of it if the part is empty.
+pub(crate) fn write_fixture(fixture: &str, part: &str, folder: &Path) -> std::io::Result<()> {
+    let mut pending: Vec<&Dir<'_>> = FIXTURES.get_dir(Path::new(fixture).join(part)).into_iter().collect();
+    if pending.is_empty() {
+        return Err(std::io::ErrorKind::NotFound.into());
+    }
+    while let Some(next) = pending.pop() {
+        pending.extend(next.dirs());
+        let inside = next.path().strip_prefix(fixture).unwrap_or(next.path());
+        std::fs::create_dir_all(folder.join(inside))?;
+        for file in next.files() {
+            let name = file.path().file_name().unwrap_or_default();
+            std::fs::write(folder.join(inside).join(name), file.contents())?;
+        }
+    }
+    Ok(())
+}
+
+/// What a machine folder lacks for its cards to be emulated: the runtime reads all of these.
+pub fn missing(folder: &Path) -> Vec<String> {
+    let topology = folder.join("sys/class/kfd/kfd/topology");
+    let mut missing = Vec::new();
+    let mut need = |path: std::path::PathBuf| {
+        let is_missing = !path.is_file();
+        if is_missing {
+            missing.push(path.strip_prefix(folder).unwrap_or(&path).display().to_string());
+        }
+        !is_missing
+    };
+    need(folder.join("dev/kfd"));
+    need(topology.join("system_properties"));
+    need(topology.join("generation_id"));
+    for node in (0..).map(|number| topology.join("nodes").join(number.to_string())).take_while(|path| path.is_dir()) {
+        need(node.join("gpu_id"));
+        if !need(node.join("properties")) {
+            continue;
+        }
+        let properties = std::fs::read_to_string(node.join("properties")).unwrap_or_default();
+        let count = |name: &str| {
+            let line = properties.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            line.and_then(|value| value.trim().parse::<u32>().ok()).unwrap_or(0).min(256)
+        };
+        let is_card = count("simd_count") > 0;
+        for (name, folder, is_needed) in [
+            ("mem_banks_count", "mem_banks", true),
+            ("io_links_count", "io_links", true),
+            ("caches_count", "caches", is_card),
+        ] {
+            let number = count(name);
+            for place in 0..number.max(u32::from(is_needed)) {
+                need(node.join(folder).join(place.to_string()).join("properties"));
+            }
+        }
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shipped_machines_have_everything_that_the_runtime_reads() {
+        for card in &CARDS {
+            let folder = tempfile::tempdir().unwrap();
+            card.write(folder.path()).unwrap();
+            assert_eq!(missing(folder.path()), Vec::<String>::new(), "{}", card.name);
+        }
+        assert!(named(DEFAULT).is_some() && named("rx580").is_none());
+    }
+
+    #[test]
+    fn what_a_folder_lacks_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        CARDS[0].write(folder.path()).unwrap();
+        std::fs::remove_dir_all(folder.path().join("sys/class/kfd/kfd/topology/nodes/1/caches/1")).unwrap();
+        assert_eq!(missing(folder.path()), ["sys/class/kfd/kfd/topology/nodes/1/caches/1/properties"]);
+    }
+}

@@ -1,0 +1,207 @@
+//! `unhang card`: AMD's own software on an emulated card.
+
+mod program;
+mod summary;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, anyhow, bail};
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::json;
+use tempfile::TempDir;
+use unhang_machine::cards;
+
+use self::summary::Summary;
+use super::run::child::{self, Signals};
+use super::run::{cannot_start, end_likewise, shield};
+use super::text::{print_safe_json, print_text};
+use crate::output::printable;
+
+/// The library that stands before the kernel driver.
+const LIBRARY: &str = "libunhang_card.so";
+
+/// Run AMD's own software on an emulated card: no GPU, no root.
+#[derive(Args)]
+#[command(after_help = "\
+The card is emulated: results are computed as the card's instructions say, slowly, and times mean nothing.
+
+Examples:
+  unhang card list
+  unhang card run -- rocminfo
+  unhang card run --card rx5700xt -- ./my-hip-program
+  HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang card run --log card.jsonl -- ./my-hip-program")]
+pub struct CardCommand {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand)]
+enum Action {
+    /// List the cards that come with the program.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    Run(RunArguments),
+}
+
+/// Run a program with an emulated card.
+#[derive(Args)]
+#[command(after_help = "\
+Exit codes: the program's own; 126 the command cannot be run, 127 it was not found, 2 wrong usage. A program that dies of a
+signal takes `unhang card run` with it.")]
+struct RunArguments {
+    /// Which card: a name of `unhang card list`, or a folder that describes a machine (as for `unhang doctor --root`).
+    #[arg(long, value_name = "NAME|FOLDER", default_value = cards::DEFAULT)]
+    card: PathBuf,
+    /// What happens where the real chip might hang or compute nonsense.
+    #[arg(long, value_enum, default_value = "fault")]
+    hazards: Hazards,
+    /// Write what happens to this file, a line of JSON for each dispatch and copy, a summary at the end.
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
+    /// The program and its arguments.
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Hazards {
+    /// The program gets what the driver reports for a hang that it has reset.
+    Fault,
+    /// The packet never ends, as on a card that hangs.
+    Hang,
+    /// Nothing: as on an ideal chip.
+    Ignore,
+}
+
+impl Hazards {
+    fn name(self) -> &'static str {
+        match self {
+            Hazards::Fault => "fault",
+            Hazards::Hang => "hang",
+            Hazards::Ignore => "ignore",
+        }
+    }
+}
+
+fn say(message: &str) {
+    eprintln!("unhang card: {}", printable(message));
+}
+
+impl CardCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.action {
+            Action::List { json } => list(json),
+            Action::Run(arguments) => arguments.run(),
+        }
+    }
+}
+
+fn list(json: bool) -> anyhow::Result<ExitCode> {
+    if json {
+        let card = |card: &cards::ShippedCard| json!({ "name": card.name, "description": card.description, "default": card.name == cards::DEFAULT });
+        print_safe_json(
+            &json!({ "schema": 1, "emulated": true, "cards": cards::CARDS.iter().map(card).collect::<Vec<_>>() }),
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let mut text = String::from("Emulated cards, for `unhang card run --card NAME -- COMMAND`:\n");
+    for card in &cards::CARDS {
+        let mark = if card.name == cards::DEFAULT { " (the default)" } else { "" };
+        text += &format!("  {:<10} {}{mark}\n", card.name, card.description);
+    }
+    print_text(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+impl RunArguments {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let program = std::env::current_exe().ok();
+        let library = shield::find(LIBRARY, None, program.as_deref()).ok_or_else(|| {
+            anyhow!("hint: it is built with `cargo build --release -p unhang-card` and is part of the wheel")
+                .context(format!("{LIBRARY} is neither beside the program nor in the Python package"))
+        })?;
+        let folder =
+            tempfile::Builder::new().prefix("unhang-card-").tempdir().context("cannot make a folder for the run")?;
+        let root = self.machine(&folder)?;
+        if let Some(path) = program::find(&self.command[0], std::env::var_os("PATH").as_deref()) {
+            program::check(&path)?;
+        }
+        std::fs::write(folder.path().join("counters"), [0; summary::COUNTERS_SIZE])?;
+        let journal = folder.path().join("journal");
+        std::fs::write(&journal, "")?;
+        if let Some(log) = &self.log {
+            // Now, and not after an hour: whether it can be written.
+            std::fs::write(log, "").with_context(|| format!("cannot write the log {}", log.display()))?;
+        }
+        let signals = Signals::catch().context("cannot catch signals")?;
+        let ended = match child::run(self.prepare(&library, &root, folder.path()), &signals, None) {
+            Ok(ended) => ended,
+            Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
+        };
+        let summary = Summary::read(folder.path());
+        say(&summary.to_string());
+        if let Some(log) = &self.log {
+            std::fs::rename(&journal, log).or_else(|_| std::fs::copy(&journal, log).map(drop))?;
+            let mut file = std::fs::OpenOptions::new().append(true).open(log)?;
+            std::io::Write::write_all(&mut file, format!("{}\n", summary.to_json()).as_bytes())?;
+        }
+        drop(folder);
+        Ok(end_likewise(ended, None))
+    }
+
+    /// The machine's folder, absolute and checked.
+    fn machine(&self, folder: &TempDir) -> anyhow::Result<PathBuf> {
+        if let Some(card) = self.card.to_str().and_then(cards::named) {
+            let root = folder.path().join("machine");
+            card.write(&root).context("cannot write the machine's folder")?;
+            return Ok(root);
+        }
+        if !self.card.is_dir() {
+            let names: Vec<&str> = cards::CARDS.iter().map(|card| card.name).collect();
+            return Err(anyhow!("hint: `unhang card list` shows them: {}", names.join(", "))
+                .context(format!("there is no card and no folder of the name {}", self.card.display())));
+        }
+        let root = self.card.canonicalize().context("--card")?;
+        let missing = cards::missing(&root);
+        if let Some(first) = missing.first() {
+            let count = missing.len();
+            return Err(anyhow!(
+                "hint: copy what is missing from the fixtures of unhang, or from /sys of a machine with a card"
+            )
+            .context(format!(
+                "{} does not describe a machine with a card: {first} is missing ({count} files are)",
+                root.display()
+            )));
+        }
+        if !std::fs::read_dir(root.join("sys/class/kfd/kfd/topology/nodes")).is_ok_and(|nodes| nodes.count() > 1) {
+            bail!("{} describes a machine without a card", root.display());
+        }
+        Ok(root)
+    }
+
+    fn prepare(&self, library: &Path, root: &Path, run: &Path) -> Command {
+        let mut command = Command::new(&self.command[0]);
+        command.args(&self.command[1..]);
+        let mut preload = library.as_os_str().to_owned();
+        if let Some(before) = std::env::var_os("LD_PRELOAD").filter(|it| !it.is_empty()) {
+            preload.push(":");
+            preload.push(before);
+        }
+        command.env("LD_PRELOAD", preload);
+        command
+            .env("UNHANG_CARD_ROOT", root)
+            .env("UNHANG_CARD_RUN", run)
+            .env("UNHANG_CARD_HAZARDS", self.hazards.name());
+        match &self.log {
+            Some(_) => command.env("UNHANG_CARD_DETAIL", "1"),
+            None => command.env_remove("UNHANG_CARD_DETAIL"),
+        };
+        command
+    }
+}

@@ -1,0 +1,96 @@
+//! Whether a library can be loaded into a program before it starts.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+
+/// The program that a command means.
+pub fn find(command: &OsString, path: Option<&OsStr>) -> Option<PathBuf> {
+    if command.as_bytes().contains(&b'/') {
+        return Some(PathBuf::from(command)).filter(|it| it.is_file());
+    }
+    std::env::split_paths(path?).map(|folder| folder.join(command)).find(|it| it.is_file())
+}
+
+/// Refuses programs that the loader would start without us, with the reason.
+pub fn check(program: &Path) -> anyhow::Result<()> {
+    // What cannot be read is the system's to judge.
+    let Ok(mut file) = File::open(program) else { return Ok(()) };
+    let metadata = file.metadata()?;
+    let is_other_user = rustix::process::geteuid().as_raw() != metadata.uid();
+    if metadata.mode() & 0o4000 != 0 && is_other_user {
+        return Err(anyhow!("hint: run a copy of it that is not setuid").context(format!(
+            "{} is setuid, and the system loads no other library into such a program",
+            program.display()
+        )));
+    }
+    let mut header = [0; 64];
+    if file.read(&mut header)? < 64 {
+        return Ok(());
+    }
+    if let Some(script) = header.strip_prefix(b"#!") {
+        let line = script.split(|byte| *byte == b'\n').next().unwrap_or_default();
+        let interpreter = line.split(|byte| byte.is_ascii_whitespace()).find(|part| !part.is_empty());
+        return match interpreter {
+            Some(interpreter) if line.len() < script.len() => check_binary(Path::new(OsStr::from_bytes(interpreter))),
+            _ => Ok(()),
+        };
+    }
+    check_binary(program)
+}
+
+fn check_binary(program: &Path) -> anyhow::Result<()> {
+    let Ok(mut file) = File::open(program) else { return Ok(()) };
+    let mut header = [0; 64];
+    if file.read(&mut header)? < 64 || !header.starts_with(b"\x7fELF") {
+        return Ok(());
+    }
+    if header[4] != 2 {
+        return Err(anyhow!("{} is not a 64-bit program; ROCm has no others", program.display()));
+    }
+    let number =
+        |at: usize, size: usize| header[at..at + size].iter().rev().fold(0u64, |all, byte| all << 8 | u64::from(*byte));
+    let (offset, size, count) = (number(32, 8), number(54, 2), number(56, 2));
+    /// `PT_INTERP`: the loader that a dynamic program asks for.
+    const INTERPRETER: [u8; 4] = 3u32.to_le_bytes();
+    let is_dynamic = (0..count).any(|place| {
+        let mut kind = [0; 4];
+        offset.checked_add(place * size).is_some_and(|at| file.read_exact_at(&mut kind, at).is_ok())
+            && kind == INTERPRETER
+    });
+    if is_dynamic {
+        return Ok(());
+    }
+    Err(anyhow!("hint: ROCm's libraries are shared; link the program against them")
+        .context(format!("{} is a static program, and no library can be loaded into it", program.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn static_programs_are_refused_and_dynamic_ones_and_scripts_pass() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        let dynamic = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        std::fs::write(&path, &dynamic).unwrap();
+        check(&path).unwrap();
+        let mut fixed = dynamic;
+        fixed[56..58].copy_from_slice(&[0, 0]);
+        std::fs::write(&path, &fixed).unwrap();
+        assert!(check(&path).unwrap_err().to_string().contains("static program"));
+        fixed[4] = 1;
+        std::fs::write(&path, &fixed).unwrap();
+        assert!(check(&path).unwrap_err().to_string().contains("64-bit"));
+        std::fs::write(&path, format!("#!/bin/sh\n{}", " ".repeat(100))).unwrap();
+        check(&path).unwrap();
+        assert_eq!(find(&"sh".into(), Some(OsStr::new("/nowhere:/bin"))), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(find(&"/not/there".into(), None), None);
+    }
+}

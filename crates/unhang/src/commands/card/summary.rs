@@ -1,0 +1,80 @@
+//! What happened on the card, from the counters and the journal of a run.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+/// The size of the file of counters: the library's eight numbers of 64 bits.
+pub const COUNTERS_SIZE: usize = 64;
+
+/// The sum of a run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    processes: u64,
+    dispatches: u64,
+    instructions: u64,
+    hazards: u64,
+    faults: u64,
+    transfers: u64,
+    bytes: u64,
+    kernels: usize,
+}
+
+impl Summary {
+    /// Reads what the processes of a run have left.
+    pub fn read(run: &Path) -> Summary {
+        let counters = std::fs::read(run.join("counters")).unwrap_or_default();
+        let counter = |place: usize| {
+            let bytes = counters.get(8 * place..8 * place + 8).and_then(|bytes| bytes.try_into().ok());
+            bytes.map_or(0, u64::from_le_bytes)
+        };
+        let mut kernels = BTreeSet::new();
+        if let Ok(journal) = std::fs::File::open(run.join("journal")) {
+            for line in BufReader::new(journal).lines().map_while(Result::ok) {
+                if line.contains("\"kernel\"")
+                    && let Ok(value) = serde_json::from_str::<Value>(&line)
+                    && let Some(kernel) = value["kernel"].as_str()
+                {
+                    kernels.insert(kernel.to_owned());
+                }
+            }
+        }
+        Summary {
+            processes: counter(0),
+            dispatches: counter(1),
+            instructions: counter(2),
+            hazards: counter(3),
+            faults: counter(4),
+            transfers: counter(5),
+            bytes: counter(6),
+            kernels: kernels.len(),
+        }
+    }
+
+    /// The same for programs.
+    pub fn to_json(&self) -> Value {
+        json!({
+            "event": "summary", "schema": 1, "emulated": true, "processes": self.processes,
+            "dispatches": self.dispatches, "kernels": self.kernels, "instructions": self.instructions,
+            "hazards": self.hazards, "faults": self.faults, "transfers": self.transfers, "bytes": self.bytes,
+        })
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.processes == 0 {
+            return f.write_str(
+                "the program never opened the emulated card: it uses no ROCm, or ROCm's libraries (libhsa-runtime64) are not there",
+            );
+        }
+        write!(
+            f,
+            "on the emulated card: {} dispatches of {} kernels, {} instructions, {} SDMA transfers of {} bytes, {} hazards, {} faults",
+            self.dispatches, self.kernels, self.instructions, self.transfers, self.bytes, self.hazards, self.faults
+        )
+    }
+}

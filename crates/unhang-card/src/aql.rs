@@ -89,7 +89,7 @@ impl Processor {
         if doorbell == u64::MAX || read > doorbell && read >= queue.written() {
             return Step::Wait;
         }
-        let slot = queue.place.ring.wrapping_add((read * PACKET & (queue.place.ring_size - 1)) as usize);
+        let slot = queue.place.ring.wrapping_add(((read * PACKET) & (queue.place.ring_size - 1)) as usize);
         // SAFETY: the ring is mapped and 64-byte aligned, and the slot lies in it.
         let header = unsafe { AtomicU16::from_ptr(slot.cast()) };
         if header.load(Ordering::Acquire) as u8 == INVALID {
@@ -235,7 +235,13 @@ impl Processor {
     }
 
     /// Checks a dispatch as the command processor does.
-    fn prepare(&mut self, queue: &Queue, table: &PageTable, packet: &Packet, slot: *mut u8) -> Result<Dispatch, Step> {
+    fn prepare(
+        &mut self,
+        queue: &Queue,
+        table: &PageTable,
+        packet: &Packet,
+        slot: *mut u8,
+    ) -> Result<emulator::Packet, Step> {
         let workgroup_size = [packet.u16(4), packet.u16(6), packet.u16(8)];
         let grid_size = [packet.u32(12), packet.u32(16), packet.u32(20)];
         let lanes: u64 = workgroup_size.iter().map(|size| u64::from(*size)).product();

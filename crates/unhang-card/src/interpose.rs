@@ -302,7 +302,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
     }
     let Some(process) = process::current() else { return fail(libc::ENODEV) };
     let result = match ours.kind {
-        files::Kind::Kfd => kfd::ioctl(process, request as u64, argument.cast()),
+        files::Kind::Kfd => kfd::ioctl(process, request, argument.cast()),
         files::Kind::Render(_) => {
             let number = request as u32 & 0xff;
             process.journal.say_once(&format!("request {number:#04x} of the render node is not known and was refused"));

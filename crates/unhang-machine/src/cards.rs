@@ -95,7 +95,7 @@ pub fn missing(folder: &Path) -> Vec<String> {
         let is_card = count("simd_count") > 0;
         for (name, folder, is_needed) in [
             ("mem_banks_count", "mem_banks", true),
-            ("io_links_count", "io_links", true),
+            ("io_links_count", "io_links", is_card),
             ("caches_count", "caches", is_card),
         ] {
             let number = count(name);

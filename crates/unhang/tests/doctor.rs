@@ -70,6 +70,7 @@ machines! {
     rx_5700_without_access: "rx5700-denied" => 1,
     rx_5500_xt: "rx5500xt" => 1,
     rx_6800_is_not_affected: "rx6800" => 0,
+    bc_250: "bc250" => 0,
     nvidia_only: "nvidia" => 0,
     no_gpu: "no-gpu" => 0,
     two_gpus: "two-gpus" => 1,

@@ -19,6 +19,9 @@ pub const PAGE: u64 = 4096;
 const STORE: i64 = 1 << 46;
 /// A card's page of doorbells.
 pub const DOORBELLS: u64 = 8192;
+/// Pages of doorbells begin at multiples of this in the store: libhsakmt takes the lower half of the offset that a new
+/// queue gets for the doorbell's place in the page.
+const DOORBELL_STEP: u64 = 1 << 32;
 /// Stretches of the store begin at multiples of this, so that large pages line up.
 const STEP: u64 = 2 << 20;
 
@@ -191,14 +194,15 @@ impl Memory {
             }
             Arc::new(OwnedFd::from_raw_fd(store))
         };
-        let mut state = State { next_handle: 1, next_offset: STEP, ..State::default() };
-        state.tables.resize_with(video.len(), PageTable::default);
-        state.video_used.resize(video.len(), 0);
         let mut doorbells = Vec::new();
-        for _ in &video {
-            let offset = state.take_offset(DOORBELLS);
+        for card in 1..=video.len() as u64 {
+            let offset = card * DOORBELL_STEP;
             doorbells.push((offset, Arc::new(stretch_of(&store, offset, DOORBELLS)?)));
         }
+        let next_offset = (video.len() as u64 + 1) * DOORBELL_STEP;
+        let mut state = State { next_handle: 1, next_offset, ..State::default() };
+        state.tables.resize_with(video.len(), PageTable::default);
+        state.video_used.resize(video.len(), 0);
         Ok(Memory { store, state: Mutex::new(state), doorbells, video, system: system_limit() })
     }
 

@@ -122,7 +122,8 @@ fn list(json: bool) -> anyhow::Result<ExitCode> {
 impl RunArguments {
     fn run(self) -> anyhow::Result<ExitCode> {
         let program = std::env::current_exe().ok();
-        let library = shield::find(LIBRARY, None, program.as_deref()).ok_or_else(|| {
+        let named = std::env::var("UNHANG_CARD_LIBRARY").ok().filter(|it| !it.is_empty());
+        let library = shield::find(LIBRARY, named.as_deref(), program.as_deref()).ok_or_else(|| {
             anyhow!("hint: it is built with `cargo build --release -p unhang-card` and is part of the wheel")
                 .context(format!("{LIBRARY} is neither beside the program nor in the Python package"))
         })?;

@@ -1,0 +1,87 @@
+//! `unhang card`: the list, a program on a card, and what cannot be run.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn library() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().unwrap();
+    let places = [folder, folder.parent().unwrap()].map(|folder| folder.join("libunhang_card.so"));
+    places.into_iter().find(|path| path.exists()).expect("libunhang_card.so is built with the tests")
+}
+
+fn unhang(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unhang"));
+    command.args(arguments).env("UNHANG_CARD_LIBRARY", library()).env_remove("HSA_OVERRIDE_GFX_VERSION");
+    command.output().unwrap()
+}
+
+fn errors(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn the_list_names_six_machines() {
+    let output = unhang(&["card", "list"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for name in ["rx5500xt", "rx5600xt", "rx5700xt", "bc250", "two-cards", "rx6800"] {
+        assert!(text.contains(&format!("  {name} ")), "{text}");
+    }
+    let json: serde_json::Value = serde_json::from_slice(&unhang(&["card", "list", "--json"]).stdout).unwrap();
+    assert_eq!(json["cards"].as_array().unwrap().len(), 6);
+    assert_eq!(json["emulated"], true);
+}
+
+#[test]
+fn a_program_sees_the_card_and_its_end_is_ours() {
+    if !Path::new("/usr/bin/rocminfo").exists() {
+        println!("skipped: rocminfo is not installed");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("card.jsonl");
+    let log_name = log.to_str().unwrap();
+    let output = unhang(&["card", "run", "--card", "rx5700xt", "--log", log_name, "--", "rocminfo"]);
+    assert!(output.status.success(), "{}", errors(&output));
+    assert!(String::from_utf8_lossy(&output.stdout).contains("AMD Radeon RX 5700 XT (emulated)"));
+    assert!(errors(&output).contains("on the emulated card: 0 dispatches of 0 kernels"), "{}", errors(&output));
+    let text = std::fs::read_to_string(log).unwrap();
+    let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["event"], &last["emulated"]), (&"summary".into(), &true.into()));
+    let output = unhang(&["card", "run", "--", "sh", "-c", "exit 7"]);
+    assert_eq!(output.status.code(), Some(7));
+    assert!(errors(&output).contains("never opened the emulated card"), "{}", errors(&output));
+}
+
+#[test]
+fn what_cannot_be_run_is_refused_with_a_reason() {
+    let refused = |arguments: &[&str], expected: &[&str]| {
+        let output = unhang(arguments);
+        assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
+        for text in expected {
+            assert!(errors(&output).contains(text), "{text}\n{}", errors(&output));
+        }
+    };
+    refused(
+        &["card", "run", "--card", "rx580", "--", "true"],
+        &["no card and no folder of the name rx580", "rx5600xt"],
+    );
+    let machines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures");
+    let no_card = machines.join("no-gpu");
+    refused(
+        &["card", "run", "--card", no_card.to_str().unwrap(), "--", "true"],
+        &["does not describe a machine with a card", "hint"],
+    );
+    refused(&["card", "run", "--hazards", "maybe", "--", "true"], &["fault, hang, ignore"]);
+    refused(&["card", "run", "--log", "/not/there/log", "--", "true"], &["cannot write the log /not/there/log"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("static");
+    let mut program = std::fs::read("/bin/true").unwrap();
+    program[56..58].copy_from_slice(&[0, 0]);
+    std::fs::write(&copy, program).unwrap();
+    refused(&["card", "run", "--", copy.to_str().unwrap()], &["is a static program"]);
+
+    let output = unhang(&["card", "run", "--", "/not/there"]);
+    assert_eq!(output.status.code(), Some(127), "{}", errors(&output));
+}

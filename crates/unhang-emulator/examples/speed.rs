@@ -1,4 +1,5 @@
-//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512, on one thread and then on all.
+//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512, on one thread and then on all; the plain
+//! path first, which the fast one is compared with.
 //!
 //! `cargo run --release -p unhang-emulator --example speed`
 
@@ -18,10 +19,10 @@ fn processor_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-fn multiply(mode: Mode, threads: usize) -> Counts {
+fn multiply(mode: Mode, threads: usize, fast: bool) -> Counts {
     let object = include_bytes!("../tests/fixtures/kernels.gfx1010.co");
     let mut machine = Machine::load(object, mode).expect("a code object");
-    machine.threads = threads;
+    (machine.threads, machine.fast) = (threads, fast);
     let matrix: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 17) as f32 * 0.37).collect();
     let (a, b) = (machine.memory.allocate_floats(&matrix), machine.memory.allocate_floats(&matrix));
     let c = machine.memory.allocate(SIZE * SIZE * 4);
@@ -38,18 +39,19 @@ fn multiply(mode: Mode, threads: usize) -> Counts {
 }
 
 fn main() {
-    for threads in [1, 0] {
+    let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
+    for (threads, fast) in [(1, false), (1, true), (cores, true)] {
         for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
             let (wall, processor) = (Instant::now(), processor_seconds());
-            let counts = multiply(mode, threads);
+            let counts = multiply(mode, threads, fast);
             let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
             println!(
-                "{} thread(s), {mode:?}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
-                if threads == 0 { std::thread::available_parallelism().map_or(1, |it| it.get()) } else { threads },
+                "{} path, {threads} thread(s), {mode:?}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
+                if fast { "fast" } else { "plain" },
                 counts.lane_operations as f64 / processor / 1e6,
                 counts.lane_operations as f64 / wall / 1e6,
             );
-            if threads == 1 && mode == Mode::Compute {
+            if !fast && mode == Mode::Compute {
                 println!("{counts}");
             }
         }

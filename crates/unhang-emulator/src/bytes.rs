@@ -59,7 +59,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     macro_rules! op {
         ($sources:expr, $result:expr, $($function:tt)*) => {{
             let (run, rows) = functions!($($function)*);
-            Some(LaneOperation { run, rows, sources: $sources, result: $result, accumulates: false })
+            Some(LaneOperation { run, rows, fast: None, sources: $sources, result: $result, accumulates: false })
         }};
     }
     match name {

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use unhang_isa::{Chip, Instruction, decode};
+use unhang_isa::{Chip, Effects, Instruction, decode};
 
+use crate::fast::Op;
 use crate::semantics::Semantics;
 use crate::{FaultKind, Memory, Unit};
 
@@ -14,6 +15,7 @@ use crate::{FaultKind, Memory, Unit};
 pub(crate) struct Reading {
     pub silicon: Chip,
     pub compiled_for: Chip,
+    pub wave64: bool,
 }
 
 /// Bytes of the longest instruction.
@@ -32,6 +34,10 @@ pub(crate) struct Function {
     pub addresses: Vec<u64>,
     /// What each instruction does, found once.
     pub semantics: Vec<Semantics>,
+    /// The same with its operands resolved.
+    pub ops: Vec<Op>,
+    /// What each instruction does to scalar registers.
+    pub effects: Vec<Effects>,
     /// What executes each instruction.
     pub units: Vec<Unit>,
     /// The instruction to which each relative branch goes.
@@ -78,6 +84,8 @@ impl Function {
             reading,
             instructions: Vec::with_capacity(found.len()),
             semantics: Vec::with_capacity(found.len()),
+            ops: Vec::with_capacity(found.len()),
+            effects: Vec::with_capacity(found.len()),
             units: Vec::with_capacity(found.len()),
             targets: vec![NOWHERE; found.len()],
             addresses,
@@ -96,10 +104,15 @@ impl Function {
             }
             function.units.push(Unit::of(&here.instruction));
             function.instructions.push(here.instruction);
-            function.semantics.push(match here.semantics {
-                hole @ Semantics::Hole(_) => hole,
-                _ => semantics,
-            });
+            if !here.instruction.definition.exists_on(reading.silicon) {
+                semantics = Semantics::Hole(Hole::Illegal);
+            }
+            if let hole @ Semantics::Hole(_) = here.semantics {
+                semantics = hole;
+            }
+            function.effects.push(here.instruction.effects(reading.wave64));
+            function.ops.push(Op::of(&here.instruction, &semantics));
+            function.semantics.push(semantics);
             match function.bytes.last_mut() {
                 Some((start, bytes)) if *start + bytes.len() as u64 == address => bytes.extend(here.bytes),
                 _ => function.bytes.push((address, here.bytes)),
@@ -132,6 +145,8 @@ pub(crate) enum Hole {
     Unmapped,
     /// A word that is no instruction of any chip.
     Word(u32),
+    /// An instruction that the chip does not have.
+    Illegal,
     /// The instruction reaches into one that starts within it.
     Overlaps,
 }
@@ -255,7 +270,7 @@ impl<'a> Paths<'a> {
 mod tests {
     use super::*;
 
-    const READING: Reading = Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010 };
+    const READING: Reading = Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010, wave64: false };
     const NOP: u32 = 0xbf80_0000;
     const END: u32 = 0xbf81_0000;
 

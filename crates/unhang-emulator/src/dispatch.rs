@@ -92,6 +92,8 @@ pub(crate) struct Launch<'a> {
     pub stop: &'a AtomicBool,
     /// Threads to run on; 0 for all cores.
     pub threads: usize,
+    /// Whether instructions may take the fast path.
+    pub fast: bool,
     /// The function in which an address lies, by name, with its start: for faults.
     pub name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
 }

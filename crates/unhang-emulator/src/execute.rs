@@ -1,17 +1,16 @@
 //! Workgroups and their waves: the registers at the start, and instruction after instruction.
 
-use unhang_isa::audit::{PathWatch, Rule};
-use unhang_isa::{Class, Format};
+use unhang_isa::audit::PathWatch;
 
-use crate::code::{Function, Hole, NOWHERE, Paths};
+use crate::code::{Hole, NOWHERE, Paths};
 use crate::dispatch::Launch;
+use crate::fast::run::run_function;
 use crate::float::FloatMode;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
-use crate::scalar::Next;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, LANES, Standing, Wave};
-use crate::{Counts, Fault, FaultKind, Mode};
+use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
+use crate::{Counts, Fault, FaultKind};
 
 /// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
 /// launch does not want to wait.
@@ -92,7 +91,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         | (descriptor.resource1 >> 23 & 1) << 9;
     let mut wave = Wave {
         scalars: [0; 128],
-        vectors: vec![[0; LANES]; registers * (1 + wave64 as usize)],
+        vectors: vec![[0; LANES]; registers * (1 + wave64 as usize) + ROOMS],
         registers,
         half: 0,
         wave64,
@@ -108,8 +107,12 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         flat_scratch: [0; 2],
         scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
         apertures: [packet.local_aperture, packet.private_aperture],
+        reach: 0,
+        settled: false,
+        holds_no_registers: false,
         watch: PathWatch::default(),
     };
+    wave.set_reach();
     let mut next = 0u8;
     // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
     for (bit, registers, value) in [
@@ -185,95 +188,4 @@ fn run_wave(
         debug_assert!(jump.is_some() || number == wave.function);
     }
     Ok(())
-}
-
-/// Runs a wave within one function; returns where it jumps when it leaves it.
-fn run_function(
-    launch: &Launch<'_>,
-    wave: &mut Wave,
-    around: &mut Surroundings<'_>,
-    function: &Function,
-    counts: &mut Counts,
-    end: u64,
-) -> Result<Option<u64>, FaultKind> {
-    while wave.executed < end {
-        let index = wave.index as usize;
-        let (Some(instruction), Some(&semantics)) = (function.instructions.get(index), function.semantics.get(index))
-        else {
-            return Err(FaultKind::Jump { address: function.entry });
-        };
-        wave.executed += 1;
-        if wave.executed > launch.budget {
-            return Err(FaultKind::Budget { limit: launch.budget });
-        }
-        counts.note(function.units[index], wave.lanes_on());
-        if let Mode::Hazards(chip) = launch.mode {
-            if !instruction.definition.exists_on(chip) {
-                return Err(FaultKind::Illegal);
-            }
-            if chip.is_rdna1() {
-                wave.mind_hazards(instruction)?;
-            }
-        }
-        match semantics {
-            Semantics::Hole(Hole::Unmapped) => {
-                return Err(FaultKind::Memory { address: function.addresses[index], size: 4 });
-            }
-            Semantics::Hole(Hole::Word(_)) => return Err(FaultKind::Illegal),
-            Semantics::Hole(Hole::Overlaps) => return Err(FaultKind::Jump { address: function.addresses[index] }),
-            Semantics::Scalar(operation) => {
-                let address = function.addresses[index];
-                match wave.run_scalar(instruction, operation, address) {
-                    Next::Continue => {}
-                    Next::End => {
-                        wave.standing = Standing::Ended;
-                        return Ok(None);
-                    }
-                    Next::Barrier => {
-                        wave.standing = Standing::AtBarrier;
-                        wave.index += 1;
-                        return Ok(None);
-                    }
-                    Next::Relative(bytes) => match function.targets[index] {
-                        NOWHERE => {
-                            let after = address + instruction.size() as u64;
-                            return Err(FaultKind::Jump { address: after.wrapping_add(bytes as u64) });
-                        }
-                        target => {
-                            wave.index = target;
-                            continue;
-                        }
-                    },
-                    Next::Absolute(target) => return Ok(Some(target)),
-                }
-            }
-            Semantics::Memory(access) => wave.run_memory_halves(instruction, access, around)?,
-            semantics => wave.run_vector_halves(instruction, semantics)?,
-        }
-        wave.index += 1;
-    }
-    Ok(None)
-}
-
-impl Wave {
-    /// Follows the hazard rules along the path.
-    fn mind_hazards(&mut self, instruction: &unhang_isa::Instruction) -> Result<(), FaultKind> {
-        if let Some((rule, _)) = self.watch.next(instruction, self.wave64) {
-            return Err(FaultKind::Hazard { rule });
-        }
-        if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
-            return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
-        }
-        if self.spans_units && instruction.class() == Class::Local {
-            for half in 0..=self.wave64 as usize {
-                self.half = half;
-                let misaligned = self.is_misaligned(instruction);
-                self.half = 0;
-                if misaligned {
-                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
-                }
-            }
-        }
-        Ok(())
-    }
 }

@@ -8,6 +8,7 @@ use half::f16;
 
 use crate::bytes;
 use crate::divide::divide_fixup;
+use crate::fast::rows::{ByHost, FastRow, for_hosts};
 use crate::float::{
     FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
     double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
@@ -26,6 +27,8 @@ pub(crate) type RowFunction = fn(&Lanes, &Lanes, &Lanes, FloatMode) -> Lanes;
 pub(crate) struct LaneOperation {
     pub run: LaneFunction,
     pub rows: RowFunction,
+    /// The same compiled for the host's vectors, for functions that are worth it.
+    pub fast: Option<ByHost<FastRow>>,
     pub sources: [Type; 3],
     pub result: Type,
     /// The old value of the destination is the third source.
@@ -186,16 +189,27 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     macro_rules! op {
         ($sources:expr, $result:expr, $($function:tt)*) => {{
             let (run, rows) = functions!($($function)*);
-            Some(LaneOperation { run, rows, sources: $sources, result: $result, accumulates: false })
+            Some(LaneOperation { run, rows, fast: None, sources: $sources, result: $result, accumulates: false })
+        }};
+    }
+    // Functions of which kernels are full.
+    macro_rules! hot {
+        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
+            #[inline(always)]
+            fn hot_lane($a: u64, $b: u64, $c: u64, $m: FloatMode) -> u64 {
+                $body
+            }
+            let operation = op!($sources, $result, |a, b, c, m| hot_lane(a, b, c, m));
+            operation.map(|it| LaneOperation { fast: for_hosts!(hot_lane), ..it })
         }};
     }
     let accumulate = |operation: Option<LaneOperation>| operation.map(|it| LaneOperation { accumulates: true, ..it });
-    let fused = || op!([F; 3], F, |a, b, c, m| fused_single(single(a, m), single(b, m), single(c, m), m));
+    let fused = || hot!([F; 3], F, |a, b, c, m| fused_single(single(a, m), single(b, m), single(c, m), m));
     let with_rows = |operation: Option<LaneOperation>, rows| operation.map(|it| LaneOperation { rows, ..it });
     match name {
         // The documentation lets it change a float's sign.
-        "v_mov_b32" => op!([F, B, B], B, |a, _, _, _| a),
-        "v_not_b32" => op!([B; 3], B, |a, _, _, _| !a),
+        "v_mov_b32" => hot!([F, B, B], B, |a, _, _, _| a),
+        "v_not_b32" => hot!([B; 3], B, |a, _, _, _| !a),
         "v_bfrev_b32" => op!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
         "v_ffbh_u32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
         "v_ffbl_b32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
@@ -204,10 +218,10 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
             if a == 0 || a == u32::MAX { u32::MAX as u64 } else { (a ^ (a as i32 >> 31) as u32).leading_zeros() as u64 }
         }),
         // Conversions.
-        "v_cvt_f32_i32" => op!([B; 3], F, |a, _, _, m| rounded_single(a as i32 as f32, [a as i32 as f64, 0.0], m)),
-        "v_cvt_f32_u32" => op!([B; 3], F, |a, _, _, m| rounded_single(a as u32 as f32, [a as u32 as f64, 0.0], m)),
-        "v_cvt_u32_f32" => op!([F, B, B], B, |a, _, _, m| to_unsigned(single(a, m) as f64)),
-        "v_cvt_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed(single(a, m) as f64)),
+        "v_cvt_f32_i32" => hot!([B; 3], F, |a, _, _, m| rounded_single(a as i32 as f32, [a as i32 as f64, 0.0], m)),
+        "v_cvt_f32_u32" => hot!([B; 3], F, |a, _, _, m| rounded_single(a as u32 as f32, [a as u32 as f64, 0.0], m)),
+        "v_cvt_u32_f32" => hot!([F, B, B], B, |a, _, _, m| to_unsigned(single(a, m) as f64)),
+        "v_cvt_i32_f32" => hot!([F, B, B], B, |a, _, _, m| to_signed(single(a, m) as f64)),
         "v_cvt_rpi_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64 + 0.5).floor())),
         "v_cvt_flr_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64).floor())),
         "v_cvt_f16_f32" => op!([F, B, B], H, |a, _, _, m| half_bits(single(a, m) as f64, m)),
@@ -222,22 +236,22 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_cvt_f16_i16" => op!([I, B, B], H, |a, _, _, m| half_bits(a as i16 as f64, m)),
         "v_cvt_u16_f16" => op!([H, B, B], I, |a, _, _, m| half_value(a, m) as u16 as u64),
         "v_cvt_i16_f16" => op!([H, B, B], I, |a, _, _, m| half_value(a, m) as i16 as u16 as u64),
-        "v_cvt_f32_ubyte0" => op!([B; 3], F, |a, _, _, _| ((a & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte1" => op!([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte2" => op!([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
-        "v_cvt_f32_ubyte3" => op!([B; 3], F, |a, _, _, _| ((a >> 24 & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte0" => hot!([B; 3], F, |a, _, _, _| ((a & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte1" => hot!([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte2" => hot!([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
+        "v_cvt_f32_ubyte3" => hot!([B; 3], F, |a, _, _, _| ((a >> 24 & 255) as f32).to_bits() as u64),
         "v_cvt_pkrtz_f16_f32" => op!([F, F, B], B, |a, b, _, m| (toward_zero_half(single(a, m)) | toward_zero_half(single(b, m)) << 16) as u64),
         // Single precision.
-        "v_add_f32" => op!([F; 3], F, |a, b, _, m| add(single(a, m), single(b, m), m)),
-        "v_sub_f32" => op!([F; 3], F, |a, b, _, m| add(single(a, m), -single(b, m), m)),
-        "v_subrev_f32" => op!([F; 3], F, |a, b, _, m| add(single(b, m), -single(a, m), m)),
-        "v_mul_f32" => op!([F; 3], F, |a, b, _, m| multiply(single(a, m), single(b, m), m)),
+        "v_add_f32" => hot!([F; 3], F, |a, b, _, m| add(single(a, m), single(b, m), m)),
+        "v_sub_f32" => hot!([F; 3], F, |a, b, _, m| add(single(a, m), -single(b, m), m)),
+        "v_subrev_f32" => hot!([F; 3], F, |a, b, _, m| add(single(b, m), -single(a, m), m)),
+        "v_mul_f32" => hot!([F; 3], F, |a, b, _, m| multiply(single(a, m), single(b, m), m)),
         "v_mul_legacy_f32" => op!([F; 3], F, |a, b, _, m| {
             let (a, b) = (single(a, m), single(b, m));
             if a == 0.0 || b == 0.0 { 0 } else { single_bits(a * b, m) }
         }),
-        "v_min_f32" => op!([F; 3], F, |a, b, _, m| single_bits(minimum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
-        "v_max_f32" => op!([F; 3], F, |a, b, _, m| single_bits(maximum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
+        "v_min_f32" => hot!([F; 3], F, |a, b, _, m| single_bits(minimum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
+        "v_max_f32" => hot!([F; 3], F, |a, b, _, m| single_bits(maximum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
         "v_min3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(minimum(minimum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
         "v_max3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(maximum(maximum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
         "v_med3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(median_float(single(a, m) as f64, single(b, m) as f64, single(c, m) as f64) as f32, m)),
@@ -247,10 +261,10 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_mad_f32" | "v_madmk_f32" | "v_madak_f32" => op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m)),
         "v_mac_f32" => accumulate(op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m))),
         "v_fract_f32" => op!([F; 3], F, |a, _, _, m| single_bits(fraction(single(a, m) as f64, 1.0 - f32::EPSILON as f64 / 2.0) as f32, m)),
-        "v_trunc_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
+        "v_trunc_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
         "v_ceil_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
-        "v_floor_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
-        "v_rndne_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
+        "v_floor_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
+        "v_rndne_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
         "v_exp_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).exp2(), m)),
         "v_log_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).log2(), m)),
         "v_rcp_f32" | "v_rcp_iflag_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
@@ -340,17 +354,17 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_div_fixup_f16" => op!([H; 3], H, |a, b, c, m| half_bits(divide_fixup(half_value(a, m) as f32, half_value(b, m) as f32, half_value(c, m) as f32) as f64, m)),
         "v_pack_b32_f16" => op!([H, H, B], B, |a, b, _, _| a & 0xffff | (b & 0xffff) << 16),
         // Whole numbers.
-        "v_add_nc_u32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
-        "v_sub_nc_u32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
-        "v_subrev_nc_u32" => op!([B; 3], B, |a, b, _, _| (b as u32).wrapping_sub(a as u32) as u64),
-        "v_add_nc_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
-        "v_sub_nc_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
-        "v_add3_u32" => op!([B; 3], B, |a, b, c, _| (a as u32).wrapping_add(b as u32).wrapping_add(c as u32) as u64),
-        "v_mul_lo_u32" | "v_mul_lo_i32" => op!([B; 3], B, |a, b, _, _| (a as u32).wrapping_mul(b as u32) as u64),
-        "v_mul_hi_u32" => op!([B; 3], B, |a, b, _, _| (a as u32 as u64 * b as u32 as u64) >> 32),
-        "v_mul_hi_i32" => op!([B; 3], B, |a, b, _, _| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32 as u64),
-        "v_mul_u32_u24" => op!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) as u32 as u64),
-        "v_mul_i32_i24" => op!([B; 3], B, |a, b, _, _| (sign24(a) * sign24(b)) as u32 as u64),
+        "v_add_nc_u32" => hot!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
+        "v_sub_nc_u32" => hot!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
+        "v_subrev_nc_u32" => hot!([B; 3], B, |a, b, _, _| (b as u32).wrapping_sub(a as u32) as u64),
+        "v_add_nc_i32" => hot!([B; 3], B, |a, b, _, _| (a as u32).wrapping_add(b as u32) as u64),
+        "v_sub_nc_i32" => hot!([B; 3], B, |a, b, _, _| (a as u32).wrapping_sub(b as u32) as u64),
+        "v_add3_u32" => hot!([B; 3], B, |a, b, c, _| (a as u32).wrapping_add(b as u32).wrapping_add(c as u32) as u64),
+        "v_mul_lo_u32" | "v_mul_lo_i32" => hot!([B; 3], B, |a, b, _, _| (a as u32).wrapping_mul(b as u32) as u64),
+        "v_mul_hi_u32" => hot!([B; 3], B, |a, b, _, _| (a as u32 as u64 * b as u32 as u64) >> 32),
+        "v_mul_hi_i32" => hot!([B; 3], B, |a, b, _, _| ((a as i32 as i64 * b as i32 as i64) >> 32) as u32 as u64),
+        "v_mul_u32_u24" => hot!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) as u32 as u64),
+        "v_mul_i32_i24" => hot!([B; 3], B, |a, b, _, _| (sign24(a) * sign24(b)) as u32 as u64),
         "v_mul_hi_u32_u24" => op!([B; 3], B, |a, b, _, _| ((a & 0xff_ffff) * (b & 0xff_ffff)) >> 32),
         "v_mul_hi_i32_i24" => op!([B; 3], B, |a, b, _, _| ((sign24(a) * sign24(b)) >> 32) as u32 as u64),
         "v_mad_u32_u16" => op!([I, I, B], B, |a, b, c, _| (a as u16 as u32 * b as u16 as u32).wrapping_add(c as u32) as u64),
@@ -360,46 +374,46 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
             let narrow = |value: u64| (value as i32).clamp(i16::MIN as i32, i16::MAX as i32) as u16 as u64;
             narrow(a) | narrow(b) << 16
         }),
-        "v_mad_u32_u24" => op!([B; 3], B, |a, b, c, _| (((a & 0xff_ffff) * (b & 0xff_ffff)) as u32).wrapping_add(c as u32) as u64),
-        "v_mad_i32_i24" => op!([B; 3], B, |a, b, c, _| ((sign24(a) * sign24(b)) as u32).wrapping_add(c as u32) as u64),
-        "v_min_u32" => op!([B; 3], B, |a, b, _, _| a.min(b)),
-        "v_max_u32" => op!([B; 3], B, |a, b, _, _| a.max(b)),
-        "v_min_i32" => op!([B; 3], B, |a, b, _, _| (a as i32).min(b as i32) as u32 as u64),
-        "v_max_i32" => op!([B; 3], B, |a, b, _, _| (a as i32).max(b as i32) as u32 as u64),
+        "v_mad_u32_u24" => hot!([B; 3], B, |a, b, c, _| (((a & 0xff_ffff) * (b & 0xff_ffff)) as u32).wrapping_add(c as u32) as u64),
+        "v_mad_i32_i24" => hot!([B; 3], B, |a, b, c, _| ((sign24(a) * sign24(b)) as u32).wrapping_add(c as u32) as u64),
+        "v_min_u32" => hot!([B; 3], B, |a, b, _, _| a.min(b)),
+        "v_max_u32" => hot!([B; 3], B, |a, b, _, _| a.max(b)),
+        "v_min_i32" => hot!([B; 3], B, |a, b, _, _| (a as i32).min(b as i32) as u32 as u64),
+        "v_max_i32" => hot!([B; 3], B, |a, b, _, _| (a as i32).max(b as i32) as u32 as u64),
         "v_min3_u32" => op!([B; 3], B, |a, b, c, _| a.min(b).min(c)),
         "v_max3_u32" => op!([B; 3], B, |a, b, c, _| a.max(b).max(c)),
         "v_min3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).min(b as i32).min(c as i32) as u32 as u64),
         "v_max3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).max(b as i32).max(c as i32) as u32 as u64),
         "v_med3_i32" => op!([B; 3], B, |a, b, c, _| median(a as i32, b as i32, c as i32) as u32 as u64),
         "v_med3_u32" => op!([B; 3], B, |a, b, c, _| median(a as u32, b as u32, c as u32) as u64),
-        "v_and_b32" => op!([B; 3], B, |a, b, _, _| a & b),
-        "v_or_b32" => op!([B; 3], B, |a, b, _, _| a | b),
-        "v_xor_b32" => op!([B; 3], B, |a, b, _, _| a ^ b),
-        "v_xnor_b32" => op!([B; 3], B, |a, b, _, _| !(a ^ b)),
-        "v_or3_b32" => op!([B; 3], B, |a, b, c, _| a | b | c),
-        "v_xor3_b32" => op!([B; 3], B, |a, b, c, _| a ^ b ^ c),
-        "v_and_or_b32" => op!([B; 3], B, |a, b, c, _| a & b | c),
-        "v_xad_u32" => op!([B; 3], B, |a, b, c, _| ((a ^ b) as u32).wrapping_add(c as u32) as u64),
-        "v_lshlrev_b32" => op!([B; 3], B, |a, b, _, _| ((b as u32) << (a & 31)) as u64),
-        "v_lshrrev_b32" => op!([B; 3], B, |a, b, _, _| ((b as u32) >> (a & 31)) as u64),
-        "v_ashrrev_i32" => op!([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
+        "v_and_b32" => hot!([B; 3], B, |a, b, _, _| a & b),
+        "v_or_b32" => hot!([B; 3], B, |a, b, _, _| a | b),
+        "v_xor_b32" => hot!([B; 3], B, |a, b, _, _| a ^ b),
+        "v_xnor_b32" => hot!([B; 3], B, |a, b, _, _| !(a ^ b)),
+        "v_or3_b32" => hot!([B; 3], B, |a, b, c, _| a | b | c),
+        "v_xor3_b32" => hot!([B; 3], B, |a, b, c, _| a ^ b ^ c),
+        "v_and_or_b32" => hot!([B; 3], B, |a, b, c, _| a & b | c),
+        "v_xad_u32" => hot!([B; 3], B, |a, b, c, _| ((a ^ b) as u32).wrapping_add(c as u32) as u64),
+        "v_lshlrev_b32" => hot!([B; 3], B, |a, b, _, _| ((b as u32) << (a & 31)) as u64),
+        "v_lshrrev_b32" => hot!([B; 3], B, |a, b, _, _| ((b as u32) >> (a & 31)) as u64),
+        "v_ashrrev_i32" => hot!([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
         "v_lshlrev_b64" => op!([B, W, B], W, |a, b, _, _| b << (a & 63)),
         "v_lshrrev_b64" => op!([B, W, B], W, |a, b, _, _| b >> (a & 63)),
         "v_ashrrev_i64" => op!([B, S, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
-        "v_lshl_add_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
-        "v_add_lshl_u32" => op!([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
-        "v_lshl_or_b32" => op!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),
-        "v_bfe_u32" => op!([B; 3], B, |a, b, c, _| (a as u32 >> (b & 31)) as u64 & ((1u64 << (c & 31)) - 1)),
-        "v_bfe_i32" => op!([B; 3], B, |a, b, c, _| {
+        "v_lshl_add_u32" => hot!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
+        "v_add_lshl_u32" => hot!([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
+        "v_lshl_or_b32" => hot!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),
+        "v_bfe_u32" => hot!([B; 3], B, |a, b, c, _| (a as u32 >> (b & 31)) as u64 & ((1u64 << (c & 31)) - 1)),
+        "v_bfe_i32" => hot!([B; 3], B, |a, b, c, _| {
             let width = (c & 31) as u32;
             if width == 0 { return 0 }
             ((((a as i32 >> (b & 31)) as u32) << (32 - width)) as i32 >> (32 - width)) as u32 as u64
         }),
-        "v_bfi_b32" => op!([B; 3], B, |a, b, c, _| a & b | !a & c),
-        "v_bfm_b32" => op!([B; 3], B, |a, b, _, _| (((1u64 << (a & 31)) - 1) as u32).wrapping_shl(b as u32 & 31) as u64),
+        "v_bfi_b32" => hot!([B; 3], B, |a, b, c, _| a & b | !a & c),
+        "v_bfm_b32" => hot!([B; 3], B, |a, b, _, _| (((1u64 << (a & 31)) - 1) as u32).wrapping_shl(b as u32 & 31) as u64),
         "v_bcnt_u32_b32" => op!([B; 3], B, |a, b, _, _| (b as u32).wrapping_add((a as u32).count_ones()) as u64),
-        "v_alignbit_b32" => op!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> (c & 31)) as u32 as u64),
-        "v_alignbyte_b32" => op!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
+        "v_alignbit_b32" => hot!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> (c & 31)) as u32 as u64),
+        "v_alignbyte_b32" => hot!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
         "v_perm_b32" => op!([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
         // Sixteen bits; the result goes to half a register, as halves do.
         "v_add_nc_u16" | "v_add_nc_i16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),

@@ -41,6 +41,8 @@ mod counts;
 mod dispatch;
 mod divide;
 mod execute;
+#[allow(unsafe_code)]
+mod fast;
 mod fault;
 mod float;
 mod image;

@@ -68,6 +68,8 @@ pub struct Machine {
     pub perturbation: Perturbation,
     /// Threads on which workgroups run; 0 for one on each core.
     pub threads: usize,
+    /// Whether instructions may take the fast path. The plain one computes the same, and is there to be compared with.
+    pub fast: bool,
     objects: Vec<LoadedObject>,
     cache: CodeCache,
 }
@@ -86,6 +88,7 @@ impl Machine {
             budget: 100_000_000,
             perturbation: Perturbation::None,
             threads: 0,
+            fast: true,
             objects: Vec::new(),
             cache: CodeCache::default(),
         }
@@ -124,7 +127,7 @@ impl Machine {
             if self.memory.read(function.base, &mut code).is_err() {
                 continue;
             }
-            let reading = self.reading(object.chip);
+            let reading = self.reading(object.chip, function.wave64);
             let decoded = [reading.silicon, reading.compiled_for].into_iter();
             let Some(program) = decoded.flat_map(|chip| Program::decode(&code, chip, function.wave64)).next() else {
                 continue;
@@ -145,12 +148,12 @@ impl Machine {
         self.objects.first().map(|object| object.chip)
     }
 
-    fn reading(&self, compiled_for: Chip) -> Reading {
+    fn reading(&self, compiled_for: Chip, wave64: bool) -> Reading {
         let silicon = match self.mode {
             Mode::Compute => compiled_for,
             Mode::Hazards(chip) => chip,
         };
-        Reading { silicon, compiled_for }
+        Reading { silicon, compiled_for, wave64 }
     }
 
     /// Runs a kernel of the first object to its end.
@@ -172,7 +175,7 @@ impl Machine {
             Some(function) => (function.name.clone(), function.base),
             None => (kernel.name.clone(), kernel.address.wrapping_add(kernel.descriptor.entry_offset as u64)),
         };
-        let code = Code::new(&memory, &self.cache, self.reading(object.chip));
+        let code = Code::new(&memory, &self.cache, self.reading(object.chip, kernel.descriptor.wave64()));
         let never = AtomicBool::new(false);
         self.launch(&memory, &code, &packet, kernel.descriptor, &never, &name).run()
     }
@@ -200,7 +203,7 @@ impl Machine {
             Mode::Compute => Chip::Gfx1030,
             Mode::Hazards(chip) => chip,
         });
-        let code = Code::new(memory, &self.cache, self.reading(compiled_for));
+        let code = Code::new(memory, &self.cache, self.reading(compiled_for, descriptor.wave64()));
         let entry = packet.kernel_object.wrapping_add(descriptor.entry_offset as u64);
         let name = |_| (kernel().unwrap_or_else(|| format!("at {:#x}", packet.kernel_object)), entry);
         self.launch(memory, &code, packet, descriptor, stop, &name).run()
@@ -215,8 +218,8 @@ impl Machine {
         stop: &'a AtomicBool,
         name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
     ) -> Launch<'a> {
-        let (mode, budget, perturbation, threads) = (self.mode, self.budget, self.perturbation, self.threads);
-        Launch { memory, code, packet, descriptor, mode, budget, perturbation, stop, threads, name }
+        let &Machine { mode, budget, perturbation, threads, fast, .. } = self;
+        Launch { memory, code, packet, descriptor, mode, budget, perturbation, stop, threads, fast, name }
     }
 }
 

@@ -52,7 +52,8 @@ pub(crate) enum ScalarOperation {
 /// Where execution goes on.
 pub(crate) enum Next {
     Continue,
-    /// By a number of bytes from the end of the instruction.
+    /// By the instruction's own distance.
+    #[cfg_attr(not(test), allow(dead_code))]
     Relative(i64),
     Absolute(u64),
     Barrier,
@@ -389,6 +390,7 @@ impl Wave {
     fn set_mode(&mut self, bits: u32) {
         self.mode_bits = bits;
         self.mode = FloatMode::from_bits(bits, self.mode.perturbation);
+        self.set_reach();
     }
 
     fn set_hardware(&mut self, instruction: &Instruction, value: u32) {

@@ -5,6 +5,7 @@ use unhang_isa::{Field, Format, Instruction, Modifier, Source};
 use crate::access::Access;
 use crate::bytes::{self, DotProduct};
 use crate::code::Hole;
+use crate::fast::rows::{ByHost, FastRow};
 use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
 use crate::saturate;
 use crate::scalar::ScalarOperation;
@@ -76,6 +77,8 @@ pub(crate) enum Semantics {
 #[derive(Clone, Copy)]
 pub(crate) struct RowOperation {
     pub run: RowFunction,
+    /// The same compiled for the host's vectors, where there is such a form.
+    pub fast: Option<ByHost<FastRow>>,
     pub sources: [RowSource; 3],
     pub destination: u8,
 }
@@ -86,6 +89,14 @@ pub(crate) struct RowSource {
     pub from: RowOperand,
     pub keep: u32,
     pub flip: u32,
+}
+
+impl RowSource {
+    /// Whether it is a vector register as it is.
+    #[inline(always)]
+    pub fn is_register(&self) -> bool {
+        matches!(self.from, RowOperand::Vector(_)) && self.keep == u32::MAX && self.flip == 0
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -256,7 +267,7 @@ fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperati
         None if operation.accumulates => sources[2] = RowSource { from: RowOperand::Vector(destination), ..zero },
         None => {}
     }
-    Some(RowOperation { run: operation.rows, sources, destination })
+    Some(RowOperation { run: operation.rows, fast: operation.fast, sources, destination })
 }
 
 /// `v_cmp_<condition>_<type>`: a condition is the set of outcomes for which it holds.

@@ -9,6 +9,8 @@ use crate::float::FloatMode;
 pub(crate) const LANES: usize = 32;
 /// One value a lane.
 pub(crate) type Lanes = [u32; LANES];
+/// Rows behind the vector registers, for operands of the fast path that are none.
+pub(crate) const ROOMS: usize = 3;
 
 pub(crate) const VCC: usize = 106;
 pub(crate) const M0: usize = 124;
@@ -24,6 +26,7 @@ pub(crate) enum Standing {
 }
 
 /// A wave of 32 lanes, or of 64 in two halves.
+#[derive(Clone)]
 pub(crate) struct Wave {
     pub scalars: [u32; 128],
     /// Vector registers, those of the upper half behind those of the lower.
@@ -52,6 +55,12 @@ pub(crate) struct Wave {
     pub scratch: (u64, u32),
     /// The bases of LDS and of private memory in flat addresses.
     pub apertures: [u64; 2],
+    /// How many vector registers the fast path may touch.
+    pub reach: u16,
+    /// The last instruction was vector arithmetic behind which nothing is pending that another one would change.
+    pub settled: bool,
+    /// No scalar register is still to be read by memory instructions.
+    pub holds_no_registers: bool,
     pub watch: PathWatch,
 }
 
@@ -175,12 +184,7 @@ impl Wave {
         match source {
             Source::Scalar(register) if wide => self.scalar64(register),
             Source::Scalar(register) => self.scalar(register) as u64,
-            Source::Integer(value) if wide => value as i64 as u64,
-            Source::Integer(value) => value as i32 as u32 as u64,
-            Source::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
-            Source::Literal(value) if kind == Type::Signed64 => value as i32 as i64 as u64,
-            Source::Literal(value) => value as u64,
-            Source::Float(code) => float_constant(code, kind),
+            Source::Integer(_) | Source::Literal(_) | Source::Float(_) => constant(source, kind, wide),
             Source::Special(code) => match code {
                 235 => self.apertures[0],
                 237 => self.apertures[1],
@@ -196,13 +200,14 @@ impl Wave {
 
     /// A scalar source operand.
     pub fn scalar_source(&self, instruction: &Instruction, slot: Slot) -> u64 {
-        let wide = slot.width.registers(false) == 2;
-        let kind = match wide {
-            true if instruction.definition.mnemonic.ends_with("_i64") => Type::Signed64,
-            true => Type::Bits64,
-            false => Type::Bits32,
-        };
+        let (kind, wide) = scalar_type(instruction, slot);
         self.uniform(instruction.operand(slot), kind, wide)
+    }
+
+    /// A scalar source operand that is a constant.
+    pub fn scalar_constant(instruction: &Instruction, slot: Slot, source: Source) -> u64 {
+        let (kind, wide) = scalar_type(instruction, slot);
+        constant(source, kind, wide)
     }
 
     /// The number of the destination register.
@@ -211,6 +216,30 @@ impl Wave {
             Source::Scalar(register) | Source::Vector(register) => Some(register),
             _ => None,
         }
+    }
+}
+
+/// What a scalar source operand is, and whether it has two registers.
+fn scalar_type(instruction: &Instruction, slot: Slot) -> (Type, bool) {
+    let wide = slot.width.registers(false) == 2;
+    let kind = match wide {
+        true if instruction.definition.mnemonic.ends_with("_i64") => Type::Signed64,
+        true => Type::Bits64,
+        false => Type::Bits32,
+    };
+    (kind, wide)
+}
+
+/// A constant source.
+fn constant(source: Source, kind: Type, wide: bool) -> u64 {
+    match source {
+        Source::Integer(value) if wide => value as i64 as u64,
+        Source::Integer(value) => value as i32 as u32 as u64,
+        Source::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
+        Source::Literal(value) if kind == Type::Signed64 => value as i32 as i64 as u64,
+        Source::Literal(value) => value as u64,
+        Source::Float(code) => float_constant(code, kind),
+        Source::Scalar(_) | Source::Vector(_) | Source::Special(_) => 0,
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod assembled;
 mod division;
+mod fast;
 mod memory;
 mod scalar;
 mod vector;
@@ -17,7 +18,7 @@ use unhang_isa::{Chip, Definition, Field, Format, Instruction, Kind, Width, deco
 use crate::Perturbation;
 use crate::float::FloatMode;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, LANES, Standing, Wave};
+use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
 
 /// The numbers of registers that the tests use.
 pub(super) const SOURCES: [u32; 3] = [10, 12, 14];
@@ -108,7 +109,7 @@ pub(super) const MODE: u32 = 0x1f0;
 pub(super) fn wave() -> Wave {
     let mut wave = Wave {
         scalars: [UNTOUCHED; 128],
-        vectors: vec![[UNTOUCHED; LANES]; 64],
+        vectors: vec![[UNTOUCHED; LANES]; 64 + ROOMS],
         registers: 64,
         half: 0,
         wave64: false,
@@ -124,6 +125,9 @@ pub(super) fn wave() -> Wave {
         flat_scratch: [0; 2],
         scratch: (0, 0),
         apertures: [0x1_0000 << 32, 0x2_0000 << 32],
+        reach: 0,
+        settled: false,
+        holds_no_registers: false,
         watch: PathWatch::default(),
     };
     wave.scalars[EXEC] = 1 << LANE | 1 << 9;

@@ -70,6 +70,14 @@ impl Region {
         (offset <= self.size && size <= self.size - offset).then(|| unsafe { self.host.as_ptr().add(offset as usize) })
     }
 
+    /// The words from one offset to another, if all are there and aligned.
+    #[inline(always)]
+    pub fn words(&self, offset: u64, end: u64) -> Option<&[AtomicU32]> {
+        let at = self.at(offset, end.checked_sub(offset)?).filter(|at| at.cast::<u32>().is_aligned())?;
+        // SAFETY: the bytes are in the region, aligned, and live as long as it does.
+        Some(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU32>(), ((end - offset) / 4) as usize) })
+    }
+
     /// `size` bytes (1, 2 or 4) as a number.
     #[inline(always)]
     pub fn load(&self, offset: u64, size: u32) -> Option<u32> {

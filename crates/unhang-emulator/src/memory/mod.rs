@@ -3,6 +3,7 @@
 mod host;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 
 use crate::FaultKind;
 pub use host::HostRegion;
@@ -180,6 +181,17 @@ impl<'m> Window<'m> {
     fn find_writable(&mut self, address: u64, size: u32) -> Result<(&'m Region, u64), FaultKind> {
         let (region, offset) = self.find(address, size)?;
         if region.writable { Ok((region, offset)) } else { Err(FaultKind::ReadOnly { address, size }) }
+    }
+
+    /// The words from the lowest of several addresses to the end of `size` bytes at the highest, if they are all in one
+    /// region.
+    #[inline]
+    pub fn words(&mut self, lowest: u64, highest: u64, size: u64, to_write: bool) -> Option<&'m [AtomicU32]> {
+        let (region, offset) = self.find(lowest, 4).ok()?;
+        if to_write && !region.writable {
+            return None;
+        }
+        region.words(offset, offset.checked_add(highest - lowest)?.checked_add(size)?)
     }
 
     /// `size` bytes (1, 2 or 4) as a number.

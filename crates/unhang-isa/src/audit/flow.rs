@@ -314,13 +314,43 @@ impl PathWatch {
     /// LLVM guards local and global memory around branches only in functions that have both; a path that meets both is
     /// in such a function.
     pub fn next(&mut self, instruction: &Instruction, wave64: bool) -> Option<(Rule, Option<u8>)> {
+        self.next_with(instruction, &instruction.effects(wave64))
+    }
+
+    /// Whether no scalar register is still to be read: then scalar arithmetic that does not read EXEC, hints and waits for
+    /// counters but that of stores break no rule and change nothing.
+    #[inline]
+    pub fn holds_no_registers(&self) -> bool {
+        self.state.memory_reads.is_empty() && self.state.scalar_memory_reads.is_empty()
+    }
+
+    /// [`PathWatch::next`] for vector arithmetic that writes no scalar register and is no lane permutation and no `v_nop`.
+    #[inline]
+    pub fn plain_vector(&mut self) {
+        self.state.memory_reads = ScalarSet::EMPTY;
+        self.state.bits &= !EXEC_COMPARED;
+    }
+
+    /// [`PathWatch::next`] for an access to the local data share, unless it breaks a rule: then `false`, and nothing is noted.
+    #[inline]
+    pub fn local(&mut self, effects: &Effects) -> bool {
+        if self.state.bits & MEMORY_ARMED != 0 {
+            return false;
+        }
+        self.state.memory_reads |= effects.reads;
+        self.state.bits = self.state.bits & !(MEMORY_PENDING | LOCAL_ARMED) | LOCAL_PENDING | EXEC_READ;
+        true
+    }
+
+    /// [`PathWatch::next`] for an instruction whose effects are known already.
+    #[inline]
+    pub fn next_with(&mut self, instruction: &Instruction, effects: &Effects) -> Option<(Rule, Option<u8>)> {
         if is_plain_vector(instruction) {
             self.state = plain_vector_step(self.state, instruction);
             return None;
         }
-        let effects = instruction.effects(wave64);
-        let broken = broken(self.state, instruction, &effects);
-        self.state = step(self.state, instruction, &effects);
+        let broken = broken(self.state, instruction, effects);
+        self.state = step(self.state, instruction, effects);
         broken
     }
 }

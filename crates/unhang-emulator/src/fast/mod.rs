@@ -1,0 +1,467 @@
+//! The fast path: instructions with their operands resolved once, executed on whole registers.
+//!
+//! [`Op::of`] turns an instruction into a few bytes that say where its operands lie and which function computes it. What it
+//! does not know, what reaches past the kernel's registers, waves of 64 lanes and unusual float modes go the plain way
+//! ([`crate::semantics`]), which computes the same to the bit and which the tests hold this one against.
+
+pub(crate) mod memory;
+pub(crate) mod rows;
+pub(crate) mod run;
+
+use std::cell::Cell;
+
+use unhang_isa::{Class, Field, Format, Instruction, Modifier, ScalarSet, Slot, Source};
+
+use crate::scalar::ScalarOperation;
+use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
+use crate::wave::{EXEC, LANES, Lanes, ROOMS, Type, VCC, Wave, constant_bits};
+use memory::{GlobalAccess, LocalAccess};
+use rows::{FastCompare, FastRow};
+
+/// An instruction, resolved.
+#[derive(Clone, Copy)]
+pub(crate) struct Op {
+    pub kind: Kind,
+    /// One more than the highest vector register that it names.
+    pub registers: u16,
+    /// Vector arithmetic that writes no scalar register: behind another one of its kind it changes nothing that is pending.
+    pub settles: bool,
+    /// A scalar instruction that changes nothing that is pending where no scalar register is still to be read.
+    pub inert: bool,
+    /// An access to LDS.
+    pub is_local: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Kind {
+    /// The plain way.
+    Plain,
+    Nothing,
+    Row {
+        run: FastRow,
+        sources: [RowSource; 3],
+        destination: u8,
+    },
+    Compare {
+        run: FastCompare,
+        outcomes: u8,
+        sources: [RowSource; 2],
+        /// The register of the mask; EXEC for those that write it.
+        destination: u8,
+    },
+    Select {
+        sources: [RowSource; 2],
+        mask: u8,
+        destination: u8,
+    },
+    Carry {
+        sources: [RowSource; 2],
+        subtract: bool,
+        carry_in: Option<u8>,
+        carry_out: u8,
+        destination: u8,
+    },
+    Scalar {
+        run: fn(&mut Wave, u64, u64) -> u64,
+        sources: [ScalarOperand; 2],
+        destination: u8,
+        wide: bool,
+    },
+    SaveExec {
+        run: fn(u64, u64) -> u64,
+        source: ScalarOperand,
+        destination: u8,
+        wide: bool,
+    },
+    /// A pair of registers, shifted.
+    ShiftWide {
+        shift: fn(u64, u32) -> u64,
+        source: u8,
+        amount: RowSource,
+        destination: u8,
+    },
+    /// An unsigned product and a pair of registers, or nothing, added to it.
+    MultiplyAddWide {
+        sources: [RowSource; 2],
+        summand: Option<u8>,
+        mask: u8,
+        destination: u8,
+    },
+    ScalarCompare {
+        holds: fn(u64, u64) -> bool,
+        sources: [ScalarOperand; 2],
+    },
+    Branch {
+        taken: fn(&Wave) -> bool,
+    },
+    Local(LocalAccess),
+    Global(GlobalAccess),
+}
+
+/// A scalar source.
+#[derive(Clone, Copy)]
+pub(crate) enum ScalarOperand {
+    Register(u8),
+    Pair(u8),
+    Constant(u64),
+}
+
+impl Op {
+    /// Resolves an instruction.
+    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Op {
+        let kind = match rows::Host::get() {
+            rows::Host::Plain => None,
+            _ => resolve(instruction, semantics),
+        };
+        let is_permutation = instruction.definition.base_name().starts_with("v_permlane");
+        let settles = instruction.class() == Class::Vector
+            && !instruction.definition.writes_scalar
+            && !is_permutation
+            && instruction.definition.base_name() != "v_nop";
+        Op {
+            kind: kind.unwrap_or(Kind::Plain),
+            registers: highest(instruction),
+            settles,
+            inert: is_inert(instruction),
+            is_local: instruction.class() == Class::Local,
+        }
+    }
+}
+
+/// Scalar arithmetic that does not read EXEC, and waits that end no danger but that of registers still to be read.
+fn is_inert(instruction: &Instruction) -> bool {
+    let name = instruction.definition.base_name();
+    let special =
+        ["s_inst_prefetch", "s_waitcnt_depctr", "s_waitcnt_vscnt", "s_call_b64", "s_swappc_b64", "s_setpc_b64"];
+    instruction.class() == Class::Scalar
+        && !instruction.is_branch()
+        && !special.contains(&name)
+        && !instruction.effects(true).reads.meets(ScalarSet::EXEC)
+}
+
+fn highest(instruction: &Instruction) -> u16 {
+    let slots = instruction.definition.operands().iter();
+    slots
+        .filter_map(|&slot| match instruction.operand(slot) {
+            Source::Vector(register) => Some(register as u16 + slot.width.registers(false) as u16),
+            _ => None,
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
+    match *semantics {
+        Semantics::Nothing => Some(Kind::Nothing),
+        Semantics::Row(row) => {
+            Some(Kind::Row { run: row.fast?.chosen()?, sources: row.sources, destination: row.destination })
+        }
+        Semantics::Compare { outcomes, kind, to_exec } => {
+            let (run, kind) = match kind {
+                CompareKind::Float(Type::Float32) => (rows::float()?, Type::Float32),
+                CompareKind::Signed(32) => (rows::signed()?, Type::Bits32),
+                CompareKind::Unsigned(32) => (rows::unsigned()?, Type::Bits32),
+                _ => return None,
+            };
+            let sources = two_sources(instruction, kind)?;
+            let destination = if to_exec { EXEC as u8 } else { mask_destination(instruction)? };
+            Some(Kind::Compare { run, outcomes, sources, destination })
+        }
+        Semantics::Select => {
+            let mask = match instruction.definition.operand(Field::Source2).map(|slot| instruction.operand(slot)) {
+                Some(Source::Scalar(register)) => register,
+                None => VCC as u8,
+                _ => return None,
+            };
+            let sources = two_sources(instruction, Type::Float32)?;
+            Some(Kind::Select { sources, mask, destination: Wave::destination(instruction, Field::Destination)? })
+        }
+        Semantics::Carry { subtract, reversed, carry_in } => {
+            let [a, b] = two_sources(instruction, Type::Bits32)?;
+            let carry_in = match instruction.definition.operand(Field::Source2).map(|slot| instruction.operand(slot)) {
+                _ if !carry_in => None,
+                Some(Source::Scalar(register)) => Some(register),
+                None => Some(VCC as u8),
+                _ => return None,
+            };
+            Some(Kind::Carry {
+                sources: if reversed { [b, a] } else { [a, b] },
+                subtract,
+                carry_in,
+                carry_out: mask_destination(instruction)?,
+                destination: Wave::destination(instruction, Field::Destination)?,
+            })
+        }
+        Semantics::Scalar(operation) => resolve_scalar(instruction, operation),
+        Semantics::Lane(_) => resolve_shift(instruction),
+        Semantics::MultiplyAddWide { signed: false } => {
+            let slot = instruction.definition.operand(Field::Source2)?;
+            let summand = match instruction.operand(slot) {
+                Source::Vector(register) => Some(register),
+                Source::Integer(0) => None,
+                _ => return None,
+            };
+            let mask = mask_destination(instruction)?;
+            let destination = Wave::destination(instruction, Field::Destination)?;
+            Some(Kind::MultiplyAddWide { sources: two_sources(instruction, Type::Bits32)?, summand, mask, destination })
+        }
+        Semantics::Memory(access) => {
+            let local = || LocalAccess::of(instruction, access).map(Kind::Local);
+            GlobalAccess::of(instruction, access).map(Kind::Global).or_else(local)
+        }
+        _ => None,
+    }
+}
+
+/// The first two sources of a short or long instruction without modifiers but signs.
+fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> {
+    let long = instruction.format() == Format::Vop3;
+    if instruction.modifier != Modifier::None {
+        return None;
+    }
+    // With a scalar destination the fields of absolute values and half selection are its own.
+    let has_mask = instruction.definition.operand(Field::ScalarDestination).is_some();
+    if long && !has_mask && instruction.bits(11, 5) != 0 || long && instruction.high_bits(27, 2) != 0 {
+        return None;
+    }
+    let source = |place: u32, field| {
+        let slot: Slot = instruction.definition.operand(field)?;
+        let from = match instruction.operand(slot) {
+            Source::Vector(register) => RowOperand::Vector(register),
+            Source::Scalar(register) => RowOperand::Scalar(register),
+            Source::Special(_) => return None,
+            constant => RowOperand::Constant(constant_bits(constant, kind)),
+        };
+        let floats = long && kind == Type::Float32;
+        let absolute = if floats && !has_mask { instruction.bits(8 + place, 1) } else { 0 };
+        let negative = if floats { instruction.high_bits(29 + place, 1) } else { 0 };
+        // Signs of whole numbers are the plain path's business.
+        let odd = long && kind == Type::Bits32 && instruction.high_bits(29, 3) != 0;
+        (!odd).then_some(RowSource { from, keep: u32::MAX >> absolute, flip: negative << 31 })
+    };
+    Some([source(0, Field::Source0)?, source(1, Field::Source1)?])
+}
+
+fn resolve_shift(instruction: &Instruction) -> Option<Kind> {
+    let shift: fn(u64, u32) -> u64 = match instruction.definition.base_name() {
+        "v_lshlrev_b64" => |value, amount| value << (amount & 63),
+        "v_lshrrev_b64" => |value, amount| value >> (amount & 63),
+        "v_ashrrev_i64" => |value, amount| (value as i64 >> (amount & 63)) as u64,
+        _ => return None,
+    };
+    // The other two words of the encoding: no sign, no clamp, no scale.
+    if instruction.bits(8, 8) != 0 || instruction.high_bits(27, 5) != 0 {
+        return None;
+    }
+    let operand = |field| instruction.definition.operand(field).map(|slot| instruction.operand(slot));
+    let Some(Source::Vector(source)) = operand(Field::Source1) else { return None };
+    let from = match operand(Field::Source0)? {
+        Source::Vector(register) => RowOperand::Vector(register),
+        Source::Scalar(register) => RowOperand::Scalar(register),
+        Source::Special(_) => return None,
+        constant => RowOperand::Constant(constant_bits(constant, Type::Bits32)),
+    };
+    let amount = RowSource { from, keep: u32::MAX, flip: 0 };
+    Some(Kind::ShiftWide { shift, source, amount, destination: Wave::destination(instruction, Field::Destination)? })
+}
+
+fn mask_destination(instruction: &Instruction) -> Option<u8> {
+    match instruction.format() {
+        Format::Vop3 => Wave::destination(instruction, Field::ScalarDestination)
+            .or_else(|| Wave::destination(instruction, Field::Destination)),
+        _ => Some(VCC as u8),
+    }
+}
+
+fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Option<Kind> {
+    let operand = |field| match instruction.definition.operand(field) {
+        None => Some(ScalarOperand::Constant(0)),
+        Some(slot) => {
+            let wide = slot.width.registers(false) == 2;
+            Some(match instruction.operand(slot) {
+                Source::Scalar(125) => ScalarOperand::Constant(0),
+                Source::Scalar(register) if wide => ScalarOperand::Pair(register),
+                Source::Scalar(register) => ScalarOperand::Register(register),
+                Source::Special(_) | Source::Vector(_) => return None,
+                constant => ScalarOperand::Constant(Wave::scalar_constant(instruction, slot, constant)),
+            })
+        }
+    };
+    let sources = || Some([operand(Field::Source0)?, operand(Field::Source1)?]);
+    match operation {
+        ScalarOperation::Nothing => Some(Kind::Nothing),
+        ScalarOperation::Arithmetic(run) => {
+            let slot = instruction.definition.operand(Field::Destination)?;
+            let destination = Wave::destination(instruction, Field::Destination)?;
+            Some(Kind::Scalar { run, sources: sources()?, destination, wide: slot.width.registers(false) == 2 })
+        }
+        ScalarOperation::SaveExec(run) => {
+            let wide = instruction.definition.operand(Field::Source0)?.width.registers(false) == 2;
+            let destination = Wave::destination(instruction, Field::Destination)?;
+            Some(Kind::SaveExec { run, source: operand(Field::Source0)?, destination, wide })
+        }
+        ScalarOperation::Compare(holds) => Some(Kind::ScalarCompare { holds, sources: sources()? }),
+        ScalarOperation::Branch(taken) => Some(Kind::Branch { taken }),
+        _ => None,
+    }
+}
+
+impl Wave {
+    /// How many registers the fast path may touch: none of a wave of 64 lanes or in an unusual mode.
+    pub fn set_reach(&mut self) {
+        let usual = !self.wave64 && self.mode.is_usual();
+        self.reach = if usual { self.registers as u16 } else { 0 };
+    }
+
+    #[inline(always)]
+    fn operand(&self, operand: ScalarOperand) -> u64 {
+        match operand {
+            ScalarOperand::Register(register) => self.scalars[(register & 127) as usize] as u64,
+            ScalarOperand::Pair(register) => self.scalar64(register),
+            ScalarOperand::Constant(value) => value,
+        }
+    }
+
+    #[inline(always)]
+    pub fn fast_scalar(&mut self, run: fn(&mut Wave, u64, u64) -> u64, sources: [ScalarOperand; 2]) -> u64 {
+        let [a, b] = sources.map(|source| self.operand(source));
+        run(self, a, b)
+    }
+
+    #[inline(always)]
+    pub fn fast_compare(&mut self, holds: fn(u64, u64) -> bool, sources: [ScalarOperand; 2]) {
+        let [a, b] = sources.map(|source| self.operand(source));
+        self.scc = holds(a, b);
+    }
+
+    /// A source as a whole register.
+    #[inline(always)]
+    fn lanes_of(&self, source: &RowSource) -> Lanes {
+        let mut lanes = match source.from {
+            RowOperand::Vector(register) => self.vectors[register as usize],
+            RowOperand::Scalar(register) => [self.scalar(register); LANES],
+            RowOperand::Constant(value) => [value; LANES],
+        };
+        if source.keep != u32::MAX || source.flip != 0 {
+            lanes.iter_mut().for_each(|lane| *lane = (*lane & source.keep) ^ source.flip);
+        }
+        lanes
+    }
+
+    /// Computes a register from others.
+    #[inline(always)]
+    pub fn fast_row(&mut self, run: FastRow, sources: &[RowSource; 3], destination: u8) {
+        let on = self.scalars[EXEC];
+        let first_room = self.vectors.len() - ROOMS;
+        for (place, source) in sources.iter().enumerate() {
+            if !source.is_register() {
+                self.vectors[first_room + place] = self.lanes_of(source);
+            }
+        }
+        let rows = Cell::from_mut(self.vectors.as_mut_slice()).as_slice_of_cells();
+        let inputs = [0, 1, 2].map(|place| match sources[place].from {
+            RowOperand::Vector(register) if sources[place].is_register() => &rows[register as usize],
+            _ => &rows[first_room + place],
+        });
+        // SAFETY: it was chosen for the instructions that this host has.
+        unsafe { run(&rows[destination as usize], inputs, on) };
+    }
+
+    #[inline(always)]
+    pub fn fast_save_exec(&mut self, run: fn(u64, u64) -> u64, source: ScalarOperand, destination: u8, wide: bool) {
+        let (old, source) = (self.scalar64(EXEC as u8), self.operand(source));
+        let new = run(old, source);
+        if wide {
+            self.set_scalar64(destination, old);
+            self.set_scalar64(EXEC as u8, new);
+            self.scc = new != 0;
+        } else {
+            self.set_scalar(destination, old as u32);
+            self.scalars[EXEC] = new as u32;
+            self.scc = new as u32 != 0;
+        }
+    }
+
+    #[inline(always)]
+    fn pair(&self, register: u8) -> [u64; LANES] {
+        let [low, high] = [0, 1].map(|part| &self.vectors[register as usize + part]);
+        std::array::from_fn(|lane| low[lane] as u64 | (high[lane] as u64) << 32)
+    }
+
+    #[inline(always)]
+    fn put_pair(&mut self, register: u8, values: &[u64; LANES]) {
+        let on = self.scalars[EXEC];
+        for part in 0..2 {
+            let row = std::array::from_fn(|lane| (values[lane] >> (part * 32)) as u32);
+            rows::put(Cell::from_mut(&mut self.vectors[register as usize + part]), &row, on);
+        }
+    }
+
+    #[inline(always)]
+    pub fn fast_shift(&mut self, shift: fn(u64, u32) -> u64, source: u8, amount: &RowSource, destination: u8) {
+        let (mut values, amounts) = (self.pair(source), self.lanes_of(amount));
+        for lane in 0..LANES {
+            values[lane] = shift(values[lane], amounts[lane]);
+        }
+        self.put_pair(destination, &values);
+    }
+
+    #[inline(always)]
+    pub fn fast_multiply_add(&mut self, sources: &[RowSource; 2], summand: Option<u8>, mask: u8, destination: u8) {
+        let [a, b] = [self.lanes_of(&sources[0]), self.lanes_of(&sources[1])];
+        let summands = summand.map_or([0; LANES], |register| self.pair(register));
+        let (mut sums, mut carries) = ([0; LANES], 0);
+        for lane in 0..LANES {
+            sums[lane] = (a[lane] as u64 * b[lane] as u64).wrapping_add(summands[lane]);
+        }
+        for lane in 0..LANES {
+            carries |= ((sums[lane] < summands[lane]) as u32) << lane;
+        }
+        self.put_pair(destination, &sums);
+        self.set_scalar(mask, carries & self.scalars[EXEC]);
+    }
+
+    /// Compares two registers.
+    #[inline(always)]
+    pub fn fast_mask(&mut self, run: FastCompare, outcomes: u8, sources: &[RowSource; 2], destination: u8) {
+        let [a, b] = [self.lanes_of(&sources[0]), self.lanes_of(&sources[1])];
+        // SAFETY: it was chosen for the instructions that this host has.
+        let mask = unsafe { run(&a, &b, outcomes) };
+        self.set_scalar(destination, mask & self.scalars[EXEC]);
+    }
+
+    #[inline(always)]
+    pub fn fast_select(&mut self, sources: &[RowSource; 2], mask: u8, destination: u8) {
+        let [mut a, b] = [self.lanes_of(&sources[0]), self.lanes_of(&sources[1])];
+        let (mask, on) = (self.scalar(mask), self.scalars[EXEC]);
+        for place in 0..LANES {
+            let chosen = ((mask >> place & 1) as i32).wrapping_neg() as u32;
+            a[place] = a[place] & !chosen | b[place] & chosen;
+        }
+        rows::put(Cell::from_mut(&mut self.vectors[destination as usize]), &a, on);
+    }
+
+    #[inline(always)]
+    pub fn fast_carry(&mut self, sources: &[RowSource; 2], subtract: bool, carries: (Option<u8>, u8), destination: u8) {
+        let [a, b] = [self.lanes_of(&sources[0]), self.lanes_of(&sources[1])];
+        let carry = carries.0.map_or(0, |register| self.scalar(register));
+        let on = self.scalars[EXEC];
+        let mut results = [0; LANES];
+        for place in 0..LANES {
+            let carry = carry >> place & 1;
+            let (a, b) = (a[place], b[place]);
+            results[place] =
+                if subtract { a.wrapping_sub(b).wrapping_sub(carry) } else { a.wrapping_add(b).wrapping_add(carry) };
+        }
+        // A sum that is less than one of its parts has run over; with a carry, one that is equal to it has too.
+        let (left, right) = if subtract { (&a, &b) } else { (&results, &a) };
+        let (mut less, mut equal) = (0, 0);
+        for place in 0..LANES {
+            less |= ((left[place] < right[place]) as u32) << place;
+            equal |= ((left[place] == right[place]) as u32) << place;
+        }
+        let mask = less | equal & carry;
+        rows::put(Cell::from_mut(&mut self.vectors[destination as usize]), &results, on);
+        self.set_scalar(carries.1, mask & on);
+    }
+}

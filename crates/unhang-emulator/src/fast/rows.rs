@@ -1,0 +1,214 @@
+//! Functions of whole vector registers, compiled for the host's widest vectors.
+//!
+//! Each is made from the same body as the plain one, for the mode that nearly all code runs in; the host's instructions are
+//! chosen when code is decoded. On other hosts, and in other modes, the plain path computes.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+use crate::Perturbation;
+use crate::float::{FloatMode, Precision, Round};
+use crate::semantics::{EQUAL, GREATER, LESS, UNORDERED};
+use crate::wave::{LANES, Lanes};
+
+/// Writes a register in the lanes that are on, from up to three others; any of them may be the same one.
+///
+/// It may be called only on a host that has the instructions for which it was compiled.
+pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, [&Cell<Lanes>; 3], u32);
+/// Compares two registers: the lanes for which one of the outcomes holds. To be called as [`FastRow`] is.
+pub(crate) type FastCompare = unsafe fn(&Lanes, &Lanes, u8) -> u32;
+
+/// A function for each set of host instructions.
+#[derive(Clone, Copy)]
+pub(crate) struct ByHost<F> {
+    pub avx512: F,
+    pub avx2: F,
+}
+
+/// What the host has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Host {
+    Avx512,
+    Avx2,
+    Plain,
+}
+
+impl Host {
+    /// What this host has, found once.
+    pub fn get() -> Host {
+        static HOST: OnceLock<Host> = OnceLock::new();
+        *HOST.get_or_init(|| {
+            #[cfg(target_arch = "x86_64")]
+            {
+                use std::arch::is_x86_feature_detected as has;
+                if has!("avx2") && has!("fma") && has!("bmi1") && has!("bmi2") && has!("lzcnt") && has!("popcnt") {
+                    let wide = has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl");
+                    return if wide { Host::Avx512 } else { Host::Avx2 };
+                }
+            }
+            Host::Plain
+        })
+    }
+}
+
+impl<F: Copy> ByHost<F> {
+    /// The function for this host; `None` where the plain path has to do.
+    pub fn chosen(self) -> Option<F> {
+        match Host::get() {
+            Host::Avx512 => Some(self.avx512),
+            Host::Avx2 => Some(self.avx2),
+            Host::Plain => None,
+        }
+    }
+}
+
+const USUAL_PRECISION: Precision = Precision { round: Round::NearestEven, flush_in: false, flush_out: false };
+/// To nearest even, denormals kept: how compilers set the mode up.
+pub(crate) const USUAL: FloatMode =
+    FloatMode { single: USUAL_PRECISION, other: USUAL_PRECISION, clamp_nan: true, perturbation: Perturbation::None };
+
+impl FloatMode {
+    /// Whether functions for the usual mode compute what this mode says. Clamping is none of theirs.
+    pub fn is_usual(self) -> bool {
+        FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == USUAL
+    }
+}
+
+/// The body of every such function; inlined into each, so that it is compiled with its instructions.
+#[inline(always)]
+pub(crate) fn apply(
+    destination: &Cell<Lanes>,
+    sources: [&Cell<Lanes>; 3],
+    on: u32,
+    lane: impl Fn(u64, u64, u64, FloatMode) -> u64,
+) {
+    let [a, b, c] = sources.map(Cell::get);
+    let mut results = [0; LANES];
+    for place in 0..LANES {
+        results[place] = lane(a[place] as u64, b[place] as u64, c[place] as u64, USUAL) as u32;
+    }
+    put(destination, &results, on);
+}
+
+/// Writes results where lanes are on.
+#[inline(always)]
+pub(crate) fn put(destination: &Cell<Lanes>, results: &Lanes, on: u32) {
+    if on == u32::MAX {
+        destination.set(*results);
+        return;
+    }
+    let mut old = destination.get();
+    for place in 0..LANES {
+        let mask = ((on >> place & 1) as i32).wrapping_neg() as u32;
+        old[place] = old[place] & !mask | results[place] & mask;
+    }
+    destination.set(old);
+}
+
+/// Compiles a function of one lane for each set of host instructions.
+macro_rules! for_hosts {
+    ($lane:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::cell::Cell;
+            use $crate::fast::rows::{ByHost, FastRow, apply};
+            use $crate::wave::Lanes;
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx512(destination: &Cell<Lanes>, sources: [&Cell<Lanes>; 3], on: u32) {
+                apply(destination, sources, on, $lane)
+            }
+            #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx2(destination: &Cell<Lanes>, sources: [&Cell<Lanes>; 3], on: u32) {
+                apply(destination, sources, on, $lane)
+            }
+            Some(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow })
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }};
+}
+pub(crate) use for_hosts;
+
+/// Which lanes of two registers are less and which are equal; the others are greater, or not ordered.
+#[inline(always)]
+fn compare(a: &Lanes, b: &Lanes, outcomes: u8, order: impl Fn(u32, u32) -> (bool, bool, bool)) -> u32 {
+    let (mut less, mut equal, mut greater) = (0, 0, 0);
+    for place in 0..LANES {
+        let (is_less, is_equal, is_greater) = order(a[place], b[place]);
+        less |= (is_less as u32) << place;
+        equal |= (is_equal as u32) << place;
+        greater |= (is_greater as u32) << place;
+    }
+    let pick = |outcome: u8, lanes: u32| if outcomes & outcome != 0 { lanes } else { 0 };
+    pick(LESS, less) | pick(EQUAL, equal) | pick(GREATER, greater) | pick(UNORDERED, !(less | equal | greater))
+}
+
+macro_rules! comparisons {
+    ($($name:ident: $order:expr;)*) => {$(
+        pub(crate) fn $name() -> Option<FastCompare> {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+                fn avx512(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
+                    compare(a, b, outcomes, $order)
+                }
+                #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+                fn avx2(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
+                    compare(a, b, outcomes, $order)
+                }
+                ByHost { avx512: avx512 as FastCompare, avx2: avx2 as FastCompare }.chosen()
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            None
+        }
+    )*};
+}
+
+comparisons! {
+    unsigned: |a: u32, b: u32| (a < b, a == b, a > b);
+    signed: |a: u32, b: u32| ((a as i32) < b as i32, a == b, a as i32 > b as i32);
+    float: |a: u32, b: u32| {
+        let (a, b) = (f32::from_bits(a), f32::from_bits(b));
+        (a < b, a == b, a > b)
+    };
+}
+
+/// Loads a word for each lane that is on from `base` and so many bytes: to be called as [`FastRow`] is, and only where every
+/// such word lies in memory that lives on.
+pub(crate) type FastGather = unsafe fn(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32);
+
+/// The gather for this host. Other threads may write what it reads: a word is then what it was or what it becomes, as it is
+/// on the card, since the hardware reads each in one piece.
+pub(crate) fn gather() -> FastGather {
+    #[cfg(target_arch = "x86_64")]
+    if Host::get() == Host::Avx512 {
+        return gather_avx512;
+    }
+    gather_one_by_one
+}
+
+unsafe fn gather_one_by_one(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32) {
+    let mut values = destination.get();
+    for lane in (0..LANES).filter(|lane| on >> lane & 1 == 1) {
+        // SAFETY: the caller vouches for the words of lanes that are on.
+        values[lane] = u32::from_le(unsafe { base.add(offsets[lane] as usize).cast::<u32>().read_unaligned() });
+    }
+    destination.set(values);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+unsafe fn gather_avx512(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32) {
+    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_mask_i32gather_epi32, _mm512_storeu_si512};
+    let row = destination.as_ptr().cast::<u32>();
+    for half in 0..2 {
+        // SAFETY: both rows have 32 words; lanes that are off are not read, and the caller vouches for the others.
+        unsafe {
+            let row = row.add(half * 16);
+            let places = _mm512_loadu_si512(offsets.as_ptr().add(half * 16).cast());
+            let old = _mm512_loadu_si512(row.cast());
+            let found = _mm512_mask_i32gather_epi32::<1>(old, (on >> (half * 16)) as u16, places, base.cast());
+            _mm512_storeu_si512(row.cast(), found);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! The loop over instructions, compiled for the host's vectors.
+
+use unhang_isa::audit::Rule;
+use unhang_isa::{Class, Effects, Format, Instruction};
+
+use super::rows::Host;
+use super::{Kind, Op};
+use crate::code::{Function, Hole, NOWHERE};
+use crate::dispatch::Launch;
+use crate::memory_access::Surroundings;
+use crate::scalar::Next;
+use crate::semantics::Semantics;
+use crate::wave::{Standing, Wave};
+use crate::{Counts, FaultKind, Mode};
+
+/// Runs a wave within one function; returns where it jumps when it leaves it.
+pub(crate) fn run_function(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    counts: &mut Counts,
+    end: u64,
+) -> Result<Option<u64>, FaultKind> {
+    match Host::get() {
+        // SAFETY: the host has these instructions.
+        #[cfg(target_arch = "x86_64")]
+        Host::Avx512 => unsafe { with_avx512(launch, wave, around, function, counts, end) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Host::Avx2 => unsafe { with_avx2(launch, wave, around, function, counts, end) },
+        _ => run(launch, wave, around, function, counts, end),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn with_avx512(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    counts: &mut Counts,
+    end: u64,
+) -> Result<Option<u64>, FaultKind> {
+    run(launch, wave, around, function, counts, end)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn with_avx2(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    counts: &mut Counts,
+    end: u64,
+) -> Result<Option<u64>, FaultKind> {
+    run(launch, wave, around, function, counts, end)
+}
+
+#[inline(always)]
+fn run(
+    launch: &Launch<'_>,
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    counts: &mut Counts,
+    end: u64,
+) -> Result<Option<u64>, FaultKind> {
+    let hazards = matches!(launch.mode, Mode::Hazards(chip) if chip.is_rdna1());
+    while wave.executed < end {
+        let index = wave.index as usize;
+        let Some(op) = function.ops.get(index) else { return Err(FaultKind::Jump { address: function.entry }) };
+        wave.executed += 1;
+        if wave.executed > launch.budget {
+            return Err(FaultKind::Budget { limit: launch.budget });
+        }
+        counts.note(function.units[index], wave.lanes_on());
+        if hazards && !(op.settles && wave.settled || op.inert && wave.holds_no_registers) {
+            if op.settles {
+                wave.watch.plain_vector();
+                wave.settled = true;
+                wave.holds_no_registers = wave.watch.holds_no_registers();
+            } else if op.is_local && !wave.spans_units && wave.watch.local(&function.effects[index]) {
+                (wave.settled, wave.holds_no_registers) = (false, false);
+            } else {
+                wave.mind_hazards(op, &function.instructions[index], &function.effects[index])?;
+            }
+        }
+        let fast = launch.fast && op.registers <= wave.reach;
+        match op.kind {
+            Kind::Row { run, ref sources, destination } if fast => wave.fast_row(run, sources, destination),
+            Kind::Nothing => {}
+            Kind::Local(ref access) if fast && wave.fast_local(access, around) => {}
+            Kind::Global(ref access) if fast && wave.fast_global(access, around) => {}
+            Kind::Scalar { run, sources, destination, wide } if launch.fast => {
+                let value = wave.fast_scalar(run, sources);
+                match wide {
+                    true => wave.set_scalar64(destination, value),
+                    false => wave.set_scalar(destination, value as u32),
+                }
+            }
+            Kind::SaveExec { run, source, destination, wide } if launch.fast => {
+                wave.fast_save_exec(run, source, destination, wide);
+            }
+            Kind::ShiftWide { shift, source, amount, destination } if fast => {
+                wave.fast_shift(shift, source, &amount, destination);
+            }
+            Kind::MultiplyAddWide { ref sources, summand, mask, destination } if fast => {
+                wave.fast_multiply_add(sources, summand, mask, destination);
+            }
+            Kind::ScalarCompare { holds, sources } if launch.fast => wave.fast_compare(holds, sources),
+            Kind::Branch { taken } => {
+                if taken(wave) {
+                    wave.index = function.target(index)?;
+                    continue;
+                }
+            }
+            Kind::Compare { run, outcomes, ref sources, destination } if fast => {
+                wave.fast_mask(run, outcomes, sources, destination);
+            }
+            Kind::Select { ref sources, mask, destination } if fast => wave.fast_select(sources, mask, destination),
+            Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } if fast => {
+                wave.fast_carry(sources, subtract, (carry_in, carry_out), destination);
+            }
+            _ => match run_plain(wave, around, function, index)? {
+                Next::Continue => {}
+                Next::End => {
+                    wave.standing = Standing::Ended;
+                    return Ok(None);
+                }
+                Next::Barrier => {
+                    wave.standing = Standing::AtBarrier;
+                    wave.index += 1;
+                    return Ok(None);
+                }
+                Next::Relative(_) => {
+                    wave.index = function.target(index)?;
+                    continue;
+                }
+                Next::Absolute(target) => return Ok(Some(target)),
+            },
+        }
+        wave.index += 1;
+    }
+    Ok(None)
+}
+
+/// Executes one instruction the plain way.
+#[inline(never)]
+fn run_plain(
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    index: usize,
+) -> Result<Next, FaultKind> {
+    let (instruction, address) = (&function.instructions[index], function.addresses[index]);
+    match function.semantics[index] {
+        Semantics::Hole(Hole::Unmapped) => return Err(FaultKind::Memory { address, size: 4 }),
+        Semantics::Hole(Hole::Word(_) | Hole::Illegal) => return Err(FaultKind::Illegal),
+        Semantics::Hole(Hole::Overlaps) => return Err(FaultKind::Jump { address }),
+        Semantics::Scalar(operation) => return Ok(wave.run_scalar(instruction, operation, address)),
+        Semantics::Memory(access) => wave.run_memory_halves(instruction, access, around)?,
+        semantics => wave.run_vector_halves(instruction, semantics)?,
+    }
+    Ok(Next::Continue)
+}
+
+impl Function {
+    /// Where a relative branch goes.
+    #[inline]
+    fn target(&self, index: usize) -> Result<u32, FaultKind> {
+        let instruction = &self.instructions[index];
+        let after = self.addresses[index] + instruction.size() as u64;
+        let distance = instruction.branch_distance().unwrap_or(0) as u64;
+        match self.targets[index] {
+            NOWHERE => Err(FaultKind::Jump { address: after.wrapping_add(distance) }),
+            target => Ok(target),
+        }
+    }
+}
+
+impl Wave {
+    /// Follows the hazard rules along the path.
+    fn mind_hazards(&mut self, op: &Op, instruction: &Instruction, effects: &Effects) -> Result<(), FaultKind> {
+        if let Some((rule, _)) = self.watch.next_with(instruction, effects) {
+            return Err(FaultKind::Hazard { rule });
+        }
+        self.settled = op.settles || op.inert && self.settled;
+        self.holds_no_registers = self.watch.holds_no_registers();
+        if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
+            return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
+        }
+        if self.spans_units && effects.class == Class::Local {
+            for half in 0..=self.wave64 as usize {
+                self.half = half;
+                let misaligned = self.is_misaligned(instruction);
+                self.half = 0;
+                if misaligned {
+                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
+                }
+            }
+        }
+        Ok(())
+    }
+}

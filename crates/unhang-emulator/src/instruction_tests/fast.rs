@@ -1,0 +1,255 @@
+//! The fast path against the plain one: every instruction that has both, on random registers, to the bit.
+
+use unhang_isa::{Definition, Field, Format, Instruction, definitions};
+
+use super::{Extra, LANE, encode, wave};
+use crate::Memory;
+use crate::fast::{Kind, Op};
+use crate::memory::Window;
+use crate::memory_access::Surroundings;
+use crate::semantics::Semantics;
+use crate::wave::{EXEC, LANES, VCC, Wave};
+
+/// Numbers that neither repeat soon nor differ between runs.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) as u32 ^ (self.0 >> 11) as u32
+    }
+
+    /// A value that is often one of those at which arithmetic turns.
+    fn value(&mut self) -> u32 {
+        const EDGES: [u32; 16] = [
+            0,
+            1,
+            2,
+            31,
+            32,
+            u32::MAX,
+            0x8000_0000,
+            0x7fff_ffff,
+            0x3f80_0000,
+            0xbf80_0000,
+            0x7f80_0000,
+            0xff80_0000,
+            0x7fc0_0000,
+            0x0000_0007,
+            0x8040_0000,
+            0x4f00_0000,
+        ];
+        match self.next() % 3 {
+            0 => EDGES[self.next() as usize % EDGES.len()],
+            // Floats of middling size, so that sums and products round.
+            1 => self.next() & 0x807f_ffff | (0x3a00_0000 + (self.next() & 0x0b80_0000)),
+            _ => self.next(),
+        }
+    }
+}
+
+fn random_wave(random: &mut Random) -> Wave {
+    let mut wave = wave();
+    for register in 0..wave.registers {
+        wave.vectors[register] = std::array::from_fn(|_| random.value());
+    }
+    for register in 0..106 {
+        wave.scalars[register] = random.value();
+    }
+    wave.scalars[VCC] = random.next();
+    wave.scalars[EXEC] = if random.next().is_multiple_of(2) { u32::MAX } else { random.next() };
+    wave.scc = random.next().is_multiple_of(2);
+    wave.set_reach();
+    wave
+}
+
+/// Runs an instruction the fast way, if it has one.
+fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
+    if op.registers > wave.reach {
+        return false;
+    }
+    match op.kind {
+        Kind::Row { run, ref sources, destination } => wave.fast_row(run, sources, destination),
+        Kind::Compare { run, outcomes, ref sources, destination } => {
+            wave.fast_mask(run, outcomes, sources, destination);
+        }
+        Kind::Select { ref sources, mask, destination } => wave.fast_select(sources, mask, destination),
+        Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } => {
+            wave.fast_carry(sources, subtract, (carry_in, carry_out), destination);
+        }
+        Kind::Scalar { run, sources, destination, wide } => {
+            let value = wave.fast_scalar(run, sources);
+            match wide {
+                true => wave.set_scalar64(destination, value),
+                false => wave.set_scalar(destination, value as u32),
+            }
+        }
+        Kind::SaveExec { run, source, destination, wide } => wave.fast_save_exec(run, source, destination, wide),
+        Kind::ShiftWide { shift, source, amount, destination } => {
+            wave.fast_shift(shift, source, &amount, destination);
+        }
+        Kind::MultiplyAddWide { ref sources, summand, mask, destination } => {
+            wave.fast_multiply_add(sources, summand, mask, destination);
+        }
+        Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
+        Kind::Local(ref access) => return wave.fast_local(access, around),
+        Kind::Global(ref access) => return wave.fast_global(access, around),
+        Kind::Plain | Kind::Nothing | Kind::Branch { .. } => return false,
+    }
+    true
+}
+
+fn run_plain(wave: &mut Wave, instruction: &Instruction, around: &mut Surroundings<'_>) {
+    match Semantics::of(instruction) {
+        Semantics::Scalar(operation) => {
+            wave.run_scalar(instruction, operation, 0);
+        }
+        Semantics::Memory(access) => wave.run_memory(instruction, access, around).unwrap(),
+        semantics => wave.run_vector(instruction, semantics).unwrap(),
+    }
+}
+
+/// An encoding with its operands and modifiers changed at random; what does not decode to the same instruction is left out.
+fn vary(definition: &'static Definition, random: &mut Random) -> Instruction {
+    let mut words = [0, 0];
+    if matches!(definition.format, Format::Vop3) && random.next().is_multiple_of(2) {
+        // Absolute values and signs.
+        words = [(random.next() & 7) << 8, (random.next() & 7) << 29];
+        if definition.operand(Field::ScalarDestination).is_some() {
+            words[0] = 0;
+        }
+    }
+    if definition.operand(Field::Constant).is_some() {
+        words[1] = random.value();
+    }
+    encode(definition, Extra { words })
+}
+
+#[test]
+fn the_fast_path_computes_what_the_plain_one_does() {
+    let mut random = Random(1);
+    let mut compared = std::collections::BTreeSet::new();
+    for definition in definitions() {
+        if matches!(definition.format, Format::Mtbuf | Format::Mimg | Format::Vintrp | Format::Exp | Format::Sopk) {
+            continue;
+        }
+        for _ in 0..40 {
+            let instruction = vary(definition, &mut random);
+            let op = Op::of(&instruction, &Semantics::of(&instruction));
+            let start = random_wave(&mut random);
+            check(&instruction, &op, &start, &mut compared);
+        }
+    }
+    if crate::fast::rows::Host::get() != crate::fast::rows::Host::Plain {
+        assert!(compared.len() > 150, "only {} instructions have a fast path", compared.len());
+        for name in [
+            "v_fmac_f32_e32",
+            "v_add_co_ci_u32_e32",
+            "v_cmp_lt_f32_e64",
+            "v_cndmask_b32_e64",
+            "s_and_b64",
+            "v_lshlrev_b64",
+            "v_mad_u64_u32",
+            "s_and_saveexec_b32",
+        ] {
+            assert!(compared.contains(name), "{name}");
+        }
+    }
+}
+
+fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::collections::BTreeSet<&'static str>) {
+    if matches!(instruction.format(), Format::Ds | Format::Global) {
+        return;
+    }
+    let memory = Memory::default();
+    let mut around = Surroundings { global: Window::new(&memory), local: &mut [] };
+    let (mut fast, mut plain) = (start.clone(), start.clone());
+    if !run_fast(&mut fast, op, &mut around) {
+        return;
+    }
+    run_plain(&mut plain, instruction, &mut around);
+    let name = instruction.definition.mnemonic;
+    assert!(fast.scalars == plain.scalars && fast.scc == plain.scc, "{name}: scalar registers");
+    assert_same(&fast, &plain, name);
+    compared.insert(name);
+}
+
+fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
+    for register in 0..plain.registers {
+        for lane in 0..LANES {
+            let found = [fast, plain].map(|wave| wave.vectors[register][lane]);
+            // Which NaN comes out of two is the host's choice.
+            let nan = found.iter().all(|&bits| f32::from_bits(bits).is_nan());
+            assert!(found[0] == found[1] || nan, "{name}: v{register} lane {lane}: {found:#x?}");
+        }
+    }
+}
+
+/// Loads and stores: addresses in order, the same in all lanes, at random, and past the end.
+#[test]
+fn the_fast_path_of_memory_does_what_the_plain_one_does() {
+    let mut random = Random(2);
+    let mut compared = std::collections::BTreeSet::new();
+    let formats = [Format::Ds, Format::Global];
+    for definition in definitions().iter().filter(|definition| formats.contains(&definition.format)) {
+        for turn in 0..24 {
+            let words = [if definition.format == Format::Ds { random.next() & 0xffff & 0x0f0f } else { 16 }, 0];
+            let instruction = encode(definition, Extra { words });
+            let op = Op::of(&instruction, &Semantics::of(&instruction));
+            if matches!(op.kind, Kind::Plain | Kind::Nothing) {
+                continue;
+            }
+            let mut start = random_wave(&mut random);
+            let mut memories = [Memory::default(), Memory::default()];
+            let contents: Vec<u8> = (0..16384).map(|_| random.next() as u8).collect();
+            let at = memories.each_mut().map(|memory| memory.allocate_bytes(&contents))[0];
+            let mut locals = [contents.clone(), contents];
+            for lane in 0..LANES {
+                let offset = match turn % 3 {
+                    0 => 64 + lane as u32 * 4,
+                    1 => 128,
+                    _ => (random.next() % 2000) * 4,
+                };
+                let global = definition.format == Format::Global;
+                let address = if global { at + offset as u64 } else { offset as u64 };
+                let register = instruction.high_bits(0, 8) as usize;
+                start.vectors[register][lane] = address as u32;
+                if global {
+                    start.vectors[register + 1][lane] = (address >> 32) as u32;
+                }
+            }
+            let mut waves = [start.clone(), start.clone()];
+            for (place, way) in [true, false].into_iter().enumerate() {
+                let mut around = Surroundings { global: Window::new(&memories[place]), local: &mut locals[place] };
+                match way {
+                    true => assert!(run_fast(&mut waves[place], &op, &mut around), "{}", definition.mnemonic),
+                    false => run_plain(&mut waves[place], &instruction, &mut around),
+                }
+            }
+            assert_same(&waves[0], &waves[1], definition.mnemonic);
+            let bytes = memories.each_ref().map(|memory| {
+                let mut bytes = vec![0; 16384];
+                memory.read(at, &mut bytes).unwrap();
+                bytes
+            });
+            assert!(bytes[0] == bytes[1] && locals[0] == locals[1], "{}", definition.mnemonic);
+            compared.insert(definition.mnemonic);
+        }
+    }
+    if crate::fast::rows::Host::get() != crate::fast::rows::Host::Plain {
+        for name in ["ds_read2st64_b64", "ds_write_b96", "global_load_dwordx4", "global_store_dwordx3"] {
+            assert!(compared.contains(name), "{name}");
+        }
+    }
+    // One lane past the end: the fast path does nothing, and the plain one says what is wrong.
+    let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b32").unwrap();
+    let instruction = encode(load, Extra::default());
+    let op = Op::of(&instruction, &Semantics::of(&instruction));
+    let mut wave = random_wave(&mut random);
+    wave.scalars[EXEC] = 1 << LANE;
+    wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
+    let memory = Memory::default();
+    let mut local = [0; 64];
+    let mut around = Surroundings { global: Window::new(&memory), local: &mut local };
+    assert!(!run_fast(&mut wave, &op, &mut around));
+}

@@ -116,7 +116,7 @@ impl Processor {
         let Ok(signal) = Signal::at(&table, packet.u64(56)) else { return Step::Done };
         if let Some(signal) = signal {
             fence(Ordering::SeqCst);
-            signal.complete(start, ticks(), &table, &queue.process.events);
+            signal.complete(start, ticks(), &queue.process.events);
         }
         Step::Done
     }
@@ -176,7 +176,8 @@ impl Processor {
         let journal = &process.journal;
         journal.count(Counter::Dispatches, 1);
         let executor = &process.executors[queue.place.card];
-        let step = match executor.run(table, &dispatch, &queue.control.stop) {
+        let run = || executor.run(table, &dispatch, &queue.control.stop);
+        let step = match process.interrupts.while_running(process, run) {
             Outcome::Ended { kernel, instructions } => {
                 journal.count(Counter::Instructions, instructions);
                 journal.kernel(&kernel);
@@ -317,7 +318,7 @@ impl Processor {
 
     fn raise(&self, queue: &Queue, table: &PageTable, code: i64) {
         if let Ok(Some(signal)) = Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
-            signal.store(code, table, &queue.process.events);
+            signal.store(code, &queue.process.events);
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub mod abi;
 pub mod events;
+pub mod interrupts;
 pub mod memory;
 pub mod queues;
 
@@ -129,6 +130,11 @@ fn event_request(process: &Process, number: u32, arguments: &Arguments) -> Resul
             let event: &mut CreateEvent = arguments.get()?;
             if event.kind >= EVENT_TYPES {
                 return Err(libc::EINVAL);
+            }
+            if event.page_offset != 0
+                && let Some(page) = process.memory.stretch(event.page_offset)
+            {
+                process.interrupts.set_page(page);
             }
             event.event_id = events.create(event.kind, event.auto_reset != 0)?;
             event.trigger_data = event.event_id;

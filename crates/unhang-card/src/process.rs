@@ -10,6 +10,7 @@ use crate::executor::Executor;
 use crate::journal::{Counter, Journal};
 use crate::kfd::abi::{EVENT_HARDWARE_EXCEPTION, EVENT_MEMORY, EventPayload};
 use crate::kfd::events::Events;
+use crate::kfd::interrupts::Interrupts;
 use crate::kfd::memory::{AccessFault, Memory};
 use crate::kfd::queues::Queues;
 use crate::settings::{Hazards, Settings, settings};
@@ -24,6 +25,8 @@ pub struct Process {
     pub memory: Memory,
     /// Events.
     pub events: Events,
+    /// Interrupts from kernels.
+    pub interrupts: Interrupts,
     /// Queues.
     pub queues: Queues,
     /// What happened.
@@ -68,6 +71,7 @@ impl Process {
             id,
             memory,
             events: Events::default(),
+            interrupts: Interrupts::default(),
             queues: Queues::default(),
             journal: Journal::open(settings),
             executors: cards.iter().map(|card| Executor::new(card, settings.hazards)).collect(),

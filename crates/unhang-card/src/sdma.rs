@@ -134,7 +134,10 @@ fn execute(queue: &Queue, table: &PageTable, read: u64, packet: &Packet) -> Resu
             4
         }
         (operation::TRAP, _) => {
-            let _ = queue.process.events.raise(packet.field(1, 0, 28) as u32);
+            let event = packet.field(1, 0, 28) as u32;
+            // A fence has written it into its slot; it is raised here, once.
+            queue.process.interrupts.clear(event);
+            let _ = queue.process.events.raise(event);
             2
         }
         (operation::POLL, _) => {

@@ -1,6 +1,6 @@
 //! Signals, as the HSA runtime lays them out in memory.
 
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::kfd::events::Events;
@@ -42,25 +42,25 @@ impl Signal {
     }
 
     /// Stores a value and wakes who waits.
-    pub fn store(&self, value: i64, table: &PageTable, events: &Events) {
+    pub fn store(&self, value: i64, events: &Events) {
         self.word(8).store(value as u64, Ordering::Release);
-        self.wake(table, events);
+        self.wake(events);
     }
 
     /// Subtracts one, with the times of the packet, and wakes who waits.
-    pub fn complete(&self, start: u64, end: u64, table: &PageTable, events: &Events) {
+    pub fn complete(&self, start: u64, end: u64, events: &Events) {
         self.word(32).store(start, Ordering::Relaxed);
         self.word(40).store(end, Ordering::Relaxed);
         // The mailbox is read before the value is stored: with the value the signal may be gone.
         let (mailbox, event) = self.event();
         // SAFETY: as in `word`; the value is signed.
         unsafe { AtomicI64::from_ptr(self.host.add(8).cast()) }.fetch_sub(1, Ordering::AcqRel);
-        notify(mailbox, event, table, events);
+        notify(mailbox, event, events);
     }
 
-    fn wake(&self, table: &PageTable, events: &Events) {
+    fn wake(&self, events: &Events) {
         let (mailbox, event) = self.event();
-        notify(mailbox, event, table, events);
+        notify(mailbox, event, events);
     }
 
     fn event(&self) -> (u64, u32) {
@@ -68,19 +68,13 @@ impl Signal {
     }
 }
 
-/// Writes an event's id into its mailbox and raises it, as the card's interrupt does.
-fn notify(mailbox: u64, event: u32, table: &PageTable, events: &Events) {
-    if mailbox == 0 {
-        return;
+/// Raises a signal's event, as the card's interrupt does. The mailbox only says that there is one: the driver would find
+/// the event by it, and it is known here.
+fn notify(mailbox: u64, event: u32, events: &Events) {
+    if mailbox != 0 {
+        // An event that is gone is nobody's.
+        let _ = events.raise(event);
     }
-    if let Ok(slot) = table.host(mailbox, 8, true)
-        && mailbox.is_multiple_of(4)
-    {
-        // SAFETY: the table has eight bytes there, and four-byte alignment was asked for.
-        unsafe { AtomicU32::from_ptr(slot.cast()) }.store(event, Ordering::Release);
-    }
-    // An event that is gone is nobody's.
-    let _ = events.raise(event);
 }
 
 /// Nanoseconds since the machine was started, the clock of the driver's counters.

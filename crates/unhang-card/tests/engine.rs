@@ -99,7 +99,8 @@ impl Engine for HipEngine {
     }
 
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
-        let failed = |error: unhang_gpu::GpuError| EngineError::Failed { engine: EngineName::Jit, message: error.to_string() };
+        let failed =
+            |error: unhang_gpu::GpuError| EngineError::Failed { engine: EngineName::Jit, message: error.to_string() };
         let prepared = self.gpu.prepare_as(problem, *self.choice.lock().unwrap()).map_err(failed)?;
         let mut result = operands.result;
         let output = bytes_of_mut(&mut result);

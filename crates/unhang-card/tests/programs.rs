@@ -7,8 +7,8 @@ use common::{hip_program, installed, library, run};
 const ROCMINFO: &str = "/usr/bin/rocminfo";
 const SPOOF: (&str, &str) = ("HSA_OVERRIDE_GFX_VERSION", "10.3.0");
 /// What ordinary programs do.
-const PARTS: [&str; 10] =
-    ["launch", "branches", "copies", "memset", "streams", "events", "graph", "lds", "scratch", "atomics"];
+const PARTS: [&str; 11] =
+    ["launch", "branches", "copies", "memset", "streams", "events", "graph", "lds", "scratch", "atomics", "printf"];
 
 fn rocminfo(machine: &str, expected: &[&str]) {
     if !installed(ROCMINFO) {
@@ -49,6 +49,7 @@ fn hip_programs_are_right_on_every_card_with_hazards_minded() {
     for machine in ["rx5500xt", "rx5600xt-rocm5.7", "rx5700xt-native", "rx6800"] {
         let ran = run(machine, &program, &PARTS, &[]);
         ran.assert_right(&PARTS);
+        assert!(ran.output.contains("lane 2 of 3 says hello\n"), "{}", ran.output);
         assert!(ran.journal.contains("\"engine\":\"sdma\"") || machine == "rx5700xt-native", "copies go by SDMA");
     }
 }

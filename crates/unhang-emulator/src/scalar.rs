@@ -256,10 +256,15 @@ impl ScalarOperation {
             "s_round_mode" => ScalarOperation::SetMode(0),
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
             | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" => ScalarOperation::Nothing,
+            // An interrupt for the host. What it is about lies in memory, where whoever plays the host finds it.
+            "s_sendmsg" if instruction.immediate() & 15 == INTERRUPT => ScalarOperation::Nothing,
             _ => return None,
         })
     }
 }
+
+/// The message that interrupts the host.
+const INTERRUPT: u16 = 1;
 
 /// Hardware registers that are there: the mode, the apertures, and the two halves of the base of scratch memory.
 const MODE: u16 = 1;

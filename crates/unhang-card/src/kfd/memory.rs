@@ -44,6 +44,11 @@ impl Stretch {
     pub fn host(&self) -> *mut u8 {
         self.host
     }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
 }
 
 impl Drop for Stretch {
@@ -277,6 +282,12 @@ impl Memory {
         let allocation = Allocation { address, size: rounded, flags, card, stretch, mapped: Vec::new() };
         state.allocations.insert(handle, allocation);
         Ok((handle, offset))
+    }
+
+    /// What an allocation of the store is in this process.
+    pub fn stretch(&self, handle: u64) -> Option<Arc<Stretch>> {
+        let state = self.lock();
+        state.allocations.get(&handle).map(|allocation| allocation.stretch.clone()).filter(|it| it.backing.is_some())
     }
 
     /// Frees; what a card still sees cannot be freed.

@@ -244,7 +244,7 @@ impl Queues {
 }
 
 /// Starts a thread that takes no signals: they are the program's.
-fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are ours, and the mask that was there is put back.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());

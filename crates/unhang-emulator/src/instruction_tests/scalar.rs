@@ -187,6 +187,7 @@ const NOTHING: &[&str] = &[
 const OTHERS: &[&str] = &[
     "s_barrier",
     "s_endpgm",
+    "s_sendmsg",
     "s_getpc_b64",
     "s_setpc_b64",
     "s_swappc_b64",
@@ -311,6 +312,16 @@ fn what_changes_nothing() {
         assert!(matches!(execute(&mut wave, name, Extra::default()), Next::Continue), "{name}");
         assert!(wave.scalars == before && wave.vectors.iter().flatten().all(|&lane| lane == UNTOUCHED), "{name}");
     }
+}
+
+#[test]
+fn of_all_messages_the_interrupt_is_known() {
+    let mut wave = wave();
+    let before = wave.scalars;
+    assert!(matches!(execute(&mut wave, "s_sendmsg", constant(1)), Next::Continue));
+    assert!(wave.scalars == before);
+    let definition = forms("s_sendmsg").next().unwrap();
+    assert!(matches!(Semantics::of(&encode(definition, constant(2))), Semantics::Unsupported));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use unhang_isa::{Chip, Effects, Instruction, decode};
 
 use crate::fast::Op;
 use crate::semantics::Semantics;
+use crate::waits::Touch;
 use crate::{FaultKind, Memory, Unit};
 
 /// The chips as which code is read: silicon reads words in its own way, whatever was meant. What it cannot read at all is
@@ -38,6 +39,8 @@ pub(crate) struct Function {
     pub ops: Vec<Op>,
     /// What each instruction does to scalar registers.
     pub effects: Vec<Effects>,
+    /// The vector registers that each instruction touches, and what it does to loads in flight.
+    pub touches: Vec<Touch>,
     /// What executes each instruction.
     pub units: Vec<Unit>,
     /// The instruction to which each relative branch goes.
@@ -86,6 +89,7 @@ impl Function {
             semantics: Vec::with_capacity(found.len()),
             ops: Vec::with_capacity(found.len()),
             effects: Vec::with_capacity(found.len()),
+            touches: Vec::with_capacity(found.len()),
             units: Vec::with_capacity(found.len()),
             targets: vec![NOWHERE; found.len()],
             addresses,
@@ -111,6 +115,7 @@ impl Function {
                 semantics = hole;
             }
             function.effects.push(here.instruction.effects(reading.wave64));
+            function.touches.push(Touch::of(&here.instruction, &semantics));
             function.ops.push(Op::of(&here.instruction, &semantics));
             function.semantics.push(semantics);
             match function.bytes.last_mut() {

@@ -9,6 +9,7 @@ use crate::float::FloatMode;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
 use crate::semantics::Semantics;
+use crate::waits::Flights;
 use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
 use crate::{Counts, Fault, FaultKind};
 
@@ -111,6 +112,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         settled: false,
         holds_no_registers: false,
         watch: PathWatch::default(),
+        flights: Flights::default(),
     };
     wave.set_reach();
     let mut next = 0u8;

@@ -66,6 +66,16 @@ pub enum FaultKind {
         /// The rule that the path breaks.
         rule: Rule,
     },
+    /// A register is used before the load into it was waited for.
+    #[error("{register} is used before its load was waited for: `{earlier}`, {distance:#x} bytes before")]
+    Wait {
+        /// The register.
+        register: String,
+        /// The load.
+        earlier: String,
+        /// Bytes from the load to this instruction.
+        distance: i64,
+    },
     /// A jump to where no code is.
     #[error("jump to {address:#x}, where there is no function")]
     Jump {

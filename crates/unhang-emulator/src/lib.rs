@@ -59,6 +59,7 @@ mod saturate;
 mod scalar;
 mod semantics;
 mod vector;
+mod waits;
 mod wave;
 mod wave64;
 

@@ -4,6 +4,7 @@ use unhang_isa::audit::PathWatch;
 use unhang_isa::{Field, Instruction, Slot, Source};
 
 use crate::float::FloatMode;
+use crate::waits::Flights;
 
 /// Lanes of a wave, or of half a wave of 64.
 pub(crate) const LANES: usize = 32;
@@ -62,6 +63,7 @@ pub(crate) struct Wave {
     /// No scalar register is still to be read by memory instructions.
     pub holds_no_registers: bool,
     pub watch: PathWatch,
+    pub flights: Flights,
 }
 
 /// What the width and meaning of an operand are, for constants and sign changes.

@@ -10,6 +10,7 @@ use crate::dispatch::Launch;
 use crate::memory_access::Surroundings;
 use crate::scalar::Next;
 use crate::semantics::Semantics;
+use crate::waits::Flight;
 use crate::wave::{Standing, Wave};
 use crate::{Counts, FaultKind, Mode};
 
@@ -69,6 +70,7 @@ fn run(
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
     let hazards = matches!(launch.mode, Mode::Hazards(chip) if chip.is_rdna1());
+    let waits = matches!(launch.mode, Mode::Hazards(_));
     while wave.executed < end {
         let index = wave.index as usize;
         let Some(op) = function.ops.get(index) else { return Err(FaultKind::Jump { address: function.entry }) };
@@ -86,6 +88,16 @@ fn run(
                 (wave.settled, wave.holds_no_registers) = (false, false);
             } else {
                 wave.mind_hazards(op, &function.instructions[index], &function.effects[index])?;
+            }
+        }
+        if waits {
+            let touch = &function.touches[index];
+            if wave.flights.any && wave.flights.may_meet(touch, &function.effects[index]) {
+                wave.check_flights(function, index)?;
+            }
+            if touch.flight != Flight::None {
+                let lanes = wave.exec64();
+                wave.flights.note(touch.flight, function.addresses[index], lanes);
             }
         }
         let fast = launch.fast && op.registers <= wave.reach;
@@ -182,6 +194,17 @@ impl Function {
 }
 
 impl Wave {
+    /// Whether an instruction touches a register that a load still owns.
+    #[cold]
+    fn check_flights(&self, function: &Function, index: usize) -> Result<(), FaultKind> {
+        let text = |address| match function.index_at(address) {
+            Some(index) => function.instructions[index as usize].text(self.wave64).to_string(),
+            None => format!("a load at {address:#x}"),
+        };
+        let (touch, effects) = (&function.touches[index], &function.effects[index]);
+        self.flights.check(touch, effects, self.exec64(), function.addresses[index], text)
+    }
+
     /// Follows the hazard rules along the path.
     fn mind_hazards(&mut self, op: &Op, instruction: &Instruction, effects: &Effects) -> Result<(), FaultKind> {
         if let Some((rule, _)) = self.watch.next_with(instruction, effects) {

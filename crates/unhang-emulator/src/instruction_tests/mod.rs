@@ -18,6 +18,7 @@ use unhang_isa::{Chip, Definition, Field, Format, Instruction, Kind, Width, deco
 use crate::Perturbation;
 use crate::float::FloatMode;
 use crate::semantics::Semantics;
+use crate::waits::Flights;
 use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
 
 /// The numbers of registers that the tests use.
@@ -129,6 +130,7 @@ pub(super) fn wave() -> Wave {
         settled: false,
         holds_no_registers: false,
         watch: PathWatch::default(),
+        flights: Flights::default(),
     };
     wave.scalars[EXEC] = 1 << LANE | 1 << 9;
     wave

@@ -81,6 +81,16 @@ impl Emulated {
         self.state().counts
     }
 
+    /// Runs workgroups on so many threads from now on; 0 for one on each core.
+    pub fn use_threads(&self, threads: usize) {
+        self.state().machine.threads = threads;
+    }
+
+    /// Whether instructions take the emulator's fast path from now on, or the plain one that it is compared with.
+    pub fn use_fast_path(&self, fast: bool) {
+        self.state().machine.fast = fast;
+    }
+
     /// Shifts the results of approximate instructions from now on.
     pub fn perturb(&self, perturbation: Perturbation) {
         self.state().machine.perturbation = perturbation;

@@ -1,0 +1,341 @@
+//! What is in flight: registers that belong to a load until it was waited for.
+//!
+//! Results are in their registers at once here. So that code which does not wait is found all the same, each load owns its
+//! destination from where it is issued to where a counter says that it has arrived: `vmcnt` for vector memory, in order;
+//! `lgkmcnt` for LDS, in order, and for scalar loads, in any order; flat loads count in both. A register that is read or
+//! overwritten before is a fault. Stores own nothing: what they write is read when they are issued.
+
+use unhang_isa::{Effects, Field, Format, Instruction, ScalarSet, Source, scalar_name};
+
+use crate::FaultKind;
+use crate::access::Access;
+use crate::semantics::Semantics;
+use crate::wave::Wave;
+
+/// Vector registers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct VectorSet([u64; 4]);
+
+impl VectorSet {
+    /// Adds up to 16 registers.
+    #[inline(always)]
+    fn add(&mut self, first: u8, count: u8) {
+        let bits = ((1u64 << count.min(32)) - 1, first as usize / 64, first as u32 % 64);
+        self.0[bits.1] |= bits.0 << bits.2;
+        if bits.1 < 3 && bits.2 > 0 {
+            self.0[bits.1 + 1] |= bits.0 >> (64 - bits.2);
+        }
+    }
+
+    #[inline(always)]
+    fn meets(&self, other: &VectorSet) -> bool {
+        (0..4).fold(0, |bits, part| bits | self.0[part] & other.0[part]) != 0
+    }
+
+    fn first_common(&self, other: &VectorSet) -> Option<usize> {
+        (0..256).find(|register| self.0[register / 64] & other.0[register / 64] & 1 << (register % 64) != 0)
+    }
+}
+
+/// How an instruction meets what is in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flight {
+    None,
+    /// It waits until no more than so many are in flight.
+    Wait {
+        vector: u8,
+        other: u8,
+    },
+    /// A load, or something that counts like one.
+    Load {
+        counter: Counter,
+        first: u8,
+        count: u8,
+    },
+}
+
+/// What counts a load, and in which order it arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Counter {
+    Vector,
+    Local,
+    Scalar,
+    Flat,
+}
+
+/// The vector registers that an instruction reads and writes, and what it does to what is in flight.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touch {
+    reads: VectorSet,
+    writes: VectorSet,
+    pub flight: Flight,
+}
+
+impl Touch {
+    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Touch {
+        let flight = flight(instruction, semantics);
+        let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
+        let format = instruction.format();
+        if format == Format::Mubuf {
+            // Index and offset; what is stored is read, and so is what an atomic takes.
+            reads.add(instruction.high_bits(0, 8) as u8, instruction.bits(12, 2).count_ones() as u8);
+            let words = match semantics {
+                Semantics::Memory(Access::Store { count, .. }) => *count,
+                Semantics::Memory(Access::Atomic { wide, .. }) => 1 + *wide as u8,
+                _ => 0,
+            };
+            reads.add(instruction.high_bits(8, 8) as u8, words);
+        } else {
+            for &slot in instruction.definition.operands() {
+                let Source::Vector(first) = instruction.operand(slot) else { continue };
+                let mut count = slot.width.registers(false);
+                match slot.field {
+                    // What an atomic does not return, it does not write.
+                    Field::Destination if instruction.is_atomic() && flight == Flight::None => {}
+                    Field::Destination => writes.add(first, count),
+                    _ => {
+                        let has_base = !matches!(instruction.high_bits(16, 7), 0x7d | 0x7f);
+                        match (format, slot.field) {
+                            (Format::Global, Field::Source0) if has_base => count = 1,
+                            (Format::Scratch, Field::Source0) => count = !has_base as u8,
+                            _ => {}
+                        }
+                        reads.add(first, count);
+                    }
+                }
+            }
+        }
+        if let Flight::Load { counter: Counter::Vector | Counter::Local | Counter::Flat, first, count } = flight {
+            writes.add(first, count);
+        }
+        Touch { reads, writes, flight }
+    }
+}
+
+fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
+    if instruction.format() == Format::Sopp && instruction.definition.mnemonic == "s_waitcnt" {
+        let bits = instruction.immediate();
+        return Flight::Wait { vector: (bits & 15 | bits >> 14 << 4) as u8, other: (bits >> 8 & 63) as u8 };
+    }
+    // With a register the count is not known here: only `null` adds nothing to it.
+    let limit = if instruction.bits(16, 7) == 0x7d { instruction.immediate().min(255) as u8 } else { u8::MAX };
+    match instruction.definition.mnemonic {
+        "s_waitcnt_vmcnt" => return Flight::Wait { vector: limit, other: u8::MAX },
+        "s_waitcnt_lgkmcnt" => return Flight::Wait { vector: u8::MAX, other: limit },
+        _ => {}
+    }
+    let Semantics::Memory(access) = *semantics else { return Flight::None };
+    let counter = match instruction.format() {
+        Format::Smem => Counter::Scalar,
+        Format::Ds => Counter::Local,
+        Format::Flat => Counter::Flat,
+        _ => Counter::Vector,
+    };
+    let count = match access {
+        Access::Load { count, .. } => count,
+        Access::LoadTwo { count, .. } => count * 2,
+        Access::Atomic { wide, returns: true, .. } => 1 + wide as u8,
+        Access::Swizzle | Access::Permute { .. } => 1,
+        Access::ScalarLoad { count } => count,
+        Access::Clock => 2,
+        // Nothing comes back, but LDS counts it.
+        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. } if counter == Counter::Local => 0,
+        _ => return Flight::None,
+    };
+    let first = match instruction.format() {
+        Format::Mubuf => instruction.high_bits(8, 8) as u8,
+        _ => Wave::destination(instruction, Field::Destination).unwrap_or(0),
+    };
+    Flight::Load { counter, first, count }
+}
+
+/// A load in flight.
+#[derive(Clone, Copy)]
+struct Load {
+    address: u64,
+    counter: Counter,
+    first: u8,
+    count: u8,
+    lanes: u64,
+}
+
+impl Load {
+    fn vectors(&self) -> VectorSet {
+        let mut set = VectorSet::default();
+        if self.counter != Counter::Scalar {
+            set.add(self.first, self.count);
+        }
+        set
+    }
+
+    fn scalars(&self) -> ScalarSet {
+        if self.counter == Counter::Scalar { ScalarSet::range(self.first, self.count) } else { ScalarSet::EMPTY }
+    }
+}
+
+/// Loads in the order in which they were issued. Counters have six bits: whoever would pass that waits for the oldest.
+#[derive(Clone)]
+struct Queue {
+    loads: [Load; Queue::MOST],
+    count: usize,
+}
+
+impl Queue {
+    const MOST: usize = 64;
+    const EMPTY: Load = Load { address: 0, counter: Counter::Vector, first: 0, count: 0, lanes: 0 };
+
+    fn all(&self) -> &[Load] {
+        &self.loads[..self.count]
+    }
+
+    #[inline(always)]
+    fn push(&mut self, load: Load) {
+        if self.count == Queue::MOST {
+            self.drop_first(1);
+        }
+        self.loads[self.count] = load;
+        self.count += 1;
+    }
+
+    #[inline(always)]
+    fn drop_first(&mut self, count: usize) {
+        self.loads.copy_within(count..self.count, 0);
+        self.count -= count;
+    }
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue { loads: [Queue::EMPTY; Queue::MOST], count: 0 }
+    }
+}
+
+/// Loads of a wave that are in flight.
+#[derive(Clone, Default)]
+pub(crate) struct Flights {
+    /// Counted by `vmcnt`, and by `lgkmcnt`; flat loads are in both.
+    vector: Queue,
+    other: Queue,
+    /// Of those in `other`, how many come in any order.
+    unordered: usize,
+    owned: VectorSet,
+    owned_scalars: ScalarSet,
+    /// Whether a register is owned.
+    pub any: bool,
+}
+
+impl Flights {
+    /// Whether an instruction that touches these registers has to wait for a load.
+    #[inline(always)]
+    pub fn may_meet(&self, touch: &Touch, effects: &Effects) -> bool {
+        self.owned.meets(&touch.reads)
+            || self.owned.meets(&touch.writes)
+            || self.owned_scalars.meets(effects.reads | effects.writes | effects.mask_writes)
+    }
+
+    /// The fault of an instruction at an address that does not wait for a load, if it does not.
+    #[cold]
+    pub fn check(
+        &self,
+        touch: &Touch,
+        effects: &Effects,
+        lanes: u64,
+        address: u64,
+        text: impl Fn(u64) -> String,
+    ) -> Result<(), FaultKind> {
+        for load in self.vector.all().iter().chain(self.other.all()) {
+            // Loads of one kind arrive in order, so that the later one's result stays.
+            let in_order = matches!(load.counter, Counter::Vector | Counter::Local)
+                && matches!(touch.flight, Flight::Load { counter, .. } if counter == load.counter);
+            let owned = load.vectors();
+            let read = owned.first_common(&touch.reads);
+            let written = owned.first_common(&touch.writes).filter(|_| !in_order);
+            let vector = read.or(written).filter(|_| load.lanes & lanes != 0).map(|register| format!("v{register}"));
+            let scalars = effects.reads | effects.writes | effects.mask_writes;
+            let scalar = (load.scalars() & scalars).first().map(scalar_name);
+            if let Some(register) = vector.or(scalar) {
+                let distance = address.wrapping_sub(load.address) as i64;
+                return Err(FaultKind::Wait { register, earlier: text(load.address), distance });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes what an instruction does to what is in flight.
+    #[inline(always)]
+    pub fn note(&mut self, flight: Flight, address: u64, lanes: u64) {
+        match flight {
+            Flight::None => {}
+            Flight::Wait { vector, other } => self.wait(vector as usize, other as usize),
+            Flight::Load { counter, first, count } => self.start(Load { address, counter, first, count, lanes }),
+        }
+    }
+
+    #[inline(always)]
+    fn start(&mut self, load: Load) {
+        if matches!(load.counter, Counter::Vector | Counter::Flat) {
+            self.vector.push(load);
+        }
+        if load.counter != Counter::Vector {
+            if self.other.count == Queue::MOST {
+                self.wait(usize::MAX, Queue::MOST - 1);
+            }
+            self.other.push(load);
+            self.unordered += (load.counter != Counter::Local) as usize;
+        }
+        self.own(&load);
+    }
+
+    #[inline(always)]
+    fn own(&mut self, load: &Load) {
+        match load.counter {
+            Counter::Scalar => self.owned_scalars |= load.scalars(),
+            _ => self.owned.add(load.first, load.count),
+        }
+        self.any |= load.count > 0;
+    }
+
+    #[inline(always)]
+    fn wait(&mut self, vector: usize, other: usize) {
+        let arrived = self.vector.count.saturating_sub(vector);
+        // Those that come in any order may all be among the arrived, the rest are the oldest of LDS.
+        let others = self.other.count.saturating_sub(other);
+        let ordered = others.saturating_sub(self.unordered);
+        if arrived == 0 && ordered == 0 && (other > 0 || self.other.count == 0) {
+            return;
+        }
+        self.vector.drop_first(arrived);
+        if other == 0 {
+            (self.other.count, self.unordered) = (0, 0);
+        } else if self.unordered == 0 {
+            self.other.drop_first(ordered);
+        } else {
+            self.drop_local(ordered);
+        }
+        (self.owned, self.owned_scalars, self.any) = (VectorSet::default(), ScalarSet::EMPTY, false);
+        for place in 0..self.vector.count {
+            let load = self.vector.loads[place];
+            self.own(&load);
+        }
+        for place in 0..self.other.count {
+            let load = self.other.loads[place];
+            self.own(&load);
+        }
+    }
+
+    /// Drops the oldest of LDS from among others.
+    #[cold]
+    fn drop_local(&mut self, mut arrived: usize) {
+        let mut kept = 0;
+        for place in 0..self.other.count {
+            let load = self.other.loads[place];
+            if arrived > 0 && load.counter == Counter::Local {
+                arrived -= 1;
+            } else {
+                self.other.loads[kept] = load;
+                kept += 1;
+            }
+        }
+        self.other.count = kept;
+    }
+}

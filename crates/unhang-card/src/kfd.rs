@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use self::abi::*;
 use self::events::Waited;
-use self::memory::Request;
+use self::memory::{PAGE, Request, is_mapped};
 use crate::process::Process;
 use crate::signal::{NANOSECONDS_A_TICK, nanoseconds};
 use crate::{Errno, files};
@@ -36,16 +36,22 @@ struct Arguments {
 impl Arguments {
     /// The arguments as a structure.
     fn get<T>(&self) -> Result<&'static mut T, Errno> {
-        if self.pointer.is_null() || !self.pointer.cast::<T>().is_aligned() {
-            return Err(libc::EFAULT);
-        }
         if self.size < size_of::<T>() {
             return Err(libc::EINVAL);
+        }
+        if !self.pointer.cast::<T>().is_aligned() || !is_there(self.pointer as u64, size_of::<T>()) {
+            return Err(libc::EFAULT);
         }
         // SAFETY: the caller of `ioctl` gives a structure of the size that the request's number names; as for the kernel,
         // it is the caller's until the call returns, and no reference outlives the call.
         Ok(unsafe { &mut *self.pointer.cast() })
     }
+}
+
+/// Whether the program has memory there.
+fn is_there(address: u64, size: usize) -> bool {
+    let start = address & !(PAGE - 1);
+    address.checked_add(size as u64).is_some_and(|end| address != 0 && is_mapped(start, end - start))
 }
 
 /// An array that arguments point to.
@@ -56,7 +62,7 @@ fn array<T>(address: u64, count: u32) -> Result<&'static mut [T], Errno> {
         return Ok(&mut []);
     }
     let pointer = address as *mut T;
-    if pointer.is_null() || !pointer.is_aligned() || count > 1 << 20 {
+    if count > 1 << 20 || !pointer.is_aligned() || !is_there(address, count as usize * size_of::<T>()) {
         return Err(libc::EFAULT);
     }
     // SAFETY: see above.

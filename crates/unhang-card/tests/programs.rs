@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::path::Path;
+use std::process::Command;
+
 use common::{hip_program, installed, library, run};
 
 const ROCMINFO: &str = "/usr/bin/rocminfo";
@@ -111,6 +114,46 @@ fn spoofed_code_is_stopped_by_a_rule_and_the_program_gets_a_reset() {
     run("rx5600xt-rocm5.7", &program, &["launch"], &[SPOOF, ("UNHANG_CARD_HAZARDS", "ignore")])
         .assert_right(&["launch"]);
     run("rx6800", &program, &["launch"], &[SPOOF]).assert_right(&["launch"]);
+}
+
+#[test]
+fn a_queue_that_hangs_answers_questions_and_lets_the_program_end() {
+    let Some(program) = hip_program() else { return };
+    run("rx5600xt-rocm5.7", &program, &["watched"], &[]).assert_right(&["watched"]);
+    let ran = run("rx5600xt-rocm5.7", &program, &["watched"], &[SPOOF, ("UNHANG_CARD_HAZARDS", "hang")]);
+    assert_eq!(ran.status.code(), Some(86), "{}\n{}", ran.output, ran.errors);
+    assert!(ran.errors.contains("its queue hangs from here on, as asked"), "{}", ran.errors);
+}
+
+#[test]
+fn careless_requests_are_refused_as_the_kernel_refuses_them() {
+    if !installed("/usr/bin/cc") || !installed("/usr/include/linux/kfd_ioctl.h") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("driver");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/driver.c");
+    // Debian's header asks for another package's, of which it needs the types only.
+    std::fs::create_dir(folder.path().join("drm")).unwrap();
+    std::fs::write(folder.path().join("drm/drm.h"), "#include <linux/types.h>\n").unwrap();
+    let compiled = Command::new("/usr/bin/cc")
+        .arg("-O1")
+        .arg("-I")
+        .arg(folder.path())
+        .arg(source)
+        .arg("-o")
+        .arg(&program)
+        .status()
+        .unwrap();
+    assert!(compiled.success());
+    let ran = run("rx5600xt-rocm5.7", &program, &[], &[]);
+    ran.assert_right(&["driver"]);
+    assert_eq!(
+        ran.errors.matches("request 0x7b of the driver is not known and was refused").count(),
+        1,
+        "{}",
+        ran.errors
+    );
 }
 
 #[test]

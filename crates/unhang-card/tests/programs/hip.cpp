@@ -394,6 +394,23 @@ static void part_fault() {
     fprintf(stderr, "the synchronisation returned %d\n", hipDeviceSynchronize());
 }
 
+// A watchdog of the simplest kind: an event that does not happen within three seconds.
+static void part_watched() {
+    const int n = 1000;
+    float *x = device<float>(n), *y = device<float>(n);
+    hipEvent_t done;
+    CHECK(hipEventCreate(&done));
+    axpy<<<(n + 255) / 256, 256>>>(1, x, y, n);
+    CHECK(hipEventRecord(done, nullptr));
+    for (int i = 0; i < 300; i++) {
+        if (hipEventQuery(done) == hipSuccess) return;
+        usleep(10000);
+    }
+    printf("watched: it did not come back\n");
+    fflush(stdout);
+    _exit(86);
+}
+
 // Kernels that never end: the program ends all the same.
 static void part_endless() {
     int* flag = nullptr;
@@ -416,7 +433,7 @@ int main(int count, char** names) {
         {"streams", part_streams}, {"events", part_events},     {"graph", part_graph},   {"lds", part_lds},
         {"scratch", part_scratch}, {"atomics", part_atomics},   {"printf", part_printf}, {"rtc", part_rtc},
         {"memory", part_memory},   {"peer", part_peer},         {"fork", part_fork},     {"fault", part_fault},
-        {"endless", part_endless},
+        {"endless", part_endless}, {"watched", part_watched},
     };
     for (int i = 1; i < count; i++) {
         bool found = false;

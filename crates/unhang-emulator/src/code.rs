@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use unhang_isa::audit::Transfer;
 use unhang_isa::{Chip, Effects, Instruction, decode};
 
 use crate::fast::Op;
@@ -41,6 +42,8 @@ pub(crate) struct Function {
     pub effects: Vec<Effects>,
     /// The vector registers that each instruction touches, and what it does to loads in flight.
     pub touches: Vec<Touch>,
+    /// What each instruction does to pending hazards.
+    pub transfers: Vec<Transfer>,
     /// What executes each instruction.
     pub units: Vec<Unit>,
     /// The instruction to which each relative branch goes.
@@ -90,6 +93,7 @@ impl Function {
             ops: Vec::with_capacity(found.len()),
             effects: Vec::with_capacity(found.len()),
             touches: Vec::with_capacity(found.len()),
+            transfers: Vec::with_capacity(found.len()),
             units: Vec::with_capacity(found.len()),
             targets: vec![NOWHERE; found.len()],
             addresses,
@@ -116,7 +120,9 @@ impl Function {
             }
             function.effects.push(here.instruction.effects(reading.wave64));
             function.touches.push(Touch::of(&here.instruction, &semantics));
-            function.ops.push(Op::of(&here.instruction, &semantics));
+            let transfer = Transfer::new(&here.instruction, reading.wave64);
+            function.ops.push(Op::of(&here.instruction, &semantics, &transfer));
+            function.transfers.push(transfer);
             function.semantics.push(semantics);
             match function.bytes.last_mut() {
                 Some((start, bytes)) if *start + bytes.len() as u64 == address => bytes.extend(here.bytes),

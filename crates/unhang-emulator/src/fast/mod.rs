@@ -10,7 +10,8 @@ pub(crate) mod run;
 
 use std::cell::Cell;
 
-use unhang_isa::{Class, Field, Format, Instruction, Modifier, ScalarSet, Slot, Source};
+use unhang_isa::audit::Transfer;
+use unhang_isa::{Class, Field, Format, Instruction, Modifier, Slot, Source};
 
 use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
@@ -108,35 +109,19 @@ pub(crate) enum ScalarOperand {
 
 impl Op {
     /// Resolves an instruction.
-    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Op {
+    pub fn of(instruction: &Instruction, semantics: &Semantics, transfer: &Transfer) -> Op {
         let kind = match rows::Host::get() {
             rows::Host::Plain => None,
             _ => resolve(instruction, semantics),
         };
-        let is_permutation = instruction.definition.base_name().starts_with("v_permlane");
-        let settles = instruction.class() == Class::Vector
-            && !instruction.definition.writes_scalar
-            && !is_permutation
-            && instruction.definition.base_name() != "v_nop";
         Op {
             kind: kind.unwrap_or(Kind::Plain),
             registers: highest(instruction),
-            settles,
-            inert: is_inert(instruction),
+            settles: transfer.settles(),
+            inert: transfer.is_inert(),
             is_local: instruction.class() == Class::Local,
         }
     }
-}
-
-/// Scalar arithmetic that does not read EXEC, and waits that end no danger but that of registers still to be read.
-fn is_inert(instruction: &Instruction) -> bool {
-    let name = instruction.definition.base_name();
-    let special =
-        ["s_inst_prefetch", "s_waitcnt_depctr", "s_waitcnt_vscnt", "s_call_b64", "s_swappc_b64", "s_setpc_b64"];
-    instruction.class() == Class::Scalar
-        && !instruction.is_branch()
-        && !special.contains(&name)
-        && !instruction.effects(true).reads.meets(ScalarSet::EXEC)
 }
 
 fn highest(instruction: &Instruction) -> u16 {

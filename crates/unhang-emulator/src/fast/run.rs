@@ -1,7 +1,7 @@
 //! The loop over instructions, compiled for the host's vectors.
 
-use unhang_isa::audit::Rule;
-use unhang_isa::{Class, Effects, Format, Instruction};
+use unhang_isa::audit::{Rule, Transfer};
+use unhang_isa::{Class, Format, Instruction};
 
 use super::rows::Host;
 use super::{Kind, Op};
@@ -80,14 +80,18 @@ fn run(
         }
         counts.note(function.units[index], wave.lanes_on());
         if hazards && !(op.settles && wave.settled || op.inert && wave.holds_no_registers) {
+            let transfer = &function.transfers[index];
             if op.settles {
-                wave.watch.plain_vector();
+                wave.watch.settle();
                 wave.settled = true;
                 wave.holds_no_registers = wave.watch.holds_no_registers();
-            } else if op.is_local && !wave.spans_units && wave.watch.local(&function.effects[index]) {
+            } else if op.is_local && !wave.spans_units {
+                if let Some((rule, _)) = wave.watch.pass(transfer) {
+                    return Err(FaultKind::Hazard { rule });
+                }
                 (wave.settled, wave.holds_no_registers) = (false, false);
             } else {
-                wave.mind_hazards(op, &function.instructions[index], &function.effects[index])?;
+                wave.mind_hazards(op, &function.instructions[index], transfer)?;
             }
         }
         if waits {
@@ -206,8 +210,8 @@ impl Wave {
     }
 
     /// Follows the hazard rules along the path.
-    fn mind_hazards(&mut self, op: &Op, instruction: &Instruction, effects: &Effects) -> Result<(), FaultKind> {
-        if let Some((rule, _)) = self.watch.next_with(instruction, effects) {
+    fn mind_hazards(&mut self, op: &Op, instruction: &Instruction, transfer: &Transfer) -> Result<(), FaultKind> {
+        if let Some((rule, _)) = self.watch.pass(transfer) {
             return Err(FaultKind::Hazard { rule });
         }
         self.settled = op.settles || op.inert && self.settled;
@@ -215,7 +219,7 @@ impl Wave {
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
             return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
         }
-        if self.spans_units && effects.class == Class::Local {
+        if self.spans_units && instruction.class() == Class::Local {
             for half in 0..=self.wave64 as usize {
                 self.half = half;
                 let misaligned = self.is_misaligned(instruction);

@@ -8,14 +8,20 @@
 //! state that says what is pending flows through the control-flow graph, paths that meet are united, and an
 //! instruction that meets a pending state is a finding. The findings are the same; the time is linear.
 
+//!
+//! Each rule is one file in `rules/`. It says what an instruction does to what is pending, as a part of the instruction's
+//! transfer function (`transfer.rs`); one fixpoint (`flow.rs`) serves the audit, repair and whoever executes a program.
+
 mod flow;
-mod images;
+mod rule;
 mod rules;
-mod work_arounds;
+mod transfer;
 
 pub use flow::PathWatch;
-pub use rules::{Hazards, Rule, Severity};
-pub(crate) use work_arounds::{WorkAround, work_arounds};
+pub(crate) use flow::{work_around, work_arounds};
+pub use rule::{Hazards, Rule, Severity};
+pub(crate) use rules::lds_misaligned::has_wide_accesses as has_wide_local_accesses;
+pub use transfer::Transfer;
 
 use crate::{Chip, Program};
 
@@ -52,14 +58,9 @@ pub struct Context {
     pub workgroup_processor_mode: bool,
 }
 
-/// Whether a program has wide accesses to the local data share, which must be aligned in workgroup-processor mode.
-pub(crate) fn has_wide_local_accesses(program: &Program) -> bool {
-    program.instructions.iter().any(|instruction| flow::wide_local_access(instruction) != 0)
-}
-
 /// Finds what in `program` is unsafe on `chip`.
 ///
 /// Findings come in the order of the code. A program compiled for the chip itself has none.
 pub fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Finding> {
-    flow::Auditor::new(program, chip, context).run()
+    flow::audit(program, chip, context)
 }

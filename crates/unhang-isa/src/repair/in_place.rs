@@ -10,8 +10,8 @@
 //! A change stays only if the audit of the changed function shows that the finding is gone and no other has come. What
 //! is left is reported, not guessed at.
 
-use super::{NOP, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES};
-use crate::audit::{Context, Finding, Hazards, Rule, audit};
+use super::NOP;
+use crate::audit::{Context, Finding, Hazards, Rule, audit, work_around};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_AND_SAVEEXEC_B32, S_CLAUSE, S_GETPC_B64, S_MOV_B32, S_WAITCNT_DEPCTR};
 use crate::registers::{Source, number};
@@ -44,17 +44,6 @@ pub struct Repaired {
 
 /// `s_waitcnt_depctr` with every field at "do not wait".
 const WAIT_FOR_NOTHING: u32 = S_WAITCNT_DEPCTR.with_immediate(0xffff);
-
-/// The work-around of a rule, and whether it can be combined with another `s_waitcnt_depctr`.
-fn work_around(rule: Rule) -> Option<u32> {
-    match rule {
-        Rule::CompareExec => Some(WAIT_FOR_EXEC_READERS),
-        Rule::MemoryToScalarWrite => Some(WAIT_FOR_MEMORY_READERS),
-        Rule::ScalarMemoryToVectorWrite => Some(WAIT_FOR_SCALAR_LOADS),
-        Rule::LocalBranchMemory => Some(WAIT_FOR_STORES),
-        _ => None,
-    }
-}
 
 /// Mends a function compiled for `target` so that it is safe on `chip`, as far as that goes without changing its size.
 pub fn repair_in_place(
@@ -122,7 +111,9 @@ impl Work {
         if rule == Rule::CompareExec && !self.wave64 {
             patches.extend(compare_and_save(program, index));
         }
-        let Some(wait) = work_around(rule) else { return patches };
+        // A permutation needs a vector instruction right before it, for which there is no slot.
+        let wait = work_around(rule, &program.instructions[index]).filter(|_| rule != Rule::ComparePermlane);
+        let Some(wait) = wait else { return patches };
         let Some(block) = program.blocks.iter().find(|block| (block.first..block.end).contains(&finding.index)) else {
             return patches;
         };

@@ -24,20 +24,11 @@ pub use object::assemble;
 
 use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
-use crate::opcode::{S_NOP, S_WAITCNT_DEPCTR};
+use crate::opcode::S_NOP;
 use crate::{Chip, Program, ProgramError};
 
 /// `s_nop 0`
 const NOP: u32 = S_NOP.with_immediate(0);
-/// `s_waitcnt_depctr 0xfffe`
-const WAIT_FOR_EXEC_READERS: u32 = S_WAITCNT_DEPCTR.with_immediate(0xfffe);
-/// `s_waitcnt_depctr 0xffe3`
-const WAIT_FOR_MEMORY_READERS: u32 = S_WAITCNT_DEPCTR.with_immediate(0xffe3);
-/// `s_mov_b32 null, 0`
-const WAIT_FOR_SCALAR_LOADS: u32 = 0xbefd_0380;
-/// `s_waitcnt_vscnt null, 0`
-const WAIT_FOR_STORES: u32 = 0xbbfd_0000;
-
 /// How a code object is to be mended.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {

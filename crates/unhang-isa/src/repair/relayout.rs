@@ -4,10 +4,8 @@
 //! branches to that instruction land before the insertion. Then relative branches are aimed at where their targets
 //! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
 
-use super::{
-    NOP, Reason, WAIT_FOR_EXEC_READERS, WAIT_FOR_MEMORY_READERS, WAIT_FOR_SCALAR_LOADS, WAIT_FOR_STORES, substitute,
-};
-use crate::audit::{Rule, WorkAround, work_arounds};
+use super::{NOP, Reason, substitute};
+use crate::audit::work_arounds;
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64};
 use crate::pc_relative::{Form, Reference};
@@ -129,20 +127,6 @@ fn flat_through(instruction: &Instruction, spare: u8) -> Vec<u32> {
     words
 }
 
-fn work_around_word(program: &Program, work_around: WorkAround) -> u32 {
-    match work_around.rule {
-        Rule::CompareExec => WAIT_FOR_EXEC_READERS,
-        Rule::MemoryToScalarWrite => WAIT_FOR_MEMORY_READERS,
-        Rule::ScalarMemoryToVectorWrite => WAIT_FOR_SCALAR_LOADS,
-        Rule::LocalBranchMemory => WAIT_FOR_STORES,
-        _ => {
-            // v_mov_b32 of the register that the permutation reads, to itself.
-            let register = program.instructions[work_around.index as usize].high_bits(0, 8);
-            0x7e00_0300 | register << 17 | register
-        }
-    }
-}
-
 /// The fields of SOP2's sources, saying that a word behind the instruction holds the value.
 const SOURCE_0_LITERAL: u32 = 0xff;
 const SOURCE_1_LITERAL: u32 = 0xff00;
@@ -192,10 +176,8 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
     let mut replacements: Vec<Replacement> = instructions
         .filter_map(|(instruction, index)| Some(Replacement { index, words: replacement(instruction, setting)? }))
         .collect();
-    let mut insertions: Vec<(u32, u32)> = work_arounds(program)
-        .into_iter()
-        .map(|work_around| (work_around.index, work_around_word(program, work_around)))
-        .collect();
+    let mut insertions: Vec<(u32, u32)> =
+        work_arounds(program).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
     keep_clauses(program, &mut insertions, &mut replacements);
     for reference in &program.references {
         // With the constant in a word of its own, whatever it was before; its value comes when all is placed.

@@ -1,0 +1,31 @@
+//! `flat-segment-offset-bug`: the offset of a flat access is ignored where the address is global.
+
+use super::{Detection, Handler, Repair};
+use crate::audit::Severity;
+use crate::{Format, Instruction};
+
+pub(super) static HANDLER: Handler = Handler {
+    name: "flat-segment-offset",
+    severity: Severity::Possible,
+    explanation: "This flat access has an offset, which this chip ignores when the address lies in global memory.",
+    detection: Detection::Alone(breaks),
+    // The offset is added to the address beforehand.
+    repair: Repair::Elsewhere,
+};
+
+fn breaks(instruction: &Instruction) -> bool {
+    instruction.format() == Format::Flat && instruction.flat_offset() != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::audit::Rule;
+    use crate::audit::rules::testing::check;
+
+    #[test]
+    fn an_offset_of_nought_is_none() {
+        // flat_load_dword v4, v[6:7] with and without offset:8
+        check(&[0xdc30_0008, 0x047d_0006], &[Rule::FlatOffset]);
+        check(&[0xdc30_0000, 0x047d_0006], &[]);
+    }
+}

@@ -1,0 +1,134 @@
+//! `lds-misaligned-bug`: a wide access to LDS at an address that is not a multiple of its width, where a workgroup spans
+//! two compute units.
+
+use super::{Detection, Handler, Repair};
+use crate::audit::{Context, Severity};
+use crate::opcode::{
+    DS_READ_B64, DS_READ_B128, DS_WRITE_B64, DS_WRITE_B128, V_MOV_B32, V_MOVRELD_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32,
+    V_SWAP_B32, V_SWAPREL_B32, long, opcodes_any,
+};
+use crate::registers::Source;
+use crate::table::Field;
+use crate::{Chip, Format, Instruction, Program};
+
+pub(super) static HANDLER: Handler = Handler {
+    name: "lds-misaligned",
+    severity: Severity::Certain,
+    explanation: "This access to the local data share is wider than its alignment, which this chip gets wrong when a \
+                  workgroup spans two compute units.",
+    detection: Detection::Program(check),
+    // Workgroup-processor mode is turned off where the workgroup fits one compute unit.
+    repair: Repair::Elsewhere,
+};
+
+/// Whether a program has wide accesses to LDS, which must be aligned in workgroup-processor mode.
+pub(crate) fn has_wide_accesses(program: &Program) -> bool {
+    program.instructions.iter().any(|instruction| wide_access(instruction) != 0)
+}
+
+fn check(program: &Program, _: Chip, context: Context, find: &mut dyn FnMut(u32)) {
+    if !context.workgroup_processor_mode || !has_wide_accesses(program) {
+        return;
+    }
+    for block in &program.blocks {
+        let mut alignments = Alignments::default();
+        for index in block.first..block.end {
+            if alignments.misaligned(&program.instructions[index as usize]) {
+                find(index);
+            }
+        }
+    }
+}
+
+/// The bytes of a wide access to the local data share: `ds_read_b64`, `ds_write_b64` and their 128-bit kin; else 0.
+#[inline]
+pub(crate) fn wide_access(instruction: &Instruction) -> u32 {
+    if instruction.format() != Format::Ds {
+        0
+    } else if instruction.is(DS_READ_B64) || instruction.is(DS_WRITE_B64) {
+        8
+    } else if instruction.is(DS_READ_B128) || instruction.is(DS_WRITE_B128) {
+        16
+    } else {
+        0
+    }
+}
+
+/// What is known of local addresses within one block: the remainder of a vector register modulo 16, where a constant
+/// was moved into it or an earlier wide access showed it.
+///
+/// Two wide accesses through one address register, with offsets that differ by less than their width, cannot both be
+/// aligned: that is as much as code alone can prove.
+#[derive(Default)]
+struct Alignments {
+    known: Vec<(u8, u32, u32)>,
+}
+
+impl Alignments {
+    /// Notes what the instruction does, and says whether it is a misaligned wide local access for certain.
+    fn misaligned(&mut self, instruction: &Instruction) -> bool {
+        let mut misaligned = false;
+        let width = wide_access(instruction);
+        if width != 0 {
+            let register = instruction.high_bits(0, 8) as u8;
+            let offset = instruction.bits(0, 16);
+            match self.known.iter_mut().find(|entry| entry.0 == register) {
+                Some((_, remainder, modulus)) => {
+                    let shared = width.min(*modulus);
+                    misaligned = !(*remainder + offset).is_multiple_of(shared);
+                    if !misaligned && width > *modulus {
+                        (*remainder, *modulus) = ((width - offset % width) % width, width);
+                    }
+                }
+                None => self.known.push((register, (width - offset % width) % width, width)),
+            }
+        }
+        self.forget_destination(instruction);
+        if instruction.is(V_MOV_B32)
+            && let (Some(Source::Vector(register)), Some(value)) = (destination(instruction), constant(instruction))
+        {
+            self.known.push((register, value % 16, 16));
+        }
+        misaligned
+    }
+
+    fn forget_destination(&mut self, instruction: &Instruction) {
+        if self.known.is_empty() {
+            return;
+        }
+        if let Some(slot) = instruction.definition.operand(Field::Destination) {
+            if let Source::Vector(first) = instruction.operand(slot) {
+                let count = slot.width.registers(false) as u16;
+                self.known.retain(|entry| !(first as u16..first as u16 + count).contains(&(entry.0 as u16)));
+            }
+        } else if matches!(instruction.format(), Format::Mubuf | Format::Mtbuf | Format::Mimg) {
+            self.known.clear();
+        }
+        // v_swap writes its source, and relative moves write anything.
+        let anything = [
+            V_SWAP_B32,
+            V_SWAPREL_B32,
+            V_MOVRELD_B32,
+            V_MOVRELSD_B32,
+            V_MOVRELSD_2_B32,
+            long::V_MOVRELD_B32,
+            long::V_MOVRELSD_B32,
+            long::V_MOVRELSD_2_B32,
+        ];
+        if opcodes_any(instruction, &anything) {
+            self.known.clear();
+        }
+    }
+}
+
+fn destination(instruction: &Instruction) -> Option<Source> {
+    instruction.definition.operand(Field::Destination).map(|slot| instruction.operand(slot))
+}
+
+fn constant(instruction: &Instruction) -> Option<u32> {
+    match instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot))? {
+        Source::Integer(value) => Some(value as i32 as u32),
+        Source::Literal(value) => Some(value),
+        _ => None,
+    }
+}

@@ -1,0 +1,68 @@
+//! `vmem-to-scalar-write-hazard`: a memory instruction reads a scalar register, EXEC or M0, then a scalar instruction
+//! overwrites it, with no vector instruction or full wait between.
+
+use super::{Detection, Handler, Repair};
+use crate::audit::Severity;
+use crate::audit::transfer::{State, Transfer};
+use crate::opcode::{S_WAITCNT, S_WAITCNT_DEPCTR};
+use crate::{Class, Effects, Instruction, ScalarSet};
+
+pub(super) static HANDLER: Handler = Handler {
+    name: "vmem-to-scalar-write",
+    severity: Severity::High,
+    explanation: "This scalar instruction overwrites a register that an earlier memory instruction reads; this chip \
+                  does not wait until it was read. A compiler for it puts `s_waitcnt_depctr 0xffe3` before it.",
+    detection: Detection::Pending { build, broken },
+    repair: Repair::Before {
+        word: |_| S_WAITCNT_DEPCTR.with_immediate(0xffe3),
+        relieve: |state| state.memory_reads = ScalarSet::EMPTY,
+    },
+};
+
+fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
+    match effects.class {
+        // Vector arithmetic waits for what stands before it.
+        Class::Vector => transfer.keeps_memory_reads = false,
+        Class::Scalar | Class::ScalarMemory => {
+            transfer.check.memory_reads = effects.writes;
+            if waits(instruction) {
+                transfer.keeps_memory_reads = false;
+            }
+        }
+        Class::VectorMemory | Class::Segment | Class::Flat | Class::Local => {
+            transfer.add.memory_reads = effects.reads;
+        }
+        Class::Export => {}
+    }
+}
+
+/// Everything, or the sources of vector memory instructions: the field `vm_vsrc` of `s_waitcnt_depctr`.
+fn waits(instruction: &Instruction) -> bool {
+    instruction.is(S_WAITCNT) && instruction.immediate() == 0
+        || instruction.is(S_WAITCNT_DEPCTR) && instruction.immediate() & 0b11100 == 0
+}
+
+fn broken(met: State) -> Option<Option<u8>> {
+    met.memory_reads.first().map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::audit::Rule;
+    use crate::audit::rules::testing::check;
+
+    #[test]
+    fn a_register_is_free_when_it_was_waited_for() {
+        // global_load_dword v6, v1, s[4:5]; s_mov_b32 s4, 0
+        let (load, write) = ([0xdc30_8000, 0x0604_0001], 0xbe84_0380);
+        let with = |between: &[u32]| [&load[..], between, &[write]].concat();
+        check(&with(&[]), &[Rule::MemoryToScalarWrite]);
+        // s_waitcnt_depctr 0xffe3, s_waitcnt 0, v_nop; and s_nop, which is not enough.
+        for enough in [0xbfa3_ffe3, 0xbf8c_0000, 0x7e00_0000] {
+            check(&with(&[enough]), &[]);
+        }
+        check(&with(&[0xbf80_0000]), &[Rule::MemoryToScalarWrite]);
+        // s_mov_b32 s6, 0: another register.
+        check(&[load[0], load[1], 0xbe86_0380], &[]);
+    }
+}

@@ -139,11 +139,17 @@ def check(arguments: argparse.Namespace) -> int:
             declined += 1
             continue
         # What is never taken unasked is seen below, as one of the families.
-        fast = [name for name in names if name != "plain" and not name.startswith("half:")]
+        fast = [name for name in names if name != "plain" and not name.startswith(("half:", "general:"))]
         picked = fast[:1] + chosen.sample(fast[1:], min(len(fast) - 1, arguments.choices - 1)) if fast else []
         # Each family is seen: Winograd and depthwise would otherwise drown among the tiles.
         for family in FAMILIES:
             picked += [name for name in names if name.split(":")[0] == family][:1]
+        general: dict[str, list[str]] = {}
+        for name in names:
+            if name.startswith("general:"):
+                general.setdefault(name.split(":")[1], []).append(name)
+        for ways in general.values():
+            picked += chosen.sample(ways, min(len(ways), arguments.general))
         work.append((problem, sorted({*picked, "plain"})))
     jobs = [(problem.key, choice) for problem, choices in work for choice in choices]
     started = time.time()
@@ -163,7 +169,7 @@ def check(arguments: argparse.Namespace) -> int:
                 failures.append(str(error))
                 continue
             l2, largest = errors(result, expected)
-            family = choice.split(":")[0]
+            family = ":".join(choice.split(":")[:2]) if choice.startswith("general:") else choice.split(":")[0]
             allowed = tolerances["bf16" if family == "half" else problem.dtype]
             worst[family, problem.dtype] = max(worst.get((family, problem.dtype), 0.0), l2 / allowed[0])
             counts[f"{family} {problem.direction} {problem.dtype}"] = (
@@ -227,7 +233,7 @@ def geometric_mean(values: list[float]) -> float:
 def bench(arguments: argparse.Namespace) -> int:
     engine = Engine()
     layers: list[tuple[str, Problem]] = []
-    for name, problem in read_problems("layer"):
+    for name, problem in read_problems(arguments.table):
         if arguments.only and not any(word in name for word in arguments.only.split(",")):
             continue
         if problem.direction not in arguments.directions.split(","):
@@ -238,7 +244,8 @@ def bench(arguments: argparse.Namespace) -> int:
     for _, problem in layers:
         found = [(name, seconds) for name, seconds, _ in engine.candidates(problem.key) if name != "plain"]
         asked = [(name, seconds) for name, seconds in found if name.startswith("half:")]
-        found = [(name, seconds) for name, seconds in found if not name.startswith("half:")]
+        general = [(name, seconds) for name, seconds in found if name.startswith("general:")]
+        found = [(name, seconds) for name, seconds in found if not name.startswith(("half:", "general:"))]
         taken = found[: arguments.top]
         # The best of each family and tile, so that a wrong model is noticed.
         seen = {":".join(name.split(":")[:2]) for name, _ in taken}
@@ -250,7 +257,7 @@ def bench(arguments: argparse.Namespace) -> int:
         for family in FAMILIES if arguments.top > 1 else ():
             of_family = [item for item in found if item[0].split(":")[0] == family]
             taken += [item for item in of_family[: arguments.each] if item not in taken]
-        taken += asked[: arguments.half]
+        taken += asked[: arguments.half] + general[: arguments.general]
         picks[problem.key] = taken
     started = time.time()
     jobs = [(key, choice) for key, taken in picks.items() for choice, _ in taken]
@@ -294,12 +301,16 @@ def bench(arguments: argparse.Namespace) -> int:
     print(f"all in {time.time() - started:.1f} s")
     for direction in DIRECTIONS:
         print(f"{direction}: layer, ours first by model / best measured / cuDNN / off (us), TFLOP/s, ratio, best")
-        ratios: dict[str, list[float]] = {"first": [], "best": [], "off": []}
+        ratios: dict[str, list[float]] = {"first": [], "best": [], "off": [], "general": [], "general/first": []}
         for row in rows:
             if not row["key"].startswith(direction + ":") or not row["ours"]:
                 continue
             first = next(iter(row["ours"].values()))["us"]
-            unasked = [item for item in row["ours"].items() if not item[0].startswith("half:")]
+            unasked = [item for item in row["ours"].items() if not item[0].startswith(("half:", "general:"))]
+            general = next((it["us"] for name, it in row["ours"].items() if name.startswith("general:")), math.nan)
+            if general == general:
+                ratios["general"].append(row["cudnn_us"] / general)
+                ratios["general/first"].append(first / general)
             best_name, best = min(unasked, key=lambda item: item[1]["us"])
             ratios["first"].append(row["cudnn_us"] / first)
             ratios["best"].append(row["cudnn_us"] / best["us"])
@@ -309,12 +320,15 @@ def bench(arguments: argparse.Namespace) -> int:
             print(
                 f"{row['layer']:20s} {first:8.1f} {best['us']:8.1f} {row['cudnn_us']:8.1f} {row['off_us']:8.1f}"
                 f" {row['flops'] / best['us'] / 1e6:6.1f} {row['cudnn_us'] / best['us']:5.2f} {best_name}"
+                f"  general {general:8.1f} {first / general:5.2f}"
             )
         if not ratios["first"]:
             continue
         print(
             f"  geometric mean against cuDNN: model's first {geometric_mean(ratios['first']):.3f}, best"
-            f" {geometric_mean(ratios['best']):.3f}; best against cuDNN off {geometric_mean(ratios['off']):.3f}"
+            f" {geometric_mean(ratios['best']):.3f}; best against cuDNN off {geometric_mean(ratios['off']):.3f};"
+            f" general {geometric_mean(ratios['general']):.3f}, of the model's first"
+            f" {geometric_mean(ratios['general/first']):.3f} ({len(ratios['general'])} layers)"
         )
     for failure in failures[:20]:
         print("FAILED", failure[:1000])
@@ -367,12 +381,15 @@ def main() -> int:
     checking = commands.add_parser("check")
     checking.add_argument("--problems", type=int, default=600)
     checking.add_argument("--choices", type=int, default=2)
+    checking.add_argument("--general", type=int, default=1, help="how many general choices of each family to check")
     benching = commands.add_parser("bench")
     benching.add_argument("--top", type=int, default=6)
     benching.add_argument("--dtype", default="f32")
     benching.add_argument("--layout", default="nchw")
     benching.add_argument("--rounds", type=int, default=7)
     benching.add_argument("--only")
+    benching.add_argument("--general", type=int, default=1, help="how many choices with general kernels to time")
+    benching.add_argument("--table", default="layer", help="layer (layers.tsv) or more (more_layers.tsv)")
     benching.add_argument("--half", type=int, default=0, help="how many choices with packed f16 to time")
     benching.add_argument("--each", type=int, default=2, help="how many choices of each small family to time")
     benching.add_argument("--directions", default=",".join(DIRECTIONS))

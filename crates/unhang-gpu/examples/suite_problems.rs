@@ -63,9 +63,13 @@ fn main() {
             }
         }
     }
-    for layer in layers() {
-        for direction in Direction::ALL {
-            println!("layer\t{}\t{}", layer.name, layer.problem.with_direction(direction));
+    let more =
+        unhang_conv::table::parse(include_str!("../../../tools/gpu-bench/more_layers.tsv")).expect("a layer table");
+    for (kind, table) in [("layer", layers()), ("more", more)] {
+        for layer in table {
+            for direction in Direction::ALL {
+                println!("{kind}\t{}\t{}", layer.name, layer.problem.with_direction(direction));
+            }
         }
     }
 }

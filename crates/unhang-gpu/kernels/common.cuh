@@ -62,6 +62,13 @@ DEVICE unsigned spread_bit(unsigned word, int i) { return (unsigned)((int)(word 
 #define OPAQUE(value) ((void)(value))
 #endif
 
+// The same for a value that all lanes of a wave share.
+#if defined(UNHANG_HIP)
+#define OPAQUE_UNIFORM(value) asm volatile("" : "+s"(value))
+#else
+#define OPAQUE_UNIFORM(value) ((void)(value))
+#endif
+
 // TYPE: 0 f32, 1 f16, 2 bf16, 3 f64.
 #ifndef TYPE
 #define TYPE 0

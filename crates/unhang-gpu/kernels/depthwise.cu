@@ -2,38 +2,47 @@
 // memory. A thread computes STRIP pixels one below the other and keeps what rows share in registers; lanes lie along the
 // axis that is contiguous in memory (width in NCHW, channels in NHWC).
 //
-// Constants: CHANNELS_LAST, CHANNELS, MULTIPLIER (output channels for each input channel), FILTER_H/W, STRIDE_H/W,
-// PAD_H/W, DILATION_H/W, STRIP (in backward-data a multiple of STRIDE_H).
+// Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, STRIP (in backward-data a multiple of STRIDE_H).
+// Constants, or numbers of the launch: CHANNELS, MULTIPLIER (output channels for each input channel). The window is
+// unrolled: a general kernel serves all channels and sizes of one window.
 
+#ifdef CHANNELS
+#define BY_MULTIPLIER(n) ((n) / MULTIPLIER)
+#else
+#define CHANNELS shape.channels
+#define MULTIPLIER shape.multiplier
+#define BY_MULTIPLIER(n) divide(n, shape.by_multiplier)
+#endif
 #define TAPS (FILTER_H * FILTER_W)
 #define OUTPUTS (CHANNELS * MULTIPLIER)
 
 struct DepthwiseShape {
     int batch, input_h, input_w, output_h, output_w;
+    int channels, multiplier;
     int threads;                 // forward and data: in all
     int pixels_per_split;        // weights
     Divisor by_image, by_width;  // the output's in forward and weights, the input's in data
     Divisor by_strips;           // forward and data: strips in a column
+    Divisor by_lanes;            // forward and data: channels of the result
+    Divisor by_multiplier;
 };
 
 // Which channel, column, strip and image a thread has.
 struct Lane {
     int channel, x, strip, n;
 };
-DEVICE Lane find_lane(int index, int channels, const Divisor& by_width, const Divisor& by_strips) {
+DEVICE Lane find_lane(int index, const DepthwiseShape& shape) {
     Lane lane;
 #if CHANNELS_LAST
-    lane.channel = index % channels;
-    index /= channels;
-    lane.x = split_off(index, by_width);
-    lane.strip = split_off(index, by_strips);
-    lane.n = index;
+    lane.channel = split_off(index, shape.by_lanes);
+    lane.x = split_off(index, shape.by_width);
+    lane.strip = split_off(index, shape.by_strips);
 #else
-    lane.x = split_off(index, by_width);
-    lane.strip = split_off(index, by_strips);
-    lane.channel = index % channels;
-    lane.n = index / channels;
+    lane.x = split_off(index, shape.by_width);
+    lane.strip = split_off(index, shape.by_strips);
+    lane.channel = split_off(index, shape.by_lanes);
 #endif
+    lane.n = index;
     return lane;
 }
 
@@ -51,10 +60,10 @@ DEVICE unsigned place(int channels, int h, int w, int n, int c, int y, int x) {
 
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
-                      Storage* __restrict__ output, DepthwiseShape s) {
+                      Storage* __restrict__ output, DepthwiseShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
-    if (index >= s.threads) return;
-    const Lane lane = find_lane(index, OUTPUTS, s.by_width, s.by_strips);
+    if (index >= shape.threads) return;
+    const Lane lane = find_lane(index, shape);
     float taps[TAPS], sums[STRIP];
     // One input channel a group: both layouts have a filter's taps side by side.
 #pragma unroll
@@ -63,16 +72,16 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) sums[i] = add;
     const int top = lane.strip * STRIP * STRIDE_H - PAD_H, left = lane.x * STRIDE_W - PAD_W;
-    const int channel = lane.channel / MULTIPLIER;
+    const int channel = BY_MULTIPLIER(lane.channel);
     bool column_there[FILTER_W];
 #pragma unroll
-    for (int t = 0; t < FILTER_W; ++t) column_there[t] = (unsigned)(left + t * DILATION_W) < (unsigned)s.input_w;
+    for (int t = 0; t < FILTER_W; ++t) column_there[t] = (unsigned)(left + t * DILATION_W) < (unsigned)shape.input_w;
     // Where the window begins; outside of the image it may be anywhere, and is not read.
-    const unsigned begin = place(CHANNELS, s.input_h, s.input_w, lane.n, channel, top, left);
+    const unsigned begin = place(CHANNELS, shape.input_h, shape.input_w, lane.n, channel, top, left);
 #pragma unroll
     for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
-        const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
-        const unsigned at = begin + row * row_step(CHANNELS, s.input_w);
+        const bool row_there = (unsigned)(top + row) < (unsigned)shape.input_h;
+        const unsigned at = begin + row * row_step(CHANNELS, shape.input_w);
 #pragma unroll
         for (int t = 0; t < FILTER_W; ++t) {
             const bool there = row_there && column_there[t];
@@ -88,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
         const int y = lane.strip * STRIP + i;
-        if (y < s.output_h) output[place(OUTPUTS, s.output_h, s.output_w, lane.n, lane.channel, y, lane.x)] = narrow(sums[i]);
+        if (y < shape.output_h) output[place(OUTPUTS, shape.output_h, shape.output_w, lane.n, lane.channel, y, lane.x)] = narrow(sums[i]);
     }
 }
 
@@ -99,10 +108,10 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_backward_data(const Storage* __restrict__ gradient, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
-                            Storage* __restrict__ result, DepthwiseShape s) {
+                            Storage* __restrict__ result, DepthwiseShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
-    if (index >= s.threads) return;
-    const Lane lane = find_lane(index, CHANNELS, s.by_width, s.by_strips);
+    if (index >= shape.threads) return;
+    const Lane lane = find_lane(index, shape);
     float sums[STRIP];
     const float add = bias != nullptr ? (float)widen(bias[lane.channel]) : 0.0f;
 #pragma unroll
@@ -114,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int t = 0; t < FILTER_W; ++t) {
         const int from = lane.x + PAD_W - t * DILATION_W;
         const int x = from / STRIDE_W;
-        column_there[t] = from >= 0 && x < s.output_w && x * STRIDE_W == from;
+        column_there[t] = from >= 0 && x < shape.output_w && x * STRIDE_W == from;
         column[t] = (unsigned)x * COLUMN_STEP(OUTPUTS);
     }
     for (int m = 0; m < MULTIPLIER; ++m) {
@@ -122,11 +131,11 @@ extern "C" __global__ void __launch_bounds__(256)
         float taps[TAPS];
 #pragma unroll
         for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[channel * TAPS + t]);
-        const unsigned begin = place(OUTPUTS, s.output_h, s.output_w, lane.n, channel, top, 0);
+        const unsigned begin = place(OUTPUTS, shape.output_h, shape.output_w, lane.n, channel, top, 0);
 #pragma unroll
         for (int row = GRADIENT_FIRST; row <= GRADIENT_LAST; ++row) {
-            const bool row_there = (unsigned)(top + row) < (unsigned)s.output_h;
-            const unsigned at = begin + row * row_step(OUTPUTS, s.output_w);
+            const bool row_there = (unsigned)(top + row) < (unsigned)shape.output_h;
+            const unsigned at = begin + row * row_step(OUTPUTS, shape.output_w);
 #pragma unroll
             for (int t = 0; t < FILTER_W; ++t) {
                 const bool there = row_there && column_there[t];
@@ -143,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
         const int h = lane.strip * STRIP + i;
-        if (h < s.input_h) result[place(CHANNELS, s.input_h, s.input_w, lane.n, lane.channel, h, lane.x)] = narrow(sums[i]);
+        if (h < shape.input_h) result[place(CHANNELS, shape.input_h, shape.input_w, lane.n, lane.channel, h, lane.x)] = narrow(sums[i]);
     }
 }
 
@@ -152,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(256)
 // `reduce_weights`.
 #define AT_ONCE 8
 extern "C" __global__ void __launch_bounds__(256)
-    depthwise_backward_weights(const Storage* __restrict__ input, const Storage* __restrict__ gradient, float* __restrict__ planes, DepthwiseShape s) {
+    depthwise_backward_weights(const Storage* __restrict__ input, const Storage* __restrict__ gradient, float* __restrict__ planes, DepthwiseShape shape) {
 #if CHANNELS_LAST
     const int lane = THREAD_X % 32, worker = THREAD_X / 32, workers = 8;
     const int output = BLOCK_X * 32 + lane;
@@ -160,26 +169,26 @@ extern "C" __global__ void __launch_bounds__(256)
     const int worker = THREAD_X, workers = 256;
     const int output = BLOCK_X;
 #endif
-    const int image = s.output_h * s.output_w, pixels = s.batch * image;
-    const int begin = BLOCK_Y * s.pixels_per_split;
-    const int end = begin + s.pixels_per_split < pixels ? begin + s.pixels_per_split : pixels;
+    const int image = shape.output_h * shape.output_w, pixels = shape.batch * image;
+    const int begin = BLOCK_Y * shape.pixels_per_split;
+    const int end = begin + shape.pixels_per_split < pixels ? begin + shape.pixels_per_split : pixels;
     float sums[TAPS];
 #pragma unroll
     for (int t = 0; t < TAPS; ++t) sums[t] = 0.0f;
     if (output < OUTPUTS) {
         for (int pixel = begin + worker; pixel < end; pixel += workers) {
-            const int n = divide(pixel, s.by_image);
-            const int y = divide(pixel - n * image, s.by_width), x = pixel - n * image - y * s.output_w;
-            const float slope = load_at(gradient, place(OUTPUTS, s.output_h, s.output_w, n, output, y, x) * (unsigned)sizeof(Storage));
+            const int n = divide(pixel, shape.by_image);
+            const int y = divide(pixel - n * image, shape.by_width), x = pixel - n * image - y * shape.output_w;
+            const float slope = load_at(gradient, place(OUTPUTS, shape.output_h, shape.output_w, n, output, y, x) * (unsigned)sizeof(Storage));
             const int top = y * STRIDE_H - PAD_H, left = x * STRIDE_W - PAD_W;
-            const unsigned at = place(CHANNELS, s.input_h, s.input_w, n, output / MULTIPLIER, top, left);
+            const unsigned at = place(CHANNELS, shape.input_h, shape.input_w, n, BY_MULTIPLIER(output), top, left);
 #pragma unroll
             for (int r = 0; r < FILTER_H; ++r) {
-                const bool row_there = (unsigned)(top + r * DILATION_H) < (unsigned)s.input_h;
-                const unsigned row = at + r * DILATION_H * row_step(CHANNELS, s.input_w);
+                const bool row_there = (unsigned)(top + r * DILATION_H) < (unsigned)shape.input_h;
+                const unsigned row = at + r * DILATION_H * row_step(CHANNELS, shape.input_w);
 #pragma unroll
                 for (int t = 0; t < FILTER_W; ++t) {
-                    const bool there = row_there && (unsigned)(left + t * DILATION_W) < (unsigned)s.input_w;
+                    const bool there = row_there && (unsigned)(left + t * DILATION_W) < (unsigned)shape.input_w;
                     const float read = load_at(input, there ? (row + t * DILATION_W * COLUMN_STEP(CHANNELS)) * (unsigned)sizeof(Storage) : 0u);
                     sums[r * FILTER_W + t] = multiply_add(slope, there ? read : 0.0f, sums[r * FILTER_W + t]);
                 }

@@ -8,17 +8,22 @@
 // WIDTH channels and STRIP rows a thread. (Forward and data were tried there: each thread reads the taps of four channels,
 // and `depthwise.cu` was faster.) One output channel for each input channel.
 //
-// Constants: CHANNELS_LAST, CHANNELS, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a
-// multiple of STRIDE_H).
+// Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
+// STRIDE_H). A constant, or a number of the launch: CHANNELS.
 
+#ifndef CHANNELS
+#define CHANNELS shape.channels
+#endif
 #define TAPS (FILTER_H * FILTER_W)
 
 struct DepthwiseQuadsShape {
     int batch, input_h, input_w, output_h, output_w;
+    int channels;
     int threads;                 // forward and data: in all
     int vectors_per_split;       // weights: strips of vectors of the gradient (of pixels in NHWC)
     Divisor by_image, by_width;  // strips of vectors (pixels) of an image, vectors of a row: the result's, or the gradient's
     Divisor by_strips;           // forward and data: strips in a column
+    Divisor by_channels;
 };
 
 // Which vector of channels or columns, which strip and which image a thread has.
@@ -26,18 +31,18 @@ struct Lane {
     int channel, x, strip, n;
 };
 #if !CHANNELS_LAST
-DEVICE Lane find_lane(int index, const DepthwiseQuadsShape& s) {
+DEVICE Lane find_lane(int index, const DepthwiseQuadsShape& shape) {
     Lane lane;
-    lane.x = split_off(index, s.by_width);
-    lane.strip = split_off(index, s.by_strips);
-    lane.channel = index % CHANNELS;
-    lane.n = index / CHANNELS;
+    lane.x = split_off(index, shape.by_width);
+    lane.strip = split_off(index, shape.by_strips);
+    lane.channel = split_off(index, shape.by_channels);
+    lane.n = index;
     return lane;
 }
 #endif
 
 // Where an element lies; a row or column outside of the image gives a place that is not read.
-DEVICE unsigned place(int h, int w, const Lane& lane, int y, int x) {
+DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane& lane, int y, int x) {
 #if CHANNELS_LAST
     return ((unsigned)(lane.n * h + y) * w + x) * CHANNELS + lane.channel;
 #else
@@ -49,10 +54,10 @@ DEVICE unsigned place(int h, int w, const Lane& lane, int y, int x) {
 #if !CHANNELS_LAST
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
-                            Storage* __restrict__ output, DepthwiseQuadsShape s) {
+                            Storage* __restrict__ output, DepthwiseQuadsShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
-    if (index >= s.threads) return;
-    const Lane lane = find_lane(index, s);
+    if (index >= shape.threads) return;
+    const Lane lane = find_lane(index, shape);
     float taps[TAPS], sums[STRIP][WIDTH];
 #pragma unroll
     for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
@@ -63,13 +68,13 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int e = 0; e < WIDTH; ++e) sums[i][e] = add;
     const int top = lane.strip * STRIP * STRIDE_H - PAD_H;
     const int column = lane.x * STRIDE_W * WIDTH;
-    const unsigned begin = place(s.input_h, s.input_w, lane, top, column);
+    const unsigned begin = place(shape, shape.input_h, shape.input_w, lane, top, column);
 #pragma unroll
     for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
-        const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
-        const unsigned at = begin + row * ROW_STEP(s.input_w);
+        const bool row_there = (unsigned)(top + row) < (unsigned)shape.input_h;
+        const unsigned at = begin + row * ROW_STEP(shape.input_w);
         float line[INPUT_TO - INPUT_FROM + 1];
-        read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, s.input_w, row_there, line);
+        read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, shape.input_w, row_there, line);
 #pragma unroll
         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
@@ -84,8 +89,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
         const int y = lane.strip * STRIP + i;
-        if (y < s.output_h)
-            Neighbours<WIDTH>::write(output + place(s.output_h, s.output_w, lane, y, lane.x * WIDTH), sums[i]);
+        if (y < shape.output_h)
+            Neighbours<WIDTH>::write(output + place(shape, shape.output_h, shape.output_w, lane, y, lane.x * WIDTH), sums[i]);
     }
 }
 
@@ -95,10 +100,10 @@ extern "C" __global__ void __launch_bounds__(256)
 
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_backward_data(const Storage* __restrict__ gradient, const Storage* __restrict__ filter,
-                                  const Storage* __restrict__ bias, Storage* __restrict__ result, DepthwiseQuadsShape s) {
+                                  const Storage* __restrict__ bias, Storage* __restrict__ result, DepthwiseQuadsShape shape) {
     const int index = BLOCK_X * 256 + THREAD_X;
-    if (index >= s.threads) return;
-    const Lane lane = find_lane(index, s);
+    if (index >= shape.threads) return;
+    const Lane lane = find_lane(index, shape);
     float taps[TAPS], sums[STRIP][WIDTH];
 #pragma unroll
     for (int t = 0; t < TAPS; ++t) taps[t] = widen(filter[lane.channel * TAPS + t]);
@@ -109,13 +114,13 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int e = 0; e < WIDTH; ++e) sums[i][e] = add;
     const int top = lane.strip * (STRIP / STRIDE_H);
     const int column = lane.x * GRADIENT_WIDTH;
-    const unsigned begin = place(s.output_h, s.output_w, lane, top, column);
+    const unsigned begin = place(shape, shape.output_h, shape.output_w, lane, top, column);
 #pragma unroll
     for (int row = GRADIENT_FIRST; row <= GRADIENT_LAST; ++row) {
-        const bool row_there = (unsigned)(top + row) < (unsigned)s.output_h;
-        const unsigned at = begin + row * ROW_STEP(s.output_w);
+        const bool row_there = (unsigned)(top + row) < (unsigned)shape.output_h;
+        const unsigned at = begin + row * ROW_STEP(shape.output_w);
         float line[GRADIENT_TO - GRADIENT_FROM + 1];
-        read_line<GRADIENT_WIDTH, GRADIENT_FROM, GRADIENT_TO>(gradient, at, column, s.output_w, row_there, line);
+        read_line<GRADIENT_WIDTH, GRADIENT_FROM, GRADIENT_TO>(gradient, at, column, shape.output_w, row_there, line);
 #pragma unroll
         for (int i = 0; i < STRIP; ++i)
 #pragma unroll
@@ -133,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int i = 0; i < STRIP; ++i) {
         const int h = lane.strip * STRIP + i;
-        if (h < s.input_h)
-            Neighbours<WIDTH>::write(result + place(s.input_h, s.input_w, lane, h, lane.x * WIDTH), sums[i]);
+        if (h < shape.input_h)
+            Neighbours<WIDTH>::write(result + place(shape, shape.input_h, shape.input_w, lane, h, lane.x * WIDTH), sums[i]);
     }
 }
 #endif
@@ -147,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(256)
 #define AT_ONCE 8
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_backward_weights(const Storage* __restrict__ input, const Storage* __restrict__ gradient,
-                                     float* __restrict__ planes, DepthwiseQuadsShape s) {
+                                     float* __restrict__ planes, DepthwiseQuadsShape shape) {
     Lane lane;
     lane.strip = 0;
 #if CHANNELS_LAST
@@ -159,9 +164,9 @@ extern "C" __global__ void __launch_bounds__(256)
     lane.channel = BLOCK_X;
     const bool busy = true;
 #endif
-    const int vectors = s.batch * s.by_image.value;
-    const int begin = BLOCK_Y * s.vectors_per_split;
-    const int end = begin + s.vectors_per_split < vectors ? begin + s.vectors_per_split : vectors;
+    const int vectors = shape.batch * shape.by_image.value;
+    const int begin = BLOCK_Y * shape.vectors_per_split;
+    const int end = begin + shape.vectors_per_split < vectors ? begin + shape.vectors_per_split : vectors;
     float sums[TAPS][TAP_LANES];
 #pragma unroll
     for (int t = 0; t < TAPS; ++t)
@@ -169,28 +174,28 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int e = 0; e < TAP_LANES; ++e) sums[t][e] = 0.0f;
     if (busy) {
         for (int vector = begin + worker; vector < end; vector += workers) {
-            lane.n = divide(vector, s.by_image);
-            int rest = vector - lane.n * s.by_image.value;
-            const int x = split_off(rest, s.by_width) * (CHANNELS_LAST ? 1 : WIDTH);
+            lane.n = divide(vector, shape.by_image);
+            int rest = vector - lane.n * shape.by_image.value;
+            const int x = split_off(rest, shape.by_width) * (CHANNELS_LAST ? 1 : WIDTH);
             const int y = rest * STRIP, top = y * STRIDE_H - PAD_H, column = x * STRIDE_W;
             float slopes[STRIP][WIDTH];
 #pragma unroll
             for (int i = 0; i < STRIP; ++i) {
-                const bool there = y + i < s.output_h;
-                const unsigned at = there ? place(s.output_h, s.output_w, lane, y + i, x) : 0u;
+                const bool there = y + i < shape.output_h;
+                const unsigned at = there ? place(shape, shape.output_h, shape.output_w, lane, y + i, x) : 0u;
                 Neighbours<WIDTH>::read(element(gradient, at), there, slopes[i]);
             }
-            const unsigned from = place(s.input_h, s.input_w, lane, top, column);
+            const unsigned from = place(shape, shape.input_h, shape.input_w, lane, top, column);
 #pragma unroll
             for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
-                const bool row_there = (unsigned)(top + row) < (unsigned)s.input_h;
-                const unsigned at = from + row * ROW_STEP(s.input_w);
+                const bool row_there = (unsigned)(top + row) < (unsigned)shape.input_h;
+                const unsigned at = from + row * ROW_STEP(shape.input_w);
 #if CHANNELS_LAST
 #pragma unroll
                 for (int t = 0; t < FILTER_W; ++t) {
                     const int w = t * DILATION_W - PAD_W;
                     float values[WIDTH];
-                    const bool there = row_there && (unsigned)(column + w) < (unsigned)s.input_w;
+                    const bool there = row_there && (unsigned)(column + w) < (unsigned)shape.input_w;
                     Neighbours<WIDTH>::read(element(input, there ? at + (unsigned)(w * CHANNELS) : 0u), there, values);
 #pragma unroll
                     for (int i = 0; i < STRIP; ++i)
@@ -203,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(256)
                 }
 #else
                 float line[INPUT_TO - INPUT_FROM + 1];
-                read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, s.input_w, row_there, line);
+                read_line<WIDTH, INPUT_FROM, INPUT_TO>(input, at, column, shape.input_w, row_there, line);
 #pragma unroll
                 for (int i = 0; i < STRIP; ++i)
 #pragma unroll

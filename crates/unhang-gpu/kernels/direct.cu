@@ -6,10 +6,11 @@
 //
 // Backward-data is computed without phases: each row and column of the result meets its taps, known at compile time.
 //
-// Constants: DIRECTION (0 forward, 1 backward-data), GROUPS, REDUCED (channels summed over, a group), ROWS (channels of
-// the result, a group), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
-// STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with 1 × 1 filters a multiple of
-// AT_ONCE or all). For a 1 × 1 layer of stride 1 an image is one row.
+// Constants: DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in
+// backward-data a multiple of STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with
+// 1 × 1 filters a multiple of AT_ONCE or all). For a 1 × 1 layer of stride 1 an image is one row.
+// Constants, or numbers of the launch (numbers.cuh): GROUPS, REDUCED (channels summed over, a group), ROWS (channels of
+// the result, a group). The window is unrolled: a general kernel serves all channels and sizes of one window.
 
 #define TAPS (FILTER_H * FILTER_W)
 #define DIRECT_THREADS 128
@@ -40,8 +41,10 @@
 
 struct DirectShape {
     int batch, source_h, source_w, result_h, result_w;
+    int groups, reduced, rows;
     int threads;
     Divisor by_width, by_strips;  // vectors of a row of the result, strips in a column
+    Divisor by_row_blocks;
 };
 
 typedef float Sums[BLOCK_ROWS][STRIP][WIDTH];
@@ -64,7 +67,7 @@ DEVICE constexpr bool rows_meet(int i, int r, int row) {
 #endif
 }
 
-// One row of one channel of the source, times all taps that meet it. `taps` are the channel's.
+// One row of one channel of the source, times all taps that meet it. `taps` are the channel'shape.
 DEVICE void multiply_line(const float (&line)[LINE_TO - LINE_FROM + 1], int row, const float* taps, Sums& sums) {
 #pragma unroll
     for (int r = 0; r < FILTER_H; ++r)
@@ -88,21 +91,22 @@ DEVICE void multiply_line(const float (&line)[LINE_TO - LINE_FROM + 1], int row,
 
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
     direct(const Storage* __restrict__ filter, const Storage* __restrict__ source, const Storage* __restrict__ bias,
-           Storage* __restrict__ result, DirectShape s) {
+           Storage* __restrict__ result, DirectShape shape) {
     __shared__ __attribute__((aligned(16))) float taps[CHUNK * TAPS * BLOCK_ROWS];
     const int group = BLOCK_Y;
-    const int row_begin = BLOCK_X % ROW_BLOCKS * BLOCK_ROWS;
+    const int block = BY_ROW_BLOCKS(BLOCK_X);
+    const int row_begin = (BLOCK_X - block * ROW_BLOCKS) * BLOCK_ROWS;
     // The last threads may have no pixels; they help with the filter all the same.
-    int index = BLOCK_X / ROW_BLOCKS * DIRECT_THREADS + THREAD_X;
-    const bool busy = index < s.threads;
-    const int x = split_off(index, s.by_width), strip = split_off(index, s.by_strips), n = busy ? index : 0;
-    const unsigned plane = (unsigned)(s.source_h * s.source_w);
+    int index = block * DIRECT_THREADS + THREAD_X;
+    const bool busy = index < shape.threads;
+    const int x = split_off(index, shape.by_width), strip = split_off(index, shape.by_strips), n = busy ? index : 0;
+    const unsigned plane = (unsigned)(shape.source_h * shape.source_w);
 #if DIRECTION == 0
     const int top = strip * STRIP * STRIDE_H, column = x * WIDTH * STRIDE_W;
 #else
     const int top = strip * (STRIP / STRIDE_H), column = x * LINE_WIDTH;
 #endif
-    const unsigned begin = (unsigned)(n * SOURCE_CHANNELS + group * REDUCED) * plane + (unsigned)(top * s.source_w + column);
+    const unsigned begin = (unsigned)(n * SOURCE_CHANNELS + group * REDUCED) * plane + (unsigned)(top * shape.source_w + column);
     filter += (long long)group * ROWS * REDUCED * TAPS;
 
     Sums sums;
@@ -156,8 +160,8 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
 #pragma unroll
             for (int row = FIRST_ROW; row <= LAST_ROW; ++row) {
                 float line[LINE_TO - LINE_FROM + 1];
-                read_line<LINE_WIDTH, LINE_FROM, LINE_TO>(source, at + row * s.source_w, column, s.source_w,
-                                                          (unsigned)(top + row) < (unsigned)s.source_h, line);
+                read_line<LINE_WIDTH, LINE_FROM, LINE_TO>(source, at + row * shape.source_w, column, shape.source_w,
+                                                          (unsigned)(top + row) < (unsigned)shape.source_h, line);
                 multiply_line(line, row, taps + channel * TAPS * BLOCK_ROWS, sums);
             }
         }
@@ -175,8 +179,8 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
             float values[WIDTH];
 #pragma unroll
             for (int e = 0; e < WIDTH; ++e) values[e] = sums[k][i][e] + add;
-            if (y < s.result_h)
-                Neighbours<WIDTH>::write(result + ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * s.result_h + y) * s.result_w +
+            if (y < shape.result_h)
+                Neighbours<WIDTH>::write(result + ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * shape.result_h + y) * shape.result_w +
                                              x * WIDTH,
                                          values);
         }

@@ -45,8 +45,8 @@ extern "C" __global__ void __launch_bounds__(NARROW_THREADS)
     __shared__ __attribute__((aligned(16))) float taps[CHUNK * MOST_H * MOST_W * 4];
     const int phase = BLOCK_Y % (PHASES_H * PHASES_W), group = BLOCK_Y / (PHASES_H * PHASES_W);
     const int phase_h = phase / PHASES_W, phase_w = phase % PHASES_W;
-    const Axis axis_h = find_axis(phase_h, shape.result_h, FILTER_H, STRIDE_H, PAD_H, DILATION_H);
-    const Axis axis_w = find_axis(phase_w, shape.result_w, FILTER_W, STRIDE_W, PAD_W, DILATION_W);
+    const Axis axis_h = FIND_AXIS_H(phase_h);
+    const Axis axis_w = FIND_AXIS_W(phase_w);
 
     // The last threads may have no pixels; they help with the filter all the same.
     const int index = BLOCK_X * NARROW_THREADS + THREAD_X;

@@ -9,27 +9,35 @@ struct Axis {
     int extent, offset, taps, first_tap;
 };
 
-DEVICE Axis find_axis(int phase, int result, int filter, int stride, int pad, int dilation) {
+DEVICE Axis forward_axis(int result, int filter, int pad) {
     Axis axis;
-#if DIRECTION == 0
     axis.extent = result;
     axis.offset = -pad;
     axis.taps = filter;
     axis.first_tap = 0;
-#else
-    axis.extent = phase < result ? (result - phase + stride - 1) / stride : 0;
-    axis.first_tap = -1;
-    const int tap_step = stride / greatest_common_divisor(stride, dilation);
-    for (int tap = (tap_step < filter ? tap_step : filter) - 1; tap >= 0; --tap)
-        if ((phase + pad + tap * dilation * (stride - 1)) % stride == 0) axis.first_tap = tap;
-    axis.taps = axis.first_tap < 0 ? 0 : (filter - 1 - axis.first_tap) / tap_step + 1;
-    const int meets = phase + pad - (axis.first_tap < 0 ? 0 : axis.first_tap) * dilation;
-    // An exact division where there are taps; where there are none, nothing is read.
-    axis.offset = meets / stride;
-#endif
     return axis;
 }
 
+template <class Divide>
+DEVICE Axis backward_axis(int phase, int result, int filter, int stride, int pad, int dilation, int tap_step, Divide by_stride) {
+    Axis axis;
+    axis.extent = phase < result ? by_stride(result - phase + stride - 1) : 0;
+    axis.first_tap = -1;
+    for (int tap = (tap_step < filter ? tap_step : filter) - 1; tap >= 0; --tap) {
+        const int meets = phase + pad + tap * dilation * (stride - 1);
+        if (by_stride(meets) * stride == meets) axis.first_tap = tap;
+    }
+    axis.taps = axis.first_tap < 0 ? 0 : (filter - 1 - axis.first_tap) / tap_step + 1;
+    const int meets = phase + pad - (axis.first_tap < 0 ? 0 : axis.first_tap) * dilation;
+    // An exact division where there are taps; where there are none, nothing is read.
+    axis.offset = meets >= 0 ? by_stride(meets) : -by_stride(-meets);
+    return axis;
+}
+
+#if WINDOW_GIVEN
+#define BACKWARD (DIRECTION == 1)
+#define BY_STRIDE_H [](int n) { return n / STRIDE_H; }
+#define BY_STRIDE_W [](int n) { return n / STRIDE_W; }
 #if DIRECTION == 0
 #define PHASES_H 1
 #define PHASES_W 1
@@ -49,3 +57,27 @@ DEVICE Axis find_axis(int phase, int result, int filter, int stride, int pad, in
 #define TAP_STEP_H (STRIDE_H / greatest_common_divisor(STRIDE_H, DILATION_H))
 #define TAP_STEP_W (STRIDE_W / greatest_common_divisor(STRIDE_W, DILATION_W))
 #endif
+#define BY_PHASES(n) ((n) / (PHASES_H * PHASES_W))
+#define BY_PHASES_W(n) ((n) / PHASES_W)
+#else
+#define BACKWARD shape.backward
+#define BY_STRIDE_H [&](int n) { return divide(n, shape.by_stride_h); }
+#define BY_STRIDE_W [&](int n) { return divide(n, shape.by_stride_w); }
+#define PHASES_H shape.phases_h
+#define PHASES_W shape.phases_w
+#define SOURCE_STEP_H shape.source_step_h
+#define SOURCE_STEP_W shape.source_step_w
+#define SOURCE_TAP_H shape.source_tap_h
+#define SOURCE_TAP_W shape.source_tap_w
+#define TAP_STEP_H shape.tap_step_h
+#define TAP_STEP_W shape.tap_step_w
+#define BY_PHASES(n) divide(n, shape.by_phases)
+#define BY_PHASES_W(n) divide(n, shape.by_phases_w)
+#endif
+
+#define FIND_AXIS_H(phase) \
+    (BACKWARD ? backward_axis(phase, shape.result_h, FILTER_H, STRIDE_H, PAD_H, DILATION_H, TAP_STEP_H, BY_STRIDE_H) \
+              : forward_axis(shape.result_h, FILTER_H, PAD_H))
+#define FIND_AXIS_W(phase) \
+    (BACKWARD ? backward_axis(phase, shape.result_w, FILTER_W, STRIDE_W, PAD_W, DILATION_W, TAP_STEP_W, BY_STRIDE_W) \
+              : forward_axis(shape.result_w, FILTER_W, PAD_W))

@@ -3,22 +3,25 @@
 // Constants: none but TYPE; every number comes at run time, so that one object of each type serves all problems.
 
 struct ReduceShape {
-    long long elements;       // of one plane
+    int elements;                  // of one plane
     int planes;
-    int channels;             // of the result, for the bias
-    int channel_elements;     // from one channel to the next: a plane of pixels in NCHW, 1 in NHWC
+    Divisor by_channel_elements;   // from one channel to the next: a plane of pixels in NCHW, 1 in NHWC
+    Divisor by_channels;           // of the result, for the bias
 };
 
 // Adds planes of f32 up in order, adds the bias, and rounds once.
 extern "C" __global__ void __launch_bounds__(256)
     reduce(const float* __restrict__ planes, const Storage* __restrict__ bias, Storage* __restrict__ result, ReduceShape shape) {
-    const long long index = (long long)BLOCK_X * 256 + THREAD_X;
+    const int index = BLOCK_X * 256 + THREAD_X;
     if (index >= shape.elements) return;
     float sum = 0.0f;
     const float* from = planes + index;
 #pragma unroll 4
     for (int p = 0; p < shape.planes; ++p, from += shape.elements) sum += *from;
-    if (bias != nullptr) sum += widen(bias[(int)((index / shape.channel_elements) % shape.channels)]);
+    if (bias != nullptr) {
+        int channel = divide(index, shape.by_channel_elements);
+        sum += widen(bias[split_off(channel, shape.by_channels)]);
+    }
     result[index] = narrow(sum);
 }
 

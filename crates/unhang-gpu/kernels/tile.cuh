@@ -16,9 +16,12 @@
 #define TILE_ROW(i) (((i) / 4) * ROW_SPREAD + thread_y * 4 + (i) % 4)
 #define TILE_COLUMN(j) (((j) / 4) * COLUMN_SPREAD + thread_x * 4 + (j) % 4)
 
-// One argument on AMD: the second means something else there than on NVIDIA, where it asks for at most 128 registers.
+// At most 128 registers, on NVIDIA by so many workgroups a multiprocessor, on AMD by eight waves a SIMD. A general kernel is
+// compiled so: without it the compiler takes a few registers more than that, and half of the workgroups fit.
 #if defined(UNHANG_CUDA)
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
+#elif defined(UNHANG_HIP) && !defined(ROWS)
+#define BOUNDS __launch_bounds__(THREADS) __attribute__((amdgpu_waves_per_eu(8)))
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif

@@ -13,8 +13,10 @@
 
 struct WinogradShape {
     int batch, channels, height, width;  // of the tensor that is read (input transform) or written (output transform)
-    int tiles_h, tiles_w, tiles, padded_tiles;
+    int tiles, padded_tiles;
     int pad_h, pad_w;
+    Divisor by_image, by_width;  // tiles of an image and of a row of it
+    Divisor by_lane;             // channels (CHANNELS_LAST) or padded tiles
 };
 
 // Which channel and tile a thread has, and where its 36 numbers lie.
@@ -25,17 +27,29 @@ struct Lane {
 DEVICE Lane find_lane(int index, const WinogradShape& s) {
     Lane lane;
 #if CHANNELS_LAST
-    lane.tile = index / s.channels;
+    lane.tile = divide(index, s.by_lane);
     lane.channel = lane.tile < s.padded_tiles ? index - lane.tile * s.channels : s.channels;
     lane.begin = (long long)lane.tile * 36 * s.channels + lane.channel;
     lane.apart = s.channels;
 #else
-    lane.channel = index / s.padded_tiles;
+    lane.channel = divide(index, s.by_lane);
     lane.tile = index - lane.channel * s.padded_tiles;
     lane.begin = (long long)lane.channel * s.padded_tiles + lane.tile;
     lane.apart = (long long)s.channels * s.padded_tiles;
 #endif
     return lane;
+}
+// A tile's image, and where its results begin in it.
+struct Corner {
+    int n, top, left;
+};
+DEVICE Corner find_corner(int tile, const WinogradShape& s) {
+    Corner corner;
+    corner.n = divide(tile, s.by_image);
+    int rest = tile - corner.n * s.by_image.value;
+    corner.left = split_off(rest, s.by_width) * OUT;
+    corner.top = rest * OUT;
+    return corner;
 }
 // Where an image's channel begins, and from one column to the next.
 DEVICE unsigned plane_begin(const WinogradShape& s, int n, int channel) {
@@ -70,9 +84,8 @@ extern "C" __global__ void __launch_bounds__(128)
     const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels) return;
     float v[6][6];
-    const int n = tile / (s.tiles_h * s.tiles_w);
-    const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * OUT - s.pad_h, left = (in_image % s.tiles_w) * OUT - s.pad_w;
+    const Corner corner = find_corner(tile, s);
+    const int n = corner.n, top = corner.top - s.pad_h, left = corner.left - s.pad_w;
     const unsigned plane = plane_begin(s, n, channel);
 #pragma unroll
     for (int i = 0; i < 6; ++i)
@@ -161,9 +174,8 @@ extern "C" __global__ void __launch_bounds__(128)
     const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels) return;
     float v[OUT][OUT];
-    const int n = tile / (s.tiles_h * s.tiles_w);
-    const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
+    const Corner corner = find_corner(tile, s);
+    const int n = corner.n, top = corner.top, left = corner.left;
     const unsigned plane = plane_begin(s, n, channel);
 #pragma unroll
     for (int i = 0; i < OUT; ++i)
@@ -182,13 +194,14 @@ struct WinogradFilterShape {
     int row_elements, reduced_elements;  // where a filter's taps begin
     int tap_elements;                    // from one tap to the next
     int turned;                          // backward-data: the filter turned by half a turn
+    Divisor by_padded_rows;
 };
 
 // The filter becomes [36][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter.
 extern "C" __global__ void __launch_bounds__(128)
     winograd_filter(const Storage* __restrict__ filter, float* __restrict__ transformed, WinogradFilterShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
-    const int reduced = index / s.padded_rows, row = index - reduced * s.padded_rows;
+    const int reduced = divide(index, s.by_padded_rows), row = index - reduced * s.padded_rows;
     if (reduced >= s.padded_reduced) return;
     const bool there = row < s.rows && reduced < s.reduced;
     const Storage* from = filter + (there ? (long long)row * s.row_elements + (long long)reduced * s.reduced_elements : 0);
@@ -222,9 +235,8 @@ extern "C" __global__ void __launch_bounds__(128)
         for (int i = 0; i < OUT; ++i) half[i][j] = line[i];
     }
     const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
-    const int n = tile / (s.tiles_h * s.tiles_w);
-    const int in_image = tile - n * (s.tiles_h * s.tiles_w);
-    const int top = (in_image / s.tiles_w) * OUT, left = (in_image % s.tiles_w) * OUT;
+    const Corner corner = find_corner(tile, s);
+    const int n = corner.n, top = corner.top, left = corner.left;
     Storage* plane = result + plane_begin(s, n, channel);
     const bool quads = !CHANNELS_LAST && OUT == 4 && s.width % 4 == 0;
 #pragma unroll

@@ -8,7 +8,8 @@
 // `fused_filter` into [channel][place][row]. 128 registers on gfx1010 and 32 KiB of LDS: two workgroups a compute unit. The sums go through the same LDS
 // to the threads that transform them back. Transforms are f32 whatever the storage type is.
 //
-// Constants: REDUCED (channels summed over), ROWS, PAD_H, PAD_W (backward-data: of the turned filter).
+// Constants, or numbers of the launch (numbers.cuh): REDUCED (channels summed over) and ROWS; PAD_H, PAD_W (backward-data: of
+// the turned filter).
 
 #define DEPTH 8
 #define PADDED_ROWS ((ROWS + 31) / 32 * 32)
@@ -18,8 +19,10 @@
 
 struct FusedShape {
     int batch, source_h, source_w, result_h, result_w;
+    int reduced, rows, pad_h, pad_w;
     int tiles;                   // in all
     Divisor by_image, by_width;  // tiles of an image and of a row of it
+    Divisor by_row_tiles;
 };
 
 DEVICE void transform_four(float& a, float& b, float& c, float& d) {
@@ -38,15 +41,16 @@ DEVICE void transform_four(float& a, float& b, float& c, float& d) {
 
 extern "C" __global__ void FUSED_BOUNDS
     winograd_fused(const float* __restrict__ filter, const Storage* __restrict__ source, const Storage* __restrict__ bias,
-                   Storage* __restrict__ result, FusedShape s) {
+                   Storage* __restrict__ result, FusedShape shape) {
     // [DEPTH][16][32] of the filter, then of the source; behind the loop [16][16 rows][32 tiles] of sums.
     __shared__ __attribute__((aligned(16))) float lds[2 * DEPTH * 16 * 32];
     float* lds_a = lds;
     float* lds_b = lds + DEPTH * 16 * 32;
 
     const int thread = THREAD_X;
-    const int row_begin = (BLOCK_X % ROW_TILES) * 32, tile_begin = (BLOCK_X / ROW_TILES) * 32;
-    const unsigned plane = (unsigned)(s.source_h * s.source_w);
+    const int column_tile = BY_ROW_TILES(BLOCK_X);
+    const int row_begin = (BLOCK_X - column_tile * ROW_TILES) * 32, tile_begin = column_tile * 32;
+    const unsigned plane = (unsigned)(shape.source_h * shape.source_w);
 
     // The tile whose windows this thread transforms: the same in every step. A wave has one channel.
     const int lane_tile = thread % 32, lane_channel = UNIFORM(thread / 32);
@@ -54,17 +58,17 @@ extern "C" __global__ void FUSED_BOUNDS
     unsigned window_at = 0, column_at = 0, inside = 0;
     {
         int rest = tile_begin + lane_tile;
-        const bool tile_there = rest < s.tiles;
-        const int n = divide(rest, s.by_image);
-        rest -= n * s.by_image.value;
-        const int x = split_off(rest, s.by_width), y = rest;
+        const bool tile_there = rest < shape.tiles;
+        const int n = divide(rest, shape.by_image);
+        rest -= n * shape.by_image.value;
+        const int x = split_off(rest, shape.by_width), y = rest;
         const int top = y * 2 - PAD_H, left = x * 2 - PAD_W;
-        window_at = ((unsigned)(n * REDUCED) * plane + (unsigned)(top * s.source_w)) * (unsigned)sizeof(Storage);
+        window_at = ((unsigned)(n * REDUCED) * plane + (unsigned)(top * shape.source_w)) * (unsigned)sizeof(Storage);
         column_at = (unsigned)left * (unsigned)sizeof(Storage);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            inside |= (unsigned)(tile_there && (unsigned)(top + i) < (unsigned)s.source_h) << i;
-            inside |= (unsigned)((unsigned)(left + i) < (unsigned)s.source_w) << (4 + i);
+            inside |= (unsigned)(tile_there && (unsigned)(top + i) < (unsigned)shape.source_h) << i;
+            inside |= (unsigned)((unsigned)(left + i) < (unsigned)shape.source_w) << (4 + i);
         }
     }
 
@@ -93,7 +97,7 @@ extern "C" __global__ void FUSED_BOUNDS
             columns[j] = (column_at + (unsigned)(j * sizeof(Storage))) & spread_bit(inside, 4 + j);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const unsigned row = (window_at + (unsigned)(i * s.source_w) * (unsigned)sizeof(Storage)) & spread_bit(inside, i);
+            const unsigned row = (window_at + (unsigned)(i * shape.source_w) * (unsigned)sizeof(Storage)) & spread_bit(inside, i);
 #pragma unroll
             for (int j = 0; j < 4; ++j) window[i][j] = *(const Storage*)((const char*)from + (row + columns[j]));
         }
@@ -157,8 +161,8 @@ extern "C" __global__ void FUSED_BOUNDS
     }
 
     // Half of the rows at a time: the first quad of rows of each thread belongs to one half, which one depends on `flip`.
-    const unsigned result_plane = (unsigned)(s.result_h * s.result_w);
-    const bool pairs = s.result_w % 2 == 0;
+    const unsigned result_plane = (unsigned)(shape.result_h * shape.result_w);
+    const bool pairs = shape.result_w % 2 == 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (half > 0) BARRIER();
@@ -179,13 +183,13 @@ extern "C" __global__ void FUSED_BOUNDS
             const int in_half = thread / 32 + unit * 8;
             const int row = row_begin + half * 16 + in_half;
             int rest = tile_begin + lane_tile;
-            if (rest < s.tiles && (ROWS % 32 == 0 || row < ROWS)) {
+            if (rest < shape.tiles && (ROWS % 32 == 0 || row < ROWS)) {
                 float m[4][4];
 #pragma unroll
                 for (int p = 0; p < 16; ++p) m[p / 4][p % 4] = lds[(p * 16 + in_half) * 32 + lane_tile];
-                const int n = divide(rest, s.by_image);
-                rest -= n * s.by_image.value;
-                const int x = split_off(rest, s.by_width) * 2, y = rest * 2;
+                const int n = divide(rest, shape.by_image);
+                rest -= n * shape.by_image.value;
+                const int x = split_off(rest, shape.by_width) * 2, y = rest * 2;
                 const float add = bias != nullptr ? (float)widen(bias[row]) : 0.0f;
                 float middle[2][4];
 #pragma unroll
@@ -193,18 +197,18 @@ extern "C" __global__ void FUSED_BOUNDS
                     middle[0][j] = m[0][j] + m[1][j] + m[2][j];
                     middle[1][j] = m[1][j] - m[2][j] - m[3][j];
                 }
-                Storage* to = result + (unsigned)(n * ROWS + row) * result_plane + (unsigned)(y * s.result_w + x);
+                Storage* to = result + (unsigned)(n * ROWS + row) * result_plane + (unsigned)(y * shape.result_w + x);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
-                    if (y + i >= s.result_h) break;
+                    if (y + i >= shape.result_h) break;
                     const float line[2] = {middle[i][0] + middle[i][1] + middle[i][2] + add,
                                            middle[i][1] - middle[i][2] - middle[i][3] + add};
                     if (pairs)
-                        Neighbours<2>::write(to + i * s.result_w, line);
+                        Neighbours<2>::write(to + i * shape.result_w, line);
                     else
 #pragma unroll
                         for (int j = 0; j < 2; ++j)
-                            if (x + j < s.result_w) to[i * s.result_w + j] = narrow(line[j]);
+                            if (x + j < shape.result_w) to[i * shape.result_w + j] = narrow(line[j]);
                 }
             }
         }
@@ -212,8 +216,10 @@ extern "C" __global__ void FUSED_BOUNDS
 }
 
 struct FusedFilterShape {
+    int reduced, rows;
     int row_elements, reduced_elements;  // where a filter's taps begin
     int turned;                          // backward-data: the filter turned by half a turn
+    Divisor by_padded_rows;
 };
 
 DEVICE void spread_four(const float (&g)[3], float (&to)[4]) {
@@ -225,19 +231,19 @@ DEVICE void spread_four(const float (&g)[3], float (&to)[4]) {
 
 // The filter becomes [PADDED_REDUCED][16][PADDED_ROWS], with zeros where there is no row or channel.
 extern "C" __global__ void __launch_bounds__(128)
-    fused_filter(const Storage* __restrict__ filter, float* __restrict__ transformed, FusedFilterShape s) {
+    fused_filter(const Storage* __restrict__ filter, float* __restrict__ transformed, FusedFilterShape shape) {
     const int index = BLOCK_X * 128 + THREAD_X;
-    const int reduced = index / PADDED_ROWS, row = index % PADDED_ROWS;
+    const int reduced = divide(index, shape.by_padded_rows), row = index - reduced * PADDED_ROWS;
     if (reduced >= PADDED_REDUCED) return;
     const bool there = row < ROWS && reduced < REDUCED;
-    const Storage* from = filter + (there ? (long long)row * s.row_elements + (long long)reduced * s.reduced_elements : 0);
+    const Storage* from = filter + (there ? (long long)row * shape.row_elements + (long long)reduced * shape.reduced_elements : 0);
     float half[4][3];
 #pragma unroll
     for (int j = 0; j < 3; ++j) {
         float column[3], line[4];
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            const float read = widen(from[s.turned ? 8 - i * 3 - j : i * 3 + j]);
+            const float read = widen(from[shape.turned ? 8 - i * 3 - j : i * 3 + j]);
             column[i] = there ? read : 0.0f;
         }
         spread_four(column, line);

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use unhang_conv::Problem;
 
 use crate::cache::Cache;
-use crate::choice::{Choice, half_candidates};
+use crate::choice::{Candidate, Choice, general_candidates, half_candidates};
 use crate::compiler::Nvrtc;
 use crate::driver::Cuda;
-use crate::plan::Plan;
+use crate::plan::{Form, Plan};
 use crate::{DevicePointers, GpuEngine, Prepared, Settings};
 
 thread_local! {
@@ -48,14 +48,17 @@ unsafe fn read_problem(text: *const c_char) -> Result<Problem, String> {
 
 /// # Safety
 /// As [`read`].
-unsafe fn read_choice(text: *const c_char) -> Result<Option<Choice>, String> {
+unsafe fn read_choice(text: *const c_char) -> Result<Option<(Choice, Form)>, String> {
     if text.is_null() {
         return Ok(None);
     }
     // SAFETY: the caller's promise.
-    let choice: Choice =
-        unsafe { read(text) }?.parse().map_err(|error: crate::choice::UnknownChoice| error.to_string())?;
-    Ok(Some(choice))
+    let text = unsafe { read(text) }?;
+    let (choice, form) = match text.strip_prefix("general:") {
+        Some(choice) => (choice, Form::General),
+        None => (text, Form::Specialised),
+    };
+    Ok(Some((choice.parse().map_err(|error: crate::choice::UnknownChoice| error.to_string())?, form)))
 }
 
 /// # Safety
@@ -111,7 +114,8 @@ pub unsafe extern "C" fn unhang_gpu_compile(
         // SAFETY: the caller's promise.
         let (problem, choice, architecture, folder) =
             unsafe { (read_problem(problem)?, read_choice(choice)?, read(architecture)?, read(cache_folder)?) };
-        let plan = Plan::new(&problem, &choice.unwrap_or(Choice::Plain)).map_err(|error| error.to_string())?;
+        let (choice, form) = choice.unwrap_or((Choice::Plain, Form::Specialised));
+        let plan = Plan::with_form(&problem, &choice, form).map_err(|error| error.to_string())?;
         let compiler = Nvrtc::find().map_err(|error| error.to_string())?;
         let cache = Cache::open(folder.as_ref(), u64::MAX).map_err(|error| error.to_string())?;
         for stage in &plan.stages {
@@ -124,7 +128,7 @@ pub unsafe extern "C" fn unhang_gpu_compile(
 }
 
 /// The ways to compute a problem, a line each: choice, seconds by the model, bytes of workspace; behind them the ways that
-/// are only taken when asked for. Returns the bytes needed, or 0 for an error.
+/// are only taken when asked for, and the ones with general kernels (`general:` before the choice). Returns the bytes needed, or 0 for an error.
 ///
 /// # Safety
 /// An engine of [`unhang_gpu_open`], a text that ends in NUL, a buffer of that length.
@@ -139,12 +143,13 @@ pub unsafe extern "C" fn unhang_gpu_candidates(
         // SAFETY: the caller's promise.
         let (engine, problem) = unsafe { (&*engine, read_problem(problem)?) };
         engine.supports(&problem).map_err(|error| error.to_string())?;
-        let lines: Vec<String> = engine
-            .candidates(&problem)
-            .iter()
-            .chain(&half_candidates(&problem, &engine.driver().description().model, 1 << 30))
-            .map(|c| format!("{}\t{:e}\t{}", c.choice, c.seconds, c.plan.workspace_bytes))
-            .collect();
+        let model = &engine.driver().description().model;
+        let line =
+            |form: &str, c: &Candidate| format!("{form}{}\t{:e}\t{}", c.choice, c.seconds, c.plan.workspace_bytes);
+        let half = half_candidates(&problem, model, 1 << 30);
+        let mut lines: Vec<String> = engine.candidates(&problem).iter().chain(&half).map(|c| line("", c)).collect();
+        let general = general_candidates(&problem, model, 1 << 30);
+        lines.extend(general.iter().filter(|c| c.choice != Choice::Plain).map(|c| line("general:", c)));
         Ok(lines.join("\n"))
     })();
     // SAFETY: the caller's promise.
@@ -165,7 +170,11 @@ pub unsafe extern "C" fn unhang_gpu_prepare(
     let result = (|| {
         // SAFETY: the caller's promise.
         let (engine, problem, choice) = unsafe { (&*engine, read_problem(problem)?, read_choice(choice)?) };
-        engine.prepare_as(&problem, choice).map_err(|error| error.to_string())
+        match choice {
+            Some((choice, form)) => engine.prepare_form(&problem, choice, form),
+            None => engine.prepare(&problem),
+        }
+        .map_err(|error| error.to_string())
     })();
     report(result).map_or(std::ptr::null(), |prepared| {
         // SAFETY: the caller's promise.
@@ -181,7 +190,7 @@ pub unsafe extern "C" fn unhang_gpu_prepare(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unhang_gpu_choice(prepared: *const Prepared, buffer: *mut c_char, length: usize) -> usize {
     // SAFETY: the caller's promise.
-    unsafe { write(&(*prepared).choice().to_string(), buffer, length) }
+    unsafe { write(&(*prepared).name(), buffer, length) }
 }
 
 /// Launches a prepared problem; 0 if all went well.

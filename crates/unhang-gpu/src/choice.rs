@@ -1,5 +1,6 @@
 //! Which kernels could compute a problem, and which of them is taken when nothing has been measured.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -7,7 +8,7 @@ use thiserror::Error;
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::model::{Device, estimate};
-use crate::plan::Plan;
+use crate::plan::{Form, Plan};
 use crate::plan_parts::{Geometry, gemm_steps, is_winograd};
 
 /// The tile of a matrix kernel: what a workgroup and what a thread computes.
@@ -43,6 +44,18 @@ pub const TILES: [Tile; 13] = [
     tile(32, 64, 16, 4, 4),
     tile(32, 32, 16, 4, 4),
     tile(16, 256, 8, 4, 8),
+    tile(16, 128, 16, 4, 4),
+    tile(4, 256, 8, 4, 4),
+];
+
+/// The tiles of general kernels: few, since each is carried in the package for every type and layout.
+pub const GENERAL_TILES: [Tile; 8] = [
+    tile(128, 128, 8, 8, 8),
+    tile(128, 64, 8, 8, 8),
+    tile(64, 128, 8, 8, 4),
+    tile(64, 64, 16, 4, 4),
+    tile(32, 128, 8, 4, 8),
+    tile(32, 32, 16, 4, 4),
     tile(16, 128, 16, 4, 4),
     tile(4, 256, 8, 4, 4),
 ];
@@ -161,6 +174,23 @@ impl Choice {
             Choice::Winograd { .. } => "winograd",
         }
     }
+
+    /// The nearest choice for which there are general kernels: a few tiles and strips, and filters always packed.
+    pub fn as_general(self) -> Option<Choice> {
+        match self {
+            Choice::Gemm { tile, flat, splits, .. } => {
+                GENERAL_TILES.contains(&tile).then_some(Choice::Gemm { tile, packed: true, flat, splits })
+            }
+            Choice::Weights { tile, .. } | Choice::Winograd { tile, .. } => {
+                GENERAL_TILES.contains(&tile).then_some(self)
+            }
+            Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
+            Choice::DepthwiseQuads { strip, .. } => (strip <= 2).then_some(self),
+            Choice::Plain | Choice::WinogradFused => Some(self),
+            Choice::Direct { rows, .. } => [4, 8, 16].contains(&rows).then_some(self),
+            Choice::HalfGemm { .. } | Choice::Narrow { .. } => None,
+        }
+    }
 }
 
 impl fmt::Display for Choice {
@@ -238,6 +268,8 @@ impl FromStr for Choice {
 pub struct Candidate {
     /// The choice.
     pub choice: Choice,
+    /// Whether its kernels are the problem's own or general ones.
+    pub form: Form,
     /// What it would run.
     pub plan: Plan,
     /// Seconds, by the model.
@@ -246,20 +278,29 @@ pub struct Candidate {
 
 /// All ways that come into question, fastest by the model first; never empty for a problem that is supported at all.
 pub fn candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
-    rate(problem, propose(problem, device).into_iter(), device, workspace_limit)
+    rate(problem, propose(problem, device).into_iter(), Form::Specialised, device, workspace_limit)
+}
+
+/// The ways with general kernels, fastest by the model first, the plain ones among them.
+pub fn general_candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+    let choices = propose(problem, device).into_iter().filter_map(Choice::as_general);
+    let choices: BTreeSet<Choice> = choices.collect();
+    rate(problem, choices.into_iter(), Form::General, device, workspace_limit)
 }
 
 fn rate(
     problem: &Problem,
     choices: impl Iterator<Item = Choice>,
+    form: Form,
     device: &Device,
     workspace_limit: u64,
 ) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = choices
         .filter_map(|choice| {
-            let plan = Plan::new(problem, &choice).ok()?;
+            let plan = Plan::with_form(problem, &choice, form).ok()?;
             (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
                 choice,
+                form,
                 seconds: estimate(problem, &choice, &plan, device),
                 plan,
             })
@@ -271,7 +312,7 @@ fn rate(
 
 /// The ways with products of f16 in pairs, for a caller who asked for them; empty where there are none.
 pub fn half_candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
-    let geometry = Geometry::new(problem);
+    let geometry = Geometry::new(problem, Form::Specialised);
     let p = &geometry.problem;
     if p.data_type() != DataType::F16 || p.direction() == Direction::BackwardWeights || p.is_depthwise() {
         return Vec::new();
@@ -280,11 +321,11 @@ pub fn half_candidates(problem: &Problem, device: &Device, workspace_limit: u64)
         Choice::Gemm { tile, packed, flat: false, splits } => Some(Choice::HalfGemm { tile, packed, splits }),
         _ => None,
     });
-    rate(problem, choices, device, workspace_limit)
+    rate(problem, choices, Form::Specialised, device, workspace_limit)
 }
 
 fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
-    let geometry = Geometry::new(problem);
+    let geometry = Geometry::new(problem, Form::Specialised);
     let p = &geometry.problem;
     let mut choices = vec![Choice::Plain];
     if p.data_type() == DataType::F64 {

@@ -12,11 +12,12 @@ use unhang_engine::{EngineName, Unsupported};
 use unhang_isa::Chip;
 
 use crate::cache::{Cache, Key};
-use crate::choice::{Candidate, Choice, candidates};
+use crate::choice::{Candidate, Choice, candidates, general_candidates};
 use crate::compiler::{CompileError, Compiler};
 use crate::driver::{Driver, DriverError, Event, Function};
 use crate::object::{self, ObjectError};
-use crate::plan::{Plan, PlanError, Pointer};
+use crate::plan::{Form, Plan, PlanError, Pointer};
+use crate::shipped::Shipped;
 use crate::sources::Kernel;
 use crate::workshop::Workshop;
 
@@ -29,11 +30,18 @@ pub struct Settings {
     pub cache_folder: Option<PathBuf>,
     /// The most bytes in that folder.
     pub cache_limit: u64,
+    /// The folder of the general kernels that came with the package ([`crate::shipped`]); `None` for none.
+    pub shipped_folder: Option<PathBuf>,
 }
 
 impl Default for Settings {
     fn default() -> Settings {
-        Settings { workspace_limit: None, cache_folder: Cache::default_folder(), cache_limit: 512 << 20 }
+        Settings {
+            workspace_limit: None,
+            cache_folder: Cache::default_folder(),
+            cache_limit: 512 << 20,
+            shipped_folder: None,
+        }
     }
 }
 
@@ -115,11 +123,12 @@ pub struct Request {
 pub struct Prepared {
     problem: Problem,
     choice: Choice,
+    form: Form,
     plan: Plan,
     functions: Vec<Function>,
     kernels: String,
-    /// Where the generic kernels serve meanwhile: the problem's own choice, for when it is compiled.
-    own: Option<Box<(Choice, Plan)>>,
+    /// What would be better and is being compiled, the best first.
+    better: Vec<Candidate>,
 }
 
 impl Prepared {
@@ -131,6 +140,19 @@ impl Prepared {
     /// How it is computed.
     pub fn choice(&self) -> &Choice {
         &self.choice
+    }
+
+    /// Whether its kernels are the problem's own or general ones.
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
+    /// The choice in words; general kernels say so.
+    pub fn name(&self) -> String {
+        match self.form {
+            Form::General if self.choice != Choice::Plain => format!("general:{}", self.choice),
+            _ => self.choice.to_string(),
+        }
     }
 
     /// What is launched.
@@ -149,17 +171,17 @@ impl Prepared {
         &self.kernels
     }
 
-    /// Whether these are the generic kernels, which serve while better ones are being compiled.
+    /// Whether these serve while better ones are being compiled.
     pub fn is_provisional(&self) -> bool {
-        self.own.is_some()
+        !self.better.is_empty()
     }
 }
 
 /// Which of a problem's kernels are meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Wanted {
-    /// Those of this choice.
-    Choice(Choice),
+    /// Those of this choice, in this form.
+    Choice(Choice, Form),
     /// The engine's own choice within so many bytes of workspace.
     Within(u64),
 }
@@ -167,8 +189,10 @@ enum Wanted {
 /// What was prepared.
 type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 
-/// A generic kernel that would take longer than this is not worth having: its own is compiled in about that time.
+/// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
 const PROVISIONAL_SECONDS: f64 = 0.5;
+/// A problem's own kernels are compiled where the model gives them less than this share of the general ones' time.
+const SPECIALISED_PAYS: f64 = 0.97;
 
 /// Our kernels on one device.
 pub struct GpuEngine {
@@ -195,8 +219,14 @@ impl GpuEngine {
         // Without a cache everything works, only slower at the next start.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
         let description = driver.description();
-        let workshop =
-            Workshop::new(driver.compiler(), cache, &description.true_architecture, &description.reported_architecture);
+        let shipped = settings.shipped_folder.and_then(|folder| Shipped::open(&folder).ok());
+        let workshop = Workshop::new(
+            driver.compiler(),
+            cache,
+            shipped,
+            &description.true_architecture,
+            &description.reported_architecture,
+        );
         GpuEngine {
             driver,
             workspace_limit,
@@ -211,6 +241,11 @@ impl GpuEngine {
     /// The driver.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
+    }
+
+    /// Whether there are kernels to be had at all: a compiler, or some that came with the package. If not, why.
+    pub fn has_kernels(&self) -> Result<(), CompileError> {
+        self.workshop.has_kernels()
     }
 
     /// Whether a problem is taken; if not, why. Cheap: nothing is compiled.
@@ -253,33 +288,55 @@ impl GpuEngine {
 
     /// The choice that would be taken for a problem: the preferred one, else the model's first.
     pub fn choose(&self, problem: &Problem) -> Choice {
-        self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.0)
+        self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.choice)
     }
 
-    /// The choice within a limit of workspace, and the seconds of the generic kernels, if they may run, by the model.
-    fn choose_within(&self, problem: &Problem, limit: u64) -> Result<(Choice, Option<f64>), GpuError> {
-        let found = self.candidates_within(problem, limit);
-        let plain = found.iter().find(|candidate| candidate.choice == Choice::Plain).map(|it| it.seconds);
-        let preferred = lock(&self.preferred).get(problem).copied();
-        let preferred = preferred.filter(|choice| {
-            found.iter().any(|candidate| candidate.choice == *choice) || self.is_asked_for(problem, choice, limit)
-        });
-        match preferred.or_else(|| found.first().map(|candidate| candidate.choice)) {
-            Some(choice) => Ok((choice, plain)),
-            None => {
-                let all = candidates(problem, &self.driver.description().model, u64::MAX);
-                let families: BTreeSet<&str> = all.iter().map(|candidate| candidate.choice.family()).collect();
-                let families = families.into_iter().collect::<Vec<_>>().join(", ");
-                Err(GpuError::NoneAllowed { problem: problem.to_string(), families })
+    /// The general ways that may be taken and can be had here: their kernels came with the package, or there is a compiler.
+    fn general_within(&self, problem: &Problem, limit: u64) -> Vec<Candidate> {
+        let mut found = general_candidates(problem, &self.driver.description().model, limit);
+        if let Some(allowed) = &*lock(&self.allowed) {
+            found.retain(|candidate| allowed.contains(candidate.choice.family()));
+        }
+        if !self.workshop.can_compile() {
+            found.retain(|candidate| candidate.plan.stages.iter().all(|stage| self.workshop.is_shipped(&stage.kernel)));
+        }
+        found
+    }
+
+    /// What is to compute a problem within a limit of workspace: what was measured, else the model's first. Where general
+    /// kernels are as good by the model, nothing is compiled for the problem alone.
+    fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
+        let can_compile = self.workshop.can_compile();
+        let found = if can_compile { self.candidates_within(problem, limit) } else { Vec::new() };
+        if let Some(choice) = lock(&self.preferred).get(problem).copied().filter(|_| can_compile) {
+            let known = found.iter().find(|candidate| candidate.choice == choice).cloned();
+            if let Some(preferred) = known.or_else(|| self.asked_for(problem, choice, limit)) {
+                return Ok(preferred);
             }
         }
+        let general = self.general_within(problem, limit).into_iter().next();
+        let pays = |own: &Candidate| match &general {
+            Some(general) => own.seconds < general.seconds * SPECIALISED_PAYS,
+            None => true,
+        };
+        found.into_iter().next().filter(pays).or(general).ok_or_else(|| {
+            let all = candidates(problem, &self.driver.description().model, u64::MAX);
+            let families: BTreeSet<&str> = all.iter().map(|candidate| candidate.choice.family()).collect();
+            let families = families.into_iter().collect::<Vec<_>>().join(", ");
+            GpuError::NoneAllowed { problem: problem.to_string(), families }
+        })
     }
 
-    /// Whether a preferred choice is one that is no candidate because it is only ever taken when asked for.
-    fn is_asked_for(&self, problem: &Problem, choice: &Choice, limit: u64) -> bool {
-        matches!(choice, Choice::HalfGemm { .. })
-            && lock(&self.allowed).as_ref().is_none_or(|allowed| allowed.contains(choice.family()))
-            && Plan::new(problem, choice).is_ok_and(|plan| plan.workspace_bytes <= limit)
+    /// A preferred choice that is no candidate because it is only ever taken when asked for.
+    fn asked_for(&self, problem: &Problem, choice: Choice, limit: u64) -> Option<Candidate> {
+        let allowed = lock(&self.allowed).as_ref().is_none_or(|allowed| allowed.contains(choice.family()));
+        let plan = Plan::new(problem, &choice).ok().filter(|plan| plan.workspace_bytes <= limit)?;
+        (matches!(choice, Choice::HalfGemm { .. }) && allowed).then_some(Candidate {
+            choice,
+            form: Form::Specialised,
+            plan,
+            seconds: 0.0,
+        })
     }
 
     /// Compiles and loads what computes a problem; from memory or the cache where it can.
@@ -303,38 +360,83 @@ impl GpuEngine {
         if self.driver.is_capturing(request.stream)? {
             return known.ok_or(GpuError::Capturing);
         }
-        if let Some(provisional) = known {
-            let Some((choice, plan)) = provisional.own.as_deref() else { return Ok(provisional) };
-            if request.wait || self.is_at_hand(plan)? {
-                return self.finish(problem, *choice, plan.clone(), key, None);
+        let mut ranks = match &known {
+            Some(provisional) => provisional.better.clone(),
+            None => {
+                self.supports(problem)?;
+                self.rank(problem, limit)?
             }
-            return Ok(provisional);
+        };
+        if request.wait {
+            return self.finish(problem, ranks.swap_remove(0), key, Vec::new());
         }
-        self.supports(problem)?;
-        let (choice, plain_seconds) = self.choose_within(problem, limit)?;
-        let plan = Plan::new(problem, &choice)?;
-        let plain_serves = choice != Choice::Plain && plain_seconds.is_some_and(|it| it <= PROVISIONAL_SECONDS);
-        if plain_serves && !request.wait && !self.is_at_hand(&plan)? {
-            self.workshop.later(plan.stages.iter().map(|stage| &stage.kernel));
-            let plain = Plan::new(problem, &Choice::Plain)?;
-            return self.finish(problem, Choice::Plain, plain, key, Some(Box::new((choice, plan))));
+        for at in 0..ranks.len() {
+            if self.is_at_hand(&ranks[at].plan)? {
+                ranks.truncate(at + 1);
+                return self.take_last(problem, ranks, key);
+            }
         }
-        self.finish(problem, choice, plan, key, None)
+        // Nothing better is there yet. A new problem waits for the last of them, the quickest to be had.
+        known.map_or_else(|| self.take_last(problem, ranks, key), Ok)
+    }
+
+    /// Takes the last of several ways; the ones before it are compiled in the background.
+    fn take_last(
+        &self,
+        problem: &Problem,
+        mut ranks: Vec<Candidate>,
+        key: (Problem, Wanted),
+    ) -> Result<Arc<Prepared>, GpuError> {
+        let Some(taken) = ranks.pop() else { return self.prepare(problem) };
+        // General kernels are few and serve other problems too: they come first.
+        for better in ranks.iter().rev() {
+            self.compile_later(&better.plan);
+        }
+        self.finish(problem, taken, key, ranks)
+    }
+
+    /// What is wanted for a problem, then what may serve until it is compiled: general kernels, the plain ones where they
+    /// take no longer than compiling would.
+    fn rank(&self, problem: &Problem, limit: u64) -> Result<Vec<Candidate>, GpuError> {
+        let wanted = self.choose_within(problem, limit)?;
+        let (plain, general): (Vec<Candidate>, Vec<Candidate>) =
+            self.general_within(problem, limit).into_iter().partition(|candidate| candidate.choice == Choice::Plain);
+        let at_hand = general.iter().find(|candidate| self.is_at_hand(&candidate.plan).unwrap_or(false));
+        let general = at_hand.or(general.first()).cloned();
+        let plain = plain.into_iter().next().filter(|plain| plain.seconds <= PROVISIONAL_SECONDS);
+        let mut ranks = vec![wanted];
+        for other in general.into_iter().chain(plain) {
+            if !ranks.iter().any(|rank| rank.plan == other.plan) && ranks[0].choice != Choice::Plain {
+                ranks.push(other);
+            }
+        }
+        Ok(ranks)
     }
 
     /// The same with a given choice, or `None` for the engine's own, and whatever it takes.
     pub fn prepare_as(&self, problem: &Problem, choice: Option<Choice>) -> Result<Arc<Prepared>, GpuError> {
-        let wanted = choice.map_or(Wanted::Within(self.workspace_limit), Wanted::Choice);
-        let key = (problem.clone(), wanted);
-        if let Some(prepared) = lock(&self.prepared).get(&key).filter(|prepared| !prepared.is_provisional()) {
+        match choice {
+            Some(choice) => self.prepare_form(problem, choice, Form::Specialised),
+            None => {
+                let key = (problem.clone(), Wanted::Within(self.workspace_limit));
+                if let Some(prepared) = lock(&self.prepared).get(&key).filter(|prepared| !prepared.is_provisional()) {
+                    return Ok(prepared.clone());
+                }
+                self.supports(problem)?;
+                self.finish(problem, self.choose_within(problem, self.workspace_limit)?, key, Vec::new())
+            }
+        }
+    }
+
+    /// The same with a given choice in a given form.
+    pub fn prepare_form(&self, problem: &Problem, choice: Choice, form: Form) -> Result<Arc<Prepared>, GpuError> {
+        let key = (problem.clone(), Wanted::Choice(choice, form));
+        if let Some(prepared) = lock(&self.prepared).get(&key) {
             return Ok(prepared.clone());
         }
         self.supports(problem)?;
-        let choice = match choice {
-            Some(choice) => choice,
-            None => self.choose_within(problem, self.workspace_limit)?.0,
-        };
-        self.finish(problem, choice, Plan::new(problem, &choice)?, key, None)
+        let plan = Plan::with_form(problem, &choice, form)?;
+        self.finish(problem, Candidate { choice, form, plan, seconds: 0.0 }, key, Vec::new())
     }
 
     /// Asks for a plan's kernels to be compiled in the background.
@@ -360,10 +462,9 @@ impl GpuEngine {
     fn finish(
         &self,
         problem: &Problem,
-        choice: Choice,
-        plan: Plan,
+        Candidate { choice, form, plan, .. }: Candidate,
         key: (Problem, Wanted),
-        own: Option<Box<(Choice, Plan)>>,
+        better: Vec<Candidate>,
     ) -> Result<Arc<Prepared>, GpuError> {
         let functions =
             plan.stages.iter().map(|stage| self.function(&stage.kernel)).collect::<Result<Vec<_>, GpuError>>()?;
@@ -373,7 +474,7 @@ impl GpuEngine {
             .map(|stage| format!("{}={}", stage.kernel.entry, self.workshop.key(&stage.kernel)))
             .collect();
         let kernels = format!("{}:{}", choice.family(), Key::of(keys.iter().map(String::as_str)));
-        let prepared = Arc::new(Prepared { problem: problem.clone(), choice, plan, functions, kernels, own });
+        let prepared = Arc::new(Prepared { problem: problem.clone(), choice, form, plan, functions, kernels, better });
         lock(&self.prepared).insert(key, prepared.clone());
         Ok(prepared)
     }
@@ -389,8 +490,7 @@ impl GpuEngine {
     /// Compiles what would compute a problem into the cache, without loading it.
     pub fn warm(&self, problem: &Problem) -> Result<(), GpuError> {
         self.supports(problem)?;
-        let (choice, _) = self.choose_within(problem, self.workspace_limit)?;
-        self.compile(&Plan::new(problem, &choice)?)
+        self.compile(&self.choose_within(problem, self.workspace_limit)?.plan)
     }
 
     /// How many kernels were compiled in this process, and not found in the cache.
@@ -445,7 +545,7 @@ impl GpuEngine {
                     Pointer::Null => 0,
                 })
                 .collect();
-            let mut parameters = stage.parameters.clone();
+            let mut parameters = stage.shape.bytes().to_vec();
             let mut arguments: Vec<*mut c_void> =
                 values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
             arguments.push(parameters.as_mut_ptr().cast());
@@ -579,20 +679,30 @@ pub(crate) fn object_for(
     if let Some(object) = kept {
         return Ok(object);
     }
-    let mut object = compiler.compile(kernel, &options)?;
-    if let Some(chip) = chip {
-        if chip.is_rdna1() {
-            object::refuse_unsafe(&object, chip)?;
-        }
-        if let Some(reported) = reported.filter(|reported| *reported != chip) {
-            object = object::retag(&object, chip, reported)?;
-        }
-    }
+    let object = compiler.compile(kernel, &options)?;
+    let object = match chip {
+        Some(chip) => audited_and_tagged(object, chip, chip, reported.unwrap_or(chip))?,
+        None => object,
+    };
     if let Some(cache) = cache {
         // A full disk costs the next start a compilation, and nothing now.
         let _ = cache.put(key, &object);
     }
     Ok(object)
+}
+
+/// An object that was compiled for `target` and is to run on `chip` under a runtime that believes in `reported`. On an RDNA1
+/// chip one that is unsafe there is refused.
+pub(crate) fn audited_and_tagged(
+    object: Vec<u8>,
+    target: Chip,
+    chip: Chip,
+    reported: Chip,
+) -> Result<Vec<u8>, ObjectError> {
+    if chip.is_rdna1() {
+        object::refuse_unsafe(&object, chip)?;
+    }
+    if target == reported { Ok(object) } else { object::retag(&object, target, reported) }
 }
 
 fn check_alignment(prepared: &Prepared, pointers: &DevicePointers) -> Result<(), GpuError> {

@@ -7,6 +7,7 @@
 //! * [`driver`]: HIP and CUDA by `dlopen` of what torch has already loaded: load, launch, events;
 //! * [`object`]: code objects of AMD: registers and spills, and retagging for a spoofed runtime;
 //! * [`cache`]: compiled objects on disk;
+//! * [`shipped`]: the general kernels that come with the package, and how they are made;
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
 //!
@@ -29,6 +30,8 @@ pub mod model;
 pub mod object;
 pub mod plan;
 mod plan_parts;
+pub mod shapes;
+pub mod shipped;
 pub mod sources;
 pub mod tuning;
 mod workshop;

@@ -10,6 +10,7 @@ use unhang_conv::Problem;
 
 use crate::choice::{Choice, Tile};
 use crate::plan::{Plan, Stage};
+use crate::shapes::Shape;
 use crate::sources::Source;
 
 /// What the model knows of a device.
@@ -116,7 +117,8 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         }
         Source::WinogradFused => {
             let blocks = f64::from(stage.grid[0]);
-            let steps = (constant("REDUCED") / 8.0).ceil();
+            let Shape::Fused(shape) = stage.shape else { return f64::INFINITY };
+            let steps = (f64::from(shape.reduced) / 8.0).ceil();
             // 16 places × 32 × 32 sums, eight channels a step; what begins and ends a workgroup is worth half a step.
             // Transforms and two barriers a step leave less for the products than a matrix tile has. Fitted to an H200.
             let products = 16.0 * 32.0 * 32.0 * 8.0 * (steps + 0.5);
@@ -182,10 +184,11 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let data = constant("DIRECTION") == 1.0;
-    let (width, strip, reduced) = (constant("WIDTH"), constant("STRIP"), constant("REDUCED"));
+    let Shape::Direct(shape) = stage.shape else { return f64::INFINITY };
+    let (width, strip, reduced) = (constant("WIDTH"), constant("STRIP"), f64::from(shape.reduced));
     let taps = constant("FILTER_H") * constant("FILTER_W");
     let sums = constant("BLOCK_ROWS") * width * strip;
-    let parts = (constant("ROWS") / constant("BLOCK_ROWS")).ceil();
+    let parts = (f64::from(shape.rows) / constant("BLOCK_ROWS")).ceil();
     let (rows, vectors) = strip_reads(stage, data, true);
     // A channel's products, the reads of its taps from LDS (one for four channels) and of its lines.
     let products = sums * taps / if data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
@@ -214,8 +217,12 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     let backward_data = stage.kernel.entry.ends_with("data");
     let (rows, vectors) = strip_reads(stage, backward_data, quads && !channels_last);
     if stage.kernel.entry.ends_with("weights") {
-        // The seventh number is how many vectors (pixels) a workgroup has; all its threads take turns on them.
-        let each = stage.parameters.get(24..28).map_or(1, |b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]])).max(1);
+        // How many vectors (pixels) a workgroup has; all its threads take turns on them.
+        let each = match stage.shape {
+            Shape::Depthwise(shape) => shape.pixels_per_split,
+            Shape::DepthwiseQuads(shape) => shape.vectors_per_split,
+            _ => 1,
+        };
         let workers = if channels_last { 8.0 * width } else { 256.0 };
         let turns = (f64::from(each) / workers).ceil();
         let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 256.0;
@@ -248,10 +255,13 @@ fn splits_of(choice: &Choice) -> f64 {
 
 fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &Device) -> f64 {
     let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
-    // The kernels' parameter structures hold the steps of a split as their sixth number.
-    let steps = stage.parameters.get(20..24).map_or(1, |b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]])).max(1);
+    let (steps, backward_data) = match stage.shape {
+        Shape::Gemm(shape) => (shape.steps_per_split, shape.backward == 1),
+        Shape::Weights(shape) => (shape.steps_per_split, false),
+        _ => (1, false),
+    };
     let mut steps = f64::from(steps);
-    if stage.kernel.constant("DIRECTION") == Some(1) {
+    if backward_data {
         // Phases differ in length; the grid counts them all as the longest.
         let (kernel, stride) = (problem.kernel(), problem.stride());
         for axis in 0..2 {
@@ -274,19 +284,18 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     let direct = match *choice {
         Choice::Gemm { flat: true, .. } => 0.71,
-        Choice::Gemm { packed: false, .. } if stage.kernel.constant("FILTER_W") != Some(1) => 0.945,
+        Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => 0.945,
         // Columns are gathered tap by tap, rows in quads.
         Choice::Weights { tile, .. } if tile.columns > tile.rows => 0.93,
         Choice::Weights { .. } => 0.96,
         _ => 1.0,
     };
     // Phases of a stride differ in length and write every other pixel.
-    let backward_data = stage.kernel.constant("DIRECTION") == Some(1);
     let strided = if backward_data && problem.stride() != [1, 1] { 0.755 } else { 1.0 };
     // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
     // smallest groups of threads in Winograd's products.
     let pointwise = stage.kernel.source == Source::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
-    let in_whole_rows = stage.kernel.constant("ROWS").is_some_and(|rows| rows % 64 == 0);
+    let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
     let waiting = match choice {
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
@@ -310,7 +319,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let moved = match choice {
         Choice::Winograd { .. } => blocks * (tile.rows * tile.columns) as f64 * 4.0 * 2.0,
-        Choice::Gemm { .. } if stage.kernel.constant("PLANES") == Some(1) => {
+        Choice::Gemm { .. } if matches!(stage.shape, Shape::Gemm(shape) if shape.planes == 1) => {
             (elements[0] + elements[1]) * size + elements[2] * 4.0 * splits_of(choice)
         }
         _ => elements.iter().sum::<f64>() * size,

@@ -8,6 +8,7 @@ use unhang_conv::{DataType, Direction, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::plan_parts::{self as parts, Geometry};
+use crate::shapes::Shape;
 use crate::sources::Kernel;
 
 /// A pointer that a kernel is given.
@@ -39,7 +40,17 @@ pub struct Stage {
     /// The pointers, in the kernel's order.
     pub pointers: Vec<Pointer>,
     /// The structure that is passed by value behind the pointers.
-    pub parameters: Vec<u8>,
+    pub shape: Shape,
+}
+
+/// For whom kernels are compiled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub enum Form {
+    /// For one problem's channels and window: these are constants.
+    #[default]
+    Specialised,
+    /// For every problem of a kind: channels and window come with the launch. These are what a package carries.
+    General,
 }
 
 /// Everything that computes one problem.
@@ -67,14 +78,27 @@ pub struct PlanError {
 pub const MAX_TENSOR_BYTES: u64 = 1 << 31;
 /// The largest single size that any kernel takes; sums and small products of two stay far inside an `int`.
 pub const MAX_EXTENT: usize = 1 << 24;
+/// The most channels that Winograd's F(4×4) sums in f32: 1280 were seen to err by 3.1e-5 of the largest result, and the suite
+/// allows 3e-5.
+const MAX_WINOGRAD_CHANNELS: usize = 768;
 pub(crate) const MAX_PHASES: usize = 16;
 pub(crate) const MAX_GRID_YZ: u64 = 65535;
 
 impl Plan {
-    /// Makes a choice concrete.
+    /// Makes a choice concrete, with kernels for this problem.
     pub fn new(problem: &Problem, choice: &Choice) -> Result<Plan, PlanError> {
+        Plan::with_form(problem, choice, Form::Specialised)
+    }
+
+    /// The same with general kernels; an error where there are none for the choice.
+    pub fn general(problem: &Problem, choice: &Choice) -> Result<Plan, PlanError> {
+        Plan::with_form(problem, choice, Form::General)
+    }
+
+    /// The same in either form.
+    pub fn with_form(problem: &Problem, choice: &Choice, form: Form) -> Result<Plan, PlanError> {
         let fail = |reason: String| PlanError { choice: choice.to_string(), problem: problem.to_string(), reason };
-        let geometry = Geometry::new(problem);
+        let geometry = Geometry::new(problem, form);
         if let Some(extent) = geometry.largest_extent()
             && extent > MAX_EXTENT
         {
@@ -129,6 +153,9 @@ fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Resu
 
 fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits: u32) -> Result<Plan, String> {
     tile_fits(tile)?;
+    if !packed || half {
+        geometry.refuse_general()?;
+    }
     let problem = &geometry.problem;
     let forward = match problem.direction() {
         Direction::Forward => true,
@@ -195,7 +222,8 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String>
         return Err("weights is for backward-weights".into());
     }
     // With few channels a tap begins in the middle of what a thread gathers, which gfx1010 pays for in registers.
-    let few_channels = problem.in_channels() / problem.groups() < 8;
+    let few = if geometry.form == Form::General { 16 } else { 8 };
+    let few_channels = problem.in_channels() / problem.groups() < few;
     if !tile.is_for_weights(false) || (few_channels && tile.rows == 16) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }
@@ -253,6 +281,12 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String
     }
     if problem.direction() == Direction::BackwardWeights && !tile.is_for_weights(true) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
+    }
+    if problem.direction() != Direction::BackwardWeights
+        && problem.data_type() == DataType::F32
+        && geometry.reduced_and_rows().0 > MAX_WINOGRAD_CHANNELS
+    {
+        return Err(format!("winograd sums at most {MAX_WINOGRAD_CHANNELS} channels in f32, for its rounding errors"));
     }
     parts::winograd(geometry, tile, splits)
 }

@@ -11,7 +11,12 @@ pub(crate) use winograd::{is_winograd, winograd, winograd_fused};
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::choice::Tile;
-use crate::plan::{MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Plan, Pointer, Stage};
+use crate::plan::{Form, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Plan, Pointer, Stage};
+use crate::shapes::{
+    DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape, GemmShape, NarrowShape,
+    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, WeightsShape, WinogradFilterShape, WinogradShape,
+    WinogradWeightsShape,
+};
 use crate::sources::{Kernel, Source};
 
 /// A problem as the kernels see it: never transposed, and which pointer is which of its operands.
@@ -22,17 +27,19 @@ pub(crate) struct Geometry {
     pub first: Pointer,
     /// Its second operand.
     pub second: Pointer,
+    /// For this problem alone, or for all.
+    pub form: Form,
 }
 
 impl Geometry {
-    pub(crate) fn new(problem: &Problem) -> Geometry {
+    pub(crate) fn new(problem: &Problem, form: Form) -> Geometry {
         let lowered = problem.lower();
         let (first, second) = if lowered.operands_exchanged {
             (Pointer::Second, Pointer::First)
         } else {
             (Pointer::First, Pointer::Second)
         };
-        Geometry { problem: lowered.problem, first, second }
+        Geometry { problem: lowered.problem, first, second, form }
     }
 
     pub(crate) fn largest_extent(&self) -> Option<usize> {
@@ -46,6 +53,14 @@ impl Geometry {
 
     pub(crate) fn result_elements(&self) -> u64 {
         self.problem.operand_shapes()[2].iter().map(|&n| n as u64).product()
+    }
+
+    /// An error where general kernels are asked for.
+    pub(crate) fn refuse_general(&self) -> Result<(), String> {
+        match self.form {
+            Form::Specialised => Ok(()),
+            Form::General => Err("there is no general kernel for it".into()),
+        }
     }
 
     fn taps(&self) -> usize {
@@ -112,51 +127,9 @@ impl Workspace {
     }
 }
 
-/// A structure as C lays it out: each number at a multiple of its size.
-#[derive(Default)]
-struct Structure {
-    bytes: Vec<u8>,
-    widest: usize,
-}
-
-impl Structure {
-    fn put(&mut self, bytes: &[u8]) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(bytes.len()), 0);
-        self.bytes.extend_from_slice(bytes);
-        self.widest = self.widest.max(bytes.len());
-    }
-
-    fn ints(mut self, values: &[usize]) -> Self {
-        for &value in values {
-            self.put(&(value as i32).to_ne_bytes());
-        }
-        self
-    }
-
-    fn long(mut self, value: u64) -> Self {
-        self.put(&value.to_ne_bytes());
-        self
-    }
-
-    /// A `Divisor`: (high(n × multiplier) + n) >> shift is n / value for 0 ≤ n < 2³¹.
-    fn divisor(mut self, value: usize) -> Self {
-        let (multiplier, shift) = divisor(value as u32);
-        self.put(&multiplier.to_ne_bytes());
-        self.put(&shift.to_ne_bytes());
-        self.ints(&[value])
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        self.bytes.resize(self.bytes.len().next_multiple_of(self.widest.max(1)), 0);
-        self.bytes
-    }
-}
-
-/// The multiplier and shift that divide by `value`.
-pub(crate) fn divisor(value: u32) -> (u32, u32) {
-    let shift = 32 - (value - 1).leading_zeros();
-    let multiplier = ((1u128 << 32) * ((1u128 << shift) - u128::from(value)) / u128::from(value) + 1) as u32;
-    (multiplier, shift)
+/// A number as the kernels take it. Plans are made for sizes that fit.
+fn int(value: usize) -> i32 {
+    value as i32
 }
 
 fn grid_x(count: u64, each: u64) -> [u32; 3] {
@@ -182,13 +155,27 @@ pub(crate) fn plain(geometry: &Geometry) -> Result<Plan, String> {
     if groups > i32::MAX as u64 {
         return Err(format!("{groups} workgroups are more than a grid has"));
     }
-    let parameters = Structure::default()
-        .ints(&[p.batch(), p.groups(), p.in_channels() / p.groups(), p.out_channels() / p.groups()])
-        .ints(&[p.in_size(), p.out_size(), p.kernel(), p.stride(), p.padding(), p.dilation()].concat())
-        .ints(&[usize::from(geometry.channels_last())])
-        .finish();
+    let shape = PlainShape {
+        batch: int(p.batch()),
+        groups: int(p.groups()),
+        channels: int(p.in_channels() / p.groups()),
+        rows: int(p.out_channels() / p.groups()),
+        input_h: int(p.in_size()[0]),
+        input_w: int(p.in_size()[1]),
+        output_h: int(p.out_size()[0]),
+        output_w: int(p.out_size()[1]),
+        filter_h: int(p.kernel()[0]),
+        filter_w: int(p.kernel()[1]),
+        stride_h: int(p.stride()[0]),
+        stride_w: int(p.stride()[1]),
+        pad_h: int(p.padding()[0]),
+        pad_w: int(p.padding()[1]),
+        dilation_h: int(p.dilation()[0]),
+        dilation_w: int(p.dilation()[1]),
+        channels_last: i32::from(geometry.channels_last()),
+    };
     let kernel = Kernel { source: Source::Plain, entry, constants: vec![("TYPE", type_number(p.data_type()))] };
-    let stage = Stage { kernel, grid: [groups as u32, 1, 1], block: 256, pointers, parameters };
+    let stage = Stage { kernel, grid: [groups as u32, 1, 1], block: 256, pointers, shape: shape.into() };
     Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
 }
 
@@ -215,8 +202,16 @@ pub(crate) fn pack(
     };
     let (reduced, taps) = if flat { (reduced * taps, 1) } else { (reduced, taps) };
     let padded_reduced = reduced.next_multiple_of(tile.depth);
-    let parameters =
-        Structure::default().ints(&[rows, padded_rows, reduced, padded_reduced, taps]).ints(&strides).finish();
+    let shape = PackShape {
+        rows: int(rows),
+        padded_rows: int(padded_rows),
+        reduced: int(reduced),
+        padded_reduced: int(padded_reduced),
+        taps: int(taps),
+        row_elements: int(strides[0]),
+        channel_elements: int(strides[1]),
+        tap_elements: int(strides[2]),
+    };
     let groups = p.groups();
     let data_type = p.data_type();
     let bytes = (groups * taps * padded_reduced * padded_rows * data_type.size()) as u64;
@@ -225,7 +220,7 @@ pub(crate) fn pack(
         grid: [((padded_reduced * padded_rows) as u64).div_ceil(256) as u32, groups as u32, 1],
         block: 256,
         pointers: vec![filter, Pointer::Workspace(at)],
-        parameters,
+        shape: shape.into(),
     };
     (stage, bytes)
 }
@@ -303,39 +298,108 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
     let columns = p.batch() as u64 * result[0].div_ceil(stride[0]) as u64 * result[1].div_ceil(stride[1]) as u64;
     // Across in LDS: what is read along the reduction.
     let across = !part.packed && (forward || !channels_last);
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("DIRECTION", i64::from(!forward)),
-        ("CHANNELS_LAST", i64::from(channels_last)),
-        ("GROUPS", p.groups() as i64),
-        ("REDUCED", reduced as i64),
-        ("ROWS", rows as i64),
-    ];
-    constants.extend(geometry.window_constants());
+    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
     constants.extend(tile_constants(part.tile, across, channels_last));
     constants.extend([
         ("PACKED", i64::from(part.packed)),
         ("FLAT", i64::from(part.flat)),
         ("POINTWISE", i64::from(pointwise)),
-        ("PLANES", i64::from(part.planes)),
-        ("SKIP_EMPTY", i64::from(part.skip_empty)),
+        ("SOURCE_QUADS", i64::from(channels_last && !part.flat && reduced.is_multiple_of(4))),
     ]);
+    match geometry.form {
+        Form::Specialised => {
+            constants.extend([
+                ("GROUPS", p.groups() as i64),
+                ("REDUCED", reduced as i64),
+                ("ROWS", rows as i64),
+                ("DIRECTION", i64::from(!forward)),
+                ("PLANES", i64::from(part.planes)),
+                ("SKIP_EMPTY", i64::from(part.skip_empty)),
+            ]);
+            constants.extend(geometry.window_constants());
+        }
+        // A packed 1×1 filter is the same in both directions.
+        Form::General if pointwise => {
+            constants.push(("DIRECTION", 0));
+            constants.extend(geometry.window_constants());
+        }
+        Form::General => {}
+    }
     if part.half {
         constants.push(("HALF", 1));
     }
-    let tiles = rows.div_ceil(part.tile.rows) as u64 * columns.div_ceil(part.tile.columns as u64);
+    let row_tiles = rows.div_ceil(part.tile.rows);
+    let tiles = row_tiles as u64 * columns.div_ceil(part.tile.columns as u64);
     if tiles > i32::MAX as u64 {
         return Err(format!("{tiles} tiles are more than a grid has"));
     }
+    let axes = [0, 1].map(|axis| PhaseAxis::new(p, axis));
+    let shape = GemmShape {
+        batch: int(p.batch()),
+        source_h: int(source[0]),
+        source_w: int(source[1]),
+        result_h: int(result[0]),
+        result_w: int(result[1]),
+        groups: int(p.groups()),
+        reduced: int(reduced),
+        rows: int(rows),
+        filter_h: int(p.kernel()[0]),
+        filter_w: int(p.kernel()[1]),
+        stride_h: int(p.stride()[0]),
+        stride_w: int(p.stride()[1]),
+        pad_h: int(p.padding()[0]),
+        pad_w: int(p.padding()[1]),
+        dilation_h: int(p.dilation()[0]),
+        dilation_w: int(p.dilation()[1]),
+        backward: i32::from(!forward),
+        phases_h: int(stride[0]),
+        phases_w: int(stride[1]),
+        source_step_h: axes[0].source_step,
+        source_step_w: axes[1].source_step,
+        source_tap_h: axes[0].source_tap,
+        source_tap_w: axes[1].source_tap,
+        tap_step_h: axes[0].tap_step,
+        tap_step_w: axes[1].tap_step,
+        steps_per_split: part.steps_per_split,
+        planes: i32::from(part.planes),
+        skip_empty: i32::from(part.skip_empty),
+        by_row_tiles: Divisor::new(row_tiles),
+        by_phases: Divisor::new(phases),
+        by_phases_w: Divisor::new(stride[1]),
+        by_stride_h: Divisor::new(p.stride()[0]),
+        by_stride_w: Divisor::new(p.stride()[1]),
+        by_taps: Divisor::new(geometry.taps()),
+        by_filter_w: Divisor::new(p.kernel()[1]),
+        by_reduced: Divisor::new(reduced),
+    };
     Ok(Stage {
         kernel: Kernel { source: Source::Gemm, entry: "gemm", constants },
         grid: [tiles as u32, (phases * p.groups()) as u32, part.splits],
         block: part.tile.threads() as u32,
         pointers: pointers.to_vec(),
-        parameters: Structure::default()
-            .ints(&[p.batch(), source[0], source[1], result[0], result[1], part.steps_per_split as usize])
-            .finish(),
+        shape: shape.into(),
     })
+}
+
+/// One axis of forward or backward-data, as `phases.cuh` has it.
+struct PhaseAxis {
+    /// From one pixel's window to the next.
+    source_step: i32,
+    /// From one tap of a phase to the next, in the source.
+    source_tap: i32,
+    /// The same in the filter.
+    tap_step: i32,
+}
+
+impl PhaseAxis {
+    fn new(p: &Problem, axis: usize) -> PhaseAxis {
+        let (stride, dilation) = (p.stride()[axis], p.dilation()[axis]);
+        if p.direction() == Direction::Forward {
+            return PhaseAxis { source_step: int(stride), source_tap: int(dilation), tap_step: 1 };
+        }
+        let common = greatest_common_divisor(stride, dilation);
+        PhaseAxis { source_step: 1, source_tap: -int(dilation / common), tap_step: int(stride / common) }
+    }
 }
 
 /// LDS that the taps of a narrow kernel may take.
@@ -348,6 +412,7 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
         Direction::BackwardData => false,
         Direction::BackwardWeights => return Err("narrow is for forward and backward-data".into()),
     };
+    geometry.refuse_general()?;
     let (reduced, rows) = geometry.reduced_and_rows();
     if rows > 4 {
         return Err("narrow is for at most 4 channels of the result in a group".into());
@@ -392,9 +457,15 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
         grid: [threads.div_ceil(128).max(1) as u32, (phases * p.groups()) as u32, 1],
         block: 128,
         pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
-        parameters: Structure::default()
-            .ints(&[p.batch(), source[0], source[1], result[0], result[1], strips])
-            .finish(),
+        shape: NarrowShape {
+            batch: int(p.batch()),
+            source_h: int(source[0]),
+            source_w: int(source[1]),
+            result_h: int(result[0]),
+            result_w: int(result[1]),
+            strips: int(strips),
+        }
+        .into(),
     };
     Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
 }
@@ -412,10 +483,13 @@ pub(crate) fn reduce(geometry: &Geometry, planes: u32, from: Pointer) -> Stage {
         grid: grid_x(elements, 256),
         block: 256,
         pointers: vec![from, Pointer::Bias, Pointer::Result],
-        parameters: Structure::default()
-            .long(elements)
-            .ints(&[planes as usize, channels, if geometry.channels_last() { 1 } else { h * w }])
-            .finish(),
+        shape: ReduceShape {
+            elements: int(elements as usize),
+            planes: planes as i32,
+            by_channel_elements: Divisor::new(if geometry.channels_last() { 1 } else { h * w }),
+            by_channels: Divisor::new(channels),
+        }
+        .into(),
     }
 }
 
@@ -429,30 +503,87 @@ pub(crate) fn weights(
     let p = &geometry.problem;
     let (channels, rows) = (p.in_channels() / p.groups(), p.out_channels() / p.groups());
     let channels_last = geometry.channels_last();
-    let quads = !channels_last && (p.out_size()[0] * p.out_size()[1]).is_multiple_of(4);
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("CHANNELS_LAST", i64::from(channels_last)),
-        ("GROUPS", p.groups() as i64),
-        ("CHANNELS", channels as i64),
-        ("ROWS", rows as i64),
-    ];
-    constants.extend(geometry.window_constants());
+    let reads = WeightsReads::new(geometry, tile);
+    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
     constants.extend(tile_constants(tile, !channels_last, !channels_last));
-    constants
-        .extend([("GRADIENT_QUADS", i64::from(quads)), ("POINTWISE", i64::from(quads && geometry.is_pointwise()))]);
-    let tiles = rows.div_ceil(tile.rows) * (channels * geometry.taps()).div_ceil(tile.columns);
+    constants.extend([
+        ("GRADIENT_QUADS", i64::from(reads.gradient_quads)),
+        ("SOURCE_QUADS", i64::from(reads.source_quads)),
+        ("ALIGNED", i64::from(reads.aligned)),
+    ]);
+    match geometry.form {
+        Form::Specialised => {
+            constants.extend([("GROUPS", p.groups() as i64), ("CHANNELS", channels as i64), ("ROWS", rows as i64)]);
+            constants.extend(geometry.window_constants());
+        }
+        Form::General if reads.source_quads && !channels_last => constants.extend(geometry.window_constants()),
+        Form::General => {}
+    }
+    let row_tiles = rows.div_ceil(tile.rows);
+    let tiles = row_tiles * (reads.column_channels * geometry.taps()).div_ceil(tile.columns);
     let (source, gradient) = (p.in_size(), p.out_size());
+    let shape = WeightsShape {
+        batch: int(p.batch()),
+        source_h: int(source[0]),
+        source_w: int(source[1]),
+        gradient_h: int(gradient[0]),
+        gradient_w: int(gradient[1]),
+        groups: int(p.groups()),
+        channels: int(channels),
+        rows: int(rows),
+        filter_h: int(p.kernel()[0]),
+        filter_w: int(p.kernel()[1]),
+        stride_h: int(p.stride()[0]),
+        stride_w: int(p.stride()[1]),
+        pad_h: int(p.padding()[0]),
+        pad_w: int(p.padding()[1]),
+        dilation_h: int(p.dilation()[0]),
+        dilation_w: int(p.dilation()[1]),
+        steps_per_split,
+        by_image: Divisor::new(gradient[0] * gradient[1]),
+        by_row: Divisor::new(gradient[1]),
+        by_row_tiles: Divisor::new(row_tiles),
+        by_column_channels: Divisor::new(reads.column_channels),
+        by_filter_w: Divisor::new(p.kernel()[1]),
+    };
     Stage {
         kernel: Kernel { source: Source::Weights, entry: "weights", constants },
         grid: [tiles as u32, p.groups() as u32, splits],
         block: tile.threads() as u32,
         pointers: pointers.to_vec(),
-        parameters: Structure::default()
-            .ints(&[p.batch(), source[0], source[1], gradient[0], gradient[1], steps_per_split as usize])
-            .divisor(gradient[0] * gradient[1])
-            .divisor(gradient[1])
-            .finish(),
+        shape: shape.into(),
+    }
+}
+
+/// How backward-weights reads its operands.
+struct WeightsReads {
+    gradient_quads: bool,
+    source_quads: bool,
+    /// All columns that the lanes of a unit gather belong to one tap.
+    aligned: bool,
+    /// Columns of a tap.
+    column_channels: usize,
+}
+
+impl WeightsReads {
+    fn new(geometry: &Geometry, tile: Tile) -> WeightsReads {
+        let p = &geometry.problem;
+        let (channels, rows) = (p.in_channels() / p.groups(), p.out_channels() / p.groups());
+        let general = geometry.form == Form::General;
+        if geometry.channels_last() {
+            let (gradient_quads, source_quads) = (rows.is_multiple_of(4), channels.is_multiple_of(4));
+            // There is no general kernel that reads the source alone in quads.
+            let source_quads = source_quads && !(general && !gradient_quads);
+            return WeightsReads { gradient_quads, source_quads, aligned: false, column_channels: channels };
+        }
+        let gradient_quads = (p.out_size()[0] * p.out_size()[1]).is_multiple_of(4);
+        let source_quads = gradient_quads && geometry.is_pointwise();
+        let unit = tile.threads() / (tile.depth / if source_quads { 4 } else { 1 });
+        let aligned = !source_quads
+            && tile.columns.is_multiple_of(unit)
+            && if general { channels >= unit } else { channels.is_multiple_of(unit) };
+        let column_channels = if aligned { channels.next_multiple_of(unit) } else { channels };
+        WeightsReads { gradient_quads, source_quads, aligned, column_channels }
     }
 }
 
@@ -468,35 +599,13 @@ pub(crate) fn reduce_weights(geometry: &Geometry, planes: u32, from: Pointer) ->
         grid: grid_x(elements, 32),
         block: 256,
         pointers: vec![from, Pointer::Result],
-        parameters: Structure::default()
-            .ints(&[elements as usize, planes as usize, geometry.taps(), p.in_channels() / p.groups()])
-            .ints(&[usize::from(geometry.channels_last())])
-            .finish(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    proptest! {
-        #[test]
-        fn divisors_divide(n in 0u32..0x8000_0000, value in 1u32..0x7fff_ffff) {
-            for value in [value, value % 1000 + 1] {
-                let (multiplier, shift) = divisor(value);
-                let high = (u64::from(n) * u64::from(multiplier)) >> 32;
-                prop_assert_eq!((high + u64::from(n)) >> shift, u64::from(n / value));
-            }
+        shape: ReduceWeightsShape {
+            elements: int(elements as usize),
+            planes: planes as i32,
+            taps: int(geometry.taps()),
+            channels: int(p.in_channels() / p.groups()),
+            channels_last: i32::from(geometry.channels_last()),
         }
-    }
-
-    #[test]
-    fn structures_are_laid_out_as_in_c() {
-        let bytes = Structure::default().ints(&[1]).long(2).ints(&[3]).finish();
-        assert_eq!(bytes.len(), 24);
-        assert_eq!(bytes[8], 2);
-        assert_eq!(bytes[16], 3);
+        .into(),
     }
 }

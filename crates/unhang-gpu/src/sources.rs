@@ -30,7 +30,14 @@ pub enum Source {
 const COMMON: &str = include_str!("../kernels/common.cuh");
 const TILE: &str = include_str!("../kernels/tile.cuh");
 const LINES: &str = include_str!("../kernels/lines.cuh");
+const NUMBERS: &str = include_str!("../kernels/numbers.cuh");
 const PHASES: &str = include_str!("../kernels/phases.cuh");
+const GEMM: [&str; 4] = [
+    include_str!("../kernels/gemm.cuh"),
+    include_str!("../kernels/gemm_filter.cuh"),
+    include_str!("../kernels/gemm_source.cuh"),
+    include_str!("../kernels/gemm_result.cuh"),
+];
 
 impl Source {
     /// Every file.
@@ -67,14 +74,16 @@ impl Source {
     pub fn text(self) -> String {
         let (headers, own): (&[&str], &str) = match self {
             Source::Plain => (&[], include_str!("../kernels/plain.cu")),
-            Source::Gemm => (&[TILE, PHASES], include_str!("../kernels/gemm.cu")),
-            Source::Narrow => (&[PHASES], include_str!("../kernels/narrow.cu")),
-            Source::Direct => (&[LINES], include_str!("../kernels/direct.cu")),
-            Source::Weights => (&[TILE], include_str!("../kernels/weights.cu")),
+            Source::Gemm => {
+                (&[TILE, NUMBERS, PHASES, GEMM[0], GEMM[1], GEMM[2], GEMM[3]], include_str!("../kernels/gemm.cu"))
+            }
+            Source::Narrow => (&[NUMBERS, PHASES], include_str!("../kernels/narrow.cu")),
+            Source::Direct => (&[NUMBERS, LINES], include_str!("../kernels/direct.cu")),
+            Source::Weights => (&[TILE, NUMBERS], include_str!("../kernels/weights.cu")),
             Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
             Source::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
             Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
-            Source::WinogradFused => (&[], include_str!("../kernels/winograd_fused.cu")),
+            Source::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))

@@ -9,8 +9,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Key};
-use crate::compiler::Compiler;
+use crate::compiler::{CompileError, Compiler};
 use crate::engine::{GpuError, key_of, object_for};
+use crate::shipped::Shipped;
 use crate::sources::Kernel;
 
 /// At most so many threads, and half of the cores: the user's program wants some too.
@@ -22,6 +23,7 @@ type Compiled = Result<Arc<Vec<u8>>, GpuError>;
 pub(crate) struct Workshop {
     compiler: Arc<dyn Compiler>,
     cache: Option<Cache>,
+    shipped: Option<Shipped>,
     true_architecture: String,
     reported_architecture: String,
     state: Mutex<State>,
@@ -44,12 +46,14 @@ impl Workshop {
     pub(crate) fn new(
         compiler: Arc<dyn Compiler>,
         cache: Option<Cache>,
+        shipped: Option<Shipped>,
         true_architecture: &str,
         reported_architecture: &str,
     ) -> Arc<Workshop> {
         Arc::new(Workshop {
             compiler,
             cache,
+            shipped,
             true_architecture: true_architecture.to_owned(),
             reported_architecture: reported_architecture.to_owned(),
             state: Mutex::default(),
@@ -62,8 +66,30 @@ impl Workshop {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether kernels can be compiled here.
+    pub(crate) fn can_compile(&self) -> bool {
+        self.compiler.missing().is_none()
+    }
+
+    /// Why there are no kernels to be had at all.
+    pub(crate) fn has_kernels(&self) -> Result<(), CompileError> {
+        match self.compiler.missing() {
+            Some(error) if !self.shipped.as_ref().is_some_and(|it| it.serves(&self.true_architecture)) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a kernel for this chip came with the package.
+    pub(crate) fn is_shipped(&self, kernel: &Kernel) -> bool {
+        self.shipped.as_ref().is_some_and(|shipped| shipped.entry(kernel, &self.true_architecture).is_some())
+    }
+
     /// What a kernel's object is kept under.
     pub(crate) fn key(&self, kernel: &Kernel) -> Key {
+        let shipped = self.shipped.as_ref().and_then(|shipped| shipped.entry(kernel, &self.true_architecture));
+        if let Some(entry) = shipped {
+            return Key::of([entry.sha256.as_str(), &self.reported_architecture]);
+        }
         key_of(&*self.compiler, kernel, &self.true_architecture, &self.reported_architecture)
     }
 
@@ -78,7 +104,15 @@ impl Workshop {
         state.queue.len() + state.being_compiled.len()
     }
 
+    /// What came with the package, else what was compiled before. A shipped object that is damaged or refused is as good as
+    /// absent; `unhang kernels list --shipped` says so.
     fn cached(&self, kernel: &Kernel) -> Option<Arc<Vec<u8>>> {
+        let shipped = self.shipped.as_ref();
+        let object =
+            shipped.and_then(|it| it.object(kernel, &self.true_architecture, &self.reported_architecture)?.ok());
+        if let Some(object) = object {
+            return Some(Arc::new(object));
+        }
         self.cache.as_ref()?.get(self.key(kernel)).map(Arc::new)
     }
 

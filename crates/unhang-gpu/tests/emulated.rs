@@ -11,11 +11,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_emulator::{Perturbation, Unit};
 use unhang_gpu::Settings;
-use unhang_gpu::choice::{Choice, candidates};
-use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc};
+use unhang_gpu::choice::{Candidate, Choice, candidates, general_candidates};
+use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc, NoCompiler};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::Device;
 use unhang_gpu::object;
+use unhang_gpu::plan::Form;
+use unhang_gpu::shipped;
 use unhang_gpu::sources::Kernel;
 use unhang_isa::{Chip, WORK_AROUND_FEATURES};
 use unhang_suite::check;
@@ -69,7 +71,8 @@ impl Compiler for Memory {
     }
 }
 
-const NO_CACHE: Settings = Settings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0 };
+const NO_CACHE: Settings =
+    Settings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0, shipped_folder: None };
 
 /// A card with gfx1010 silicon for which code is compiled natively, under a runtime that reports `reported`.
 fn native(compiler: Arc<Memory>, reported: Chip) -> EmulatedEngine {
@@ -113,12 +116,17 @@ fn problems() -> Vec<Problem> {
 struct Trial {
     problem: Problem,
     choice: Choice,
+    form: Form,
     kernels: BTreeSet<Kernel>,
     covers: BTreeSet<String>,
 }
 
 /// Every candidate of every problem.
 fn trials() -> Vec<Trial> {
+    trials_of(candidates)
+}
+
+fn trials_of(candidates: fn(&Problem, &Device, u64) -> Vec<Candidate>) -> Vec<Trial> {
     let device = Device::rx_5600_xt();
     let mut trials = Vec::new();
     for problem in problems() {
@@ -139,7 +147,8 @@ fn trials() -> Vec<Trial> {
                     covers.extend(kernel.constant(name).map(|value| format!("{} {name}={value}", kernel.entry)));
                 }
             }
-            trials.push(Trial { problem: problem.clone(), choice: candidate.choice, kernels, covers });
+            let (choice, form) = (candidate.choice, candidate.form);
+            trials.push(Trial { problem: problem.clone(), choice, form, kernels, covers });
         }
     }
     trials
@@ -169,7 +178,7 @@ fn everything() -> bool {
 }
 
 fn check_trial(engine: &EmulatedEngine, trial: &Trial, seed: u64) {
-    engine.use_choice(Some(trial.choice));
+    engine.use_form(Some((trial.choice, trial.form)));
     if let Err(failure) = check(engine, &trial.problem, seed) {
         panic!("{} on {}: {failure}", trial.choice, trial.problem);
     }
@@ -179,7 +188,60 @@ fn check_trial(engine: &EmulatedEngine, trial: &Trial, seed: u64) {
 fn every_family_is_right_on_the_emulated_card() {
     let Some(compiler) = Memory::find(false) else { return };
     let engines = [native(compiler.clone(), Chip::Gfx1010), native(compiler.clone(), Chip::Gfx1030)];
-    let all = trials();
+    check_all(&engines, trials());
+}
+
+/// What a package carries, made for a covering set of problems, read back from its folder, and run without a compiler: on
+/// each of the chips that it serves, natively and under a spoofed runtime.
+#[test]
+fn shipped_kernels_are_right_on_every_chip_without_a_compiler() {
+    let Some(compiler) = Memory::find(false) else { return };
+    let all = trials_of(general_candidates);
+    let trials = if everything() { all } else { covering(all) };
+    let mut kernels: Vec<Kernel> = trials.iter().flat_map(|trial| trial.kernels.iter().cloned()).collect();
+    let folder = tempfile::tempdir().unwrap();
+    kernels.sort();
+    kernels.dedup_by(|a, b| a.source == b.source && a.constants == b.constants);
+    let shipped = shipped::build(&kernels, &*compiler, folder.path(), &|_, _| {}).unwrap();
+    assert_eq!(shipped.entries().len(), 2 * kernels.len());
+    let none = Arc::new(NoCompiler(CompileError::Unusable("there is none in this test".into())));
+    let settings = Settings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
+    let card =
+        |chip, reported| EmulatedEngine::new(Emulated::new(chip, reported, chip, none.clone()), settings.clone());
+    let engines = [
+        card(Chip::Gfx1010, Chip::Gfx1010),
+        card(Chip::Gfx1010, Chip::Gfx1030),
+        card(Chip::Gfx1012, Chip::Gfx1012),
+        card(Chip::Gfx1030, Chip::Gfx1030),
+    ];
+    check_all(&engines, trials);
+}
+
+/// A byte that changed on its way is noticed before anything is loaded.
+#[test]
+fn a_shipped_object_whose_hash_differs_is_not_loaded() {
+    let Some(compiler) = Memory::find(false) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let trial = trials_of(general_candidates).into_iter().find(|trial| trial.choice == Choice::Plain).unwrap();
+    let kernels: Vec<Kernel> = trial.kernels.iter().cloned().collect();
+    let shipped = shipped::build(&kernels, &*compiler, folder.path(), &|_, _| {}).unwrap();
+    let entry = shipped.entry(&kernels[0], "gfx1010").unwrap();
+    assert!(shipped.read(entry).is_ok());
+    let path = folder.path().join("kernels.bin");
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[entry.offset as usize + entry.packed_bytes as usize / 2] ^= 4;
+    std::fs::write(&path, bytes).unwrap();
+    let changed = shipped.read(entry).unwrap_err().to_string();
+    assert!(changed.contains("is not loaded"), "{changed}");
+    assert!(matches!(shipped.object(&kernels[0], "gfx1010", "gfx1030"), Some(Err(_))));
+    let none = Arc::new(NoCompiler(CompileError::Unusable("there is none in this test".into())));
+    let settings = Settings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
+    let engine = EmulatedEngine::new(Emulated::new(Chip::Gfx1010, Chip::Gfx1010, Chip::Gfx1010, none), settings);
+    assert!(engine.gpu.prepare_form(&trial.problem, trial.choice, trial.form).is_err());
+}
+
+fn check_all(engines: &[EmulatedEngine], trials: Vec<Trial>) {
+    let all = trials;
     let families: BTreeSet<&str> = all.iter().map(|trial| trial.choice.family()).collect();
     println!("{} candidates of {families:?}", all.len());
     let trials = if everything() { all } else { covering(all) };
@@ -187,9 +249,9 @@ fn every_family_is_right_on_the_emulated_card() {
     println!("{} of them are run, with {} kernels", trials.len(), kernels.len());
     for (turn, trial) in trials.iter().enumerate() {
         // Under a spoofed runtime the same code is retagged: what is loaded must compute the same.
-        check_trial(&engines[turn % 2], trial, turn as u64);
+        check_trial(&engines[turn % engines.len()], trial, turn as u64);
     }
-    for engine in &engines {
+    for engine in engines {
         let counts = engine.card.counts();
         println!("{counts}");
     }

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::Tuned;
 use unhang_gpu::choice::{Choice, TILES};
-use unhang_gpu::plan::Plan;
+use unhang_gpu::plan::{Form, Plan};
 use unhang_gpu::tuning::{Times, is_current, tuned};
 use unhang_gpu::{GpuError, Request};
 use unhang_suite::{CheckFailure, Tolerance, any_problem, check};
@@ -93,6 +93,43 @@ fn fast_kernels_are_right_on_random_problems() {
     }
     println!("{families:?}");
     assert!(families["gemm"] > 20 && families["weights"] > 5 && families["narrow"] > 3, "{families:?}");
+}
+
+/// General kernels are compiled once for many problems, so that many problems can be tried.
+#[test]
+fn general_kernels_are_right_on_random_problems() {
+    let Some(engine) = engine() else { return };
+    *engine.form.lock().unwrap() = Form::General;
+    let mut families = std::collections::BTreeMap::new();
+    for (data_type, count) in [(DataType::F32, 90), (DataType::F16, 20), (DataType::Bf16, 20)] {
+        let mut problems = random_problems(data_type, count);
+        for (layout, kernel) in [(Layout::Nchw, 3), (Layout::Nhwc, 3), (Layout::Nchw, 5), (Layout::Nhwc, 5)] {
+            // Chance finds few squares of stride 1 without groups: Winograd's.
+            let (padding, kernel) = ([kernel / 2, 1], [kernel, kernel]);
+            let channels =
+                Specification { in_channels: 17, out_channels: 35, in_size: [9, 10], ..Specification::default() };
+            problems.push(problem(Specification { kernel, padding, layout, data_type, ..channels }));
+        }
+        for (turn, any) in problems.iter().enumerate() {
+            for direction in Direction::ALL {
+                let problem = any.with_direction(direction);
+                // A few tiles, so that few kernels are compiled; `shipped_kernels` sees all of them.
+                let choices: std::collections::BTreeSet<Choice> = varied_choices(&problem, [0, 3, 6, 9][turn % 4])
+                    .into_iter()
+                    .filter_map(Choice::as_general)
+                    .filter(|choice| !matches!(choice, Choice::Depthwise { .. } | Choice::DepthwiseQuads { .. }))
+                    .collect();
+                for choice in choices {
+                    if Plan::general(&problem, &choice).is_ok() {
+                        check_choice(&engine, &problem, choice, turn as u64);
+                        *families.entry(choice.family()).or_insert(0) += 1;
+                    }
+                }
+            }
+        }
+    }
+    println!("{families:?}, {} kernels compiled", engine.gpu.compiled());
+    assert!(families["gemm"] > 100 && families["weights"] > 50 && families["winograd"] > 20, "{families:?}");
 }
 
 fn problem(specification: Specification) -> Problem {

@@ -246,7 +246,12 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_mended() {
         }
     };
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1030, compiler);
-    let settings = unhang_gpu::Settings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0 };
+    let settings = unhang_gpu::Settings {
+        workspace_limit: Some(1 << 26),
+        cache_folder: None,
+        cache_limit: 0,
+        shipped_folder: None,
+    };
     let engine = EmulatedEngine::new(card, settings);
     let mut families = std::collections::BTreeSet::new();
     for problem in [

@@ -50,6 +50,33 @@ pub trait Compiler: Send + Sync {
 
     /// Compiles with exactly these options.
     fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError>;
+
+    /// Why it compiles nothing; `None` for a compiler that is there.
+    fn missing(&self) -> Option<CompileError> {
+        None
+    }
+}
+
+/// The compiler that is not there: kernels that came with the package run without one.
+#[derive(Debug, Clone)]
+pub struct NoCompiler(pub CompileError);
+
+impl Compiler for NoCompiler {
+    fn version(&self) -> String {
+        "no compiler".into()
+    }
+
+    fn options(&self, kernel: &Kernel, _architecture: &str) -> Vec<String> {
+        kernel.definitions()
+    }
+
+    fn compile(&self, _kernel: &Kernel, _options: &[String]) -> Result<Vec<u8>, CompileError> {
+        Err(self.0.clone())
+    }
+
+    fn missing(&self) -> Option<CompileError> {
+        Some(self.0.clone())
+    }
 }
 
 type Create = unsafe extern "C" fn(

@@ -17,6 +17,7 @@ use super::{Description, Driver, DriverError, Event, Function};
 use crate::choice::Choice;
 use crate::compiler::Compiler;
 use crate::model::Device;
+use crate::plan::Form;
 use crate::{DevicePointers, GpuEngine, Settings};
 
 /// An emulated card. Clones are the same card.
@@ -211,7 +212,7 @@ pub struct EmulatedEngine {
     pub card: Emulated,
     /// The engine on it.
     pub gpu: GpuEngine,
-    choice: Mutex<Option<Choice>>,
+    choice: Mutex<Option<(Choice, Form)>>,
 }
 
 /// Where a kernel reads what nobody wrote, the result shows it: a NaN in every type.
@@ -225,12 +226,21 @@ impl EmulatedEngine {
 
     /// Computes everything with this choice from now on; `None` for the engine's own.
     pub fn use_choice(&self, choice: Option<Choice>) {
+        self.use_form(choice.map(|choice| (choice, Form::Specialised)));
+    }
+
+    /// The same with a choice in either form.
+    pub fn use_form(&self, choice: Option<(Choice, Form)>) {
         *self.choice.lock().unwrap_or_else(PoisonError::into_inner) = choice;
     }
 
     fn compute(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), String> {
         let choice = *self.choice.lock().unwrap_or_else(PoisonError::into_inner);
-        let prepared = self.gpu.prepare_as(problem, choice).map_err(|error| error.to_string())?;
+        let prepared = match choice {
+            Some((choice, form)) => self.gpu.prepare_form(problem, choice, form),
+            None => self.gpu.prepare(problem),
+        };
+        let prepared = prepared.map_err(|error| error.to_string())?;
         let mut result = operands.result;
         let mut output = vec![UNWRITTEN; size_of(&result.as_elements())];
         let pointers = DevicePointers {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::hip_runtime::{self, LastError};
 use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
-use crate::compiler::{Compiler, Hiprtc};
+use crate::compiler::{Compiler, Hiprtc, NoCompiler};
 use crate::dynamic::{Found, function_table};
 use crate::model::Device;
 
@@ -80,7 +80,7 @@ impl HipChip {
 pub struct Hip {
     functions: Functions,
     last_error: LastError,
-    compiler: Arc<Hiprtc>,
+    compiler: Arc<dyn Compiler>,
     description: Description,
     ordinal: i32,
     _library: Found,
@@ -128,7 +128,11 @@ impl Hip {
             driver: format!("HIP {version}"),
             model: chip.model(memory as u64),
         };
-        let compiler = Arc::new(Hiprtc::find()?);
+        // Kernels that came with the package run without a compiler.
+        let compiler: Arc<dyn Compiler> = match Hiprtc::find() {
+            Ok(compiler) => Arc::new(compiler),
+            Err(error) => Arc::new(NoCompiler(error)),
+        };
         Ok(Hip { functions, last_error, compiler, description, ordinal, _library: library })
     }
 

@@ -7,29 +7,36 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
     let strip = strip.max(1) as usize;
     let channels_last = geometry.channels_last();
     let (outputs, [oh, ow]) = (p.out_channels(), p.out_size());
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("CHANNELS_LAST", i64::from(channels_last)),
-        ("CHANNELS", p.in_channels() as i64),
-        ("MULTIPLIER", (outputs / p.in_channels()) as i64),
-    ];
+    let multiplier = outputs / p.in_channels();
+    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
+    if geometry.form == Form::Specialised {
+        constants.extend([("CHANNELS", p.in_channels() as i64), ("MULTIPLIER", multiplier as i64)]);
+    }
     constants.extend(geometry.window_constants());
     constants.push(("STRIP", strip as i64));
-    let parameters = |size: [usize; 2], strips: usize, threads: usize, pixels: usize| {
-        Structure::default()
-            .ints(&[p.batch(), p.in_size()[0], p.in_size()[1], oh, ow])
-            .ints(&[threads, pixels])
-            .divisor(size[0] * size[1])
-            .divisor(size[1])
-            .divisor(strips)
-            .finish()
+    let lanes = if p.direction() == Direction::BackwardData { p.in_channels() } else { outputs };
+    let parameters = |size: [usize; 2], strips: usize, threads: usize, pixels: usize| DepthwiseShape {
+        batch: int(p.batch()),
+        input_h: int(p.in_size()[0]),
+        input_w: int(p.in_size()[1]),
+        output_h: int(oh),
+        output_w: int(ow),
+        channels: int(p.in_channels()),
+        multiplier: int(multiplier),
+        threads: int(threads),
+        pixels_per_split: int(pixels),
+        by_image: Divisor::new(size[0] * size[1]),
+        by_width: Divisor::new(size[1]),
+        by_strips: Divisor::new(strips),
+        by_lanes: Divisor::new(lanes),
+        by_multiplier: Divisor::new(multiplier),
     };
-    let stage = |entry, grid, pointers, parameters| Stage {
+    let stage = |entry, grid, pointers, shape: DepthwiseShape| Stage {
         kernel: Kernel { source: Source::Depthwise, entry, constants: constants.clone() },
         grid,
         block: 256,
         pointers,
-        parameters,
+        shape: shape.into(),
     };
     let unrolled = |rows: usize| {
         if rows * p.kernel()[1] > 256 { Err("the strip's rows are too many to unroll".to_owned()) } else { Ok(()) }
@@ -108,30 +115,33 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
     let channels_last = geometry.channels_last();
     let width = depthwise_width(geometry)?;
     let channels = p.in_channels();
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("CHANNELS_LAST", i64::from(channels_last)),
-        ("CHANNELS", channels as i64),
-    ];
+    let mut constants = vec![("TYPE", type_number(p.data_type())), ("CHANNELS_LAST", i64::from(channels_last))];
+    if geometry.form == Form::Specialised {
+        constants.push(("CHANNELS", channels as i64));
+    }
     constants.extend(geometry.window_constants());
     constants.extend([("WIDTH", width as i64), ("STRIP", strip as i64)]);
     // `size` in vectors (pixels in NHWC).
-    let parameters = |size: [usize; 2], strips: usize, threads: usize, each: usize| {
-        Structure::default()
-            .ints(&[p.batch()])
-            .ints(&[p.in_size(), p.out_size()].concat())
-            .ints(&[threads, each])
-            .divisor(size[0] * size[1])
-            .divisor(size[1])
-            .divisor(strips)
-            .finish()
+    let parameters = |size: [usize; 2], strips: usize, threads: usize, each: usize| DepthwiseQuadsShape {
+        batch: int(p.batch()),
+        input_h: int(p.in_size()[0]),
+        input_w: int(p.in_size()[1]),
+        output_h: int(p.out_size()[0]),
+        output_w: int(p.out_size()[1]),
+        channels: int(channels),
+        threads: int(threads),
+        vectors_per_split: int(each),
+        by_image: Divisor::new(size[0] * size[1]),
+        by_width: Divisor::new(size[1]),
+        by_strips: Divisor::new(strips),
+        by_channels: Divisor::new(channels),
     };
-    let stage = |entry, grid, pointers, parameters| Stage {
+    let stage = |entry, grid, pointers, shape: DepthwiseQuadsShape| Stage {
         kernel: Kernel { source: Source::DepthwiseQuads, entry, constants: constants.clone() },
         grid,
         block: 256,
         pointers,
-        parameters,
+        shape: shape.into(),
     };
     // gfx1010's compiler has all reads of a strip under way at once, as they lie in memory, beside sums and taps; more would
     // cost it waves. Those of a gradient of the filter it has by and by, in a loop.

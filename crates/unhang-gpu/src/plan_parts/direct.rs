@@ -65,20 +65,18 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) 
         return Err(format!("{} numbers are more than registers are set aside for", sums + columns * lines));
     }
     // Whole groups of four channels, which 1×1 layers read at once.
-    let chunk = (LDS_BYTES / (geometry.taps() * block_rows * 4) / 4 * 4).max(4).min(reduced);
+    let chunk = (LDS_BYTES / (geometry.taps() * block_rows * 4) / 4 * 4).max(4);
+    let chunk = if geometry.form == Form::General { chunk } else { chunk.min(reduced) };
     let strips = result[0].div_ceil(strip);
     let threads = p.batch() * strips * (result[1] / width);
     let blocks = (threads as u64).div_ceil(128).max(1) * rows.div_ceil(block_rows) as u64;
     if blocks > i32::MAX as u64 {
         return Err(format!("{blocks} workgroups are more than a grid has"));
     }
-    let mut constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("DIRECTION", i64::from(!forward)),
-        ("GROUPS", p.groups() as i64),
-        ("REDUCED", reduced as i64),
-        ("ROWS", rows as i64),
-    ];
+    let mut constants = vec![("TYPE", type_number(p.data_type())), ("DIRECTION", i64::from(!forward))];
+    if geometry.form == Form::Specialised {
+        constants.extend([("GROUPS", p.groups() as i64), ("REDUCED", reduced as i64), ("ROWS", rows as i64)]);
+    }
     constants.extend(geometry.window_constants());
     constants.extend([
         ("WIDTH", width as i64),
@@ -91,11 +89,21 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) 
         grid: [blocks as u32, p.groups() as u32, 1],
         block: 128,
         pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
-        parameters: Structure::default()
-            .ints(&[p.batch(), source[0], source[1], result[0], result[1], threads])
-            .divisor(result[1] / width)
-            .divisor(strips)
-            .finish(),
+        shape: DirectShape {
+            batch: int(p.batch()),
+            source_h: int(source[0]),
+            source_w: int(source[1]),
+            result_h: int(result[0]),
+            result_w: int(result[1]),
+            groups: int(p.groups()),
+            reduced: int(reduced),
+            rows: int(rows),
+            threads: int(threads),
+            by_width: Divisor::new(result[1] / width),
+            by_strips: Divisor::new(strips),
+            by_row_blocks: Divisor::new(rows.div_ceil(block_rows)),
+        }
+        .into(),
     };
     Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
 }

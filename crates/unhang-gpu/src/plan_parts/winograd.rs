@@ -1,6 +1,7 @@
 //! Launches of Winograd: transforms around a batch of products, or everything in one kernel.
 
 use super::*;
+use crate::shapes::Shape;
 
 /// Winograd F(2×2, 3×3) in one kernel, behind the transform of the filter.
 pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
@@ -21,13 +22,11 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
     let tiles = [result[0].div_ceil(2), result[1].div_ceil(2)];
     let all_tiles = p.batch() * tiles[0] * tiles[1];
     let (padded_rows, padded_reduced) = (rows.next_multiple_of(32), reduced.next_multiple_of(8));
-    let constants = vec![
-        ("TYPE", type_number(p.data_type())),
-        ("REDUCED", reduced as i64),
-        ("ROWS", rows as i64),
-        ("PAD_H", pad[0] as i64),
-        ("PAD_W", pad[1] as i64),
-    ];
+    let mut constants = vec![("TYPE", type_number(p.data_type()))];
+    if geometry.form == Form::Specialised {
+        constants.extend([("REDUCED", reduced as i64), ("ROWS", rows as i64)]);
+        constants.extend([("FILTER_W", 3), ("PAD_H", pad[0] as i64), ("PAD_W", pad[1] as i64)]);
+    }
     let mut workspace = Workspace::default();
     let filter_bytes = (16 * padded_rows * padded_reduced * 4) as u64;
     if filter_bytes > MAX_TENSOR_BYTES {
@@ -42,18 +41,37 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
             grid: grid_x((padded_rows * padded_reduced) as u64, 128),
             block: 128,
             pointers: vec![geometry.second, filter],
-            parameters: Structure::default().ints(&strides).ints(&[usize::from(!forward)]).finish(),
+            shape: FusedFilterShape {
+                reduced: int(reduced),
+                rows: int(rows),
+                row_elements: int(strides[0]),
+                reduced_elements: int(strides[1]),
+                turned: i32::from(!forward),
+                by_padded_rows: Divisor::new(padded_rows),
+            }
+            .into(),
         },
         Stage {
             kernel: kernel("winograd_fused"),
             grid: [(all_tiles.div_ceil(32) * (padded_rows / 32)) as u32, 1, 1],
             block: 256,
             pointers: vec![filter, geometry.first, Pointer::Bias, Pointer::Result],
-            parameters: Structure::default()
-                .ints(&[p.batch(), source[0], source[1], result[0], result[1], all_tiles])
-                .divisor(tiles[0] * tiles[1])
-                .divisor(tiles[1])
-                .finish(),
+            shape: FusedShape {
+                batch: int(p.batch()),
+                source_h: int(source[0]),
+                source_w: int(source[1]),
+                result_h: int(result[0]),
+                result_w: int(result[1]),
+                reduced: int(reduced),
+                rows: int(rows),
+                pad_h: int(pad[0]),
+                pad_w: int(pad[1]),
+                tiles: int(all_tiles),
+                by_image: Divisor::new(tiles[0] * tiles[1]),
+                by_width: Divisor::new(tiles[1]),
+                by_row_tiles: Divisor::new(padded_rows / 32),
+            }
+            .into(),
         },
     ];
     Ok(Plan { stages, workspace_bytes: workspace.bytes })
@@ -88,12 +106,21 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
     if bytes(reduced.max(rows)) > MAX_TENSOR_BYTES {
         return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
     }
-    let shape = |channels: usize, size: [usize; 2], pad: [usize; 2]| {
-        Structure::default()
-            .ints(&[p.batch(), channels, size[0], size[1]])
-            .ints(&[tiles[0], tiles[1], all_tiles, padded])
-            .ints(&pad)
-            .finish()
+    let shape = |channels: usize, size: [usize; 2], pad: [usize; 2]| -> Shape {
+        WinogradShape {
+            batch: int(p.batch()),
+            channels: int(channels),
+            height: int(size[0]),
+            width: int(size[1]),
+            tiles: int(all_tiles),
+            padded_tiles: int(padded),
+            pad_h: int(pad[0]),
+            pad_w: int(pad[1]),
+            by_image: Divisor::new(tiles[0] * tiles[1]),
+            by_width: Divisor::new(tiles[1]),
+            by_lane: Divisor::new(if geometry.channels_last() { channels } else { padded }),
+        }
+        .into()
     };
     let constants = vec![
         ("TYPE", type_number(p.data_type())),
@@ -101,12 +128,12 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         ("FILTER", filter_size as i64),
         ("CHANNELS_LAST", i64::from(geometry.channels_last())),
     ];
-    let stage = |entry, threads: usize, pointers, parameters| Stage {
+    let stage = |entry, threads: usize, pointers, shape: Shape| Stage {
         kernel: Kernel { source: Source::Winograd, entry, constants: constants.clone() },
         grid: grid_x(threads as u64, 128),
         block: 128,
         pointers,
-        parameters,
+        shape,
     };
     let specification = unhang_conv::Specification {
         batch: 1,
@@ -119,7 +146,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         ..unhang_conv::Specification::default()
     };
     let products = Problem::new(specification).map_err(|error| error.to_string())?;
-    let products = Geometry { problem: products, first: Pointer::Null, second: Pointer::Null };
+    let products = Geometry { problem: products, first: Pointer::Null, second: Pointer::Null, form: geometry.form };
     let mut workspace = Workspace::default();
     let source = Pointer::Workspace(workspace.take(bytes(reduced)));
 
@@ -129,7 +156,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         let per_split = steps.div_ceil(u64::from(splits.max(1)));
         let splits = steps.div_ceil(per_split);
         let planes = Pointer::Workspace(workspace.take(splits * (36 * rows * reduced * 4) as u64));
-        let finish = Structure::default().ints(&[rows, reduced, splits as usize]).finish();
+        let finish = WinogradWeightsShape { rows: int(rows), channels: int(reduced), planes: splits as i32 };
         let stages = vec![
             stage(
                 "winograd_input",
@@ -147,7 +174,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
             Stage {
                 grid: grid_x((rows * reduced) as u64, 32),
                 block: 256,
-                ..stage("winograd_weights", 0, vec![planes, Pointer::Result], finish)
+                ..stage("winograd_weights", 0, vec![planes, Pointer::Result], finish.into())
             },
         ];
         return Ok(Plan { stages, workspace_bytes: workspace.bytes });
@@ -164,11 +191,17 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         (true, true) => [taps * reduced, 1, reduced],
         (false, true) => [1, taps * rows, rows],
     };
-    let filter_shape = Structure::default()
-        .ints(&[rows, padded_rows, reduced, padded_reduced])
-        .ints(&strides)
-        .ints(&[usize::from(!forward)])
-        .finish();
+    let filter_shape = WinogradFilterShape {
+        rows: int(rows),
+        padded_rows: int(padded_rows),
+        reduced: int(reduced),
+        padded_reduced: int(padded_reduced),
+        row_elements: int(strides[0]),
+        reduced_elements: int(strides[1]),
+        tap_elements: int(strides[2]),
+        turned: i32::from(!forward),
+        by_padded_rows: Divisor::new(padded_rows),
+    };
     let (source_size, result_size) = geometry.source_and_result();
     let pad = if forward { p.padding() } else { p.padding().map(|pad| filter_size - 1 - pad) };
     let part = GemmPart {
@@ -182,7 +215,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         steps_per_split: gemm_steps(&products, tile, false) as i32,
     };
     let stages = vec![
-        stage("winograd_filter", padded_rows * padded_reduced, vec![geometry.second, filter], filter_shape),
+        stage("winograd_filter", padded_rows * padded_reduced, vec![geometry.second, filter], filter_shape.into()),
         stage("winograd_input", reduced * padded, vec![geometry.first, source], shape(reduced, source_size, pad)),
         gemm(&products, &part, [filter, source, Pointer::Null, sums])?,
         stage(

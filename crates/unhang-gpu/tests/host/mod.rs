@@ -11,6 +11,7 @@ use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{CompileError, Compiler};
 use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
 use unhang_gpu::model::Device;
+use unhang_gpu::plan::Form;
 use unhang_gpu::sources::Kernel;
 use unhang_gpu::{DevicePointers, GpuEngine, Settings};
 
@@ -155,13 +156,15 @@ impl Driver for HostDriver {
 pub struct HostEngine {
     pub gpu: GpuEngine,
     pub choice: Mutex<Option<Choice>>,
+    pub form: Mutex<Form>,
 }
 
 impl HostEngine {
     pub fn find() -> Option<HostEngine> {
-        let settings = Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0 };
+        let settings =
+            Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
         let gpu = GpuEngine::new(Box::new(HostDriver::new(HostCompiler::find()?)), settings);
-        Some(HostEngine { gpu, choice: Mutex::new(None) })
+        Some(HostEngine { gpu, choice: Mutex::new(None), form: Mutex::default() })
     }
 }
 
@@ -213,8 +216,11 @@ impl Engine for HostEngine {
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
         operands.validate(problem)?;
         let failed = |message: String| EngineError::Failed { engine: EngineName::Jit, message };
-        let prepared =
-            self.gpu.prepare_as(problem, *self.choice.lock().unwrap()).map_err(|error| failed(error.to_string()))?;
+        let prepared = match *self.choice.lock().unwrap() {
+            Some(choice) => self.gpu.prepare_form(problem, choice, *self.form.lock().unwrap()),
+            None => self.gpu.prepare(problem),
+        };
+        let prepared = prepared.map_err(|error| failed(error.to_string()))?;
         let first = Aligned::new(&bytes_of(&operands.first));
         let second = Aligned::new(&bytes_of(&operands.second));
         let bias = operands.bias.map(|bias| Aligned::new(&bytes_of(&bias)));

@@ -61,7 +61,8 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     }
     writeln!(text, "  {} kernels in {:.1} s\n", entries.len(), started.elapsed().as_secs_f64())?;
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1010, Arc::new(compiler));
-    let settings = Settings { workspace_limit: Some(WORKSPACE_LIMIT), cache_folder: None, cache_limit: 0 };
+    let settings =
+        Settings { workspace_limit: Some(WORKSPACE_LIMIT), cache_folder: None, cache_limit: 0, shipped_folder: None };
     let engine = EmulatedEngine::new(card, settings);
     for selection in &selections {
         engine.use_choice(Some(selection.candidate.choice));

@@ -103,7 +103,12 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         }
         writeln!(text, "\n{}", super::wrapped(&finding.explanation(), 2, 2))?;
     }
-    let settings = || Settings { workspace_limit: Some(WORKSPACE_LIMIT), cache_folder: None, cache_limit: 0 };
+    let settings = || Settings {
+        workspace_limit: Some(WORKSPACE_LIMIT),
+        cache_folder: None,
+        cache_limit: 0,
+        shipped_folder: None,
+    };
     let emulate = |compiler: Arc<dyn Compiler>| {
         let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1030, compiler);
         let engine = EmulatedEngine::new(card, settings());

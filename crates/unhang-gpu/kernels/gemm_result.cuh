@@ -1,0 +1,116 @@
+// The results of the implicit GEMM: from sums in registers to pixels, with the bias.
+
+// One sum or four neighbours, rounded to the storage type, or as f32 into a plane.
+DEVICE void store_sum(void* result, unsigned at, float value, bool as_plane) {
+    if (TYPE == 0 || as_plane)
+        ((float*)result)[at] = value;
+    else
+        ((Storage*)result)[at] = narrow(value);
+}
+DEVICE void store_sums(void* result, unsigned at, const float (&value)[4], bool as_plane) {
+    if (TYPE == 0 || as_plane)
+        *(Quad*)((float*)result + at) = make_quad(value[0], value[1], value[2], value[3]);
+    else
+        store_quad((Storage*)result + at, value[0], value[1], value[2], value[3]);
+}
+
+// A pixel of a phase, and the ones behind it in the order of columns.
+struct Pixel {
+    int n, y, x;
+    METHOD Pixel(int column, int image_columns, const Axis& axis_w) {
+        n = column / image_columns;
+        const int pixel = column - n * image_columns;
+        y = pixel / axis_w.extent;
+        x = pixel - y * axis_w.extent;
+    }
+    METHOD void next(const Axis& axis_h, const Axis& axis_w) {
+        if (++x == axis_w.extent) {
+            x = 0;
+            if (++y == axis_h.extent) {
+                y = 0;
+                ++n;
+            }
+        }
+    }
+};
+
+struct ResultWriter {
+    const GemmShape& shape;
+    void* result;
+    const Storage* bias;
+    Axis axis_h, axis_w;
+    int phase_h, phase_w, row_first, row_begin, thread_x, thread_y;
+
+    // Where a pixel lies in a channel's plane.
+    METHOD unsigned in_plane(const Pixel& p) const {
+        return (unsigned)((p.y * PHASES_H + phase_h) * shape.result_w) + (unsigned)(p.x * PHASES_W + phase_w);
+    }
+
+    METHOD void write(const float (&sums)[TM][TN], int column_begin, int columns) const {
+        const int image_columns = axis_h.extent * axis_w.extent;
+        const unsigned plane = (unsigned)(shape.result_h * shape.result_w);
+#pragma unroll
+        for (int q = 0; q < COLUMN_QUADS; ++q) {
+            const int column = column_begin + TILE_COLUMN(q * 4);
+            if (column >= columns) continue;
+            Pixel pixel(column, image_columns, axis_w);
+#if CHANNELS_LAST
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                if (column + e < columns) write_channels(sums, q * 4 + e, ((unsigned)pixel.n * plane + in_plane(pixel)) * RESULT_CHANNELS);
+                pixel.next(axis_h, axis_w);
+            }
+#else
+            unsigned at[4];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                at[e] = (unsigned)(pixel.n * RESULT_CHANNELS) * plane + in_plane(pixel);
+                pixel.next(axis_h, axis_w);
+            }
+            // Pixels of a phase lie STRIDE apart in backward-data; with one phase they follow each other.
+            const bool dense = PHASES_H * PHASES_W == 1 && image_columns % 4 == 0;
+#pragma unroll
+            for (int i = 0; i < TM; ++i) {
+                const int row = row_begin + TILE_ROW(i);
+                if (ROWS % BM == 0 || row < ROWS) {
+                    const unsigned channel = (unsigned)(row_first + row) * plane;
+                    const float add = bias != nullptr ? (float)widen(bias[row_first + row]) : 0.0f;
+                    const float value[4] = {sums[i][q * 4] + add, sums[i][q * 4 + 1] + add, sums[i][q * 4 + 2] + add,
+                                            sums[i][q * 4 + 3] + add};
+                    if (dense) {
+                        store_sums(result, at[0] + channel, value, PLANES);
+                    } else {
+#pragma unroll
+                        for (int e = 0; e < 4; ++e)
+                            if (column + e < columns) store_sum(result, at[e] + channel, value[e], PLANES);
+                    }
+                }
+            }
+#endif
+        }
+    }
+
+#if CHANNELS_LAST
+    // All channels of one pixel that this thread has.
+    METHOD void write_channels(const float (&sums)[TM][TN], int j, unsigned pixel) const {
+#pragma unroll
+        for (int r = 0; r < ROW_QUADS; ++r) {
+            const int row = row_begin + TILE_ROW(r * 4);
+            const unsigned at = pixel + (unsigned)(row_first + row);
+            float value[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                value[i] = sums[r * 4 + i][j];
+                if (bias != nullptr && row + i < ROWS) value[i] += widen(bias[row_first + row + i]);
+            }
+            if (ROWS % 4 == 0) {
+                if (row < ROWS) store_sums(result, at, value, PLANES);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; ++i)
+                    if (row + i < ROWS) store_sum(result, at + (unsigned)i, value[i], PLANES);
+            }
+        }
+    }
+#endif
+};

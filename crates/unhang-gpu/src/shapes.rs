@@ -1,0 +1,218 @@
+//! The structures that kernels take by value behind their pointers, field for field as the `.cu` files declare them; a
+//! test reads those files and compares.
+
+use zerocopy::{Immutable, IntoBytes};
+
+/// Division by a number that the host knows: (high(n × multiplier) + n) >> shift is n / value for 0 ≤ n < 2³¹.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoBytes, Immutable)]
+pub struct Divisor {
+    /// The multiplier.
+    pub multiplier: u32,
+    /// The shift.
+    pub shift: u32,
+    /// What is divided by.
+    pub value: i32,
+}
+
+impl Divisor {
+    /// The divisor for a number from 1 to 2³¹ - 1.
+    pub fn new(value: usize) -> Divisor {
+        let value = u32::try_from(value).unwrap_or(u32::MAX).clamp(1, i32::MAX as u32);
+        let shift = 32 - (value - 1).leading_zeros();
+        let multiplier = ((1u128 << 32) * ((1u128 << shift) - u128::from(value)) / u128::from(value) + 1) as u32;
+        Divisor { multiplier, shift, value: value as i32 }
+    }
+}
+
+impl Default for Divisor {
+    /// Division by one.
+    fn default() -> Divisor {
+        Divisor::new(1)
+    }
+}
+
+macro_rules! shapes {
+    ($($(#[$doc:meta])* $variant:ident($name:ident) { $($field:ident: $type:ident),* $(,)? })*) => {
+        $(
+            $(#[$doc])*
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
+            // The kernels' sources say what their fields mean.
+            #[allow(missing_docs)]
+            pub struct $name {
+                $(pub $field: $type),*
+            }
+
+            impl From<$name> for Shape {
+                fn from(shape: $name) -> Shape {
+                    Shape::$variant(shape)
+                }
+            }
+        )*
+
+        /// What a launch passes by value.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Shape {
+            $($(#[$doc])* $variant($name)),*
+        }
+
+        impl Shape {
+            /// The structure as the kernel takes it.
+            pub fn bytes(&self) -> &[u8] {
+                match self {
+                    $(Shape::$variant(shape) => shape.as_bytes()),*
+                }
+            }
+        }
+
+        #[cfg(test)]
+        const DECLARED: &[(&str, &[(&str, &str)])] = &[
+            ("Divisor", &[("multiplier", "u32"), ("shift", "u32"), ("value", "i32")]),
+            $((stringify!($name), &[$((stringify!($field), stringify!($type))),*])),*
+        ];
+    };
+}
+
+shapes! {
+    /// Of the plain kernels.
+    Plain(PlainShape) {
+        batch: i32, groups: i32, channels: i32, rows: i32,
+        input_h: i32, input_w: i32, output_h: i32, output_w: i32,
+        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
+        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
+        channels_last: i32,
+    }
+    /// Of the implicit GEMM.
+    Gemm(GemmShape) {
+        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
+        groups: i32, reduced: i32, rows: i32,
+        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
+        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
+        backward: i32, phases_h: i32, phases_w: i32,
+        source_step_h: i32, source_step_w: i32, source_tap_h: i32, source_tap_w: i32, tap_step_h: i32, tap_step_w: i32,
+        steps_per_split: i32, planes: i32, skip_empty: i32,
+        by_row_tiles: Divisor, by_phases: Divisor, by_phases_w: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+        by_taps: Divisor, by_filter_w: Divisor, by_reduced: Divisor,
+    }
+    /// Of the kernel for few channels in the result.
+    Narrow(NarrowShape) {
+        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32, strips: i32,
+    }
+    /// Of the kernel that reads straight into registers.
+    Direct(DirectShape) {
+        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
+        groups: i32, reduced: i32, rows: i32, threads: i32,
+        by_width: Divisor, by_strips: Divisor, by_row_blocks: Divisor,
+    }
+    /// Of backward-weights.
+    Weights(WeightsShape) {
+        batch: i32, source_h: i32, source_w: i32, gradient_h: i32, gradient_w: i32,
+        groups: i32, channels: i32, rows: i32,
+        filter_h: i32, filter_w: i32, stride_h: i32, stride_w: i32,
+        pad_h: i32, pad_w: i32, dilation_h: i32, dilation_w: i32,
+        steps_per_split: i32,
+        by_image: Divisor, by_row: Divisor, by_row_tiles: Divisor, by_column_channels: Divisor, by_filter_w: Divisor,
+    }
+    /// Of the depthwise kernels.
+    Depthwise(DepthwiseShape) {
+        batch: i32, input_h: i32, input_w: i32, output_h: i32, output_w: i32,
+        channels: i32, multiplier: i32, threads: i32, pixels_per_split: i32,
+        by_image: Divisor, by_width: Divisor, by_strips: Divisor, by_lanes: Divisor, by_multiplier: Divisor,
+    }
+    /// Of the depthwise kernels in vectors.
+    DepthwiseQuads(DepthwiseQuadsShape) {
+        batch: i32, input_h: i32, input_w: i32, output_h: i32, output_w: i32,
+        channels: i32, threads: i32, vectors_per_split: i32,
+        by_image: Divisor, by_width: Divisor, by_strips: Divisor, by_channels: Divisor,
+    }
+    /// Of Winograd's transforms of images.
+    Winograd(WinogradShape) {
+        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, pad_h: i32, pad_w: i32,
+        by_image: Divisor, by_width: Divisor, by_lane: Divisor,
+    }
+    /// Of Winograd's transform of the filter.
+    WinogradFilter(WinogradFilterShape) {
+        rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32,
+        row_elements: i32, reduced_elements: i32, tap_elements: i32, turned: i32,
+        by_padded_rows: Divisor,
+    }
+    /// Of Winograd's transform back to the filter's gradient.
+    WinogradWeights(WinogradWeightsShape) { rows: i32, channels: i32, planes: i32 }
+    /// Of Winograd in one kernel.
+    Fused(FusedShape) {
+        batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
+        reduced: i32, rows: i32, pad_h: i32, pad_w: i32, tiles: i32,
+        by_image: Divisor, by_width: Divisor, by_row_tiles: Divisor,
+    }
+    /// Of its transform of the filter.
+    FusedFilter(FusedFilterShape) {
+        reduced: i32, rows: i32, row_elements: i32, reduced_elements: i32, turned: i32,
+        by_padded_rows: Divisor,
+    }
+    /// Of the sum over planes.
+    Reduce(ReduceShape) { elements: i32, planes: i32, by_channel_elements: Divisor, by_channels: Divisor }
+    /// Of the sum over planes of a filter's gradient.
+    ReduceWeights(ReduceWeightsShape) { elements: i32, planes: i32, taps: i32, channels: i32, channels_last: i32 }
+    /// Of the kernel that packs filters.
+    Pack(PackShape) {
+        rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32, taps: i32,
+        row_elements: i32, channel_elements: i32, tap_elements: i32,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::sources::Source;
+
+    proptest! {
+        #[test]
+        fn divisors_divide(n in 0u32..0x8000_0000, value in 1u32..0x7fff_ffff) {
+            for value in [value, value % 1000 + 1] {
+                let Divisor { multiplier, shift, .. } = Divisor::new(value as usize);
+                let high = (u64::from(n) * u64::from(multiplier)) >> 32;
+                prop_assert_eq!((high + u64::from(n)) >> shift, u64::from(n / value));
+            }
+        }
+    }
+
+    /// `struct Name { int a, b; Divisor c; };` of a kernel's source, as names and types of Rust.
+    fn structures(text: &str) -> BTreeMap<String, Vec<(String, String)>> {
+        let code: Vec<&str> = text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect();
+        let code = code.join("\n");
+        let mut found = BTreeMap::new();
+        for piece in code.split("struct ").skip(1) {
+            let Some((name, rest)) = piece.split_once('{') else { continue };
+            let Some((body, _)) = rest.split_once("};") else { continue };
+            let mut fields = Vec::new();
+            for declaration in body.split(';') {
+                let Some((kind, names)) = declaration.trim().split_once(' ') else { continue };
+                let kind = match kind {
+                    "int" => "i32",
+                    "unsigned" => "u32",
+                    other => other,
+                };
+                fields.extend(names.split(',').map(|name| (name.trim().to_owned(), kind.to_owned())));
+            }
+            found.insert(name.trim().to_owned(), fields);
+        }
+        found
+    }
+
+    #[test]
+    fn structures_are_those_of_the_kernels() {
+        let declared: BTreeMap<String, Vec<(String, String)>> =
+            Source::ALL.iter().flat_map(|source| structures(&source.text())).collect();
+        for (name, fields) in DECLARED {
+            let fields: Vec<(String, String)> = fields.iter().map(|(f, t)| ((*f).into(), (*t).into())).collect();
+            assert_eq!(declared.get(*name), Some(&fields), "{name}");
+        }
+        let shapes = declared.keys().filter(|name| name.ends_with("Shape")).count();
+        assert_eq!(shapes + 1, DECLARED.len(), "a structure of a kernel is missing here");
+    }
+}

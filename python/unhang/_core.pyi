@@ -119,10 +119,16 @@ class Gpu:
     def open_cuda(ordinal: int, cache_folder: str | None = None) -> Gpu: ...
     @staticmethod
     def open_hip(
-        ordinal: int, machine: Machine, reported: str | None = None, cache_folder: str | None = None
+        ordinal: int,
+        machine: Machine,
+        reported: str | None = None,
+        cache_folder: str | None = None,
+        shipped_folder: str | None = None,
     ) -> Gpu: ...
     @staticmethod
-    def open_emulated(machine: Machine, cache_folder: str | None = None) -> Gpu: ...
+    def open_emulated(
+        machine: Machine, cache_folder: str | None = None, shipped_folder: str | None = None
+    ) -> Gpu: ...
     @property
     def name(self) -> str: ...
     @property

@@ -28,6 +28,9 @@ REHEARSAL = "UNHANG_REHEARSE_GPU"
 #: The index of the card that a rehearsal plays: what torch calls CPU tensors' device.
 REHEARSED = -1
 
+# The general kernels that came with the package, where it was built with them.
+_SHIPPED = os.path.join(os.path.dirname(__file__), "kernels")
+
 # By the device's index: the opened device, or why there is none.
 _opened: dict[int, _core.Gpu | str] = {}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
@@ -77,10 +80,10 @@ def _open(index: int) -> _core.Gpu | str:
         if index == REHEARSED:
             if os.environ.get(REHEARSAL) != "emulator":
                 return f"a rehearsal computes on CPU tensors, and our GPU kernels need a GPU, or {REHEARSAL}=emulator"
-            return _core.Gpu.open_emulated(state().machine)
+            return _core.Gpu.open_emulated(state().machine, shipped_folder=_SHIPPED)
         if torch.version.hip is not None:
             reported = getattr(torch.cuda.get_device_properties(index), "gcnArchName", None)
-            return _core.Gpu.open_hip(index, state().machine, reported)
+            return _core.Gpu.open_hip(index, state().machine, reported, shipped_folder=_SHIPPED)
         _name_nvrtc()
         return _core.Gpu.open_cuda(index)  # the driver counts as torch does: what CUDA_VISIBLE_DEVICES leaves
     except _core.GpuFailure as error:

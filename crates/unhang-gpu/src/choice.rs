@@ -7,7 +7,7 @@ use std::str::FromStr;
 use thiserror::Error;
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
-use crate::model::{Device, estimate};
+use crate::model::{Device, estimate, general_slowdown};
 use crate::plan::{Form, Plan};
 use crate::plan_parts::{Geometry, gemm_steps, is_winograd};
 
@@ -48,16 +48,15 @@ pub const TILES: [Tile; 13] = [
     tile(4, 256, 8, 4, 4),
 ];
 
-/// The tiles of general kernels: few, since each is carried in the package for every type and layout.
-pub const GENERAL_TILES: [Tile; 8] = [
+/// The tiles of general kernels: few, since each is carried in the package for every type and layout, and none that spills
+/// where windows and channels come with the launch.
+pub const GENERAL_TILES: [Tile; 6] = [
     tile(128, 128, 8, 8, 8),
     tile(128, 64, 8, 8, 8),
     tile(64, 128, 8, 8, 4),
     tile(64, 64, 16, 4, 4),
     tile(32, 128, 8, 4, 8),
     tile(32, 32, 16, 4, 4),
-    tile(16, 128, 16, 4, 4),
-    tile(4, 256, 8, 4, 4),
 ];
 
 impl Tile {
@@ -71,6 +70,17 @@ impl Tile {
     /// Whether products of f16 in pairs are built with this tile: short and long sums fit the registers together.
     pub fn is_for_half(self) -> bool {
         self.thread_rows * self.thread_columns < 64
+    }
+
+    /// The tile of general kernels that is most like this one.
+    pub fn as_general(self) -> Tile {
+        match (self.rows, self.columns) {
+            _ if GENERAL_TILES.contains(&self) => self,
+            (64, 128) => GENERAL_TILES[2],
+            (64, 64) => GENERAL_TILES[3],
+            (32, 64) => GENERAL_TILES[5],
+            _ => GENERAL_TILES[4],
+        }
     }
 
     /// Whether backward-weights is built with this tile. Both of its sides are gathered one element at a time, each with
@@ -179,11 +189,10 @@ impl Choice {
     pub fn as_general(self) -> Option<Choice> {
         match self {
             Choice::Gemm { tile, flat, splits, .. } => {
-                GENERAL_TILES.contains(&tile).then_some(Choice::Gemm { tile, packed: true, flat, splits })
+                Some(Choice::Gemm { tile: tile.as_general(), packed: true, flat, splits })
             }
-            Choice::Weights { tile, .. } | Choice::Winograd { tile, .. } => {
-                GENERAL_TILES.contains(&tile).then_some(self)
-            }
+            Choice::Weights { tile, splits } => Some(Choice::Weights { tile: tile.as_general(), splits }),
+            Choice::Winograd { tile, splits } => Some(Choice::Winograd { tile: tile.as_general(), splits }),
             Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
             Choice::DepthwiseQuads { strip, .. } => (strip <= 2).then_some(self),
             Choice::Plain | Choice::WinogradFused => Some(self),
@@ -301,7 +310,8 @@ fn rate(
             (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
                 choice,
                 form,
-                seconds: estimate(problem, &choice, &plan, device),
+                seconds: estimate(problem, &choice, &plan, device)
+                    * if form == Form::General { general_slowdown(&choice) } else { 1.0 },
                 plan,
             })
         })

@@ -192,7 +192,7 @@ type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 /// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
 const PROVISIONAL_SECONDS: f64 = 0.5;
 /// A problem's own kernels are compiled where the model gives them less than this share of the general ones' time.
-const SPECIALISED_PAYS: f64 = 0.97;
+const SPECIALISED_PAYS: f64 = 0.95;
 
 /// Our kernels on one device.
 pub struct GpuEngine {
@@ -241,6 +241,11 @@ impl GpuEngine {
     /// The driver.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
+    }
+
+    /// The general kernels that came with the package.
+    pub fn shipped(&self) -> Option<&Shipped> {
+        self.workshop.shipped()
     }
 
     /// Whether there are kernels to be had at all: a compiler, or some that came with the package. If not, why.

@@ -75,6 +75,21 @@ fn tile_share(tile: Tile) -> f64 {
     shape * (shared / (shared + 8.5)) / (64.0 / 72.5)
 }
 
+/// How much longer general kernels take than the same choice specialised: geometric means over 78 layers in all directions on
+/// an H200 (`gpu_bench.py bench --table layer` and `--table more`).
+pub fn general_slowdown(choice: &Choice) -> f64 {
+    match choice {
+        Choice::Gemm { .. } | Choice::HalfGemm { .. } => 1.15,
+        Choice::Weights { .. } => 1.14,
+        Choice::Direct { .. } | Choice::Narrow { .. } => 1.08,
+        Choice::Winograd { .. } => 1.07,
+        Choice::DepthwiseQuads { .. } => 1.04,
+        Choice::Depthwise { .. } => 1.03,
+        Choice::WinogradFused => 1.02,
+        Choice::Plain => 1.0,
+    }
+}
+
 /// Seconds of a plan on a device.
 pub fn estimate(problem: &Problem, choice: &Choice, plan: &Plan, device: &Device) -> f64 {
     plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()

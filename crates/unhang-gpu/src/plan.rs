@@ -222,8 +222,7 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String>
         return Err("weights is for backward-weights".into());
     }
     // With few channels a tap begins in the middle of what a thread gathers, which gfx1010 pays for in registers.
-    let few = if geometry.form == Form::General { 16 } else { 8 };
-    let few_channels = problem.in_channels() / problem.groups() < few;
+    let few_channels = problem.in_channels() / problem.groups() < 8;
     if !tile.is_for_weights(false) || (few_channels && tile.rows == 16) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }

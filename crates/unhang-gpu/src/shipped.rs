@@ -23,9 +23,9 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_isa::Chip;
 
 use crate::GpuError;
-use crate::cache::Key;
+use crate::cache::{Cache, Key};
 use crate::choice::{Choice, GENERAL_TILES};
-use crate::compiler::Compiler;
+use crate::compiler::{CompileError, Compiler};
 use crate::engine::audited_and_tagged;
 use crate::object::{self, ObjectError};
 use crate::plan::Plan;
@@ -268,30 +268,63 @@ fn general_choices(problem: &Problem) -> BTreeSet<Choice> {
 /// Channels, columns and rows of a thread of the general `direct` kernels.
 const DIRECT: [(u32, u32, u32); 7] = [(4, 4, 2), (4, 4, 4), (8, 4, 1), (8, 4, 2), (16, 2, 1), (16, 2, 2), (16, 4, 1)];
 
+/// A compiler that keeps what it made: several processes can share the work of a package, and the next build does only what
+/// changed.
+pub struct Keeping<'a> {
+    /// What compiles.
+    pub compiler: &'a dyn Compiler,
+    /// Where objects are kept.
+    pub cache: Cache,
+}
+
+impl Compiler for Keeping<'_> {
+    fn version(&self) -> String {
+        self.compiler.version()
+    }
+
+    fn options(&self, kernel: &Kernel, architecture: &str) -> Vec<String> {
+        self.compiler.options(kernel, architecture)
+    }
+
+    fn compile(&self, kernel: &Kernel, options: &[String]) -> Result<Vec<u8>, CompileError> {
+        let (text, version) = (kernel.source.text(), self.version());
+        let key = Key::of([text.as_str(), &version].into_iter().chain(options.iter().map(String::as_str)));
+        if let Some(object) = self.cache.get(key) {
+            return Ok(object);
+        }
+        let object = self.compiler.compile(kernel, options)?;
+        // A full disk costs the next build a compilation, and nothing now.
+        let _ = self.cache.put(key, &object);
+        Ok(object)
+    }
+}
+
 /// An object that is ready to be carried.
 struct Made {
     entry: Entry,
     object: Vec<u8>,
 }
 
-/// Compiles kernels for every target, audits them for every chip, and writes them into a folder; `progress` hears how many
-/// are done of how many. A kernel that spills, calls, has a hazard or needs more than 128 registers is an error.
+/// Compiles kernels for every target, audits them for every chip, and writes them into a folder. Returns what it holds, and
+/// why others were left out: a kernel that spills or needs more than 128 registers is not carried. One that calls or has a
+/// hazard is an error.
 pub fn build(
     kernels: &[Kernel],
     compiler: &dyn Compiler,
     folder: &Path,
-    progress: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Shipped, ShipError> {
-    let mut made = Vec::new();
-    let all = kernels.len() * TARGETS.len();
+) -> Result<(Shipped, Vec<ShipError>), ShipError> {
+    let (mut made, mut left_out) = (Vec::new(), Vec::new());
     for (target, chips) in TARGETS {
         for kernel in kernels {
-            made.push(make(kernel, compiler, target, chips)?);
-            progress(made.len(), all);
+            match make(kernel, compiler, target, chips) {
+                Ok(object) => made.push(object),
+                Err(refused @ ShipError::Refused { .. }) => left_out.push(refused),
+                Err(error) => return Err(error),
+            }
         }
     }
     write(made, compiler.version(), folder).map_err(|error| ShipError::Write(folder.to_owned(), error))?;
-    Ok(Shipped::open(folder)?)
+    Ok((Shipped::open(folder)?, left_out))
 }
 
 /// Why the package's kernels were not made.

@@ -66,6 +66,11 @@ impl Workshop {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// What came with the package.
+    pub(crate) fn shipped(&self) -> Option<&Shipped> {
+        self.shipped.as_ref()
+    }
+
     /// Whether kernels can be compiled here.
     pub(crate) fn can_compile(&self) -> bool {
         self.compiler.missing().is_none()

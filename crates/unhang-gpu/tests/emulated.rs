@@ -202,8 +202,14 @@ fn shipped_kernels_are_right_on_every_chip_without_a_compiler() {
     let folder = tempfile::tempdir().unwrap();
     kernels.sort();
     kernels.dedup_by(|a, b| a.source == b.source && a.constants == b.constants);
-    let shipped = shipped::build(&kernels, &*compiler, folder.path(), &|_, _| {}).unwrap();
-    assert_eq!(shipped.entries().len(), 2 * kernels.len());
+    let (shipped, left_out) = shipped::build(&kernels, &*compiler, folder.path()).unwrap();
+    left_out.iter().for_each(|refused| println!("{refused}"));
+    assert!(left_out.len() * 20 <= kernels.len(), "{left_out:?}");
+    let carried = |trial: &Trial| {
+        let chips = ["gfx1010", "gfx1012", "gfx1030"];
+        trial.kernels.iter().all(|kernel| chips.iter().all(|chip| shipped.entry(kernel, chip).is_some()))
+    };
+    let trials: Vec<Trial> = trials.into_iter().filter(carried).collect();
     let none = Arc::new(NoCompiler(CompileError::Unusable("there is none in this test".into())));
     let settings = Settings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
     let card =
@@ -224,7 +230,7 @@ fn a_shipped_object_whose_hash_differs_is_not_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let trial = trials_of(general_candidates).into_iter().find(|trial| trial.choice == Choice::Plain).unwrap();
     let kernels: Vec<Kernel> = trial.kernels.iter().cloned().collect();
-    let shipped = shipped::build(&kernels, &*compiler, folder.path(), &|_, _| {}).unwrap();
+    let (shipped, _) = shipped::build(&kernels, &*compiler, folder.path()).unwrap();
     let entry = shipped.entry(&kernels[0], "gfx1010").unwrap();
     assert!(shipped.read(entry).is_ok());
     let path = folder.path().join("kernels.bin");

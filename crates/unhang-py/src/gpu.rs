@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use unhang_evidence::{Source as Seen, Tuning, time};
 use unhang_gpu::cache::Key;
 use unhang_gpu::choice::Choice;
-use unhang_gpu::compiler::Hiprtc;
+use unhang_gpu::compiler::{Compiler, Hiprtc, NoCompiler};
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
 use unhang_gpu::plan::Plan;
 use unhang_gpu::sources::Source;
@@ -58,8 +58,8 @@ pub struct PyGpu {
 }
 
 impl PyGpu {
-    fn new(driver: Box<dyn Driver>, cache_folder: Option<PathBuf>) -> PyGpu {
-        let mut settings = Settings::default();
+    fn new(driver: Box<dyn Driver>, cache_folder: Option<PathBuf>, shipped_folder: Option<PathBuf>) -> PyGpu {
+        let mut settings = Settings { shipped_folder, ..Settings::default() };
         if cache_folder.is_some() {
             settings.cache_folder = cache_folder;
         }
@@ -82,33 +82,42 @@ impl PyGpu {
     #[staticmethod]
     #[pyo3(signature = (ordinal, cache_folder=None))]
     fn open_cuda(py: Python<'_>, ordinal: i32, cache_folder: Option<PathBuf>) -> PyResult<PyGpu> {
-        py.detach(|| Cuda::open(ordinal)).map(|driver| PyGpu::new(Box::new(driver), cache_folder)).map_err(failed)
+        py.detach(|| Cuda::open(ordinal)).map(|driver| PyGpu::new(Box::new(driver), cache_folder, None)).map_err(failed)
     }
 
     /// A device of AMD's runtime, by its number there. Which chip it truly is says the kernel's own topology;
     /// `reported` is what the runtime calls it.
     #[staticmethod]
-    #[pyo3(signature = (ordinal, machine, reported=None, cache_folder=None))]
+    #[pyo3(signature = (ordinal, machine, reported=None, cache_folder=None, shipped_folder=None))]
     fn open_hip(
         py: Python<'_>,
         ordinal: i32,
         machine: &PyMachine,
         reported: Option<&str>,
         cache_folder: Option<PathBuf>,
+        shipped_folder: Option<PathBuf>,
     ) -> PyResult<PyGpu> {
         let open = || {
             let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
             let chip = hip_chip(&machine.machine, &address, reported)?;
             Hip::open(ordinal, &chip).map_err(|error| error.to_string())
         };
-        py.detach(open).map(|driver| PyGpu::new(Box::new(driver), cache_folder)).map_err(failed)
+        let gpu =
+            py.detach(open).map(|driver| PyGpu::new(Box::new(driver), cache_folder, shipped_folder)).map_err(failed)?;
+        gpu.engine.has_kernels().map_err(failed)?;
+        Ok(gpu)
     }
 
     /// The card of a described machine, emulated: kernels are compiled, audited and tagged as for the real one, and run
     /// on the CPU, instruction by instruction. Addresses are then those of the host's memory. For rehearsals.
     #[staticmethod]
-    #[pyo3(signature = (machine, cache_folder=None))]
-    fn open_emulated(py: Python<'_>, machine: &PyMachine, cache_folder: Option<PathBuf>) -> PyResult<PyGpu> {
+    #[pyo3(signature = (machine, cache_folder=None, shipped_folder=None))]
+    fn open_emulated(
+        py: Python<'_>,
+        machine: &PyMachine,
+        cache_folder: Option<PathBuf>,
+        shipped_folder: Option<PathBuf>,
+    ) -> PyResult<PyGpu> {
         let gpu = machine.machine.gpus.iter().find(|gpu| gpu.affected);
         let chips = gpu.and_then(|gpu| {
             let truly: Chip = gpu.gfx.as_deref()?.parse().ok()?;
@@ -116,9 +125,14 @@ impl PyGpu {
             Some((truly, reported.unwrap_or(truly)))
         });
         let Some((truly, reported)) = chips else { return Err(failed("no card is described that can be emulated")) };
-        let compiler = py.detach(Hiprtc::find).map_err(failed)?;
-        let card = Emulated::new(truly, reported, truly, Arc::new(compiler));
-        Ok(PyGpu { emulated: Some(card.clone()), ..PyGpu::new(Box::new(card), cache_folder) })
+        let compiler: Arc<dyn Compiler> = match py.detach(Hiprtc::find) {
+            Ok(compiler) => Arc::new(compiler),
+            Err(error) => Arc::new(NoCompiler(error)),
+        };
+        let card = Emulated::new(truly, reported, truly, compiler);
+        let gpu = PyGpu { emulated: Some(card.clone()), ..PyGpu::new(Box::new(card), cache_folder, shipped_folder) };
+        gpu.engine.has_kernels().map_err(failed)?;
+        Ok(gpu)
     }
 
     /// The device's name, as the driver says it.
@@ -140,6 +154,7 @@ impl PyGpu {
         let (truly, reported) = self.architectures();
         let sources = Source::ALL.map(Source::text);
         let texts = sources.iter().map(String::as_str).chain([self.compiler.as_str(), truly, reported]);
+        let texts = texts.chain(self.engine.shipped().map(|shipped| shipped.compiler()));
         Key::of(texts).to_string()[..16].to_owned()
     }
 
@@ -385,7 +400,7 @@ impl PyKernel {
     /// How the problem is computed.
     #[getter]
     fn choice(&self) -> String {
-        self.prepared.choice().to_string()
+        self.prepared.name()
     }
 
     /// The kernel family.

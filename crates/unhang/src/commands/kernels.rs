@@ -1,5 +1,7 @@
 //! `unhang kernels`: our kernels for a chip, compiled here and now, without the chip.
 
+mod shipped;
+
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
@@ -29,10 +31,11 @@ const WORKSPACE_LIMIT: u64 = 384 << 20;
 Examples:
   unhang kernels list --arch gfx1010
   unhang kernels list --arch gfx1010 --reported-as gfx1030 --json
+  unhang kernels list --shipped
   unhang kernels warm --arch gfx1010 --layers my-model.tsv
   unhang kernels warm --seen --python ~/venv/bin/python
 
-Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards, 2 something could not be compiled,
+Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards or (--shipped) is not what was listed, 2 something could not be compiled,
 3 (--seen) there is no GPU that torch can use.")]
 pub struct Kernels {
     #[command(subcommand)]
@@ -41,10 +44,23 @@ pub struct Kernels {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Compile every kernel for the layers and print registers, spills, LDS, waves, multiply-adds and hazards.
-    List(Selected),
+    /// Compile every kernel for the layers and print registers, spills, LDS, waves, multiply-adds and hazards. With
+    /// --shipped: list the general kernels that came with the package, and check their hashes.
+    List(List),
     /// Compile every kernel for the layers into the cache, so that the first run finds them there.
     Warm(Warm),
+}
+
+#[derive(Args)]
+struct List {
+    #[command(flatten)]
+    selected: Selected,
+    /// List what came with the package instead: each object with its chips, registers and SHA-256. Compiles nothing.
+    #[arg(long, conflicts_with_all = ["layers", "arch", "reported_as"])]
+    shipped: bool,
+    /// The folder of the package's kernels, where it is not beside the program.
+    #[arg(long, value_name = "DIR", requires = "shipped")]
+    folder: Option<PathBuf>,
 }
 
 #[derive(Args)]
@@ -113,7 +129,8 @@ impl Kernels {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
-            Action::List(selected) => selected.list(),
+            Action::List(list) if list.shipped => shipped::list(list.folder, list.selected.json),
+            Action::List(list) => list.selected.list(),
             Action::Warm(warm) if warm.seen => warm.run_seen(),
             Action::Warm(warm) => warm.selected.warm(),
         }

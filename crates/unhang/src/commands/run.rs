@@ -5,6 +5,8 @@ mod environment;
 mod folder;
 pub(super) mod shield;
 
+pub use shield::packages;
+
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::process::{Command, ExitCode};

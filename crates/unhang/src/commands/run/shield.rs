@@ -58,7 +58,7 @@ pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Optio
 }
 
 /// Where the Python package may be that the program in this folder was installed with.
-fn packages(folder: &Path) -> Vec<PathBuf> {
+pub fn packages(folder: &Path) -> Vec<PathBuf> {
     let library = folder.parent().map(|parent| parent.join("lib"));
     let entries = library.and_then(|library| std::fs::read_dir(library).ok()).into_iter().flatten();
     let mut pythons: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();

@@ -1,0 +1,76 @@
+//! `unhang kernels list --shipped`: the general kernels that came with the package.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use unhang_gpu::shipped::{Entry, Shipped};
+
+use crate::commands::{run, text};
+use crate::output::{self, FOUND_ERRORS};
+
+#[derive(Serialize)]
+struct Line<'a> {
+    #[serde(flatten)]
+    entry: &'a Entry,
+    intact: bool,
+}
+
+/// Prints every object, and checks that its bytes are the ones that were listed.
+pub fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
+    let folder = folder.or_else(find).context(
+        "no kernels came with this installation: it was built without AMD's compiler, and every kernel is compiled at run time\n\
+         hint: name their folder with --folder, or install a released wheel",
+    )?;
+    let shipped = Shipped::open(&folder).context("hint: reinstall the package")?;
+    let lines: Vec<Line<'_>> =
+        shipped.entries().iter().map(|entry| Line { entry, intact: shipped.read(entry).is_ok() }).collect();
+    let changed = lines.iter().filter(|line| !line.intact).count();
+    if json {
+        let compiler = shipped.compiler();
+        output::print_json(&serde_json::json!({ "folder": folder, "compiler": compiler, "objects": lines }))?;
+    } else {
+        print(&shipped, &lines, changed)?;
+    }
+    Ok(if changed > 0 { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
+}
+
+/// In the package that this program was installed with, or in the checkout that it was built in.
+fn find() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?;
+    let checkout = folder.join("../../python/unhang");
+    let packages = run::packages(folder).into_iter().chain([checkout]);
+    packages.map(|package| package.join("kernels")).find(|kernels| kernels.join("kernels.json").is_file())
+}
+
+fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Result<()> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["kernel", "chips", "bytes", "VGPRs", "LDS", "waves/SIMD", "SHA-256", ""]);
+    for Line { entry, intact } in lines {
+        table.add_row([
+            entry.name.clone(),
+            entry.chips.join(" "),
+            entry.bytes.to_string(),
+            entry.vgprs.to_string(),
+            entry.lds_bytes.to_string(),
+            entry.waves_per_simd.to_string(),
+            entry.sha256.clone(),
+            if *intact { String::new() } else { "NOT what was listed: it is not loaded".into() },
+        ]);
+    }
+    for column in 2..6 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let packed: u64 = lines.iter().map(|line| line.entry.packed_bytes).sum();
+    text::print_text(&format!(
+        "{table}\n\n{} objects, {packed} bytes packed, {changed} not what was listed; compiled by {}\n",
+        lines.len(),
+        shipped.compiler()
+    ))
+}

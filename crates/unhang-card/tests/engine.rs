@@ -167,7 +167,8 @@ fn the_engine_computes_in_this_process() {
     // SAFETY: the runtime that the driver has loaded already.
     let memory = Memory { library: unsafe { Library::new("libamdhip64.so.5") }.unwrap() };
     let cache_folder = std::env::var_os(CACHE).map(Into::into);
-    let settings = Settings { workspace_limit: Some(1 << 24), cache_folder, cache_limit: 1 << 30 };
+    let settings =
+        Settings { workspace_limit: Some(1 << 24), cache_folder, cache_limit: 1 << 30, shipped_folder: None };
     let engine = HipEngine { gpu: GpuEngine::new(Box::new(driver), settings), memory, choice: Mutex::default() };
     let mut families = BTreeSet::new();
     for (turn, (problem, choice)) in trials().into_iter().enumerate() {

@@ -44,7 +44,8 @@ fn measure(engine: &EmulatedEngine, problem: &Problem) -> Result<f64, String> {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compiler = Arc::new(Hiprtc::find()?);
-    let settings = Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0 };
+    let settings =
+        Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1010, Chip::Gfx1010, compiler);
     card.use_threads(1);
     let engine = EmulatedEngine::new(card, settings);

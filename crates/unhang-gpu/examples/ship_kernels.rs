@@ -11,7 +11,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let compiler = Hiprtc::find()?;
-    let keeping = |cache: &str| -> std::io::Result<Keeping<'_>> {
+    let keeping = |cache: &str| -> Result<Keeping<'_>, Box<dyn std::error::Error>> {
         Ok(Keeping { compiler: &compiler, cache: Cache::open(Path::new(cache), u64::MAX)? })
     };
     let kernels = shipped::kernels();

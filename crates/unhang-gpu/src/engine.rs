@@ -407,7 +407,9 @@ impl GpuEngine {
         let (plain, general): (Vec<Candidate>, Vec<Candidate>) =
             self.general_within(problem, limit).into_iter().partition(|candidate| candidate.choice == Choice::Plain);
         let at_hand = general.iter().find(|candidate| self.is_at_hand(&candidate.plan).unwrap_or(false));
-        let general = at_hand.or(general.first()).cloned();
+        // NVIDIA's compiler makes them once for all problems; AMD's are in the package, or are not worth waiting for.
+        let made_once = self.driver.description().true_architecture.parse::<Chip>().is_err();
+        let general = at_hand.or(general.first().filter(|_| made_once)).cloned();
         let plain = plain.into_iter().next().filter(|plain| plain.seconds <= PROVISIONAL_SECONDS);
         let mut ranks = vec![wanted];
         for other in general.into_iter().chain(plain) {

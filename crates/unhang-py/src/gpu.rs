@@ -400,7 +400,7 @@ impl PyKernel {
     /// How the problem is computed.
     #[getter]
     fn choice(&self) -> String {
-        self.prepared.name()
+        self.prepared.choice().to_string()
     }
 
     /// The kernel family.

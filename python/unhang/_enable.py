@@ -137,10 +137,10 @@ def _say_what_stays_unsafe(*, spoofed: bool) -> None:
     """Our kernels are compiled for the true chip; what lies below them in a spoofed process is not."""
     if spoofed and "libunhang_shield" not in os.environ.get("HSA_TOOLS_LIB", ""):
         say(
-            "HSA_OVERRIDE_GFX_VERSION is set and the shield is off: unhang's own kernels are safe on this chip, but HIP's "
-            "copies and fills, torch's other kernels and rocBLAS are code for another chip and may hang or compute "
-            "nonsense. Start the program with `unhang run -- python …`, or use a torch with code for this chip and no "
-            "override"
+            "HSA_OVERRIDE_GFX_VERSION is set and the shield is off: unhang's own kernels are safe on this chip, "
+            "but HIP's copies and fills, torch's other kernels and rocBLAS are code for another chip and may hang "
+            "or compute nonsense. Start the program with `unhang run -- python …`, or use a torch with code for "
+            "this chip and no override"
         )
 
 

@@ -1,0 +1,138 @@
+#!/usr/bin/env python3
+"""What stands between a program and our GPU kernels: small convolutions and whole training steps in eager mode.
+
+On an NVIDIA GPU, f32, TF32 off: each contender takes its turn in every round, unhang's ``jit`` and torch with cuDNN, and
+the ratio is taken within rounds. Printed are medians, and the 10th and 90th percentile of the ratio (above 1: unhang is
+faster). ``--only NAME`` runs one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import unhang
+
+
+def small() -> Callable[[], object]:
+    x, w, b = torch.randn(1, 16, 32, 32), torch.randn(32, 16, 3, 3), torch.randn(32)
+    x, w, b = x.cuda(), w.cuda(), b.cuda()
+
+    def call() -> None:
+        with torch.no_grad():
+            for _ in range(100):
+                F.conv2d(x, w, b, padding=1)
+
+    return call
+
+
+def training(make: Callable[[], torch.nn.Module], batch: int, size: int) -> Callable[[], object]:
+    torch.manual_seed(0)
+    model = make().cuda().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x = torch.randn(batch, 3, size, size, device="cuda")
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        total(model(x)).backward()
+        optimizer.step()
+
+    return step
+
+
+def total(output: object) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output.float().square().mean()
+    values = output.values() if isinstance(output, dict) else output
+    return sum((total(it) for it in values), torch.zeros((), device="cuda"))  # type: ignore[union-attr]
+
+
+def network(name: str) -> Callable[[], torch.nn.Module]:
+    def make() -> torch.nn.Module:
+        import torchvision
+
+        return getattr(torchvision.models, name)()
+
+    return make
+
+
+def yolo() -> torch.nn.Module:
+    from ultralytics.nn.tasks import DetectionModel
+
+    return DetectionModel("yolov8n.yaml", verbose=False)
+
+
+CASES: dict[str, Callable[[], Callable[[], object]]] = {
+    "small convolution, 100 calls": small,
+    "ResNet-18 step, 2 at 64x64": lambda: training(network("resnet18"), 2, 64),
+    "ResNet-18 step, 4 at 320x320": lambda: training(network("resnet18"), 4, 320),
+    "YOLOv8n step, 4 at 640x640": lambda: training(yolo, 4, 640),
+    "ResNet-50 step, 32 at 224x224": lambda: training(network("resnet50"), 32, 224),
+}
+
+
+def seconds(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def compare(name: str, rounds: int) -> None:
+    call = CASES[name]()
+    unhang.enable("jit", devices=("cuda",))
+    for _ in range(3):
+        call()
+    unhang.wait_for_kernels(600.0)
+    call()
+    unhang.disable()
+    for _ in range(3):
+        call()
+    ours, plain = [], []
+    for turn in range(rounds):
+        for contender in ("ours", "plain") if turn % 2 else ("plain", "ours"):
+            if contender == "ours":
+                unhang.enable("jit", devices=("cuda",))
+                call()  # what is planned anew after switching is not what is measured
+                ours.append(seconds(call))
+                unhang.disable()
+            else:
+                call()
+                plain.append(seconds(call))
+    ratios = sorted(b / a for a, b in zip(ours, plain))
+    tenth = len(ratios) // 10
+    print(
+        f"{name:32}{statistics.median(plain) * 1e3:10.3f}{statistics.median(ours) * 1e3:10.3f}"
+        f"{statistics.median(ratios):8.2f}   {ratios[tenth]:.2f} to {ratios[-tenth - 1]:.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=list(CASES), action="append")
+    parser.add_argument("--rounds", type=int, default=30)
+    chosen = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {chosen.rounds} rounds, milliseconds")
+    print(f"{'':32}{'cuDNN':>10}{'unhang':>10}{'ratio':>8}   10 % to 90 %")
+    for name in chosen.only or CASES:
+        try:
+            compare(name, chosen.rounds)
+        except ImportError as error:
+            print(f"{name:32}not run: {error}")
+
+
+if __name__ == "__main__":
+    import os
+
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["UNHANG_HOME"] = home
+        main()

@@ -1,0 +1,172 @@
+#!/usr/bin/env python3
+"""Torch's own samples of every convolution, with unhang and without: results, strides, gradients and errors compared.
+
+``OpInfo`` and ``ModuleInfo`` are what torch tests its operators and layers with. Each sample is also given in channels_last,
+and as a view with gaps. Prints one line for each kind of convolution and those samples that differ; exits with 1 if any
+does.
+
+    tools/check_samples.py --device cpu --strategy cpu_fallback
+    tools/check_samples.py --device cuda --strategy jit
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import types
+import unittest
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import unhang
+
+OPERATORS = (
+    "nn.functional.conv1d",
+    "nn.functional.conv2d",
+    "nn.functional.conv3d",
+    "nn.functional.conv_transpose1d",
+    "nn.functional.conv_transpose2d",
+    "nn.functional.conv_transpose3d",
+)
+MODULES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+
+
+def forms(tensor: Any) -> Iterator[tuple[str, Any]]:
+    """The same numbers, laid out in other ways."""
+    yield "as it is", tensor
+    if isinstance(tensor, torch.Tensor) and tensor.dim() == 4:
+        yield "channels_last", tensor.to(memory_format=torch.channels_last)
+        wide = torch.cat([tensor, tensor], 1).to(memory_format=torch.channels_last)
+        yield "half of channels_last", wide[:, : tensor.shape[1]]
+
+
+def outcome(compute: Callable[[], list[Any]]) -> list[Any]:
+    """Results, or the kind of error. (Torch's texts name addresses now and then, and are compared in the tests.)"""
+    try:
+        return compute()
+    except Exception as error:
+        return [type(error)]
+
+
+def with_gradients(call: Callable[..., Any], tensors: list[torch.Tensor]) -> list[Any]:
+    leaves = [tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex()) for tensor in tensors]
+    output = call(*leaves)
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    gradients = torch.autograd.grad(output.abs().sum(), wanted, allow_unused=True) if wanted else ()
+    return [output.detach(), *gradients]
+
+
+def difference(ours: list[Any], plain: list[Any], *, strides: bool) -> str | None:
+    if len(ours) != len(plain):
+        return f"{len(ours)} results, not {len(plain)}"
+    for place, (got, want) in enumerate(zip(ours, plain)):
+        if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+            if got is not want:
+                return f"{got}, not {want}"
+            continue
+        if strides and got.stride() != want.stride():
+            return f"result {place} of shape {tuple(want.shape)}: strides {got.stride()}, not {want.stride()}"
+        try:
+            low = want.dtype in (torch.float16, torch.bfloat16)
+            torch.testing.assert_close(got, want, rtol=2e-2 if low else 1e-3, atol=2e-2 if low else 1e-3)
+        except AssertionError as error:
+            return f"result {place}: {str(error).splitlines()[0]}"
+    return None
+
+
+def _stand_in_for_expecttest() -> None:
+    """Torch's test helpers import a package of snapshots that nothing here uses."""
+    try:
+        import expecttest  # noqa: F401
+    except ImportError:
+        stand_in = types.ModuleType("expecttest")
+        stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = stand_in
+
+
+def operator_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for info in op_db:
+        if info.name not in OPERATORS or dtype not in info.supported_dtypes(torch.device(device).type):
+            continue
+        samples = list(info.sample_inputs(device, dtype))
+        if info.error_inputs_func is not None:
+            samples += [it.sample_input for it in info.error_inputs(device)]
+        for number, sample in enumerate(samples):
+            for form, first in forms(sample.input):
+                tensors = [first, *(it for it in sample.args if isinstance(it, torch.Tensor))]
+
+                def compute(info=info, sample=sample, tensors=tensors) -> list[Any]:  # type: ignore[no-untyped-def]
+                    def call(*leaves: torch.Tensor) -> Any:
+                        rest = iter(leaves[1:])
+                        args = [next(rest) if isinstance(it, torch.Tensor) else it for it in sample.args]
+                        return info.op(leaves[0], *args, **sample.kwargs)
+
+                    return with_gradients(call, tensors)
+
+                yield info.name, f"sample {number}, {form}", compute
+
+
+def module_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
+    from torch.testing._internal.common_modules import module_db
+
+    for info in module_db:
+        if info.module_cls.__name__ not in MODULES or dtype not in info.dtypes:
+            continue
+        samples = info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=True)
+        for number, sample in enumerate(samples):
+            torch.manual_seed(number)
+            built = sample.constructor_input
+            module = info.module_cls(*built.args, **built.kwargs).to(device, dtype)
+            for form, first in forms(sample.forward_input.args[0]):
+
+                def compute(module=module, sample=sample, first=first) -> list[Any]:  # type: ignore[no-untyped-def]
+                    names = [name for name, _ in module.named_parameters()]
+
+                    def call(input: torch.Tensor, *parameters: torch.Tensor) -> Any:
+                        state = dict(zip(names, parameters))
+                        rest = (input, *sample.forward_input.args[1:])
+                        return torch.func.functional_call(module, state, rest, sample.forward_input.kwargs)
+
+                    return with_gradients(call, [first, *module.parameters()])
+
+                yield info.module_cls.__name__, f"sample {number}, {form}", compute
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--strategy", default="cpu_fallback")
+    parser.add_argument("--no-strides", action="store_true", help="compare numbers and errors only")
+    parser.add_argument("--show", type=int, default=10, help="differences that are printed")
+    chosen = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    _stand_in_for_expecttest()
+    counts: dict[str, int] = {}
+    wrong: list[str] = []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64):
+        for source in (operator_samples, module_samples):
+            for name, what, compute in source(chosen.device, dtype):
+                plain = outcome(compute)
+                with unhang.enabled(chosen.strategy, devices=(chosen.device,)):
+                    ours = outcome(compute)
+                counts[name] = counts.get(name, 0) + 1
+                found = difference(ours, plain, strides=not chosen.no_strides)
+                if found is not None:
+                    wrong.append(f"{name}, {str(dtype)[6:]}, {what}: {found}")
+    for name, count in sorted(counts.items()):
+        print(f"{name:36}{count:6} samples{sum(it.startswith(f'{name},') for it in wrong):6} differ")
+    for line in wrong[: chosen.show]:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["UNHANG_HOME"] = home
+        sys.exit(main())

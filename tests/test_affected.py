@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _canary, _convolve, _state
+from unhang import _canary, _convolve, _core, _state
 
 X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
 
@@ -177,7 +177,7 @@ def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) 
     _state.forget()
     planner = _state.state().planner
     plan = planner.plan(
-        _core_problem(), "auto", 42, True, False, 32, "accelerator", {"aten": ("unproven", "no canary")}, None
+        _core_problem(), unhang.Settings(), _core.Situation("affected", {"aten": ("unproven", "no canary")})
     )
     assert not [line for line in plan.evidence if "timed" in line]
 
@@ -190,7 +190,7 @@ def test_cpu_tensors_prove_nothing_about_the_card(affected_machine: Path) -> Non
                 F.conv2d(X, W, padding=1)
     _state.forget()
     plan = _state.state().planner.plan(
-        _core_problem(), "auto", 42, True, False, 32, "accelerator", {"aten": ("unproven", "no canary")}, None
+        _core_problem(), unhang.Settings(), _core.Situation("affected", {"aten": ("unproven", "no canary")})
     )
     assert plan.engines == ["cpu"]
     assert "canary" in plan.reason

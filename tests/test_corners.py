@@ -477,6 +477,43 @@ def test_safe_layers_in_fx() -> None:
     torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_safe_layers_are_fused_with_batch_norms() -> None:
+    from torch.ao.quantization import fuse_modules
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()).eval()
+
+    x = torch.randn(1, 2, 6, 6)
+    want = fuse_modules(make(), ["0", "1", "2"])(x)
+    fused = fuse_modules(unhang.patch_model(make(), OURS), ["0", "1", "2"])
+    torch.testing.assert_close(fused(x), want, rtol=1e-4, atol=1e-4)
+    assert [type(it) for it in fused.modules() if isinstance(it, nn.Conv2d)] == [SafeConv2d]
+    assert engines_used() == {"cpu"}
+
+
+def test_settings_are_values_that_can_be_copied_saved_and_compared() -> None:
+    import copy
+    import pickle
+
+    settings = Settings(strategy="TILED", tile_limit=9, verbose=True)
+    assert (settings.strategy, settings.tile_limit, settings.verbose, settings.tune) == ("tiled", 9, True, False)
+    for copied in (
+        copy.deepcopy(settings),
+        pickle.loads(pickle.dumps(settings, 2)),
+        Settings.from_token(settings.token),
+    ):
+        assert copied == settings
+        assert hash(copied) == hash(settings)
+    assert settings.changed(verbose=False) != settings
+    assert repr(settings).startswith("Settings(strategy='tiled', size_threshold=42")
+    with pytest.raises(AttributeError):
+        settings.tile_limit = 3  # type: ignore[misc]
+    with pytest.raises(ValueError, match="unknown setting 'colour'"):
+        Settings(colour="red")  # type: ignore[call-arg]
+
+
 @pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch 2.4 and newer")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])

@@ -292,6 +292,7 @@ def test_evidence_of_one_run_serves_the_next(own_home: Path) -> None:
     _state.forget()
     plan = _state.state().planner.plan(
         _core.Problem.from_key("forward:f32:nchw:1x3x16x16:2x3x3:s1x1:p0x0:d1x1:g1"),
-        "auto", 42, True, False, 32, "cpu", {}, None,
-    )  # fmt: skip
+        unhang.Settings(),
+        _core.Situation("cpu"),
+    )
     assert any("works" in line and "cpu" in line for line in plan.evidence), plan.evidence

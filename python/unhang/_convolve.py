@@ -338,23 +338,12 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     assert input is not None
     key = task.key
     situation = _situation.of(task.device, rehearsed=task.rehearsed, index=input.device.index)
-    absent = {
-        engine: ("absent", f"failed in this process: {detail}")
-        for (failed, engine, where), detail in current.failures.items()
-        if failed == key and where == task.device
+    failed = {
+        engine: detail
+        for (problem, engine, where), detail in current.failures.items()
+        if problem == key and where == task.device
     }
-    plan = current.planner.plan(
-        task.problem,
-        settings.strategy,
-        settings.size_threshold,
-        settings.cpu_fallback_enabled,
-        settings.implicit_gemm,
-        settings.tile_limit,
-        task.device if not task.rehearsed else "accelerator",
-        {**situation.engines, **absent},
-        situation.families,
-        task.rehearsed,
-    )
+    plan = current.planner.plan(task.problem, settings, situation, failed)
     for warning in plan.warnings:
         warn_once(warning)
     names: list[str] = []

@@ -85,20 +85,66 @@ class Plan:
     @property
     def tile(self) -> tuple[str, int] | None: ...
 
+STRATEGIES: tuple[str, ...]
+
+class Settings:
+    def __init__(
+        self,
+        strategy: object = "auto",
+        *,
+        size_threshold: int = 42,
+        cpu_fallback_enabled: bool = True,
+        implicit_gemm: bool = False,
+        tile_limit: int = 32,
+        pad_channels: bool = False,
+        workspace_limit: int = 1024,
+        tune: bool = False,
+        verbose: bool = False,
+        cache_decisions: bool = True,
+    ) -> None: ...
+    @property
+    def strategy(self) -> str: ...
+    @property
+    def size_threshold(self) -> int: ...
+    @property
+    def cpu_fallback_enabled(self) -> bool: ...
+    @property
+    def implicit_gemm(self) -> bool: ...
+    @property
+    def tile_limit(self) -> int: ...
+    @property
+    def pad_channels(self) -> bool: ...
+    @property
+    def workspace_limit(self) -> int: ...
+    @property
+    def tune(self) -> bool: ...
+    @property
+    def verbose(self) -> bool: ...
+    @property
+    def cache_decisions(self) -> bool: ...
+    @property
+    def token(self) -> str: ...
+    @staticmethod
+    def from_token(token: str) -> Settings: ...
+    def changed(self, **changes: object) -> Settings: ...
+
+class Situation:
+    def __init__(
+        self,
+        device: str,
+        engines: dict[str, tuple[str, str]] = ...,
+        *,
+        spoofed: bool = False,
+        families: list[str] | None = None,
+        rehearsed: bool = False,
+    ) -> None: ...
+    @property
+    def native(self) -> str: ...
+
 class Planner:
     def __init__(self, machine: Machine, store: Store) -> None: ...
     def plan(
-        self,
-        problem: Problem,
-        strategy: str,
-        size_threshold: int,
-        cpu_fallback_enabled: bool,
-        implicit_gemm: bool,
-        tile_limit: int,
-        device: str,
-        engines: dict[str, tuple[str, str]],
-        families: list[str] | None,
-        rehearsed: bool = False,
+        self, problem: Problem, settings: Settings, situation: Situation, failed: dict[str, str] = ...
     ) -> Plan: ...
     def learn(self, problem: Problem, engine: str, verdict: str, seconds: float | None, detail: str) -> bool: ...
     def saw(self, problem: Problem) -> None: ...

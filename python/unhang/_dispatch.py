@@ -38,6 +38,8 @@ _libraries: dict[str, torch.library.Library] = {}
 _active: dict[str, Settings | None] = dict.fromkeys(KEYS)
 #: The settings that are on in the process, whichever device types they are for; what layers without any follow.
 process_settings: Settings | None = None
+#: The same as text, for graphs that are being made.
+process_token = Settings().token
 # A torch function mode or a tensor subclass of the user's must not see what our kernels do inside: they would call the
 # convolution again, and us with it.
 _NoTorchFunction = torch._C.DisableTorchFunction

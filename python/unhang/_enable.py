@@ -117,7 +117,7 @@ def _switch_on(current: _Enabled) -> None:
         say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
     elif chosen.verbose:
         say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
-    _dispatch.process_settings = chosen
+    _dispatch.process_settings, _dispatch.process_token = chosen, chosen.token
     _enabled = current
 
 
@@ -169,7 +169,7 @@ def _switch_off(current: _Enabled) -> None:
     """Undoes what was done of :func:`_switch_on`."""
     global _enabled
     _enabled = None
-    _dispatch.process_settings = None
+    _dispatch.process_settings, _dispatch.process_token = None, Settings().token
     _dispatch.deactivate()
     _layers.count_no_layer()
     _convolve.rehearsed.clear()

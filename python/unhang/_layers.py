@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ Tensor = torch.Tensor
 Model = TypeVar("Model", bound=nn.Module)
 
 _CONFIG = "_unhang_config"
+_TOKEN = "_unhang_token"
 _ORIGINAL = "_unhang_original_class"
 
 
@@ -29,6 +31,15 @@ def _settings_of(config: Any) -> Settings:
         return config
     settings: Settings = config.settings()
     return settings
+
+
+def _configure(module: nn.Conv2d, config: Any) -> None:
+    """Gives a layer its settings; and their text, for graphs, whose makers know texts."""
+    module.__dict__[_CONFIG] = config
+    if config is None:
+        module.__dict__.pop(_TOKEN, None)
+    else:
+        module.__dict__[_TOKEN] = _settings_of(config).token
 
 
 class SafeConv2d(nn.Conv2d):
@@ -43,7 +54,7 @@ class SafeConv2d(nn.Conv2d):
 
     def __init__(self, *arguments: Any, config: Any = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.__dict__[_CONFIG] = config
+        _configure(self, config)
 
     @property
     def config(self) -> Any:
@@ -77,9 +88,9 @@ def _scriptable(original: Callable[..., Any], replacement: Callable[..., Any]) -
 def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Computes as torch does, by this layer's settings: torch's own op, so that autocast, torch.func, forward gradients
     and everything else are torch's too. A graph that is being recorded gets our op, which holds the settings."""
-    settings = _settings_of(self.config)
     if _is_recording():
-        return _recorded(self, settings, input, weight, bias)
+        return _recorded(self, input, weight, bias)
+    settings = _settings_of(self.config)
     if isinstance(input, Tensor) and input.device.type in _dispatch.KEYS:
         _dispatch.register(input.device.type)
     with _statistics.inside(self, settings):
@@ -90,7 +101,7 @@ def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor 
 SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  # type: ignore[method-assign]
 
 
-def _recorded(self: SafeConv2d, settings: Settings, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     padding = self.padding
     lower = _autocast_type(input)
     if input.dim() not in (3, 4) or input.device.type not in _dispatch.KEYS or input.is_complex():
@@ -106,9 +117,10 @@ def _recorded(self: SafeConv2d, settings: Settings, input: Tensor, weight: Tenso
     if lower is not None:
         input, weight = input.to(lower), weight.to(lower)
         bias = None if bias is None else bias.to(lower)
+    token = self.__dict__.get(_TOKEN) or _dispatch.process_token
     geometry = (list(self.stride), list(padding), list(self.dilation), False, [0, 0], self.groups)
     output: Tensor = torch.ops.unhang.convolution(
-        input if batched else input.unsqueeze(0), weight, bias, *geometry, settings.token
+        input if batched else input.unsqueeze(0), weight, bias, *geometry, token
     )
     return output if batched else output.squeeze(0)
 
@@ -153,6 +165,37 @@ def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
     return _safe_classes[original]
 
 
+def _teach_fusing() -> None:
+    """Has ``torch.ao.quantization.fuse_modules`` take a :class:`SafeConv2d` for the ``nn.Conv2d`` that it is: torch
+    looks the very class up in a table. What comes out is safe again."""
+    mappings = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
+    for table in ("_DEFAULT_OP_LIST_TO_FUSER_METHOD", "DEFAULT_OP_LIST_TO_FUSER_METHOD"):
+        methods = getattr(mappings, table, None)
+        if isinstance(methods, dict):
+            for kinds, method in list(methods.items()):
+                if kinds[0] is nn.Conv2d:
+                    ours = (SafeConv2d, *kinds[1:])
+                    methods[ours] = _fusing(method)
+
+
+def _fusing(method: Callable[..., Any]) -> Callable[..., Any]:
+    def fuse(is_qat: bool, conv: nn.Module, *others: nn.Module) -> Any:
+        conv.__class__ = nn.Conv2d
+        try:
+            fused = method(is_qat, conv, *others)
+        finally:
+            conv.__class__ = SafeConv2d
+        for module in fused.modules():
+            if type(module) is nn.Conv2d and _CONFIG in module.__dict__:
+                module.__class__ = SafeConv2d
+        return fused
+
+    return fuse
+
+
+_teach_fusing()
+
+
 def patch_model(model: Model, config: Any = None) -> Model:
     """Makes every ``nn.Conv2d`` in the model, the root included, a :class:`SafeConv2d`, in place.
 
@@ -166,9 +209,9 @@ def patch_model(model: Model, config: Any = None) -> Model:
             original = type(module)
             module.__dict__[_ORIGINAL] = original
             module.__class__ = _safe_class(original)
-            module.__dict__[_CONFIG] = config
+            _configure(module, config)
         elif config is not None:
-            module.__dict__[_CONFIG] = config
+            _configure(module, config)
     track(model)
     return model
 
@@ -180,6 +223,7 @@ def unpatch_model(model: Model) -> Model:
         if original is not None:
             module.__class__ = original
             module.__dict__.pop(_CONFIG, None)
+            module.__dict__.pop(_TOKEN, None)
     return model
 
 

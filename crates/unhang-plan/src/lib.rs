@@ -26,11 +26,13 @@ mod assess;
 mod cache;
 mod plan;
 mod planner;
+mod process;
 mod situation;
 mod strategy;
 
 pub use cache::PlanCache;
 pub use plan::{Plan, Reference, TilePlan};
 pub use planner::plan;
+pub use process::{ProcessSettings, SettingError, Value};
 pub use situation::{Availability, Device, Engines, MiopenFamilies, Situation};
 pub use strategy::{Settings, Strategy};

@@ -15,6 +15,7 @@ use unhang_plan::{Availability, MiopenFamilies, Plan, Settings, Situation, plan}
 use unhang_report::{Layer, Report};
 
 use crate::problem::PyProblem;
+use crate::settings::PySettings;
 
 fn invalid(error: impl std::fmt::Display) -> PyErr {
     PyValueError::new_err(error.to_string())
@@ -173,73 +174,34 @@ impl PyStore {
     }
 }
 
-/// A layer for the report: name, key of its convolution, calls, and calls by engine.
-type NamedLayer = (String, String, u64, Vec<(String, u64)>);
-
-/// Makes plans from what is known, and learns.
-#[pyclass(frozen, name = "Planner", module = "unhang._core")]
-pub struct PyPlanner {
-    store: Arc<Store>,
-    machine: String,
-    affected: bool,
-    spoofed: bool,
-    evidence: RwLock<Evidence>,
-    /// What rehearsals found; read only by a rehearsal.
-    rehearsed: OnceLock<RwLock<Evidence>>,
-    /// What `unhang run` saw hang before it started this process again: engine and convolution.
-    quarantine: Vec<(EngineName, Problem)>,
+/// What is here for tensors of one device, as a plan sees it.
+#[pyclass(frozen, name = "Situation", module = "unhang._core")]
+pub struct PySituation {
+    situation: Situation,
+    rehearsed: bool,
 }
 
 #[pymethods]
-impl PyPlanner {
+impl PySituation {
+    /// `device` is "cpu", "accelerator" or "affected", which is an RDNA1 card; `engines` has the standing of those that
+    /// differ from what such a device has by itself ("available", "absent" or "unproven") and why; `families` MIOpen's
+    /// solver families that are left on, if some are not.
     #[new]
-    fn new(py: Python<'_>, machine: &PyMachine, store: &PyStore) -> PyPlanner {
-        let store = Arc::clone(&store.store);
-        let fingerprint = machine.fingerprint.clone();
-        let evidence = py.detach(|| Evidence::load(&store, &fingerprint));
-        let planner = PyPlanner {
-            store,
-            affected: machine.machine.affected(),
-            spoofed: machine.machine.spoofed(),
-            machine: fingerprint,
-            evidence: RwLock::new(evidence),
-            rehearsed: OnceLock::new(),
-            quarantine: quarantined(),
-        };
-        planner.quarantine_in(&planner.evidence, Source::Run);
-        planner
-    }
-
-    /// Plans a convolution. `engines` has each engine's standing and why: "available", "absent" or "unproven".
-    #[pyo3(signature = (problem, strategy, size_threshold, cpu_fallback_enabled, implicit_gemm, tile_limit, device, engines, families, rehearsed = false))]
-    #[allow(clippy::too_many_arguments)]
-    fn plan(
-        &self,
-        problem: &PyProblem,
-        strategy: &str,
-        size_threshold: usize,
-        cpu_fallback_enabled: bool,
-        implicit_gemm: bool,
-        tile_limit: usize,
+    #[pyo3(signature = (device, engines = HashMap::new(), *, spoofed = false, families = None, rehearsed = false))]
+    fn new(
         device: &str,
         engines: HashMap<String, (String, String)>,
+        spoofed: bool,
         families: Option<Vec<String>>,
         rehearsed: bool,
-    ) -> PyResult<PyPlan> {
-        let settings = Settings {
-            strategy: strategy.parse().map_err(invalid)?,
-            size_threshold,
-            cpu_fallback_enabled,
-            implicit_gemm,
-            tile_limit,
-            tile_engine: None,
-        };
+    ) -> PyResult<PySituation> {
         let mut situation = match device {
             "cpu" => Situation::cpu_tensors(),
-            _ if self.affected => Situation::affected_accelerator(),
-            _ => Situation::accelerator(),
+            "accelerator" => Situation::accelerator(),
+            "affected" => Situation::affected_accelerator(),
+            other => return Err(invalid(format!("unknown device {other:?}: expected cpu, accelerator or affected"))),
         };
-        situation.spoofed = self.spoofed;
+        situation.spoofed = spoofed;
         for (engine, (standing, reason)) in engines {
             let availability = match standing.as_str() {
                 "available" => Availability::Available,
@@ -259,8 +221,66 @@ impl PyPlanner {
                 fft: has("fft"),
             }
         });
-        let evidence = self.evidence(rehearsed).read().unwrap_or_else(PoisonError::into_inner);
-        Ok(PyPlan { plan: plan(&problem.problem, &settings, &situation, &evidence) })
+        Ok(PySituation { situation, rehearsed })
+    }
+
+    /// The engine that torch uses by itself: computing there is no bypass.
+    #[getter]
+    fn native(&self) -> &'static str {
+        self.situation.torch_engine().name()
+    }
+}
+
+/// A layer for the report: name, key of its convolution, calls, and calls by engine.
+type NamedLayer = (String, String, u64, Vec<(String, u64)>);
+
+/// Makes plans from what is known, and learns.
+#[pyclass(frozen, name = "Planner", module = "unhang._core")]
+pub struct PyPlanner {
+    store: Arc<Store>,
+    machine: String,
+    evidence: RwLock<Evidence>,
+    /// What rehearsals found; read only by a rehearsal.
+    rehearsed: OnceLock<RwLock<Evidence>>,
+    /// What `unhang run` saw hang before it started this process again: engine and convolution.
+    quarantine: Vec<(EngineName, Problem)>,
+}
+
+#[pymethods]
+impl PyPlanner {
+    #[new]
+    fn new(py: Python<'_>, machine: &PyMachine, store: &PyStore) -> PyPlanner {
+        let store = Arc::clone(&store.store);
+        let fingerprint = machine.fingerprint.clone();
+        let evidence = py.detach(|| Evidence::load(&store, &fingerprint));
+        let planner = PyPlanner {
+            store,
+            machine: fingerprint,
+            evidence: RwLock::new(evidence),
+            rehearsed: OnceLock::new(),
+            quarantine: quarantined(),
+        };
+        planner.quarantine_in(&planner.evidence, Source::Run);
+        planner
+    }
+
+    /// Plans a convolution by the settings in a situation. `failed` has the engines that failed on it in this process, and
+    /// how.
+    #[pyo3(signature = (problem, settings, situation, failed = HashMap::new()))]
+    fn plan(
+        &self,
+        problem: &PyProblem,
+        settings: &PySettings,
+        situation: &PySituation,
+        failed: HashMap<String, String>,
+    ) -> PyResult<PyPlan> {
+        let mut here = situation.situation.clone();
+        for (engine, detail) in failed {
+            let absent = Availability::Absent(format!("failed in this process: {detail}"));
+            here = here.with(engine.parse().map_err(invalid)?, absent);
+        }
+        let evidence = self.evidence(situation.rehearsed).read().unwrap_or_else(PoisonError::into_inner);
+        Ok(PyPlan { plan: plan(&problem.problem, &settings.settings.plan, &here, &evidence) })
     }
 
     /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it.

@@ -8,6 +8,7 @@ mod compute;
 mod gpu;
 mod knowledge;
 mod problem;
+mod settings;
 mod supervise;
 mod tally;
 mod watchdog;
@@ -24,6 +25,9 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<knowledge::PyStore>()?;
     module.add_class::<knowledge::PyPlanner>()?;
     module.add_class::<knowledge::PyPlan>()?;
+    module.add_class::<knowledge::PySituation>()?;
+    module.add_class::<settings::PySettings>()?;
+    module.add("STRATEGIES", pyo3::types::PyTuple::new(module.py(), settings::strategies())?)?;
     module.add_class::<gpu::PyGpu>()?;
     module.add_class::<gpu::PyKernel>()?;
     module.add_class::<gpu::PyTiming>()?;

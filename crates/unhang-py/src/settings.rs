@@ -1,0 +1,134 @@
+//! Settings, for Python.
+
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+
+use pyo3::exceptions::{PyAttributeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
+use unhang_plan::{ProcessSettings, Strategy, Value};
+
+/// How convolutions are planned: a value. Equal settings are the same settings.
+#[pyclass(frozen, subclass, name = "Settings", module = "unhang")]
+pub struct PySettings {
+    pub(crate) settings: ProcessSettings,
+    token: Py<PyString>,
+}
+
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+/// A value of Python's; an enumeration's member is its value.
+fn value(found: &Bound<'_, PyAny>) -> PyResult<Value> {
+    if let Ok(flag) = found.cast::<PyBool>() {
+        return Ok(Value::Flag(flag.is_true()));
+    }
+    if let Ok(number) = found.cast::<PyInt>() {
+        return Ok(number.extract().map_or_else(|_| Value::Other(number.to_string()), Value::Number));
+    }
+    if let Ok(text) = found.cast::<PyString>() {
+        return Ok(Value::Name(text.to_string()));
+    }
+    match found.getattr("value") {
+        Ok(inner) => value(&inner),
+        Err(_) => Ok(Value::Other(found.repr()?.to_string())),
+    }
+}
+
+fn changed(mut settings: ProcessSettings, changes: Option<&Bound<'_, PyDict>>) -> PyResult<ProcessSettings> {
+    for (name, found) in changes.into_iter().flat_map(|changes| changes.iter()) {
+        let name: String = name.extract()?;
+        let found = match value(&found)? {
+            // Shown as Python shows it: a text where a flag is expected has its quotes.
+            Value::Name(_) if name != "strategy" => Value::Other(found.repr()?.to_string()),
+            other => other,
+        };
+        settings = settings.with(&name, &found).map_err(invalid)?;
+    }
+    Ok(settings)
+}
+
+impl PySettings {
+    fn made(py: Python<'_>, settings: ProcessSettings) -> PySettings {
+        let token = PyString::new(py, &settings.token()).unbind();
+        PySettings { settings, token }
+    }
+}
+
+#[pymethods]
+impl PySettings {
+    #[new]
+    #[pyo3(signature = (strategy = None, **changes))]
+    fn new(
+        py: Python<'_>,
+        strategy: Option<&Bound<'_, PyAny>>,
+        changes: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<PySettings> {
+        let mut settings = ProcessSettings::default();
+        if let Some(strategy) = strategy {
+            settings = settings.with("strategy", &value(strategy)?).map_err(invalid)?;
+        }
+        Ok(PySettings::made(py, changed(settings, changes)?))
+    }
+
+    /// The settings as text. It means the same in every process, so a traced and saved graph may hold it.
+    #[getter]
+    fn token(&self, py: Python<'_>) -> Py<PyString> {
+        self.token.clone_ref(py)
+    }
+
+    /// Reads `token` back; a part that is unknown or unreadable is an error that names it.
+    #[staticmethod]
+    fn from_token(py: Python<'_>, token: &str) -> PyResult<PySettings> {
+        Ok(PySettings::made(py, ProcessSettings::from_token(token).map_err(invalid)?))
+    }
+
+    /// A copy with some settings changed.
+    #[pyo3(signature = (**changes))]
+    fn changed(&self, py: Python<'_>, changes: Option<&Bound<'_, PyDict>>) -> PyResult<PySettings> {
+        Ok(PySettings::made(py, changed(self.settings.clone(), changes)?))
+    }
+
+    fn __getattr__(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
+        match self.settings.get(name) {
+            Some(Value::Flag(flag)) => Ok(PyBool::new(py, flag).to_owned().into_any().unbind()),
+            Some(Value::Number(number)) => Ok(number.into_pyobject(py)?.into_any().unbind()),
+            Some(Value::Name(text) | Value::Other(text)) => Ok(PyString::new(py, &text).into_any().unbind()),
+            None => Err(PyAttributeError::new_err(format!("'Settings' object has no attribute '{name}'"))),
+        }
+    }
+
+    fn __eq__(&self, other: &Bound<'_, PyAny>) -> bool {
+        other.cast::<PySettings>().is_ok_and(|other| other.get().settings == self.settings)
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.settings.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    /// What pickling and copying call the class with.
+    fn __getnewargs_ex__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let named = PyDict::new(py);
+        for name in ProcessSettings::NAMES {
+            named.set_item(name, self.__getattr__(py, name)?)?;
+        }
+        Ok((PyTuple::empty(py), named))
+    }
+
+    fn __repr__(&self) -> String {
+        let shown = |name: &&str| match self.settings.get(name) {
+            Some(Value::Name(text)) => format!("{name}='{text}'"),
+            Some(value) => format!("{name}={value}"),
+            None => String::new(),
+        };
+        format!("Settings({})", ProcessSettings::NAMES.iter().map(shown).collect::<Vec<_>>().join(", "))
+    }
+}
+
+/// The strategies that a plan can be made by; see `docs/how-it-decides.md`.
+pub fn strategies() -> Vec<&'static str> {
+    Strategy::ALL.iter().map(|strategy| strategy.name()).collect()
+}

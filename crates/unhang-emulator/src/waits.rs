@@ -63,16 +63,22 @@ pub(crate) enum Counter {
     Flat,
 }
 
-/// The vector registers that an instruction reads and writes, and what it does to what is in flight.
+/// The vector registers that an instruction reads or writes, and what it does to what is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
-    reads: VectorSet,
-    writes: VectorSet,
+    registers: VectorSet,
     pub flight: Flight,
 }
 
 impl Touch {
     pub fn of(instruction: &Instruction, semantics: &Semantics) -> Touch {
+        let (reads, writes) = Touch::registers(instruction, semantics);
+        let registers = VectorSet(std::array::from_fn(|part| reads.0[part] | writes.0[part]));
+        Touch { registers, flight: flight(instruction, semantics) }
+    }
+
+    /// The registers that it reads, and those that it writes.
+    fn registers(instruction: &Instruction, semantics: &Semantics) -> (VectorSet, VectorSet) {
         let flight = flight(instruction, semantics);
         let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
         let format = instruction.format();
@@ -108,7 +114,7 @@ impl Touch {
         if let Flight::Load { counter: Counter::Vector | Counter::Local | Counter::Flat, first, count } = flight {
             writes.add(first, count);
         }
-        Touch { reads, writes, flight }
+        (reads, writes)
     }
 }
 
@@ -199,8 +205,10 @@ impl Queue {
 
     #[inline(always)]
     fn drop_first(&mut self, count: usize) {
-        self.loads.copy_within(count..self.count, 0);
         self.count -= count;
+        for place in 0..self.count {
+            self.loads[place] = self.loads[place + count];
+        }
     }
 }
 
@@ -220,36 +228,38 @@ pub(crate) struct Flights {
     unordered: usize,
     owned: VectorSet,
     owned_scalars: ScalarSet,
-    /// Whether a register is owned.
+    /// Whether a register is owned, and whether a scalar one is.
     pub any: bool,
+    any_scalars: bool,
 }
 
 impl Flights {
     /// Whether an instruction that touches these registers has to wait for a load.
     #[inline(always)]
     pub fn may_meet(&self, touch: &Touch, effects: &Effects) -> bool {
-        self.owned.meets(&touch.reads)
-            || self.owned.meets(&touch.writes)
-            || self.owned_scalars.meets(effects.reads | effects.writes | effects.mask_writes)
+        self.owned.meets(&touch.registers)
+            || self.any_scalars && self.owned_scalars.meets(effects.reads | effects.writes | effects.mask_writes)
     }
 
     /// The fault of an instruction at an address that does not wait for a load, if it does not.
     #[cold]
     pub fn check(
         &self,
-        touch: &Touch,
+        (instruction, semantics): (&Instruction, &Semantics),
         effects: &Effects,
         lanes: u64,
         address: u64,
         text: impl Fn(u64) -> String,
     ) -> Result<(), FaultKind> {
+        let (reads, writes) = Touch::registers(instruction, semantics);
+        let flight = flight(instruction, semantics);
         for load in self.vector.all().iter().chain(self.other.all()) {
             // Loads of one kind arrive in order, so that the later one's result stays.
             let in_order = matches!(load.counter, Counter::Vector | Counter::Local)
-                && matches!(touch.flight, Flight::Load { counter, .. } if counter == load.counter);
+                && matches!(flight, Flight::Load { counter, .. } if counter == load.counter);
             let owned = load.vectors();
-            let read = owned.first_common(&touch.reads);
-            let written = owned.first_common(&touch.writes).filter(|_| !in_order);
+            let read = owned.first_common(&reads);
+            let written = owned.first_common(&writes).filter(|_| !in_order);
             let vector = read.or(written).filter(|_| load.lanes & lanes != 0).map(|register| format!("v{register}"));
             let scalars = effects.reads | effects.writes | effects.mask_writes;
             let scalar = (load.scalars() & scalars).first().map(scalar_name);
@@ -289,7 +299,10 @@ impl Flights {
     #[inline(always)]
     fn own(&mut self, load: &Load) {
         match load.counter {
-            Counter::Scalar => self.owned_scalars |= load.scalars(),
+            Counter::Scalar => {
+                self.owned_scalars |= load.scalars();
+                self.any_scalars = true;
+            }
             _ => self.owned.add(load.first, load.count),
         }
         self.any |= load.count > 0;
@@ -312,7 +325,8 @@ impl Flights {
         } else {
             self.drop_local(ordered);
         }
-        (self.owned, self.owned_scalars, self.any) = (VectorSet::default(), ScalarSet::EMPTY, false);
+        (self.owned, self.owned_scalars) = (VectorSet::default(), ScalarSet::EMPTY);
+        (self.any, self.any_scalars) = (false, false);
         for place in 0..self.vector.count {
             let load = self.vector.loads[place];
             self.own(&load);

@@ -205,8 +205,8 @@ impl Wave {
             Some(index) => function.instructions[index as usize].text(self.wave64).to_string(),
             None => format!("a load at {address:#x}"),
         };
-        let (touch, effects) = (&function.touches[index], &function.effects[index]);
-        self.flights.check(touch, effects, self.exec64(), function.addresses[index], text)
+        let what = (&function.instructions[index], &function.semantics[index]);
+        self.flights.check(what, &function.effects[index], self.exec64(), function.addresses[index], text)
     }
 
     /// Follows the hazard rules along the path.

@@ -220,3 +220,23 @@ fn keeping_the_size_keeps_it() {
     let left = repair.functions.iter().find(|function| function.name == "everything").unwrap();
     assert!(left.after.total() < left.before.total() && left.reason.is_some());
 }
+
+#[test]
+fn what_a_call_may_leave_pending_is_counted_apart_and_waited_for() {
+    use unhang_isa::Program;
+    use unhang_isa::audit::{Context, audit, audit_across_calls};
+    // Called: ds_read_b32 v8, v3; s_mov_b32 s4, 0; s_setpc_b64 s[30:31]. By itself nothing is wrong with it.
+    let words = [0xd8d8_0000u32, 0x0800_0003, 0x7e00_0000, 0xbe84_0380, 0xbe80_201e];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let program = Program::decode(&bytes, Chip::Gfx1010, false).unwrap();
+    assert!(audit(&program, Chip::Gfx1010, Context::default()).is_empty());
+    let across = |is_called| -> Vec<Rule> {
+        audit_across_calls(&program, Chip::Gfx1010, Context::default(), is_called).iter().map(|it| it.rule).collect()
+    };
+    assert_eq!(across(true), [Rule::LocalBranchMemory]);
+    assert!(across(false).is_empty());
+    // s_waitcnt_vscnt null, 0 at its start, as compilers put it there up to LLVM 16, is enough.
+    let bytes: Vec<u8> = [0xbbfd_0000u32].iter().chain(&words).flat_map(|word| word.to_le_bytes()).collect();
+    let program = Program::decode(&bytes, Chip::Gfx1010, false).unwrap();
+    assert!(audit_across_calls(&program, Chip::Gfx1010, Context::default(), true).is_empty());
+}

@@ -1,7 +1,7 @@
 //! The audit of a whole code object: every function, on all cores.
 
 use rayon::prelude::*;
-use unhang_isa::audit::{Context, Finding, Hazards, audit};
+use unhang_isa::audit::{Context, Finding, Hazards, audit, audit_across_calls};
 use unhang_isa::elf::{CodeObject, ElfError, Function, Mode};
 use unhang_isa::{Chip, Program};
 
@@ -25,6 +25,8 @@ pub struct FunctionSurvey {
     pub is_kernel: bool,
     /// The findings counted.
     pub hazards: Hazards,
+    /// How many more there are if functions that it calls, or that call it, left something pending.
+    pub across_calls: u64,
     /// The findings, if they were asked for.
     pub findings: Vec<Finding>,
     /// Why it could not be decoded, if it could not.
@@ -60,6 +62,7 @@ fn survey_function(function: &Function<'_>, target: Chip, mode: Mode, options: O
         name: function.name.to_owned(),
         is_kernel: function.descriptor.is_some(),
         hazards: Hazards::default(),
+        across_calls: 0,
         findings: Vec::new(),
         error: None,
     };
@@ -68,6 +71,7 @@ fn survey_function(function: &Function<'_>, target: Chip, mode: Mode, options: O
             let context = Context { workgroup_processor_mode: mode.workgroup_processor };
             let findings = audit(&program, options.chip, context);
             survey.hazards = Hazards::count(&findings);
+            survey.across_calls = audit_across_calls(&program, options.chip, context, !survey.is_kernel).len() as u64;
             if options.keep_findings {
                 survey.findings = findings;
             }

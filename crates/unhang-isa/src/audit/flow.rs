@@ -3,15 +3,45 @@
 use super::rules::{self, Detection, Repair, broken};
 use super::transfer::{State, Transfer};
 use super::{Context, Finding, Rule};
-use crate::{Chip, Instruction, Program};
+use crate::registers::number;
+use crate::{Chip, Instruction, Program, ScalarSet};
+
+/// Everything that can be pending: what code elsewhere may have left.
+const ANYTHING: State = State {
+    memory_reads: ScalarSet(!(1 << number::NULL)),
+    scalar_memory_reads: ScalarSet(!(1 << number::NULL)),
+    bits: u8::MAX,
+};
+
+/// What a program may meet that other functions left pending.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Calls {
+    /// Nothing: each function by itself, as LLVM looks at them.
+    Apart,
+    /// Anything behind each of its calls; and at its start, if it is called itself.
+    Together {
+        /// Whether it is called, and not a kernel.
+        is_called: bool,
+    },
+}
+
+impl Calls {
+    /// What is pending at a function's start.
+    fn entry(self) -> State {
+        if self == (Calls::Together { is_called: true }) { ANYTHING } else { State::NOTHING }
+    }
+}
 
 /// The state at the start of each block, given what a block makes of a state.
 ///
 /// What is pending at the start of a block only ever grows, so the search ends. Last in, first out, with the first block
 /// on top: loops are left late and most blocks are seen twice.
-fn solve(program: &Program, mut through: impl FnMut(usize, State) -> State) -> Vec<State> {
+fn solve(program: &Program, calls: Calls, mut through: impl FnMut(usize, State) -> State) -> Vec<State> {
     let blocks = &program.blocks;
     let mut entries = vec![State::default(); blocks.len()];
+    if let Some(first) = entries.first_mut() {
+        *first = calls.entry();
+    }
     let mut queued = vec![true; blocks.len()];
     let mut work: Vec<u32> = (0..blocks.len() as u32).rev().collect();
     while let Some(number) = work.pop() {
@@ -34,7 +64,7 @@ fn solve(program: &Program, mut through: impl FnMut(usize, State) -> State) -> V
 
 /// The instructions of a block with what each does. Of vector arithmetic in a row only the first is shown: the rest do
 /// what it did.
-fn transfers(program: &Program, number: usize) -> impl Iterator<Item = (u32, Transfer)> + '_ {
+fn transfers(program: &Program, number: usize, calls: Calls) -> impl Iterator<Item = (u32, Transfer)> + '_ {
     let block = &program.blocks[number];
     let instructions = &program.instructions[block.first as usize..block.end as usize];
     let mut in_a_row = false;
@@ -42,7 +72,10 @@ fn transfers(program: &Program, number: usize) -> impl Iterator<Item = (u32, Tra
         if in_a_row && Transfer::is_plain_vector(instruction) {
             return None;
         }
-        let transfer = Transfer::new(instruction, program.wave64);
+        let mut transfer = Transfer::new(instruction, program.wave64);
+        if calls != Calls::Apart && instruction.is_call() {
+            transfer.add = ANYTHING;
+        }
         in_a_row = transfer == Transfer::PLAIN_VECTOR;
         Some((index, transfer))
     })
@@ -52,7 +85,7 @@ fn transfers(program: &Program, number: usize) -> impl Iterator<Item = (u32, Tra
 ///
 /// One pass over the code finds what is wrong within a block and sums each block up; the sums are solved over the graph;
 /// and where something is pending at a block's entry, its first instructions are looked at once more.
-pub(super) fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Finding> {
+pub(super) fn audit(program: &Program, chip: Chip, context: Context, calls: Calls) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |index: u32, rule: Rule, register: Option<u8>| {
         let offset = program.offsets[index as usize];
@@ -66,11 +99,11 @@ pub(super) fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Find
         }
     }
     if chip.is_rdna1() {
-        let sums: Vec<Transfer> = (0..program.blocks.len()).map(|number| sum_up(program, number, &mut find)).collect();
-        for (number, entry) in solve(program, |number, state| sums[number].apply(state)).into_iter().enumerate() {
-            if !entry.is_empty() {
-                check_entry(program, number, entry, &mut find);
-            }
+        let blocks = 0..program.blocks.len();
+        let sums: Vec<Transfer> = blocks.map(|number| sum_up(program, number, calls, &mut find)).collect();
+        let entries = solve(program, calls, |number, state| sums[number].apply(state));
+        for (number, entry) in entries.into_iter().enumerate().filter(|(_, entry)| !entry.is_empty()) {
+            check_entry(program, (number, entry), calls, &mut find);
         }
     }
     findings.sort_by_key(|finding| (finding.index, finding.rule));
@@ -78,9 +111,9 @@ pub(super) fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Find
 }
 
 /// What a block does as a whole; tells what is wrong within it, whatever is pending at its start.
-fn sum_up(program: &Program, number: usize, find: &mut impl FnMut(u32, Rule, Option<u8>)) -> Transfer {
+fn sum_up(program: &Program, number: usize, calls: Calls, find: &mut impl FnMut(u32, Rule, Option<u8>)) -> Transfer {
     let mut sum = Transfer::IDENTITY;
-    for (index, transfer) in transfers(program, number) {
+    for (index, transfer) in transfers(program, number, calls) {
         if let Some(rule) = transfer.alone {
             find(index, rule, None);
         }
@@ -94,9 +127,14 @@ fn sum_up(program: &Program, number: usize, find: &mut impl FnMut(u32, Rule, Opt
 }
 
 /// Looks at a block again with what is pending at its entry, as long as that makes a difference.
-fn check_entry(program: &Program, number: usize, entry: State, find: &mut impl FnMut(u32, Rule, Option<u8>)) {
+fn check_entry(
+    program: &Program,
+    (number, entry): (usize, State),
+    calls: Calls,
+    find: &mut impl FnMut(u32, Rule, Option<u8>),
+) {
     let (mut state, mut within) = (entry, State::default());
-    for (index, transfer) in transfers(program, number) {
+    for (index, transfer) in transfers(program, number, calls) {
         if state == within {
             break;
         }
@@ -131,12 +169,12 @@ pub(crate) fn work_around(rule: Rule, instruction: &Instruction) -> Option<u32> 
 ///
 /// In the end each block was walked with all that can be pending at its start, so no place is missing. One too many is
 /// possible where a work-around further up made it unnecessary after it had been counted on.
-pub(crate) fn work_arounds(program: &Program) -> Vec<WorkAround> {
+pub(crate) fn work_arounds(program: &Program, calls: Calls) -> Vec<WorkAround> {
     // What the last walk of each block found; most blocks are walked once and find nothing.
     let mut found: Vec<Vec<WorkAround>> = vec![Vec::new(); program.blocks.len()];
-    solve(program, |number, mut state| {
+    solve(program, calls, |number, mut state| {
         found[number].clear();
-        for (index, transfer) in transfers(program, number) {
+        for (index, transfer) in transfers(program, number, calls) {
             loop {
                 let met = state.intersection(transfer.check);
                 if met.is_empty() {

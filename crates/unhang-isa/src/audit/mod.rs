@@ -18,7 +18,7 @@ mod rules;
 mod transfer;
 
 pub use flow::PathWatch;
-pub(crate) use flow::{work_around, work_arounds};
+pub(crate) use flow::{Calls, work_around, work_arounds};
 pub use rule::{Hazards, Rule, Severity};
 pub(crate) use rules::lds_misaligned::has_wide_accesses as has_wide_local_accesses;
 pub use transfer::Transfer;
@@ -62,5 +62,18 @@ pub struct Context {
 ///
 /// Findings come in the order of the code. A program compiled for the chip itself has none.
 pub fn audit(program: &Program, chip: Chip, context: Context) -> Vec<Finding> {
-    flow::audit(program, chip, context)
+    flow::audit(program, chip, context, Calls::Apart)
+}
+
+/// Finds what in `program` is unsafe on `chip` only if a function that it calls, or one that calls it, left something
+/// pending. LLVM does not look across calls, so code compiled for the chip itself may have such places; none is certain.
+pub fn audit_across_calls(program: &Program, chip: Chip, context: Context, is_called: bool) -> Vec<Finding> {
+    if program.calls == 0 && !is_called {
+        return Vec::new();
+    }
+    let apart = audit(program, chip, context);
+    let known = |finding: &Finding| apart.iter().any(|it| (it.index, it.rule) == (finding.index, finding.rule));
+    let mut findings = flow::audit(program, chip, context, Calls::Together { is_called });
+    findings.retain(|finding| !known(finding));
+    findings
 }

@@ -5,7 +5,7 @@
 //! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
 
 use super::{NOP, Reason, substitute};
-use crate::audit::work_arounds;
+use crate::audit::{Calls, work_arounds};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64};
 use crate::pc_relative::{Form, Reference};
@@ -176,8 +176,10 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
     let mut replacements: Vec<Replacement> = instructions
         .filter_map(|(instruction, index)| Some(Replacement { index, words: replacement(instruction, setting)? }))
         .collect();
+    // What is laid out anew waits for what callers and callees may have left pending, too.
+    let calls = Calls::Together { is_called: !setting.is_kernel };
     let mut insertions: Vec<(u32, u32)> =
-        work_arounds(program).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
+        work_arounds(program, calls).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
     keep_clauses(program, &mut insertions, &mut replacements);
     for reference in &program.references {
         // With the constant in a word of its own, whatever it was before; its value comes when all is placed.

@@ -78,6 +78,9 @@ struct KernelReport {
     name: String,
     #[serde(serialize_with = "by_name")]
     hazards: Hazards,
+    /// Places that are unsafe only if a caller or a callee left something pending; not among the hazards.
+    #[serde(skip_serializing_if = "is_zero")]
+    across_calls: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -98,6 +101,10 @@ struct Report {
     files: Vec<FileReport>,
     #[serde(serialize_with = "by_name")]
     totals: Hazards,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 pub(super) fn by_name<S: serde::Serializer>(hazards: &Hazards, serializer: S) -> Result<S::Ok, S::Error> {
@@ -293,7 +300,13 @@ fn kernel_report(function: FunctionSurvey, object: &[u8], command: &Audit) -> Ke
         Some(limit) if !function.findings.is_empty() => describe_sites(&function, object, limit),
         _ => Vec::new(),
     };
-    KernelReport { name: function.name, hazards: function.hazards, error: function.error, sites }
+    KernelReport {
+        name: function.name,
+        hazards: function.hazards,
+        across_calls: function.across_calls,
+        error: function.error,
+        sites,
+    }
 }
 
 /// The first findings of a function with the code around them.
@@ -303,8 +316,7 @@ fn describe_sites(function: &FunctionSurvey, object: &[u8], limit: usize) -> Vec
     let Some(found) = object.functions.iter().find(|candidate| candidate.name == function.name) else {
         return Vec::new();
     };
-    let wave64 = found.descriptor.is_some_and(|descriptor| descriptor.wave64());
-    let Ok(program) = Program::decode(found.code, chip, wave64) else { return Vec::new() };
+    let Ok(program) = Program::decode(found.code, chip, object.mode_of(found).wave64) else { return Vec::new() };
     function.findings.iter().take(limit).map(|finding| describe_site(finding, &program)).collect()
 }
 
@@ -361,6 +373,14 @@ impl Report {
             style.paint(&format!("{bad} of {functions} functions are unsafe on {}", command.chip), Colour::Red)
         };
         writeln!(out, "Total: {verdict} ({objects} code objects, {} findings).", self.totals.total())?;
+        let across: u64 = kernels().map(|kernel| kernel.across_calls).sum();
+        if across > 0 {
+            writeln!(
+                out,
+                "Not counted: {across} places that are unsafe only if a function on the other side of a call left something \
+                 pending. Compilers do not look across calls, so native code has such places too."
+            )?;
+        }
         for rule in Rule::ALL {
             let count = self.totals.get(rule);
             if count == 0 {

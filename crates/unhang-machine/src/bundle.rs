@@ -98,7 +98,7 @@ fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
     if path == Path::new("/environment") {
         return None; // Written anew below.
     }
-    if path.starts_with("/var/log") {
+    if path.starts_with("/var/log") || path.starts_with("/run/log") {
         let lines = kernel::relevant_log_lines(&text);
         let lines = lines.into_iter().map(|(line, _)| format!("{}\n", names::without_addresses(&line)));
         return Some(lines.collect::<String>().into_bytes());

@@ -47,7 +47,7 @@ impl Severity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Confidence {
     /// Owners of such a card report it.
-    #[serde(rename = "seen on a card")]
+    #[serde(rename = "owners report")]
     SeenOnACard,
     /// It stands in sources or documentation, or was read from this machine.
     #[serde(rename = "documented")]
@@ -61,7 +61,7 @@ impl Confidence {
     /// How it is written.
     pub fn name(self) -> &'static str {
         match self {
-            Confidence::SeenOnACard => "seen on a card",
+            Confidence::SeenOnACard => "owners report",
             Confidence::Documented => "documented",
             Confidence::Inferred => "inferred",
         }
@@ -101,6 +101,8 @@ pub struct Finding {
 pub const IDS: &[&str] = &[
     "kfd-no-access",
     "queue-preemption",
+    "ring-timeout",
+    "pci-atomics",
     "torch-known-to-hang",
     "torch-lacks-architecture",
     "glibc-too-new",
@@ -111,6 +113,7 @@ pub const IDS: &[&str] = &[
     "miopen-cache-corrupt",
     "miopen-cache-narrowed",
     "runtime-version-mismatch",
+    "torch-missing",
     "torch-without-hip",
     "env-contradiction",
     "env-imaginary",
@@ -191,7 +194,7 @@ impl Examination {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
     }
 
-    /// The report as the wire format has it: `{schema, machine, environment, findings, verdict}`.
+    /// The report as the wire format has it: `{schema, machine, environment, verdict, steps, findings}`.
     pub fn to_json(&self) -> serde_json::Value {
         let glibc = self.software.glibc.map(|(major, minor)| format!("{major}.{minor}"));
         serde_json::json!({
@@ -211,8 +214,9 @@ impl Examination {
                 "fingerprint": self.machine.fingerprint(None),
             },
             "environment": self.environment,
-            "findings": self.findings,
             "verdict": self.verdict,
+            "steps": crate::steps::steps(self),
+            "findings": self.findings,
         })
     }
 }

@@ -99,8 +99,21 @@ pub struct LogLine {
     pub path: String,
     /// The line, without the time stamp and host name in front.
     pub text: String,
-    /// Whether it tells of a queue that could not be preempted, as against a plain reset.
-    pub preemption: bool,
+    /// What it tells of.
+    pub kind: LogKind,
+}
+
+/// What a line of the kernel's log tells of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogKind {
+    /// A compute queue could not be preempted.
+    Preemption,
+    /// A ring of the card did not come back: the driver's own watchdog saw a hang.
+    RingTimeout,
+    /// The driver reset the card.
+    Reset,
+    /// The slot or the board has no PCIe atomics, and the driver leaves the card out.
+    NoAtomics,
 }
 
 /// Where the kernel's log may be. The ring buffer itself is not among them: it cannot be read without being root on
@@ -113,16 +126,45 @@ pub(crate) fn log_lines(system: &System) -> Vec<LogLine> {
     for path in LOGS {
         let Ok(tail) = system.tail(path, LARGE) else { continue };
         let lines = relevant_log_lines(&String::from_utf8_lossy(&tail));
-        found.extend(lines.into_iter().map(|(text, preemption)| LogLine {
-            path: (*path).to_owned(),
-            text,
-            preemption,
-        }));
+        found.extend(lines.into_iter().map(|(text, kind)| LogLine { path: (*path).to_owned(), text, kind }));
+        if !found.is_empty() {
+            return found;
+        }
+    }
+    // Most distributions keep the log in journald's files alone.
+    for (path, text) in system.journals(LARGE) {
+        let lines = relevant_log_lines(&text);
+        found.extend(lines.into_iter().map(|(text, kind)| LogLine { path: path.clone(), text, kind }));
         if !found.is_empty() {
             break;
         }
     }
     found
+}
+
+/// What journald's files begin with.
+pub(crate) const JOURNAL: &[u8] = b"LPKSHHRH";
+
+/// Where the last object of a journal begins, from the file's header.
+pub(crate) fn journal_end(header: &[u8]) -> Option<u64> {
+    (header.starts_with(JOURNAL)).then_some(())?;
+    Some(u64::from_le_bytes(header.get(136..144)?.try_into().ok()?))
+}
+
+/// The messages in a part of a journal: each lies there as `MESSAGE=` and its text, with numbers around it. Long ones are
+/// compressed and not found; those of the kernel are short.
+pub(crate) fn journal_messages(bytes: &[u8]) -> String {
+    const START: &[u8] = b"MESSAGE=";
+    let mut text = String::new();
+    let mut rest = bytes;
+    while let Some(at) = rest.windows(START.len()).position(|window| window == START) {
+        rest = &rest[at + START.len()..];
+        let length = rest.iter().position(|byte| *byte < b' ' || *byte > b'~').unwrap_or(rest.len());
+        text.push_str(&String::from_utf8_lossy(&rest[..length]));
+        text.push('\n');
+        rest = &rest[length..];
+    }
+    text
 }
 
 /// Picks the lines that matter, newest last, at most twenty.
@@ -131,23 +173,33 @@ pub(crate) fn log_lines(system: &System) -> Vec<LogLine> {
 /// [ 1234.5] amdgpu 0000:03:00.0: amdgpu: qcm fence wait loop timeout expired
 /// [ 1234.6] amdgpu: The cp might be in an unrecoverable state due to an unsuccessful queues preemption
 /// [ 1234.7] [drm:amdgpu_device_ip_suspend] kiq fence wait failed
+/// [ 1234.8] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=3
+/// [    2.1] kfd kfd: amdgpu: skipped device 1002:731f, PCI rejects atomics 730<0
 /// ```
-pub(crate) fn relevant_log_lines(text: &str) -> Vec<(String, bool)> {
-    let mut found: Vec<(String, bool)> = text
+pub(crate) fn relevant_log_lines(text: &str) -> Vec<(String, LogKind)> {
+    let mut found: Vec<(String, LogKind)> = text
         .lines()
         .filter_map(|line| {
             let lower = line.to_lowercase();
             if !(lower.contains("amdgpu") || lower.contains("kfd") || lower.contains("kiq")) {
                 return None;
             }
-            let preemption = ["queue preemption", "queues preemption", "kiq fence", "qcm fence wait"]
-                .iter()
-                .any(|sign| lower.contains(sign));
-            let reset = lower.contains("gpu reset begin") || lower.contains("gpu recovery");
+            let has = |signs: &[&str]| signs.iter().any(|sign| lower.contains(sign));
+            let kind = if has(&["queue preemption", "queues preemption", "kiq fence", "qcm fence wait"]) {
+                LogKind::Preemption
+            } else if lower.contains("ring ") && lower.contains(" timeout") {
+                LogKind::RingTimeout
+            } else if has(&["rejects atomics", "atomics not supported", "atomic ops are not supported"]) {
+                LogKind::NoAtomics
+            } else if has(&["gpu reset begin", "gpu recovery"]) {
+                LogKind::Reset
+            } else {
+                return None;
+            };
             // From the driver's own words on: what stands before it is a time and a host name.
             let start = ["amdgpu", "kfd", "[drm", "kiq"].iter().filter_map(|sign| lower.find(sign)).min().unwrap_or(0);
             let text = line.get(start..).unwrap_or(line);
-            (preemption || reset).then(|| (text.chars().take(200).collect(), preemption))
+            Some((text.chars().take(200).collect(), kind))
         })
         .collect();
     let surplus = found.len().saturating_sub(20);
@@ -176,7 +228,28 @@ mod tests {
                     unsuccessful queues preemption\nNov  8 10:00:01 somehost kernel: usb 1-1: new device\n";
         let lines = relevant_log_lines(text);
         assert_eq!(lines.len(), 1);
-        assert!(lines[0].0.starts_with("amdgpu: The cp") && lines[0].1, "{lines:?}");
+        assert!(lines[0].0.starts_with("amdgpu: The cp") && lines[0].1 == LogKind::Preemption, "{lines:?}");
+    }
+
+    #[test]
+    fn ring_timeouts_and_missing_atomics_are_told_apart() {
+        let text = "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=1, emitted seq=3\n\
+                    kfd kfd: amdgpu: skipped device 1002:731f, PCI rejects atomics 730<0\n\
+                    amdgpu 0000:03:00.0: amdgpu: GPU reset begin!\n\
+                    amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 uses VM inv eng 0 on hub 0\n";
+        let kinds: Vec<LogKind> = relevant_log_lines(text).into_iter().map(|(_, kind)| kind).collect();
+        assert_eq!(kinds, [LogKind::RingTimeout, LogKind::NoAtomics, LogKind::Reset]);
+    }
+
+    #[test]
+    fn messages_are_found_in_a_journal() {
+        let mut bytes = b"LPKSHHRH".to_vec();
+        bytes.resize(300, 0);
+        bytes[136..144].copy_from_slice(&700u64.to_le_bytes());
+        bytes.extend(b"\x01\0\0MESSAGE=amdgpu: ring gfx_0.0.0 timeout\0\0\x07PRIORITY=3\0MESSAGE=usb 1-1: x\xff");
+        assert_eq!(journal_end(&bytes), Some(700));
+        assert_eq!(journal_messages(&bytes), "amdgpu: ring gfx_0.0.0 timeout\nusb 1-1: x\n");
+        assert_eq!(journal_end(b"text"), None);
     }
 
     proptest! {

@@ -16,6 +16,8 @@ use std::sync::Mutex;
 
 use rustix::fs::{Access, OFlags, access};
 
+use crate::kernel;
+
 /// Small text files: sysfs attributes, version files, profile scripts.
 pub const SMALL: usize = 64 * 1024;
 /// Larger text files, for example a shell's start-up file or the kernel's log.
@@ -334,6 +336,41 @@ impl System {
         content.truncate(read);
         self.record(path, content.clone());
         Ok(content)
+    }
+
+    /// What the end of each of journald's files says, as text, with the file's place. Those that this user may not read are
+    /// passed over: they are root's on most systems. A description holds the text itself.
+    pub fn journals(&self, limit: usize) -> Vec<(String, String)> {
+        let mut found = Vec::new();
+        for base in ["/var/log/journal", "/run/log/journal"] {
+            for machine in self.entries(base).into_iter().take(8) {
+                let path = Path::new(base).join(machine).join("system.journal");
+                let Some(text) = self.journal(&path, limit) else { continue };
+                // The folder's name is the machine's own number.
+                let place = Path::new(base).join("machine/system.journal");
+                self.record(&place, text.clone().into_bytes());
+                found.push((place.display().to_string(), text));
+            }
+        }
+        found
+    }
+
+    fn journal(&self, path: &Path, limit: usize) -> Option<String> {
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(self.resolve(path).ok()?).ok()?;
+        let length = file.metadata().ok().filter(|metadata| metadata.is_file())?.len();
+        let read = |start: u64, most: usize| -> Option<Vec<u8>> {
+            let mut content = vec![0; (length.saturating_sub(start)).min(most as u64) as usize];
+            let read = file.read_at(&mut content, start).ok()?;
+            content.truncate(read);
+            Some(content)
+        };
+        let header = read(0, 256)?;
+        let Some(end) = kernel::journal_end(&header) else {
+            return Some(String::from_utf8_lossy(&read(length.saturating_sub(limit as u64), limit)?).into_owned());
+        };
+        let start = end.min(length).saturating_sub(limit as u64);
+        Some(kernel::journal_messages(&read(start, limit + SMALL)?))
     }
 
     /// Reads a file as text; what is not UTF-8 becomes replacement characters.

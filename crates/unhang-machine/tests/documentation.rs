@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use unhang_machine::{IDS, variables};
+use unhang_machine::{IDS, symptoms, variables};
 
 fn page(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)
@@ -16,8 +16,12 @@ fn every_finding_has_a_section_and_every_section_a_finding() {
     for id in IDS {
         assert!(sections.contains(id), "docs/troubleshooting.md has no section \"### {id}\"");
     }
+    for topic in symptoms::TOPICS {
+        assert!(sections.contains(topic), "docs/troubleshooting.md has no section \"### {topic}\"");
+    }
     for section in &sections {
-        assert!(IDS.contains(section), "docs/troubleshooting.md has a section for {section}, which no finding has");
+        let known = IDS.contains(section) || symptoms::TOPICS.contains(section);
+        assert!(known, "docs/troubleshooting.md has a section for {section}, which is neither a finding nor a topic");
     }
     // The table of symptoms leads to sections that exist.
     for link in text.split("](#").skip(1) {

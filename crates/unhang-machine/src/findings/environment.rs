@@ -110,14 +110,17 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let told = chips::gfx_of_override(&variable.value)?;
     let card = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.gfx.as_deref() != Some(&told))?;
     let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
-    let native = seen.software.torch.iter().any(|torch| super::software::holds(&torch.architectures, gfx));
+    let native = super::software::is_native(seen, gfx);
+    let protect = "`unhang run -- python train.py`: convolutions keep off such code unless it passed a test in a child \
+                   process, and the shield mends other code as it is loaded (emulated, not yet seen on a card)";
+    let is_reported_to_work = super::software::reported_to_work_spoofed(seen);
     let fix = if native {
         "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
+    } else if is_reported_to_work {
+        format!("start programs with {protect}")
     } else {
         format!(
-            "install a torch with code for {gfx} and `unset HSA_OVERRIDE_GFX_VERSION`; until then start the \
-             program with `unhang run -- python …`: convolutions keep off such code unless it passed a test in a child \
-             process, and the shield mends other code as it is loaded (emulated, not yet seen on a card)"
+            "start programs with {protect}; better, take a torch with native code for {gfx} (`unhang explain routes`)"
         )
     };
     let (severity, why, confidence) = if chips::is_affected_gfx(&told) {
@@ -131,7 +134,8 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
         )
     } else {
         (
-            Severity::Error,
+            // A way that owners report working, once it was taken, is no error.
+            if is_reported_to_work && !native { Severity::Warning } else { Severity::Error },
             format!(
                 "The runtime will load code for {told} on {gfx} silicon. For hardware bugs of gfx101x the compiler inserts \
                  work-arounds only when it compiles for gfx101x; {told} code has none of them: a program may hang, fault or \

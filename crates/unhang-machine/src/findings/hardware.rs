@@ -2,7 +2,7 @@
 
 use super::{Confidence, Finding, Seen, Severity};
 use crate::chips::AMD;
-use crate::kernel::LogLine;
+use crate::kernel::{LogKind, LogLine};
 use crate::machine::Machine;
 use crate::system::DeviceAccess;
 
@@ -10,6 +10,8 @@ pub(super) fn findings(seen: &Seen, log: &[LogLine]) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(no_access(seen));
     found.extend(queue_preemption(log));
+    found.extend(ring_timeout(log));
+    found.extend(no_atomics(log));
     found.extend(hidden(seen));
     found.extend(parameters(seen));
     found.extend(unreadable(seen));
@@ -72,26 +74,73 @@ fn no_access(seen: &Seen) -> Option<Finding> {
 }
 
 fn queue_preemption(log: &[LogLine]) -> Option<Finding> {
-    let lines: Vec<_> = log.iter().filter(|line| line.preemption).collect();
+    let lines: Vec<_> = log.iter().filter(|line| line.kind == LogKind::Preemption).collect();
     let last = lines.last()?;
     Some(Finding {
         id: "queue-preemption",
         severity: Severity::Error,
         summary: "the kernel's log tells of compute queues that could not be preempted".to_owned(),
         why: format!(
-            "{} such lines in {}, the last: \"{}\". On Navi 1x this happens even with native code and is another illness \
+            "{} in {}, the last: \"{}\". On Navi 1x this happens even with native code and is another illness \
              than the spoof: the card needs a reset, and everything that used it is lost. (Source: lamikr/rocm_sdk_builder \
              issue 98.)",
-            lines.len(),
+            counted(lines.len(), "such line"),
             last.path,
             last.text
         ),
         fix: Some(
-            "reboot to get the card back; save the state of long jobs often, so that they can go on after the next time; \
-             try a newer kernel, and close other programs that compute on this card"
+            "`sudo reboot` gets the card back; save the state of long jobs often, so that they can go on after the next \
+             time; try a newer kernel, and close other programs that compute on this card"
                 .to_owned(),
         ),
         confidence: Confidence::SeenOnACard,
+        places: Vec::new(),
+    })
+}
+
+fn ring_timeout(log: &[LogLine]) -> Option<Finding> {
+    let lines: Vec<_> = log.iter().filter(|line| line.kind == LogKind::RingTimeout).collect();
+    let last = lines.last()?;
+    Some(Finding {
+        id: "ring-timeout",
+        severity: Severity::Warning,
+        summary: "the kernel's log tells of rings of the card that did not come back".to_owned(),
+        why: format!(
+            "{} in {}, the last: \"{}\". The driver's own watchdog saw the card hang and reset it; the desktop and what was \
+             computed went with it. Where code for another chip runs here, that is the first suspect; otherwise power, heat \
+             and memory clocks are. (Source: amdgpu_job_timedout in the kernel's amdgpu driver.)",
+            counted(lines.len(), "such line"),
+            last.path,
+            last.text
+        ),
+        fix: Some(
+            "`unhang run -- python train.py` keeps code for another chip away; if it also happens in games, undo \
+             overclocking and look at the power supply"
+                .to_owned(),
+        ),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    })
+}
+
+fn no_atomics(log: &[LogLine]) -> Option<Finding> {
+    let last = log.iter().rev().find(|line| line.kind == LogKind::NoAtomics)?;
+    Some(Finding {
+        id: "pci-atomics",
+        severity: Severity::Error,
+        summary: "the driver leaves a card out of GPU computing: its slot has no PCIe atomics".to_owned(),
+        why: format!(
+            "{}: \"{}\". ROCm's driver needs PCIe atomic operations between processor and card for these chips, and a slot \
+             behind an old chipset, a riser or a Thunderbolt box may not pass them on. (Source: kfd_device.c of the kernel's \
+             amdgpu driver.)",
+            last.path, last.text
+        ),
+        fix: Some(
+            "put the card into the slot that is wired to the processor (mostly the one nearest to it), without a riser; boards \
+             with PCIe 2.0 processors cannot do it at all"
+                .to_owned(),
+        ),
+        confidence: Confidence::Documented,
         places: Vec::new(),
     })
 }
@@ -172,15 +221,40 @@ pub(super) fn not_affected(machine: &Machine) -> Finding {
     } else {
         format!("no RDNA1 card is here ({}): unhang leaves torch alone", names.join(", "))
     };
+    let amd: Vec<&str> =
+        machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).filter_map(|gpu| gpu.gfx.as_deref()).collect();
+    let known = amd.iter().find_map(|gfx| known_failures(gfx)).unwrap_or_default();
+    let fix = (!amd.is_empty()).then(|| {
+        "`unhang probe` tries convolutions in a child with a deadline; `unhang run --strategy jit -- python train.py` computes \
+         them with unhang's own kernels"
+            .to_owned()
+    });
     Finding {
         id: "not-affected",
         severity: Severity::Info,
         summary,
-        why: "RDNA1 is gfx1010 to gfx1013 (RX 5300 to 5700, Pro W5500/W5700, Pro 5300 to 5700, BC-250). RX 6000 is RDNA2, \
-              whose chips do not have these hardware bugs. (Source: LLVM's AMDGPU.td.)"
-            .to_owned(),
-        fix: None,
+        why: format!(
+            "RDNA1 is gfx1010 to gfx1013 (RX 5300 to 5700, Pro W5500/W5700, Pro 5300 to 5700, BC-250). RX 6000 is RDNA2, \
+             whose chips do not have these hardware bugs, and neither have later ones. (Source: LLVM's AMDGPU.td.){known}"
+        ),
+        fix,
         confidence: Confidence::Documented,
         places: Vec::new(),
+    }
+}
+
+/// What others report of MIOpen on newer cards.
+fn known_failures(gfx: &str) -> Option<&'static str> {
+    match gfx {
+        "gfx1151" => Some(
+            " Reported of MIOpen on this chip: every solver ends in \"Invalid elapsed time\" with ROCm 10.0 (MIOpen issue 3964; \
+             `torch.backends.cudnn.enabled = False` goes around it), and convolutions are slower than the processor's (TheRock \
+             issue 5105).",
+        ),
+        "gfx1200" | "gfx1201" => Some(
+            " Reported of MIOpen on RX 9000: very slow convolutions (rocm-libraries issue 2567), and NaN in second derivatives \
+             (legacy-rocm-build issue 6625).",
+        ),
+        _ => None,
     }
 }

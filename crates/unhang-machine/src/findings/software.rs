@@ -6,11 +6,9 @@ use super::hardware::counted;
 use super::{Confidence, Finding, Place, Seen, Severity};
 use crate::chips::AMD;
 use crate::miopen::{Damage, QuickLook};
+use crate::routes::{self, SPOOFED_STACK};
 use crate::software::{Torch, two_numbers};
 
-/// The stack that owners of these cards report working with the spoof.
-const KNOWN_GOOD: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 'numpy<2' torch==1.13.1+rocm5.2 \
-                          torchvision==0.14.1+rocm5.2 --extra-index-url https://download.pytorch.org/whl/rocm5.2";
 /// From this HIP version on, spoofed programs are reported to hang.
 const HANGS_SINCE: (u32, u32) = (5, 3);
 
@@ -35,7 +33,7 @@ pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
         found.extend(hip.iter().filter_map(|torch| known_to_hang(seen, torch)));
         found.extend(hip.iter().filter_map(|torch| lacks_architecture(seen, torch)));
         if hip.is_empty() && seen.machine.affected() {
-            found.extend(seen.software.torch.first().map(without_hip));
+            found.push(seen.software.torch.first().map_or_else(|| missing(seen), |torch| without_hip(seen, torch)));
         }
     }
     found.extend(hip.iter().filter_map(|torch| glibc(seen, torch)));
@@ -57,7 +55,45 @@ fn known_good(seen: &Seen) -> String {
     } else {
         " (on a system or in a container with glibc 2.40 or older: Debian 12, Ubuntu 22.04 or 24.04)".to_owned()
     };
-    format!("`{KNOWN_GOOD}`{place}, with HSA_OVERRIDE_GFX_VERSION=10.3.0")
+    format!("`{SPOOFED_STACK}`{place}, started with `unhang run -- ~/rdna1/bin/python train.py`")
+}
+
+/// The way to a torch for the card that is here, best first.
+fn ways(seen: &Seen) -> String {
+    let gfx = seen.machine.gpus.iter().find(|gpu| gpu.affected).and_then(|gpu| gpu.gfx.as_deref()).unwrap_or_default();
+    match routes::native_wheels(gfx) {
+        Some(native) => format!(
+            "take AMD's wheels with native code for it: `{native}` (owners report; not tried by us); or the stack that owners \
+             report working under a spoof: {}; `unhang explain routes` has all ways",
+            known_good(seen)
+        ),
+        None => format!("take the stack that owners report working under a spoof: {}", known_good(seen)),
+    }
+}
+
+/// Whether a torch here holds code for the chip itself.
+pub(super) fn is_native(seen: &Seen, gfx: &str) -> bool {
+    seen.software.torch.iter().any(|torch| torch.hip.is_some() && holds(&torch.architectures, gfx))
+}
+
+/// Whether every torch here that could use the card is one that owners report working under the spoof.
+pub(super) fn reported_to_work_spoofed(seen: &Seen) -> bool {
+    let mut versions = seen.software.torch.iter().filter_map(Torch::hip_version).peekable();
+    versions.peek().is_some() && versions.all(|version| version < HANGS_SINCE)
+}
+
+fn missing(seen: &Seen) -> Finding {
+    Finding {
+        id: "torch-missing",
+        severity: Severity::Warning,
+        summary: "no torch was found: nothing here computes on this card yet".to_owned(),
+        why: "The active environment, the usual places and those that --python names were looked through. (Source: their \
+              folders of packages.)"
+            .to_owned(),
+        fix: Some(format!("{}; for one that is elsewhere, `unhang doctor --python /path/to/python`", ways(seen))),
+        confidence: Confidence::Documented,
+        places: Vec::new(),
+    }
 }
 
 fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
@@ -80,11 +116,15 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             hip.1,
             chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
         ),
-        fix: Some(format!(
-            "install the stack that users report working: {}; or keep this torch and start the program with \
-             `unhang run -- python …`, which protects its convolutions and ends it when something hangs",
-            known_good(seen)
-        )),
+        fix: Some(if is_native(seen, chip.gfx.as_deref().unwrap_or_default()) {
+            "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
+        } else {
+            format!(
+                "start programs with `unhang run -- python train.py`, which protects convolutions and ends a program that \
+                 hangs; better, {}",
+                ways(seen)
+            )
+        }),
         confidence: Confidence::SeenOnACard,
         places: vec![Place { path: torch.path.clone(), line: None }],
     })
@@ -99,11 +139,7 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
         .collect();
     let (card, gfx) = missing.first()?;
     let fix = if card.affected {
-        format!(
-            "install a torch with code for {gfx} (Arch Linux's packages, AMD's gfx101X builds from ROCm/TheRock, or a build \
-             of your own with PYTORCH_ROCM_ARCH={gfx}); or the stack that users report working under a spoof: {}",
-            known_good(seen)
-        )
+        ways(seen)
     } else {
         format!("install a torch built for {gfx}; its release notes list the chips")
     };
@@ -122,7 +158,7 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
     })
 }
 
-fn without_hip(torch: &Torch) -> Finding {
+fn without_hip(seen: &Seen, torch: &Torch) -> Finding {
     let kind = if torch.cuda.is_some() { "NVIDIA GPUs" } else { "the CPU" };
     Finding {
         id: "torch-without-hip",
@@ -131,7 +167,7 @@ fn without_hip(torch: &Torch) -> Finding {
         why: "`torch.version.hip` is None. Plain `pip install torch` gives such a build; ROCm's come from another index. \
               (Source: torch/version.py.)"
             .to_owned(),
-        fix: Some(format!("the stack that users report working: `{KNOWN_GOOD}`")),
+        fix: Some(ways(seen)),
         confidence: Confidence::Documented,
         places: vec![Place { path: torch.path.clone(), line: None }],
     }
@@ -175,7 +211,7 @@ fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
     if foreign.is_empty() {
         return None;
     }
-    let shadowed = torch.libraries.iter().any(|library| !library.bundled && torch.bundled.contains(&library.name));
+    let shadowed = shadowed(torch);
     Some(Finding {
         id: "runtime-version-mismatch",
         severity: seen.error_if_affected(),
@@ -200,8 +236,14 @@ fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
     })
 }
 
+/// Whether libraries from elsewhere are loaded in the place of those that torch brought.
+fn shadowed(torch: &Torch) -> bool {
+    torch.libraries.iter().any(|library| !library.bundled && torch.bundled.contains(&library.name))
+}
+
 fn bundles(seen: &Seen, torch: &Torch) -> Option<Finding> {
-    if torch.bundled.is_empty() || seen.software.rocm.is_empty() {
+    // Where LD_LIBRARY_PATH puts others before them, that is what has to be said.
+    if torch.bundled.is_empty() || seen.software.rocm.is_empty() || shadowed(torch) {
         return None;
     }
     let system: Vec<_> = seen

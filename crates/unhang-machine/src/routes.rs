@@ -1,0 +1,94 @@
+//! The ways to a torch that computes on an RDNA1 card, as whole recipes, best first; and what unhang is for on each.
+//!
+//! None of them was tried by us: nobody here has a card. Each says who reports it.
+
+use crate::findings::Confidence;
+
+/// A recipe.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// What it is, in a few words.
+    pub title: String,
+    /// The commands, one a line, that install it.
+    pub commands: Vec<String>,
+    /// How a program is started then.
+    pub start: &'static str,
+    /// What to know before, and who says that it works.
+    pub notes: String,
+    /// What unhang does for it.
+    pub unhang: &'static str,
+    /// How sure we are.
+    pub confidence: Confidence,
+}
+
+/// AMD's native wheels for a chip; they exist for three of the four.
+pub fn native_wheels(gfx: &str) -> Option<String> {
+    ["gfx1010", "gfx1011", "gfx1012"].contains(&gfx).then(|| {
+        format!(
+            "python3 -m venv ~/rdna1 && ~/rdna1/bin/pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ \
+             'torch[device-{gfx}]' 'torchvision[device-{gfx}]'"
+        )
+    })
+}
+
+/// The stack that owners report working under the spoof.
+pub const SPOOFED_STACK: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 'numpy<2' torch==1.13.1+rocm5.2 \
+                                 torchvision==0.14.1+rocm5.2 --extra-index-url https://download.pytorch.org/whl/rocm5.2";
+
+/// The ways for a chip.
+pub fn routes(gfx: &str) -> Vec<Route> {
+    let mut all = Vec::new();
+    if let Some(command) = native_wheels(gfx) {
+        all.push(Route {
+            title: format!("AMD's wheels with native code for {gfx}"),
+            commands: vec![command],
+            start: "~/rdna1/bin/python train.py",
+            notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
+                    easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
+                .to_owned(),
+            unhang: "none of the hardware hazards concern native code; what is left are MIOpen's speed and its failures: \
+                     `unhang run -- python train.py` brings kernels of its own and a watchdog",
+            confidence: Confidence::SeenOnACard,
+        });
+    }
+    all.push(Route {
+        title: "Arch Linux's packages, which are built for these chips".to_owned(),
+        commands: vec!["sudo pacman -S python-pytorch-rocm".to_owned()],
+        start: "python train.py",
+        notes:
+            "Native as well; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
+                .to_owned(),
+        unhang: "the same as with AMD's wheels",
+        confidence: Confidence::SeenOnACard,
+    });
+    all.push(Route {
+        title: "torch 1.13.1 for ROCm 5.2, spoofed as gfx1030".to_owned(),
+        commands: vec![SPOOFED_STACK.to_owned()],
+        start: "unhang run -- ~/rdna1/bin/python train.py",
+        notes: "Python 3.10 or older; glibc 2.40 or older (Debian 12, Ubuntu 22.04 or 24.04, or a container of one). The next \
+                wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)"
+            .to_owned(),
+        unhang: "safety first: gfx1030 code lacks the work-arounds that RDNA1 needs; `unhang run` sets the variables, mends \
+                 code as it is loaded (emulated, not yet seen on a card), keeps convolutions off what did not pass a test, \
+                 and ends a program that hangs",
+        confidence: Confidence::SeenOnACard,
+    });
+    all
+}
+
+/// The recipes for people to read.
+pub fn in_words(gfx: &str) -> String {
+    let mut text =
+        format!("Ways to a torch that computes on {gfx}, best first. None was tried by us: nobody here has a card.\n");
+    for (index, route) in routes(gfx).into_iter().enumerate() {
+        text.push_str(&format!("\n{}. {} [{}]\n", index + 1, route.title, route.confidence.name()));
+        for command in &route.commands {
+            text.push_str(&format!("       {command}\n"));
+        }
+        text.push_str(&format!(
+            "       {}\n   {}\n   What unhang is for: {}.\n",
+            route.start, route.notes, route.unhang
+        ));
+    }
+    text
+}

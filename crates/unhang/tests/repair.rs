@@ -286,7 +286,7 @@ fn what_is_taken_out_of_a_container_stays_in_its_folder() {
     }
     bytes.extend(name);
     bytes.resize(4096, 0);
-    bytes.extend(b"\x7fELF not really".iter().chain(&[0; 48]).take(64));
+    bytes.extend(b"\x7fELF not really".iter().chain(&[0; 60]).take(64));
     std::fs::write(&input, bytes).unwrap();
     let (code, stdout, stderr) = repair(&["--extract", folder.to_str().unwrap()], &[&input]);
     assert_eq!(code, 2, "{stdout}{stderr}");

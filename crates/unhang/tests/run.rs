@@ -130,6 +130,16 @@ fn a_place_that_somebody_else_made_is_not_used() {
     let mut command = place.command(&["sh", "-c", "echo \"at $PYTHONPATH\""]);
     command.env("XDG_RUNTIME_DIR", place.path("theirs"));
     let output = ends(command);
+    let used = text(&output.stdout);
+    // Root has a place besides, where nobody else can write.
+    assert!(used == "at \n" || used.starts_with("at /run/unhang/run-"), "no folder that others can change: {used}");
+    assert!(output.status.success(), "the program runs all the same");
+
+    // Somebody else has none.
+    fs::set_permissions(place.path("home"), Permissions::from_mode(0o777)).unwrap();
+    let mut command = place.command(&["sh", "-c", "echo \"at $PYTHONPATH\""]);
+    command.uid(SOMEBODY + 1).gid(SOMEBODY + 1).env("XDG_RUNTIME_DIR", place.path("theirs"));
+    let output = ends(command);
     assert_eq!(text(&output.stdout), "at \n", "no folder that others can change");
     let said = text(&output.stderr);
     assert!(said.contains("no private folder for this run") && said.contains("belongs to user 65534"), "{said}");
@@ -177,6 +187,10 @@ fn talk_that_nobody_can_hear_breaks_nothing() {
             command.env_remove(name);
         }
         command.env("TMPDIR", place.path("missing"));
+        if rustix::process::geteuid().is_root() {
+            // Root always has a place, and nothing to say.
+            command.uid(SOMEBODY).gid(SOMEBODY);
+        }
         assert_eq!(ends(command).status.code(), Some(5), "{redirection}");
         let mut command = Command::new("sh");
         command.args(["-c", &format!("exec \"$0\" doctor {redirection}"), &binary]);

@@ -116,7 +116,7 @@ impl Demo {
 }
 
 fn this_machine(style: Style) -> anyhow::Result<String> {
-    Ok(doctor::report(&examine(&System::host(), &Options::default()), style))
+    Ok(doctor::report(&examine(&System::host(), &Options::default()), style, false))
 }
 
 /// The example machine, in a folder that is gone afterwards.
@@ -127,7 +127,7 @@ fn with_example<T>(use_it: impl FnOnce(&System) -> T) -> anyhow::Result<T> {
 }
 
 fn reported_machine(style: Style) -> anyhow::Result<String> {
-    with_example(|system| doctor::report(&examine(system, &Options::default()), style))
+    with_example(|system| doctor::report(&examine(system, &Options::default()), style, true))
 }
 
 fn reported_plans(style: Style) -> anyhow::Result<String> {

@@ -6,10 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine};
+use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, steps};
 
 use super::machine_arguments::MachineArguments;
-use super::python::find_python;
+use super::python::{find_python, interpreter};
 use super::self_test::{self, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
@@ -21,6 +21,7 @@ Exit codes: 0 no errors, 1 errors were found, 2 wrong usage, 3 could not tell.
 
 Examples:
   unhang doctor
+  unhang doctor --explain                        # with the reason and the remedy of each finding
   unhang doctor --python ~/venv/bin/python
   unhang doctor --bundle machine.tar.gz          # for a bug report; holds no user or host names
   unhang doctor --self-test --bundle card.tar.gz # what the owner of a card sends in
@@ -29,6 +30,9 @@ pub struct Doctor {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Give the reason, the remedy and the source of each finding.
+    #[arg(long)]
+    explain: bool,
     #[command(flatten)]
     machine: MachineArguments,
     /// Look for torch in this interpreter's or environment's packages too; may be repeated.
@@ -60,6 +64,15 @@ impl Doctor {
                 description.display()
             );
         }
+        for path in &self.python {
+            // On a machine that is a folder, the path is that machine's.
+            if self.machine.description().is_none() && !path.exists() {
+                bail!(
+                    anyhow::anyhow!("hint: name an interpreter, or the folder of an environment that has bin/python")
+                        .context(format!("there is no Python at {}", path.display()))
+                );
+            }
+        }
         let system = self.machine.system()?;
         let options = Options { pythons: self.python.clone() };
         let (examination, bundle) = match &self.bundle {
@@ -80,7 +93,7 @@ impl Doctor {
         } else {
             let style = Style::for_stream(&std::io::stdout());
             let tried = tried.as_deref().map(|tried| self_test::report(tried, style)).unwrap_or_default();
-            print_text(&format!("{}{tried}", report(&examination, style)))?;
+            print_text(&format!("{}{tried}", report(&examination, style, self.explain)))?;
         }
         if let Some(path) = &self.bundle {
             tell(&format!("wrote {}; look through it before you send it", path.display()));
@@ -111,10 +124,8 @@ impl Doctor {
     }
 }
 
-/// `--python` takes an interpreter or the folder of an environment.
-fn interpreter(given: &Path) -> PathBuf {
-    if given.is_dir() { given.join("bin/python") } else { given.to_owned() }
-}
+/// AMD's number among PCI vendors.
+const AMD: u16 = 0x1002;
 
 /// 0 no errors, 1 errors, 3 could not tell.
 fn exit_code(examination: &Examination) -> ExitCode {
@@ -133,8 +144,51 @@ fn write_bundle(bundle: &Bundle, path: &Path) -> anyhow::Result<()> {
     file.sync_all().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// The report for people. Everything in it that came from outside is made printable.
-pub(crate) fn report(examination: &Examination, style: Style) -> String {
+/// The report for people: the verdict, what to do, what is here, and what was found. Everything in it that came from
+/// outside is made printable.
+pub(crate) fn report(examination: &Examination, style: Style, explain: bool) -> String {
+    let mut text = format!("{}: {}\n", style.paint("Verdict", Colour::Bold), verdict(examination));
+    text.push_str(&what_to_do(examination, style));
+    text.push('\n');
+    text.push_str(&what_is_here(examination, style, explain));
+    let count = |severity, noun: &str| {
+        let count = examination.findings.iter().filter(|finding| finding.severity == severity).count();
+        if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+    };
+    let (errors, warnings) = (count(Severity::Error, "error"), count(Severity::Warning, "warning"));
+    let heading = style.paint("Findings", Colour::Bold);
+    let _ = writeln!(text, "\n{heading}: {errors}, {warnings}, {}", count(Severity::Info, "note"));
+    for finding in &examination.findings {
+        if explain {
+            text.push('\n');
+        }
+        text.push_str(&describe_finding(finding, style, explain));
+    }
+    if !explain && !examination.findings.is_empty() {
+        text.push_str("\nunhang doctor --explain gives reasons and sources; unhang explain ID those of one finding.\n");
+    }
+    text
+}
+
+/// What to do, in order, one command each.
+fn what_to_do(examination: &Examination, style: Style) -> String {
+    let mut text = String::new();
+    for (index, step) in steps(examination).iter().enumerate() {
+        if index == 0 {
+            let _ = writeln!(text, "\n{}", style.paint("What to do", Colour::Bold));
+        }
+        let ground = format!("[{}]", step.confidence.name());
+        let line = wrapped(&format!("{}. {} {ground}", index + 1, one_line(&step.what)), 2, 5);
+        let _ = writeln!(text, "{}", line.replacen(&ground, &style.paint(&ground, Colour::Dim), 1));
+        if let Some(command) = &step.command {
+            // Not wrapped: it is there to be copied.
+            let _ = writeln!(text, "       {}", style.paint(&one_line(command), Colour::Cyan));
+        }
+    }
+    text
+}
+
+fn what_is_here(examination: &Examination, style: Style, explain: bool) -> String {
     let mut text = String::new();
     let machine = &examination.machine;
     let _ = match &machine.described_by {
@@ -184,28 +238,17 @@ pub(crate) fn report(examination: &Examination, style: Style) -> String {
         for setting in &examination.environment {
             let value: String = setting.value.chars().take(200).collect();
             let _ = writeln!(text, "  {}={}", printable(&setting.name), one_line(&value));
-            let _ = writeln!(text, "{}", style.paint(&wrapped(&one_line(&setting.effect), 6, 6), Colour::Dim));
+            if explain {
+                let _ = writeln!(text, "{}", style.paint(&wrapped(&one_line(&setting.effect), 6, 6), Colour::Dim));
+            }
         }
     }
-    let count = |severity| examination.findings.iter().filter(|finding| finding.severity == severity).count();
-    let _ = writeln!(
-        text,
-        "\n{}: {} errors, {} warnings, {} notes",
-        style.paint("Findings", Colour::Bold),
-        count(Severity::Error),
-        count(Severity::Warning),
-        count(Severity::Info)
-    );
-    for finding in &examination.findings {
-        let _ = write!(text, "\n{}", describe_finding(finding, style));
-    }
-    let _ = writeln!(text, "\n{}: {}", style.paint("Verdict", Colour::Bold), verdict(examination));
     text
 }
 
 /// Text from outside on one line.
 fn one_line(text: &str) -> String {
-    printable(text).replace(['\n', '\t'], " ")
+    unhang_guard::text::printable_line(text)
 }
 
 fn describe_gpu(gpu: &Gpu, style: Style) -> String {
@@ -232,7 +275,7 @@ fn describe_gpu(gpu: &Gpu, style: Style) -> String {
     text
 }
 
-fn describe_finding(finding: &Finding, style: Style) -> String {
+fn describe_finding(finding: &Finding, style: Style, explain: bool) -> String {
     let colour = match finding.severity {
         Severity::Error => Colour::Red,
         Severity::Warning => Colour::Yellow,
@@ -241,6 +284,9 @@ fn describe_finding(finding: &Finding, style: Style) -> String {
     let head = format!("{}[{}]", finding.severity.name(), finding.id);
     let summary = wrapped(&format!("{head}: {}", one_line(&finding.summary)), 0, 2);
     let mut text = format!("{}\n", summary.replacen(&head, &style.paint(&head, colour), 1));
+    if !explain {
+        return text;
+    }
     let _ = writeln!(
         text,
         "{}",
@@ -288,7 +334,13 @@ fn verdict(examination: &Examination) -> String {
             "an RDNA1 card under a spoof: convolutions need protection"
         }
         Verdict::Affected => "an RDNA1 card is here: unhang is for it",
-        Verdict::Healthy if examination.machine.affected() => "an RDNA1 card, and all code for it is native",
+        Verdict::Healthy if examination.machine.affected() => {
+            "an RDNA1 card, and all code for it is native: no hardware hazards; MIOpen's speed and failures are what is left, \
+             and `unhang run` is for those"
+        }
+        Verdict::Healthy if examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD) => {
+            "no RDNA1 card: the hardware hazards do not concern it"
+        }
         Verdict::Healthy => "unhang is not needed here",
         Verdict::NoGpu => "there is no GPU",
         Verdict::Unknown => "too little could be read to tell",

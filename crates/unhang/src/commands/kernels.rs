@@ -78,7 +78,7 @@ struct Warm {
 #[derive(Args)]
 struct Selected {
     /// The chip that is really there.
-    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    #[arg(long, visible_alias = "chip", default_value = "gfx1010", value_name = "CHIP")]
     arch: Chip,
     /// The chip that the runtime believes in, where HSA_OVERRIDE_GFX_VERSION is set.
     #[arg(long, value_name = "CHIP")]

@@ -119,7 +119,7 @@ impl Knowledge {
         let names: Vec<String> = self.machine.gpus.iter().map(|gpu| printable(&gpu.name)).collect();
         let mut words = vec![if names.is_empty() { "no GPU".to_owned() } else { names.join(", ") }];
         if self.machine.affected() {
-            words.push("affected".to_owned());
+            words.push("RDNA1".to_owned());
         }
         if self.machine.spoofed() {
             words.push("spoofed".to_owned());

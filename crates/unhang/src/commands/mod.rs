@@ -3,10 +3,12 @@
 mod audit;
 mod bench;
 mod card;
+mod completions;
 mod demo;
 mod doctor;
 mod env;
 mod evidence;
+mod explain;
 mod kernels;
 mod knowledge;
 mod machine_arguments;
@@ -32,10 +34,12 @@ pub enum Command {
     Audit(audit::Audit),
     Bench(bench::Bench),
     Card(card::CardCommand),
+    Completions(completions::Completions),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
     Env(env::Env),
     Evidence(evidence::EvidenceCommand),
+    Explain(explain::Explain),
     Kernels(kernels::Kernels),
     MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
@@ -52,10 +56,12 @@ impl Command {
             Command::Audit(command) => command.run(),
             Command::Bench(command) => command.run(),
             Command::Card(command) => command.run(),
+            Command::Completions(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Env(command) => command.run(),
             Command::Evidence(command) => command.run(),
+            Command::Explain(command) => command.run(),
             Command::Kernels(command) => command.run(),
             Command::MiopenCache(command) => command.run(),
             Command::Plan(command) => command.run(),

@@ -43,7 +43,7 @@ pub struct PlanCommand {
     #[arg(long, value_name = "N")]
     groups: Option<i64>,
     /// f32, f16, bf16 or f64 [default: f32].
-    #[arg(long, value_name = "TYPE")]
+    #[arg(long, visible_alias = "data-type", value_name = "TYPE")]
     dtype: Option<String>,
     /// nchw or nhwc [default: nchw].
     #[arg(long, value_name = "LAYOUT")]
@@ -76,7 +76,7 @@ pub struct PlanCommand {
     #[arg(long, value_name = "DEVICE", value_parser = ["gpu", "cpu"])]
     device: Option<String>,
     /// Plan from what rehearsals found instead of what was seen.
-    #[arg(long)]
+    #[arg(long, visible_alias = "rehearse")]
     rehearsal: bool,
     /// Print JSON.
     #[arg(long)]
@@ -164,7 +164,7 @@ impl PlanCommand {
             groups: self.groups.unwrap_or(1),
             transposed: self.transposed,
             output_padding: pair("--output-padding", self.output_padding.as_deref(), 0)?,
-            data_type: name(&self.dtype, "f32").parse()?,
+            data_type: as_data_type(&name(&self.dtype, "f32")).parse()?,
             layout: name(&self.layout, "nchw").parse()?,
             direction: name(&self.direction, "forward").parse()?,
         })?)
@@ -172,10 +172,23 @@ impl PlanCommand {
 }
 
 fn numbers<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
-    let numbers: Result<Vec<i64>, _> = text.split('x').map(str::parse).collect();
+    // Torch writes a shape as (1, 16, 64, 64) or torch.Size([1, 16, 64, 64]).
+    let bare = text.trim_start_matches("torch.Size").trim_matches(['(', ')', '[', ']', ' ']);
+    let numbers: Result<Vec<i64>, _> = bare.split(['x', ',']).map(|number| number.trim().parse()).collect();
     match numbers.map(<[i64; N]>::try_from) {
         Ok(Ok(numbers)) => Ok(numbers),
         _ => bail!("{what} is {text:?}: expected {N} numbers such as {example}"),
+    }
+}
+
+/// A type as torch names it, or as keys have it.
+fn as_data_type(name: &str) -> &str {
+    match name.strip_prefix("torch.").unwrap_or(name) {
+        "float32" | "float" | "fp32" => "f32",
+        "float16" | "half" | "fp16" => "f16",
+        "bfloat16" => "bf16",
+        "float64" | "double" | "fp64" => "f64",
+        other => other,
     }
 }
 

@@ -21,7 +21,8 @@ use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culprits};
 
 use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
-use super::python::find_python;
+use super::python::{find_python, interpreter};
+use super::text::duration;
 use crate::output::{CANNOT_TELL, FOUND_ERRORS, tell};
 use children::{Python, VARIANTS};
 use show::{Found, Progress};
@@ -111,21 +112,6 @@ pub struct Probe {
     miopen_child: Option<miopen::Part>,
 }
 
-/// A length of time: a number with ms, s, m or h.
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = match unit {
-        "ms" => 1e-3,
-        "s" | "" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: expected ms, s, m or h")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no time: expected such as 90s, 10m or 2h"))?;
-    Duration::try_from_secs_f64(number * unit).map_err(|error| error.to_string())
-}
-
 /// Where attempts are made: a real torch, or a played card.
 struct Ground<'a> {
     machine: String,
@@ -165,7 +151,7 @@ impl Probe {
         let knowledge = Knowledge::gather(&self.knowledge, realm)?;
         let state = tempfile::tempdir().context("cannot make a folder for the children")?;
         let nowhere = Store::none();
-        let python = self.knowledge.python().map_or_else(find_python, PathBuf::from);
+        let python = self.knowledge.python().map_or_else(find_python, interpreter);
         let mut ground = match &self.rehearse {
             Some(name) => self.rehearsal(name, &knowledge, state.path())?,
             None => self.hardware(&knowledge, &python, &nowhere)?,

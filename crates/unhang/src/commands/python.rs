@@ -1,6 +1,6 @@
 //! Which Python is meant where none was named.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub const HAS_TORCH_AND_UNHANG: &str =
@@ -12,4 +12,9 @@ pub fn find_python() -> PathBuf {
         std::env::args_os().next().map(PathBuf::from).and_then(|program| Some(program.parent()?.join("python")));
     let active = std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python"));
     beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
+}
+
+/// `--python` takes an interpreter or the folder of an environment.
+pub fn interpreter(given: &Path) -> PathBuf {
+    if given.is_dir() { given.join("bin/python") } else { given.to_owned() }
 }

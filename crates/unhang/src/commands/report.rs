@@ -31,7 +31,7 @@ pub struct ReportCommand {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Report what rehearsals found instead of what was seen.
-    #[arg(long)]
+    #[arg(long, visible_alias = "rehearse")]
     rehearsal: bool,
     /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
     #[arg(long, value_name = "NAME", default_value = "auto")]

@@ -23,7 +23,7 @@ use self::child::{Ended, Signals};
 use self::environment::{Action, Decision};
 use self::folder::{HangReport, RunFolder};
 use super::machine_arguments::MachineArguments;
-use super::text::{print_safe_json, print_text};
+use super::text::{duration, print_safe_json, print_text};
 use crate::output::{printable, say};
 
 /// The exit code when a convolution did not come back.
@@ -50,27 +50,27 @@ Examples:
   unhang run -- torchrun --nproc-per-node 2 train.py
   unhang run --dry-run -- python train.py")]
 pub struct Run {
-    /// Seconds after which a convolution on the accelerator that does not come back is a hang [default: 60, among
-    /// several ranks 1800].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    hang_deadline: Option<f64>,
-    /// Seconds after which other work on the accelerator that does not move is a hang [default: ten times the
-    /// deadline of a convolution, among several ranks the same].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    outside_deadline: Option<f64>,
-    /// Seconds after which a convolution's call is a hang although the accelerator is idle: compiling, searching
-    /// [default: 3600].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    host_deadline: Option<f64>,
+    /// Time after which a convolution on the accelerator that does not come back is a hang, such as 90s or 5m [default:
+    /// 60s, among several ranks 30m].
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
+    hang_deadline: Option<Duration>,
+    /// Time after which other work on the accelerator that does not move is a hang [default: ten times the deadline of a
+    /// convolution, among several ranks the same].
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
+    outside_deadline: Option<Duration>,
+    /// Time after which a convolution's call is a hang although the accelerator is idle: compiling, searching
+    /// [default: 1h].
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
+    host_deadline: Option<Duration>,
     /// Start the program again after a hang, at most so many times, with what hung quarantined and UNHANG_RESTART=n set.
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
     /// What to start then in place of the command; a line for sh.
     #[arg(long, value_name = "CMD", requires = "restarts")]
     restart_cmd: Option<String>,
-    /// Seconds to wait before starting again; by default 15 on an affected card, which has to be reset first.
-    #[arg(long, value_name = "SECONDS")]
-    restart_delay: Option<f64>,
+    /// Time to wait before starting again; by default 15s on an affected card, which has to be reset first.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    restart_delay: Option<Duration>,
     /// Which environment profile to set.
     #[arg(long, value_enum, default_value = "auto")]
     profile: ProfileName,
@@ -81,7 +81,7 @@ pub struct Run {
     #[arg(long)]
     no_watchdog: bool,
     /// Let CPU tensors stand for those of the machine that --root describes; everything says that it is a rehearsal.
-    #[arg(long)]
+    #[arg(long, visible_alias = "rehearsal")]
     rehearse: bool,
     /// Show what would be set, and run nothing.
     #[arg(long)]
@@ -109,27 +109,31 @@ enum ProfileName {
     NoSpoof,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value > 0.0 && value < 1e9 => Ok(value),
-        _ => Err("expected a number of seconds above 0".to_owned()),
+fn deadline(text: &str) -> Result<Duration, String> {
+    match duration(text)? {
+        time if time.is_zero() || time.as_secs() >= 1_000_000_000 => Err("expected a time above 0".to_owned()),
+        time => Ok(time),
     }
 }
 
 impl Run {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let (decisions, is_affected) = self.decide()?;
+        let (decisions, protection) = self.decide()?;
+        let is_affected = protection.is_affected;
         if self.dry_run {
             return self.show(&decisions);
         }
         for decision in decisions.iter().filter(|it| it.action == Action::Kept) {
             say(&decision.to_string());
         }
+        if let Some(line) = protection.in_words(&self, &decisions) {
+            say(&line);
+        }
         let signals = Signals::catch().context("cannot catch signals")?;
         let folder = RunFolder::create().map_err(|reason| self.say_without_folder(&reason)).ok();
         let delay = match self.restart_delay {
-            Some(delay) => Duration::try_from_secs_f64(delay).context("--restart-delay")?,
+            Some(delay) => delay,
             None if is_affected && !self.rehearse => RESET,
             None => Duration::ZERO,
         };
@@ -141,6 +145,9 @@ impl Run {
                 Ok(ended) => ended,
                 Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
             };
+            if let Some(line) = folder.as_ref().and_then(RunFolder::take_summaries) {
+                say(&line);
+            }
             let found = folder.as_ref().map(RunFolder::take_reports).unwrap_or_default();
             if ended == Ended::Exited(0) || found.is_empty() {
                 return Ok(end_likewise(ended, folder));
@@ -164,8 +171,8 @@ impl Run {
         unreachable!("attempts are counted")
     }
 
-    /// What to set and why, and whether the card is affected.
-    fn decide(&self) -> anyhow::Result<(Vec<Decision>, bool)> {
+    /// What to set and why, and what there is to protect.
+    fn decide(&self) -> anyhow::Result<(Vec<Decision>, Protection)> {
         let system = self.machine.system()?;
         if self.rehearse && !system.is_folder() {
             bail!("a rehearsal needs a machine to play: name its folder with --root or UNHANG_ROOT");
@@ -191,7 +198,14 @@ impl Run {
         if is_affected && (spoofs || examination.machine.spoofed()) {
             decisions.extend(shield::decide(|name| std::env::var(name).ok()));
         }
-        Ok((decisions, is_affected))
+        let card = examination.machine.gpus.iter().find(|gpu| gpu.affected).map(|gpu| gpu.name.clone());
+        let gfx = decisions.iter().find(|it| it.name == "HSA_OVERRIDE_GFX_VERSION").and_then(|it| it.value.clone());
+        let told = gfx.and_then(|value| unhang_machine::gfx_of_override(&value));
+        let told = told.or_else(|| {
+            let spoofed = examination.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed());
+            spoofed.and_then(|gpu| gpu.reported_gfx.clone())
+        });
+        Ok((decisions, Protection { is_affected, card, told }))
     }
 
     fn show(&self, decisions: &[Decision]) -> anyhow::Result<ExitCode> {
@@ -275,7 +289,7 @@ impl Run {
             ("UNHANG_HOST_DEADLINE", self.host_deadline),
         ] {
             if let Some(deadline) = deadline {
-                command.env(name, deadline.to_string());
+                command.env(name, deadline.as_secs_f64().to_string());
             }
         }
         command.env("UNHANG_RESTART", attempt.to_string());
@@ -293,6 +307,39 @@ impl Run {
             command.env("UNHANG_ROOT", std::path::absolute(root)?);
         }
         Ok(())
+    }
+}
+
+/// What there is to protect.
+struct Protection {
+    is_affected: bool,
+    /// The RDNA1 card.
+    card: Option<String>,
+    /// The chip for which it passes.
+    told: Option<String>,
+}
+
+impl Protection {
+    /// One line for the owner of a card; elsewhere the program's streams are its own.
+    fn in_words(&self, run: &Run, decisions: &[Decision]) -> Option<String> {
+        let card = self.card.as_deref()?;
+        let mut parts = vec![match &self.told {
+            Some(told) => format!("{card} passes for {told}"),
+            None => format!("{card} with native code"),
+        }];
+        if self.told.is_some() {
+            let is_on = decisions.iter().any(|it| it.name == "HSA_TOOLS_LIB" && it.holds_a_value());
+            parts.push(if is_on { "shield on" } else { "no shield" }.to_owned());
+        }
+        parts.push(match run.hang_deadline {
+            _ if run.no_watchdog => "no watchdog".to_owned(),
+            Some(time) => format!("watchdog {} s", time.as_secs_f64()),
+            None => "watchdog 60 s".to_owned(),
+        });
+        if run.rehearse {
+            parts.push("a rehearsal: CPU tensors stand for the card's".to_owned());
+        }
+        Some(parts.join("; "))
     }
 }
 

@@ -5,6 +5,7 @@
 //! started with it lives. A run that was killed leaves its folder; a later one takes it away. Which folders are in use is
 //! told by a lock that ends with the process that holds it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::ffi::OsStrExt;
@@ -81,7 +82,8 @@ impl RunFolder {
     /// there is none.
     pub fn create() -> Result<RunFolder, String> {
         let mut reasons = Vec::new();
-        for place in places(|name| std::env::var_os(name).map(PathBuf::from)) {
+        let named = places(|name| std::env::var_os(name).map(PathBuf::from));
+        for place in named.into_iter().chain(place_of_root()) {
             match RunFolder::create_in(&place) {
                 Ok(folder) => return Ok(folder),
                 Err(error) => reasons.push(error.to_string()),
@@ -153,6 +155,47 @@ impl RunFolder {
     }
 }
 
+/// What a process of the run computed, as it said at its end.
+#[derive(Debug, Default, Deserialize)]
+struct Summary {
+    /// Layers by the engine that computed most of their calls.
+    layers: BTreeMap<String, u64>,
+}
+
+impl RunFolder {
+    /// What was computed by what, in one line, over all processes that said so; and forgets it.
+    pub fn take_summaries(&self) -> Option<String> {
+        let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
+        let names: Vec<String> = names.filter(|name| name.starts_with("done-") && name.ends_with(".json")).collect();
+        let mut layers: BTreeMap<String, u64> = BTreeMap::new();
+        for name in names.iter().take(MOST_REPORTS) {
+            let bytes = self.folder().read(name, LONGEST_REPORT).ok().flatten();
+            let summary: Summary = bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+            for (engine, count) in summary.layers {
+                let sum = layers.entry(engine).or_default();
+                *sum = sum.saturating_add(count);
+            }
+            self.folder().remove(name);
+        }
+        let on_cpu = layers.remove("cpu").unwrap_or_default();
+        if layers.is_empty() && on_cpu == 0 {
+            return None;
+        }
+        let mut parts: Vec<String> =
+            layers.iter().map(|(engine, count)| format!("{} on {engine}", counted(*count, "layer"))).collect();
+        parts.push(if parts.is_empty() {
+            format!("{} on the CPU", counted(on_cpu, "layer"))
+        } else {
+            format!("{on_cpu} on the CPU")
+        });
+        Some(parts.join(", "))
+    }
+}
+
+fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
 impl Drop for RunFolder {
     fn drop(&mut self) {
         if let Some(folder) = self.folder.take()
@@ -173,6 +216,11 @@ fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
         absolute("TMPDIR").map(|folder| folder.join("unhang-runs")),
     ];
     places.into_iter().flatten().collect()
+}
+
+/// Where root's may lie besides: under `sudo` the variables are often another user's.
+fn place_of_root() -> Option<PathBuf> {
+    rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/unhang"))
 }
 
 /// Whether a process lives that was started with the folder.
@@ -276,6 +324,18 @@ mod tests {
         let path = folder.path().to_owned();
         drop(folder);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_was_computed_is_summed_over_processes() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = make(place.path());
+        assert_eq!(folder.take_summaries(), None);
+        folder.folder().write("done-1.json", br#"{"layers": {"jit": 50, "cpu": 1}}"#).unwrap();
+        folder.folder().write("done-2.json", br#"{"layers": {"jit": 7}}"#).unwrap();
+        folder.folder().write("done-3.json", b"half of a").unwrap();
+        assert_eq!(folder.take_summaries().as_deref(), Some("57 layers on jit, 1 on the CPU"));
+        assert_eq!(folder.take_summaries(), None, "said once");
     }
 
     #[test]

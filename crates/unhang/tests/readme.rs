@@ -1,0 +1,48 @@
+//! What the README shows is what the program prints: each line of a block, in order; `…` stands for what was left out.
+
+use std::path::Path;
+
+use assert_cmd::Command;
+
+/// A command of a block, and the lines that follow it.
+fn blocks(page: &str) -> Vec<(String, Vec<String>)> {
+    let mut found: Vec<(String, Vec<String>)> = Vec::new();
+    let mut is_inside = false;
+    for line in page.lines() {
+        if line.starts_with("```") {
+            is_inside = !is_inside;
+            found.push((String::new(), Vec::new()));
+        } else if let (true, Some(command)) = (is_inside, line.strip_prefix("$ unhang ")) {
+            found.push((command.to_owned(), Vec::new()));
+        } else if let (true, Some((_, lines))) = (is_inside, found.last_mut()) {
+            lines.push(line.to_owned());
+        }
+    }
+    found.into_iter().filter(|(command, _)| !command.is_empty()).collect()
+}
+
+#[test]
+fn described_machines_are_shown_as_they_are_printed() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let mut checked = 0;
+    // Without a compiler, a wheel or a pipe: those need what may not be here.
+    for (command, shown) in
+        blocks(&page).iter().filter(|(command, _)| command.contains("--root") && !command.contains('|'))
+    {
+        let home = tempfile::tempdir().unwrap();
+        let mut run = Command::cargo_bin("unhang").unwrap();
+        run.current_dir(&root).env_clear().env("UNHANG_HOME", home.path()).args(command.split_whitespace());
+        let printed = String::from_utf8(run.output().unwrap().stdout).unwrap();
+        let mut lines = printed.lines();
+        for wanted in shown.iter().filter(|line| !line.trim().is_empty() && line.trim() != "…") {
+            let start = wanted.split('…').next().unwrap();
+            assert!(
+                lines.any(|line| if wanted.contains('…') { line.starts_with(start) } else { line == wanted }),
+                "README.md shows of `unhang {command}`:\n{wanted}\nwhich is not printed, or not there:\n{printed}"
+            );
+        }
+        checked += 1;
+    }
+    assert!(checked >= 2, "{checked} blocks");
+}

@@ -34,8 +34,11 @@ newest_torch = pytest.mark.skipif(
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    (tmp_path / "temporary").mkdir()
-    return subprocess_environment(TMPDIR=str(tmp_path / "temporary"), OMP_NUM_THREADS="1")
+    for name in ("temporary", "runtime"):
+        (tmp_path / name).mkdir()
+    return subprocess_environment(
+        TMPDIR=str(tmp_path / "temporary"), XDG_RUNTIME_DIR=str(tmp_path / "runtime"), OMP_NUM_THREADS="1"
+    )
 
 
 def run(environment: dict[str, str], *command: object, **options: object) -> subprocess.CompletedProcess:
@@ -44,6 +47,8 @@ def run(environment: dict[str, str], *command: object, **options: object) -> sub
         env=environment, capture_output=True, text=True, timeout=PATIENCE, **options,
     )  # fmt: skip
     left = [name for name in os.listdir(environment["TMPDIR"]) if name.startswith("unhang")]
+    runs = Path(environment["XDG_RUNTIME_DIR"]) / "unhang"
+    left += os.listdir(runs) if runs.is_dir() else []
     assert left == [], "nothing is left behind"
     return ended
 
@@ -134,6 +139,70 @@ def test_on_a_terminal_an_interrupt_comes_once(environment: dict[str, str]) -> N
     os.close(terminal)
     assert b"terminal True True" in shown
     assert b"interrupts 1" in shown, shown
+
+
+def test_a_terminal_that_goes_away_is_told_to_the_program(environment: dict[str, str], tmp_path: Path) -> None:
+    # As the leader of its session (`ssh host unhang run ...`) `unhang run` alone hears of it. The program is in a group of
+    # its own here, as after `set -m`, so that nobody else can tell it.
+    told = tmp_path / "told"
+    code = (
+        "import os, signal, sys, time\n"
+        "os.setpgid(0, 0)\n"
+        f"signal.signal(signal.SIGHUP, lambda *_: (open({str(told)!r}, 'w').close(), os._exit(0)))\n"
+        "os.write(1, b'ready')\n"
+        "while True: time.sleep(0.02)\n"
+    )
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execve(PROGRAM, [str(PROGRAM), "run", "--", sys.executable, "-c", code], environment)
+    shown = b""
+    until = time.monotonic() + PATIENCE
+    while b"ready" not in shown and time.monotonic() < until:
+        shown += os.read(terminal, 1000)
+    os.close(terminal)
+    while not told.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert told.exists()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+WITHOUT_PIDFD = """
+import ctypes, os, struct, sys
+# The calls of Linux 5.3 and later answer as they did before there were any: ENOSYS. (x86-64: pidfd_open 434,
+# pidfd_send_signal 424.)
+load, equal, answer = 0x20, 0x15, 0x06
+program = b"".join(struct.pack("HBBI", *one) for one in [
+    (load, 0, 0, 0), (equal, 2, 0, 434), (equal, 1, 0, 424), (answer, 0, 0, 0x7FFF0000), (answer, 0, 0, 0x00050000 | 38),
+])
+buffer = ctypes.create_string_buffer(program)
+filter = struct.pack("HxxxxxxP", 5, ctypes.addressof(buffer))
+libc = ctypes.CDLL(None, use_errno=True)
+assert libc.prctl(38, 1, 0, 0, 0) == 0
+assert libc.prctl(22, 2, ctypes.c_char_p(filter), 0, 0) == 0, ctypes.get_errno()
+try:
+    os.pidfd_open(os.getpid())
+    raise SystemExit("the filter does not act")
+except OSError as error:
+    assert error.errno == 38
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are those of x86-64")
+def test_old_kernels_have_no_pidfd(environment: dict[str, str]) -> None:
+    old = [sys.executable, "-c", WITHOUT_PIDFD, str(PROGRAM)]
+    ended = subprocess.run([*old, "run", "--", "sh", "-c", "exit 7"], env=environment, timeout=PATIENCE)
+    assert ended.returncode == 7
+    code = "trap 'exit 9' TERM; echo ready; while :; do sleep 0.05; done"
+    with subprocess.Popen([*old, "run", "--", "sh", "-c", code], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE) == 9
+    # Supervised children too: this plays a card that hangs.
+    probe = [*old, "probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--json"]
+    found = json.loads(subprocess.run(probe, env=environment, capture_output=True, timeout=PATIENCE).stdout)
+    assert any(record["verdict"] == "hangs" for record in found["records"])
 
 
 # ---- each Python that it starts ----

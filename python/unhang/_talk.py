@@ -6,6 +6,7 @@ By default the logger has one handler, which prints ``unhang: ...``. A program t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import warnings
@@ -43,10 +44,9 @@ def printable(text: str) -> str:
 
 def say(message: str, level: int = logging.INFO) -> None:
     """One line, for whoever reads the logger ``unhang``."""
-    try:
+    # A handler of the program's own may fail.
+    with contextlib.suppress(Exception):
         logger.log(level, "%s", message)
-    except Exception:
-        pass  # a handler of the program's own that fails
 
 
 def warn(message: str, category: type[Warning]) -> None:

@@ -10,6 +10,8 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
+from unhang import _talk
+
 # Exit codes, those of the program: something could not be compiled; it cannot be told.
 _FAILED, _CANNOT_TELL = 2, 3
 
@@ -19,7 +21,7 @@ def main(arguments: list[str]) -> int:
     try:
         import torch
     except ImportError:
-        print(f"unhang: {sys.executable} has no torch: name another Python with --python", file=sys.stderr)
+        _talk.say(f"{sys.executable} has no torch: name another Python with --python")
         return _CANNOT_TELL
 
     from unhang import _core, _gpu
@@ -28,7 +30,7 @@ def main(arguments: list[str]) -> int:
 
     absence = _gpu.absence(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
     if absence is not None:
-        print(f"unhang: our GPU kernels cannot be compiled for this machine's GPU: {absence}", file=sys.stderr)
+        _talk.say(f"our GPU kernels cannot be compiled for this machine's GPU: {absence}")
         return _CANNOT_TELL
     gpu = _gpu.gpu(torch.cuda.current_device())
     current = state()
@@ -47,7 +49,7 @@ def main(arguments: list[str]) -> int:
         list(pool.map(warm, keys))
     progress.end()
     for failure in failures:
-        print(f"unhang: {failure}", file=sys.stderr)
+        _talk.say(failure)
     if "--json" in arguments:
         print(
             json.dumps({"compiler": gpu.compiler, "problems": len(keys), "kernels": gpu.compiled, "failed": failures})

@@ -72,11 +72,14 @@ fn about_torch(examination: &Examination, has: &dyn Fn(&str) -> bool) -> Vec<Ste
         }
         return Vec::new();
     }
-    let install = |what: String, settles: &[&'static str]| {
-        let command = routes::native_wheels(gfx).unwrap_or_else(|| routes::SPOOFED_STACK.to_owned());
-        Step::new(what, command, settles, Confidence::SeenOnACard)
-    };
     let other_ways = "`unhang explain routes` has the other ways";
+    let install = |what: String, settles: &[&'static str]| match routes::native_wheels(gfx) {
+        Some(command) => Step::new(what, command, settles, Confidence::SeenOnACard),
+        None => {
+            let what = format!("Install the torch that owners report working under a spoof; {other_ways}");
+            Step::new(what, routes::SPOOFED_STACK, settles, Confidence::SeenOnACard)
+        }
+    };
     if has("glibc-too-new") {
         let what = format!("Take a torch with native code for {gfx}, which loads with this glibc; {other_ways}");
         return vec![install(what, &["glibc-too-new", "spoofed-architecture", "torch-lacks-architecture"])];

@@ -83,7 +83,7 @@ impl Executor {
                 Stop::Memory(AccessFault { address: *address, is_read_only: false })
             }
             FaultKind::ReadOnly { address, .. } => Stop::Memory(AccessFault { address: *address, is_read_only: true }),
-            FaultKind::Hazard { .. } => Stop::Hazard,
+            FaultKind::Hazard { .. } | FaultKind::Wait { .. } => Stop::Hazard,
             FaultKind::Local { .. } | FaultKind::Private { .. } => Stop::Aperture,
             _ => Stop::IllegalInstruction,
         };

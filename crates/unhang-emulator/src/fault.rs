@@ -76,6 +76,12 @@ pub enum FaultKind {
         /// Bytes from the load to this instruction.
         distance: i64,
     },
+    /// The kernel gives up: `abort()`, or an assertion that does not hold.
+    #[error("trap {number}: the kernel has aborted")]
+    Trap {
+        /// The number of the trap; 2 is what compilers emit for `abort()`, 3 for a debugger.
+        number: u8,
+    },
     /// A jump to where no code is.
     #[error("jump to {address:#x}, where there is no function")]
     Jump {

@@ -35,6 +35,8 @@ pub(crate) enum ScalarOperation {
     Branch(fn(&Wave) -> bool),
     Barrier,
     End,
+    /// Enters the trap handler, of which the emulator has none: the kernel has given up.
+    Trap,
     /// Waits and hints: nothing is ever late here.
     Nothing,
     GetProgramCounter,
@@ -58,6 +60,8 @@ pub(crate) enum Next {
     Absolute(u64),
     Barrier,
     End,
+    /// Into the trap handler, with the number of the trap.
+    Trap(u8),
 }
 
 fn set<T: PartialEq + Default>(wave: &mut Wave, value: T) -> T {
@@ -115,6 +119,8 @@ impl ScalarOperation {
                 set(w, (((a as i64 >> offset) << (64 - width)) >> (64 - width)) as u64)
             }),
             "s_abs_i32" => A(|w, a, _| set(w, (a as i32).unsigned_abs()) as u64),
+            "s_quadmask_b32" => A(|w, a, _| set(w, quads(a as u32 as u64)) as u32 as u64),
+            "s_quadmask_b64" => A(|w, a, _| set(w, quads(a))),
             "s_wqm_b64" => A(|w, a, _| {
                 let quads = a | a >> 1 | a >> 2 | a >> 3;
                 set(w, (quads & 0x1111_1111_1111_1111) * 15)
@@ -252,10 +258,12 @@ impl ScalarOperation {
             "s_cbranch_execz" => ScalarOperation::Branch(|wave| wave.exec64() == 0),
             "s_cbranch_execnz" => ScalarOperation::Branch(|wave| wave.exec64() != 0),
             "s_barrier" => ScalarOperation::Barrier,
+            "s_trap" => ScalarOperation::Trap,
             "s_denorm_mode" => ScalarOperation::SetMode(4),
             "s_round_mode" => ScalarOperation::SetMode(0),
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
-            | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" => ScalarOperation::Nothing,
+            | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" | "s_wakeup" | "s_incperflevel"
+            | "s_decperflevel" => ScalarOperation::Nothing,
             // An interrupt for the host. What it is about lies in memory, where whoever plays the host finds it.
             "s_sendmsg" if instruction.immediate() & 15 == INTERRUPT => ScalarOperation::Nothing,
             _ => return None,
@@ -283,6 +291,11 @@ fn is_writable_register(instruction: &Instruction) -> bool {
 fn hardware_field(instruction: &Instruction) -> (u16, u32, u32) {
     let field = instruction.immediate() as u32;
     (instruction.immediate() & 63, field >> 6 & 31, u32::MAX >> (31 - (field >> 11 & 31)))
+}
+
+/// One bit for each four: whether any of them is set.
+fn quads(mask: u64) -> u64 {
+    (0..16).fold(0, |bits, quad| bits | ((mask >> (quad * 4) & 15 != 0) as u64) << quad)
 }
 
 fn shifted_add(wave: &mut Wave, a: u64, b: u64, shift: u32) -> u64 {
@@ -359,6 +372,7 @@ impl Wave {
             }
             ScalarOperation::Barrier => return Next::Barrier,
             ScalarOperation::End => return Next::End,
+            ScalarOperation::Trap => return Next::Trap(instruction.immediate() as u8),
             ScalarOperation::Nothing => {}
             ScalarOperation::GetProgramCounter => self.put_scalar(instruction, next_address),
             ScalarOperation::SetProgramCounter => return Next::Absolute(a),

@@ -156,6 +156,7 @@ fn run(
                     continue;
                 }
                 Next::Absolute(target) => return Ok(Some(target)),
+                Next::Trap(number) => return Err(FaultKind::Trap { number }),
             },
         }
         wave.index += 1;

@@ -23,7 +23,7 @@ fn reason(definition: &Definition) -> &'static str {
         _ if starts(&["ds_gws", "ds_ordered", "ds_append", "ds_consume"]) => {
             "Global data share and global wave sync: shared by all workgroups of a card; compilers do not emit them."
         }
-        _ if starts(&["s_trap", "s_rfe", "s_sethalt", "s_cbranch_cdbg", "s_setkill", "s_ttrace", "s_sendmsghalt"]) => {
+        _ if starts(&["s_rfe", "s_sethalt", "s_cbranch_cdbg", "s_setkill", "s_ttrace", "s_sendmsghalt"]) => {
             "Trap handlers and debuggers: a kernel that reaches it stops with a fault."
         }
         _ if starts(&["s_set_gpr_idx", "s_subvector", "s_endpgm_", "s_dcache", "s_atc", "s_code_end"]) => {

@@ -42,6 +42,8 @@ const ARITHMETIC: &[Row] = &[
     keeps("s_bitreplicate_b64_b32", [0x8000_0005, 0], 0xc000_0000_0000_0033),
     sets("s_abs_i32", [MINUS_1, 0], 1, true), sets("s_abs_i32", [0, 0], 0, false), sets("s_abs_i32", [LEAST, 0], LEAST, true),
     sets("s_absdiff_i32", [3, 10], 7, true), sets("s_absdiff_i32", [5, 5], 0, false),
+    sets("s_quadmask_b32", [0x8000_0102, 0], 0x85, true), sets("s_quadmask_b32", [ONES << 32, 0], 0, false),
+    sets("s_quadmask_b64", [0x8000_0000_0000_0102, 0], 0x8005, true), sets("s_quadmask_b64", [0, 0], 0, false),
     sets("s_wqm_b64", [0x0200_0000_0000_0102, 0], 0x0f00_0000_0000_0f0f, true), sets("s_wqm_b64", [0, 0], 0, false),
     sets("s_wqm_b32", [0x0000_0102, 0], 0x0000_0f0f, true), sets("s_wqm_b32", [0, 0], 0, false),
     sets("s_add_u32", [ONES, 1], 0, true), sets("s_add_u32", [2, 3], 5, false),
@@ -181,6 +183,9 @@ const NOTHING: &[&str] = &[
     "s_waitcnt_expcnt",
     "s_waitcnt_lgkmcnt",
     "s_version",
+    "s_wakeup",
+    "s_incperflevel",
+    "s_decperflevel",
 ];
 
 /// Instructions with a test function of their own.
@@ -188,6 +193,7 @@ const OTHERS: &[&str] = &[
     "s_barrier",
     "s_endpgm",
     "s_sendmsg",
+    "s_trap",
     "s_getpc_b64",
     "s_setpc_b64",
     "s_swappc_b64",
@@ -329,6 +335,7 @@ fn calls_barriers_and_the_end() {
     let mut wave = wave();
     assert!(matches!(execute(&mut wave, "s_barrier", Extra::default()), Next::Barrier));
     assert!(matches!(execute(&mut wave, "s_endpgm", Extra::default()), Next::End));
+    assert!(matches!(execute(&mut wave, "s_trap", constant(2)), Next::Trap(2)));
     execute(&mut wave, "s_getpc_b64", Extra::default());
     assert_eq!(wave.scalar64(DESTINATION as u8), ADDRESS + 4);
     put_sources(&mut wave, &[0x1234_5678_9abc]);

@@ -94,7 +94,7 @@ def below_autograd() -> Iterator[None]:
 
 def deterministic() -> bool:
     """Whether the user asked for the same bits every time."""
-    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+    return torch._C._get_cudnn_deterministic() or torch._C._get_deterministic_algorithms()
 
 
 class AtenEngine:
@@ -278,17 +278,20 @@ def call_original_forward(
 ) -> Tensor:
     """What torch would have done by itself, with the process's flags as the user set them; ``vendor`` decides whether
     the vendor's library is one of those that may compute, whatever the flag says."""
-    benchmark, same, enabled, tf32 = process_flags()
+    # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
+    benchmark, same, enabled, tf32 = _NO_FLAGS if input.device.type == "cpu" else process_flags()
     enabled = enabled if vendor is None else vendor
     output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, benchmark, same, enabled, tf32)
     return output
 
 
+_NO_FLAGS = (False, False, False, False)
+
+
 def process_flags() -> tuple[bool, bool, bool, bool]:
     """What torch itself hands on with a convolution: benchmark, deterministic, vendor's library enabled, TF32
     allowed."""
-    flags = torch.backends.cudnn
-    return flags.benchmark, deterministic(), flags.enabled, allows_tf32()
+    return torch._C._get_cudnn_benchmark(), deterministic(), torch._C._get_cudnn_enabled(), allows_tf32()
 
 
 def call_original_with_flags(

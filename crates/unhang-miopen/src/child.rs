@@ -71,6 +71,7 @@ element!(f32, F32, std::convert::identity);
 element!(f16, F16, f16::from_f32);
 element!(bf16, Bf16, bf16::from_f32);
 
+/// An attempt begins in the stage in which operands are made: only the later ones are said.
 fn attempt<T: Element>(
     miopen: &mut Miopen,
     judge: &dyn Engine,
@@ -78,7 +79,6 @@ fn attempt<T: Element>(
     id: u64,
     speaker: &Speaker,
 ) -> std::io::Result<Answer> {
-    speaker.stage(id, Stage::Prepare)?;
     let [first, second, length] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     let make = |count, seed| child::numbers(count, seed).into_iter().map(T::of).collect::<Vec<T>>();
     let (first, second) = (make(first, 1), make(second, 2));

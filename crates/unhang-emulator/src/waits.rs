@@ -2,7 +2,8 @@
 //!
 //! Results are in their registers at once here. So that code which does not wait is found all the same, each load owns its
 //! destination from where it is issued to where a counter says that it has arrived: `vmcnt` for vector memory, in order;
-//! `lgkmcnt` for LDS, in order, and for scalar loads, in any order; flat loads count in both. A register that is read or
+//! `lgkmcnt` for LDS, in order, and for scalar loads, in any order; flat loads count in both, and have arrived
+//! when `vmcnt` says so. A register that is read or
 //! overwritten before is a fault. Stores own nothing: what they write is read when they are issued.
 
 use unhang_isa::{Effects, Field, Format, Instruction, ScalarSet, Source, scalar_name};
@@ -317,6 +318,7 @@ impl Flights {
         if arrived == 0 && ordered == 0 && (other > 0 || self.other.count == 0) {
             return;
         }
+        self.release_flat(arrived);
         self.vector.drop_first(arrived);
         if other == 0 {
             (self.other.count, self.unordered) = (0, 0);
@@ -334,6 +336,18 @@ impl Flights {
         for place in 0..self.other.count {
             let load = self.other.loads[place];
             self.own(&load);
+        }
+    }
+
+    /// Takes the registers from flat loads that `vmcnt` says have arrived; `lgkmcnt` still counts them. What comes from
+    /// global memory is there then: AMD's own copy kernels wait for no more.
+    fn release_flat(&mut self, arrived: usize) {
+        for load in self.vector.loads[..arrived].iter().filter(|load| load.counter == Counter::Flat) {
+            let others = &mut self.other.loads[..self.other.count];
+            let same = others.iter_mut().find(|other| other.address == load.address && other.count > 0);
+            if let Some(other) = same {
+                other.count = 0;
+            }
         }
     }
 

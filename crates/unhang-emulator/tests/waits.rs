@@ -114,9 +114,10 @@ fn scalar_loads_arrive_in_any_order() {
 }
 
 #[test]
-fn flat_loads_count_in_both_counters() {
+fn flat_loads_count_in_both_counters_and_arrive_by_the_vectors() {
     let load = "flat_load_dword v7, v[5:6]";
-    assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, MOVE_V4_V7]), found("v7", load));
+    // As ROCr's own copy kernels have it, on every card.
+    assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, MOVE_V4_V7]), None);
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, LGKMCNT_0, MOVE_V4_V7]), found("v7", load));
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, LGKMCNT_0, MOVE_V4_V7]), None);
 }

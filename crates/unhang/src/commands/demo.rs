@@ -3,6 +3,7 @@
 //! Each section is a real thing on a real artefact, and says what kind of ground it stands on. A new capability adds a
 //! section: one entry in [`SECTIONS`] for what needs no torch, or in the Python package's `_demo` for what does.
 
+mod card;
 mod gpu;
 mod instructions;
 mod probe;
@@ -39,6 +40,9 @@ pub struct Demo {
     /// The Python whose torch is used; otherwise that of the active environment.
     #[arg(long, value_name = "PATH")]
     python: Option<PathBuf>,
+    /// Be the program of the section about the emulated card.
+    #[arg(long, hide = true)]
+    card_program: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -59,6 +63,8 @@ enum Ground {
     Emulated,
     /// A card is played by child processes.
     Played,
+    /// AMD's own software, unmodified, on an emulated card.
+    Card,
 }
 
 struct Section {
@@ -87,11 +93,20 @@ const SECTIONS: &[Section] = &[
         show: instructions::show,
     },
     Section { title: "Our own kernels for that card", ground: Ground::Emulated, show: gpu::show },
+    Section {
+        title: "AMD's own HIP runtime on that card: native, told to be an RX 6800, and with the shield",
+        ground: Ground::Card,
+        show: card::show,
+    },
 ];
 
 impl Demo {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        if self.card_program {
+            card::program()?;
+            return Ok(ExitCode::SUCCESS);
+        }
         let style = Style::for_stream(&std::io::stdout());
         if self.part != Some(Part::Torch) {
             for (number, section) in SECTIONS.iter().enumerate() {
@@ -99,6 +114,7 @@ impl Demo {
                     Ground::Measured => "measured",
                     Ground::Rehearsed => "rehearsed: a folder describes the machine",
                     Ground::Played => "rehearsed: children play the card, and really hang",
+                    Ground::Card => "AMD's own software, unmodified, on the emulated card",
                     Ground::Emulated => "compiled here for the chip, run by an emulator of it",
                 };
                 let heading = style.paint(&format!("{}. {}", number + 1, section.title), Colour::Bold);

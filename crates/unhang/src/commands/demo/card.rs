@@ -1,0 +1,90 @@
+//! AMD's own HIP runtime on the emulated card: the same program native, told to be another chip, and with the shield.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use unhang_gpu::driver::{Driver, Hip, HipChip};
+use unhang_probe::{Child, Ended, supervise};
+
+use super::super::run::shield;
+use crate::output::{Colour, Style, printable};
+
+/// A busy machine takes seconds for each.
+const DEADLINE: Duration = Duration::from_secs(60);
+const SPOOF: (&str, &str) = ("HSA_OVERRIDE_GFX_VERSION", "10.3.0");
+/// What the program says when all is well.
+const FILLED: &str = "64 KiB were allocated and filled";
+
+/// The program that is run: it has HIP allocate memory and fill it, which HIP does with a kernel of its own.
+pub(super) fn program() -> anyhow::Result<()> {
+    let is_spoofed = std::env::var_os(SPOOF.0).is_some();
+    let chip = HipChip {
+        reported_architecture: if is_spoofed { "gfx1030" } else { "gfx1010" }.to_owned(),
+        true_architecture: "gfx1010".to_owned(),
+        compute_units: 0,
+        clock_mhz: 0,
+        bandwidth: 0,
+    };
+    let device = Hip::open(0, &chip)?;
+    let name = device.description().name.clone();
+    // It goes with the process.
+    device.allocate(64 << 10)?;
+    device.synchronize(0)?;
+    println!("{FILLED} on {name} by {}", device.description().driver);
+    Ok(())
+}
+
+/// Runs it three times and shows what came of it.
+pub(super) fn show(style: Style) -> anyhow::Result<String> {
+    let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
+    let find = |library| shield::find(library, None, Some(&program));
+    let (Some(_), Some(shield)) = (find("libunhang_card.so"), find("libunhang_shield.so")) else {
+        return Ok(
+            "Left out: the libraries of the emulated card and of the shield are not beside the program.\n".to_owned()
+        );
+    };
+    let tools = shield.display().to_string();
+    let mut text = String::from("A program that has HIP allocate memory and fill it (unhang card run -- …):\n\n");
+    for (title, variables) in [
+        ("native", &[][..]),
+        ("told to be gfx1030", &[SPOOF][..]),
+        ("the same with the shield", &[SPOOF, ("HSA_TOOLS_LIB", tools.as_str())][..]),
+    ] {
+        let Some(lines) = run(&program, variables)? else {
+            return Ok("Left out: no HIP runtime is here.\nhint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5.\n".to_owned());
+        };
+        writeln!(text, "  {}", style.paint(title, Colour::Cyan))?;
+        for line in lines {
+            writeln!(text, "    {}", printable(&line))?;
+        }
+    }
+    text.push_str(
+        "\nHIP's fill kernel is AMD's own code, loaded and launched by AMD's own runtime; only the card is emulated.\n",
+    );
+    Ok(text)
+}
+
+/// What the program and the card said; nothing where there is no HIP.
+fn run(program: &Path, variables: &[(&str, &str)]) -> anyhow::Result<Option<Vec<String>>> {
+    let program = program.display().to_string();
+    let command = [&program, "card", "run", "--", &program, "demo", "--card-program"].map(str::to_owned).to_vec();
+    let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let outcome = supervise(&Child { command, environment, deadline: DEADLINE })?;
+    if outcome.output.contains("was not found") || outcome.output.contains("cannot open shared object") {
+        return Ok(None);
+    }
+    // Of ROCr's own report the first line says what it is about; addresses follow.
+    let is_told = |line: &&str| {
+        ["unhang card: ", FILLED, "Memory access fault", "error"].iter().any(|start| line.starts_with(start))
+    };
+    let mut lines: Vec<String> = outcome.output.lines().filter(is_told).map(str::to_owned).collect();
+    lines.push(match outcome.ended {
+        Ended::Exited(0) => "it ended well".to_owned(),
+        Ended::Exited(code) => format!("it ended with code {code}"),
+        Ended::Signalled(signal) => format!("it was ended by signal {signal}"),
+        Ended::TimedOut | Ended::Unkillable => "it did not end in time".to_owned(),
+    });
+    Ok(Some(lines))
+}

@@ -37,7 +37,7 @@ pub(super) fn words(instruction: &Instruction, spare: u8) -> Option<Vec<u32>> {
     }
     let spare = spare as u32;
     // v_add_nc_u32 destination, spare, destination
-    let add = 0x4a00_0000 | destination << 17 | destination << 9 | 256 + spare;
+    let add = 0x4a00_0000 | destination << 17 | destination << 9 | (256 + spare);
     Some((0..4).flat_map(|byte| multiply_bytes(spare, first, second, byte).into_iter().chain([add])).collect())
 }
 

@@ -81,11 +81,16 @@ struct ObjectReport {
     reason: Option<String>,
 }
 
+fn treatment_by_name<S: serde::Serializer>(treatment: &Treatment, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(treatment.name())
+}
+
 #[derive(Serialize)]
 struct FunctionReport {
     name: String,
     kernel: bool,
-    treatment: &'static str,
+    #[serde(serialize_with = "treatment_by_name")]
+    treatment: Treatment,
     inserted: u32,
     compute_unit_mode: bool,
     #[serde(serialize_with = "by_name")]
@@ -203,8 +208,7 @@ impl Repair {
         if found.size == Size::Fixed {
             object.reason = Some("it is compressed inside a shared library and cannot be changed there".to_owned());
             for function in &mut object.functions {
-                (function.after, function.treatment, function.inserted) =
-                    (function.before, Treatment::Untouched.name(), 0);
+                (function.after, function.treatment, function.inserted) = (function.before, Treatment::Untouched, 0);
                 (function.compute_unit_mode, function.reason) = (false, None);
             }
             bytes = None;
@@ -286,7 +290,7 @@ fn function_report(function: FunctionRepair) -> FunctionReport {
     FunctionReport {
         name: function.name,
         kernel: function.is_kernel,
-        treatment: function.treatment.name(),
+        treatment: function.treatment,
         inserted: function.inserted,
         compute_unit_mode: function.mode_changed,
         before: function.before,
@@ -297,12 +301,12 @@ fn function_report(function: FunctionRepair) -> FunctionReport {
 
 impl FunctionReport {
     fn is_worth_telling(&self) -> bool {
-        self.treatment != Treatment::Untouched.name() || self.compute_unit_mode || self.reason.is_some()
+        self.treatment != Treatment::Untouched || self.compute_unit_mode || self.reason.is_some()
     }
 
     fn print(&self, out: &mut impl Write, style: Style, target: &str) -> io::Result<()> {
         let name = style.paint(&printable(&self.name), Colour::Cyan);
-        write!(out, "  {target} {name}: {}", self.treatment)?;
+        write!(out, "  {target} {name}: {}", self.treatment.name())?;
         write!(out, ", {} findings before, {} after", self.before.total(), self.after.total())?;
         if self.compute_unit_mode {
             write!(out, ", workgroup-processor mode turned off")?;
@@ -317,8 +321,8 @@ impl FunctionReport {
 impl Totals {
     fn add(&mut self, function: &FunctionReport) {
         self.functions += 1;
-        self.laid_out_anew += (function.treatment == Treatment::Moved.name()) as usize;
-        self.mended_in_place += (function.treatment == Treatment::InPlace.name()) as usize;
+        self.laid_out_anew += (function.treatment == Treatment::Moved) as usize;
+        self.mended_in_place += (function.treatment == Treatment::InPlace) as usize;
         self.left_unsafe += (function.after.total() > 0) as usize;
         self.inserted += function.inserted as u64;
         self.before.add(&function.before);

@@ -215,8 +215,8 @@ impl Evidence {
         let (record, standing) = match decided {
             Some(record) => (record, Standing::Fact),
             None => {
-                let worst = claims.into_iter().filter(|record| !record.verdict.is_good());
-                (worst.last()?, Standing::Suspicion)
+                let mut worst = claims.into_iter().filter(|record| !record.verdict.is_good());
+                (worst.next_back()?, Standing::Suspicion)
             }
         };
         Some(Finding { verdict: record.verdict, standing, seconds: measured, record: record.clone() })

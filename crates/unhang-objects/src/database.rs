@@ -82,14 +82,15 @@ pub(crate) fn rewrite(
             let name = row.get_ref(0)?.as_str().unwrap_or("?").to_owned();
             Ok((name, row.get::<_, Vec<u8>>(1), row.get::<_, Option<i64>>(2)?.unwrap_or(0)))
         });
-        let unpacked = row.map_err(ObjectsError::from).and_then(|(name, blob, size)| match blob {
-            Ok(blob) => Ok((unpack(&blob, size, budget).map_err(|error| format!("{name}: {error}")), size)),
-            Err(_) => Ok((Err(format!("{name}: it has no blob")), size)),
-        })?;
-        let (plain, size) = match unpacked {
-            (Ok(plain), size) => (plain, size),
-            (Err(why), _) => {
-                unreadable.push(why);
+        let (name, blob, size) = row?;
+        let unpacked = match blob {
+            Ok(blob) => unpack(&blob, size, budget).map_err(|error| error.to_string()),
+            Err(_) => Err("it has no blob".to_owned()),
+        };
+        let plain = match unpacked {
+            Ok(plain) => plain,
+            Err(why) => {
+                unreadable.push(format!("{name}: {why}"));
                 continue;
             }
         };

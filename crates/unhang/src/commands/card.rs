@@ -17,7 +17,7 @@ use self::summary::Summary;
 use super::run::child::{self, Signals};
 use super::run::{cannot_start, end_likewise, shield};
 use super::text::{print_safe_json, print_text};
-use crate::output::printable;
+use crate::output::tell;
 
 /// The library that stands before the kernel driver.
 const LIBRARY: &str = "libunhang_card.so";
@@ -89,7 +89,7 @@ impl Hazards {
 }
 
 fn say(message: &str) {
-    eprintln!("unhang card: {}", printable(message));
+    tell(&format!("unhang card: {message}"));
 }
 
 impl CardCommand {

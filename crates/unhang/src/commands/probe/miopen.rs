@@ -91,7 +91,8 @@ pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Res
     match part {
         Part::Describe => {
             let description = miopen.describe()?;
-            println!("{ANSWER}{} | {}", description.software(), description.devices.first().map_or("", String::as_str));
+            let device = description.devices.first().map_or("", String::as_str);
+            crate::commands::text::print_text(&format!("{ANSWER}{} | {device}\n", description.software()))?;
         }
         Part::Serve => {
             let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;

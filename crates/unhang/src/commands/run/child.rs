@@ -290,7 +290,8 @@ mod tests {
     #[test]
     fn a_process_that_is_not_surely_the_one_is_never_touched() {
         let (_place, folder) = folder();
-        let changes: [(&str, &dyn Fn(&mut serde_json::Value)); 6] = [
+        type Change<'c> = &'c dyn Fn(&mut serde_json::Value);
+        let changes: [(&str, Change<'_>); 6] = [
             ("the id came round again", &|report| report["started"] = json!("1")),
             ("it says nothing of itself", &|report| report["started"] = json!("")),
             ("another namespace", &|report| report["namespace"] = json!("pid:[1]")),

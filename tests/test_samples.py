@@ -13,7 +13,7 @@ _FILE = Path(__file__).parent.parent / "tools" / "check_samples.py"
 
 @pytest.mark.skipif(not hasattr(torch, "func"), reason="torch 2 and newer")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("strategy", ["cpu_fallback", "tiled"])
+@pytest.mark.parametrize("strategy", ["cpu_fallback"])
 def test_torchs_own_samples(strategy: str) -> None:
     spec = importlib.util.spec_from_file_location("check_samples", _FILE)
     assert spec is not None

@@ -573,7 +573,7 @@ impl WeightsReads {
         if geometry.channels_last() {
             let (gradient_quads, source_quads) = (rows.is_multiple_of(4), channels.is_multiple_of(4));
             // There is no general kernel that reads the source alone in quads.
-            let source_quads = source_quads && !(general && !gradient_quads);
+            let source_quads = source_quads && (gradient_quads || !general);
             return WeightsReads { gradient_quads, source_quads, aligned: false, column_channels: channels };
         }
         let gradient_quads = (p.out_size()[0] * p.out_size()[1]).is_multiple_of(4);

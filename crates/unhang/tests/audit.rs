@@ -44,7 +44,7 @@ fn json_has_every_rule_for_every_kernel_and_totals() {
         assert_eq!(sum == 0, key == "lds-misaligned", "{key}");
     }
     for kernel in kernels {
-        assert_eq!(kernel.as_object().unwrap().keys().collect::<Vec<_>>(), ["name", "hazards"]);
+        assert_eq!(kernel.as_object().unwrap().keys().collect::<Vec<_>>(), ["name", "hazards", "across_calls"]);
         assert_eq!(kernel["hazards"].as_object().unwrap().keys().collect::<Vec<_>>(), keys);
     }
 }

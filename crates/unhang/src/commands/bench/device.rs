@@ -58,6 +58,6 @@ mod tests {
         let found = chip("rx5700xt-native", "0000:09:00.0");
         assert_eq!((found.compute_units, found.bandwidth), (40, 448_000_000_000));
         // A kernel that tells less: the model fills it in.
-        assert_eq!(chip("rx5500xt", "0000:03:00.0").bandwidth, 0);
+        assert_eq!(chip("rx5600xt-rocm5.2", "0000:03:00.0").bandwidth, 0);
     }
 }

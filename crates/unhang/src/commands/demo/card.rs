@@ -1,6 +1,7 @@
 //! AMD's own HIP runtime on the emulated card: the same program native, told to be another chip, and with the shield.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ pub(super) fn program() -> anyhow::Result<()> {
     // It goes with the process.
     device.allocate(64 << 10)?;
     device.synchronize(0)?;
-    println!("{FILLED} on {name} by {}", device.description().driver);
+    writeln!(std::io::stdout(), "{FILLED} on {name} by {}", device.description().driver)?;
     Ok(())
 }
 

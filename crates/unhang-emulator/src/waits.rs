@@ -2,9 +2,9 @@
 //!
 //! Results are in their registers at once here. So that code which does not wait is found all the same, each load owns its
 //! destination from where it is issued to where a counter says that it has arrived: `vmcnt` for vector memory, in order;
-//! `lgkmcnt` for LDS, in order, and for scalar loads, in any order; flat loads count in both, and have arrived
-//! when `vmcnt` says so. A register that is read or
-//! overwritten before is a fault. Stores own nothing: what they write is read when they are issued.
+//! `lgkmcnt` for LDS and flat accesses, in order, and for scalar loads, in any order; flat loads count in both, and have
+//! arrived when `vmcnt` says so. A register that is read or overwritten before is a fault. Stores own nothing: what they
+//! write is read when they are issued; but those to LDS and flat ones are counted.
 
 use unhang_isa::{Effects, Field, Format, Instruction, ScalarSet, Source, scalar_name};
 
@@ -98,7 +98,9 @@ impl Touch {
                 let mut count = slot.width.registers(false);
                 match slot.field {
                     // What an atomic does not return, it does not write.
-                    Field::Destination if instruction.is_atomic() && flight == Flight::None => {}
+                    Field::Destination
+                        if instruction.is_atomic()
+                            && matches!(flight, Flight::None | Flight::Load { count: 0, .. }) => {}
                     Field::Destination => writes.add(first, count),
                     _ => {
                         let has_base = !matches!(instruction.high_bits(16, 7), 0x7d | 0x7f);
@@ -145,8 +147,12 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
         Access::Swizzle | Access::Permute { .. } => 1,
         Access::ScalarLoad { count } => count,
         Access::Clock => 2,
-        // Nothing comes back, but LDS counts it.
-        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. } if counter == Counter::Local => 0,
+        // Nothing comes back, but `lgkmcnt` counts it; a flat one may go to LDS.
+        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. }
+            if matches!(counter, Counter::Local | Counter::Flat) =>
+        {
+            return Flight::Load { counter: Counter::Local, first: 0, count: 0 };
+        }
         _ => return Flight::None,
     };
     let first = match instruction.format() {
@@ -292,7 +298,7 @@ impl Flights {
                 self.wait(usize::MAX, Queue::MOST - 1);
             }
             self.other.push(load);
-            self.unordered += (load.counter != Counter::Local) as usize;
+            self.unordered += (load.counter == Counter::Scalar) as usize;
         }
         self.own(&load);
     }
@@ -312,7 +318,7 @@ impl Flights {
     #[inline(always)]
     fn wait(&mut self, vector: usize, other: usize) {
         let arrived = self.vector.count.saturating_sub(vector);
-        // Those that come in any order may all be among the arrived, the rest are the oldest of LDS.
+        // Those that come in any order may all be among the arrived, the rest are the oldest of the others.
         let others = self.other.count.saturating_sub(other);
         let ordered = others.saturating_sub(self.unordered);
         if arrived == 0 && ordered == 0 && (other > 0 || self.other.count == 0) {
@@ -351,13 +357,13 @@ impl Flights {
         }
     }
 
-    /// Drops the oldest of LDS from among others.
+    /// Drops the oldest that are no scalar loads.
     #[cold]
     fn drop_local(&mut self, mut arrived: usize) {
         let mut kept = 0;
         for place in 0..self.other.count {
             let load = self.other.loads[place];
-            if arrived > 0 && load.counter == Counter::Local {
+            if arrived > 0 && load.counter != Counter::Scalar {
                 arrived -= 1;
             } else {
                 self.other.loads[kept] = load;

@@ -23,6 +23,8 @@ const MOVE_V4_V2: &[u32] = &[0x7e08_0302];
 const MOVE_V4_V3: &[u32] = &[0x7e08_0303];
 const ADDRESS_V5: &[u32] = &[0x7e0a_0200, 0x7e0c_0201];
 const FLAT_LOAD_V7: &[u32] = &[0xdc30_0000, 0x077d_0005];
+const FLAT_STORE_V1: &[u32] = &[0xdc70_0000, 0x007d_0105];
+const FLAT_OR_V1: &[u32] = &[0xdce8_0000, 0x007d_0105];
 const MOVE_V4_V7: &[u32] = &[0x7e08_0307];
 const LOAD_V8: &[u32] = &[0xdc30_8000, 0x0800_0001];
 const LOAD_V9: &[u32] = &[0xdc30_8004, 0x0900_0001];
@@ -120,6 +122,17 @@ fn flat_loads_count_in_both_counters_and_arrive_by_the_vectors() {
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, MOVE_V4_V7]), None);
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, LGKMCNT_0, MOVE_V4_V7]), found("v7", load));
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, LGKMCNT_0, MOVE_V4_V7]), None);
+}
+
+/// As clang counts on gfx10; random programs found that flat stores were not counted.
+#[test]
+fn flat_accesses_count_in_order_with_those_of_lds() {
+    let load = "ds_read_b32 v2, v1";
+    for flat in [FLAT_LOAD_V7, FLAT_STORE_V1, FLAT_OR_V1] {
+        assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, DS_READ_V2, flat, LGKMCNT_1, MOVE_V4_V2]), None);
+        assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, flat, DS_READ_V2, LGKMCNT_1, MOVE_V4_V2]), found("v2", load));
+        assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, DS_READ_V2, flat, MOVE_V4_V2]), found("v2", load));
+    }
 }
 
 /// Takes each wait out of a compiler's code, one at a time.

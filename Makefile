@@ -1,6 +1,6 @@
 # make demo   a guided first run on whatever is here
 # make test   everything that has to hold; CI runs this and nothing else
-.PHONY: help demo test test-all test-rocm wheel check deny bench-cpu bench-overhead clean
+.PHONY: help demo test test-all test-rocm fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -26,6 +26,11 @@ test-rocm:
 	@tools/setup build
 	@tools/rocm-root build/rocm-root
 	@python3 tools/test-rocm
+
+# make fuzz-emulator   random programs on the host and on the emulator, for an hour or UNHANG_FUZZ_MINUTES
+fuzz-emulator:
+	@tools/setup tests
+	@UNHANG_FUZZ_MINUTES=$${UNHANG_FUZZ_MINUTES:-60} cargo test -p unhang-fuzz --test random_programs -- --nocapture
 
 # make check   formatting, lints and types only
 check:

@@ -1,0 +1,317 @@
+//! A program on both sides.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use unhang_emulator::{Dispatch, FaultKind, Machine, Mode, Perturbation};
+use unhang_isa::Chip;
+use unhang_isa::elf::CodeObject;
+
+use crate::program::{COUNTERS, GROUPS, INPUT_WORDS, OWN_WORDS, Program, THREADS, output_words};
+use crate::random::Random;
+
+/// A compiler for the device, with its options.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// The version of clang.
+    pub clang: u8,
+    /// The chip.
+    pub chip: Chip,
+    /// The level of optimisation.
+    pub level: u8,
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "clang{}-{}-O{}", self.clang, self.chip.name(), self.level)
+    }
+}
+
+impl Target {
+    /// Every combination.
+    pub fn all() -> Vec<Target> {
+        let mut all = Vec::new();
+        for level in [3, 0, 1] {
+            for clang in [19, 15] {
+                all.extend([Chip::Gfx1010, Chip::Gfx1030].map(|chip| Target { clang, chip, level }));
+            }
+        }
+        all
+    }
+}
+
+/// What came of a program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Both sides wrote the same; how many instructions of waves the emulator executed, and the hazard at which it
+    /// stopped first, if any: then it went on without minding hazards.
+    Same {
+        /// Instructions of all waves.
+        instructions: u64,
+        /// The names of the instructions in the code.
+        names: BTreeSet<&'static str>,
+        /// In words.
+        hazard: Option<String>,
+    },
+    /// A word is not the same.
+    Differs {
+        /// What it is: an output of a thread, its own memory, or a counter.
+        place: String,
+        /// On the host.
+        expected: u32,
+        /// On the emulator.
+        found: u32,
+    },
+    /// The emulator stopped.
+    Fault(String),
+    /// A compiler did not take it.
+    NotCompiled(String),
+}
+
+impl Outcome {
+    /// Whether it is a failure, and which: kinds of failures are compared while minimising.
+    pub fn failure(&self) -> Option<&str> {
+        match self {
+            Outcome::Same { .. } => None,
+            Outcome::Differs { .. } => Some("differs"),
+            // Up to the place.
+            Outcome::Fault(text) => text.split(" (kernel").next(),
+            Outcome::NotCompiled(_) => Some("not compiled"),
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Same { instructions, hazard: None, .. } => write!(f, "same ({instructions} instructions)"),
+            Outcome::Same { hazard: Some(hazard), .. } => write!(f, "same, but {hazard}"),
+            Outcome::Differs { place, expected, found } => {
+                write!(f, "{place} is {found:#010x} and not {expected:#010x} as on the host")
+            }
+            Outcome::Fault(text) => write!(f, "fault: {text}"),
+            Outcome::NotCompiled(text) => write!(f, "not compiled: {text}"),
+        }
+    }
+}
+
+/// Longer than any compiler or program takes that is going to end.
+const DEADLINE: Duration = Duration::from_secs(300);
+
+/// Runs a command to its end, with files for its input and output; the error is what it said.
+fn run(command: &mut Command, input: Option<&Path>, output: Option<&Path>, errors: &Path) -> Result<()> {
+    command.stdin(input.map_or_else(|| Ok(Stdio::null()), |path| File::open(path).map(Stdio::from))?);
+    command.stdout(output.map_or_else(|| Ok(Stdio::null()), |path| File::create(path).map(Stdio::from))?);
+    command.stderr(File::create(errors)?);
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut child = command.spawn().with_context(|| format!("{name} could not be started"))?;
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if start.elapsed() > DEADLINE {
+            child.kill()?;
+            child.wait()?;
+            bail!("{name} did not end within {} s", DEADLINE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    if !status.success() {
+        let said = fs::read_to_string(errors).unwrap_or_default();
+        bail!("{name} ended with {status}: {}", said.lines().take(8).collect::<Vec<_>>().join("\n"));
+    }
+    Ok(())
+}
+
+/// A place to compile and run programs in.
+pub struct Bench {
+    folder: tempfile::TempDir,
+}
+
+/// The words of a program's three buffers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Buffers {
+    output: Vec<u32>,
+    own: Vec<u32>,
+    counters: Vec<u32>,
+}
+
+const ALL_THREADS: usize = THREADS * GROUPS;
+
+fn words(bytes: &[u8]) -> Vec<u32> {
+    bytes.as_chunks().0.iter().map(|&chunk| u32::from_le_bytes(chunk)).collect()
+}
+
+fn bytes(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// What the counters hold first: all bits where they are masked.
+fn first_counters() -> Vec<u32> {
+    (0..COUNTERS * 2).map(|place| if place == 1 { u32::MAX } else { 0 }).collect()
+}
+
+fn input(seed: u64) -> Vec<u32> {
+    let mut random = Random::new(!seed);
+    (0..ALL_THREADS * INPUT_WORDS).map(|_| random.word()).collect()
+}
+
+impl Bench {
+    /// A new one, in a temporary folder.
+    pub fn new() -> Result<Bench> {
+        Ok(Bench { folder: tempfile::tempdir().context("no temporary folder")? })
+    }
+
+    /// The versions of clang that are here, of those that are used; the host needs 19.
+    pub fn compilers() -> Vec<u8> {
+        let is_there = |version: &u8| {
+            let name = format!("clang-{version}");
+            let linker = format!("ld.lld-{version}");
+            [name, linker]
+                .iter()
+                .all(|name| Command::new(name).arg("--version").output().is_ok_and(|it| it.status.success()))
+        };
+        [19, 15].into_iter().filter(is_there).collect()
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// What the host writes.
+    fn on_host(&self, program: &Program) -> Result<Buffers> {
+        fs::write(self.path("program.cpp"), program.source())?;
+        let mut compile = Command::new("clang-19");
+        compile.args(["-x", "c++", "-std=c++17", "-O1", "-march=x86-64-v3", "-ffp-contract=off", "-fwrapv", "-w"]);
+        // Every operation of halves is rounded to a half, as the device does it.
+        compile.args(["-Xclang", "-ffloat16-excess-precision=none"]);
+        compile.arg("-o").arg(self.path("host")).arg(self.path("program.cpp")).arg("-lm");
+        run(&mut compile, None, None, &self.path("errors"))?;
+        fs::write(self.path("input"), bytes(&input(program.seed)))?;
+        let (input, output) = (self.path("input"), self.path("output"));
+        run(&mut Command::new(self.path("host")), Some(&input), Some(&output), &self.path("errors"))?;
+        let all = words(&fs::read(output)?);
+        let (outputs, owns) = (ALL_THREADS * output_words(), ALL_THREADS * OWN_WORDS);
+        anyhow::ensure!(all.len() == outputs + owns + COUNTERS * 2, "the host wrote {} words", all.len());
+        let (output, rest) = all.split_at(outputs);
+        let (own, counters) = rest.split_at(owns);
+        Ok(Buffers { output: output.to_vec(), own: own.to_vec(), counters: counters.to_vec() })
+    }
+
+    /// HIP source as a code object.
+    pub fn compile(&self, source: &str, target: Target) -> Result<Vec<u8>> {
+        fs::write(self.path("program.cpp"), source)?;
+        let mut compile = Command::new(format!("clang-{}", target.clang));
+        compile.args([
+            "-x",
+            "hip",
+            "--cuda-device-only",
+            "-nogpulib",
+            "-nogpuinc",
+            "--no-gpu-bundle-output",
+            "-std=c++17",
+        ]);
+        compile.arg(format!("--offload-arch={}", target.chip.name())).arg(format!("-O{}", target.level));
+        compile.args(["-ffp-contract=off", "-fwrapv", "-w"]);
+        compile.arg("-o").arg(self.path("device.co")).arg(self.path("program.cpp"));
+        run(&mut compile, None, None, &self.path("errors"))?;
+        Ok(fs::read(self.path("device.co"))?)
+    }
+
+    /// Compiles a program for both sides, runs it and compares.
+    pub fn compare(&self, program: &Program, targets: &[Target]) -> Result<Vec<(Target, Outcome)>> {
+        let expected = match self.on_host(program) {
+            Ok(expected) => expected,
+            Err(error) => {
+                return Ok(targets.iter().map(|&it| (it, Outcome::NotCompiled(format!("{error:#}")))).collect());
+            }
+        };
+        let one = |&target: &Target| {
+            let outcome = match self.compile(&program.source(), target) {
+                Ok(object) => emulate(program.seed, &object, target.chip, &expected)?,
+                Err(error) => Outcome::NotCompiled(format!("{error:#}")),
+            };
+            Ok((target, outcome))
+        };
+        targets.iter().map(one).collect()
+    }
+}
+
+/// The names of the instructions of a code object's functions.
+pub fn names(object: &[u8], chip: Chip) -> Result<BTreeSet<&'static str>> {
+    let object = CodeObject::parse(object)?;
+    let mut names = BTreeSet::new();
+    for function in &object.functions {
+        let program = unhang_isa::Program::decode(function.code, chip, false)?;
+        names.extend(program.instructions.iter().map(|instruction| instruction.definition.base_name()));
+    }
+    Ok(names)
+}
+
+/// Runs a code object, minding hazards; where it stops at one, again without.
+fn emulate(seed: u64, object: &[u8], chip: Chip, expected: &Buffers) -> Result<Outcome> {
+    let same = |instructions, hazard| {
+        Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, chip)?, hazard })
+    };
+    match launch(seed, object, Mode::Hazards(chip))? {
+        Ok((buffers, instructions)) => Ok(judge(expected, &buffers).unwrap_or(same(instructions, None)?)),
+        Err(fault) if matches!(fault.kind, FaultKind::Hazard { .. }) => {
+            let hazard = Some(fault.to_string());
+            Ok(match launch(seed, object, Mode::Compute)? {
+                Ok((buffers, instructions)) => judge(expected, &buffers).unwrap_or(same(instructions, hazard)?),
+                Err(fault) => Outcome::Fault(fault.to_string()),
+            })
+        }
+        Err(fault) => Ok(Outcome::Fault(fault.to_string())),
+    }
+}
+
+fn launch(seed: u64, object: &[u8], mode: Mode) -> Result<Result<(Buffers, u64), unhang_emulator::Fault>> {
+    let mut machine = Machine::load(object, mode)?;
+    machine.perturbation = [Perturbation::None, Perturbation::Up, Perturbation::Down][(seed % 3) as usize];
+    let input = machine.memory.allocate_bytes(&bytes(&input(seed)));
+    let sizes = [ALL_THREADS * output_words(), ALL_THREADS * OWN_WORDS];
+    let [output, own] = sizes.map(|words| machine.memory.allocate(words * 4));
+    let counters = machine.memory.allocate_bytes(&bytes(&first_counters()));
+    let arguments: Vec<u8> = [input, output, own, counters].iter().flat_map(|address| address.to_le_bytes()).collect();
+    let dispatch = Dispatch {
+        kernel: "program",
+        workgroups: [GROUPS as u32, 1, 1],
+        workgroup_size: [THREADS as u32, 1, 1],
+        arguments: &arguments,
+        dynamic_local: 0,
+    };
+    let counts = match machine.run(&dispatch) {
+        Ok(counts) => counts,
+        Err(fault) => return Ok(Err(fault)),
+    };
+    let read = |address, count: usize| {
+        let mut found = vec![0; count * 4];
+        machine.memory.read(address, &mut found)?;
+        Ok::<_, FaultKind>(words(&found))
+    };
+    let [output, own] = [read(output, sizes[0])?, read(own, sizes[1])?];
+    Ok(Ok((Buffers { output, own, counters: read(counters, COUNTERS * 2)? }, counts.instructions())))
+}
+
+/// The first word that is not the same.
+fn judge(expected: &Buffers, found: &Buffers) -> Option<Outcome> {
+    let parts = [
+        ("output", &expected.output, &found.output, output_words()),
+        ("own memory", &expected.own, &found.own, OWN_WORDS),
+        ("counters", &expected.counters, &found.counters, COUNTERS * 2),
+    ];
+    for (name, expected, found, each) in parts {
+        if let Some(place) = (0..expected.len()).find(|&place| expected[place] != found[place]) {
+            let place_name = format!("word {} of the {name} of thread {}", place % each, place / each);
+            return Some(Outcome::Differs { place: place_name, expected: expected[place], found: found[place] });
+        }
+    }
+    None
+}

@@ -1,0 +1,106 @@
+//! Random programs: a short run of fixed seeds, or as long as is asked for.
+//!
+//! `UNHANG_TEST_CASES` says how many programs, each for two targets of twelve. `UNHANG_FUZZ_MINUTES` says how long instead, each
+//! for all targets; `UNHANG_FUZZ_SEED` where to start; `UNHANG_FUZZ_TARGET` names one target, as a failure does;
+//! `UNHANG_FUZZ_TRIALS` how many smaller programs are tried for a failure.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use unhang_fuzz::compare::{Bench, Outcome, Target};
+use unhang_fuzz::generate::generate;
+use unhang_fuzz::minimise::minimise;
+use unhang_fuzz::program::Program;
+
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
+
+#[test]
+fn a_seed_always_gives_the_same_program() {
+    assert_eq!(generate(7), generate(7));
+    assert_ne!(generate(7).source(), generate(8).source());
+}
+
+#[derive(Default)]
+struct Totals {
+    programs: u64,
+    runs: u64,
+    instructions: u64,
+    hazards: u64,
+    names: BTreeSet<&'static str>,
+    failures: Vec<String>,
+}
+
+/// Writes the program, and what is left of it when all is taken away that the failure does not need.
+fn keep(bench: &Bench, seed: u64, target: Target, outcome: &Outcome) -> String {
+    let program = generate(seed);
+    let trials = setting("UNHANG_FUZZ_TRIALS").unwrap_or(150);
+    let fails = |smaller: &Program| {
+        let found = bench.compare(smaller, &[target]).ok().and_then(|mut all| all.pop());
+        found.is_some_and(|(_, found)| found.failure() == outcome.failure())
+    };
+    let least = minimise(&program, trials, fails);
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../build/fuzz/{seed}-{target}"));
+    let written = std::fs::create_dir_all(&folder)
+        .and_then(|()| std::fs::write(folder.join("program.cpp"), program.source()))
+        .and_then(|()| std::fs::write(folder.join("least.cpp"), least.source()));
+    format!(
+        "seed {seed} {target}: {outcome}\n  {} of {} statements are left, in build/fuzz/{seed}-{target} ({written:?})\n  \
+         again: UNHANG_FUZZ_SEED={seed} UNHANG_TEST_CASES=1 UNHANG_FUZZ_TARGET={target} cargo test -p unhang-fuzz",
+        least.size(),
+        program.size(),
+    )
+}
+
+#[test]
+fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
+    let compilers = Bench::compilers();
+    if !compilers.contains(&19) {
+        println!("skipped: no clang-19 and lld-19 to compile random programs with");
+        return;
+    }
+    let (bench, start, mut totals) = (Bench::new().unwrap(), Instant::now(), Totals::default());
+    let minutes: Option<f64> = setting("UNHANG_FUZZ_MINUTES");
+    let limit = Duration::from_secs_f64(minutes.unwrap_or(60.0) * 60.0);
+    let cases = setting("UNHANG_TEST_CASES").unwrap_or(if minutes.is_some() { u64::MAX / 2 } else { 24 });
+    let one: Option<String> = setting("UNHANG_FUZZ_TARGET");
+    let mut targets = Target::all();
+    targets.retain(|target| compilers.contains(&target.clang));
+    targets.retain(|target| one.as_ref().is_none_or(|one| target.to_string() == *one));
+    assert!(!targets.is_empty(), "{one:?} is no target, or its compiler is not here");
+    let first = setting("UNHANG_FUZZ_SEED").unwrap_or(1);
+    for seed in (first..first + cases).take_while(|_| start.elapsed() < limit) {
+        // Each program is for another two of the targets, and each target comes around.
+        let place = seed as usize * 2;
+        let some = [place, place + 1].map(|place| targets[place % targets.len()]);
+        let chosen = if minutes.is_some() || targets.len() < 2 { &targets[..] } else { &some[..] };
+        totals.programs += 1;
+        for (target, outcome) in bench.compare(&generate(seed), chosen).unwrap() {
+            totals.runs += 1;
+            println!("seed {seed} {target}: {outcome}");
+            match &outcome {
+                Outcome::Same { instructions, names, hazard } => {
+                    totals.names.extend(names);
+                    totals.instructions += instructions;
+                    totals.hazards += hazard.is_some() as u64;
+                }
+                failure => {
+                    let kept = keep(&bench, seed, target, failure);
+                    println!("{kept}");
+                    totals.failures.push(kept);
+                }
+            }
+        }
+    }
+    println!(
+        "{} programs, {} runs, {:.1} million instructions of waves, {} names of instructions; {} stopped at a hazard in native code",
+        totals.programs,
+        totals.runs,
+        totals.instructions as f64 / 1e6,
+        totals.names.len(),
+        totals.hazards
+    );
+    assert!(totals.failures.is_empty(), "{}", totals.failures.join("\n"));
+}

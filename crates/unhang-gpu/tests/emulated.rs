@@ -281,20 +281,27 @@ fn gfx1030_code_with_the_work_arounds_is_right_or_refused_on_gfx1010() {
     let Some(compiler) = Memory::find(true) else { return };
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1030, compiler.clone());
     let engine = EmulatedEngine::new(card, NO_CACHE);
-    let mut refused = BTreeSet::new();
+    let (mut passed, mut refused) = (BTreeSet::new(), BTreeSet::new());
     for (turn, trial) in one_of_each().iter().enumerate() {
-        let safe = |kernel: &Kernel| {
+        let refusal = |kernel: &Kernel| {
             let code = compiler.compile(kernel, &compiler.options(kernel, "gfx1030")).unwrap();
-            object::refuse_unsafe(&code, Chip::Gfx1010).is_ok()
+            object::refuse_unsafe(&code, Chip::Gfx1010).err().map(|error| error.to_string())
         };
-        if trial.kernels.iter().all(safe) {
-            check_trial(&engine, trial, turn as u64);
-        } else {
-            refused.insert(trial.choice.family());
+        match trial.kernels.iter().find_map(refusal) {
+            None => {
+                check_trial(&engine, trial, turn as u64);
+                passed.insert(trial.choice.family());
+            }
+            // That wait of LLVM's is the only one that may be missing.
+            Some(why) => {
+                assert!(why.contains("1 places, the first is CompareExec"), "{why}");
+                refused.insert(trial.choice.family());
+            }
         }
     }
-    println!("refused: {refused:?}");
-    assert!(refused.iter().all(|&family| family == "plain"), "{refused:?}");
+    println!("passed: {passed:?}, refused: {refused:?}");
+    // Which families meet it changes with the source; most of them do not.
+    assert!(passed.len() > refused.len(), "passed: {passed:?}, refused: {refused:?}");
 }
 
 /// Division of indices uses approximate reciprocals: wherever the card's lie within the accuracy that is documented, the

@@ -131,14 +131,14 @@ print(unhang.__file__, torch.__version__)
 
 
 def test_the_program_is_found_by_its_version() -> None:
-    program = ROOT / "target" / "release" / "unhang"
+    program = ROOT / ".venv" / "bin" / "unhang"
     if not program.exists():
         pytest.skip("the program was not built here")
     assert run(program, "--version") == f"unhang {unhang.__version__}\n"
 
 
 def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
-    program = ROOT / "target" / "release" / "unhang"
+    program = ROOT / ".venv" / "bin" / "unhang"
     if not program.exists() or not hasattr(__import__("torch"), "compile"):
         pytest.skip("the program was not built here, or torch is old")
     environment = subprocess_environment(UNHANG_HOME=str(tmp_path), TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")

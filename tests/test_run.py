@@ -21,7 +21,7 @@ import torch
 from conftest import MACHINES, subprocess_environment
 
 ROOT = Path(__file__).parent.parent
-PROGRAM = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release" / "unhang"
+PROGRAM = ROOT / ".venv" / "bin" / "unhang"
 CARD = MACHINES / "rx5600xt-rocm5.7"
 # For waits that are meant to end: nothing depends on how long they take.
 PATIENCE = 400

@@ -84,7 +84,7 @@ unhang.enable("tiled", devices=("cpu",), verbose=True)
 torch.nn.functional.conv2d(torch.ones(1, 1, 8, 8), torch.ones(1, 1, 3, 3))
 unhang.print_bypass_report(torch.nn.Conv2d(1, 1, 1))
 sys.stdout, sys.stderr = out, sys.__stderr__
-print("reached the end")
+print("reached the end", flush=True)
 os._exit(0)
 """
     environment = subprocess_environment()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from unhang import _canary, _convolve, _dispatch, _doors, _environment, _gpu, _layers, _watchdog
+from unhang import _canary, _convolve, _dispatch, _doors, _engines, _environment, _gpu, _layers, _watchdog
 from unhang._settings import Settings
 from unhang._state import environment_variable, renewed_after_fork, say, state
 
@@ -105,8 +105,8 @@ def _switch_on(current: _Enabled) -> None:
         for device in devices:
             _doors.close(device)
         if current.protect:
-            current.cudnn_before = (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark)
-            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = False, False
+            current.cudnn_before = _engines.cudnn_flags()
+            _engines.set_cudnn_flags(False, False)
     if devices:
         _watchdog.ensure()
     _convolve.replan()
@@ -176,7 +176,7 @@ def _switch_off(current: _Enabled) -> None:
     _convolve.replan()
     _environment.restore()
     if current.cudnn_before is not None:
-        torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = current.cudnn_before
+        _engines.set_cudnn_flags(*current.cudnn_before)
 
 
 def is_enabled() -> bool:

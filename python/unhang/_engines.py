@@ -186,11 +186,13 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
     if not _is_channels_last(input) and not _is_channels_last(weight):
         return torch.contiguous_format
     try:
-        if hasattr(torch._C, "_conv_determine_backend_memory_format"):
+        if input.device.type != "cuda" and hasattr(torch._C, "_conv_determine_backend_memory_format"):
             backend = torch._C._select_conv_backend(input, weight, bias, *geometry)
             found: torch.memory_format = torch._C._conv_determine_backend_memory_format(input, weight, backend)
             return last if found is last else torch.contiguous_format
         if input.device.type == "cuda":
+            # It depends on the vendor's library, its variables and the process's flags, and with that library off a
+            # compiled graph expects another layout than torch's own kernel gives: what the graph expects counts.
             from torch._subclasses import FakeTensorMode
 
             with FakeTensorMode() as mode:
@@ -285,6 +287,17 @@ def call_original_forward(
     return output
 
 
+def cudnn_flags() -> tuple[bool, bool]:
+    """Whether the vendor's library may compute, and whether it measures."""
+    return torch._C._get_cudnn_enabled(), torch._C._get_cudnn_benchmark()
+
+
+def set_cudnn_flags(enabled: bool, benchmark: bool) -> None:
+    """Sets both below ``torch.backends``, whose setters raise after ``torch.backends.disable_global_flags()``."""
+    torch._C._set_cudnn_enabled(enabled)
+    torch._C._set_cudnn_benchmark(benchmark)
+
+
 _NO_FLAGS = (False, False, False, False)
 
 
@@ -323,7 +336,6 @@ class vendor_library:
 
     Torch has no argument for it in the backward direction and the flag is the process's: while this is held, another
     thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart.
-    Setting the flag raises after ``torch.backends.disable_global_flags()``; then the next engine is asked.
     """
 
     def __init__(self, *, on: bool, benchmark: bool = False) -> None:
@@ -333,10 +345,9 @@ class vendor_library:
     def __enter__(self) -> None:
         _flag_lock.acquire()
         try:
-            flags = torch.backends.cudnn
-            self._before = (flags.enabled, flags.benchmark)
+            self._before = cudnn_flags()
             if self._before != self._wanted:
-                flags.enabled, flags.benchmark = self._wanted
+                set_cudnn_flags(*self._wanted)
         except BaseException:
             _flag_lock.release()
             raise
@@ -344,6 +355,6 @@ class vendor_library:
     def __exit__(self, *_: object) -> None:
         try:
             if self._before != self._wanted:
-                torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark = self._before
+                set_cudnn_flags(*self._before)
         finally:
             _flag_lock.release()

@@ -56,7 +56,12 @@ def warn(message: str, category: type[Warning]) -> None:
         frame = frame.f_back
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     module = frame.f_globals.get("__name__") or "unhang"
-    warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    try:
+        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, module, registry)
+    except Warning:
+        raise  # the program has made errors of warnings
+    except Exception:
+        pass  # standard error is closed or broken: nobody can be told
 
 
 if not logger.handlers:

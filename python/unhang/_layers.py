@@ -260,7 +260,7 @@ def count_no_layer() -> None:
 def _is_recording() -> bool:
     """Whether a graph is being made whose layers will not be here when it runs. What is exported is torch's own: it may
     run where unhang is not."""
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
         return True
     return _is_compiling() and not _is_exporting()
 

@@ -671,7 +671,8 @@ def test_models_saved_with_a_patched_layer_load_and_count() -> None:
 def test_frozen_flags_do_not_keep_unhang_from_an_affected_card(
     monkeypatch: pytest.MonkeyPatch, affected_machine: Path
 ) -> None:
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", False)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", False)
+    assert torch.backends.flags_frozen()
     with unhang.enabled("cpu_fallback", rehearse=True):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled

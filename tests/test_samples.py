@@ -16,7 +16,7 @@ _FILE = Path(__file__).parent.parent / "tools" / "check_samples.py"
 @pytest.mark.parametrize("strategy", ["cpu_fallback"])
 def test_torchs_own_samples(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Importing torch's own tests freezes its flags; they are given back for the tests that follow.
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    monkeypatch.setitem(torch.backends.flags_frozen.__globals__, "__allow_nonbracketed_mutation_flag", True)
     spec = importlib.util.spec_from_file_location("check_samples", _FILE)
     assert spec is not None
     assert spec.loader is not None

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use unhang_engine::Engine;
-use unhang_miopen::Miopen;
+use unhang_miopen_child::Miopen;
 use unhang_probe::{Child, Ended, Launch, supervise};
 
 use super::children::environment;
@@ -97,7 +97,7 @@ pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Res
         Part::Serve => {
             let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
             // A prober that went away is how this ends.
-            let _ = unhang_miopen::serve(UnixStream::from(socket), miopen, judge);
+            let _ = unhang_miopen_child::serve(UnixStream::from(socket), miopen, judge);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -11,7 +11,7 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_cpu::CpuEngine;
-use unhang_miopen::{Miopen, MiopenError, serve};
+use unhang_miopen_child::{Miopen, MiopenError, serve};
 use unhang_probe::tolerance;
 
 /// The stand-in. `None` where there is no C compiler that knows `_Float16`.

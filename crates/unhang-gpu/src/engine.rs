@@ -16,9 +16,9 @@ use crate::choice::{Candidate, Choice, candidates, general_candidates};
 use crate::compiler::{CompileError, Compiler};
 use crate::driver::{Driver, DriverError, Event, Function};
 use crate::object::{self, ObjectError};
-use crate::plan::{Form, Plan, PlanError, Pointer};
+use crate::plan::{Form, Plan, PlanError, Pointer, Stage};
 use crate::shipped::Shipped;
-use crate::sources::Kernel;
+use crate::sources::{Kernel, Source};
 use crate::workshop::Workshop;
 
 /// What an engine may do.
@@ -241,6 +241,16 @@ impl GpuEngine {
     /// The driver.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
+    }
+
+    /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
+    pub fn identity(&self) -> String {
+        let (description, compiler) = (self.driver.description(), self.driver.compiler().version());
+        let sources = Source::ALL.map(Source::text);
+        let chip = [&compiler, &description.true_architecture, &description.reported_architecture];
+        let texts = sources.iter().chain(chip).map(String::as_str);
+        let texts = texts.chain(self.shipped().map(|shipped| shipped.compiler()));
+        Key::of(texts).to_string()[..16].to_owned()
     }
 
     /// The general kernels that came with the package.
@@ -522,7 +532,7 @@ impl GpuEngine {
     }
 
     /// A kernel that is loaded: its object audited for the true chip and tagged for the reported one.
-    fn function(&self, kernel: &Kernel) -> Result<Function, GpuError> {
+    pub(crate) fn function(&self, kernel: &Kernel) -> Result<Function, GpuError> {
         if let Some(function) = lock(&self.functions).get(kernel) {
             return Ok(*function);
         }
@@ -540,25 +550,38 @@ impl GpuEngine {
     pub unsafe fn launch(&self, prepared: &Prepared, pointers: DevicePointers, stream: u64) -> Result<(), GpuError> {
         check_alignment(prepared, &pointers)?;
         for (stage, function) in prepared.plan.stages.iter().zip(&prepared.functions) {
-            let mut values: Vec<u64> = stage
-                .pointers
-                .iter()
-                .map(|pointer| match pointer {
-                    Pointer::First => pointers.first,
-                    Pointer::Second => pointers.second,
-                    Pointer::Bias => pointers.bias,
-                    Pointer::Result => pointers.result,
-                    Pointer::Workspace(offset) => pointers.workspace + offset,
-                    Pointer::Null => 0,
-                })
-                .collect();
-            let mut parameters = stage.shape.bytes().to_vec();
-            let mut arguments: Vec<*mut c_void> =
-                values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
-            arguments.push(parameters.as_mut_ptr().cast());
-            // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
-            unsafe { self.driver.launch(*function, stage.grid, stage.block, &mut arguments, stream)? };
+            // SAFETY: the caller's promise.
+            unsafe { self.launch_stage(stage, *function, pointers, stream)? };
         }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub(crate) unsafe fn launch_stage(
+        &self,
+        stage: &Stage,
+        function: Function,
+        pointers: DevicePointers,
+        stream: u64,
+    ) -> Result<(), GpuError> {
+        let mut values: Vec<u64> = stage
+            .pointers
+            .iter()
+            .map(|pointer| match pointer {
+                Pointer::First => pointers.first,
+                Pointer::Second => pointers.second,
+                Pointer::Bias => pointers.bias,
+                Pointer::Result => pointers.result,
+                Pointer::Workspace(offset) => pointers.workspace + offset,
+                Pointer::Null => 0,
+            })
+            .collect();
+        let mut parameters = stage.shape.bytes().to_vec();
+        let mut arguments: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        arguments.push(parameters.as_mut_ptr().cast());
+        // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
+        unsafe { self.driver.launch(function, stage.grid, stage.block, &mut arguments, stream)? };
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 //! * [`cache`]: compiled objects on disk;
 //! * [`shipped`]: the general kernels that come with the package, and how they are made;
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
+//! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
 //!
 //! One kernel source (`kernels/*.cu`) serves HIP and CUDA. This crate knows no torch, no store of evidence and no
@@ -33,6 +34,7 @@ mod plan_parts;
 pub mod shapes;
 pub mod shipped;
 pub mod sources;
+pub mod strided;
 pub mod tuning;
 mod workshop;
 

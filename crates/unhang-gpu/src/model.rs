@@ -143,7 +143,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.72 * filled;
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
-        Source::Winograd | Source::Support => {
+        Source::Winograd | Source::Support | Source::Strided => {
             // 36 numbers of f32 for each filter.
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {

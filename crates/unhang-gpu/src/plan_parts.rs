@@ -132,7 +132,7 @@ fn int(value: usize) -> i32 {
     value as i32
 }
 
-fn grid_x(count: u64, each: u64) -> [u32; 3] {
+pub(crate) fn grid_x(count: u64, each: u64) -> [u32; 3] {
     [count.div_ceil(each).max(1) as u32, 1, 1]
 }
 

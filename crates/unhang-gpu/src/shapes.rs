@@ -159,6 +159,11 @@ shapes! {
         rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32, taps: i32,
         row_elements: i32, channel_elements: i32, tap_elements: i32,
     }
+    /// Of the kernels on tensors of any strides.
+    Strided(StridedShape) {
+        elements: i32, from_0: i32, from_1: i32, from_2: i32, from_3: i32, to_0: i32, to_1: i32, to_2: i32, to_3: i32,
+        by_1: Divisor, by_2: Divisor, by_3: Divisor,
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub enum Source {
     WinogradFused,
     /// Adding up planes, packing filters.
     Support,
+    /// Tensors of any strides: copies, bias.
+    Strided,
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -41,7 +43,7 @@ const GEMM: [&str; 4] = [
 
 impl Source {
     /// Every file.
-    pub const ALL: [Source; 10] = [
+    pub const ALL: [Source; 11] = [
         Source::Plain,
         Source::Gemm,
         Source::Narrow,
@@ -52,6 +54,7 @@ impl Source {
         Source::Winograd,
         Source::WinogradFused,
         Source::Support,
+        Source::Strided,
     ];
 
     /// Its name.
@@ -67,6 +70,7 @@ impl Source {
             Source::Winograd => "winograd",
             Source::WinogradFused => "winograd_fused",
             Source::Support => "support",
+            Source::Strided => "strided",
         }
     }
 
@@ -85,6 +89,7 @@ impl Source {
             Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
             Source::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),
+            Source::Strided => (&[], include_str!("../kernels/strided.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }

@@ -8,12 +8,10 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_evidence::{Source as Seen, Tuning, time};
-use unhang_gpu::cache::Key;
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{Compiler, Hiprtc, NoCompiler};
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
 use unhang_gpu::plan::Plan;
-use unhang_gpu::sources::Source;
 use unhang_gpu::tuning::{self, Times};
 use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};
 use unhang_isa::Chip;
@@ -151,11 +149,7 @@ impl PyGpu {
     /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
     #[getter]
     fn identity(&self) -> String {
-        let (truly, reported) = self.architectures();
-        let sources = Source::ALL.map(Source::text);
-        let texts = sources.iter().map(String::as_str).chain([self.compiler.as_str(), truly, reported]);
-        let texts = texts.chain(self.engine.shipped().map(|shipped| shipped.compiler()));
-        Key::of(texts).to_string()[..16].to_owned()
+        self.engine.identity()
     }
 
     /// The compiler, with its version.

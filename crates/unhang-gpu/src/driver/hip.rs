@@ -33,6 +33,7 @@ function_table! {
         event_elapsed: "hipEventElapsedTime" as fn(*mut f32, *mut c_void, *mut c_void);
         event_destroy: "hipEventDestroy" as fn(*mut c_void);
         synchronize: "hipStreamSynchronize" as fn(*mut c_void);
+        copy: "hipMemcpyAsync" as fn(*mut c_void, *const c_void, usize, i32, *mut c_void);
         allocate: "hipMalloc" as fn(*mut *mut c_void, usize);
         fill: "hipMemsetD32" as fn(*mut c_void, i32, usize);
         free: "hipFree" as fn(*mut c_void);
@@ -40,6 +41,8 @@ function_table! {
 }
 
 const NOT_READY: i32 = 600;
+const TO_DEVICE: i32 = 1;
+const TO_HOST: i32 = 2;
 
 /// What only other sources than the runtime know of the device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,6 +111,15 @@ impl Hip {
         Ok(String::from_utf8_lossy(&address[..length]).into_owned())
     }
 
+    /// The device that is current in this thread.
+    pub fn current() -> Result<i32, DriverError> {
+        let (_, functions, last_error) = runtime()?;
+        let mut ordinal = 0;
+        // SAFETY: a valid place for the number.
+        last_error.keep(|| check(unsafe { (functions.get_device)(&mut ordinal) }, "hipGetDevice"))?;
+        Ok(ordinal)
+    }
+
     /// The device of that number. The chip is the caller's knowledge: the runtime tells the spoofed one.
     pub fn open(ordinal: i32, chip: &HipChip) -> Result<Hip, DriverError> {
         let (library, functions, last_error) = runtime()?;
@@ -139,6 +151,26 @@ impl Hip {
     /// Runs a call with our device current, and leaves the thread as it was, its last error included.
     fn on_device<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
         self.last_error.keep(|| self.with_device_current(call))
+    }
+
+    /// # Safety
+    /// Both places must have that many bytes.
+    unsafe fn copy_and_wait(
+        &self,
+        to: *mut c_void,
+        from: *const c_void,
+        bytes: usize,
+        kind: i32,
+        stream: u64,
+    ) -> Result<(), DriverError> {
+        let stream = stream as *mut c_void;
+        self.on_device(|| {
+            // SAFETY: the caller's promise; the copy is over before this returns.
+            unsafe {
+                check((self.functions.copy)(to, from, bytes, kind, stream), "hipMemcpyAsync")?;
+                check((self.functions.synchronize)(stream), "hipStreamSynchronize")
+            }
+        })
     }
 
     fn with_device_current<T>(&self, call: impl FnOnce() -> Result<T, DriverError>) -> Result<T, DriverError> {
@@ -304,6 +336,16 @@ impl Driver for Hip {
     unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         self.on_device(|| check(unsafe { (self.functions.free)(address as *mut c_void) }, "hipFree"))
+    }
+
+    unsafe fn read(&self, to: &mut [u8], from: u64, stream: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_and_wait(to.as_mut_ptr().cast(), from as *const c_void, to.len(), TO_HOST, stream) }
+    }
+
+    unsafe fn write(&self, to: u64, from: &[u8], stream: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_and_wait(to as *mut c_void, from.as_ptr().cast(), from.len(), TO_DEVICE, stream) }
     }
 
     fn synchronize(&self, stream: u64) -> Result<(), DriverError> {

@@ -2,8 +2,8 @@
 
 use crate::dynamic::{self, Found, LibraryMissing, Wanted, function_table};
 
-/// Torch's libraries that are linked to the runtime.
-pub(crate) const USERS: [&str; 2] = ["libtorch_hip", "libc10_hip"];
+/// Libraries that are linked to the runtime: torch's, and the one through which other frameworks compute convolutions.
+pub(crate) const USERS: [&str; 3] = ["libtorch_hip", "libc10_hip", "libMIOpen"];
 /// A function of the runtime in every version.
 const WITNESS: &str = "hipRuntimeGetVersion";
 

@@ -128,6 +128,22 @@ pub trait Driver: Send + Sync {
         Err(DriverError::Unusable(format!("it gave out no memory, and {address:#x} is to be given back")))
     }
 
+    /// Copies device memory to the host when the stream has come to it, and waits for that: as [`Driver::synchronize`].
+    ///
+    /// # Safety
+    /// As many bytes of device memory as `to` has must lie at `from`.
+    unsafe fn read(&self, to: &mut [u8], from: u64, stream: u64) -> Result<(), DriverError> {
+        Err(DriverError::Unusable(format!("it copies nothing: {} bytes at {from:#x} in stream {stream:#x}", to.len())))
+    }
+
+    /// The same the other way.
+    ///
+    /// # Safety
+    /// As many bytes of device memory as `from` has must lie at `to`.
+    unsafe fn write(&self, to: u64, from: &[u8], stream: u64) -> Result<(), DriverError> {
+        Err(DriverError::Unusable(format!("it copies nothing: {} bytes to {to:#x} in stream {stream:#x}", from.len())))
+    }
+
     /// Waits for a stream. Never call this on an unproven kernel in a process that must not hang.
     fn synchronize(&self, stream: u64) -> Result<(), DriverError>;
 }

@@ -1,0 +1,203 @@
+//! A convolution's bias, added and summed, on cards where MIOpen's own kernels are not proven.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+
+use unhang_conv::{DataType, Layout};
+use unhang_gpu::driver::Driver;
+use unhang_gpu::strided::{self, Move};
+
+use crate::api::{BAD_PARAMETER, INTERNAL_ERROR, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
+use crate::compute::Failure;
+use crate::describe::{Bias, View};
+use crate::device::Device;
+use crate::host::Numbers;
+use crate::process::{Process, process, stream_of};
+use crate::real::{self, Real};
+use crate::talk::say;
+
+/// A call: a bias, the tensor that it belongs to, and scalars.
+pub(crate) struct Call {
+    pub(crate) real: &'static Real,
+    pub(crate) handle: Opaque,
+    pub(crate) bias: Opaque,
+    pub(crate) tensor: Opaque,
+    pub(crate) alpha: *const c_void,
+    pub(crate) beta: *const c_void,
+}
+
+/// What computes it, where it is not MIOpen's.
+struct Ours {
+    bias: Bias,
+    device: Arc<Device>,
+    stream: u64,
+    /// Whether our kernels for it were seen to work on the card.
+    by_kernels: bool,
+}
+
+impl Call {
+    /// None where it is MIOpen's; a status where nobody computes it.
+    fn ours(&self, memory: [Opaque; 2]) -> Option<Result<Ours, Status>> {
+        if real::is_inside() {
+            return None;
+        }
+        let process = process(self.real).filter(|process| process.is_endangered())?;
+        Some(self.checked(process, memory))
+    }
+
+    fn checked(&self, process: &Process, memory: [Opaque; 2]) -> Result<Ours, Status> {
+        let given = [self.handle, self.bias, self.tensor, memory[0], memory[1]];
+        if given.iter().any(|it| it.is_null()) || self.alpha.is_null() || self.beta.is_null() {
+            return Err(BAD_PARAMETER);
+        }
+        let refuse = |reason: String| {
+            say(&format!("a bias is refused (not implemented): {reason}"));
+            NOT_IMPLEMENTED
+        };
+        let bias = Bias::read(self.real, self.bias, self.tensor).map_err(refuse)?;
+        let is_wide = bias.data_type == DataType::F64;
+        // SAFETY: as the interface has it, doubles for doubles, else floats.
+        let read = |at: *const c_void| unsafe {
+            if is_wide { at.cast::<f64>().read_unaligned() } else { f64::from(at.cast::<f32>().read_unaligned()) }
+        };
+        if read(self.alpha) != 1.0 || read(self.beta) != 0.0 {
+            return Err(NOT_IMPLEMENTED);
+        }
+        let device = process.device_now().map_err(refuse)?;
+        process.situation(&device);
+        let by_kernels = device.canaries.get().is_some_and(|it| it.passed().contains(strided::FAMILY));
+        let stream = stream_of(self.real, self.handle).ok_or(BAD_PARAMETER)?;
+        Ok(Ours { bias, device, stream, by_kernels })
+    }
+}
+
+/// A status for what went wrong, said once.
+fn ended(result: Result<(), Failure>) -> Status {
+    match result {
+        Ok(()) => SUCCESS,
+        Err(Failure::Declined(reason)) => {
+            say(&format!("a bias is refused (not implemented): {reason}"));
+            NOT_IMPLEMENTED
+        }
+        Err(Failure::Failed(_, reason) | Failure::NoMemory(reason)) => {
+            say(&format!("a bias failed: {reason}"));
+            INTERNAL_ERROR
+        }
+    }
+}
+
+/// Adds a bias to a tensor. None where that is MIOpen's to do.
+///
+/// # Safety
+/// Memory as the descriptors say.
+pub(crate) unsafe fn add(call: &Call, b: Opaque, y: Opaque) -> Option<Status> {
+    let ours = match call.ours([b, y])? {
+        Ok(ours) => ours,
+        Err(status) => return Some(status),
+    };
+    let Bias { data_type, step, view } = ours.bias;
+    let launch = Move::add(data_type, view.shape, [0, step, 0, 0], view.strides);
+    // SAFETY: the caller's promise.
+    Some(ended(unsafe {
+        ours.run(launch, b, y, |from, to| {
+            for_each_of(&view, |at, channel| to.set(at, to.get(at) + from.get(channel * step)));
+        })
+    }))
+}
+
+/// Sums a tensor over everything but its channels. None where that is MIOpen's to do.
+///
+/// # Safety
+/// Memory as the descriptors say.
+pub(crate) unsafe fn sum(call: &Call, dy: Opaque, db: Opaque) -> Option<Status> {
+    let ours = match call.ours([dy, db])? {
+        Ok(ours) => ours,
+        Err(status) => return Some(status),
+    };
+    let Bias { data_type, step, view } = ours.bias;
+    let launch = Move::sum_over_channels(data_type, view.shape, view.strides, step);
+    // SAFETY: the caller's promise.
+    Some(ended(unsafe {
+        ours.run_backward(launch, dy, db, |from, to| {
+            let mut sums = vec![0.0; view.shape[1]];
+            for_each_of(&view, |at, channel| sums[channel] += from.get(at));
+            for (channel, sum) in sums.into_iter().enumerate() {
+                to.set(channel * step, sum);
+            }
+        })
+    }))
+}
+
+fn for_each_of(view: &View, mut visit: impl FnMut(usize, usize)) {
+    let dense = View::dense_strides(view.shape, Layout::Nchw);
+    for at in 0..view.elements() {
+        let position = [0, 1, 2, 3].map(|axis| at / dense[axis] % view.shape[axis]);
+        visit(position.iter().zip(view.strides).map(|(i, stride)| i * stride).sum(), position[1]);
+    }
+}
+
+impl Ours {
+    fn bias_span(&self) -> usize {
+        1 + (self.bias.view.shape[1] - 1) * self.bias.step
+    }
+
+    /// # Safety
+    /// A bias at `b`, a tensor at `y`.
+    unsafe fn run(
+        &self,
+        launch: Option<Move>,
+        b: Opaque,
+        y: Opaque,
+        on_host: impl FnOnce(&mut Numbers, &mut Numbers),
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.by_either(launch, (b, self.bias_span()), (y, self.bias.view.span()), on_host) }
+    }
+
+    /// # Safety
+    /// A tensor at `dy`, a bias at `db`.
+    unsafe fn run_backward(
+        &self,
+        launch: Option<Move>,
+        dy: Opaque,
+        db: Opaque,
+        on_host: impl FnOnce(&mut Numbers, &mut Numbers),
+    ) -> Result<(), Failure> {
+        // SAFETY: the caller's promise.
+        unsafe { self.by_either(launch, (dy, self.bias.view.span()), (db, self.bias_span()), on_host) }
+    }
+
+    /// By our kernel, else on the host.
+    ///
+    /// # Safety
+    /// As many elements as are named at both places.
+    unsafe fn by_either(
+        &self,
+        launch: Option<Move>,
+        from: (Opaque, usize),
+        to: (Opaque, usize),
+        on_host: impl FnOnce(&mut Numbers, &mut Numbers),
+    ) -> Result<(), Failure> {
+        let engine = &self.device.engine;
+        if let Some(launch) = launch.filter(|_| self.by_kernels) {
+            let launch = engine.load_move(launch)?;
+            // SAFETY: the caller's promise.
+            return unsafe { engine.launch_move(&launch, from.0 as u64, to.0 as u64, self.stream) }
+                .map_err(Failure::from);
+        }
+        let driver: &dyn Driver = engine.driver();
+        if driver.is_capturing(self.stream)? {
+            return Err(Failure::Declined(
+                "a graph is being recorded, and copies to the host cannot be part of one".into(),
+            ));
+        }
+        let data_type = self.bias.data_type;
+        // SAFETY: the caller's promise.
+        unsafe {
+            let mut source = Numbers::read(driver, data_type, from.1, from.0 as u64, self.stream)?;
+            let mut target = Numbers::read(driver, data_type, to.1, to.0 as u64, self.stream)?;
+            on_host(&mut source, &mut target);
+            target.write(driver, to.0 as u64, self.stream).map_err(Failure::from)
+        }
+    }
+}

@@ -1,0 +1,409 @@
+//! Computing a planned convolution: by our kernels in the caller's stream, or on the CPU through copies.
+
+use std::ffi::c_void;
+
+use unhang_conv::{Direction, Problem};
+use unhang_cpu::CpuEngine;
+use unhang_engine::{Engine, EngineError, EngineName, Operands, Tiled, Unsupported, Verdict};
+use unhang_gpu::choice::Choice;
+use unhang_gpu::driver::DriverError;
+use unhang_gpu::strided::Move;
+use unhang_gpu::{DevicePointers, GpuError, Prepared, Request};
+
+use crate::api::{
+    ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status,
+};
+use crate::describe::{Call, View};
+use crate::host::Numbers;
+use crate::process::{Process, stream_of};
+use crate::real;
+use crate::route::{Route, Settled};
+use crate::talk::say;
+
+/// Makes every result wrong on purpose: a test that passes with it has verified nothing.
+const WRONG: &str = "UNHANG_MIOPEN_WRONG";
+
+/// The caller's memory: x, w, y, and a workspace.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Memory {
+    pub(crate) tensors: [Opaque; 3],
+    pub(crate) workspace: Opaque,
+    pub(crate) bytes: usize,
+}
+
+/// Why an engine did not compute.
+pub(crate) enum Failure {
+    /// Nothing was begun, and another may.
+    Declined(String),
+    /// It failed, and how that is to be remembered.
+    Failed(Verdict, String),
+    /// There is no memory.
+    NoMemory(String),
+}
+
+impl From<GpuError> for Failure {
+    fn from(error: GpuError) -> Failure {
+        match &error {
+            GpuError::Unsupported(_) | GpuError::Capturing | GpuError::NoneAllowed { .. } | GpuError::Plan(_) => {
+                Failure::Declined(error.to_string())
+            }
+            GpuError::Driver(DriverError::Call { code: 2, .. }) => Failure::NoMemory(error.to_string()),
+            _ => Failure::Failed(Verdict::Error, error.to_string()),
+        }
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Failure {
+        GpuError::from(error).into()
+    }
+}
+
+impl From<EngineError> for Failure {
+    fn from(error: EngineError) -> Failure {
+        match &error {
+            EngineError::Unsupported(_) => Failure::Declined(error.to_string()),
+            EngineError::OutOfMemory { .. } => Failure::NoMemory(error.to_string()),
+            _ => Failure::Failed(Verdict::Error, error.to_string()),
+        }
+    }
+}
+
+fn is_wrong_on_purpose() -> bool {
+    static SET: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
+    *SET.get_or_init(|| {
+        let set = std::env::var(WRONG).is_ok_and(|value| !value.is_empty() && value != "0");
+        if set {
+            say(&format!("{WRONG} is set: results are wrong on purpose, for a test"));
+        }
+        set
+    })
+}
+
+/// Whether scalars are those of a plain convolution: 1 and 0. MIOpen has no other either.
+///
+/// # Safety
+/// Scalars that are not null must be what the interface says: doubles for doubles, else floats.
+pub(crate) unsafe fn scalars(route: &Route, alpha: *const c_void, beta: *const c_void) -> Status {
+    if alpha.is_null() || beta.is_null() {
+        return BAD_PARAMETER;
+    }
+    let is_wide = route.convolution.problem.data_type() == unhang_conv::DataType::F64;
+    // SAFETY: the caller's promise.
+    let read = |at: *const c_void| unsafe {
+        if is_wide { at.cast::<f64>().read_unaligned() } else { f64::from(at.cast::<f32>().read_unaligned()) }
+    };
+    if read(alpha) == 1.0 && read(beta) == 0.0 { SUCCESS } else { NOT_IMPLEMENTED }
+}
+
+/// Computes a convolution by the first of its engines that does.
+///
+/// # Safety
+/// The memory must be what the call's descriptors say.
+pub(crate) unsafe fn execute(process: &Process, route: &Route, call: &Call, memory: Memory) -> Status {
+    if memory.tensors.iter().any(|it| it.is_null()) {
+        return BAD_PARAMETER;
+    }
+    let Some(stream) = stream_of(route.real, call.handle) else { return BAD_PARAMETER };
+    let mut status = INTERNAL_ERROR;
+    for engine in &route.engines {
+        // SAFETY: the caller's promise.
+        let ended = unsafe {
+            match engine {
+                EngineName::Jit => jit(process, route, memory, stream),
+                EngineName::Cpu => on_host(route, memory, stream, &CpuEngine::new()),
+                EngineName::Tiled => tiled(process, route, memory, stream),
+                EngineName::Miopen => naive(route, call, memory),
+                EngineName::Aten => Err(Failure::Declined("it is torch's".to_owned())),
+            }
+        };
+        let ended = ended.and_then(|()| {
+            // SAFETY: as above.
+            if is_wrong_on_purpose() { unsafe { spoil(route, memory, stream) } } else { Ok(()) }
+        });
+        status = match ended {
+            Ok(()) => {
+                route.count(*engine);
+                return SUCCESS;
+            }
+            Err(Failure::Declined(reason)) => {
+                say(&format!("{engine} does not compute {}: {reason}", route.convolution.problem));
+                NOT_IMPLEMENTED
+            }
+            Err(Failure::NoMemory(reason)) => {
+                say(&format!("{engine} has no memory for {}: {reason}", route.convolution.problem));
+                ALLOCATION_FAILED
+            }
+            Err(Failure::Failed(verdict, detail)) => {
+                process.note_failure(route, *engine, verdict, &detail);
+                INTERNAL_ERROR
+            }
+        };
+    }
+    status
+}
+
+/// The operands' addresses in the problem's own order: first, second, result.
+fn operands(route: &Route, memory: Memory) -> [u64; 3] {
+    route.convolution.order.map(|which| memory.tensors[which] as u64)
+}
+
+/// A workspace from its first address that kernels take.
+fn aligned(memory: Memory) -> (u64, u64) {
+    let (at, bytes) = (memory.workspace as u64, memory.bytes as u64);
+    let begin = at.next_multiple_of(256);
+    if at == 0 { (0, 0) } else { (begin, (at + bytes).saturating_sub(begin)) }
+}
+
+/// By our kernels, in the caller's stream.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
+    let (at, bytes) = aligned(memory);
+    if let Some(settled) = route.settled().filter(|settled| settled.bytes <= bytes) {
+        // SAFETY: the caller's promise; the workspace is large enough.
+        return unsafe { launch(route, &settled.prepared, operands(route, memory), at, stream) };
+    }
+    let engine = &route.device.engine;
+    let is_recording = engine.driver().is_capturing(stream)?;
+    let (at, bytes) = if bytes >= route.packing.bytes {
+        (at, bytes)
+    } else if is_recording {
+        let reason = "a graph is being recorded, and no workspace was given for tensors that have to be rearranged";
+        return Err(Failure::Declined(reason.to_owned()));
+    } else {
+        // A caller that gave less than it was told to give.
+        let wanted = route.workspace_bytes().max(route.packing.bytes);
+        (route.device.scratch(stream, wanted)?, wanted)
+    };
+    let limit = bytes - route.packing.bytes;
+    let request = Request { stream, workspace_limit: Some(limit), wait: false };
+    let prepared = engine.prepare_on(&route.convolution.problem, request)?;
+    let is_proven = prove(process, route, &prepared, is_recording)?;
+    // SAFETY: the caller's promise; kernels were prepared within the workspace.
+    let launched = unsafe { launch(route, &prepared, operands(route, memory), at, stream) };
+    match launched {
+        Ok(()) => {
+            if is_proven && !prepared.is_provisional() {
+                let bytes = route.packing.bytes + prepared.workspace_bytes();
+                route.settle(Settled { prepared, bytes });
+            }
+            Ok(())
+        }
+        // An address in the middle of something: plain kernels take any.
+        Err(Failure::Failed(Verdict::Error, detail)) if detail.contains("is not a multiple of") => {
+            let plain = engine.prepare_as(&route.convolution.problem, Some(Choice::Plain))?;
+            prove(process, route, &plain, is_recording)?;
+            // SAFETY: as above; plain kernels need no workspace.
+            unsafe { launch(route, &plain, operands(route, memory), at, stream) }
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Whether kernels are known to be right on this machine; those of which nothing is known are tried once.
+fn prove(process: &Process, route: &Route, prepared: &Prepared, is_recording: bool) -> Result<bool, Failure> {
+    let name = format!("jit:kernel:{}", prepared.kernels());
+    match process.canary(&name) {
+        Some((Verdict::Works, _)) => return Ok(true),
+        Some((_, detail)) => return Err(Failure::Failed(Verdict::Wrong, detail)),
+        None => {}
+    }
+    let driver = route.device.engine.driver();
+    if is_recording || driver.is_capturing(0)? {
+        let reason = "a graph is being recorded, and the first result of these kernels was not compared yet";
+        return Err(Failure::Declined(reason.to_owned()));
+    }
+    let Some((is_right, detail)) = route.device.try_kernels(prepared)? else { return Ok(false) };
+    let (detail, problem) = (format!("{}, first result: {detail}", prepared.choice()), prepared.problem());
+    let verdict = if is_right { Verdict::Works } else { Verdict::Wrong };
+    process.keep_canary(&name, verdict, &detail);
+    if !is_right {
+        return Err(Failure::Failed(Verdict::Wrong, detail));
+    }
+    process.learn(problem, EngineName::Jit, verdict, &detail);
+    Ok(true)
+}
+
+/// Operands into order, kernels, the result out of it.
+///
+/// # Safety
+/// Addresses of memory as the descriptors say, and a workspace of what packing and kernels need.
+unsafe fn launch(
+    route: &Route,
+    prepared: &Prepared,
+    operands: [u64; 3],
+    workspace: u64,
+    stream: u64,
+) -> Result<(), Failure> {
+    let engine = &route.device.engine;
+    let packing = &route.packing;
+    let behind = workspace + packing.bytes;
+    if packing.bytes == 0 {
+        let [first, second, result] = operands;
+        let pointers = DevicePointers { first, second, bias: 0, result, workspace: behind };
+        // SAFETY: the caller's promise.
+        return unsafe { engine.launch(prepared, pointers, stream) }.map_err(Failure::from);
+    }
+    let moves = &route.moves()?.0;
+    let at = |index: usize| packing.places[index].map_or(operands[index], |place| workspace + place);
+    for index in 0..2 {
+        if let Some(copy) = &moves[index] {
+            // SAFETY: the caller's promise; the copy has its place in the workspace.
+            unsafe { engine.launch_move(copy, operands[index], at(index), stream)? };
+        }
+    }
+    let pointers = DevicePointers { first: at(0), second: at(1), bias: 0, result: at(2), workspace: behind };
+    // SAFETY: as above.
+    unsafe {
+        engine.launch(prepared, pointers, stream)?;
+        if let Some(copy) = &moves[2] {
+            engine.launch_move(copy, at(2), operands[2], stream)?;
+        }
+    }
+    Ok(())
+}
+
+/// On the host: copied there, computed by an engine that works in this process's memory, and copied back.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn on_host(route: &Route, memory: Memory, stream: u64, engine: &dyn Engine) -> Result<(), Failure> {
+    let (problem, driver) = (&route.convolution.problem, route.device.engine.driver());
+    engine.supports(problem).map_err(EngineError::from)?;
+    if driver.is_capturing(stream)? {
+        let reason = "a graph is being recorded, and copies to the host cannot be part of one: run it once before";
+        return Err(Failure::Declined(reason.to_owned()));
+    }
+    let (places, views, data_type) = (operands(route, memory), &route.convolution.views, problem.data_type());
+    let dense = views.map(|view| View::dense_strides(view.shape, problem.layout()));
+    let bring = |index: usize| {
+        // SAFETY: the caller's promise.
+        unsafe { Numbers::read(driver, data_type, views[index].span(), places[index], stream) }
+    };
+    let first = bring(0)?.gathered(&views[0], dense[0]);
+    let second = bring(1)?.gathered(&views[1], dense[1]);
+    let mut result = Numbers::zeros(data_type, views[2].elements());
+    let operands =
+        Operands { first: first.elements(), second: second.elements(), bias: None, result: result.elements_mut() };
+    engine.run(problem, operands)?;
+    // What lies between the elements of a tensor with gaps is not ours to change.
+    let has_gaps = views[2].span() != views[2].elements();
+    let mut whole = if has_gaps { bring(2)? } else { Numbers::zeros(data_type, views[2].span()) };
+    whole.scatter(&views[2], &result, dense[2]);
+    // SAFETY: the caller's promise.
+    unsafe { whole.write(driver, places[2], stream) }.map_err(Failure::from)
+}
+
+/// In tiles, each computed by the engine that the plan names for them.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn tiled(process: &Process, route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
+    let Some(tile) = route.tile else { return Err(Failure::Declined("no tile was planned".to_owned())) };
+    let inner: Box<dyn Engine> = match tile.inner {
+        EngineName::Cpu => Box::new(CpuEngine::new()),
+        EngineName::Jit => Box::new(FromHost { process, route }),
+        other => return Err(Failure::Declined(format!("tiles of {other} are torch's"))),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { on_host(route, memory, stream, &Tiled::new(Inner(inner), tile.output_limit)) }
+}
+
+/// An engine behind a pointer.
+struct Inner<'a>(Box<dyn Engine + 'a>);
+
+impl Engine for Inner<'_> {
+    fn name(&self) -> EngineName {
+        self.0.name()
+    }
+
+    fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
+        self.0.supports(problem)
+    }
+
+    fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
+        self.0.run(problem, operands)
+    }
+}
+
+/// Our kernels on tiles that were cut in the host's memory.
+struct FromHost<'a> {
+    process: &'a Process,
+    route: &'a Route,
+}
+
+impl Engine for FromHost<'_> {
+    fn name(&self) -> EngineName {
+        EngineName::Jit
+    }
+
+    fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
+        self.route.device.engine.supports(problem)
+    }
+
+    fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
+        let failed = |message: String| EngineError::Failed { engine: EngineName::Jit, message };
+        let engine = &self.route.device.engine;
+        let prepared = engine.prepare(problem).map_err(|error| failed(error.to_string()))?;
+        prove(self.process, self.route, &prepared, false).map_err(|failure| {
+            failed(match failure {
+                Failure::Declined(reason) | Failure::NoMemory(reason) | Failure::Failed(_, reason) => reason,
+            })
+        })?;
+        self.route.device.run_from_host(&prepared, operands).map_err(|error| failed(error.to_string()))
+    }
+}
+
+/// The real library's naive solver, which needs neither a search nor a workspace: where the plan comes to MIOpen after a search
+/// that we have answered.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn naive(route: &Route, call: &Call, memory: Memory) -> Result<(), Failure> {
+    let index = match call.direction {
+        Direction::Forward => 0,
+        Direction::BackwardData => 1,
+        Direction::BackwardWeights => 2,
+    };
+    let none = || Failure::Declined("this MIOpen has no immediate mode".to_owned());
+    let immediate = route.real.directions[index].immediate.ok_or_else(none)?;
+    let ([x, w, y], [xp, wp, yp]) = ([call.x, call.w, call.y], memory.tensors);
+    // Queries and immediate mode have the operands of the forward direction the other way round.
+    let [a, ap, b, bp, c, cp] = match call.direction {
+        Direction::Forward => [w, wp, x, xp, y, yp],
+        Direction::BackwardData => [y, yp, w, wp, x, xp],
+        Direction::BackwardWeights => [y, yp, x, xp, w, wp],
+    };
+    let id = NAIVE_SOLVERS[index];
+    // SAFETY: the caller's descriptors and memory.
+    let status = real::inside(|| unsafe {
+        immediate(call.handle, a, ap, b, bp, call.convolution, c, cp, memory.workspace, memory.bytes, id)
+    });
+    if status == SUCCESS { Ok(()) } else { Err(Failure::Failed(Verdict::Error, format!("MIOpen returned {status}"))) }
+}
+
+/// Doubles a result, for the test that has to fail.
+///
+/// # Safety
+/// As [`execute`].
+unsafe fn spoil(route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
+    let (view, driver) = (&route.convolution.views[2], route.device.engine.driver());
+    let (at, data_type) = (operands(route, memory)[2], route.convolution.problem.data_type());
+    if let Some(add) = Move::add(data_type, view.shape, view.strides, view.strides)
+        && route.engines.first() == Some(&EngineName::Jit)
+    {
+        let add = route.device.engine.load_move(add)?;
+        // SAFETY: the caller's promise; every thread reads and writes its own element.
+        return unsafe { route.device.engine.launch_move(&add, at, at, stream) }.map_err(Failure::from);
+    }
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut numbers = Numbers::read(driver, data_type, view.span(), at, stream)?;
+        for index in 0..numbers.len() {
+            numbers.set(index, numbers.get(index) * 2.0 + 1.0);
+        }
+        numbers.write(driver, at, stream).map_err(Failure::from)
+    }
+}

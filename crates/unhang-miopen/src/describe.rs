@@ -1,0 +1,335 @@
+//! What a call asks for: descriptors, read back through MIOpen's own getters, and the convolution that they are.
+
+use std::ffi::c_int;
+
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification, TensorShape};
+use unhang_gpu::strided::Strides;
+
+use crate::api::{MODE_TRANSPOSE, Opaque, SUCCESS};
+use crate::real::Real;
+
+/// The most axes of a tensor that is looked at: a batch, channels, three of space.
+const AXES: usize = 5;
+
+/// A convolution call, in MIOpen's own terms.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Call {
+    pub(crate) direction: Direction,
+    pub(crate) handle: Opaque,
+    pub(crate) convolution: Opaque,
+    pub(crate) x: Opaque,
+    pub(crate) w: Opaque,
+    pub(crate) y: Opaque,
+}
+
+/// A tensor's descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct Tensor {
+    axes: c_int,
+    data_type: c_int,
+    sizes: [c_int; AXES],
+    strides: [c_int; AXES],
+    /// As MIOpen counts them.
+    bytes: usize,
+}
+
+/// Everything that descriptors say of a call: equal ones are the same call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Described {
+    direction: Direction,
+    mode: c_int,
+    groups: c_int,
+    padding: [c_int; 3],
+    stride: [c_int; 3],
+    dilation: [c_int; 3],
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+}
+
+/// A tensor as it lies in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct View {
+    pub(crate) shape: TensorShape,
+    pub(crate) strides: Strides,
+}
+
+impl View {
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// From the first element to behind the last, in elements.
+    pub(crate) fn span(&self) -> usize {
+        1 + self.shape.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
+    }
+
+    /// The strides of a tensor of that shape without gaps.
+    pub(crate) fn dense_strides([_, c, h, w]: TensorShape, layout: Layout) -> Strides {
+        match layout {
+            Layout::Nchw => [c * h * w, h * w, w, 1],
+            Layout::Nhwc => [c * h * w, 1, w * c, c],
+        }
+    }
+
+    /// Whether it lies so; an axis of one element may have any stride.
+    pub(crate) fn is_dense(&self, layout: Layout) -> bool {
+        let dense = View::dense_strides(self.shape, layout);
+        self.shape
+            .iter()
+            .zip(self.strides.iter().zip(dense))
+            .all(|(&size, (&found, dense))| size == 1 || found == dense)
+    }
+}
+
+/// A convolution that our engines know. A transposed one is the ordinary one with input and output, and with them the
+/// directions, exchanged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Convolution {
+    pub(crate) problem: Problem,
+    /// The problem's operands in its own order: first, second, result.
+    pub(crate) views: [View; 3],
+    /// Which of the caller's tensors (x, w, y) each of them is.
+    pub(crate) order: [usize; 3],
+}
+
+fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
+    let f = &real.functions;
+    let mut tensor = Tensor::default();
+    if descriptor.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's descriptor, and places that hold what is returned: more axes are not asked for.
+    unsafe {
+        if f.tensor_size?(descriptor, &mut tensor.axes) != SUCCESS || !(3..=AXES as c_int).contains(&tensor.axes) {
+            return None;
+        }
+        let (sizes, strides) = (tensor.sizes.as_mut_ptr(), tensor.strides.as_mut_ptr());
+        if f.tensor?(descriptor, &mut tensor.data_type, sizes, strides) != SUCCESS {
+            return None;
+        }
+        (f.tensor_bytes?(descriptor, &mut tensor.bytes) == SUCCESS).then_some(tensor)
+    }
+}
+
+impl Described {
+    /// Reads a call's descriptors; none where one of them is not what the getters tell: null, of too many axes.
+    pub(crate) fn read(real: &Real, call: &Call) -> Option<Described> {
+        let f = &real.functions;
+        let (x, w, y) = (read_tensor(real, call.x)?, read_tensor(real, call.w)?, read_tensor(real, call.y)?);
+        let (mut spatial, mut given, mut mode, mut groups) = (0, 0, 0, 0);
+        let [mut padding, mut stride, mut dilation] = [[0; 3]; 3];
+        if call.convolution.is_null() {
+            return None;
+        }
+        // SAFETY: the caller's descriptor, and places for as many numbers as are asked for: three at most.
+        unsafe {
+            if f.spatial?(call.convolution, &mut spatial) != SUCCESS || !(1..=3).contains(&spatial) {
+                return None;
+            }
+            let numbers = [&mut padding, &mut stride, &mut dilation].map(|it| it.as_mut_ptr());
+            let [p, s, d] = numbers;
+            if f.convolution?(call.convolution, spatial, &mut given, p, s, d, &mut mode) != SUCCESS
+                || f.groups?(call.convolution, &mut groups) != SUCCESS
+            {
+                return None;
+            }
+        }
+        (spatial == x.axes - 2).then_some(Described {
+            direction: call.direction,
+            mode,
+            groups,
+            padding,
+            stride,
+            dilation,
+            x,
+            w,
+            y,
+        })
+    }
+
+    /// The convolution, or why it is none that our engines know.
+    pub(crate) fn convolution(&self) -> Result<Convolution, String> {
+        let data_type = match self.x.data_type {
+            0 => DataType::F16,
+            1 => DataType::F32,
+            5 => DataType::Bf16,
+            6 => DataType::F64,
+            other => return Err(format!("elements of type {other} are not supported")),
+        };
+        if self.w.data_type != self.x.data_type || self.y.data_type != self.x.data_type {
+            return Err("tensors of different types are not supported".to_owned());
+        }
+        let transposed = self.mode == MODE_TRANSPOSE;
+        let views = [self.x.view(data_type)?, self.w.view(data_type)?, self.y.view(data_type)?];
+        // The ordinary convolution's input, filter, output, and which of x, w, y they are.
+        let [input, filter, output] = if transposed { [2, 1, 0] } else { [0, 1, 2] };
+        let direction = match (self.direction, transposed) {
+            (Direction::Forward, true) => Direction::BackwardData,
+            (Direction::BackwardData, true) => Direction::Forward,
+            (direction, _) => direction,
+        };
+        let pair = |numbers: [c_int; 3]| match self.x.axes {
+            3 => [None, Some(numbers[0])],
+            _ => [Some(numbers[0]), Some(numbers[1])],
+        };
+        let or = |numbers: [c_int; 3], otherwise: i64| pair(numbers).map(|it| it.map_or(otherwise, i64::from));
+        let size = |view: &View, axis: usize| view.shape[axis] as i64;
+        let (shape, taps) = (&views[input], &views[filter]);
+        let order = match direction {
+            Direction::Forward => [input, filter, output],
+            Direction::BackwardData => [output, filter, input],
+            Direction::BackwardWeights => [input, output, filter],
+        };
+        let layout = layout_of(&order.map(|which| views[which]));
+        let problem = Problem::new(Specification {
+            batch: size(shape, 0),
+            in_channels: size(shape, 1),
+            in_size: [size(shape, 2), size(shape, 3)],
+            out_channels: size(taps, 0),
+            kernel: [size(taps, 2), size(taps, 3)],
+            stride: or(self.stride, 1),
+            padding: or(self.padding, 0),
+            dilation: or(self.dilation, 1),
+            groups: i64::from(self.groups),
+            data_type,
+            layout,
+            direction,
+            ..Specification::default()
+        })
+        .map_err(|error| error.to_string())?;
+        for (which, expected) in
+            [(filter, problem.weight_shape()), (output, problem.output_shape()), (input, problem.input_shape())]
+        {
+            if views[which].shape != expected {
+                return Err(format!("a tensor of {:?} where {problem} has {expected:?}", views[which].shape));
+            }
+        }
+        Ok(Convolution { problem, views: order.map(|which| views[which]), order })
+    }
+}
+
+impl Tensor {
+    fn view(&self, data_type: DataType) -> Result<View, String> {
+        let axes = self.axes as usize;
+        if axes == 5 {
+            return Err("three axes of space are not supported".to_owned());
+        }
+        let mut view = View { shape: [1; 4], strides: [1; 4] };
+        for axis in 0..axes {
+            // A 1-d convolution is a 2-d one of height 1.
+            let to = if axes == 3 && axis == 2 { 3 } else { axis };
+            let (size, stride) = (usize::try_from(self.sizes[axis]), usize::try_from(self.strides[axis]));
+            let (Ok(size @ 1..), Ok(stride)) = (size, stride) else {
+                return Err(format!("a tensor of {:?} with strides {:?}", &self.sizes[..axes], &self.strides[..axes]));
+            };
+            (view.shape[to], view.strides[to]) = (size, stride);
+        }
+        // Getters cut off what is over 31 bits and say that all is well; vectorised layouts are not told at all.
+        let bytes = view.span() * data_type.size();
+        if bytes != self.bytes {
+            return Err(format!("its descriptor tells of {bytes} bytes and MIOpen counts {}", self.bytes));
+        }
+        Ok(view)
+    }
+}
+
+/// The layout in which most of the tensors lie already.
+fn layout_of(views: &[View; 3]) -> Layout {
+    let count = |layout| views.iter().filter(|view| view.is_dense(layout)).count();
+    if count(Layout::Nhwc) > count(Layout::Nchw) { Layout::Nhwc } else { Layout::Nchw }
+}
+
+/// A bias and the tensor that it belongs to.
+pub(crate) struct Bias {
+    pub(crate) data_type: DataType,
+    /// Elements from one number of the bias to the next.
+    pub(crate) step: usize,
+    pub(crate) view: View,
+}
+
+impl Bias {
+    /// Reads both descriptors; an error where they are none that we add up.
+    pub(crate) fn read(real: &Real, bias: Opaque, tensor: Opaque) -> Result<Bias, String> {
+        let none = || "a descriptor that cannot be read".to_owned();
+        let (bias, tensor) = (read_tensor(real, bias).ok_or_else(none)?, read_tensor(real, tensor).ok_or_else(none)?);
+        let data_type = match tensor.data_type {
+            0 => DataType::F16,
+            1 => DataType::F32,
+            5 => DataType::Bf16,
+            6 => DataType::F64,
+            other => return Err(format!("elements of type {other} are not supported")),
+        };
+        let (numbers, view) = (bias.view(data_type)?, tensor.view(data_type)?);
+        if bias.data_type != tensor.data_type || numbers.shape != [1, view.shape[1], 1, 1] {
+            return Err(format!("a bias of {:?} for a tensor of {:?}", numbers.shape, view.shape));
+        }
+        Ok(Bias { data_type, step: numbers.strides[1], view })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(sizes: &[c_int], strides: &[c_int], data_type: c_int) -> Tensor {
+        let mut tensor = Tensor { axes: sizes.len() as c_int, data_type, ..Tensor::default() };
+        tensor.sizes[..sizes.len()].copy_from_slice(sizes);
+        tensor.strides[..sizes.len()].copy_from_slice(strides);
+        let span: c_int = 1 + sizes.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<c_int>();
+        tensor.bytes = span as usize * if data_type == 1 { 4 } else { 2 };
+        tensor
+    }
+
+    fn packed(sizes: &[c_int]) -> Tensor {
+        let mut strides = vec![1; sizes.len()];
+        for axis in (0..sizes.len() - 1).rev() {
+            strides[axis] = strides[axis + 1] * sizes[axis + 1];
+        }
+        tensor(sizes, &strides, 1)
+    }
+
+    fn described(direction: Direction, mode: c_int, x: Tensor, w: Tensor, y: Tensor) -> Described {
+        let (padding, stride, dilation) = ([1, 1, 0], [2, 2, 0], [1, 1, 0]);
+        Described { direction, mode, groups: 1, padding, stride, dilation, x, w, y }
+    }
+
+    #[test]
+    fn a_transposed_convolution_is_the_ordinary_one_with_input_and_output_exchanged() {
+        // 5 -> 10 by stride 2 with an output padding of one, which no getter tells: the shapes do.
+        let (x, w, y) = (packed(&[1, 4, 5, 5]), packed(&[4, 3, 3, 3]), packed(&[1, 3, 10, 10]));
+        let found = described(Direction::Forward, MODE_TRANSPOSE, x, w, y).convolution().unwrap();
+        assert_eq!(found.problem.to_string(), "backward-data:f32:nchw:1x3x10x10:4x3x3:s2x2:p1x1:d1x1:g1");
+        assert_eq!(found.order, [0, 1, 2], "x is the gradient of the output, y that of the input");
+    }
+
+    #[test]
+    fn a_1d_convolution_has_height_one() {
+        let (x, w, y) = (packed(&[2, 4, 9]), packed(&[6, 4, 3]), packed(&[2, 6, 5]));
+        let found = described(Direction::Forward, 0, x, w, y).convolution().unwrap();
+        assert_eq!(found.problem.to_string(), "forward:f32:nchw:2x4x1x9:6x1x3:s1x2:p0x1:d1x1:g1");
+    }
+
+    #[test]
+    fn what_getters_cut_off_is_declined() {
+        let (w, y) = (packed(&[6, 4, 3, 3]), packed(&[2, 6, 5, 5]));
+        let x = Tensor { bytes: 6_400_000_000, ..packed(&[2, 4, 9, 9]) };
+        let error = described(Direction::Forward, 0, x, w, y).convolution().unwrap_err();
+        assert!(error.contains("MIOpen counts 6400000000"), "{error}");
+    }
+
+    #[test]
+    fn another_output_than_the_definition_gives_is_declined() {
+        let (x, w, y) = (packed(&[2, 4, 9, 9]), packed(&[6, 4, 3, 3]), packed(&[2, 6, 4, 5]));
+        assert!(described(Direction::Forward, 0, x, w, y).convolution().is_err());
+    }
+
+    #[test]
+    fn channels_last_and_gaps_are_told_apart() {
+        let view = View { shape: [1, 3, 4, 5], strides: [7, 1, 15, 3] };
+        assert!(view.is_dense(Layout::Nhwc) && !view.is_dense(Layout::Nchw));
+        let gaps = View { shape: [2, 3, 4, 5], strides: [100, 30, 6, 1] };
+        assert!(!gaps.is_dense(Layout::Nhwc) && !gaps.is_dense(Layout::Nchw));
+        assert_eq!(gaps.span(), 1 + 100 + 60 + 18 + 4);
+    }
+}

@@ -1,0 +1,251 @@
+//! A card of this process: our kernels on it, and memory of our own where a caller gives none.
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::PathBuf;
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use unhang_conv::{DataType, Problem, TensorShape};
+use unhang_engine::Operands;
+use unhang_evidence::{Source, Store};
+use unhang_gpu::choice::Choice;
+use unhang_gpu::driver::{Hip, HipChip};
+use unhang_gpu::strided::Move;
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings, tuning};
+use unhang_machine::Machine;
+
+use crate::describe::View;
+use crate::host::Numbers;
+use crate::{lookup, verify};
+
+/// One card.
+pub(crate) struct Device {
+    pub(crate) ordinal: i32,
+    /// Whether it is an RDNA1 card.
+    pub(crate) affected: bool,
+    /// Whether the runtime takes it for another chip.
+    pub(crate) spoofed: bool,
+    /// Which of several cards it is, as canaries are kept; empty where it is the only one.
+    pub(crate) place: String,
+    pub(crate) engine: GpuEngine,
+    /// What its canaries found, once for the process.
+    pub(crate) canaries: OnceLock<Canaries>,
+    scratch: Mutex<HashMap<u64, Scratch>>,
+}
+
+/// What the canaries of our kernels on a card found.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Canaries {
+    /// Kernel families with how they ended; none where they were not tried.
+    pub(crate) families: Vec<(String, Option<(unhang_engine::Verdict, String)>)>,
+}
+
+impl Canaries {
+    pub(crate) fn passed(&self) -> BTreeSet<String> {
+        let works = |ended: &Option<(unhang_engine::Verdict, String)>| {
+            matches!(ended, Some((unhang_engine::Verdict::Works, _)))
+        };
+        self.families.iter().filter(|(_, ended)| works(ended)).map(|(family, _)| family.clone()).collect()
+    }
+}
+
+struct Scratch {
+    address: u64,
+    bytes: u64,
+}
+
+impl Device {
+    /// Opens a card; an error says why our kernels cannot be used on it.
+    pub(crate) fn open(ordinal: i32, machine: &Machine, store: Option<&Store>) -> Result<Device, String> {
+        let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
+        let (gpu, gfx) = machine.gpu_at(&address)?;
+        let reported = gpu.reported_gfx.clone().unwrap_or_else(|| gfx.to_owned());
+        let chip = HipChip {
+            reported_architecture: reported.clone(),
+            true_architecture: gfx.to_owned(),
+            compute_units: gpu.compute_units.unwrap_or(0) as usize,
+            clock_mhz: gpu.clock_mhz.unwrap_or(0),
+            bandwidth: gpu.bandwidth.unwrap_or(0),
+        };
+        let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
+        let engine = GpuEngine::new(Box::new(driver), Settings { shipped_folder: shipped(), ..Settings::default() });
+        // What was measured before on this device, by these kernels.
+        for tuning in store.map(Store::tunings).unwrap_or_default() {
+            if tuning.source != Source::Rehearsal
+                && tuning::is_current(&tuning.tuned, engine.driver())
+                && let Ok(choice) = tuning.tuned.choice.parse::<Choice>()
+            {
+                engine.prefer(&tuning.tuned.problem, choice);
+            }
+        }
+        let place = if machine.gpus.len() < 2 { String::new() } else { format!("@{address}") };
+        let (affected, spoofed) = (gpu.affected, reported != gfx);
+        Ok(Device { ordinal, affected, spoofed, place, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
+    }
+
+    /// Memory for one stream, kept for the next call. Not while a graph is recorded.
+    pub(crate) fn scratch(&self, stream: u64, bytes: u64) -> Result<u64, GpuError> {
+        let mut all = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = all.get(&stream).filter(|known| known.bytes >= bytes) {
+            return Ok(known.address);
+        }
+        let address = self.engine.driver().allocate(bytes as usize)?;
+        // What was there before may still be in use by work that is queued: it stays allocated.
+        all.insert(stream, Scratch { address, bytes });
+        Ok(address)
+    }
+
+    /// Computes a problem by kernels that are loaded, on numbers of our own, and compares with the definition. None where the
+    /// numbers say nothing. Waits for the device.
+    pub(crate) fn try_kernels(&self, prepared: &Prepared) -> Result<Option<(bool, String)>, GpuError> {
+        let problem = prepared.problem();
+        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let memory = Memory::new(&self.engine, problem.data_type(), &[first, second, result])?;
+        let workspace = Memory::bytes(&self.engine, prepared.workspace_bytes())?;
+        let mut operands = [first, second].map(|count| random(problem.data_type(), count));
+        let driver = self.engine.driver();
+        for (numbers, place) in operands.iter_mut().zip(&memory.places) {
+            // SAFETY: allocated above for as many elements.
+            unsafe { numbers.write(driver, *place, 0)? };
+        }
+        let [a, b, c] = memory.places[..] else { return Ok(None) };
+        let workspace = workspace.places.first().copied().unwrap_or(0);
+        let pointers = DevicePointers { first: a, second: b, bias: 0, result: c, workspace };
+        // SAFETY: memory of the sizes that the problem says, alive until the result was read.
+        let found = unsafe {
+            self.engine.launch(prepared, pointers, 0)?;
+            Numbers::read(driver, problem.data_type(), result, c, 0)?
+        };
+        Ok(verify::compare(problem, [&operands[0], &operands[1]], &found))
+    }
+
+    /// Computes a problem on operands in the host's memory by kernels that are loaded. Waits for the device.
+    pub(crate) fn run_from_host(&self, prepared: &Prepared, operands: Operands<'_>) -> Result<(), GpuError> {
+        let problem = prepared.problem();
+        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let memory = Memory::new(&self.engine, problem.data_type(), &[first, second, result])?;
+        let workspace = Memory::bytes(&self.engine, prepared.workspace_bytes())?;
+        let [a, b, c] = memory.places[..] else { return Ok(()) };
+        let driver = self.engine.driver();
+        // SAFETY: memory of the sizes that the problem says, alive until the result was read.
+        let found = unsafe {
+            Numbers::of(operands.first).write(driver, a, 0)?;
+            Numbers::of(operands.second).write(driver, b, 0)?;
+            let workspace = workspace.places.first().copied().unwrap_or(0);
+            let pointers = DevicePointers { first: a, second: b, bias: 0, result: c, workspace };
+            self.engine.launch(prepared, pointers, 0)?;
+            Numbers::read(driver, problem.data_type(), result, c, 0)?
+        };
+        found.copy_to(operands.result);
+        Ok(())
+    }
+
+    /// Tries the kernels that copy tensors of any strides, add a bias and sum one. Waits for the device.
+    pub(crate) fn try_strided(&self) -> Result<Option<(bool, String)>, GpuError> {
+        let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
+        let view = View { shape, strides };
+        let dense = View::dense_strides(shape, unhang_conv::Layout::Nchw);
+        let (spread, elements) = (view.span(), view.elements());
+        let memory = Memory::new(&self.engine, DataType::F32, &[spread, elements, shape[1]])?;
+        let [from, to, bias] = memory.places[..] else { return Ok(None) };
+        let driver = self.engine.driver();
+        let mut numbers = random(DataType::F32, spread);
+        let parts = (
+            Move::copy(DataType::F32, shape, strides, dense),
+            Move::add(DataType::F32, shape, [0, 1, 0, 0], dense),
+            Move::sum_over_channels(DataType::F32, shape, strides, 1),
+        );
+        let (Some(copy), Some(add), Some(sum)) = parts else { return Ok(None) };
+        let moves = [copy, sum, add].map(|it| self.engine.load_move(it));
+        let [copy, sum, add] = moves;
+        let (copy, sum, add) = (copy?, sum?, add?);
+        // SAFETY: memory of these sizes, alive until the results were read.
+        let (copied, summed) = unsafe {
+            numbers.write(driver, from, 0)?;
+            self.engine.launch_move(&copy, from, to, 0)?;
+            self.engine.launch_move(&sum, from, bias, 0)?;
+            self.engine.launch_move(&add, bias, to, 0)?;
+            (
+                Numbers::read(driver, DataType::F32, elements, to, 0)?,
+                Numbers::read(driver, DataType::F32, shape[1], bias, 0)?,
+            )
+        };
+        let gathered = numbers.gathered(&view, dense);
+        let pixels = shape[2] * shape[3];
+        let mut worst = 0.0f64;
+        for channel in 0..shape[1] {
+            let of_channel = |at: &usize| at / pixels % shape[1] == channel;
+            let sum: f64 = (0..elements).filter(of_channel).map(|at| gathered.get(at)).sum();
+            worst = worst.max((summed.get(channel) - sum).abs());
+            let off = |at: usize| (copied.get(at) - gathered.get(at) - summed.get(channel)).abs();
+            worst = (0..elements).filter(of_channel).map(off).fold(worst, f64::max);
+        }
+        Ok(Some((worst < 1e-5, format!("copies, sums and biases, off by {worst:.1e} at most"))))
+    }
+}
+
+/// The general kernels that came with the package, where this library lies in it.
+fn shipped() -> Option<PathBuf> {
+    let folder = PathBuf::from(lookup::own_path()?).parent()?.join("kernels");
+    folder.is_dir().then_some(folder)
+}
+
+/// Device memory that is given back.
+struct Memory<'a> {
+    engine: &'a GpuEngine,
+    places: Vec<u64>,
+}
+
+impl<'a> Memory<'a> {
+    fn new(engine: &'a GpuEngine, data_type: DataType, counts: &[usize]) -> Result<Memory<'a>, GpuError> {
+        let mut memory = Memory { engine, places: Vec::new() };
+        for count in counts {
+            memory.places.push(engine.driver().allocate((count * data_type.size()).max(1))?);
+        }
+        Ok(memory)
+    }
+
+    fn bytes(engine: &'a GpuEngine, bytes: u64) -> Result<Memory<'a>, GpuError> {
+        let places = if bytes == 0 { Vec::new() } else { vec![engine.driver().allocate(bytes as usize)?] };
+        Ok(Memory { engine, places })
+    }
+}
+
+impl Drop for Memory<'_> {
+    fn drop(&mut self) {
+        for place in &self.places {
+            // SAFETY: allocated above; everything that used it was waited for, or failed.
+            let _ = unsafe { self.engine.driver().free(*place) };
+        }
+    }
+}
+
+/// Numbers between -1 and 1, the same each time.
+fn random(data_type: DataType, count: usize) -> Numbers {
+    let mut numbers = Numbers::zeros(data_type, count);
+    let mut seed = count as u64 + 1;
+    for at in 0..count {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        numbers.set(at, (seed >> 40) as f64 / f64::from(1u32 << 23) - 1.0);
+    }
+    numbers
+}
+
+/// The problems on which kernel families are tried, in all three directions: an ordinary convolution, one with a stride and few
+/// channels, a depthwise one, one in f16.
+pub(crate) fn tried(small: bool) -> Vec<Problem> {
+    let keys: &[&str] = if small {
+        &["forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1", "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4"]
+    } else {
+        &[
+            "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+            "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
+            "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
+            "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+        ]
+    };
+    let all = |key: &&str| {
+        let problem: Option<Problem> = key.parse().ok();
+        problem.into_iter().flat_map(|problem| unhang_conv::Direction::ALL.map(|it| problem.with_direction(it)))
+    };
+    keys.iter().flat_map(all).collect()
+}

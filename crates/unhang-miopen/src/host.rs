@@ -1,0 +1,174 @@
+//! Tensors in the host's memory: brought there by the driver, gathered from their strides, and back.
+
+use unhang_conv::DataType;
+use unhang_engine::{Elements, ElementsMut, bf16, f16};
+use unhang_gpu::driver::{Driver, DriverError};
+
+use crate::describe::View;
+
+/// Numbers of one type.
+#[derive(Debug, Clone)]
+pub(crate) enum Numbers {
+    F32(Vec<f32>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F64(Vec<f64>),
+}
+
+macro_rules! each {
+    ($numbers:expr, $name:ident => $body:expr) => {
+        match $numbers {
+            Numbers::F32($name) => $body,
+            Numbers::F16($name) => $body,
+            Numbers::Bf16($name) => $body,
+            Numbers::F64($name) => $body,
+        }
+    };
+}
+
+/// The bytes of numbers, of which every pattern is one.
+fn bytes_of<T: Copy>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: the same memory for as long; only called with the number types above, which have no padding.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// Where each element of a tensor lies, in the order of `order`'s strides.
+fn walk(view: &View, to: [usize; 4], mut visit: impl FnMut(usize, usize)) {
+    let ([n, c, h, w], from) = (view.shape, view.strides);
+    for i in 0..n {
+        for j in 0..c {
+            for k in 0..h {
+                for l in 0..w {
+                    let at = |s: [usize; 4]| i * s[0] + j * s[1] + k * s[2] + l * s[3];
+                    visit(at(from), at(to));
+                }
+            }
+        }
+    }
+}
+
+impl Numbers {
+    pub(crate) fn zeros(data_type: DataType, count: usize) -> Numbers {
+        match data_type {
+            DataType::F32 => Numbers::F32(vec![0.0; count]),
+            DataType::F16 => Numbers::F16(vec![f16::ZERO; count]),
+            DataType::Bf16 => Numbers::Bf16(vec![bf16::ZERO; count]),
+            DataType::F64 => Numbers::F64(vec![0.0; count]),
+        }
+    }
+
+    /// A copy of these numbers.
+    pub(crate) fn of(elements: Elements<'_>) -> Numbers {
+        match elements {
+            Elements::F32(it) => Numbers::F32(it.to_vec()),
+            Elements::F16(it) => Numbers::F16(it.to_vec()),
+            Elements::Bf16(it) => Numbers::Bf16(it.to_vec()),
+            Elements::F64(it) => Numbers::F64(it.to_vec()),
+        }
+    }
+
+    /// Copies them where as many of the same type have a place.
+    pub(crate) fn copy_to(&self, to: ElementsMut<'_>) {
+        match (self, to) {
+            (Numbers::F32(from), ElementsMut::F32(to)) => to.copy_from_slice(from),
+            (Numbers::F16(from), ElementsMut::F16(to)) => to.copy_from_slice(from),
+            (Numbers::Bf16(from), ElementsMut::Bf16(to)) => to.copy_from_slice(from),
+            (Numbers::F64(from), ElementsMut::F64(to)) => to.copy_from_slice(from),
+            _ => debug_assert!(false, "numbers of one problem are of one type"),
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        each!(self, it => it.len())
+    }
+
+    pub(crate) fn get(&self, at: usize) -> f64 {
+        match self {
+            Numbers::F32(it) => f64::from(it[at]),
+            Numbers::F16(it) => it[at].to_f64(),
+            Numbers::Bf16(it) => it[at].to_f64(),
+            Numbers::F64(it) => it[at],
+        }
+    }
+
+    pub(crate) fn set(&mut self, at: usize, value: f64) {
+        match self {
+            Numbers::F32(it) => it[at] = value as f32,
+            Numbers::F16(it) => it[at] = f16::from_f64(value),
+            Numbers::Bf16(it) => it[at] = bf16::from_f64(value),
+            Numbers::F64(it) => it[at] = value,
+        }
+    }
+
+    pub(crate) fn elements(&self) -> Elements<'_> {
+        match self {
+            Numbers::F32(it) => Elements::F32(it),
+            Numbers::F16(it) => Elements::F16(it),
+            Numbers::Bf16(it) => Elements::Bf16(it),
+            Numbers::F64(it) => Elements::F64(it),
+        }
+    }
+
+    pub(crate) fn elements_mut(&mut self) -> ElementsMut<'_> {
+        match self {
+            Numbers::F32(it) => ElementsMut::F32(it),
+            Numbers::F16(it) => ElementsMut::F16(it),
+            Numbers::Bf16(it) => ElementsMut::Bf16(it),
+            Numbers::F64(it) => ElementsMut::F64(it),
+        }
+    }
+
+    /// Reads so many elements from the device, when the stream has come to it.
+    ///
+    /// # Safety
+    /// They must lie there.
+    pub(crate) unsafe fn read(
+        driver: &dyn Driver,
+        data_type: DataType,
+        count: usize,
+        from: u64,
+        stream: u64,
+    ) -> Result<Numbers, DriverError> {
+        let mut numbers = Numbers::zeros(data_type, count);
+        // SAFETY: the caller's promise.
+        each!(&mut numbers, it => unsafe { driver.read(bytes_of(it), from, stream) })?;
+        Ok(numbers)
+    }
+
+    /// Writes them to the device, when the stream has come to it.
+    ///
+    /// # Safety
+    /// As many must have a place there.
+    pub(crate) unsafe fn write(&mut self, driver: &dyn Driver, to: u64, stream: u64) -> Result<(), DriverError> {
+        // SAFETY: the caller's promise.
+        each!(self, it => unsafe { driver.write(to, bytes_of(it), stream) })
+    }
+
+    /// The elements of a view of these in the order of other strides, without gaps.
+    pub(crate) fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
+        macro_rules! gather {
+            ($variant:ident, $from:ident) => {{
+                let mut dense = vec![Default::default(); view.elements()];
+                walk(view, to, |from, to| dense[to] = $from[from]);
+                Numbers::$variant(dense)
+            }};
+        }
+        match self {
+            Numbers::F32(from) => gather!(F32, from),
+            Numbers::F16(from) => gather!(F16, from),
+            Numbers::Bf16(from) => gather!(Bf16, from),
+            Numbers::F64(from) => gather!(F64, from),
+        }
+    }
+
+    /// Puts elements that lie without gaps where a view of these has them; what lies between stays.
+    pub(crate) fn scatter(&mut self, view: &View, dense: &Numbers, from: [usize; 4]) {
+        match (self, dense) {
+            (Numbers::F32(to), Numbers::F32(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
+            (Numbers::F16(to), Numbers::F16(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
+            (Numbers::Bf16(to), Numbers::Bf16(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
+            (Numbers::F64(to), Numbers::F64(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
+            _ => debug_assert!(false, "numbers of one problem are of one type"),
+        }
+    }
+}

@@ -1,0 +1,479 @@
+//! The functions of MIOpen's interface that this library stands before. Everything else is MIOpen's alone.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use unhang_conv::Direction;
+
+use crate::api::{
+    ALGORITHM_DIRECT, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, NOT_INITIALIZED, Opaque,
+    Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION,
+};
+use crate::compute::{self, Memory};
+use crate::describe::Call;
+use crate::process::{Decision, Process, process};
+use crate::real::{self, Real};
+use crate::route::Route;
+use crate::{bias, fusion};
+
+// SAFETY for the whole file: every exported function has the contract of MIOpen's function of its name, and what is passed on is
+// what was given.
+
+/// Calls the real library's function; where it has none, it has none.
+macro_rules! forward {
+    ($function:expr, $($argument:expr),*) => {
+        match $function {
+            // SAFETY: see above.
+            Some(function) => real::inside(|| unsafe { function($($argument),*) }),
+            None => NOT_IMPLEMENTED,
+        }
+    };
+}
+
+/// Decides on a convolution call, and either passes it on or answers it. No panic leaves this.
+fn boundary(
+    call: Call,
+    forward: impl FnOnce(&Real) -> Status,
+    ours: impl FnOnce(&Process, &Route, &Call) -> Status,
+) -> Status {
+    let Some(real) = real::of_caller() else { return NOT_INITIALIZED };
+    if real::is_inside() {
+        return forward(real);
+    }
+    let decided = catch_unwind(AssertUnwindSafe(|| {
+        let Some(process) = process(real) else { return None };
+        match process.decide(real, &call) {
+            Decision::Forward => None,
+            Decision::Refuse(status) => Some(status),
+            Decision::Ours(route) => Some(ours(process, &route, &call)),
+        }
+    }));
+    match decided {
+        Ok(None) => forward(real),
+        Ok(Some(status)) => status,
+        Err(_) => INTERNAL_ERROR,
+    }
+}
+
+/// Writes an answer where the caller wants it.
+fn answer<T>(to: *mut T, value: impl FnOnce() -> T) -> Status {
+    if to.is_null() {
+        return BAD_PARAMETER;
+    }
+    // SAFETY: a place of the caller's for a value of this type.
+    unsafe { to.write(value()) };
+    SUCCESS
+}
+
+/// What a search is to return.
+struct Search {
+    most: c_int,
+    count: *mut c_int,
+    results: *mut Performance,
+}
+
+fn find(route: &Route, memory: Memory, search: Search) -> Status {
+    let missing = search.count.is_null() || search.results.is_null() || search.most < 1;
+    if missing || memory.tensors.iter().any(|it| it.is_null()) {
+        return BAD_PARAMETER;
+    }
+    answer(search.count, || 1);
+    answer(search.results, || Performance {
+        algorithm: ALGORITHM_DIRECT,
+        milliseconds: route.milliseconds(),
+        memory: route.workspace_bytes() as usize,
+    })
+}
+
+fn index_of(direction: Direction) -> usize {
+    match direction {
+        Direction::Forward => 0,
+        Direction::BackwardData => 1,
+        Direction::BackwardWeights => 2,
+    }
+}
+
+/// Exactly one: torch reads the first unchecked.
+fn solution(route: &Route, call: &Call, most: usize, count: *mut usize, to: *mut Solution) -> Status {
+    if most > 0 {
+        let status = answer(to, || Solution {
+            milliseconds: route.milliseconds(),
+            workspace: route.workspace_bytes() as usize,
+            id: NAIVE_SOLVERS[index_of(call.direction)],
+            algorithm: ALGORITHM_DIRECT,
+        });
+        if status != SUCCESS {
+            return status;
+        }
+    }
+    if count.is_null() { SUCCESS } else { answer(count, || most.min(1)) }
+}
+
+/// Whether MIOpen knows a solver of this id: a framework may have stored one before we were here.
+fn check_id(route: &Route, call: &Call, id: u64) -> Status {
+    if NAIVE_SOLVERS[index_of(call.direction)] == id {
+        return SUCCESS;
+    }
+    let mut algorithm = 0;
+    match route.real.functions.algorithm_of {
+        // SAFETY: a place for the number.
+        Some(algorithm_of) if unsafe { algorithm_of(id, &mut algorithm) } == SUCCESS => SUCCESS,
+        _ => BAD_PARAMETER,
+    }
+}
+
+macro_rules! exported {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As MIOpen's function of this name.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case, clippy::too_many_arguments)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status $body
+        )*
+    };
+}
+
+/// The eight functions of a direction. They differ in the order of x, w and y only: in searches and executions, in queries and
+/// immediate mode, and in which of them is the result.
+macro_rules! direction {
+    (
+        $direction:ident, $x:ident $w:ident $y:ident, $xp:ident $wp:ident $yp:ident,
+        find($fa:ident $fap:ident, $fb:ident $fbp:ident), query($qa:ident $qap:ident, $qb:ident $qbp:ident), result($out:ident $outp:ident),
+        $size:ident, $find:ident, $execute:ident, $count:ident, $solution:ident, $solution_size:ident, $compile:ident, $immediate:ident
+    ) => {
+        exported! {
+            /// The workspace that a convolution may need.
+            $size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, bytes: *mut usize) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(real.directions[index_of(call.direction)].workspace_size, handle, $qa, $qb, convolution, $out, bytes),
+                    |_, route, _| answer(bytes, || route.workspace_bytes() as usize),
+                )
+            }
+            /// The search for an algorithm.
+            $find(
+                handle: Opaque, $fa: Opaque, $fap: Opaque, $fb: Opaque, $fbp: Opaque, convolution: Opaque, $out: Opaque, $outp: Opaque,
+                most: c_int, count: *mut c_int, results: *mut Performance, workspace: Opaque, bytes: usize, exhaustive: bool,
+            ) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(
+                        real.directions[index_of(call.direction)].find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
+                        count, results, workspace, bytes, exhaustive
+                    ),
+                    |_, route, _| {
+                        let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
+                        find(route, memory, Search { most, count, results })
+                    },
+                )
+            }
+            /// The convolution.
+            $execute(
+                handle: Opaque, alpha: *const c_void, $fa: Opaque, $fap: Opaque, $fb: Opaque, $fbp: Opaque, convolution: Opaque,
+                algorithm: c_int, beta: *const c_void, $out: Opaque, $outp: Opaque, workspace: Opaque, bytes: usize,
+            ) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(
+                        real.directions[index_of(call.direction)].execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
+                        beta, $out, $outp, workspace, bytes
+                    ),
+                    |process, route, call| {
+                        let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
+                        // SAFETY: see above.
+                        unsafe {
+                            match compute::scalars(route, alpha, beta) {
+                                SUCCESS => compute::execute(process, route, call, memory),
+                                status => status,
+                            }
+                        }
+                    },
+                )
+            }
+            /// How many solutions there are.
+            $count(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, count: *mut usize) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(real.directions[index_of(call.direction)].solution_count, handle, $qa, $qb, convolution, $out, count),
+                    |_, _, _| answer(count, || 1),
+                )
+            }
+            /// The solutions.
+            $solution(
+                handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, most: usize, count: *mut usize,
+                solutions: *mut Solution,
+            ) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(real.directions[index_of(call.direction)].solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
+                    |_, route, call| solution(route, call, most, count, solutions),
+                )
+            }
+            /// The workspace of a solution.
+            $solution_size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64, bytes: *mut usize) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(real.directions[index_of(call.direction)].solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
+                    |_, route, call| match check_id(route, call, id) {
+                        SUCCESS => answer(bytes, || route.workspace_bytes() as usize),
+                        status => status,
+                    },
+                )
+            }
+            /// Compiles a solution.
+            $compile(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(real.directions[index_of(call.direction)].compile_solution, handle, $qa, $qb, convolution, $out, id),
+                    |_, route, call| check_id(route, call, id),
+                )
+            }
+            /// The convolution, by a solution.
+            $immediate(
+                handle: Opaque, $qa: Opaque, $qap: Opaque, $qb: Opaque, $qbp: Opaque, convolution: Opaque, $out: Opaque, $outp: Opaque,
+                workspace: Opaque, bytes: usize, id: u64,
+            ) {
+                let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
+                boundary(
+                    call,
+                    |real| forward!(
+                        real.directions[index_of(call.direction)].immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,
+                        workspace, bytes, id
+                    ),
+                    |process, route, call| {
+                        let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
+                        match check_id(route, call, id) {
+                            // SAFETY: see above.
+                            SUCCESS => unsafe { compute::execute(process, route, call, memory) },
+                            status => status,
+                        }
+                    },
+                )
+            }
+        }
+    };
+}
+
+direction! {
+    Forward, x w y, xp wp yp, find(x xp, w wp), query(w wp, x xp), result(y yp),
+    miopenConvolutionForwardGetWorkSpaceSize, miopenFindConvolutionForwardAlgorithm, miopenConvolutionForward,
+    miopenConvolutionForwardGetSolutionCount, miopenConvolutionForwardGetSolution,
+    miopenConvolutionForwardGetSolutionWorkspaceSize, miopenConvolutionForwardCompileSolution, miopenConvolutionForwardImmediate
+}
+
+direction! {
+    BackwardData, x w y, xp wp yp, find(y yp, w wp), query(y yp, w wp), result(x xp),
+    miopenConvolutionBackwardDataGetWorkSpaceSize, miopenFindConvolutionBackwardDataAlgorithm, miopenConvolutionBackwardData,
+    miopenConvolutionBackwardDataGetSolutionCount, miopenConvolutionBackwardDataGetSolution,
+    miopenConvolutionBackwardDataGetSolutionWorkspaceSize, miopenConvolutionBackwardDataCompileSolution,
+    miopenConvolutionBackwardDataImmediate
+}
+
+direction! {
+    BackwardWeights, x w y, xp wp yp, find(y yp, x xp), query(y yp, x xp), result(w wp),
+    miopenConvolutionBackwardWeightsGetWorkSpaceSize, miopenFindConvolutionBackwardWeightsAlgorithm,
+    miopenConvolutionBackwardWeights, miopenConvolutionBackwardWeightsGetSolutionCount,
+    miopenConvolutionBackwardWeightsGetSolution, miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize,
+    miopenConvolutionBackwardWeightsCompileSolution, miopenConvolutionBackwardWeightsImmediate
+}
+
+/// Runs what is not a convolution call of the eight; no panic leaves this.
+fn guarded(body: impl FnOnce(&'static Real) -> Status) -> Status {
+    let Some(real) = real::of_caller() else { return NOT_INITIALIZED };
+    catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or(INTERNAL_ERROR)
+}
+
+exported! {
+    /// A handle: from here on a library is in use.
+    miopenCreate(handle: *mut Opaque) {
+        real::scan();
+        guarded(|real| forward!(real.functions.create, handle))
+    }
+    /// The same on a stream.
+    miopenCreateWithStream(handle: *mut Opaque, stream: Opaque) {
+        real::scan();
+        guarded(|real| forward!(real.functions.create_with_stream, handle, stream))
+    }
+    /// Adds a bias to a convolution's result.
+    miopenConvolutionForwardBias(
+        handle: Opaque, alpha: *const c_void, numbers: Opaque, b: Opaque, beta: *const c_void, tensor: Opaque, y: Opaque,
+    ) {
+        guarded(|real| {
+            let call = bias::Call { real, handle, bias: numbers, tensor, alpha, beta };
+            // SAFETY: see above.
+            unsafe { bias::add(&call, b, y) }
+                .unwrap_or_else(|| forward!(real.functions.forward_bias, handle, alpha, numbers, b, beta, tensor, y))
+        })
+    }
+    /// The gradient of a bias.
+    miopenConvolutionBackwardBias(
+        handle: Opaque, alpha: *const c_void, tensor: Opaque, dy: Opaque, beta: *const c_void, numbers: Opaque, db: Opaque,
+    ) {
+        guarded(|real| {
+            let call = bias::Call { real, handle, bias: numbers, tensor, alpha, beta };
+            // SAFETY: see above.
+            unsafe { bias::sum(&call, dy, db) }
+                .unwrap_or_else(|| forward!(real.functions.backward_bias, handle, alpha, tensor, dy, beta, numbers, db))
+        })
+    }
+    /// Convolution, bias and activation in one.
+    miopenConvolutionBiasActivationForward(
+        handle: Opaque, alpha1: *const c_void, x: Opaque, xp: Opaque, w: Opaque, wp: Opaque, convolution: Opaque, algorithm: c_int,
+        workspace: Opaque, bytes: usize, alpha2: *const c_void, z: Opaque, zp: Opaque, b: Opaque, bp: Opaque, activation: Opaque,
+        y: Opaque, yp: Opaque,
+    ) {
+        guarded(|real| {
+            if fusion::is_endangered(real, "a convolution fused with its activation") {
+                return UNSUPPORTED_OPERATION;
+            }
+            forward!(
+                real.functions.bias_activation, handle, alpha1, x, xp, w, wp, convolution, algorithm, workspace, bytes, alpha2, z, zp,
+                b, bp, activation, y, yp
+            )
+        })
+    }
+    /// Puts a convolution into a fusion plan.
+    miopenCreateOpConvForward(plan: Opaque, operator: *mut Opaque, convolution: Opaque, w: Opaque) {
+        guarded(|real| {
+            fusion::note(plan);
+            forward!(real.functions.operator_convolution, plan, operator, convolution, w)
+        })
+    }
+    /// Compiles a fusion plan: torch looks at this status, and not at that of the execution.
+    miopenCompileFusionPlan(handle: Opaque, plan: Opaque) {
+        guarded(|real| {
+            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
+                return UNSUPPORTED_OPERATION;
+            }
+            forward!(real.functions.compile_plan, handle, plan)
+        })
+    }
+    /// Executes a fusion plan.
+    miopenExecuteFusionPlan(handle: Opaque, plan: Opaque, input: Opaque, x: Opaque, output: Opaque, y: Opaque, arguments: Opaque) {
+        guarded(|real| {
+            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
+                return UNSUPPORTED_OPERATION;
+            }
+            forward!(real.functions.execute_plan, handle, plan, input, x, output, y, arguments)
+        })
+    }
+    /// Executes a fusion plan in a workspace.
+    miopenExecuteFusionPlan_v2(
+        handle: Opaque, plan: Opaque, input: Opaque, x: Opaque, output: Opaque, y: Opaque, arguments: Opaque, workspace: Opaque,
+        bytes: usize,
+    ) {
+        guarded(|real| {
+            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
+                return UNSUPPORTED_OPERATION;
+            }
+            forward!(real.functions.execute_plan_in, handle, plan, input, x, output, y, arguments, workspace, bytes)
+        })
+    }
+    /// Ends a fusion plan.
+    miopenDestroyFusionPlan(plan: Opaque) {
+        guarded(|real| {
+            fusion::forget(plan);
+            forward!(real.functions.destroy_plan, plan)
+        })
+    }
+    /// A convolution for "find 2.0".
+    miopenCreateConvProblem(problem: *mut Opaque, convolution: Opaque, direction: c_int) {
+        guarded(|real| {
+            let status = forward!(real.functions.convolution_problem, problem, convolution, direction);
+            if status == SUCCESS && !problem.is_null() && !real::is_inside() {
+                // SAFETY: MIOpen has written it.
+                fusion::note(unsafe { *problem });
+            }
+            status
+        })
+    }
+    /// The search of "find 2.0".
+    miopenFindSolutions(
+        handle: Opaque, problem: Opaque, options: Opaque, solutions: *mut Opaque, count: *mut usize, most: usize,
+    ) {
+        guarded(|real| {
+            if fusion::is_refused(real, problem, "a search for solutions of a convolution") {
+                return NOT_IMPLEMENTED;
+            }
+            forward!(real.functions.find_solutions, handle, problem, options, solutions, count, most)
+        })
+    }
+    /// A solution from a file, whose solver would be MIOpen's.
+    miopenLoadSolution(to: *mut Opaque, data: *const c_char, bytes: usize) {
+        guarded(|real| {
+            if fusion::is_endangered(real, "a stored solution") {
+                return NOT_IMPLEMENTED;
+            }
+            forward!(real.functions.load_solution, to, data, bytes)
+        })
+    }
+    /// Ends a problem of "find 2.0".
+    miopenDestroyProblem(problem: Opaque) {
+        guarded(|real| {
+            fusion::forget(problem);
+            forward!(real.functions.destroy_problem, problem)
+        })
+    }
+}
+
+macro_rules! table {
+    ($($name:ident),* $(,)?) => {
+        /// Every function of MIOpen's that is exported here, with its name.
+        fn table(name: &str) -> *mut c_void {
+            match name {
+                $(stringify!($name) => $name as *mut c_void,)*
+                _ => std::ptr::null_mut(),
+            }
+        }
+
+        #[cfg(test)]
+        const EXPORTED: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+table! {
+    miopenConvolutionForwardGetWorkSpaceSize, miopenFindConvolutionForwardAlgorithm, miopenConvolutionForward,
+    miopenConvolutionForwardGetSolutionCount, miopenConvolutionForwardGetSolution,
+    miopenConvolutionForwardGetSolutionWorkspaceSize, miopenConvolutionForwardCompileSolution, miopenConvolutionForwardImmediate,
+    miopenConvolutionBackwardDataGetWorkSpaceSize, miopenFindConvolutionBackwardDataAlgorithm, miopenConvolutionBackwardData,
+    miopenConvolutionBackwardDataGetSolutionCount, miopenConvolutionBackwardDataGetSolution,
+    miopenConvolutionBackwardDataGetSolutionWorkspaceSize, miopenConvolutionBackwardDataCompileSolution,
+    miopenConvolutionBackwardDataImmediate, miopenConvolutionBackwardWeightsGetWorkSpaceSize,
+    miopenFindConvolutionBackwardWeightsAlgorithm, miopenConvolutionBackwardWeights,
+    miopenConvolutionBackwardWeightsGetSolutionCount, miopenConvolutionBackwardWeightsGetSolution,
+    miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize, miopenConvolutionBackwardWeightsCompileSolution,
+    miopenConvolutionBackwardWeightsImmediate, miopenCreate, miopenCreateWithStream, miopenConvolutionForwardBias,
+    miopenConvolutionBackwardBias, miopenConvolutionBiasActivationForward, miopenCreateOpConvForward, miopenCompileFusionPlan,
+    miopenExecuteFusionPlan, miopenExecuteFusionPlan_v2, miopenDestroyFusionPlan, miopenCreateConvProblem, miopenFindSolutions,
+    miopenLoadSolution, miopenDestroyProblem,
+}
+
+/// Our function of a name, for whoever looks it up; none where it is MIOpen's alone.
+pub(crate) fn exported(name: &CStr) -> Option<*mut c_void> {
+    let found = table(name.to_str().ok()?);
+    (!found.is_null()).then_some(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exported_function_is_found_by_its_name() {
+        for name in EXPORTED {
+            let name = std::ffi::CString::new(*name).unwrap();
+            assert!(exported(&name).is_some(), "{name:?}");
+        }
+        assert!(exported(c"miopenBatchNormalizationForwardInference").is_none());
+    }
+}

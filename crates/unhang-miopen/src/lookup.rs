@@ -1,0 +1,172 @@
+//! `dlsym`: frameworks that look MIOpen's functions up in a handle are not reached by preloading alone.
+//!
+//! What is not ours goes on by a jump, so that the real `dlsym` sees its caller's address: RTLD_NEXT depends on it.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::interpose;
+
+type Dlsym = unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void;
+
+/// The real `dlsym`; the assembly below jumps there.
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// The version of `dlsym` before and since it moved into the C library.
+const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
+
+fn real() -> Option<Dlsym> {
+    let mut found = REAL.load(Ordering::Acquire);
+    if found.is_null() {
+        for version in VERSIONS {
+            // SAFETY: looks a name up in the libraries behind this one.
+            found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+            if !found.is_null() {
+                break;
+            }
+        }
+        REAL.store(found, Ordering::Release);
+    }
+    // SAFETY: the C library's own function, or null, which is none.
+    unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
+}
+
+/// A function of a library, not one of ours.
+pub(crate) fn real_dlsym(library: *mut c_void, name: &CStr) -> *mut c_void {
+    match real() {
+        // SAFETY: a handle of the loader's and a C string.
+        Some(dlsym) => unsafe { dlsym(library, name.as_ptr()) },
+        None => std::ptr::null_mut(),
+    }
+}
+
+/// What a look-up leads to if it is ours: null otherwise, and the real function is asked.
+///
+/// # Safety
+/// As `dlsym`.
+unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    let real = real();
+    if name.is_null() || handle == libc::RTLD_NEXT {
+        return std::ptr::null_mut();
+    }
+    // SAFETY: the caller gives a C string.
+    let name = unsafe { CStr::from_ptr(name) };
+    if !name.to_bytes().starts_with(b"miopen") {
+        return std::ptr::null_mut();
+    }
+    let Some(ours) = interpose::exported(name) else { return std::ptr::null_mut() };
+    // A library without this function must go on to be without it.
+    // SAFETY: as the caller's own call.
+    if real.is_some_and(|dlsym| !unsafe { dlsym(handle, name.as_ptr()) }.is_null()) {
+        ours
+    } else {
+        std::ptr::null_mut()
+    }
+}
+
+/// As in the C library, but that MIOpen's convolutions are ours.
+///
+/// # Safety
+/// As in the C library.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    std::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {hook}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jz 2f",
+        "ret",
+        "2:",
+        "mov rax, qword ptr [rip + {real}]",
+        "jmp rax",
+        hook = sym ours_or_null,
+        real = sym REAL,
+    )
+}
+
+unsafe extern "C" {
+    fn _Unwind_Backtrace(visit: unsafe extern "C" fn(*mut c_void, *mut c_void) -> c_int, data: *mut c_void) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
+}
+
+struct Search {
+    ours: usize,
+    found: Option<(CString, usize)>,
+}
+
+fn object_at(address: usize) -> Option<(CString, usize)> {
+    // SAFETY: plain data, filled in by the call below.
+    let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: any address may be asked about.
+    if unsafe { libc::dladdr(address as *const c_void, &raw mut info) } == 0 || info.dli_fname.is_null() {
+        return None;
+    }
+    // SAFETY: the loader's own C string, which lives as long as the object is mapped.
+    Some((unsafe { CStr::from_ptr(info.dli_fname) }.to_owned(), info.dli_fbase as usize))
+}
+
+unsafe extern "C" fn visit(context: *mut c_void, data: *mut c_void) -> c_int {
+    // SAFETY: the place that was given below, and the unwinder's own context.
+    let (search, at) = unsafe { (&mut *data.cast::<Search>(), _Unwind_GetIP(context)) };
+    match object_at(at) {
+        Some((_, base)) if base == search.ours => 0,
+        Some(found) => {
+            search.found = Some(found);
+            1
+        }
+        None => 0,
+    }
+}
+
+/// Who called into this library: its file and where it is mapped.
+pub(crate) fn caller() -> Option<(CString, usize)> {
+    let (_, ours) = object_at(visit as *const () as usize)?;
+    let mut search = Search { ours, found: None };
+    // SAFETY: the function above, with the place that it expects.
+    unsafe { _Unwind_Backtrace(visit, (&raw mut search).cast()) };
+    search.found
+}
+
+/// This library's own file.
+pub(crate) fn own_path() -> Option<String> {
+    object_at(visit as *const () as usize).map(|(path, _)| path.to_string_lossy().into_owned())
+}
+
+/// Where the library is mapped that a caller's reference to a function would lead to without us.
+pub(crate) fn definition_for(caller: &CStr, name: &CStr) -> Option<usize> {
+    // SAFETY: the file is mapped already.
+    let library = unsafe { libc::dlopen(caller.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    // The program itself has no handle by its name: what it is linked to comes behind us.
+    let library = if library.is_null() { libc::RTLD_NEXT } else { library };
+    let found = real_dlsym(library, name);
+    if found.is_null() { None } else { object_at(found as usize).map(|(_, base)| base) }
+}
+
+unsafe extern "C" fn collect(info: *mut libc::dl_phdr_info, _size: usize, data: *mut c_void) -> c_int {
+    // SAFETY: the loader's entry and the place that was given below.
+    let (info, names) = unsafe { (&*info, &mut *data.cast::<Vec<String>>()) };
+    if !info.dlpi_name.is_null() {
+        // SAFETY: a C string of the loader's, alive during this call.
+        names.push(unsafe { CStr::from_ptr(info.dlpi_name) }.to_string_lossy().into_owned());
+    }
+    0
+}
+
+/// The files that are mapped and whose names begin with one of these.
+pub(crate) fn mapped(stems: &[&str]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    // SAFETY: the function above, with the place that it expects.
+    unsafe { libc::dl_iterate_phdr(Some(collect), (&raw mut names).cast()) };
+    names.retain(|name| {
+        let file = name.rsplit('/').next().unwrap_or_default();
+        stems.iter().any(|stem| file.starts_with(stem))
+    });
+    names
+}

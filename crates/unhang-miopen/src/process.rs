@@ -1,0 +1,369 @@
+//! What this process knows: machine, store, evidence, settings, cards. Made with the first convolution.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_machine::{Machine, System};
+use unhang_plan::{Availability, Plan, ProcessSettings, Situation, Strategy, Value, plan};
+
+use crate::api::{BAD_PARAMETER, NOT_IMPLEMENTED, SUCCESS, Status};
+use crate::describe::{Call, Described};
+use crate::device::Device;
+use crate::real::Real;
+use crate::route::Route;
+use crate::talk::say;
+use crate::{canary, lookup};
+
+/// A program that sees ever new sizes must not fill its memory with plans.
+const MOST_ROUTES: usize = 10_000;
+
+/// What a call leads to.
+#[derive(Clone)]
+pub(crate) enum Decision {
+    /// The real library computes.
+    Forward,
+    /// Nobody does, and this says so.
+    Refuse(Status),
+    /// We do.
+    Ours(Arc<Route>),
+}
+
+/// One process's knowledge.
+pub(crate) struct Process {
+    id: u32,
+    machine: Machine,
+    store: Store,
+    /// What evidence is filed under: the machine with this MIOpen and this runtime, as `unhang probe --engines miopen` has it.
+    fingerprint: String,
+    evidence: RwLock<Evidence>,
+    pub(crate) settings: ProcessSettings,
+    /// Whether everything is MIOpen's, whatever it is.
+    is_passive: bool,
+    canaries: Mutex<HashMap<String, (Verdict, String)>>,
+    devices: Mutex<HashMap<i32, Result<Arc<Device>, String>>>,
+    routes: RwLock<HashMap<(i32, Described), Decision>>,
+    /// Engines that failed in this process: never tried for a problem again here.
+    failures: Mutex<HashMap<(Problem, EngineName), String>>,
+    get_device: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
+}
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+/// This process's knowledge; none where unhang is switched off, and in a forked child, whose runtime is its parent's.
+pub(crate) fn process(real: &Real) -> Option<&'static Process> {
+    let process = PROCESS.get_or_init(|| Process::new(real));
+    (process.id == std::process::id() && !process.is_passive).then_some(process)
+}
+
+/// The knowledge, if a convolution was asked for before.
+pub(crate) fn known() -> Option<&'static Process> {
+    PROCESS.get().filter(|process| process.id == std::process::id())
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "0")
+}
+
+/// The settings that the variables name; what cannot be is said and left out.
+fn settings() -> ProcessSettings {
+    let text = std::env::var("UNHANG_SETTINGS").unwrap_or_default();
+    let mut settings = ProcessSettings::from_token(&text).unwrap_or_else(|error| {
+        say(&format!("UNHANG_SETTINGS is not used: {error}"));
+        ProcessSettings::default()
+    });
+    if let Ok(strategy) = std::env::var("UNHANG_STRATEGY")
+        && !strategy.is_empty()
+    {
+        match settings.clone().with("strategy", &Value::Name(strategy)) {
+            Ok(changed) => settings = changed,
+            Err(error) => say(&format!("UNHANG_STRATEGY is not used: {error}")),
+        }
+    }
+    settings
+}
+
+/// Pairs such as `miopen@forward:f32:…`: what `unhang run` saw hang before it started this process again.
+fn quarantined() -> Vec<(EngineName, Problem)> {
+    let text = std::env::var("UNHANG_QUARANTINE").unwrap_or_default();
+    let pair = |entry: &str| {
+        let (engine, key) = entry.split_once('@')?;
+        Some((engine.parse().ok()?, key.parse().ok()?))
+    };
+    text.split_whitespace().filter_map(pair).collect()
+}
+
+/// The library and the runtime below it, as `unhang probe` names them.
+fn software(real: &Real) -> String {
+    let (mut major, mut minor, mut patch, mut runtime) = (0, 0, 0, 0);
+    if let Some(version) = real.functions.version {
+        // SAFETY: places for the numbers.
+        unsafe { version(&mut major, &mut minor, &mut patch) };
+    }
+    if let Some(runtime_version) = hip(c"hipRuntimeGetVersion") {
+        // SAFETY: HIP's function takes a place for a number.
+        unsafe { runtime_version(&mut runtime) };
+    }
+    format!("MIOpen {major}.{minor}.{patch} on HIP {runtime}")
+}
+
+/// A function of the runtime that takes a place for a number.
+fn hip(name: &std::ffi::CStr) -> Option<unsafe extern "C" fn(*mut c_int) -> c_int> {
+    let path = std::ffi::CString::new(lookup::mapped(&["libamdhip64"]).into_iter().next()?).ok()?;
+    // SAFETY: the file is mapped already.
+    let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if library.is_null() {
+        return None;
+    }
+    let found = lookup::real_dlsym(library, name);
+    // SAFETY: both functions that are asked for have this type; null is none.
+    unsafe { std::mem::transmute::<*mut std::ffi::c_void, Option<unsafe extern "C" fn(*mut c_int) -> c_int>>(found) }
+}
+
+impl Process {
+    fn new(real: &Real) -> Process {
+        let machine = Machine::inspect(&System::host());
+        let settings = settings();
+        let is_off = is_set("UNHANG_DISABLE");
+        let store = if is_off { Store::none() } else { Store::open_default() };
+        for notice in store.notices() {
+            say(&notice);
+        }
+        let fingerprint = machine.fingerprint(Some(&software(real)));
+        let mut evidence = Evidence::load(&store, &fingerprint);
+        for (engine, problem) in quarantined() {
+            let record = Record::new(problem, engine, &fingerprint, Verdict::Hangs, Source::Run);
+            evidence.learn(record.with_detail("hung in this run, before it was started again"));
+        }
+        let here =
+            |canary: Canary| (canary.machine == fingerprint).then_some((canary.name, (canary.verdict, canary.detail)));
+        let canaries = store.canaries().into_iter().filter_map(here).collect();
+        // A machine without an affected card, nothing asked for and nothing known: MIOpen is left alone, at no cost.
+        let nothing_known = evidence.records().next().is_none();
+        let is_passive = is_off || (!machine.affected() && settings.plan.strategy == Strategy::Auto && nothing_known);
+        let get_device = if machine.gpus.len() > 1 { hip(c"hipGetDevice") } else { None };
+        Process {
+            id: std::process::id(),
+            machine,
+            store,
+            fingerprint,
+            evidence: RwLock::new(evidence),
+            settings,
+            is_passive,
+            canaries: Mutex::new(canaries),
+            devices: Mutex::default(),
+            routes: RwLock::default(),
+            failures: Mutex::default(),
+            get_device,
+        }
+    }
+
+    /// What a call leads to: one look-up in memory where it was seen before.
+    pub(crate) fn decide(&self, real: &'static Real, call: &Call) -> Decision {
+        let Some(described) = Described::read(real, call) else {
+            let is_null = [call.convolution, call.x, call.w, call.y].iter().any(|it| it.is_null());
+            return if is_null {
+                Decision::Refuse(BAD_PARAMETER)
+            } else {
+                self.not_ours("its descriptors are not supported")
+            };
+        };
+        let key = (self.current_device(), described);
+        if let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return decision.clone();
+        }
+        let decision = self.plan(real, key.0, &described, false);
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        if routes.len() >= MOST_ROUTES {
+            routes.clear();
+        }
+        if self.settings.cache_decisions {
+            routes.insert(key, decision.clone());
+        }
+        decision
+    }
+
+    fn current_device(&self) -> i32 {
+        let mut ordinal = 0;
+        if let Some(get_device) = self.get_device {
+            // SAFETY: a place for the number.
+            unsafe { get_device(&mut ordinal) };
+        }
+        ordinal
+    }
+
+    /// What becomes of what our engines do not know: on an affected card nothing unproven of MIOpen's runs.
+    fn not_ours(&self, reason: &str) -> Decision {
+        if !self.is_endangered() {
+            return Decision::Forward;
+        }
+        say(&format!("a convolution is refused (not implemented): {reason}, and MIOpen is not proven on this card"));
+        Decision::Refuse(NOT_IMPLEMENTED)
+    }
+
+    /// Whether the card that would compute now is an RDNA1 card.
+    pub(crate) fn is_endangered(&self) -> bool {
+        self.machine.affected() && self.device(self.current_device()).map_or(true, |device| device.affected)
+    }
+
+    /// The card of that number, opened once.
+    pub(crate) fn device(&self, ordinal: i32) -> Result<Arc<Device>, String> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = devices.entry(ordinal).or_insert_with(|| {
+            let opened = Device::open(ordinal, &self.machine, Some(&self.store)).map(Arc::new);
+            if let Err(error) = &opened {
+                say(&format!("our GPU kernels are not used: {error}"));
+            }
+            opened
+        });
+        known.clone()
+    }
+
+    /// The card that is current.
+    pub(crate) fn device_now(&self) -> Result<Arc<Device>, String> {
+        self.device(self.current_device())
+    }
+
+    /// Plans a call. `was_ours`: a search before this was answered by us, so that the real library has not searched.
+    fn plan(&self, real: &'static Real, ordinal: i32, described: &Described, was_ours: bool) -> Decision {
+        let convolution = match described.convolution() {
+            Ok(convolution) => convolution,
+            Err(reason) => return self.not_ours(&reason),
+        };
+        let device = match self.device(ordinal) {
+            Ok(device) => device,
+            Err(reason) => return self.not_ours(&reason),
+        };
+        let situation = self.situation(&device);
+        let plan = self.planned(&convolution.problem, situation);
+        for warning in &plan.warnings {
+            say(warning);
+        }
+        let engines: Vec<EngineName> = plan.engines.iter().copied().filter(|it| *it != EngineName::Aten).collect();
+        if self.settings.verbose {
+            let names: Vec<&str> = engines.iter().map(|engine| engine.name()).collect();
+            say(&format!("{} -> {}: {}", convolution.problem, names.join(" then "), plan.reason));
+        }
+        self.store.count_seen(&self.fingerprint, &convolution.problem, 1);
+        match engines.first() {
+            None => self.not_ours(&plan.reason),
+            Some(EngineName::Miopen) if !was_ours => Decision::Forward,
+            Some(_) => {
+                let caller = lookup::caller().map(|(path, _)| path.to_string_lossy().into_owned()).unwrap_or_default();
+                Decision::Ours(Arc::new(Route::new(real, device, convolution, engines, plan.tile, caller)))
+            }
+        }
+    }
+
+    fn planned(&self, problem: &Problem, mut situation: Situation) -> Plan {
+        for ((failed, engine), detail) in self.failures.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            if failed == problem {
+                let absent = Availability::Absent(format!("failed in this process: {detail}"));
+                situation = situation.with(*engine, absent);
+            }
+        }
+        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        plan(problem, &self.settings.plan, &situation, &evidence)
+    }
+
+    /// What is here for tensors on a card.
+    pub(crate) fn situation(&self, device: &Arc<Device>) -> Situation {
+        let no_aten = Availability::Absent("it is torch's, and this is MIOpen's boundary".to_owned());
+        let jit = |why: String| Availability::Absent(why);
+        if !device.affected {
+            let situation = Situation::accelerator().with(EngineName::Aten, no_aten);
+            return match device.engine.has_kernels() {
+                Ok(()) => situation.with(EngineName::Jit, Availability::Available),
+                Err(error) => situation.with(EngineName::Jit, jit(error.to_string())),
+            };
+        }
+        let canaries = device.canaries.get_or_init(|| {
+            let found = canary::ensure(self, device);
+            device.engine.allow(Some(found.passed()));
+            found
+        });
+        let families = &canaries.families;
+        let standing = if !canaries.passed().is_empty() {
+            Availability::Available
+        } else if let Some((family, Some((verdict, detail)))) = families.iter().find(|(_, ended)| ended.is_some()) {
+            jit(format!("its canary in a child process: {family} {verdict}: {detail}"))
+        } else {
+            Availability::Unproven("no canary of jit has run on this machine yet".to_owned())
+        };
+        let mut situation =
+            Situation::affected_accelerator().with(EngineName::Aten, no_aten).with(EngineName::Jit, standing);
+        situation.spoofed = device.spoofed;
+        situation
+    }
+
+    /// How a canary ended on this machine.
+    pub(crate) fn canary(&self, name: &str) -> Option<(Verdict, String)> {
+        self.canaries.lock().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
+    }
+
+    /// Keeps how a canary ended, here and for the next process.
+    pub(crate) fn keep_canary(&self, name: &str, verdict: Verdict, detail: &str) {
+        let mut known = self.canaries.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(name.to_owned(), (verdict, detail.to_owned()));
+        drop(known);
+        self.store.keep_canary(Canary {
+            machine: self.fingerprint.clone(),
+            name: name.to_owned(),
+            verdict,
+            detail: detail.to_owned(),
+            unix_seconds: time::now(),
+        });
+    }
+
+    /// Learns how a convolution ended on an engine in this run.
+    pub(crate) fn learn(&self, problem: &Problem, engine: EngineName, verdict: Verdict, detail: &str) {
+        let record = Record::new(problem.clone(), engine, &self.fingerprint, verdict, Source::Run).with_detail(detail);
+        self.store.record(record.clone());
+        self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record);
+    }
+
+    /// Notes that an engine failed on a problem, and has everything planned anew.
+    pub(crate) fn note_failure(&self, route: &Route, engine: EngineName, verdict: Verdict, detail: &str) {
+        let problem = &route.convolution.problem;
+        self.learn(problem, engine, verdict, detail);
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.insert((problem.clone(), engine), detail.to_owned());
+        drop(failures);
+        say(&format!(
+            "{engine} failed on {problem} ({detail}); computed by the next engine, and not tried for it again"
+        ));
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        for ((ordinal, described), decision) in routes.iter_mut() {
+            if let Decision::Ours(route) = decision
+                && route.convolution.problem == *problem
+            {
+                // What we searched for stays ours: the real library would not execute without its own search.
+                *decision = self.plan(route.real, *ordinal, described, true);
+            }
+        }
+    }
+
+    /// Everything that was computed here: asked by whom, by which engine, how often.
+    pub(crate) fn routes(&self) -> Vec<Arc<Route>> {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        routes
+            .values()
+            .filter_map(|it| if let Decision::Ours(route) = it { Some(route.clone()) } else { None })
+            .collect()
+    }
+
+    /// Writes what is queued to the store.
+    pub(crate) fn flush(&self) {
+        self.store.flush(std::time::Duration::from_secs(2));
+    }
+}
+
+/// The stream of a handle.
+pub(crate) fn stream_of(real: &Real, handle: crate::api::Opaque) -> Option<u64> {
+    let mut stream = std::ptr::null_mut();
+    // SAFETY: the caller's handle, and a place for the stream.
+    (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
+}

@@ -1,0 +1,59 @@
+//! What was computed, told when the process ends: for the last line of `unhang run`, and for whoever asked to be told.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+
+use serde_json::json;
+use unhang_engine::EngineName;
+
+use crate::process;
+use crate::talk::say;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = {
+    extern "C" fn end() {
+        // A process that never asked for a convolution has nothing to tell, and no panic leaves a library's end.
+        let _ = std::panic::catch_unwind(tell);
+    }
+    end
+};
+
+fn tell() {
+    let Some(process) = process::known() else { return };
+    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut calls: BTreeMap<(String, &str), u64> = BTreeMap::new();
+    for route in process.routes() {
+        let counted = route.counted();
+        if let Some((most, _)) = counted.iter().max_by_key(|(_, count)| *count) {
+            *layers.entry(most.name()).or_default() += 1;
+        }
+        for (engine, count) in counted {
+            *calls.entry((route.caller.clone(), EngineName::name(engine))).or_default() += count;
+        }
+    }
+    if process.settings.verbose {
+        let program = std::env::current_exe().map(|it| it.display().to_string()).unwrap_or_default();
+        for ((caller, engine), count) in &calls {
+            say(&format!(
+                "{program} (process {}): {caller} asked for {count} convolutions that {engine} computed",
+                std::process::id()
+            ));
+        }
+    }
+    if !layers.is_empty()
+        && let Some(folder) = std::env::var_os("UNHANG_RUN_FOLDER").filter(|it| !it.is_empty())
+    {
+        let asked: Vec<_> = calls
+            .iter()
+            .map(|((caller, engine), count)| json!({ "library": caller, "engine": engine, "calls": count }))
+            .collect();
+        let path = PathBuf::from(folder).join(format!("done-{}-miopen.json", std::process::id()));
+        let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
+        // The run is over, or its disk is full: the program has ended well all the same.
+        let _ = file.and_then(|mut file| write!(file, "{}", json!({ "layers": layers, "asked": asked })));
+    }
+    process.flush();
+}

@@ -1,5 +1,6 @@
 //! `unhang run`: a program with the right environment, unhang in every Python that it starts, and a watchdog.
 
+mod boundary;
 pub(super) mod child;
 mod environment;
 mod folder;
@@ -197,6 +198,11 @@ impl Run {
         let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
         if is_affected && (spoofs || examination.machine.spoofed()) {
             decisions.extend(shield::decide(|name| std::env::var(name).ok()));
+        }
+        // MIOpen is AMD's: on other machines nothing is preloaded.
+        let is_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == unhang_machine::chips::AMD);
+        if !self.rehearse && (is_affected || (is_amd && self.strategy.is_some())) {
+            decisions.extend(boundary::decide(|name| std::env::var(name).ok()));
         }
         let card = examination.machine.gpus.iter().find(|gpu| gpu.affected).map(|gpu| gpu.name.clone());
         let gfx = decisions.iter().find(|it| it.name == "HSA_OVERRIDE_GFX_VERSION").and_then(|it| it.value.clone());

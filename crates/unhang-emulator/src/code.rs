@@ -7,6 +7,7 @@ use unhang_isa::audit::Transfer;
 use unhang_isa::{Chip, Effects, Instruction, decode};
 
 use crate::fast::Op;
+use crate::fast::stretch::{self, Stretch};
 use crate::semantics::Semantics;
 use crate::waits::Touch;
 use crate::{FaultKind, Memory, Unit};
@@ -48,6 +49,9 @@ pub(crate) struct Function {
     pub units: Vec<Unit>,
     /// The instruction to which each relative branch goes.
     pub targets: Vec<u32>,
+    /// What is executed together, and which of these starts at each instruction.
+    pub stretches: Vec<Stretch>,
+    pub starts: Vec<u32>,
     /// The bytes from which all this was read.
     bytes: Vec<(u64, Vec<u8>)>,
 }
@@ -97,6 +101,8 @@ impl Function {
             units: Vec::with_capacity(found.len()),
             targets: vec![NOWHERE; found.len()],
             addresses,
+            stretches: Vec::new(),
+            starts: Vec::new(),
             bytes: Vec::new(),
         };
         for (index, (address, here)) in found.into_iter().enumerate() {
@@ -121,7 +127,7 @@ impl Function {
             function.effects.push(here.instruction.effects(reading.wave64));
             function.touches.push(Touch::of(&here.instruction, &semantics));
             let transfer = Transfer::new(&here.instruction, reading.wave64);
-            function.ops.push(Op::of(&here.instruction, &semantics, &transfer));
+            function.ops.push(Op::of(&here.instruction, &semantics));
             function.transfers.push(transfer);
             function.semantics.push(semantics);
             match function.bytes.last_mut() {
@@ -129,6 +135,7 @@ impl Function {
                 _ => function.bytes.push((address, here.bytes)),
             }
         }
+        (function.stretches, function.starts) = stretch::cut(&function);
         function
     }
 

@@ -109,8 +109,6 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
         apertures: [packet.local_aperture, packet.private_aperture],
         reach: 0,
-        settled: false,
-        holds_no_registers: false,
         watch: PathWatch::default(),
         flights: Flights::default(),
     };

@@ -18,6 +18,11 @@ use crate::wave::Wave;
 pub(crate) struct VectorSet([u64; 4]);
 
 impl VectorSet {
+    /// All that are in either.
+    pub fn union(&self, other: &VectorSet) -> VectorSet {
+        VectorSet(std::array::from_fn(|part| self.0[part] | other.0[part]))
+    }
+
     /// Adds up to 16 registers.
     #[inline(always)]
     fn add(&mut self, first: u8, count: u8) {
@@ -29,7 +34,7 @@ impl VectorSet {
     }
 
     #[inline(always)]
-    fn meets(&self, other: &VectorSet) -> bool {
+    pub fn meets(&self, other: &VectorSet) -> bool {
         (0..4).fold(0, |bits, part| bits | self.0[part] & other.0[part]) != 0
     }
 
@@ -67,15 +72,25 @@ pub(crate) enum Counter {
 /// The vector registers that an instruction reads or writes, and what it does to what is in flight.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Touch {
-    registers: VectorSet,
+    pub registers: VectorSet,
     pub flight: Flight,
 }
 
 impl Touch {
     pub fn of(instruction: &Instruction, semantics: &Semantics) -> Touch {
         let (reads, writes) = Touch::registers(instruction, semantics);
-        let registers = VectorSet(std::array::from_fn(|part| reads.0[part] | writes.0[part]));
-        Touch { registers, flight: flight(instruction, semantics) }
+        Touch { registers: reads.union(&writes), flight: flight(instruction, semantics) }
+    }
+
+    /// The registers that belong to its load from then on.
+    pub fn loads(&self) -> (VectorSet, ScalarSet) {
+        match self.flight {
+            Flight::Load { counter, first, count } => {
+                let load = Load { address: 0, counter, first, count, lanes: 0 };
+                (load.vectors(), load.scalars())
+            }
+            _ => (VectorSet::default(), ScalarSet::EMPTY),
+        }
     }
 
     /// The registers that it reads, and those that it writes.
@@ -186,10 +201,12 @@ impl Load {
     }
 }
 
-/// Loads in the order in which they were issued. Counters have six bits: whoever would pass that waits for the oldest.
+/// Loads in the order in which they were issued, in a ring. Counters have six bits: whoever would pass that waits for the
+/// oldest.
 #[derive(Clone)]
 struct Queue {
     loads: [Load; Queue::MOST],
+    first: usize,
     count: usize,
 }
 
@@ -197,55 +214,82 @@ impl Queue {
     const MOST: usize = 64;
     const EMPTY: Load = Load { address: 0, counter: Counter::Vector, first: 0, count: 0, lanes: 0 };
 
-    fn all(&self) -> &[Load] {
-        &self.loads[..self.count]
+    fn all(&self) -> impl Iterator<Item = &Load> {
+        (0..self.count).map(|place| &self.loads[(self.first + place) % Queue::MOST])
     }
 
     #[inline(always)]
     fn push(&mut self, load: Load) {
-        if self.count == Queue::MOST {
-            self.drop_first(1);
-        }
-        self.loads[self.count] = load;
+        self.loads[(self.first + self.count) % Queue::MOST] = load;
         self.count += 1;
     }
 
+    /// Takes the oldest out.
     #[inline(always)]
-    fn drop_first(&mut self, count: usize) {
-        self.count -= count;
-        for place in 0..self.count {
-            self.loads[place] = self.loads[place + count];
-        }
+    fn pop(&mut self) -> Load {
+        let load = self.loads[self.first % Queue::MOST];
+        self.first = (self.first + 1) % Queue::MOST;
+        self.count -= 1;
+        load
     }
 }
 
 impl Default for Queue {
     fn default() -> Queue {
-        Queue { loads: [Queue::EMPTY; Queue::MOST], count: 0 }
+        Queue { loads: [Queue::EMPTY; Queue::MOST], first: 0, count: 0 }
+    }
+}
+
+/// The registers that loads own, and how many own each.
+#[derive(Clone)]
+struct Owners {
+    set: VectorSet,
+    counts: [u8; 256],
+}
+
+impl Default for Owners {
+    fn default() -> Owners {
+        Owners { set: VectorSet::default(), counts: [0; 256] }
+    }
+}
+
+impl Owners {
+    #[inline(always)]
+    fn add(&mut self, load: &Load) {
+        self.set.add(load.first, load.count);
+        for register in load.first as usize..(load.first as usize + load.count as usize).min(256) {
+            self.counts[register] = self.counts[register].saturating_add(1);
+        }
+    }
+
+    #[inline(always)]
+    fn remove(&mut self, load: &Load) {
+        for register in load.first as usize..(load.first as usize + load.count as usize).min(256) {
+            self.counts[register] = self.counts[register].saturating_sub(1);
+            let free = (self.counts[register] == 0) as u64;
+            self.set.0[register / 64] &= !(free << (register % 64));
+        }
     }
 }
 
 /// Loads of a wave that are in flight.
 #[derive(Clone, Default)]
 pub(crate) struct Flights {
-    /// Counted by `vmcnt`, and by `lgkmcnt`; flat loads are in both.
+    /// Counted by `vmcnt`, and by `lgkmcnt`. Flat loads are in both, and own their registers as those of `vmcnt`: what comes
+    /// from global memory is there then, and AMD's own copy kernels wait for no more.
     vector: Queue,
     other: Queue,
     /// Of those in `other`, how many come in any order.
     unordered: usize,
-    owned: VectorSet,
+    owned: Owners,
     owned_scalars: ScalarSet,
-    /// Whether a register is owned, and whether a scalar one is.
-    pub any: bool,
-    any_scalars: bool,
 }
 
 impl Flights {
     /// Whether an instruction that touches these registers has to wait for a load.
     #[inline(always)]
-    pub fn may_meet(&self, touch: &Touch, effects: &Effects) -> bool {
-        self.owned.meets(&touch.registers)
-            || self.any_scalars && self.owned_scalars.meets(effects.reads | effects.writes | effects.mask_writes)
+    pub fn may_meet(&self, vectors: &VectorSet, scalars: ScalarSet) -> bool {
+        self.owned.set.meets(vectors) || self.owned_scalars.meets(scalars)
     }
 
     /// The fault of an instruction at an address that does not wait for a load, if it does not.
@@ -260,7 +304,7 @@ impl Flights {
     ) -> Result<(), FaultKind> {
         let (reads, writes) = Touch::registers(instruction, semantics);
         let flight = flight(instruction, semantics);
-        for load in self.vector.all().iter().chain(self.other.all()) {
+        for load in self.vector.all().chain(self.other.all()) {
             // Loads of one kind arrive in order, so that the later one's result stays.
             let in_order = matches!(load.counter, Counter::Vector | Counter::Local)
                 && matches!(flight, Flight::Load { counter, .. } if counter == load.counter);
@@ -268,8 +312,7 @@ impl Flights {
             let read = owned.first_common(&reads);
             let written = owned.first_common(&writes).filter(|_| !in_order);
             let vector = read.or(written).filter(|_| load.lanes & lanes != 0).map(|register| format!("v{register}"));
-            let scalars = effects.reads | effects.writes | effects.mask_writes;
-            let scalar = (load.scalars() & scalars).first().map(scalar_name);
+            let scalar = (load.scalars() & effects.touched()).first().map(scalar_name);
             if let Some(register) = vector.or(scalar) {
                 let distance = address.wrapping_sub(load.address) as i64;
                 return Err(FaultKind::Wait { register, earlier: text(load.address), distance });
@@ -291,85 +334,67 @@ impl Flights {
     #[inline(always)]
     fn start(&mut self, load: Load) {
         if matches!(load.counter, Counter::Vector | Counter::Flat) {
+            if self.vector.count == Queue::MOST {
+                self.wait(Queue::MOST - 1, usize::MAX);
+            }
             self.vector.push(load);
+            self.owned.add(&load);
         }
-        if load.counter != Counter::Vector {
-            if self.other.count == Queue::MOST {
-                self.wait(usize::MAX, Queue::MOST - 1);
-            }
-            self.other.push(load);
-            self.unordered += (load.counter == Counter::Scalar) as usize;
-        }
-        self.own(&load);
-    }
-
-    #[inline(always)]
-    fn own(&mut self, load: &Load) {
         match load.counter {
-            Counter::Scalar => {
-                self.owned_scalars |= load.scalars();
-                self.any_scalars = true;
-            }
-            _ => self.owned.add(load.first, load.count),
+            Counter::Vector => return,
+            Counter::Flat => {}
+            Counter::Local => self.owned.add(&load),
+            Counter::Scalar => self.owned_scalars |= load.scalars(),
         }
-        self.any |= load.count > 0;
+        if self.other.count == Queue::MOST {
+            self.wait(usize::MAX, Queue::MOST - 1);
+            // All that are left come in any order: then it is the oldest here.
+            if self.other.count == Queue::MOST {
+                self.other.pop();
+                self.unordered -= 1;
+            }
+        }
+        let count = if load.counter == Counter::Flat { 0 } else { load.count };
+        self.other.push(Load { count, ..load });
+        self.unordered += (load.counter == Counter::Scalar) as usize;
     }
 
+    /// Lets results arrive until no more than so many are in flight. Waiting twice is waiting once.
     #[inline(always)]
-    fn wait(&mut self, vector: usize, other: usize) {
-        let arrived = self.vector.count.saturating_sub(vector);
-        // Those that come in any order may all be among the arrived, the rest are the oldest of the others.
-        let others = self.other.count.saturating_sub(other);
-        let ordered = others.saturating_sub(self.unordered);
-        if arrived == 0 && ordered == 0 && (other > 0 || self.other.count == 0) {
+    pub fn wait(&mut self, vector: usize, other: usize) {
+        while self.vector.count > vector {
+            let load = self.vector.pop();
+            self.owned.remove(&load);
+        }
+        if self.other.count <= other {
             return;
         }
-        self.release_flat(arrived);
-        self.vector.drop_first(arrived);
-        if other == 0 {
-            (self.other.count, self.unordered) = (0, 0);
-        } else if self.unordered == 0 {
-            self.other.drop_first(ordered);
+        if self.unordered == 0 {
+            while self.other.count > other {
+                let load = self.other.pop();
+                self.owned.remove(&load);
+            }
         } else {
-            self.drop_local(ordered);
-        }
-        (self.owned, self.owned_scalars) = (VectorSet::default(), ScalarSet::EMPTY);
-        (self.any, self.any_scalars) = (false, false);
-        for place in 0..self.vector.count {
-            let load = self.vector.loads[place];
-            self.own(&load);
-        }
-        for place in 0..self.other.count {
-            let load = self.other.loads[place];
-            self.own(&load);
+            self.wait_among_unordered(other);
         }
     }
 
-    /// Takes the registers from flat loads that `vmcnt` says have arrived; `lgkmcnt` still counts them. What comes from
-    /// global memory is there then: AMD's own copy kernels wait for no more.
-    fn release_flat(&mut self, arrived: usize) {
-        for load in self.vector.loads[..arrived].iter().filter(|load| load.counter == Counter::Flat) {
-            let others = &mut self.other.loads[..self.other.count];
-            let same = others.iter_mut().find(|other| other.address == load.address && other.count > 0);
-            if let Some(other) = same {
-                other.count = 0;
-            }
-        }
-    }
-
-    /// Drops the oldest that are no scalar loads.
-    #[cold]
-    fn drop_local(&mut self, mut arrived: usize) {
-        let mut kept = 0;
-        for place in 0..self.other.count {
-            let load = self.other.loads[place];
-            if arrived > 0 && load.counter != Counter::Scalar {
-                arrived -= 1;
+    /// Those that come in any order may all be among the arrived, the rest are the oldest of the others.
+    fn wait_among_unordered(&mut self, other: usize) {
+        let mut arrived = (self.other.count - other).saturating_sub(self.unordered);
+        for _ in 0..self.other.count {
+            let load = self.other.pop();
+            if other == 0 || arrived > 0 && load.counter != Counter::Scalar {
+                arrived = arrived.saturating_sub(1);
+                if load.counter != Counter::Scalar {
+                    self.owned.remove(&load);
+                }
             } else {
-                self.other.loads[kept] = load;
-                kept += 1;
+                self.other.push(load);
             }
         }
-        self.other.count = kept;
+        if other == 0 {
+            (self.unordered, self.owned_scalars) = (0, ScalarSet::EMPTY);
+        }
     }
 }

@@ -58,10 +58,6 @@ pub(crate) struct Wave {
     pub apertures: [u64; 2],
     /// How many vector registers the fast path may touch.
     pub reach: u16,
-    /// The last instruction was vector arithmetic behind which nothing is pending that another one would change.
-    pub settled: bool,
-    /// No scalar register is still to be read by memory instructions.
-    pub holds_no_registers: bool,
     pub watch: PathWatch,
     pub flights: Flights,
 }

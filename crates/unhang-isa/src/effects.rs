@@ -39,6 +39,14 @@ pub struct Effects {
     pub mask_writes: ScalarSet,
 }
 
+impl Effects {
+    /// All scalar registers that it reads or writes.
+    #[inline]
+    pub fn touched(&self) -> ScalarSet {
+        self.reads | self.writes | self.mask_writes
+    }
+}
+
 impl Instruction {
     /// The unit that executes it.
     #[inline]

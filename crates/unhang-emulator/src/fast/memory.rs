@@ -24,6 +24,12 @@ pub(crate) struct LocalAccess {
 }
 
 impl LocalAccess {
+    /// Whether a lane's words lie together.
+    #[inline(always)]
+    pub fn is_wide(&self) -> bool {
+        self.count > 1
+    }
+
     pub fn of(instruction: &Instruction, access: Access) -> Option<LocalAccess> {
         if instruction.format() != Format::Ds {
             return None;

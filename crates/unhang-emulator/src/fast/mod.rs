@@ -7,11 +7,11 @@
 pub(crate) mod memory;
 pub(crate) mod rows;
 pub(crate) mod run;
+pub(crate) mod stretch;
 
 use std::cell::Cell;
 
-use unhang_isa::audit::Transfer;
-use unhang_isa::{Class, Field, Format, Instruction, Modifier, Slot, Source};
+use unhang_isa::{Field, Format, Instruction, Modifier, Slot, Source};
 
 use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
@@ -25,12 +25,6 @@ pub(crate) struct Op {
     pub kind: Kind,
     /// One more than the highest vector register that it names.
     pub registers: u16,
-    /// Vector arithmetic that writes no scalar register: behind another one of its kind it changes nothing that is pending.
-    pub settles: bool,
-    /// A scalar instruction that changes nothing that is pending where no scalar register is still to be read.
-    pub inert: bool,
-    /// An access to LDS.
-    pub is_local: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -109,18 +103,12 @@ pub(crate) enum ScalarOperand {
 
 impl Op {
     /// Resolves an instruction.
-    pub fn of(instruction: &Instruction, semantics: &Semantics, transfer: &Transfer) -> Op {
+    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Op {
         let kind = match rows::Host::get() {
             rows::Host::Plain => None,
             _ => resolve(instruction, semantics),
         };
-        Op {
-            kind: kind.unwrap_or(Kind::Plain),
-            registers: highest(instruction),
-            settles: transfer.settles(),
-            inert: transfer.is_inert(),
-            is_local: instruction.class() == Class::Local,
-        }
+        Op { kind: kind.unwrap_or(Kind::Plain), registers: highest(instruction) }
     }
 }
 

@@ -3,14 +3,14 @@
 use unhang_isa::audit::{Rule, Transfer};
 use unhang_isa::{Class, Format, Instruction};
 
+use super::Kind;
 use super::rows::Host;
-use super::{Kind, Op};
+use super::stretch::{Minds, Stretch};
 use crate::code::{Function, Hole, NOWHERE};
 use crate::dispatch::Launch;
 use crate::memory_access::Surroundings;
 use crate::scalar::Next;
 use crate::semantics::Semantics;
-use crate::waits::Flight;
 use crate::wave::{Standing, Wave};
 use crate::{Counts, FaultKind, Mode};
 
@@ -69,99 +69,148 @@ fn run(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    let hazards = matches!(launch.mode, Mode::Hazards(chip) if chip.is_rdna1());
-    let waits = matches!(launch.mode, Mode::Hazards(_));
+    let minds = Minds {
+        hazards: matches!(launch.mode, Mode::Hazards(chip) if chip.is_rdna1()),
+        waits: matches!(launch.mode, Mode::Hazards(_)),
+        budget: launch.budget,
+    };
     while wave.executed < end {
-        let index = wave.index as usize;
-        let Some(op) = function.ops.get(index) else { return Err(FaultKind::Jump { address: function.entry }) };
-        wave.executed += 1;
-        if wave.executed > launch.budget {
-            return Err(FaultKind::Budget { limit: launch.budget });
+        let Some(&start) = function.starts.get(wave.index as usize) else {
+            return Err(FaultKind::Jump { address: function.entry });
+        };
+        if launch.fast
+            && let Some(stretch) = function.stretches.get(start as usize)
+            && wave.enter(stretch, minds, counts)
+        {
+            run_stretch(wave, around, function, stretch, minds.hazards)?;
+            continue;
         }
-        counts.note(function.units[index], wave.lanes_on());
-        if hazards && !(op.settles && wave.settled || op.inert && wave.holds_no_registers) {
-            let transfer = &function.transfers[index];
-            if op.settles {
-                wave.watch.settle();
-                wave.settled = true;
-                wave.holds_no_registers = wave.watch.holds_no_registers();
-            } else if op.is_local && !wave.spans_units {
-                if let Some((rule, _)) = wave.watch.pass(transfer) {
-                    return Err(FaultKind::Hazard { rule });
-                }
-                (wave.settled, wave.holds_no_registers) = (false, false);
-            } else {
-                wave.mind_hazards(op, &function.instructions[index], transfer)?;
+        match step(wave, around, function, minds, counts)? {
+            Next::Continue => wave.index += 1,
+            Next::End => {
+                wave.standing = Standing::Ended;
+                return Ok(None);
             }
+            Next::Barrier => {
+                wave.standing = Standing::AtBarrier;
+                wave.index += 1;
+                return Ok(None);
+            }
+            Next::Relative(_) => wave.index = function.target(wave.index as usize)?,
+            Next::Absolute(target) => return Ok(Some(target)),
+            Next::Trap(number) => return Err(FaultKind::Trap { number }),
         }
-        if waits {
-            let touch = &function.touches[index];
-            if wave.flights.any && wave.flights.may_meet(touch, &function.effects[index]) {
-                wave.check_flights(function, index)?;
-            }
-            if touch.flight != Flight::None {
-                let lanes = wave.exec64();
-                wave.flights.note(touch.flight, function.addresses[index], lanes);
-            }
+    }
+    Ok(None)
+}
+
+/// Executes one instruction the plain way, and minds what is to be minded.
+#[inline(never)]
+fn step(
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    minds: Minds,
+    counts: &mut Counts,
+) -> Result<Next, FaultKind> {
+    let index = wave.index as usize;
+    wave.executed += 1;
+    if wave.executed > minds.budget {
+        return Err(FaultKind::Budget { limit: minds.budget });
+    }
+    counts.note(function.units[index], wave.lanes_on());
+    if minds.hazards {
+        wave.mind_hazards(&function.instructions[index], &function.transfers[index])?;
+    }
+    if minds.waits {
+        let touch = &function.touches[index];
+        if wave.flights.may_meet(&touch.registers, function.effects[index].touched()) {
+            wave.check_flights(function, index)?;
         }
-        let fast = launch.fast && op.registers <= wave.reach;
+        wave.flights.note(touch.flight, function.addresses[index], wave.exec64());
+    }
+    run_plain(wave, around, function, index)
+}
+
+/// Executes a stretch that was [entered](Wave::enter).
+#[inline(always)]
+fn run_stretch(
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    stretch: &Stretch,
+    hazards: bool,
+) -> Result<(), FaultKind> {
+    let (first, end) = (stretch.first as usize, stretch.end as usize);
+    for (place, op) in function.ops[first..end].iter().enumerate() {
         match op.kind {
-            Kind::Row { run, ref sources, destination } if fast => wave.fast_row(run, sources, destination),
+            Kind::Row { run, ref sources, destination } => wave.fast_row(run, sources, destination),
             Kind::Nothing => {}
-            Kind::Local(ref access) if fast && wave.fast_local(access, around) => {}
-            Kind::Global(ref access) if fast && wave.fast_global(access, around) => {}
-            Kind::Scalar { run, sources, destination, wide } if launch.fast => {
+            Kind::Local(ref access) => {
+                // Which address it has is known only now.
+                if hazards
+                    && wave.spans_units
+                    && access.is_wide()
+                    && wave.is_misaligned(&function.instructions[first + place])
+                {
+                    wave.index = (first + place) as u32;
+                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
+                }
+                if !wave.fast_local(access, around) {
+                    plain_in_stretch(wave, around, function, first + place)?;
+                }
+            }
+            Kind::Global(ref access) => {
+                if !wave.fast_global(access, around) {
+                    plain_in_stretch(wave, around, function, first + place)?;
+                }
+            }
+            Kind::Scalar { run, sources, destination, wide } => {
                 let value = wave.fast_scalar(run, sources);
                 match wide {
                     true => wave.set_scalar64(destination, value),
                     false => wave.set_scalar(destination, value as u32),
                 }
             }
-            Kind::SaveExec { run, source, destination, wide } if launch.fast => {
-                wave.fast_save_exec(run, source, destination, wide);
-            }
-            Kind::ShiftWide { shift, source, amount, destination } if fast => {
+            Kind::SaveExec { run, source, destination, wide } => wave.fast_save_exec(run, source, destination, wide),
+            Kind::ShiftWide { shift, source, amount, destination } => {
                 wave.fast_shift(shift, source, &amount, destination);
             }
-            Kind::MultiplyAddWide { ref sources, summand, mask, destination } if fast => {
+            Kind::MultiplyAddWide { ref sources, summand, mask, destination } => {
                 wave.fast_multiply_add(sources, summand, mask, destination);
             }
-            Kind::ScalarCompare { holds, sources } if launch.fast => wave.fast_compare(holds, sources),
+            Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
             Kind::Branch { taken } => {
                 if taken(wave) {
-                    wave.index = function.target(index)?;
-                    continue;
+                    wave.index = (first + place) as u32;
+                    wave.index = function.target(first + place)?;
+                    return Ok(());
                 }
             }
-            Kind::Compare { run, outcomes, ref sources, destination } if fast => {
+            Kind::Compare { run, outcomes, ref sources, destination } => {
                 wave.fast_mask(run, outcomes, sources, destination);
             }
-            Kind::Select { ref sources, mask, destination } if fast => wave.fast_select(sources, mask, destination),
-            Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } if fast => {
+            Kind::Select { ref sources, mask, destination } => wave.fast_select(sources, mask, destination),
+            Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } => {
                 wave.fast_carry(sources, subtract, (carry_in, carry_out), destination);
             }
-            _ => match run_plain(wave, around, function, index)? {
-                Next::Continue => {}
-                Next::End => {
-                    wave.standing = Standing::Ended;
-                    return Ok(None);
-                }
-                Next::Barrier => {
-                    wave.standing = Standing::AtBarrier;
-                    wave.index += 1;
-                    return Ok(None);
-                }
-                Next::Relative(_) => {
-                    wave.index = function.target(index)?;
-                    continue;
-                }
-                Next::Absolute(target) => return Ok(Some(target)),
-                Next::Trap(number) => return Err(FaultKind::Trap { number }),
-            },
+            Kind::Plain => plain_in_stretch(wave, around, function, first + place)?,
         }
-        wave.index += 1;
     }
-    Ok(None)
+    wave.index = stretch.end;
+    Ok(())
+}
+
+/// Executes an instruction of a stretch the plain way; it goes on with the next.
+#[inline(never)]
+fn plain_in_stretch(
+    wave: &mut Wave,
+    around: &mut Surroundings<'_>,
+    function: &Function,
+    index: usize,
+) -> Result<(), FaultKind> {
+    wave.index = index as u32;
+    run_plain(wave, around, function, index).map(|_| ())
 }
 
 /// Executes one instruction the plain way.
@@ -211,12 +260,10 @@ impl Wave {
     }
 
     /// Follows the hazard rules along the path.
-    fn mind_hazards(&mut self, op: &Op, instruction: &Instruction, transfer: &Transfer) -> Result<(), FaultKind> {
+    fn mind_hazards(&mut self, instruction: &Instruction, transfer: &Transfer) -> Result<(), FaultKind> {
         if let Some((rule, _)) = self.watch.pass(transfer) {
             return Err(FaultKind::Hazard { rule });
         }
-        self.settled = op.settles || op.inert && self.settled;
-        self.holds_no_registers = self.watch.holds_no_registers();
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
             return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
         }

@@ -1,6 +1,5 @@
 //! The fast path against the plain one: every instruction that has both, on random registers, to the bit.
 
-use unhang_isa::audit::Transfer;
 use unhang_isa::{Definition, Field, Format, Instruction, definitions};
 
 use super::{Extra, LANE, encode, wave};
@@ -136,7 +135,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
         }
         for _ in 0..40 {
             let instruction = vary(definition, &mut random);
-            let op = Op::of(&instruction, &Semantics::of(&instruction), &Transfer::new(&instruction, false));
+            let op = Op::of(&instruction, &Semantics::of(&instruction));
             let start = random_wave(&mut random);
             check(&instruction, &op, &start, &mut compared);
         }
@@ -196,7 +195,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
         for turn in 0..24 {
             let words = [if definition.format == Format::Ds { random.next() & 0xffff & 0x0f0f } else { 16 }, 0];
             let instruction = encode(definition, Extra { words });
-            let op = Op::of(&instruction, &Semantics::of(&instruction), &Transfer::new(&instruction, false));
+            let op = Op::of(&instruction, &Semantics::of(&instruction));
             if matches!(op.kind, Kind::Plain | Kind::Nothing) {
                 continue;
             }
@@ -245,7 +244,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     // One lane past the end: the fast path does nothing, and the plain one says what is wrong.
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b32").unwrap();
     let instruction = encode(load, Extra::default());
-    let op = Op::of(&instruction, &Semantics::of(&instruction), &Transfer::new(&instruction, false));
+    let op = Op::of(&instruction, &Semantics::of(&instruction));
     let mut wave = random_wave(&mut random);
     wave.scalars[EXEC] = 1 << LANE;
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;

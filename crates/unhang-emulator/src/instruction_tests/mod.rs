@@ -128,8 +128,6 @@ pub(super) fn wave() -> Wave {
         scratch: (0, 0),
         apertures: [0x1_0000 << 32, 0x2_0000 << 32],
         reach: 0,
-        settled: false,
-        holds_no_registers: false,
         watch: PathWatch::default(),
         flights: Flights::default(),
     };

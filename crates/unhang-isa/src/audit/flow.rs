@@ -220,16 +220,41 @@ impl PathWatch {
         broken(met).next().or_else(|| Some((transfer.alone.filter(|&rule| rule != Rule::FlatOffset)?, None)))
     }
 
-    /// [`PathWatch::pass`] for an instruction that [settles](Transfer::settles).
+    /// Takes a whole stretch of the path at once; `false` if something in it breaks a rule, and then nothing is taken: who
+    /// goes through it instruction by instruction finds out where.
     #[inline]
-    pub fn settle(&mut self) {
-        self.state = Transfer::PLAIN_VECTOR.apply(self.state);
+    pub fn pass_all(&mut self, stretch: &StretchSummary) -> bool {
+        if stretch.breaks || !self.state.intersection(stretch.check).is_empty() {
+            return false;
+        }
+        self.state = stretch.sum.apply(self.state);
+        true
     }
+}
 
-    /// Whether no scalar register is still to be read: then instructions that are [inert](Transfer::is_inert) need not be
-    /// shown to it.
-    #[inline]
-    pub fn holds_no_registers(&self) -> bool {
-        self.state.memory_reads.is_empty() && self.state.scalar_memory_reads.is_empty()
+/// What instructions that are executed one after another do together; only the last may be a branch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StretchSummary {
+    sum: Transfer,
+    /// What must not be pending at its start.
+    check: State,
+    /// It breaks a rule whatever is pending.
+    breaks: bool,
+}
+
+impl StretchSummary {
+    /// No instruction.
+    pub const EMPTY: StretchSummary = StretchSummary { sum: Transfer::IDENTITY, check: State::NOTHING, breaks: false };
+
+    /// Adds the next instruction.
+    pub fn push(&mut self, transfer: &Transfer) {
+        self.breaks |= transfer.alone.is_some() || !self.sum.add.intersection(transfer.check).is_empty();
+        let let_through = |keeps: bool, set: ScalarSet| if keeps { set } else { ScalarSet::EMPTY };
+        self.check = self.check.union(State {
+            memory_reads: let_through(self.sum.keeps_memory_reads, transfer.check.memory_reads),
+            scalar_memory_reads: let_through(self.sum.keeps_scalar_memory_reads, transfer.check.scalar_memory_reads),
+            bits: transfer.check.bits & self.sum.keeps_bits,
+        });
+        self.sum = self.sum.then(transfer);
     }
 }

@@ -17,8 +17,8 @@ mod rule;
 mod rules;
 mod transfer;
 
-pub use flow::PathWatch;
 pub(crate) use flow::{Calls, work_around, work_arounds};
+pub use flow::{PathWatch, StretchSummary};
 pub use rule::{Hazards, Rule, Severity};
 pub(crate) use rules::lds_misaligned::has_wide_accesses as has_wide_local_accesses;
 pub use transfer::Transfer;

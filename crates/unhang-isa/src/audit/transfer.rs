@@ -49,7 +49,7 @@ impl State {
 /// What an instruction does to what is pending.
 ///
 /// Computed once for each instruction of a program; then a step of [`PathWatch`](super::PathWatch) is a few operations,
-/// and [`Transfer::settles`] and [`Transfer::is_inert`] say which need no step.
+/// and a [`StretchSummary`](super::StretchSummary) makes one step of many instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// What it must not meet.
@@ -105,26 +105,6 @@ impl Transfer {
         transfer.branches = instruction.is_branch();
         rules::build(instruction, &effects, &mut transfer);
         transfer
-    }
-
-    /// Whether it is vector arithmetic that writes no scalar register, and no `v_nop`: behind another of its kind, with
-    /// inert instructions between at most, it changes nothing.
-    #[inline]
-    pub fn settles(&self) -> bool {
-        *self == Transfer::PLAIN_VECTOR
-    }
-
-    /// Whether it breaks nothing and changes nothing as long as no scalar register is still to be read: most scalar
-    /// arithmetic, hints and waits.
-    #[inline]
-    pub fn is_inert(&self) -> bool {
-        let free = Transfer {
-            check: State { bits: self.check.bits, ..State::NOTHING },
-            keeps_memory_reads: true,
-            keeps_scalar_memory_reads: true,
-            ..*self
-        };
-        free == Transfer::IDENTITY
     }
 
     /// The state behind it.

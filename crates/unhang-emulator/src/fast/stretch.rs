@@ -1,0 +1,189 @@
+//! Stretches: instructions that are always executed one after another, with the same lanes on.
+//!
+//! What is minded for each instruction (hazards, waits, counts, the budget) is summed up for a stretch when code is decoded,
+//! and asked for once at its start. Whatever a sum cannot settle goes instruction by instruction, which says where and why.
+
+use unhang_isa::audit::StretchSummary;
+use unhang_isa::{Effects, ScalarSet};
+
+use super::Op;
+use crate::access::Access;
+use crate::code::{Function, NOWHERE};
+use crate::scalar::ScalarOperation;
+use crate::semantics::Semantics;
+use crate::waits::{Flight, VectorSet};
+use crate::wave::Wave;
+use crate::{Counts, Unit};
+
+/// Instructions that are executed together. The first may wait, the last may branch or turn lanes on and off.
+pub(crate) struct Stretch {
+    pub first: u32,
+    pub end: u32,
+    /// One more than the highest vector register that one of them names.
+    registers: u16,
+    /// Registers that they touch.
+    vectors: VectorSet,
+    scalars: ScalarSet,
+    /// Registers that their loads own.
+    owned: (VectorSet, ScalarSet),
+    /// One of them touches what a load of another one owns.
+    meets_itself: bool,
+    /// What they do to loads in flight, in order, with their addresses.
+    flights: Vec<(Flight, u64)>,
+    hazards: StretchSummary,
+    /// Instructions by unit, and how many of them count lanes.
+    counts: Counts,
+    with_lanes: u64,
+}
+
+/// What a wave minds.
+#[derive(Clone, Copy)]
+pub(crate) struct Minds {
+    pub hazards: bool,
+    pub waits: bool,
+    pub budget: u64,
+}
+
+/// Where an instruction may stand.
+enum Place {
+    Inside,
+    Last,
+    /// In no stretch: it leaves the function, stops, waits for other waves, changes the float mode, or reads the clock.
+    Alone,
+}
+
+fn place(op: &Op, semantics: &Semantics, effects: &Effects) -> Place {
+    let writes_exec = || (effects.writes | effects.mask_writes).meets(ScalarSet::EXEC);
+    match semantics {
+        Semantics::Unsupported | Semantics::Hole(_) | Semantics::Memory(Access::Clock) => Place::Alone,
+        Semantics::Scalar(operation) => match operation {
+            ScalarOperation::Branch(_) if matches!(op.kind, super::Kind::Branch { .. }) => Place::Last,
+            ScalarOperation::Branch(_)
+            | ScalarOperation::Barrier
+            | ScalarOperation::End
+            | ScalarOperation::Trap
+            | ScalarOperation::SetProgramCounter
+            | ScalarOperation::SwapProgramCounter
+            | ScalarOperation::Call
+            | ScalarOperation::GetRegister
+            | ScalarOperation::SetRegister
+            | ScalarOperation::SetRegisterConstant
+            | ScalarOperation::SetMode(_) => Place::Alone,
+            ScalarOperation::SaveExec(_) | ScalarOperation::WriteExec(_) | ScalarOperation::MoveRelative { .. } => {
+                Place::Last
+            }
+            _ if writes_exec() => Place::Last,
+            _ => Place::Inside,
+        },
+        Semantics::Compare { to_exec: true, .. } | Semantics::Class { to_exec: true, .. } => Place::Last,
+        _ if writes_exec() => Place::Last,
+        _ => Place::Inside,
+    }
+}
+
+/// Cuts a function into stretches; the second says which one starts at each instruction.
+pub(crate) fn cut(function: &Function) -> (Vec<Stretch>, Vec<u32>) {
+    let count = function.ops.len();
+    let mut is_target = vec![false; count];
+    for &target in function.targets.iter().filter(|&&target| target != NOWHERE) {
+        is_target[target as usize] = true;
+    }
+    if let Some(entry) = function.index_at(function.entry) {
+        is_target[entry as usize] = true;
+    }
+    let (mut stretches, mut starts) = (Vec::new(), vec![NOWHERE; count]);
+    let mut open: Option<Stretch> = None;
+    for index in 0..count {
+        let waits = matches!(function.touches[index].flight, Flight::Wait { .. });
+        if (is_target[index] || waits)
+            && let Some(stretch) = open.take()
+        {
+            stretches.push(stretch);
+        }
+        let place = place(&function.ops[index], &function.semantics[index], &function.effects[index]);
+        if matches!(place, Place::Alone) {
+            stretches.extend(open.take());
+            continue;
+        }
+        let stretch = open.get_or_insert_with(|| {
+            starts[index] = stretches.len() as u32;
+            Stretch::at(index)
+        });
+        stretch.push(function, index);
+        if matches!(place, Place::Last) {
+            stretches.extend(open.take());
+        }
+    }
+    stretches.extend(open);
+    (stretches, starts)
+}
+
+impl Stretch {
+    fn at(index: usize) -> Stretch {
+        Stretch {
+            first: index as u32,
+            end: index as u32,
+            registers: 0,
+            vectors: VectorSet::default(),
+            scalars: ScalarSet::EMPTY,
+            owned: (VectorSet::default(), ScalarSet::EMPTY),
+            meets_itself: false,
+            flights: Vec::new(),
+            hazards: StretchSummary::EMPTY,
+            counts: Counts::default(),
+            with_lanes: 0,
+        }
+    }
+
+    fn push(&mut self, function: &Function, index: usize) {
+        let touch = &function.touches[index];
+        let scalars = function.effects[index].touched();
+        self.meets_itself |= self.owned.0.meets(&touch.registers) || self.owned.1.meets(scalars);
+        let (vectors, scalars_loaded) = touch.loads();
+        self.owned = (self.owned.0.union(&vectors), self.owned.1 | scalars_loaded);
+        self.end = index as u32 + 1;
+        self.registers = self.registers.max(function.ops[index].registers);
+        self.vectors = self.vectors.union(&touch.registers);
+        self.scalars |= scalars;
+        if touch.flight != Flight::None {
+            self.flights.push((touch.flight, function.addresses[index]));
+        }
+        self.hazards.push(&function.transfers[index]);
+        let unit: Unit = function.units[index];
+        self.counts.note(unit, 0);
+        self.with_lanes += unit.has_lanes() as u64;
+    }
+}
+
+impl Wave {
+    /// Minds a whole stretch, and counts it; `false` if it has to go instruction by instruction.
+    #[inline(always)]
+    pub fn enter(&mut self, stretch: &Stretch, minds: Minds, counts: &mut Counts) -> bool {
+        let executed = self.executed + (stretch.end - stretch.first) as u64;
+        if stretch.registers > self.reach || executed > minds.budget {
+            return false;
+        }
+        if minds.waits {
+            // A wait stands first: whoever goes through it again waits for nothing more.
+            if let Some(&(flight @ Flight::Wait { .. }, address)) = stretch.flights.first() {
+                self.flights.note(flight, address, 0);
+            }
+            if stretch.meets_itself || self.flights.may_meet(&stretch.vectors, stretch.scalars) {
+                return false;
+            }
+        }
+        if minds.hazards && !self.watch.pass_all(&stretch.hazards) {
+            return false;
+        }
+        if minds.waits && !stretch.flights.is_empty() {
+            let lanes = self.exec64();
+            for &(flight, address) in &stretch.flights {
+                self.flights.note(flight, address, lanes);
+            }
+        }
+        self.executed = executed;
+        *counts += stretch.counts;
+        counts.lane_operations += stretch.with_lanes * self.lanes_on() as u64;
+        true
+    }
+}

@@ -97,7 +97,7 @@ impl Executor {
             FaultKind::Unsupported => {
                 format!("the emulator does not know `{instruction}`; this says nothing about a real card")
             }
-            FaultKind::Hazard { rule } => format!("hazard {rule} at `{instruction}`"),
+            FaultKind::Hazard { rule, .. } => format!("hazard {rule} at `{instruction}`"),
             other if instruction.is_empty() => other.to_string(),
             other => format!("{other} at `{instruction}`"),
         };

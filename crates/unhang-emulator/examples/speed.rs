@@ -1,7 +1,7 @@
 //! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512, on one thread and then on all; the plain
 //! path first, which the fast one is compared with.
 //!
-//! `cargo run --release -p unhang-emulator --example speed`
+//! `cargo run --release -p unhang-emulator --example speed`; words behind it (`fast hazards 1`) choose among the lines, for a profiler.
 
 use std::time::Instant;
 
@@ -40,14 +40,19 @@ fn multiply(mode: Mode, threads: usize, fast: bool) -> Counts {
 
 fn main() {
     let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
+    let words: Vec<String> = std::env::args().skip(1).collect();
     for (threads, fast) in [(1, false), (1, true), (cores, true)] {
         for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
+            let path = if fast { "fast" } else { "plain" };
+            let minds = if mode == Mode::Compute { "compute" } else { "hazards" };
+            if !words.iter().all(|word| [path, minds, &threads.to_string()].contains(&word.as_str())) {
+                continue;
+            }
             let (wall, processor) = (Instant::now(), processor_seconds());
             let counts = multiply(mode, threads, fast);
             let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
             println!(
-                "{} path, {threads} thread(s), {mode:?}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
-                if fast { "fast" } else { "plain" },
+                "{path} path, {threads} thread(s), {minds}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
                 counts.lane_operations as f64 / processor / 1e6,
                 counts.lane_operations as f64 / wall / 1e6,
             );

@@ -4,13 +4,14 @@ use unhang_isa::audit::PathWatch;
 
 use crate::code::{Hole, NOWHERE, Paths};
 use crate::dispatch::Launch;
+use crate::fast::registers::Registers;
 use crate::fast::run::run_function;
 use crate::float::FloatMode;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
 use crate::semantics::Semantics;
 use crate::waits::Flights;
-use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
+use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind};
 
 /// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
@@ -92,7 +93,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         | (descriptor.resource1 >> 23 & 1) << 9;
     let mut wave = Wave {
         scalars: [0; 128],
-        vectors: vec![[0; LANES]; registers * (1 + wave64 as usize) + ROOMS],
+        vectors: Registers::new(registers * (1 + wave64 as usize), 0),
         registers,
         half: 0,
         wave64,
@@ -110,6 +111,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         apertures: [packet.local_aperture, packet.private_aperture],
         reach: 0,
         watch: PathWatch::default(),
+        watch_since_call: None,
         flights: Flights::default(),
     };
     wave.set_reach();

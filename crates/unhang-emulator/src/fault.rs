@@ -61,10 +61,13 @@ pub enum FaultKind {
     #[error("illegal instruction on the emulated chip")]
     Illegal,
     /// A hazard on the executed path.
-    #[error("would hang or may corrupt: {rule}")]
+    #[error("would hang or may corrupt: {rule}{}", if *across_calls { ", across a call" } else { "" })]
     Hazard {
         /// The rule that the path breaks.
         rule: Rule,
+        /// Whether what it met was left pending before the last call, return or jump through a register. Compilers look at
+        /// each function by itself, so that native code has such places.
+        across_calls: bool,
     },
     /// A register is used before the load into it was waited for.
     #[error("{register} is used before its load was waited for: `{earlier}`, {distance:#x} bytes before")]

@@ -3,6 +3,7 @@
 use unhang_isa::audit::PathWatch;
 use unhang_isa::{Field, Instruction, Slot, Source};
 
+use crate::fast::registers::Registers;
 use crate::float::FloatMode;
 use crate::waits::Flights;
 
@@ -10,8 +11,6 @@ use crate::waits::Flights;
 pub(crate) const LANES: usize = 32;
 /// One value a lane.
 pub(crate) type Lanes = [u32; LANES];
-/// Rows behind the vector registers, for operands of the fast path that are none.
-pub(crate) const ROOMS: usize = 3;
 
 pub(crate) const VCC: usize = 106;
 pub(crate) const M0: usize = 124;
@@ -31,7 +30,7 @@ pub(crate) enum Standing {
 pub(crate) struct Wave {
     pub scalars: [u32; 128],
     /// Vector registers, those of the upper half behind those of the lower.
-    pub vectors: Vec<Lanes>,
+    pub vectors: Registers,
     /// Vector registers of a half.
     pub registers: usize,
     /// The half for which a vector instruction is being executed; 0 outside of them.
@@ -59,6 +58,8 @@ pub(crate) struct Wave {
     /// How many vector registers the fast path may touch.
     pub reach: u16,
     pub watch: PathWatch,
+    /// The same from the last call or return on, if there was one.
+    pub watch_since_call: Option<PathWatch>,
     pub flights: Flights,
 }
 

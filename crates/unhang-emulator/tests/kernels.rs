@@ -227,7 +227,7 @@ fn gfx1030_code_is_stopped_where_gfx1010_would_go_wrong() {
     let function = object.functions.iter().find(|function| function.name == "block_sum").unwrap();
     let program = unhang_isa::Program::decode(function.code, Chip::Gfx1030, false).unwrap();
     let findings = unhang_isa::audit::audit(&program, Chip::Gfx1010, Default::default());
-    let FaultKind::Hazard { rule } = fault.kind else { unreachable!() };
+    let FaultKind::Hazard { rule, .. } = fault.kind else { unreachable!() };
     assert!(findings.iter().any(|finding| finding.offset as i64 == fault.offset && finding.rule == rule), "{fault}");
 }
 

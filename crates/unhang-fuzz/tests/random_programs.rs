@@ -95,7 +95,7 @@ fn random_programs_give_the_same_on_the_host_and_on_the_emulator() {
         }
     }
     println!(
-        "{} programs, {} runs, {:.1} million instructions of waves, {} names of instructions; {} stopped at a hazard in native code",
+        "{} programs, {} runs, {:.1} million instructions of waves, {} names of instructions; {} stopped at a hazard across a call",
         totals.programs,
         totals.runs,
         totals.instructions as f64 / 1e6,

@@ -5,18 +5,21 @@
 //! ([`crate::semantics`]), which computes the same to the bit and which the tests hold this one against.
 
 pub(crate) mod memory;
+pub(crate) mod registers;
 pub(crate) mod rows;
 pub(crate) mod run;
 pub(crate) mod stretch;
+mod words;
 
 use std::cell::Cell;
 
-use unhang_isa::{Field, Format, Instruction, Modifier, Slot, Source};
+use unhang_isa::{Class, Field, Format, Instruction, Modifier, Slot, Source};
 
 use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
-use crate::wave::{EXEC, LANES, Lanes, ROOMS, Type, VCC, Wave, constant_bits};
+use crate::wave::{EXEC, LANES, Lanes, Type, VCC, Wave, constant_bits};
 use memory::{GlobalAccess, LocalAccess};
+use registers::{ROOMS, ZERO_ROOM};
 use rows::{FastCompare, FastRow};
 
 /// An instruction, resolved.
@@ -32,10 +35,16 @@ pub(crate) enum Kind {
     /// The plain way.
     Plain,
     Nothing,
-    Row {
+    /// The rows of the sources and of the destination.
+    Rows {
         run: FastRow,
+        rows: [u16; 4],
+    },
+    /// The same with sources for which rows are filled first.
+    FilledRows {
+        run: FastRow,
+        rows: [u16; 4],
         sources: [RowSource; 3],
-        destination: u8,
     },
     Compare {
         run: FastCompare,
@@ -86,11 +95,39 @@ pub(crate) enum Kind {
         holds: fn(u64, u64) -> bool,
         sources: [ScalarOperand; 2],
     },
+    /// A 16-bit constant and a register.
+    ScalarConstant {
+        run: fn(&mut Wave, u32, i32) -> u32,
+        constant: i32,
+        destination: u8,
+    },
+    ConstantCompare {
+        holds: fn(u32, i32) -> bool,
+        source: ScalarOperand,
+        constant: i32,
+    },
+    FirstLane {
+        source: u8,
+        destination: u8,
+    },
     Branch {
         taken: fn(&Wave) -> bool,
     },
     Local(LocalAccess),
     Global(GlobalAccess),
+}
+
+/// Rows from this number on are rooms.
+const IN_ROOM: u16 = 256;
+const ZERO: u16 = IN_ROOM + ZERO_ROOM as u16;
+
+/// The row in which a source lies: its register's, the one of zeros, or its room.
+fn row_of(source: &RowSource, place: usize) -> u16 {
+    match source.from {
+        RowOperand::Vector(register) if source.is_register() => register as u16,
+        RowOperand::Constant(0) if source.flip == 0 => ZERO,
+        _ => IN_ROOM + place as u16,
+    }
 }
 
 /// A scalar source.
@@ -108,7 +145,9 @@ impl Op {
             rows::Host::Plain => None,
             _ => resolve(instruction, semantics),
         };
-        Op { kind: kind.unwrap_or(Kind::Plain), registers: highest(instruction) }
+        // What works on lanes goes the plain way in waves of 64 lanes, whether it names a vector register or not.
+        let registers = highest(instruction).max((instruction.class() == Class::Vector) as u16);
+        Op { kind: kind.unwrap_or(Kind::Plain), registers }
     }
 }
 
@@ -127,7 +166,11 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
     match *semantics {
         Semantics::Nothing => Some(Kind::Nothing),
         Semantics::Row(row) => {
-            Some(Kind::Row { run: row.fast?.chosen()?, sources: row.sources, destination: row.destination })
+            let (run, sources) = (row.fast?.chosen()?, row.sources);
+            let [a, b, c] = [0, 1, 2].map(|place| row_of(&sources[place], place));
+            let rows = [a, b, c, row.destination as u16];
+            let filled = rows.iter().any(|&row| row >= IN_ROOM && row != ZERO);
+            Some(if filled { Kind::FilledRows { run, rows, sources } } else { Kind::Rows { run, rows } })
         }
         Semantics::Compare { outcomes, kind, to_exec } => {
             let (run, kind) = match kind {
@@ -166,6 +209,13 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
             })
         }
         Semantics::Scalar(operation) => resolve_scalar(instruction, operation),
+        Semantics::ReadFirstLane if instruction.format() == Format::Vop1 && instruction.modifier == Modifier::None => {
+            let source = match instruction.operand(instruction.definition.operand(Field::Source0)?) {
+                Source::Vector(register) => register,
+                _ => return None,
+            };
+            Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
+        }
         Semantics::Lane(_) => resolve_shift(instruction),
         Semantics::MultiplyAddWide { signed: false } => {
             let slot = instruction.definition.operand(Field::Source2)?;
@@ -274,6 +324,15 @@ fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Opti
             Some(Kind::SaveExec { run, source: operand(Field::Source0)?, destination, wide })
         }
         ScalarOperation::Compare(holds) => Some(Kind::ScalarCompare { holds, sources: sources()? }),
+        ScalarOperation::Constant(run) => Some(Kind::ScalarConstant {
+            run,
+            constant: instruction.immediate() as i16 as i32,
+            destination: Wave::destination(instruction, Field::Destination)?,
+        }),
+        ScalarOperation::ConstantCompare(holds) => {
+            let constant = instruction.immediate() as i16 as i32;
+            Some(Kind::ConstantCompare { holds, source: operand(Field::Source0)?, constant })
+        }
         ScalarOperation::Branch(taken) => Some(Kind::Branch { taken }),
         _ => None,
     }
@@ -307,6 +366,23 @@ impl Wave {
         self.scc = holds(a, b);
     }
 
+    #[inline(always)]
+    pub fn fast_constant(&mut self, run: fn(&mut Wave, u32, i32) -> u32, constant: i32, destination: u8) {
+        let value = run(self, self.scalar(destination), constant);
+        self.set_scalar(destination, value);
+    }
+
+    #[inline(always)]
+    pub fn fast_constant_compare(&mut self, holds: fn(u32, i32) -> bool, source: ScalarOperand, constant: i32) {
+        self.scc = holds(self.operand(source) as u32, constant);
+    }
+
+    #[inline(always)]
+    pub fn fast_first_lane(&mut self, source: u8, destination: u8) {
+        let lane = self.scalars[EXEC].trailing_zeros() as usize % LANES;
+        self.set_scalar(destination, self.vectors[source as usize][lane]);
+    }
+
     /// A source as a whole register.
     #[inline(always)]
     fn lanes_of(&self, source: &RowSource) -> Lanes {
@@ -321,23 +397,32 @@ impl Wave {
         lanes
     }
 
-    /// Computes a register from others.
+    /// Computes a row from others. The registers must be the wave's: [`Op::registers`] is within [`Wave::reach`].
     #[inline(always)]
-    pub fn fast_row(&mut self, run: FastRow, sources: &[RowSource; 3], destination: u8) {
+    pub fn fast_rows(&mut self, run: FastRow, rows: [u16; 4]) {
         let on = self.scalars[EXEC];
-        let first_room = self.vectors.len() - ROOMS;
-        for (place, source) in sources.iter().enumerate() {
-            if !source.is_register() {
-                self.vectors[first_room + place] = self.lanes_of(source);
-            }
-        }
-        let rows = Cell::from_mut(self.vectors.as_mut_slice()).as_slice_of_cells();
-        let inputs = [0, 1, 2].map(|place| match sources[place].from {
-            RowOperand::Vector(register) if sources[place].is_register() => &rows[register as usize],
-            _ => &rows[first_room + place],
+        let rooms = self.vectors.len() - ROOMS;
+        let all = Cell::from_mut(&mut *self.vectors).as_slice_of_cells();
+        debug_assert!(rows.iter().all(|&row| row >= IN_ROOM || (row as usize) < rooms));
+        let [a, b, c, d] = rows.map(|row| {
+            let place = if row >= IN_ROOM { rooms + (row - IN_ROOM) as usize } else { row as usize };
+            // SAFETY: a register of the wave, or a room behind them.
+            unsafe { all.get_unchecked(place) }
         });
         // SAFETY: it was chosen for the instructions that this host has.
-        unsafe { run(&rows[destination as usize], inputs, on) };
+        unsafe { run(d, a, b, c, on) };
+    }
+
+    /// The same with sources that are no registers.
+    #[inline(always)]
+    pub fn fast_filled_rows(&mut self, run: FastRow, rows: [u16; 4], sources: &[RowSource; 3]) {
+        let rooms = self.vectors.len() - ROOMS;
+        for (place, source) in sources.iter().enumerate() {
+            if rows[place] == IN_ROOM + place as u16 {
+                self.vectors[rooms + place] = self.lanes_of(source);
+            }
+        }
+        self.fast_rows(run, rows);
     }
 
     #[inline(always)]
@@ -366,7 +451,7 @@ impl Wave {
         let on = self.scalars[EXEC];
         for part in 0..2 {
             let row = std::array::from_fn(|lane| (values[lane] >> (part * 32)) as u32);
-            rows::put(Cell::from_mut(&mut self.vectors[register as usize + part]), &row, on);
+            rows::put(&mut self.vectors[register as usize + part], &row, on);
         }
     }
 
@@ -411,7 +496,7 @@ impl Wave {
             let chosen = ((mask >> place & 1) as i32).wrapping_neg() as u32;
             a[place] = a[place] & !chosen | b[place] & chosen;
         }
-        rows::put(Cell::from_mut(&mut self.vectors[destination as usize]), &a, on);
+        rows::put(&mut self.vectors[destination as usize], &a, on);
     }
 
     #[inline(always)]
@@ -434,7 +519,7 @@ impl Wave {
             equal |= ((left[place] == right[place]) as u32) << place;
         }
         let mask = less | equal & carry;
-        rows::put(Cell::from_mut(&mut self.vectors[destination as usize]), &results, on);
+        rows::put(&mut self.vectors[destination as usize], &results, on);
         self.set_scalar(carries.1, mask & on);
     }
 }

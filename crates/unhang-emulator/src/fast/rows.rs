@@ -14,7 +14,7 @@ use crate::wave::{LANES, Lanes};
 /// Writes a register in the lanes that are on, from up to three others; any of them may be the same one.
 ///
 /// It may be called only on a host that has the instructions for which it was compiled.
-pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, [&Cell<Lanes>; 3], u32);
+pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, u32);
 /// Compares two registers: the lanes for which one of the outcomes holds. To be called as [`FastRow`] is.
 pub(crate) type FastCompare = unsafe fn(&Lanes, &Lanes, u8) -> u32;
 
@@ -87,22 +87,25 @@ pub(crate) fn apply(
     for place in 0..LANES {
         results[place] = lane(a[place] as u64, b[place] as u64, c[place] as u64, USUAL) as u32;
     }
-    put(destination, &results, on);
+    if on != u32::MAX {
+        let mut old = destination.get();
+        put(&mut old, &results, on);
+        results = old;
+    }
+    destination.set(results);
 }
 
 /// Writes results where lanes are on.
 #[inline(always)]
-pub(crate) fn put(destination: &Cell<Lanes>, results: &Lanes, on: u32) {
+pub(crate) fn put(destination: &mut Lanes, results: &Lanes, on: u32) {
     if on == u32::MAX {
-        destination.set(*results);
+        *destination = *results;
         return;
     }
-    let mut old = destination.get();
     for place in 0..LANES {
         let mask = ((on >> place & 1) as i32).wrapping_neg() as u32;
-        old[place] = old[place] & !mask | results[place] & mask;
+        destination[place] = destination[place] & !mask | results[place] & mask;
     }
-    destination.set(old);
 }
 
 /// Compiles a function of one lane for each set of host instructions.
@@ -114,12 +117,12 @@ macro_rules! for_hosts {
             use $crate::fast::rows::{ByHost, FastRow, apply};
             use $crate::wave::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-            fn avx512(destination: &Cell<Lanes>, sources: [&Cell<Lanes>; 3], on: u32) {
-                apply(destination, sources, on, $lane)
+            fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
+                apply(d, [a, b, c], on, $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-            fn avx2(destination: &Cell<Lanes>, sources: [&Cell<Lanes>; 3], on: u32) {
-                apply(destination, sources, on, $lane)
+            fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
+                apply(d, [a, b, c], on, $lane)
             }
             Some(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow })
         }
@@ -171,44 +174,4 @@ comparisons! {
         let (a, b) = (f32::from_bits(a), f32::from_bits(b));
         (a < b, a == b, a > b)
     };
-}
-
-/// Loads a word for each lane that is on from `base` and so many bytes: to be called as [`FastRow`] is, and only where every
-/// such word lies in memory that lives on.
-pub(crate) type FastGather = unsafe fn(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32);
-
-/// The gather for this host. Other threads may write what it reads: a word is then what it was or what it becomes, as it is
-/// on the card, since the hardware reads each in one piece.
-pub(crate) fn gather() -> FastGather {
-    #[cfg(target_arch = "x86_64")]
-    if Host::get() == Host::Avx512 {
-        return gather_avx512;
-    }
-    gather_one_by_one
-}
-
-unsafe fn gather_one_by_one(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32) {
-    let mut values = destination.get();
-    for lane in (0..LANES).filter(|lane| on >> lane & 1 == 1) {
-        // SAFETY: the caller vouches for the words of lanes that are on.
-        values[lane] = u32::from_le(unsafe { base.add(offsets[lane] as usize).cast::<u32>().read_unaligned() });
-    }
-    destination.set(values);
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn gather_avx512(base: *const u8, offsets: &Lanes, destination: &Cell<Lanes>, on: u32) {
-    use std::arch::x86_64::{_mm512_loadu_si512, _mm512_mask_i32gather_epi32, _mm512_storeu_si512};
-    let row = destination.as_ptr().cast::<u32>();
-    for half in 0..2 {
-        // SAFETY: both rows have 32 words; lanes that are off are not read, and the caller vouches for the others.
-        unsafe {
-            let row = row.add(half * 16);
-            let places = _mm512_loadu_si512(offsets.as_ptr().add(half * 16).cast());
-            let old = _mm512_loadu_si512(row.cast());
-            let found = _mm512_mask_i32gather_epi32::<1>(old, (on >> (half * 16)) as u16, places, base.cast());
-            _mm512_storeu_si512(row.cast(), found);
-        }
-    }
 }

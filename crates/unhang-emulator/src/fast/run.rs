@@ -1,6 +1,6 @@
 //! The loop over instructions, compiled for the host's vectors.
 
-use unhang_isa::audit::{Rule, Transfer};
+use unhang_isa::audit::{PathWatch, Rule, Transfer};
 use unhang_isa::{Class, Format, Instruction};
 
 use super::Kind;
@@ -96,8 +96,16 @@ fn run(
                 wave.index += 1;
                 return Ok(None);
             }
-            Next::Relative(_) => wave.index = function.target(wave.index as usize)?,
-            Next::Absolute(target) => return Ok(Some(target)),
+            Next::Relative(_) => {
+                if function.instructions[wave.index as usize].is_call() {
+                    wave.watch_since_call = Some(PathWatch::default());
+                }
+                wave.index = function.target(wave.index as usize)?;
+            }
+            Next::Absolute(target) => {
+                wave.watch_since_call = Some(PathWatch::default());
+                return Ok(Some(target));
+            }
             Next::Trap(number) => return Err(FaultKind::Trap { number }),
         }
     }
@@ -144,7 +152,8 @@ fn run_stretch(
     let (first, end) = (stretch.first as usize, stretch.end as usize);
     for (place, op) in function.ops[first..end].iter().enumerate() {
         match op.kind {
-            Kind::Row { run, ref sources, destination } => wave.fast_row(run, sources, destination),
+            Kind::Rows { run, rows } => wave.fast_rows(run, rows),
+            Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
             Kind::Nothing => {}
             Kind::Local(ref access) => {
                 // Which address it has is known only now.
@@ -154,7 +163,7 @@ fn run_stretch(
                     && wave.is_misaligned(&function.instructions[first + place])
                 {
                     wave.index = (first + place) as u32;
-                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
+                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
                 }
                 if !wave.fast_local(access, around) {
                     plain_in_stretch(wave, around, function, first + place)?;
@@ -180,6 +189,9 @@ fn run_stretch(
                 wave.fast_multiply_add(sources, summand, mask, destination);
             }
             Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
+            Kind::ScalarConstant { run, constant, destination } => wave.fast_constant(run, constant, destination),
+            Kind::ConstantCompare { holds, source, constant } => wave.fast_constant_compare(holds, source, constant),
+            Kind::FirstLane { source, destination } => wave.fast_first_lane(source, destination),
             Kind::Branch { taken } => {
                 if taken(wave) {
                     wave.index = (first + place) as u32;
@@ -261,11 +273,14 @@ impl Wave {
 
     /// Follows the hazard rules along the path.
     fn mind_hazards(&mut self, instruction: &Instruction, transfer: &Transfer) -> Result<(), FaultKind> {
-        if let Some((rule, _)) = self.watch.pass(transfer) {
-            return Err(FaultKind::Hazard { rule });
+        let broken = self.watch.pass(transfer);
+        let broken_since_call = self.watch_since_call.as_mut().map(|watch| watch.pass(transfer));
+        if let Some((rule, _)) = broken {
+            let across_calls = broken_since_call.is_some_and(|broken| broken.is_none());
+            return Err(FaultKind::Hazard { rule, across_calls });
         }
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
-            return Err(FaultKind::Hazard { rule: Rule::FlatOffset });
+            return Err(FaultKind::Hazard { rule: Rule::FlatOffset, across_calls: false });
         }
         if self.spans_units && instruction.class() == Class::Local {
             for half in 0..=self.wave64 as usize {
@@ -273,7 +288,7 @@ impl Wave {
                 let misaligned = self.is_misaligned(instruction);
                 self.half = 0;
                 if misaligned {
-                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned });
+                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
                 }
             }
         }

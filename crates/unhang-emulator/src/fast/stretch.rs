@@ -172,8 +172,14 @@ impl Wave {
                 return false;
             }
         }
-        if minds.hazards && !self.watch.pass_all(&stretch.hazards) {
-            return false;
+        if minds.hazards {
+            if !self.watch.pass_all(&stretch.hazards) {
+                return false;
+            }
+            if let Some(watch) = &mut self.watch_since_call {
+                // No more is pending there.
+                watch.pass_all(&stretch.hazards);
+            }
         }
         if minds.waits && !stretch.flights.is_empty() {
             let lanes = self.exec64();

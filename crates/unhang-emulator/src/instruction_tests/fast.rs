@@ -69,7 +69,11 @@ fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
         return false;
     }
     match op.kind {
-        Kind::Row { run, ref sources, destination } => wave.fast_row(run, sources, destination),
+        Kind::Rows { run, rows } => wave.fast_rows(run, rows),
+        Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
+        Kind::ScalarConstant { run, constant, destination } => wave.fast_constant(run, constant, destination),
+        Kind::ConstantCompare { holds, source, constant } => wave.fast_constant_compare(holds, source, constant),
+        Kind::FirstLane { source, destination } => wave.fast_first_lane(source, destination),
         Kind::Compare { run, outcomes, ref sources, destination } => {
             wave.fast_mask(run, outcomes, sources, destination);
         }

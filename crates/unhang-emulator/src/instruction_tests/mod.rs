@@ -17,10 +17,11 @@ use unhang_isa::audit::PathWatch;
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, Kind, Width, decode, definitions};
 
 use crate::Perturbation;
+use crate::fast::registers::Registers;
 use crate::float::FloatMode;
 use crate::semantics::Semantics;
 use crate::waits::Flights;
-use crate::wave::{EXEC, LANES, ROOMS, Standing, Wave};
+use crate::wave::{EXEC, LANES, Standing, Wave};
 
 /// The numbers of registers that the tests use.
 pub(super) const SOURCES: [u32; 3] = [10, 12, 14];
@@ -111,7 +112,7 @@ pub(super) const MODE: u32 = 0x1f0;
 pub(super) fn wave() -> Wave {
     let mut wave = Wave {
         scalars: [UNTOUCHED; 128],
-        vectors: vec![[UNTOUCHED; LANES]; 64 + ROOMS],
+        vectors: Registers::new(64, UNTOUCHED),
         registers: 64,
         half: 0,
         wave64: false,
@@ -129,6 +130,7 @@ pub(super) fn wave() -> Wave {
         apertures: [0x1_0000 << 32, 0x2_0000 << 32],
         reach: 0,
         watch: PathWatch::default(),
+        watch_since_call: None,
         flights: Flights::default(),
     };
     wave.scalars[EXEC] = 1 << LANE | 1 << 9;

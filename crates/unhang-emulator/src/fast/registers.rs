@@ -1,0 +1,46 @@
+//! The vector registers of a wave.
+
+use std::ops::{Deref, DerefMut};
+
+use crate::wave::{LANES, Lanes};
+
+/// Rows behind the registers for operands that are none: one for each source, and one that is always zero.
+pub(crate) const ROOMS: usize = 4;
+/// Among the rooms, the one that is always zero.
+pub(crate) const ZERO_ROOM: usize = 3;
+
+/// A row that begins where a line of the host's cache does, so that none of its halves lies on two.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C, align(64))]
+struct Line(Lanes);
+
+/// The rows of a wave: its registers, and rooms behind them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registers(Vec<Line>);
+
+impl Registers {
+    /// So many registers that hold a value, and their rooms.
+    pub fn new(count: usize, value: u32) -> Registers {
+        let mut lines = vec![Line([value; LANES]); count];
+        lines.resize(count + ROOMS, Line([0; LANES]));
+        Registers(lines)
+    }
+}
+
+impl Deref for Registers {
+    type Target = [Lanes];
+
+    #[inline(always)]
+    fn deref(&self) -> &[Lanes] {
+        // SAFETY: a line is its lanes and nothing else: 128 bytes, a multiple of its alignment.
+        unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast(), self.0.len()) }
+    }
+}
+
+impl DerefMut for Registers {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [Lanes] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), self.0.len()) }
+    }
+}

@@ -582,12 +582,15 @@ def test_wrong_options_leave_what_is_on_as_it_is() -> None:
     assert engines_used() == {"cpu"}
 
 
-def test_ever_new_sizes_do_not_fill_a_layers_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_statistics, "_MOST_SIZES", 5)
+def test_ever_new_sizes_do_not_fill_a_layers_counts() -> None:
+    before = _core.set_most_sizes(5)
     layer = nn.Conv2d(1, 1, 3)
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        for size in range(3, 23):
-            layer(torch.ones(1, 1, size, size))
+    try:
+        with unhang.enabled("cpu_fallback", devices=("cpu",)):
+            for size in range(3, 23):
+                layer(torch.ones(1, 1, size, size))
+    finally:
+        _core.set_most_sizes(before)
     assert len(_statistics.layer_of(layer).counts) <= 6
     assert layer.get_bypass_stats()["engines"] == {"cpu": 20}
     unhang.report().text()
@@ -676,3 +679,29 @@ def test_frozen_flags_do_not_keep_unhang_from_an_affected_card(
     with unhang.enabled("cpu_fallback", rehearse=True):
         assert not torch.backends.cudnn.enabled
     assert torch.backends.cudnn.enabled
+
+
+# ---- arguments that are wrong are said at once ----
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (lambda: unhang.patch_model(nn.Conv2d(1, 1, 1), config="tiled"), r"unhang.Settings\(strategy='tiled'\)"),
+        (lambda: unhang.patch_model(nn.Conv2d(1, 1, 1), config={"strategy": "tiled"}), "not dict"),
+        (lambda: unhang.patch_model("yolov8n.pt"), "load the model first"),
+        (lambda: SafeConv2d(1, 1, 1, config="cpu_fallback"), "config must be"),
+        (lambda: unhang.enable(settings={"strategy": "aten"}), "settings must be"),
+        (lambda: unhang.enable(settings="aten"), "settings must be"),
+    ],
+)
+def test_wrong_arguments_are_refused_where_they_are_given(wrong, words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        wrong()
+    assert not unhang.is_enabled()
+
+
+def test_one_device_can_be_named_without_a_list() -> None:
+    with unhang.enabled("cpu_fallback", devices="cpu"):
+        F.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
+    assert engines_used() == {"cpu"}

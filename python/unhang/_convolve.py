@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from unhang import _core, _situation, _watchdog
+from unhang import _core, _direct, _situation, _watchdog
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -35,7 +35,6 @@ from unhang._jit import JitEngine
 from unhang._launch import Loaded
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state, warn_once
-from unhang._statistics import current_layer
 from unhang._tiled import TiledEngine
 
 Tensor = torch.Tensor
@@ -72,6 +71,8 @@ class Route(NamedTuple):
     names: tuple[str, ...]
     engines: tuple[Engine, ...]
     bypass: tuple[bool, ...]
+    #: What a layer counts a forward under, by engine.
+    labels: tuple[_core.Label, ...]
     tally: _core.Tally
     stopwatch: Stopwatch
 
@@ -108,6 +109,7 @@ routes: dict[tuple[str, str], Route] = {}
 decisions = 0
 #: Called when a convolution is redispatched to torch because it is none that our engines know.
 redispatched = _core.Tally()
+_TORCH = _core.Label("", "torch")
 #: Device types whose tensors stand for the described card's: a rehearsal, never set otherwise.
 rehearsed: set[str] = set()
 
@@ -135,12 +137,12 @@ def forward(
         route = _forward_routes[key]
     except KeyError:
         route = _route(_forward_routes, key, settings, "forward", (input, weight, bias), geometry)
-    layer = current_layer()
     if route is None:
         redispatched.count(0, False)
         output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
-        if layer is not None:
-            layer.count("", "torch", bypass=False, settings=settings)
+        _core.count_layer(_TORCH, False, settings)
+        if _direct.is_remembering() and settings.cache_decisions:
+            _direct.remember_redispatched(input.device, redispatched)
         return output
     flat = input.dim() == 3
     if flat:
@@ -158,9 +160,11 @@ def forward(
         _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
     route.tally.count(index, route.bypass[index])
-    if layer is not None:
-        layer.count(route.key, route.names[index], bypass=route.bypass[index], settings=settings)
-    return output.squeeze(2) if flat else output
+    _core.count_layer(route.labels[index], route.bypass[index], settings)
+    result = output.squeeze(2) if flat else output
+    if index == 0 and not started and _direct.is_remembering() and settings.cache_decisions:
+        _direct.remember_forward(route, (input, weight), bias, result)
+    return result
 
 
 def backward(
@@ -186,7 +190,7 @@ def backward(
         *dilation, transposed, *output_padding, groups,
     )  # fmt: skip
     wanted = [name for name, asked in zip(("backward-data", "backward-weights"), mask) if asked]
-    planned: list[Route] = []
+    planned: dict[str, Route] = {}
     for direction in wanted:
         try:
             route = _backward_routes[(direction, key)]
@@ -194,7 +198,7 @@ def backward(
             tensors = (input, weight, None, grad_output)
             route = _route(_backward_routes, (direction, key), settings, direction, tensors, geometry)
         if route is not None:
-            planned.append(route)
+            planned[direction] = route
     if not wanted:
         return None, None, grad_output.sum([0, *range(2, grad_output.dim())]) if mask[2] else None
     if len(planned) < len(wanted):
@@ -207,24 +211,30 @@ def backward(
         grad_output, input, weight = _with_height(grad_output), _with_height(input), _with_height(weight)
         geometry = _geometry_with_height(geometry)
     # Torch's kernels give both gradients in one call. Ours are two, and a verdict on one is none on the other.
-    apart = len(planned) == 2 and (planned[0].names[0] != planned[1].names[0] or planned[0].names[0] == "jit")
+    first, *others = planned.values()
+    apart = bool(others) and (first.names[0] != others[0].names[0] or first.names[0] == "jit")
     if apart:
-        data, _, bias = _backward(planned[0], grad_output, input, weight, geometry, (True, False, False))
-        _, weights, bias = _backward(planned[1], grad_output, input, weight, geometry, (False, True, mask[2]))
+        (data, _, bias), at = _backward(first, grad_output, input, weight, geometry, (True, False, False))
+        (_, weights, bias), then = _backward(others[0], grad_output, input, weight, geometry, (False, True, mask[2]))
     else:
-        data, weights, bias = _backward(planned[0], grad_output, input, weight, geometry, mask)
-        if len(planned) == 2:
-            planned[1].tally.count(0, planned[1].bypass[0])
+        (data, weights, bias), at = _backward(first, grad_output, input, weight, geometry, mask)
+        then = 0
+        if others:
+            others[0].tally.count(0, others[0].bypass[0])
     if bias is None and mask[2]:
         bias = grad_output.sum([0, 2, 3])
+    four_dimensional = (grad_output, input, weight)
     if flat:
         data, weights = (None if gradient is None else gradient.squeeze(2) for gradient in (data, weights))
+    if at == then == 0 and _direct.is_remembering() and settings.cache_decisions:
+        _direct.remember_backward(planned, four_dimensional, data, weights)
     return data, weights, bias
 
 
 def _backward(
     route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
-) -> Gradients:
+) -> tuple[Gradients, int]:
+    """The gradients, and the place of the engine that computed them."""
     index = 0
     try:
         gradients = route.engines[0].backward(route.task, grad_output, input, weight, geometry, mask)
@@ -236,7 +246,7 @@ def _backward(
             lambda engine: engine.backward(route.task, grad_output, input, weight, geometry, mask),
         )
     route.tally.count(index, route.bypass[index])
-    return gradients
+    return gradients, index
 
 
 def _vendor(device: torch.device) -> bool | None:
@@ -293,6 +303,7 @@ def replan() -> None:
     with _lock:
         _forward_routes.clear()
         _backward_routes.clear()
+        _core.forget_calls()
 
 
 def _route(
@@ -366,8 +377,9 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
         return None
     if not task.rehearsed:
         current.planner.saw(task.problem)
+    labels = tuple(_core.Label(key, name) for name in names)
     return Route(
-        task, key, plan, tuple(names), tuple(engines), tuple(bypass), _core.Tally(names), Stopwatch()
+        task, key, plan, tuple(names), tuple(engines), tuple(bypass), labels, _core.Tally(names), Stopwatch()
     )  # fmt: skip
 
 

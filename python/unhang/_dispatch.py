@@ -3,6 +3,9 @@
 Kernels are registered once for a device type and never taken out again: another thread may be inside of one at any
 time. Whether they plan, and by which settings, is one value that each call reads once; where there is none torch's
 own kernels compute, as if ours were not there.
+
+From torch 2.10 on torch calls kernels of Rust's (``unhang-py``'s ``face``), which compute what is known and leave the
+rest to those here; before, it calls those here (:mod:`unhang._direct`).
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from typing import Any
 
 import torch
 
-from unhang import _convolve, _statistics
+from unhang import _convolve, _core, _direct
 from unhang._engines import (
     Geometry,
     below_autograd,
@@ -34,8 +37,6 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # Collecting a library would unregister its kernels, so they are kept here for ever.
 _libraries: dict[str, torch.library.Library] = {}
-# What plans the convolutions of a device type; None leaves them to torch.
-_active: dict[str, Settings | None] = dict.fromkeys(KEYS)
 #: The settings that are on in the process, whichever device types they are for; what layers without any follow.
 process_settings: Settings | None = None
 #: The same as text, for graphs that are being made.
@@ -51,13 +52,13 @@ def activate(devices: tuple[str, ...], settings: Settings) -> None:
     for device in devices:
         register(device)
     for device in KEYS:
-        _active[device] = settings if device in devices else None
+        _core.activate(device, settings if device in devices else None)
 
 
 def deactivate() -> None:
     """Leaves convolutions to torch from the next call on."""
     for device in KEYS:
-        _active[device] = None
+        _core.activate(device, None)
 
 
 def register(device: str) -> None:
@@ -69,30 +70,18 @@ def register(device: str) -> None:
             return
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            # On CUDA's key torch has a kernel of its own for the gradients: replacing it is what is meant.
+            # On CUDA's key torch has a kernel of its own for the gradients: replacing it is what is meant. Torch says
+            # so once for all operators, so that Rust's kernel, which no filter would reach, comes after Python's.
             warnings.filterwarnings("ignore", category=UserWarning)
+            is_direct = _direct.open_face()
             for name, kernel in _kernels(device).items():
-                library.impl(name, kernel, KEYS[device])
+                if not is_direct or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEYS[device]):
+                    library.impl(name, kernel, KEYS[device])
+                if is_direct:
+                    library.impl(name, kernel, _direct.PYTHON[device])
+        if is_direct:
+            _core.register_face(device, KEYS[device])
         _libraries[device] = library
-
-
-# By the address of a weight: the settings of the layer that computed with it last. Backward runs on autograd's own
-# threads, where no thread-local would reach, and gets the very tensor that the forward had.
-_by_weight: dict[int, Settings] = {}
-_MOST_WEIGHTS = 10_000
-
-
-def _forward_settings(device: str, weight: Tensor) -> Settings | None:
-    """What plans this forward: the layer's settings where it has some, or the process's."""
-    own = _statistics.current_settings()
-    if own is not None:
-        if len(_by_weight) >= _MOST_WEIGHTS:
-            _by_weight.clear()
-        _by_weight[weight.data_ptr()] = own
-        return own
-    if _by_weight:
-        _by_weight.pop(weight.data_ptr(), None)
-    return _active[device]
 
 
 def _kernels(device: str) -> dict[str, Any]:
@@ -115,7 +104,7 @@ def _kernels(device: str) -> dict[str, Any]:
                 # Torch's tracer records not this op but the one with flags: that comes back to us, below the tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
                 return recorded
-            settings = _forward_settings(device, weight)
+            settings = _core.forward_settings(device, weight.data_ptr())
             if settings is None:
                 return call_original_forward(input, weight, bias, geometry)
             return _convolve.forward(settings, input, weight, bias, *geometry)
@@ -125,7 +114,7 @@ def _kernels(device: str) -> dict[str, Any]:
         decide."""
         geometry, flags = Geometry(*rest[:6]), rest[6:]
         with _NoTorchFunction():
-            settings = _forward_settings(device, weight)
+            settings = _core.forward_settings(device, weight.data_ptr())
             if settings is None:
                 return call_original_with_flags(input, weight, bias, geometry, flags)
             return _convolve.forward(settings, input, weight, bias, *geometry)
@@ -134,7 +123,7 @@ def _kernels(device: str) -> dict[str, Any]:
         grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
     ) -> Gradients:
         with _NoTorchFunction():
-            settings = (_by_weight.get(weight.data_ptr()) if _by_weight else None) or _active[device]
+            settings = _core.backward_settings(device, weight.data_ptr())
             if settings is None:
                 mask = (bool(rest[6][0]), bool(rest[6][1]), bool(rest[6][2]))
                 return call_original_backward(grad_output, input, weight, Geometry(*rest[:6]), mask, bias_sizes)

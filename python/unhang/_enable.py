@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unhang import _canary, _convolve, _dispatch, _doors, _engines, _environment, _gpu, _layers, _watchdog
-from unhang._settings import Settings
+from unhang._settings import Settings, settings_from
 from unhang._state import environment_variable, renewed_after_fork, say, state
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
@@ -34,7 +34,7 @@ _enabled: _Enabled | None = None
 def enable(
     strategy: Any = "auto",
     *,
-    devices: Sequence[str] | None = None,
+    devices: Sequence[str] | str | None = None,
     settings: Settings | None = None,
     protect_other_layers: bool = True,
     rehearse: bool = False,
@@ -65,6 +65,8 @@ def enable(
             raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
         if devices is None:
             devices = ("cpu",) if rehearse else _devices(chosen.strategy, affected=machine.affected)
+        if isinstance(devices, str):
+            devices = (devices,)
         unknown = set(devices) - set(_dispatch.KEYS)
         if unknown:
             raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
@@ -79,7 +81,8 @@ def enable(
 
 def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -> Settings:
     """The settings that were asked for; raises where one of them is wrong."""
-    chosen = (settings or Settings()).changed(**changes) if changes else settings or Settings()
+    given = Settings() if settings is None else settings_from(settings, "settings")
+    chosen = given.changed(**changes) if changes else given
     if strategy != "auto" or settings is None:
         chosen = chosen.changed(strategy=strategy)
     if environment_variable("UNHANG_TUNE") not in (None, "0"):

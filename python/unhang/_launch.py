@@ -89,6 +89,9 @@ class Loaded:
 
 # What is known of kernels on this machine, by what they are: the verdict on their first result.
 _verdicts: dict[str, str] = {}
+# A program that sees ever new sizes has ever new kernels; a verdict that is dropped here is the state's to know, or is
+# found again.
+_MOST_VERDICTS = 10_000
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 
 
@@ -151,8 +154,16 @@ def verdict(task: Task, kernel: _core.Kernel) -> str | None:
     if known is None:
         found = state().canary(name)
         if found is not None:
-            known = _verdicts[name] = found[0]
+            known = found[0]
+            _note(name, known)
     return known
+
+
+def _note(name: str, known: str) -> None:
+    with _lock:
+        if len(_verdicts) >= _MOST_VERDICTS:
+            _verdicts.pop(next(iter(_verdicts)))
+        _verdicts[name] = known
 
 
 def keep_verdict(task: Task, kernel: _core.Kernel, problem: _core.Problem, finding: Finding) -> None:
@@ -160,8 +171,7 @@ def keep_verdict(task: Task, kernel: _core.Kernel, problem: _core.Problem, findi
     current = state()
     name = label(task, kernel)
     verdict = "works" if finding.right else "wrong"
-    with _lock:
-        _verdicts[name] = verdict
+    _note(name, verdict)
     detail = f"{kernel.choice}, first result: {finding.detail}"
     current.keep_canary(name, verdict, detail)
     if finding.right and not task.rehearsed:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unhang import _dispatch, _statistics
-from unhang._settings import Settings
+from unhang import _core, _dispatch, _statistics
+from unhang._settings import Settings, settings_from
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=nn.Module)
@@ -22,15 +22,16 @@ _CONFIG = "_unhang_config"
 _TOKEN = "_unhang_token"
 _ORIGINAL = "_unhang_original_class"
 
+# At every forward of every layer: without a context manager's calls.
+_enter, _leave = _core.enter_layer, _core.leave_layer
+_counts_of = _statistics.counts_of
+
 
 def _settings_of(config: Any) -> Settings:
     """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for what is on in the process."""
     if config is None:
         return _dispatch.process_settings or Settings()
-    if isinstance(config, Settings):
-        return config
-    settings: Settings = config.settings()
-    return settings
+    return settings_from(config, "config")
 
 
 def _configure(module: nn.Conv2d, config: Any) -> None:
@@ -90,12 +91,18 @@ def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor 
     and everything else are torch's too. A graph that is being recorded gets our op, which holds the settings."""
     if _is_recording():
         return _recorded(self, input, weight, bias)
+    if _is_compiling():  # an export: torch's own, and a thread-local has no place in it
+        exported: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
+        return exported
     settings = _settings_of(self.config)
     if isinstance(input, Tensor) and input.device.type in _dispatch.KEYS:
         _dispatch.register(input.device.type)
-    with _statistics.inside(self, settings):
+    _enter(_counts_of(self), settings)
+    try:
         output: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
         return output
+    finally:
+        _leave()
 
 
 SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  # type: ignore[method-assign]
@@ -202,6 +209,12 @@ def patch_model(model: Model, config: Any = None) -> Model:
     The module objects stay the very same: parameters, hooks, flags, shared modules, parametrizations and the behaviour
     of subclasses are not touched. Lazy layers, whose sizes are not known yet, are left as they are.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"patch_model takes a torch.nn.Module, not {type(model).__name__} {model!r:.80}: load the model first"
+        )
+    if config is not None:
+        settings_from(config, "config")
     for module in model.modules():
         if not isinstance(module, nn.Conv2d) or hasattr(type(module), "cls_to_become"):
             continue
@@ -271,8 +284,8 @@ def _is_compiling() -> bool:
 
 
 def _is_exporting() -> bool:
-    compiler = getattr(torch, "compiler", None)
-    return bool(compiler is not None and getattr(compiler, "is_exporting", bool)())
+    # The flag itself: in a torch whose compiler knows the function's answer beforehand (2.11) it is always yes.
+    return bool(getattr(getattr(torch, "compiler", None), "_is_exporting_flag", False))
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -280,8 +293,11 @@ def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
         # A compiled graph has no layers; and a thread-local has no place in one.
         if _is_compiling():
             return original(self, input, weight, bias)
-        with _statistics.inside(self):
+        _enter(_counts_of(self))
+        try:
             return original(self, input, weight, bias)
+        finally:
+            _leave()
 
     return _scriptable(original, announce)
 

@@ -1,7 +1,8 @@
-"""What was computed for which layer. Counting is atomic and happens in :mod:`unhang._convolve` alone."""
+"""What was computed for which layer. Counting happens in Rust (``unhang-py``'s ``layers.rs``), on both paths."""
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -9,40 +10,54 @@ from typing import Any
 
 import torch
 
+from unhang import _core
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
-_current = threading.local()
-# A layer that sees ever new sizes must not fill the memory: those beyond so many are counted by engine alone.
-_MOST_SIZES = 1000
+# Calls that torch hands to us without Python take locks of Rust's: a fork waits until none is held.
+os.register_at_fork(
+    before=_core.before_fork,
+    after_in_parent=lambda: _core.after_fork(False),
+    after_in_child=lambda: _core.after_fork(True),
+)
 
 
 class Layer:
     """The forwards of one module."""
 
-    def __init__(self) -> None:
-        #: Forwards by convolution (empty where torch computed what our engines do not know, and where the layer saw
-        #: more sizes than are told apart) and engine.
-        self.counts: dict[tuple[str, str], int] = {}
-        self.bypasses = 0
-        self.settings: Settings | None = None
+    __slots__ = ("_more", "_more_bypasses", "counted")
 
-    def count(self, problem: str, engine: str, *, bypass: bool, settings: Settings) -> None:
-        """Counts one forward of this layer."""
-        with _lock:
-            key = (problem, engine)
-            if key not in self.counts and len(self.counts) >= _MOST_SIZES:
-                key = ("", engine)
-            self.counts[key] = self.counts.get(key, 0) + 1
-            self.bypasses += bypass
-            self.settings = settings
+    def __init__(self) -> None:
+        #: Counted in Rust, by whichever path a convolution takes.
+        self.counted = _core.LayerCounts()
+        self._more: dict[tuple[str, str], int] = {}
+        self._more_bypasses = 0
+
+    @property
+    def counts(self) -> dict[tuple[str, str], int]:
+        """Forwards by convolution (empty where torch computed what our engines do not know, and where the layer saw
+        more sizes than are told apart) and engine."""
+        counts = self.counted.by_label
+        for key, count in self._more.items():
+            counts[key] = counts.get(key, 0) + count
+        return counts
+
+    @property
+    def bypasses(self) -> int:
+        """Forwards that were not computed by what torch uses by itself."""
+        return self.counted.bypasses + self._more_bypasses
+
+    @property
+    def settings(self) -> Settings | None:
+        """What the last forward was planned by."""
+        return self.counted.settings
 
     def add(self, other: Layer) -> None:
-        """Adds another layer's counts."""
+        """Adds another layer's counts, as they are now."""
         for key, count in other.counts.items():
-            self.counts[key] = self.counts.get(key, 0) + count
-        self.bypasses += other.bypasses
+            self._more[key] = self._more.get(key, 0) + count
+        self._more_bypasses += other.bypasses
 
     @property
     def engines(self) -> dict[str, int]:
@@ -59,15 +74,15 @@ class Layer:
 
     def summary(self, strategy: str) -> dict[str, Any]:
         """The numbers by the names that the bypass's users know."""
-        with _lock:
-            forwards, bypasses = self.forwards, self.bypasses
+        engines, bypasses = self.engines, self.bypasses
+        forwards = sum(engines.values())
         rate = 100.0 * bypasses / forwards if forwards else 0.0
         return {
             "total_forwards": forwards,
             "bypass_count": bypasses,
             "bypass_rate": rate,
             "strategy": strategy,
-            "engines": self.engines,
+            "engines": engines,
         }
 
 
@@ -85,6 +100,20 @@ def layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
+# The same by the module's address, which is quicker to look up: at every forward of every layer.
+_by_address: dict[int, _core.LayerCounts] = {}
+
+
+def counts_of(module: torch.nn.Module) -> _core.LayerCounts:
+    """Where the forwards of a module are counted."""
+    counted = _by_address.get(id(module))
+    if counted is None:
+        counted = layer_of(module).counted
+        _by_address[id(module)] = counted
+        weakref.finalize(module, _by_address.pop, id(module), None).atexit = False
+    return counted
+
+
 def name(module: torch.nn.Module, text: str) -> None:
     """Gives a module the name under which reports show it."""
     _names[module] = text
@@ -94,31 +123,3 @@ def named_layers() -> Iterator[tuple[str, torch.nn.Module, Layer]]:
     """Every module that was counted or named, with its name."""
     for module, layer in list(_layers.items()):
         yield _names.get(module, f"(unnamed {type(module).__name__})"), module, layer
-
-
-def current_layer() -> Layer | None:
-    """The layer whose forward this thread is in, if any."""
-    return getattr(_current, "layer", None)
-
-
-def current_settings() -> Settings | None:
-    """The settings of the layer whose forward this thread is in, if it has some of its own."""
-    return getattr(_current, "settings", None)
-
-
-class inside:
-    """Marks this thread as being inside a module's forward, which may have settings of its own."""
-
-    __slots__ = ("_before", "_layer", "_settings")
-
-    def __init__(self, module: torch.nn.Module, settings: Settings | None = None) -> None:
-        self._layer = layer_of(module)
-        self._settings = settings
-
-    def __enter__(self) -> None:
-        before = self._before = (getattr(_current, "layer", None), getattr(_current, "settings", None))
-        _current.layer = self._layer
-        _current.settings = self._settings or (before[1] if before[0] is self._layer else None)
-
-    def __exit__(self, *_: object) -> None:
-        _current.layer, _current.settings = self._before

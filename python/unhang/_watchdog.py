@@ -151,6 +151,10 @@ class WatchedEngine:
             if watchdog is not None and call is not None:
                 watchdog.end(call)
 
+    def subject(self) -> tuple[_core.Watchdog, _core.Watched] | None:
+        """What watches one direction, for calls that come without Python."""
+        return None if _watchdog is None else (_watchdog, self._single)
+
     def _begin(self, watchdog: _core.Watchdog, subject: _core.Watched, input: Tensor) -> _core.WatchedCall | None:
         if self._rehearsed:
             return watchdog.begin_host(subject)

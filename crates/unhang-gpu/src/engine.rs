@@ -189,6 +189,10 @@ enum Wanted {
 /// What was prepared.
 type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 
+/// A program that sees ever new sizes must not fill its memory with what was prepared for each. What is in use is held by
+/// its user; the rest is prepared again from kernels that stay loaded.
+const MOST_PREPARED: usize = 10_000;
+
 /// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
 const PROVISIONAL_SECONDS: f64 = 0.5;
 /// A problem's own kernels are compiled where the model gives them less than this share of the general ones' time.
@@ -492,7 +496,11 @@ impl GpuEngine {
             .collect();
         let kernels = format!("{}:{}", choice.family(), Key::of(keys.iter().map(String::as_str)));
         let prepared = Arc::new(Prepared { problem: problem.clone(), choice, form, plan, functions, kernels, better });
-        lock(&self.prepared).insert(key, prepared.clone());
+        let mut all = lock(&self.prepared);
+        if all.len() >= MOST_PREPARED {
+            all.clear();
+        }
+        all.insert(key, prepared.clone());
         Ok(prepared)
     }
 

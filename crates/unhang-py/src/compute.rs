@@ -9,7 +9,7 @@ use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f1
 use crate::problem::PyProblem;
 
 /// Where a tensor lies: address of its first element, and how many elements follow densely.
-type Memory = (usize, usize);
+pub(crate) type Memory = (usize, usize);
 
 /// Computes a problem on the CPU; by definition, if another engine is to be judged by it. The interpreter's lock is
 /// released meanwhile.
@@ -29,13 +29,36 @@ pub fn run_cpu(
     threads: usize,
     by_definition: bool,
 ) -> PyResult<()> {
+    let engine = cpu_engine(threads, by_definition);
+    let run = || compute(&engine, &problem.problem, [first, second], bias, result);
+    py.detach(run).map_err(PyErr::from)
+}
+
+/// Our CPU engine with so many of torch's threads.
+pub(crate) fn cpu_engine(threads: usize, by_definition: bool) -> CpuEngine {
     // Torch's own threads, if it is there: they are awake for a while after torch has used them, and two sets of threads
     // would share the cores.
     unhang_cpu::use_openmp_of("libtorch_cpu.so");
     // Torch counts the machine's processors; a container's quota may leave fewer.
     let threads = threads.min(available_threads());
-    let engine = CpuEngine::with_settings(Settings { threads, by_definition, ..Settings::default() });
-    run(py, &engine, &problem.problem, first, second, bias, result)
+    CpuEngine::with_settings(Settings { threads, by_definition, ..Settings::default() })
+}
+
+/// What went wrong in a computation.
+pub(crate) enum Wrong {
+    /// The memory is not what the problem needs.
+    Memory(String),
+    /// The engine failed.
+    Engine(String),
+}
+
+impl From<Wrong> for PyErr {
+    fn from(wrong: Wrong) -> PyErr {
+        match wrong {
+            Wrong::Memory(text) => PyValueError::new_err(text),
+            Wrong::Engine(text) => PyRuntimeError::new_err(text),
+        }
+    }
 }
 
 /// Computes a problem by the plain reference: slow, and right. The same is vouched for as in `run_cpu`.
@@ -49,31 +72,32 @@ pub fn run_reference(
     bias: Option<Memory>,
     result: Memory,
 ) -> PyResult<()> {
-    run(py, &Reference, &problem.problem, first, second, bias, result)
+    let run = || compute(&Reference, &problem.problem, [first, second], bias, result);
+    py.detach(run).map_err(PyErr::from)
 }
 
-fn run(
-    py: Python<'_>,
+/// Computes a problem on memory that the caller vouches for as in `run_cpu`, without the interpreter; or says what is
+/// wrong.
+pub(crate) fn compute(
     engine: &dyn Engine,
     problem: &Problem,
-    first: Memory,
-    second: Memory,
+    [first, second]: [Memory; 2],
     bias: Option<Memory>,
     result: Memory,
-) -> PyResult<()> {
+) -> Result<(), Wrong> {
     let [first_length, second_length, result_length] =
         problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     let mut expected =
         vec![("first", first, first_length), ("second", second, second_length), ("result", result, result_length)];
     if let Some(bias) = bias {
         if problem.direction() != Direction::Forward {
-            return Err(PyValueError::new_err("a bias is added in the forward direction only"));
+            return Err(Wrong::Memory("a bias is added in the forward direction only".to_owned()));
         }
         expected.push(("bias", bias, problem.out_channels()));
     }
     for (name, (address, length), wanted) in expected {
         if length != wanted || address == 0 || address % problem.data_type().size() != 0 {
-            return Err(PyValueError::new_err(format!(
+            return Err(Wrong::Memory(format!(
                 "the {name} operand has {length} elements at {address:#x}: {problem} needs {wanted}"
             )));
         }
@@ -101,5 +125,5 @@ fn run(
         DataType::Bf16 => typed!(bf16, Bf16),
         DataType::F64 => typed!(f64, F64),
     };
-    py.detach(|| engine.run(problem, operands)).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    engine.run(problem, operands).map_err(|error| Wrong::Engine(error.to_string()))
 }

@@ -339,6 +339,22 @@ impl From<GpuError> for Raised {
 }
 
 impl PyKernel {
+    /// Starts the kernels, without the interpreter. The caller vouches for the memory as in `launch`.
+    pub(crate) fn start(&self, pointers: DevicePointers, stream: u64) -> PyResult<()> {
+        let engine = self.gpu.get().own()?;
+        let pointers = self.checked(pointers)?;
+        if let Some(card) = &self.gpu.get().emulated {
+            return self.launch_emulated(engine, card, pointers);
+        }
+        // SAFETY: the caller vouches for the memory behind the addresses.
+        unsafe { engine.launch(&self.prepared, pointers, stream) }.map_err(|error| raise(&error))
+    }
+
+    /// Bytes of workspace to give.
+    pub(crate) fn workspace(&self) -> u64 {
+        self.prepared.workspace_bytes()
+    }
+
     /// The same pointers, if everything that the kernels need is there.
     fn checked(&self, pointers: DevicePointers) -> PyResult<DevicePointers> {
         let DevicePointers { first, second, result, workspace, .. } = pointers;
@@ -436,13 +452,7 @@ impl PyKernel {
         workspace: u64,
         stream: u64,
     ) -> PyResult<()> {
-        let engine = self.gpu.get().own()?;
-        let pointers = self.checked(DevicePointers { first, second, bias, result, workspace })?;
-        if let Some(card) = &self.gpu.get().emulated {
-            return py.detach(|| self.launch_emulated(engine, card, pointers));
-        }
-        // SAFETY: the caller vouches for the memory behind the addresses; see above.
-        py.detach(|| unsafe { engine.launch(&self.prepared, pointers, stream) }).map_err(|error| raise(&error))
+        py.detach(|| self.start(DevicePointers { first, second, bias, result, workspace }, stream))
     }
 
     /// Puts a measurement into a stream and returns: a run to warm up, and `repeats` that are timed. The caller vouches

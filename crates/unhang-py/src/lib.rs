@@ -1,12 +1,15 @@
 //! The extension module `unhang._core`: thin bindings, no decisions of its own.
 //!
-//! It turns Python's values into those of the crates below and back. Torch is not known here: tensors come as an
-//! address and a length. `unsafe` is where those are used: [`compute`], where they become slices, and [`gpu`], where they
-//! are handed to kernels.
+//! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`face`],
+//! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],
+//! where they are handed to kernels, and `face/torch.rs` with `face/kernels.rs`, where torch's interface is.
 
 mod compute;
+mod face;
+mod forking;
 mod gpu;
 mod knowledge;
+mod layers;
 mod problem;
 mod settings;
 mod supervise;
@@ -34,6 +37,25 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("GpuFailure", module.py().get_type::<gpu::GpuFailure>())?;
     module.add("GpuDeclined", module.py().get_type::<gpu::GpuDeclined>())?;
     module.add_class::<tally::Tally>()?;
+    module.add_class::<layers::Label>()?;
+    module.add_class::<layers::LayerCounts>()?;
+    module.add_function(wrap_pyfunction!(layers::enter_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::leave_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::count_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(layers::set_most_sizes, module)?)?;
+    module.add_function(wrap_pyfunction!(forking::before_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(forking::after_fork, module)?)?;
+    module.add_class::<face::Step>()?;
+    module.add_function(wrap_pyfunction!(face::open_face, module)?)?;
+    module.add_function(wrap_pyfunction!(face::register_face, module)?)?;
+    module.add_function(wrap_pyfunction!(face::activate, module)?)?;
+    module.add_function(wrap_pyfunction!(face::forward_settings, module)?)?;
+    module.add_function(wrap_pyfunction!(face::backward_settings, module)?)?;
+    module.add_function(wrap_pyfunction!(face::is_remembering, module)?)?;
+    module.add_function(wrap_pyfunction!(face::remember_forward, module)?)?;
+    module.add_function(wrap_pyfunction!(face::remember_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(face::forget_calls, module)?)?;
+    module.add_function(wrap_pyfunction!(face::known_calls, module)?)?;
     module.add_class::<watchdog::PyWatchdog>()?;
     module.add_class::<watchdog::PyWatched>()?;
     module.add_class::<watchdog::PyCall>()?;

@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use pyo3::exceptions::{PyAttributeError, PyValueError};
 use pyo3::prelude::*;
@@ -13,6 +14,30 @@ use unhang_plan::{ProcessSettings, Strategy, Value};
 pub struct PySettings {
     pub(crate) settings: ProcessSettings,
     token: Py<PyString>,
+    number: OnceLock<u32>,
+}
+
+/// Settings that convolutions are planned by in this process, by their number less one. Equal ones have one number. Only
+/// taken with the interpreter's lock.
+static NUMBERED: Mutex<Vec<Py<PySettings>>> = Mutex::new(Vec::new());
+
+/// The number by which calls that come without the interpreter know these settings: never 0.
+pub fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
+    *settings.get().number.get_or_init(|| {
+        let mut all = NUMBERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.iter().position(|it| it.get().settings == settings.get().settings);
+        let place = known.unwrap_or_else(|| {
+            all.push(settings.clone().unbind());
+            all.len() - 1
+        });
+        u32::try_from(place + 1).unwrap_or(u32::MAX)
+    })
+}
+
+/// The settings of that number.
+pub fn numbered(py: Python<'_>, number: u32) -> Option<Py<PySettings>> {
+    let place = usize::try_from(number).ok()?.checked_sub(1)?;
+    NUMBERED.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|it| it.clone_ref(py))
 }
 
 fn invalid(error: impl std::fmt::Display) -> PyErr {
@@ -52,7 +77,7 @@ fn changed(mut settings: ProcessSettings, changes: Option<&Bound<'_, PyDict>>) -
 impl PySettings {
     fn made(py: Python<'_>, settings: ProcessSettings) -> PySettings {
         let token = PyString::new(py, &settings.token()).unbind();
-        PySettings { settings, token }
+        PySettings { settings, token, number: OnceLock::new() }
     }
 }
 

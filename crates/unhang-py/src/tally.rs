@@ -17,12 +17,43 @@ pub struct Tally {
 
 /// The counts by engine; the last is for what has no name.
 #[derive(Default)]
-struct Counts {
+pub(crate) struct Counts {
     by_engine: [AtomicU64; EngineName::ALL.len() + 1],
     bypasses: AtomicU64,
 }
 
+/// One engine's place in a tally, for calls that come without the interpreter.
+pub(crate) struct Counter {
+    counts: Arc<Counts>,
+    slot: usize,
+    bypass: bool,
+}
+
+impl Counter {
+    /// Counts one computation.
+    pub(crate) fn count(&self) {
+        self.counts.count(self.slot, self.bypass);
+    }
+
+    /// Whether it is one that goes past what torch does by itself.
+    pub(crate) fn is_bypass(&self) -> bool {
+        self.bypass
+    }
+}
+
+impl Counts {
+    fn count(&self, slot: usize, bypass: bool) {
+        self.by_engine[slot].fetch_add(1, Relaxed);
+        self.bypasses.fetch_add(u64::from(bypass), Relaxed);
+    }
+}
+
 impl Tally {
+    /// The place of the plan's first engine.
+    pub(crate) fn first(&self, bypass: bool) -> Counter {
+        Counter { counts: Arc::clone(&self.counts), slot: self.slot(0), bypass }
+    }
+
     fn slot(&self, place: usize) -> usize {
         self.engines.get(place).copied().unwrap_or(EngineName::ALL.len())
     }
@@ -44,8 +75,7 @@ impl Tally {
 
     /// Counts one computation by the engine in that place.
     fn count(&self, place: usize, bypass: bool) {
-        self.counts.by_engine[self.slot(place)].fetch_add(1, Relaxed);
-        self.counts.bypasses.fetch_add(u64::from(bypass), Relaxed);
+        self.counts.count(self.slot(place), bypass);
     }
 
     /// The counts by place, without the zeros at the end.

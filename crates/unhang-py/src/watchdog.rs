@@ -137,7 +137,7 @@ impl PyWatchdog {
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
-    fn begin(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
+    pub(crate) fn begin(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         let events = self.events(device)?;
         let lane = self.watch.lane(device, stream, || events);
         let call = self.watch.begin(&lane, &watched.subject)?;
@@ -145,12 +145,12 @@ impl PyWatchdog {
     }
 
     /// A call begins that is over when it returns.
-    fn begin_host(&self, watched: &PyWatched) -> PyCall {
+    pub(crate) fn begin_host(&self, watched: &PyWatched) -> PyCall {
         PyCall { call: Inner::Host(self.watch.begin_host(&watched.subject)) }
     }
 
     /// A call has returned.
-    fn end(&self, call: &PyCall) {
+    pub(crate) fn end(&self, call: &PyCall) {
         match &call.call {
             Inner::Accelerator(call) => self.watch.end(call),
             Inner::Host(call) => self.watch.end_host(*call),

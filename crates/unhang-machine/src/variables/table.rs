@@ -62,6 +62,8 @@ pub const VARIABLES: &[Variable] = &[
         "avx512, avx2, portable", "the instructions that the CPU engine may use"),
     variable("UNHANG_CPU_WINOGRAD", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
         "0, 1", "0 has the CPU engine compute dense 3×3 convolutions by their definition, not by Winograd's algorithm"),
+    variable("UNHANG_DIRECT", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
+        "0, 1", "0 has every convolution planned by Python: torch 2.10 and newer otherwise compute a repeated one without it"),
     variable("UNHANG_CARD_LIBRARY", Owner::Unhang, UnhangStart, Plain, "beside the program or in the package",
         "a file", "the library that `unhang card run` loads into programs"),
     variable("UNHANG_CARD_ROOT", Owner::Unhang, ProcessStart, Plain, "not set",

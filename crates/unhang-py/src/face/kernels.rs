@@ -1,0 +1,308 @@
+//! Our kernels, as torch calls them: arguments come in slots that are ours to delete, results go back in the slots.
+//!
+//! A call that is known is computed here. Every other one goes to Python's kernel, which is registered under a dispatch
+//! key that no device uses; and where unhang is off, to torch's own kernel, which is reached through another such key.
+//! Both may raise: the exception passes through these functions, which hold nothing but what is dropped on its way.
+
+use std::ffi::CStr;
+use std::sync::OnceLock;
+
+use super::step::{Backward, Forward};
+use super::table::{self, Device, Key, Known, Miss};
+use super::torch::{Boxed, Geometry, List, Tensor, Torch};
+use crate::layers;
+
+/// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.
+pub struct Face {
+    pub torch: Torch,
+    pub original: u64,
+    /// By device type.
+    pub python: [u64; 2],
+}
+
+/// Set before any kernel is registered.
+pub static FACE: OnceLock<Face> = OnceLock::new();
+
+/// Our kernels for a device type, by the op that they are for.
+pub fn kernels(device: Device) -> [(&'static CStr, Boxed); 3] {
+    match device {
+        Device::Cpu => [
+            (c"convolution", convolution_on_cpu),
+            (c"_convolution", convolution_with_flags_on_cpu),
+            (c"convolution_backward", convolution_backward_on_cpu),
+        ],
+        Device::Cuda => [
+            (c"convolution", convolution_on_cuda),
+            (c"_convolution", convolution_with_flags_on_cuda),
+            (c"convolution_backward", convolution_backward_on_cuda),
+        ],
+    }
+}
+
+macro_rules! boxed {
+    ($name:ident, $call:ident, $device:expr $(, $flags:literal)?) => {
+        unsafe extern "C-unwind" fn $name(slots: *mut u64, _: u64, _: u64) {
+            // Registered after it was set: see `register`.
+            let Some(face) = FACE.get() else { std::process::abort() };
+            // SAFETY: torch calls this with the slots of the op that it is registered for.
+            unsafe { $call(face, $device, slots $(, $flags)?) };
+        }
+    };
+}
+
+boxed!(convolution_on_cpu, forward, Device::Cpu, false);
+boxed!(convolution_on_cuda, forward, Device::Cuda, false);
+boxed!(convolution_with_flags_on_cpu, forward, Device::Cpu, true);
+boxed!(convolution_with_flags_on_cuda, forward, Device::Cuda, true);
+boxed!(convolution_backward_on_cpu, backward, Device::Cpu);
+boxed!(convolution_backward_on_cuda, backward, Device::Cuda);
+
+/// What comes after the tensors, from one slot on.
+struct Rest {
+    stride: List,
+    padding: List,
+    dilation: List,
+    transposed: bool,
+    output_padding: List,
+    groups: i64,
+}
+
+impl Rest {
+    /// # Safety
+    /// From there on the slots hold a convolution's geometry.
+    unsafe fn take(torch: &Torch, slots: *const u64) -> Rest {
+        // SAFETY: the caller's word; each slot is read once.
+        unsafe {
+            Rest {
+                stride: torch.list(*slots),
+                padding: torch.list(*slots.add(1)),
+                dilation: torch.list(*slots.add(2)),
+                transposed: *slots.add(3) as u8 != 0,
+                output_padding: torch.list(*slots.add(4)),
+                groups: *slots.add(5) as i64,
+            }
+        }
+    }
+
+    fn geometry(&self) -> Geometry<'_> {
+        Geometry {
+            stride: self.stride.as_slice(),
+            padding: self.padding.as_slice(),
+            dilation: self.dilation.as_slice(),
+            transposed: self.transposed,
+            output_padding: self.output_padding.as_slice(),
+            groups: self.groups,
+        }
+    }
+
+    fn add_to(&self, key: &mut Key) -> Option<()> {
+        for list in [&self.stride, &self.padding, &self.dilation, &self.output_padding] {
+            key.add_list(list.as_slice())?;
+        }
+        key.add(&[self.groups << 1 | i64::from(self.transposed)])
+    }
+}
+
+/// A forward's arguments.
+struct Call<'a> {
+    input: Tensor<'a>,
+    weight: Tensor<'a>,
+    bias: Option<Tensor<'a>>,
+    rest: Rest,
+    /// What traced graphs bring; their flags say which vendor library the tracing process had, and do not enter a plan.
+    flags: Option<[bool; 4]>,
+}
+
+impl<'a> Call<'a> {
+    /// # Safety
+    /// The slots hold the arguments of `aten::convolution`, or of `aten::_convolution`, which has flags.
+    unsafe fn take(torch: &'a Torch, slots: *const u64, has_flags: bool) -> Call<'a> {
+        // SAFETY: the caller's word; each slot is read once.
+        unsafe {
+            Call {
+                input: torch.tensor(*slots),
+                weight: torch.tensor(*slots.add(1)),
+                bias: torch.optional(*slots.add(2)).map(|slot| torch.tensor(slot)).filter(Tensor::is_defined),
+                rest: Rest::take(torch, slots.add(3)),
+                flags: has_flags.then(|| [9, 10, 11, 12].map(|slot| *slots.add(slot) as u8 != 0)),
+            }
+        }
+    }
+
+    fn key(&self, settings: u32) -> Option<Key> {
+        let mut key = Key::new(u8::from(self.bias.is_some()), settings);
+        key.add_tensor(&self.input)?;
+        key.add_tensor(&self.weight)?;
+        if let Some(bias) = &self.bias {
+            key.add_tensor(bias)?;
+        }
+        self.rest.add_to(&mut key)?;
+        Some(key)
+    }
+
+    /// By the kernel of the key set.
+    fn by(&self, torch: &'a Torch, keys: u64) -> Tensor<'a> {
+        let (tensors, geometry) = ([&self.input, &self.weight], self.rest.geometry());
+        match self.flags {
+            Some(flags) => torch.convolution_with_flags(keys, tensors, self.bias.as_ref(), &geometry, flags),
+            None => torch.convolution(keys, tensors, self.bias.as_ref(), &geometry),
+        }
+    }
+
+    fn by_known(&self, face: &'a Face, known: &Forward, settings: u32) -> Option<Tensor<'a>> {
+        let (tensors, bias) = ([&self.input, &self.weight], self.bias.as_ref());
+        let result = match known.step.original_flags() {
+            Some(flags) => {
+                face.torch.convolution_with_flags(face.original, tensors, bias, &self.rest.geometry(), flags)
+            }
+            None => known.step.compute(&face.torch, tensors, bias)?,
+        };
+        known.step.count();
+        layers::count_current(&known.label, known.step.is_bypass(), settings);
+        Some(result)
+    }
+}
+
+/// # Safety
+/// The slots are those of `aten::convolution`, or of `aten::_convolution`, which has flags.
+unsafe fn forward(face: &'static Face, device: Device, slots: *mut u64, has_flags: bool) {
+    let torch = &face.torch;
+    // SAFETY: the caller's word.
+    let call = unsafe { Call::take(torch, slots, has_flags) };
+    let result = if torch.is_tracing() {
+        // Torch's tracer is Python's to deal with.
+        let _miss = Miss::of(None);
+        call.by(torch, face.python[device as usize])
+    } else {
+        planned(face, device, &call)
+    };
+    // SAFETY: the result's slot, whose argument was taken.
+    unsafe { *slots = result.into_slot() };
+}
+
+fn planned<'a>(face: &'a Face, device: Device, call: &Call<'a>) -> Tensor<'a> {
+    let torch = &face.torch;
+    let settings = table::forward_settings(device, call.weight.address().unwrap_or(0));
+    if settings == 0 {
+        if device == Device::Cpu && call.flags.is_none() {
+            // What torch's own kernel calls in turn, with flags that change nothing on the CPU: that would come here too.
+            let (tensors, geometry) = ([&call.input, &call.weight], call.rest.geometry());
+            return torch.convolution_with_flags(face.original, tensors, call.bias.as_ref(), &geometry, [false; 4]);
+        }
+        return call.by(torch, face.original);
+    }
+    let key = call.key(settings);
+    if let Some(Known::Forward(known)) = key.as_ref().and_then(table::look_up)
+        && let Some(result) = call.by_known(face, &known, settings)
+    {
+        return result;
+    }
+    let _miss = Miss::of(key.as_ref());
+    call.by(torch, face.python[device as usize])
+}
+
+/// A backward's arguments.
+struct Gradients<'a> {
+    grad_output: Tensor<'a>,
+    input: Tensor<'a>,
+    weight: Tensor<'a>,
+    bias_sizes: Option<List>,
+    rest: Rest,
+    mask: [bool; 3],
+}
+
+impl<'a> Gradients<'a> {
+    /// # Safety
+    /// The slots hold the arguments of `aten::convolution_backward`.
+    unsafe fn take(torch: &'a Torch, slots: *const u64) -> Gradients<'a> {
+        // SAFETY: the caller's word; each slot is read once.
+        unsafe {
+            let mask = torch.list(*slots.add(10));
+            let asked = |which: usize| mask.as_slice().get(which).is_some_and(|flag| *flag as u8 != 0);
+            Gradients {
+                grad_output: torch.tensor(*slots),
+                input: torch.tensor(*slots.add(1)),
+                weight: torch.tensor(*slots.add(2)),
+                bias_sizes: torch.optional(*slots.add(3)).map(|slot| torch.list(slot)),
+                rest: Rest::take(torch, slots.add(4)),
+                mask: [asked(0), asked(1), asked(2)],
+            }
+        }
+    }
+
+    fn key(&self, settings: u32) -> Option<Key> {
+        if self.mask[2] && self.bias_sizes.is_none() {
+            return None; // Python's path derives them
+        }
+        let [data, weights, bias] = self.mask.map(u8::from);
+        let mut key = Key::new(2 | data << 2 | weights << 3 | bias << 4, settings);
+        for tensor in [&self.grad_output, &self.input, &self.weight] {
+            key.add_tensor(tensor)?;
+        }
+        self.rest.add_to(&mut key)?;
+        Some(key)
+    }
+
+    /// By the kernel of the key set.
+    fn by(&self, torch: &'a Torch, keys: u64) -> [Tensor<'a>; 3] {
+        let tensors = [&self.grad_output, &self.input, &self.weight];
+        let sizes = self.bias_sizes.as_ref().map(List::as_slice);
+        torch.convolution_backward(keys, tensors, sizes, &self.rest.geometry(), self.mask)
+    }
+
+    fn by_known(&self, face: &'a Face, known: &Backward) -> Option<[Tensor<'a>; 3]> {
+        let torch = &face.torch;
+        let steps = || known.data.iter().chain(&known.weights);
+        let found = if steps().any(|step| step.original_flags().is_some()) {
+            self.by(torch, face.original)
+        } else {
+            let one = |step: &Option<_>, operands: [&Tensor<'a>; 2]| match step {
+                Some(step) => super::step::Step::compute(step, torch, operands, None),
+                None => torch.undefined(),
+            };
+            let data = one(&known.data, [&self.grad_output, &self.weight])?;
+            let weights = one(&known.weights, [&self.input, &self.grad_output])?;
+            let dimensions = self.input.shape()?.0.len() as i64;
+            let over = [0, 2, 3];
+            let bias = if self.mask[2] {
+                torch.sum(&self.grad_output, &over[..dimensions as usize - 1])
+            } else {
+                torch.undefined()?
+            };
+            [data, weights, bias]
+        };
+        for step in steps() {
+            step.count();
+        }
+        Some(found)
+    }
+}
+
+/// # Safety
+/// The slots are those of `aten::convolution_backward`.
+unsafe fn backward(face: &'static Face, device: Device, slots: *mut u64) {
+    let torch = &face.torch;
+    // SAFETY: the caller's word.
+    let call = unsafe { Gradients::take(torch, slots) };
+    let results = planned_backward(face, device, &call);
+    for (place, result) in results.into_iter().enumerate() {
+        // SAFETY: the results' slots, whose arguments were taken; there are more arguments than results.
+        unsafe { *slots.add(place) = result.into_slot() };
+    }
+}
+
+fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) -> [Tensor<'a>; 3] {
+    let torch = &face.torch;
+    let settings = table::backward_settings(device, call.weight.address().unwrap_or(0));
+    if settings == 0 {
+        return call.by(torch, face.original);
+    }
+    let key = call.key(settings);
+    if let Some(Known::Backward(known)) = key.as_ref().and_then(table::look_up)
+        && let Some(results) = call.by_known(face, &known)
+    {
+        return results;
+    }
+    let _miss = Miss::of(key.as_ref());
+    call.by(torch, face.python[device as usize])
+}

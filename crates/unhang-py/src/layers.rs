@@ -1,0 +1,183 @@
+//! What was computed for which layer, and which layer a thread is in: counted without the interpreter.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+
+use crate::forking::undisturbed;
+use crate::settings::{PySettings, numbered};
+
+/// A layer that sees ever new sizes must not fill the memory: those beyond so many are counted by engine alone.
+static MOST_SIZES: AtomicUsize = AtomicUsize::new(1000);
+
+/// Which convolution an engine computed: what a layer's forwards are told apart by.
+#[pyclass(frozen, module = "unhang._core")]
+pub struct Label(pub(crate) Arc<Named>);
+
+/// A convolution and an engine. Compared by its hash first: it is looked up at every forward.
+pub struct Named {
+    hash: u64,
+    problem: String,
+    engine: String,
+}
+
+impl Named {
+    fn new(problem: &str, engine: &str) -> Named {
+        let mut hasher = DefaultHasher::new();
+        (problem, engine).hash(&mut hasher);
+        Named { hash: hasher.finish(), problem: problem.to_owned(), engine: engine.to_owned() }
+    }
+}
+
+impl Hash for Named {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+impl PartialEq for Named {
+    fn eq(&self, other: &Named) -> bool {
+        std::ptr::eq(self, other)
+            || (self.hash == other.hash && self.problem == other.problem && self.engine == other.engine)
+    }
+}
+
+impl Eq for Named {}
+
+#[pymethods]
+impl Label {
+    /// For a problem by its key (empty where torch computed what our engines do not know), and an engine.
+    #[new]
+    fn new(problem: &str, engine: &str) -> Label {
+        Label(Arc::new(Named::new(problem, engine)))
+    }
+}
+
+/// The forwards of one layer.
+#[derive(Default)]
+pub struct Forwards {
+    counts: Mutex<Counted>,
+}
+
+#[derive(Default, Clone)]
+struct Counted {
+    forwards: HashMap<Arc<Named>, u64>,
+    bypasses: u64,
+    /// The number of the settings that the last one was planned by.
+    settings: u32,
+}
+
+impl Forwards {
+    /// Counts one forward.
+    pub fn count(&self, label: &Arc<Named>, bypass: bool, settings: u32) {
+        undisturbed(|| {
+            let mut counted = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+            counted.bypasses += u64::from(bypass);
+            counted.settings = settings;
+            if let Some(count) = counted.forwards.get_mut(label) {
+                *count += 1;
+                return;
+            }
+            let known = if counted.forwards.len() < MOST_SIZES.load(Relaxed) {
+                Arc::clone(label)
+            } else {
+                Arc::new(Named::new("", &label.engine))
+            };
+            *counted.forwards.entry(known).or_default() += 1;
+        });
+    }
+
+    fn read(&self) -> Counted {
+        undisturbed(|| self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+/// The forwards of one layer, for Python.
+#[pyclass(frozen, module = "unhang._core")]
+pub struct LayerCounts(Arc<Forwards>);
+
+#[pymethods]
+impl LayerCounts {
+    #[new]
+    fn new() -> LayerCounts {
+        LayerCounts(Arc::default())
+    }
+
+    /// Forwards by problem and engine.
+    #[getter]
+    fn by_label(&self) -> HashMap<(String, String), u64> {
+        let forwards = self.0.read().forwards;
+        forwards.into_iter().map(|(it, count)| ((it.problem.clone(), it.engine.clone()), count)).collect()
+    }
+
+    /// Forwards that went past what torch does by itself.
+    #[getter]
+    fn bypasses(&self) -> u64 {
+        self.0.read().bypasses
+    }
+
+    /// The settings that the last forward was planned by.
+    #[getter]
+    fn settings(&self, py: Python<'_>) -> Option<Py<PySettings>> {
+        numbered(py, self.0.read().settings)
+    }
+}
+
+/// A layer whose forward a thread is in.
+struct Inside {
+    forwards: Arc<Forwards>,
+    /// The number of its own settings; 0 where it has none.
+    settings: u32,
+}
+
+thread_local! {
+    static INSIDE: RefCell<Vec<Inside>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The number of the settings of the layer that this thread is in; 0 where it is in none that has its own.
+pub fn current_settings() -> u32 {
+    INSIDE.with_borrow(|inside| inside.last().map_or(0, |it| it.settings))
+}
+
+/// Counts a forward of the layer that this thread is in, if it is in one.
+pub fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
+    let forwards = INSIDE.with_borrow(|inside| inside.last().map(|it| Arc::clone(&it.forwards)));
+    if let Some(forwards) = forwards {
+        forwards.count(label, bypass, settings);
+    }
+}
+
+/// This thread begins a layer's forward. A layer that is entered again keeps the settings of its own.
+#[pyfunction]
+#[pyo3(signature = (layer, settings = None))]
+pub fn enter_layer(layer: &LayerCounts, settings: Option<&Bound<'_, PySettings>>) {
+    let own = settings.map_or(0, crate::settings::number_of);
+    INSIDE.with_borrow_mut(|inside| {
+        let before = inside.last().filter(|before| Arc::ptr_eq(&before.forwards, &layer.0)).map(|it| it.settings);
+        let settings = if own == 0 { before.unwrap_or(0) } else { own };
+        inside.push(Inside { forwards: Arc::clone(&layer.0), settings });
+    });
+}
+
+/// This thread ends the forward that it began last.
+#[pyfunction]
+pub fn leave_layer() {
+    let ended = INSIDE.with_borrow_mut(Vec::pop);
+    drop(ended);
+}
+
+/// Counts a forward of the layer that this thread is in, if it is in one.
+#[pyfunction]
+pub fn count_layer(label: &Label, bypass: bool, settings: &Bound<'_, PySettings>) {
+    count_current(&label.0, bypass, crate::settings::number_of(settings));
+}
+
+/// Changes how many sizes of a layer are told apart; returns what it was. For tests.
+#[pyfunction]
+pub fn set_most_sizes(most: usize) -> usize {
+    MOST_SIZES.swap(most, Relaxed)
+}

@@ -1,0 +1,331 @@
+"""The direct path: what is known is computed without Python, and nothing else changes by it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import unhang
+from comparing import assert_close
+from conftest import subprocess_environment
+from unhang import Settings, _convolve, _core, _direct, _dispatch
+
+NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
+pytestmark = [
+    pytest.mark.skipif(not NEW, reason="torch 2.10 and newer"),
+    pytest.mark.skipif(os.environ.get("UNHANG_DIRECT") == "0", reason="the direct path is off"),
+]
+
+
+class Python:
+    """How often Python's part is entered."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.forwards = self.backwards = 0
+        forward, backward = _convolve.forward, _convolve.backward
+
+        def counted_forward(*arguments):
+            self.forwards += 1
+            return forward(*arguments)
+
+        def counted_backward(*arguments):
+            self.backwards += 1
+            return backward(*arguments)
+
+        monkeypatch.setattr(_convolve, "forward", counted_forward)
+        monkeypatch.setattr(_convolve, "backward", counted_backward)
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch) -> Python:
+    return Python(monkeypatch)
+
+
+def test_this_torch_has_what_the_direct_path_needs() -> None:
+    _dispatch.register("cpu")
+    assert _direct.open_face()
+
+
+@pytest.mark.parametrize("strategy", ["cpu_fallback", "aten"])
+@pytest.mark.parametrize("form", ["plain", "bias", "1d", "groups", "transposed", "half", "channels_last"])
+def test_a_repeated_convolution_does_not_enter_python(strategy: str, form: str, python: Python) -> None:
+    x, w, b, options = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3), None, {}
+    call = F.conv2d
+    if form == "bias":
+        b = torch.randn(6)
+    elif form == "1d":
+        call, x, w, b = F.conv1d, torch.randn(2, 4, 9), torch.randn(6, 4, 3), torch.randn(6)
+    elif form == "groups":
+        w, options = torch.randn(8, 2, 3, 3), {"groups": 2, "stride": 2, "padding": 1, "dilation": 2}
+    elif form == "transposed":
+        call, w, options = F.conv_transpose2d, torch.randn(4, 5, 3, 3), {"stride": 2, "output_padding": 1}
+    elif form == "half":
+        x, w = x.bfloat16(), w.bfloat16()
+    elif form == "channels_last":
+        x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    parameters = [it.requires_grad_() for it in (x, w, b) if it is not None]
+
+    def compute() -> list[torch.Tensor]:
+        y = call(x, w, b, **options)
+        return [y, *torch.autograd.grad(y, parameters, torch.ones_like(y))]
+
+    plain = compute()
+    with unhang.enabled(strategy, devices=("cpu",)):
+        for _ in range(8):
+            compute()
+        entered = (python.forwards, python.backwards)
+        assert entered[0] < 8
+        assert entered[1] < 8
+        counted = {key: sum(route.tally.by_place) for (key, _), route in _convolve.routes.items()}
+        for _ in range(5):
+            ours = compute()
+        assert (python.forwards, python.backwards) == entered, "Python is not entered any more"
+        after = {key: sum(route.tally.by_place) for (key, _), route in _convolve.routes.items()}
+    assert after == {key: count + 5 for key, count in counted.items()}, "and every call is counted"
+    for got, want in zip(ours, plain):
+        assert got.stride() == want.stride()
+        assert_close(got, want.double(), slack=3)
+
+
+def test_layers_are_counted_by_name_on_the_direct_path(python: Python) -> None:
+    model = unhang._layers.track(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 3)))
+    x = torch.randn(1, 2, 9, 9)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(20):
+            model(x)
+        assert python.forwards < 20
+        for layer in model:
+            assert layer.get_bypass_stats()["engines"] == {"cpu": 20}
+            assert layer.get_bypass_stats()["bypass_count"] == 20
+
+
+def test_a_layers_own_settings_hold_on_the_direct_path_backward_too(python: Python) -> None:
+    ours = unhang.patch_model(nn.Conv2d(2, 3, 3), Settings(strategy="cpu_fallback"))
+    plain = nn.Conv2d(2, 3, 3)
+    x = torch.randn(1, 2, 9, 9)
+    with unhang.enabled("aten", devices=("cpu",)):
+        for _ in range(12):
+            ours(x).sum().backward()
+            plain(x).sum().backward()
+    assert python.backwards < 24
+    counts = {
+        (key.partition(":")[0], Settings.from_token(token).strategy): route
+        for (key, token), route in _convolve.routes.items()
+    }
+    for direction in ("forward", "backward-weights"):
+        for strategy, engine in (("cpu_fallback", "cpu"), ("aten", "aten")):
+            route = counts[(direction, strategy)]
+            assert dict(zip(route.names, route.tally.by_place)) == {engine: 12}
+
+
+@pytest.mark.parametrize("strategy", ["cpu_fallback", "aten", "off"])
+def test_errors_keep_their_types_and_texts(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(1, 3, 5, 5), torch.randn(4, 2, 3, 3)
+    with pytest.raises(RuntimeError) as plain:
+        F.conv2d(x, w)
+    unhang.enable("cpu_fallback" if strategy == "off" else strategy, devices=("cpu",))
+    if strategy == "off":
+        unhang.disable()
+    for _ in range(3):
+        with pytest.raises(RuntimeError) as ours:
+            F.conv2d(x, w)
+        assert str(ours.value) == str(plain.value)
+        assert type(ours.value) is type(plain.value)
+    if strategy == "off":
+        return
+
+    class Own(Exception):
+        pass
+
+    error = torch.OutOfMemoryError("of the accelerator's") if strategy == "aten" else Own("a user's own")
+
+    def broken(*_):
+        raise error
+
+    monkeypatch.setattr(_convolve, "forward", broken)
+    with pytest.raises(type(error)) as raised:
+        F.conv2d(torch.randn(1, 2, 7, 7), torch.randn(1, 2, 3, 3))
+    assert raised.value is error
+
+
+def test_an_error_in_backward_reaches_the_caller_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(1, 2, 3, 3, requires_grad=True)
+    error = torch.OutOfMemoryError("of the accelerator's")
+
+    def broken(*_):
+        raise error
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        y = F.conv2d(x, w).sum()
+        monkeypatch.setattr(_convolve, "backward", broken)
+        with pytest.raises(torch.OutOfMemoryError, match="of the accelerator's"):
+            y.backward()
+
+
+def test_after_disable_no_python_is_entered_and_nothing_is_counted(python: Python) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3, requires_grad=True)
+    want = F.conv2d(x, w)
+    unhang.enable("cpu_fallback", devices=("cpu",))
+    unhang.disable()
+    y = F.conv2d(x, w)
+    y.sum().backward()
+    assert torch.equal(y, want)
+    assert (python.forwards, python.backwards) == (0, 0)
+    assert not _convolve.routes
+
+
+def test_what_is_known_is_forgotten_when_plans_are(python: Python) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(8):
+            F.conv2d(x, w)
+        assert _core.known_calls() == 1
+        _convolve.replan()
+        assert _core.known_calls() == 0
+        before = python.forwards
+        F.conv2d(x, w)
+        assert python.forwards == before + 1
+
+
+def test_decisions_that_are_not_to_be_kept_are_made_each_time(python: Python) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    with unhang.enabled("cpu_fallback", devices=("cpu",), cache_decisions=False):
+        for _ in range(8):
+            F.conv2d(x, w)
+    assert python.forwards == 8
+    assert _core.known_calls() == 0
+
+
+def test_another_stride_type_or_bias_is_another_call() -> None:
+    x, w, b = torch.randn(1, 2, 8, 8), torch.randn(3, 2, 3, 3), torch.randn(3)
+    calls = [
+        lambda: F.conv2d(x, w),
+        lambda: F.conv2d(x, w, b),
+        lambda: F.conv2d(x, w, torch.randn(6)[::2].copy_(b)),
+        lambda: F.conv2d(x.transpose(2, 3), w),
+        lambda: F.conv2d(x[:, :, ::2], w),
+        lambda: F.conv2d(x.double(), w.double()),
+        lambda: F.conv2d(x, w, stride=2),
+        lambda: F.conv2d(x, w, padding=(1, 0)),
+        lambda: F.conv2d(x, w, padding=(0, 1)),
+        lambda: F.conv2d(x, w, dilation=2),
+        lambda: F.conv2d(x.to(memory_format=torch.channels_last), w),
+        lambda: F.conv_transpose2d(x, torch.cat([w, w])[:2, :2]),
+    ]
+    want = [call() for call in calls]
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(8):
+            got = [call() for call in calls]
+    for ours, plain in zip(got, want):
+        assert ours.stride() == plain.stride()
+        assert_close(ours, plain.double(), slack=3)
+
+
+def test_many_threads_at_once() -> None:
+    torch.manual_seed(0)
+    shapes = [(1, 2, 6 + n, 7) for n in range(6)]
+    w = torch.randn(3, 2, 3, 3)
+    cases = [(x, F.conv2d(x, w)) for x in map(torch.randn, shapes)]
+    wrong: list[object] = []
+
+    def work() -> None:
+        for turn in range(300):
+            x, want = cases[turn % len(cases)]
+            try:
+                if not torch.allclose(F.conv2d(x, w), want, atol=1e-5):
+                    wrong.append("another result")
+            except Exception as error:
+                wrong.append(error)
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            _convolve.replan()
+        for thread in threads:
+            thread.join()
+        assert sum(route.tally.total for route in _convolve.routes.values()) == 1200
+    assert not wrong, wrong[0]
+
+
+def test_tensors_are_freed_hit_miss_and_error() -> None:
+    alive: list[weakref.ref] = []
+
+    def go() -> None:
+        for size in (6, 7, 8):
+            x, w = torch.randn(1, 2, size, size, requires_grad=True), torch.randn(3, 2, 3, 3, requires_grad=True)
+            b, wrong = torch.randn(3, requires_grad=True), torch.randn(1, 1, size, size)
+            for _ in range(8):
+                y = F.conv2d(x, w, b)
+                y.sum().backward()
+                alive.extend(weakref.ref(it) for it in (y, x.grad))
+            with pytest.raises(RuntimeError):
+                F.conv2d(wrong, w, b)
+            alive.extend(weakref.ref(it) for it in (x, w, b, wrong))
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        go()
+        unhang.disable()
+        go()
+    gc.collect()
+    assert not [it() for it in alive if it() is not None], "a tensor that torch still holds keeps its object"
+
+
+def test_memory_stays_flat_over_many_calls_and_new_sizes() -> None:
+    """Thousands here; a hundred thousand of each were measured once (docs/benchmarks.md)."""
+    tool = Path(__file__).parent.parent / "tools" / "bench_memory.py"
+    ended = subprocess.run(
+        [sys.executable, str(tool), "--calls", "20000", "--sizes", "3000", "--most-routes", "500"],
+        env=subprocess_environment(), capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_a_fork_while_other_threads_convolve() -> None:
+    code = """
+        import os, threading, torch, unhang
+        torch.set_num_threads(1)
+        # Torch has locks of its own in tensors that have gradients: the child gets others.
+        conv, own, x = torch.nn.Conv2d(2, 2, 3), torch.nn.Conv2d(2, 2, 3), torch.randn(1, 2, 9, 9)
+        unhang.enable("cpu_fallback", devices=("cpu",))
+        for _ in range(8):
+            conv(x)
+        done = threading.Event()
+        def work():
+            with torch.no_grad():
+                while not done.is_set():
+                    conv(x)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(30):
+            child = os.fork()
+            if child == 0:
+                with torch.no_grad():
+                    for _ in range(8):
+                        own(x.clone())
+                assert own.get_bypass_stats()["total_forwards"] == 8
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+        done.set()
+        for thread in threads:
+            thread.join()
+        print("came back")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=subprocess_environment(), capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "came back\n", ended.stderr

@@ -86,7 +86,7 @@ def test_a_canary_that_hangs_is_ended(
     import time
 
     monkeypatch.setenv("UNHANG_REHEARSE_CANARY", "hang")
-    monkeypatch.setattr(_canary, "DEADLINE", 3.0)
+    monkeypatch.setattr(_canary, "deadline", 3.0)
     started = time.monotonic()
     assert engine_of() == "cpu"
     assert time.monotonic() - started < 30

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from unhang import _canary, _state
+from unhang import _canary, _core, _state
 
 
 def ask(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]:
@@ -25,8 +25,8 @@ def ask(*arguments: str, **environment: str) -> tuple[list[str], dict[str, str]]
         env={**os.environ, **hidden, **environment},
     )
     lines = done.stdout.splitlines()
-    (answer,) = (line for line in lines if line.startswith(_canary._ANSWER))
-    return lines, json.loads(answer[len(_canary._ANSWER) :])
+    (answer,) = (line for line in lines if line.startswith("unhang-canary "))
+    return lines, json.loads(answer.partition(" ")[2])
 
 
 def test_without_an_accelerator_it_declines_and_says_which_torch_it_has() -> None:
@@ -53,5 +53,13 @@ def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
     monkeypatch.setattr(_canary, "_child", raises)
     _canary._main(["aten"])
-    verdict, detail = _canary._judge("exited", 0, capsys.readouterr().out)
-    assert (verdict, detail) == ("error", "RuntimeError: HIP error: invalid device function")
+    answer = _core.canary_answer("error", "RuntimeError: HIP error: invalid device function")
+    assert capsys.readouterr().out == answer + "\n"
+
+
+@pytest.mark.parametrize("trial", ["matmul", "half"])
+def test_what_a_model_rests_on_besides_convolutions_is_tried_too(trial: str) -> None:
+    assert ask(trial)[1]["verdict"] == "unsupported"
+    answer = ask(trial, "--rehearsed")[1]
+    assert (answer["verdict"], "rehearsed on the CPU" in answer["detail"]) == ("works", True)
+    assert ask(trial, "--rehearsed", UNHANG_REHEARSE_CANARY="wrong")[1]["verdict"] == "wrong"

@@ -608,8 +608,11 @@ def test_one_cards_canary_does_not_vouch_for_another(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(_state.state(), "machine", machine)
     monkeypatch.setattr(_core, "Machine", type("M", (), {"address_of": staticmethod(lambda at: f"0000:0{at}:00.0")}))
     _canary._known_here["aten@0000:00:00.0"] = ("works", "made up")
-    assert _canary.standing("aten", index=0, rehearsed=False)[0] == "available"
-    assert _canary.standing("aten", index=1, rehearsed=False)[0] == "unproven"
+    assert {engine: ended for engine, _, ended in _canary.known(0, rehearsed=False)}["aten"] == (
+        "works",
+        "made up",
+    )
+    assert {engine: ended for engine, _, ended in _canary.known(1, rehearsed=False)}["aten"] is None
     monkeypatch.setattr(torch.version, "hip", "5.7")
     assert [_state.state().is_affected(index) for index in (0, 1)] == [False, True]
     monkeypatch.setattr(torch.version, "hip", None)

@@ -556,10 +556,10 @@ print("came back", flush=True)
 
 @pytest.mark.skipif(not hasattr(torch.cuda, "_compile_kernel"), reason="this torch compiles no source")
 def test_an_endless_kernel_in_a_child_is_ended_and_the_gpu_works_on() -> None:
-    ended, _, output = _core.supervise([sys.executable, "-c", ENDLESS], 20.0)
-    assert ended == "timed-out"
-    assert "launched" in output
-    assert "came back" not in output
+    outcome = _core.supervise([sys.executable, "-c", ENDLESS], 20.0)
+    assert outcome.ended == "timed-out"
+    assert "launched" in outcome.output
+    assert "came back" not in outcome.output
     x, w = torch.randn(1, 4, 8, 8, device="cuda"), torch.randn(4, 4, 3, 3, device="cuda")
     with unhang.enabled("jit"):
         assert_close(F.conv2d(x, w), F.conv2d(x.double(), w.double()))
@@ -573,15 +573,15 @@ def test_the_canary_tries_every_family() -> None:
     assert asked[0] == "plain"
     assert {"gemm", "weights", "depthwise", "winograd"} <= set(asked)
     command = [sys.executable, "-m", "unhang._canary", "jit", "--device", "0", "--families", *asked]
-    ended, code, output = _core.supervise(command, 120.0)
-    verdicts, hung = _canary._judge_families(asked, ended, code, output)
+    outcome = _core.supervise(command, 120.0)
+    verdicts, hung = outcome.families(asked)
     assert not hung
-    assert {family: verdict for family, (verdict, _) in verdicts.items()} == dict.fromkeys(asked, "works"), output
+    assert {family: verdict for family, verdict, _ in verdicts} == dict.fromkeys(asked, "works"), outcome.output
 
 
 def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """This GPU plays the affected card; the verdicts of its canaries are made up, the kernels and their results real."""
-    from unhang import _canary
+    from unhang import _canary, _situation
 
     gpu = _gpu.gpu(0)
 
@@ -590,16 +590,17 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
     current = _state.state()
     monkeypatch.setattr(current, "is_affected", lambda index: True)
     _canary._known_here.clear()
-    _canary._allowed.clear()
-    assert _canary.jit_standing(0, rehearsed=False)[0] == "unproven"
+    _situation._allowed.clear()
+    assert _situation.of("cuda", rehearsed=False, index=0).standing("jit")[0] == "unproven"
     try:
         for passed in (["plain"], ["plain", "gemm"]):
             for family in passed:
                 _canary._known_here[_canary._jit_name(gpu, family, index=0)] = ("works", "made up")
             _canary._known_here[_canary._jit_name(gpu, "winograd", index=0)] = ("hangs", "made up")
-            standing, why = _canary.jit_standing(0, rehearsed=False)
-            assert standing == "available"
-            assert ", ".join(sorted(passed)) in why
+            situation = _situation.of("cuda", rehearsed=False, index=0)
+            assert situation.standing("jit")[0] == "available"
+            assert sorted(situation.passed("jit")) == sorted(passed)
+            _situation.let_proven_families_run(situation, "cuda", 0)
             kernel = gpu.prepare(_core.Problem.from_key(KEY), 0, 1 << 30, True)
             assert kernel.family in passed
             result = _launch.compute(kernel, _core.Problem.from_key(KEY), x, w, torch.contiguous_format)
@@ -607,7 +608,7 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
     finally:
         gpu.allow(None)
         _canary._known_here.clear()
-        _canary._allowed.clear()
+        _situation._allowed.clear()
 
 
 KEY = "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p0x0:d1x1:g1"

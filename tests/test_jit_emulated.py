@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
-from unhang import _canary, _convolve, _core, _gpu, _launch, _verify
+from unhang import _canary, _convolve, _core, _gpu, _launch, _situation, _verify
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest
     monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
     _gpu.close()
     _launch._verdicts.clear()
-    _canary._allowed.clear()
+    _situation._allowed.clear()
     try:
         yield _gpu.gpu(_gpu.REHEARSED)
     except _core.GpuDeclined as declined:
@@ -80,7 +80,7 @@ def test_auto_trains_a_layer_on_our_kernels(card: _core.Gpu, capsys: pytest.Capt
         assert route.kernel is not None
         assert route.kernel.settled
         assert not route.kernel.kernel.provisional
-        assert "jit is here and nothing speaks against it" in route.plan.reason
+        assert "jit is available, and there is no evidence against it" in route.plan.reason
     assert not unhang.report().data["failures"]
     assert "rehearsal" in capsys.readouterr().err
 
@@ -113,52 +113,16 @@ def test_unproven_families_stay_out_and_say_so(card: _core.Gpu) -> None:
     (route,) = _convolve.routes.values()
     assert "jit" not in route.names
     assert "canary" in route.plan.reason
-    assert "plain hung" in route.plan.reason
+    assert "hung in plain" in route.plan.reason
 
 
 def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> None:
     """The child that `enable` starts, with the family that compiles fastest."""
     command = [sys.executable, "-m", "unhang._canary", "jit", "--rehearsed", "--families", "plain"]
-    ended, code, output = _core.supervise(command, 170.0)
-    verdicts, hung = _canary._judge_families(["plain"], ended, code, output)
+    outcome = _core.supervise(command, 170.0)
+    verdicts, hung = outcome.families(["plain"])
     assert not hung
-    assert verdicts["plain"][0] == "works", output
-
-
-def test_what_children_say_of_families() -> None:
-    asked = ["plain", "gemm", "winograd"]
-
-    def begin(family: str) -> str:
-        return f"unhang-begin {family}\n"
-
-    def line(family: str, verdict: str) -> str:
-        return begin(family) + f'unhang-family {{"family": "{family}", "verdict": "{verdict}", "detail": "d"}}\n'
-
-    works = line("plain", "works")
-    judge = _canary._judge_families
-    everything = works + line("gemm", "works") + line("winograd", "wrong")
-    assert judge(asked, "exited", 0, everything) == (
-        {"plain": ("works", "d"), "gemm": ("works", "d"), "winograd": ("wrong", "d")},
-        False,
-    )
-    # Killed in the middle of gemm; winograd is not condemned with it.
-    verdicts, hung = judge(asked, "timed-out", 0, works + begin("gemm"))
-    assert (set(verdicts), verdicts["gemm"][0], hung) == ({"plain", "gemm"}, "hangs", True)
-    verdicts, hung = judge(asked, "signalled", 11, works + begin("gemm"))
-    assert (set(verdicts), verdicts["gemm"][0], hung) == ({"plain", "gemm"}, "crashes", False)
-    # The child's own limit: it said which.
-    verdicts, hung = judge(asked, "exited", 1, works + line("gemm", "hangs"))
-    assert (set(verdicts), hung) == ({"plain", "gemm"}, True)
-    # It ended before any of them, and says why: that is all of them. Killed while it compiled: that is none.
-    answer = 'unhang-canary {"verdict": "error", "detail": "no compiler"}\n'
-    verdicts, hung = judge(asked, "exited", 0, answer)
-    assert (verdicts, hung) == (dict.fromkeys(asked, ("error", "no compiler")), False)
-    assert judge(asked, "timed-out", 0, "") == ({}, True)
-    # Nonsense is no verdict.
-    verdicts, _ = judge(asked, "exited", 0, begin("plain") + "unhang-family nonsense\n" + line("other", "works"))
-    assert verdicts == {}
-    verdicts, _ = judge(asked, "exited", 0, "unhang-family nonsense\n" + begin("plain"))
-    assert verdicts == {"plain": ("crashes", "ended with code 0 and no answer")}
+    assert [verdict for _, verdict, _ in verdicts] == ["works"], outcome.output
 
 
 def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) -> None:

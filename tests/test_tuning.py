@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _canary, _convolve, _core, _gpu, _launch, _state, _tuning, _verify
+from unhang import _canary, _convolve, _core, _gpu, _launch, _situation, _state, _tuning, _verify
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
@@ -54,7 +54,7 @@ def forget() -> None:
         gpu.close(60.0)
     _gpu.close()
     _launch._verdicts.clear()
-    _canary._allowed.clear()
+    _situation._allowed.clear()
     _tuning._contests.clear()
     _convolve.routes.clear()
     _state.forget()

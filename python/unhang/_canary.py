@@ -1,8 +1,8 @@
 """The canary: on an affected card an engine computes in this process only after it did so in a child, with a deadline.
 
 As a module (``python -m unhang._canary ENGINE``) this is the child: it computes a few small convolutions in all three
-directions on the accelerator and compares them with the CPU. It answers with one line of JSON. `unhang doctor
---self-test` starts the same child.
+directions on the accelerator and compares them with the CPU, and answers with one line. `unhang doctor --self-test`
+starts the same child, also for matrix products and half precision. What is said and what it means is the Rust side's.
 
 Our own GPU kernels have one canary for each kernel family: one child tries them all and answers with a line for each as
 it goes, so that a family that hangs is known by its name, and the others are not condemned with it.
@@ -10,29 +10,23 @@ it goes, so that a family that hangs is known by its name, and the others are no
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from unhang import _core
+    import torch
 
-#: Seconds that a canary may take in all: start of Python and torch, and the convolutions.
-DEADLINE = 30.0
-#: Seconds that the child of our GPU kernels may take: it compiles a few dozen of them first.
-JIT_DEADLINE = 180.0
+    from unhang import _core
+    from unhang._engines import Engine
+
 #: Seconds that one family may take in it, once everything is compiled.
 FAMILY_LIMIT = 10.0
 #: Makes a rehearsed canary behave as a bad card does: "hang", "crash" or "wrong".
 REHEARSAL = "UNHANG_REHEARSE_CANARY"
 
-_ANSWER = "unhang-canary "
-# The line that says which torch the child has comes before the accelerator is touched: a child that hangs said it too.
-_TORCH = "unhang-torch "
-_FAMILY = "unhang-family "
-# The line before a family is run: from there on it is that family which hangs or crashes, and not a compiler.
-_BEGIN = "unhang-begin "
+#: Seconds that a canary may take in place of what its engine is given. For rehearsals.
+deadline: float | None = None
 
 # What the families of our GPU kernels are tried on, in all three directions: an ordinary convolution, one with a stride
 # and few channels, a depthwise one.
@@ -50,24 +44,24 @@ _SMALL_PROBLEMS = (
 _DIRECTIONS = ("forward", "backward-data", "backward-weights")
 
 
-def standing(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
-    """What is known of an engine on a device: ("available" | "absent" | "unproven", why)."""
-    found = _known(_name(engine, index=index, rehearsed=rehearsed))
-    if found is None:
-        return "unproven", f"no canary of {engine} has run on this machine yet"
-    verdict, detail = found
-    if verdict == "works":
-        return "available", detail
-    return "absent", f"its canary {_WORDS[verdict]} in a child process: {detail}"
+def known(index: int, *, rehearsed: bool) -> list[tuple[str, str, tuple[str, str] | None]]:
+    """The canaries that speak for the engines on a device: engine, part of it, and verdict and detail where it ran."""
+    from unhang import _gpu
+
+    found: list[tuple[str, str, tuple[str, str] | None]] = [
+        (engine, "", _known(_name(engine, index=index, rehearsed=rehearsed))) for engine in ("aten", "miopen")
+    ]
+    if _gpu.absence(index) is None:
+        gpu = _gpu.gpu(index)
+        for family in families(gpu):
+            found.append(("jit", family, _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed))))
+    return found
 
 
-_WORDS = {
-    "hangs": "hung",
-    "crashes": "crashed",
-    "wrong": "gave wrong numbers",
-    "error": "failed",
-    "unsupported": "declined",
-}
+def _deadline(engine: str) -> float:
+    from unhang import _core
+
+    return _core.canary_deadline(engine) if deadline is None else deadline
 
 
 def _name(engine: str, *, index: int, rehearsed: bool) -> str:
@@ -101,11 +95,11 @@ def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
     known = _known(name)
     if known is not None:
         return known
-    say(f"trying {engine} in a child process before it is used here (once for this machine, {DEADLINE:.0f} s at most)")
+    seconds = _deadline(engine)
+    say(f"trying {engine} in a child process before it is used here (once for this machine, {seconds:.0f} s at most)")
     command = [sys.executable, "-m", "unhang._canary", engine]
     command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
-    ended, code, output = _core.supervise(command, DEADLINE)
-    verdict, detail = _judge(ended, code, output)
+    verdict, detail = _core.supervise(command, seconds).canary()
     _known_here[name] = (verdict, detail)
     state().keep_canary(name, verdict, detail, wait=True)
     if name.partition("@")[0] == engine and name != engine and _known(engine) is None:
@@ -115,61 +109,10 @@ def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
     return verdict, detail
 
 
-def _judge(ended: str, code: int, output: str) -> tuple[str, str]:
-    if ended in ("timed-out", "unkillable"):
-        return "hangs", f"no answer within {DEADLINE:.0f} s" + (
-            ", and it cannot be killed" if ended == "unkillable" else ""
-        )
-    if ended == "signalled":
-        return "crashes", f"ended by signal {code}"
-    for answer in _answers(output, _ANSWER):
-        return str(answer["verdict"]), str(answer["detail"])
-    return "crashes", f"ended with code {code} and no answer"
-
-
-def _answers(output: str, prefix: str) -> list[dict[str, Any]]:
-    """What a child said behind a prefix, as far as it can be read."""
-    answers = []
-    for line in output.splitlines():
-        if line.startswith(prefix):
-            try:
-                answer = json.loads(line[len(prefix) :])
-            except ValueError:
-                continue
-            if isinstance(answer, dict) and {"verdict", "detail"} <= answer.keys():
-                answers.append(answer)
-    return answers
-
-
 # ---- our GPU kernels ----
 
-# By a device's identity: its families, and those that may run.
+# By a device's identity: its families.
 _families: dict[str, list[str]] = {}
-_allowed: dict[str, set[str]] = {}
-
-
-def jit_standing(index: int, *, rehearsed: bool) -> tuple[str, str]:
-    """What is known of our GPU kernels on a device. On an affected card this also lets the proven families run."""
-    from unhang import _gpu
-    from unhang._state import state
-
-    absence = _gpu.absence(index)
-    if absence is not None:
-        return "absent", absence
-    if not rehearsed and not state().is_affected(index):
-        return "available", ""
-    gpu = _gpu.gpu(index)
-    known = {family: _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) for family in families(gpu)}
-    passed = {family for family, found in known.items() if found is not None and found[0] == "works"}
-    if _allowed.get(gpu.identity) != passed:
-        gpu.allow(passed)
-        _allowed[gpu.identity] = passed
-    if passed:
-        return "available", f"the canaries of {', '.join(sorted(passed))} passed"
-    failed = [f"{family} {_WORDS[found[0]]}: {found[1]}" for family, found in known.items() if found is not None]
-    if failed:
-        return "absent", f"its canary in a child process: {'; '.join(failed)}"
-    return "unproven", "no canary of jit has run on this machine yet"
 
 
 def ensure_jit(*, index: int, rehearsed: bool) -> None:
@@ -187,16 +130,17 @@ def ensure_jit(*, index: int, rehearsed: bool) -> None:
     missing = [
         family for family in families(gpu) if _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) is None
     ]
+    seconds = _deadline("jit")
     while missing:
         say(
             f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
-            f"this machine, {JIT_DEADLINE:.0f} s at most)"
+            f"this machine, {seconds:.0f} s at most)"
         )
         command = [sys.executable, "-m", "unhang._canary", "jit"]
         command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
         command += ["--families", *missing]
-        verdicts, hung = _judge_families(missing, *_core.supervise(command, JIT_DEADLINE))
-        for family, (verdict, detail) in verdicts.items():
+        verdicts, hung = _core.supervise(command, seconds).families(missing)
+        for family, verdict, detail in verdicts:
             name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)
             current.keep_canary(name, verdict, detail, wait=True)
@@ -206,7 +150,8 @@ def ensure_jit(*, index: int, rehearsed: bool) -> None:
         best = sorted(filter(None, found), key=lambda it: it[0] != "works")[:1]
         for verdict, detail in best:
             current.keep_canary("jit (rehearsed)" if rehearsed else "jit", verdict, detail, wait=True)
-        missing = [family for family in missing if family not in verdicts]
+        done = {family for family, _, _ in verdicts}
+        missing = [family for family in missing if family not in done]
         if (hung and missing) or not verdicts:
             why = "after a hang the card may need a reboot first" if verdicts else "the child was not done compiling"
             say(f"not tried: {', '.join(missing)}; {why}")
@@ -248,35 +193,12 @@ def _known(name: str) -> tuple[str, str] | None:
     return _known_here.get(name) or state().canary(name)
 
 
-def _judge_families(asked: list[str], ended: str, code: int, output: str) -> tuple[dict[str, tuple[str, str]], bool]:
-    """The verdict on each family that the child got to, and whether one hung."""
-    verdicts: dict[str, tuple[str, str]] = {}
-    for answer in _answers(output, _FAMILY):
-        verdicts[str(answer.get("family"))] = (str(answer["verdict"]), str(answer["detail"]))
-    verdicts = {
-        family: found for family, found in verdicts.items() if family in asked and found[0] in ("works", *_WORDS)
-    }
-    silent = [family for family in asked if family not in verdicts]
-    begun = [line[len(_BEGIN) :] for line in output.splitlines() if line.startswith(_BEGIN)]
-    if silent and not begun:
-        if ended in ("timed-out", "unkillable"):
-            return (
-                {},
-                True,
-            )  # still compiling, which says nothing of the kernels: the next start finds them in the cache
-        verdicts.update(dict.fromkeys(silent, _judge(ended, code, output)))
-    elif begun and begun[-1] in silent:
-        verdict, detail = _judge(ended, code, output)
-        verdicts[begun[-1]] = ("crashes" if verdict == "works" else verdict, detail)
-    return verdicts, any(verdict == "hangs" for verdict, _ in verdicts.values())
-
-
 def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
     """In the child: tries families one after the other, each within a limit, and says of each how it did."""
     import threading
     from concurrent.futures import ThreadPoolExecutor
 
-    from unhang import _gpu
+    from unhang import _core, _gpu
 
     gpu = _gpu.gpu(index)
     tries = [it for it in _jit_tries(gpu) if not wanted or it[0] in wanted]
@@ -285,7 +207,8 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
         kernels = list(pool.map(lambda it: gpu.prepare_as(it[1], it[2]), tries))
 
     def say(family: str, verdict: str, detail: str) -> None:
-        print(_FAMILY + json.dumps({"family": family, "verdict": verdict, "detail": detail}), flush=True)
+        name = _jit_name(gpu, family, index=index, rehearsed=index < 0)
+        print(_core.canary_family(family, name, verdict, detail), flush=True)
 
     def give_up(family: str) -> None:
         say(family, "hangs", f"no answer within {limit:.0f} s")
@@ -294,7 +217,7 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
 
     worst, bad = 0.0, []
     for family in dict.fromkeys(it[0] for it in tries):
-        print(_BEGIN + family, flush=True)
+        print(_core.canary_begin(family), flush=True)
         timer = threading.Timer(limit, give_up, [family])
         timer.start()
         error = max(
@@ -329,18 +252,17 @@ def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float
     want = run_on_cpu(problem, first, second, None, form).double()
     device = "cpu" if index < 0 else f"cuda:{index}"
     got = compute(kernel, problem, first.to(device), second.to(device), form).to("cpu").double()
-    limit = (2e-3 if half else 1e-4) * want.abs().max().item()
-    error = (got - want).abs().max().item() / limit
-    return error if error == error else float("inf")
+    return _error_beyond_rounding(got, want, dtype)
 
 
 def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
     import torch
 
-    from unhang._engines import AtenEngine, Engine, Geometry, MiopenEngine, Task, below_autograd
+    from unhang import _core
+    from unhang._engines import AtenEngine, MiopenEngine
     from unhang._state import torch_build
 
-    print(_TORCH + torch_build(), flush=True)
+    print(_core.canary_torch(torch_build()), flush=True)
     mood = os.environ.get(REHEARSAL) if rehearsed else None
     if mood == "hang":
         import time
@@ -350,8 +272,9 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
     if mood == "crash":
         os.abort()
     runners: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine()}
-    if engine not in (*runners, "jit"):
-        return "unsupported", f"{engine} has no canary: expected jit or {' or '.join(runners)}"
+    trials = {"matmul": _try_matmul, "half": _try_half}
+    if engine not in (*runners, *trials, "jit"):
+        return "unsupported", f"{engine} has no canary: expected jit, {', '.join((*runners, *trials))}"
     if engine == "miopen" and torch.version.hip is None and not rehearsed:
         return "unsupported", "not here: this torch is not built for ROCm"
     if not rehearsed and not torch.cuda.is_available():
@@ -359,8 +282,25 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
     if engine == "jit":
         return _jit_child(arguments, rehearsed=rehearsed)
     device = "cpu" if rehearsed else f"cuda:{_device_of(arguments)}"
+    if engine in trials:
+        error = trials[engine](device)
+        worst, limit, unit = error, 1.0, "of what rounding explains"
+    else:
+        worst, limit, unit = _largest_relative_error(runners[engine], device), 1e-4, "relative"
+    if mood == "wrong":
+        worst = 2.0 * limit
+    prefix = "rehearsed on the CPU: " if rehearsed else ""
+    said = f"largest error {worst:.2f} {unit}" if unit != "relative" else f"largest relative error {worst:.1e}"
+    return "works" if worst <= limit else "wrong", prefix + said
+
+
+def _largest_relative_error(runner: Engine, device: str) -> float:
+    """Of a few convolutions in all three directions."""
+    import torch
+
+    from unhang._engines import Geometry, Task, below_autograd
+
     worst = 0.0
-    runner = runners[engine]
     # Sizes on both sides of those that hang in users' reports, a stride and a group.
     for channels, size, stride, groups in ((16, 32, 1, 1), (16, 48, 1, 1), (32, 64, 2, 1), (32, 28, 1, 32)):
         x = torch.randn(1, channels, size, size)
@@ -379,11 +319,47 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
             assert got is not None
             error = (got.to("cpu") - want).abs().max() / want.abs().max()
             worst = max(worst, error.item() if error.isfinite() else float("inf"))
-    if mood == "wrong":
-        worst = 1.0
-    verdict = "works" if worst <= 1e-4 else "wrong"
-    prefix = "rehearsed on the CPU: " if rehearsed else ""
-    return verdict, f"{prefix}largest relative error {worst:.1e}"
+    return worst
+
+
+# Rows, inner size and columns: square, a linear layer's, one row, sizes that no tile divides, a batch of attention.
+_PRODUCTS = ((256, 256, 256), (64, 768, 3072), (1, 512, 1000), (129, 67, 33), (77, 64, 77))
+
+
+def _try_matmul(device: str) -> float:
+    """The largest error of matrix products in single precision, relative to what rounding explains."""
+    import torch
+
+    return max(_product_error(shape, torch.float32, device) for shape in _PRODUCTS)
+
+
+def _try_half(device: str) -> float:
+    """The same in half precision, with a convolution as torch computes it without its vendor's library."""
+    import torch
+
+    worst = max(_product_error(shape, torch.float16, device) for shape in _PRODUCTS)
+    x, w = torch.randn(1, 32, 24, 24).half(), torch.randn(32, 32, 3, 3).half()
+    with torch.backends.cudnn.flags(enabled=False):
+        got = torch.nn.functional.conv2d(x.to(device), w.to(device), padding=1)
+    want = torch.nn.functional.conv2d(x.double(), w.double(), padding=1)
+    return max(worst, _error_beyond_rounding(got, want, torch.float16))
+
+
+def _product_error(shape: tuple[int, int, int], dtype: torch.dtype, device: str) -> float:
+    import torch
+
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner).to(dtype), torch.randn(inner, columns).to(dtype)
+    return _error_beyond_rounding(a.to(device) @ b.to(device), a.double() @ b.double(), dtype)
+
+
+def _error_beyond_rounding(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> float:
+    """The largest error relative to what the type's rounding explains; infinite where a number is not finite."""
+    import torch
+
+    limit = (1e-4 if dtype == torch.float32 else 2e-3) * want.abs().max()
+    error = (got.to("cpu").double() - want).abs().max() / limit
+    return error.item() if error.isfinite() else float("inf")
 
 
 def _device_of(arguments: list[str]) -> int:
@@ -411,7 +387,9 @@ def _main(arguments: list[str]) -> None:
 
 
 def _answer(verdict: str, detail: str) -> None:
-    print(_ANSWER + json.dumps({"verdict": verdict, "detail": detail}), flush=True)
+    from unhang import _core
+
+    print(_core.canary_answer(verdict, detail), flush=True)
 
 
 if __name__ == "__main__":

@@ -349,6 +349,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     assert input is not None
     key = task.key
     situation = _situation.of(task.device, rehearsed=task.rehearsed, index=input.device.index)
+    _situation.let_proven_families_run(situation, task.device, input.device.index)
     failed = {
         engine: detail
         for (problem, engine, where), detail in current.failures.items()

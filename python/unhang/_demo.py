@@ -131,7 +131,7 @@ def show_rehearsal(number: int, example: str) -> None:
                 "UNHANG_REHEARSE_CANARY": mood,
                 "UNHANG_HOME": os.path.join(home, mood or "well"),
             }
-            code = "from unhang import _canary, _demo; _canary.DEADLINE = 8.0; _demo.rehearse()"
+            code = "from unhang import _canary, _demo; _canary.deadline = 8.0; _demo.rehearse()"
             ended = subprocess.run(
                 [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )

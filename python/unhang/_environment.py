@@ -10,16 +10,11 @@ import os
 
 import torch
 
+from unhang import _core
 from unhang._state import warn_once
 
 #: The variable of each solver family.
-FAMILIES = {
-    "gemm": "MIOPEN_DEBUG_CONV_GEMM",
-    "implicit-gemm": "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM",
-    "winograd": "MIOPEN_DEBUG_CONV_WINOGRAD",
-    "direct": "MIOPEN_DEBUG_CONV_DIRECT",
-    "fft": "MIOPEN_DEBUG_CONV_FFT",
-}
+FAMILIES = _core.SOLVER_FAMILIES
 
 _before: dict[str, str | None] = {}
 

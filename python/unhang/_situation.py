@@ -7,9 +7,6 @@ import torch
 from unhang import _canary, _core, _environment, _gpu
 from unhang._state import state
 
-#: An engine's standing: "available", "absent" or "unproven", and why.
-Standing = tuple[str, str]
-
 
 def of(device: str, *, rehearsed: bool, index: int | None = None) -> _core.Situation:
     """The situation for tensors of that device type, and of that device of the type."""
@@ -28,18 +25,35 @@ def is_endangered(device: torch.device, *, rehearsed: bool) -> bool:
 def _on_accelerator(index: int, *, rehearsed: bool) -> _core.Situation:
     current = state()
     affected = current.machine.affected if rehearsed else current.is_affected(index)
-    engines: dict[str, Standing] = {"jit": _canary.jit_standing(index, rehearsed=rehearsed)}
+    absent = {}
+    missing = _gpu.absence(index)
+    if missing is not None:
+        absent["jit"] = missing
     miopen_here = torch.version.hip is not None or rehearsed
     if not miopen_here:
-        engines["miopen"] = ("absent", "this torch is not built for ROCm")
-    elif affected:
-        engines["miopen"] = ("unproven", "MIOpen was not tried on this card in a child process")
-    if affected:
-        engines["aten"] = _canary.standing("aten", index=index, rehearsed=rehearsed)
+        absent["miopen"] = "this torch is not built for ROCm"
     return _core.Situation(
-        "affected" if affected else "accelerator",
-        engines,
-        spoofed=affected and current.machine.spoofed,
+        "accelerator",
+        affected=affected,
+        spoofed=current.machine.spoofed,
+        absent=absent,
+        canaries=_canary.known(index, rehearsed=rehearsed) if affected else [],
         families=_environment.solver_families() if miopen_here else None,
         rehearsed=rehearsed,
     )
+
+
+def let_proven_families_run(situation: _core.Situation, device: str, index: int | None) -> None:
+    """Lets our GPU kernels run on an affected device as far as their canaries passed."""
+    place = _gpu.REHEARSED if device == "cpu" else index or 0
+    if not situation.affected or _gpu.absence(place) is not None:
+        return
+    passed = set(situation.passed("jit"))
+    gpu = _gpu.gpu(place)
+    if _allowed.get(gpu.identity) != passed:
+        gpu.allow(passed)
+        _allowed[gpu.identity] = passed
+
+
+# By a device's identity: the kernel families that may run on it.
+_allowed: dict[str, set[str]] = {}

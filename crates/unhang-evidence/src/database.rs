@@ -134,7 +134,7 @@ pub(crate) struct Database {
     connection: Option<Connection>,
     notices: Arc<Notices>,
     /// It was set aside once; not again, lest a disk that damages every file be filled with set-aside ones.
-    mended: bool,
+    repaired: bool,
     /// It can only be read, which was said when it was opened.
     only_read: bool,
     /// Others could have written it, which was said as well.
@@ -146,7 +146,7 @@ impl Database {
     pub(crate) fn open(home: &Path, notices: Arc<Notices>) -> Database {
         let path = home.join(FILE);
         let mut database =
-            Database { path, connection: None, notices, mended: false, only_read: false, foreign: false };
+            Database { path, connection: None, notices, repaired: false, only_read: false, foreign: false };
         match PrivateFolder::open(home) {
             Err(error) if error.is_suspicious() => database.connect_to_foreign(&error),
             Err(error) => {
@@ -200,12 +200,12 @@ impl Database {
                     "{} is held by another program: some evidence of this run is not kept",
                     self.path.display()
                 )),
-                Trouble::Unusable(why) if !self.mended => {
-                    self.mended = true;
+                Trouble::Unusable(why) if !self.repaired => {
+                    self.repaired = true;
                     self.connection = None;
                     let lock = OpeningLock::take(&self.path);
                     match self.try_open() {
-                        // Another process has mended it in the meantime, or it only seemed damaged.
+                        // Another process has repaired it in the meantime, or it only seemed damaged.
                         Ok(connection) if quick_check(&connection) => self.connection = Some(connection),
                         _ => {
                             if self.set_aside(&why) {
@@ -234,7 +234,7 @@ impl Database {
             Err(trouble) => trouble,
         };
         if let Trouble::Unusable(why) = &trouble {
-            self.mended = true;
+            self.repaired = true;
             if !self.set_aside(&why.clone()) {
                 return;
             }

@@ -183,7 +183,7 @@ pub struct Filter {
     pub problem: Option<Problem>,
     /// Those about this engine.
     pub engine: Option<EngineName>,
-    /// Those that ended so.
+    /// Those with this verdict.
     pub verdict: Option<Verdict>,
     /// Those from there.
     pub source: Option<Source>,

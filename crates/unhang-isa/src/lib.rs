@@ -3,7 +3,7 @@
 //! * [`decode`] reads one instruction, [`Instruction`] prints it as LLVM's disassembler does;
 //! * [`Program`] is a decoded function with its control-flow graph;
 //! * [`audit`] finds what in it is unsafe on a given chip, with LLVM's own hazard rules;
-//! * [`repair`] mends code for a chip that it was not compiled for;
+//! * [`repair`] repairs code for a chip that it was not compiled for;
 //! * [`elf`] reads code objects: target, functions, kernel descriptors.
 //!
 //! This crate opens no file, starts no thread and knows nothing of containers, drivers or convolutions. The shield

@@ -11,15 +11,15 @@ use unhang_isa::{Chip, Program, decode};
 const OBJECT: &[u8] = include_bytes!("fixtures/hazards.co");
 const LINKED: &[u8] = include_bytes!("fixtures/moves.co");
 
-/// Mends whatever can be, both ways, and what came of it again.
-fn mend(bytes: &[u8]) {
+/// Repairs whatever can be, both ways, and what came of it again.
+fn repair(bytes: &[u8]) {
     for keep_size in [false, true] {
         let options = Options { chip: Chip::Gfx1010, keep_size };
         let Ok(repair) = repair_object(bytes, options) else { continue };
-        if let Some(mended) = repair.bytes {
+        if let Some(repaired) = repair.bytes {
             // A small multiple: the code once more with insertions, padded, and the tables.
-            assert!(mended.len() <= 16 * bytes.len() + (64 << 10), "{} from {}", mended.len(), bytes.len());
-            let _ = repair_object(&mended, options);
+            assert!(repaired.len() <= 16 * bytes.len() + (64 << 10), "{} from {}", repaired.len(), bytes.len());
+            let _ = repair_object(&repaired, options);
         }
         for function in repair.functions {
             let _ = function.reason.map(|reason| reason.to_string());
@@ -157,13 +157,13 @@ proptest! {
         let options = Options { chip: Chip::Gfx1010, keep_size: false };
         let repair = repair_object(&object, options).unwrap();
         checking::check_repair(&object, &repair);
-        if let Some(mended) = &repair.bytes {
-            prop_assert!(repair_object(mended, options).unwrap().bytes.is_none());
+        if let Some(repaired) = &repair.bytes {
+            prop_assert!(repair_object(repaired, options).unwrap().bytes.is_none());
         }
     }
 
     #[test]
-    fn damaged_objects_are_mended_or_refused(
+    fn damaged_objects_are_repaired_or_refused(
         changes in prop::collection::vec((0..LINKED.len(), any::<u8>()), 1..8),
         header_changes in prop::collection::vec((0..64usize + 8 * 56, any::<u8>()), 0..3),
         length in prop::option::weighted(0.1, 0..LINKED.len()),
@@ -173,6 +173,6 @@ proptest! {
             bytes[at] = value;
         }
         bytes.truncate(length.unwrap_or(LINKED.len()));
-        mend(&bytes);
+        repair(&bytes);
     }
 }

@@ -15,7 +15,7 @@ const NOT_LINKED: &[u8] = include_bytes!("fixtures/hazards.co");
 const OPTIONS: Options = Options { chip: Chip::Gfx1010, keep_size: false };
 
 #[test]
-fn every_function_is_mended_or_left_for_its_reason() {
+fn every_function_is_repaired_or_left_for_its_reason() {
     let repair = repair_object(MOVES, OPTIONS).unwrap();
     checking::check_repair(MOVES, &repair);
     let get = |name: &str| repair.functions.iter().find(|function| function.name == name).unwrap();
@@ -82,7 +82,7 @@ fn long_branches_of_tensile_are_branches() {
 }
 
 #[test]
-fn kernels_of_tensile_are_mended_or_left_for_their_reason() {
+fn kernels_of_tensile_are_repaired_or_left_for_their_reason() {
     let repair = repair_object(TENSILE, OPTIONS).unwrap();
     checking::check_repair(TENSILE, &repair);
     for function in &repair.functions {
@@ -112,9 +112,9 @@ fn kernels_of_tensile_are_mended_or_left_for_their_reason() {
 fn repair_is_deterministic_and_a_second_one_changes_nothing() {
     for object in [MOVES, KERNELS, TENSILE] {
         let first = repair_object(object, OPTIONS).unwrap();
-        let mended = first.bytes.clone().unwrap();
-        assert_eq!(repair_object(object, OPTIONS).unwrap().bytes.unwrap(), mended);
-        let second = repair_object(&mended, OPTIONS).unwrap();
+        let repaired = first.bytes.clone().unwrap();
+        assert_eq!(repair_object(object, OPTIONS).unwrap().bytes.unwrap(), repaired);
+        let second = repair_object(&repaired, OPTIONS).unwrap();
         assert!(second.bytes.is_none());
         let left = |repair: &unhang_isa::repair::ObjectRepair| -> u64 {
             repair.functions.iter().map(|function| function.after.total()).sum()
@@ -132,7 +132,7 @@ fn what_a_compiler_for_the_chip_made_is_left_alone() {
 }
 
 #[test]
-fn real_kernels_are_mended_completely() {
+fn real_kernels_are_repaired_completely() {
     let repair = repair_object(KERNELS, OPTIONS).unwrap();
     checking::check_repair(KERNELS, &repair);
     assert!(repair.functions.iter().map(|function| function.before.total()).sum::<u64>() > 20);
@@ -142,14 +142,14 @@ fn real_kernels_are_mended_completely() {
 #[test]
 fn data_stays_and_addresses_of_code_follow_it() {
     let repair = repair_object(MOVES, OPTIONS).unwrap();
-    let mended = repair.bytes.unwrap();
-    let (before, after) = (CodeObject::parse(MOVES).unwrap(), CodeObject::parse(&mended).unwrap());
+    let repaired = repair.bytes.unwrap();
+    let (before, after) = (CodeObject::parse(MOVES).unwrap(), CodeObject::parse(&repaired).unwrap());
     let (old, new): (Vec<_>, Vec<_>) = (before.segments().collect(), after.segments().collect());
     assert_eq!(new.len(), old.len() + 1);
     let last = new.last().unwrap();
     // Loaders take the last segment's end for the end of everything.
     assert!(new.iter().all(|segment| segment.address + segment.memory_size <= last.address + last.memory_size));
-    assert!(last.address % 4096 == (last.contents.as_ptr() as u64 - mended.as_ptr() as u64) % 4096);
+    assert!(last.address % 4096 == (last.contents.as_ptr() as u64 - repaired.as_ptr() as u64) % 4096);
     assert!(last.contents.ends_with(&0xbf9f_0000u32.to_le_bytes()), "behind the code stands s_code_end");
     let address = |object: &CodeObject<'_>, name: &str| {
         object.functions.iter().find(|function| function.name == name).unwrap().address
@@ -159,7 +159,7 @@ fn data_stays_and_addresses_of_code_follow_it() {
         bytes.windows(24).filter(|it| it[8..12] == 13u32.to_le_bytes() && it[16..24] == value.to_le_bytes()).count()
     };
     assert_eq!(addends(MOVES, address(&before, "twist")), 1);
-    assert_eq!(addends(&mended, address(&after, "twist")), 1);
+    assert_eq!(addends(&repaired, address(&after, "twist")), 1);
     assert_ne!(address(&before, "twist"), address(&after, "twist"));
     assert_eq!(address(&before, "calm"), address(&after, "calm"));
 }
@@ -175,14 +175,14 @@ fn kernels_that_share_their_code_move_together() {
         entries.filter(|&entry| entry == address).count()
     };
     let repair = repair_object(MOVES, OPTIONS).unwrap();
-    let mended = repair.bytes.unwrap();
+    let repaired = repair.bytes.unwrap();
     let address = |bytes: &[u8]| {
         let object = CodeObject::parse(bytes).unwrap();
         object.functions.iter().find(|function| function.name.starts_with("permutes")).unwrap().address
     };
     assert_eq!(starts(MOVES, address(MOVES)), 2);
-    assert_eq!(starts(&mended, address(&mended)), 2);
-    assert_eq!(starts(&mended, address(MOVES)), 0);
+    assert_eq!(starts(&repaired, address(&repaired)), 2);
+    assert_eq!(starts(&repaired, address(MOVES)), 0);
 }
 
 #[test]
@@ -194,11 +194,11 @@ fn without_a_spare_program_header_the_table_moves() {
     object[stack..stack + 4].fill(0);
     let repair = repair_object(&object, OPTIONS).unwrap();
     checking::check_repair(&object, &repair);
-    let mended = repair.bytes.unwrap();
-    assert_eq!(u16::from_le_bytes([mended[56], mended[57]]) as usize, count + 1);
-    let segments = CodeObject::parse(&mended).unwrap().segments().count();
+    let repaired = repair.bytes.unwrap();
+    assert_eq!(u16::from_le_bytes([repaired[56], repaired[57]]) as usize, count + 1);
+    let segments = CodeObject::parse(&repaired).unwrap().segments().count();
     assert_eq!(segments, CodeObject::parse(MOVES).unwrap().segments().count() + 1);
-    assert!(repair_object(&mended, OPTIONS).unwrap().bytes.is_none());
+    assert!(repair_object(&repaired, OPTIONS).unwrap().bytes.is_none());
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn an_object_that_was_not_linked_says_so() {
     let function = repair.functions.iter().find(|function| function.name == "compare__vcmpx_exec_war").unwrap();
     assert!(matches!(function.reason, Some(Reason::NoSegment(_))), "{:?}", function.reason);
     assert_eq!(function.before, function.after);
-    // What needs no room is mended all the same.
+    // What needs no room is repaired all the same.
     let prefetch = repair.functions.iter().find(|function| function.name == "prefetch__inst_fwd_prefetch").unwrap();
     assert_eq!(prefetch.treatment, Treatment::InPlace);
 }

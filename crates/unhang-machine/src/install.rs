@@ -72,7 +72,7 @@ pub enum InstallError {
         reason: String,
     },
     /// The journal is there and cannot be understood.
-    #[error("{} is damaged ({reason}); it names what an earlier `unhang env install` changed: mend or remove it by hand", path.display())]
+    #[error("{} is damaged ({reason}); it names what an earlier `unhang env install` changed: repair or remove it by hand", path.display())]
     BadJournal {
         /// The journal.
         path: PathBuf,

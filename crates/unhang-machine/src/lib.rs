@@ -4,7 +4,7 @@
 //! folder, and tests, rehearsals and bug reports are all the same thing. [`Machine::inspect`] says what is here.
 //!
 //! This crate must not know what a convolution is, must not start a process, and must not load or call a GPU
-//! runtime: it reads files. It writes only where it is asked to (installing a profile, mending a cache), and then
+//! runtime: it reads files. It writes only where it is asked to (installing a profile, repairing a cache), and then
 //! reversibly.
 
 #![forbid(unsafe_code)]

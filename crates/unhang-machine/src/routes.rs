@@ -68,7 +68,7 @@ pub fn routes(gfx: &str) -> Vec<Route> {
         notes: "Python 3.10 or older; glibc 2.40 or older (Debian 12, Ubuntu 22.04 or 24.04, or a container of one). The next \
                 wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)"
             .to_owned(),
-        unhang: "safety first: gfx1030 code lacks the work-arounds that RDNA1 needs; `unhang run` sets the variables, mends \
+        unhang: "safety first: gfx1030 code lacks the work-arounds that RDNA1 needs; `unhang run` sets the variables, repairs \
                  code as it is loaded (emulated, not yet seen on a card), keeps convolutions off what did not pass a test, \
                  and ends a program that hangs",
         confidence: Confidence::SeenOnACard,

@@ -1,4 +1,4 @@
-//! How fast code is mended: `repair_speed [--write FOLDER] FILE…` reads code objects and mends them for five seconds.
+//! How fast code is repaired: `repair_speed [--write FOLDER] FILE…` reads code objects and repairs them for five seconds.
 
 use std::time::{Duration, Instant};
 

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 use unhang_isa::elf::{CodeObject, ElfError};
 use unhang_isa::repair::{ObjectRepair, Options, assemble, plan_function};
 
-/// Mends a code object as [`unhang_isa::repair::repair_object`] does, its functions in parallel.
+/// Repairs a code object as [`unhang_isa::repair::repair_object`] does, its functions in parallel.
 pub fn repair(bytes: &[u8], options: Options) -> Result<ObjectRepair, ElfError> {
     let object = CodeObject::parse(bytes)?;
     let plans = match object.chip() {

@@ -14,7 +14,7 @@ pub(crate) enum Worth {
     Out(String),
     /// It was seen here to work; in which time, if measured.
     Proven(Option<f64>),
-    /// Nothing speaks against it.
+    /// There is no evidence against it.
     Open,
     /// Somebody claims that it does not work; who.
     Suspect(String),
@@ -46,7 +46,7 @@ pub(crate) fn assess(problem: &Problem, engine: EngineName, situation: &Situatio
         }
     }
     let worth = match situation.availability(engine) {
-        Availability::Absent(reason) => Worth::Out(format!("{engine} is not here ({reason})")),
+        Availability::Absent(reason) => Worth::Out(format!("{engine} is not available ({reason})")),
         availability => {
             let no_solver = situation.no_solver_left(problem).filter(|_| engine == EngineName::Miopen);
             match (no_solver, &finding, availability) {

@@ -6,7 +6,7 @@
 //! repeated convolution a look-up in memory.
 //!
 //! This crate does no I/O, runs no engine, and must not know torch or how a machine is inspected: the caller describes
-//! both in a [`Situation`].
+//! both as [`Facts`], and [`Facts::situation`] is the one judgement of what they allow.
 //!
 //! ```
 //! use unhang_engine::EngineName;
@@ -24,6 +24,7 @@
 
 mod assess;
 mod cache;
+mod facts;
 mod plan;
 mod planner;
 mod process;
@@ -31,6 +32,7 @@ mod situation;
 mod strategy;
 
 pub use cache::PlanCache;
+pub use facts::{CanaryFact, Facts};
 pub use plan::{Plan, Reference, TilePlan};
 pub use planner::plan;
 pub use process::{ProcessSettings, SettingError, Value};

@@ -141,7 +141,7 @@ impl<'a> Planner<'a> {
         Order { engines, reason: what.to_owned(), warnings: Vec::new() }
     }
 
-    /// An affected card: what was seen to work, the fastest first; then what nothing speaks against; then the CPU.
+    /// An affected card: what was seen to work, the fastest first; then what there is no evidence against; then the CPU.
     fn protect(&self) -> Order {
         let proven = self.proven();
         let cpu_allowed = self.settings.cpu_fallback_enabled;
@@ -167,8 +167,8 @@ impl<'a> Planner<'a> {
                 format!("{first} is the fastest of the engines that were seen to work here")
             }
             (Some(first), _) => format!("{first} was seen to work here"),
-            (None, Some(&Cpu)) => "the CPU always comes back".to_owned(),
-            (None, Some(first)) => format!("{first} is here and nothing speaks against it"),
+            (None, Some(&Cpu)) => "the CPU is always safe".to_owned(),
+            (None, Some(first)) => format!("{first} is available, and there is no evidence against it"),
             (None, None) if cpu_allowed => {
                 warnings.push("the CPU is used although it failed here before: nothing else is left".to_owned());
                 "nothing else is left than the CPU".to_owned()
@@ -193,17 +193,15 @@ impl<'a> Planner<'a> {
             .filter_map(|it| match &it.worth {
                 Worth::Out(why) => Some(why.clone()),
                 Worth::Suspect(why) => Some(format!("{} is suspect ({why})", it.engine)),
-                Worth::Unproven(why) => {
-                    Some(format!("{} runs only after its canary passed on this card ({why})", it.engine))
-                }
-                Worth::Open if it.engine == Miopen => {
-                    Some("miopen is not used on an RDNA1 card until it was seen to work here".to_owned())
-                }
+                Worth::Unproven(_) | Worth::Open if it.engine == Miopen => Some(
+                    "miopen is not used on an RDNA1 card for a convolution that it was not seen to compute".to_owned(),
+                ),
+                Worth::Unproven(why) => Some(format!("{} must first pass its canary on this card ({why})", it.engine)),
                 Worth::Open | Worth::Proven(_) => None,
             })
             .collect();
         if !passed_over.is_empty() {
-            reason = format!("{}; so: {reason}", passed_over.join("; "));
+            reason = format!("{reason}; {}", passed_over.join("; "));
         }
         Order { engines, reason, warnings }
     }
@@ -290,7 +288,7 @@ impl<'a> Planner<'a> {
         let rest = self.auto_order();
         let but = match self.worth(wanted) {
             Worth::Out(why) => format!("but {why}"),
-            Worth::Unproven(why) => format!("but it runs only after its canary passed on this card ({why})"),
+            Worth::Unproven(why) => format!("but it must first pass its canary on this card ({why})"),
             Worth::Proven(_) | Worth::Open | Worth::Suspect(_) => {
                 let mut warnings = Vec::new();
                 if let Worth::Suspect(why) = self.worth(wanted) {

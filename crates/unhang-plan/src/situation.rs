@@ -46,6 +46,25 @@ impl MiopenFamilies {
     /// What the seeds' `implicit_gemm` leaves on.
     pub const IMPLICIT_GEMM_ONLY: MiopenFamilies =
         MiopenFamilies { gemm: false, implicit_gemm: true, winograd: false, direct: false, fft: false };
+    /// What each family is called, and the variable that switches it off when it is "0". Nothing else switches one, "1"
+    /// included.
+    pub const VARIABLES: [(&'static str, &'static str); 5] = [
+        ("gemm", "MIOPEN_DEBUG_CONV_GEMM"),
+        ("implicit-gemm", "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM"),
+        ("winograd", "MIOPEN_DEBUG_CONV_WINOGRAD"),
+        ("direct", "MIOPEN_DEBUG_CONV_DIRECT"),
+        ("fft", "MIOPEN_DEBUG_CONV_FFT"),
+    ];
+
+    /// The families that an environment leaves on; none where it switches none off. `is_zero` says whether a variable is
+    /// "0".
+    pub fn left_on(is_zero: impl Fn(&str) -> bool) -> Option<MiopenFamilies> {
+        let [gemm, implicit_gemm, winograd, direct, fft] =
+            MiopenFamilies::VARIABLES.map(|(_, variable)| !is_zero(variable));
+        let left = MiopenFamilies { gemm, implicit_gemm, winograd, direct, fft };
+        (left != MiopenFamilies::ALL).then_some(left)
+    }
+
     /// What the seeds' older profile leaves on.
     pub const GEMM_ONLY: MiopenFamilies =
         MiopenFamilies { gemm: true, implicit_gemm: false, winograd: false, direct: false, fft: false };

@@ -1,6 +1,7 @@
 //! Supervised children: what is unproven is tried in one, with deadlines, and a hang costs a child and nothing else.
 //!
 //! * [`supervise`] runs one child to its end, whatever it does.
+//! * [`canary`] is what a child says that tries an engine before anybody's process does, and what its end means.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
 //!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
 //! * [`child`] is the other end of that, for children written in Rust.
@@ -10,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod canary;
 pub mod child;
 mod explain;
 pub mod grid;

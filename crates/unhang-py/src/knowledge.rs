@@ -4,22 +4,18 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
 use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System};
-use unhang_plan::{Availability, MiopenFamilies, Plan, Settings, Situation, plan};
+use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
 use unhang_report::{Layer, Report};
 
+use crate::invalid;
 use crate::problem::PyProblem;
 use crate::settings::PySettings;
-
-fn invalid(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
-}
 
 /// The machine that this process runs on, or that `UNHANG_ROOT` describes.
 #[pyclass(frozen, name = "Machine", module = "unhang._core")]
@@ -177,51 +173,74 @@ impl PyStore {
 /// What is here for tensors of one device, as a plan sees it.
 #[pyclass(frozen, name = "Situation", module = "unhang._core")]
 pub struct PySituation {
+    facts: Facts,
     situation: Situation,
     rehearsed: bool,
 }
 
+/// One canary as Python names it: engine, part of it, and verdict and detail where it has run.
+type NamedCanary = (String, String, Option<(String, String)>);
+
 #[pymethods]
 impl PySituation {
-    /// `device` is "cpu", "accelerator" or "affected", which is an RDNA1 card; `engines` has the standing of those that
-    /// differ from what such a device has by itself ("available", "absent" or "unproven") and why; `families` MIOpen's
-    /// solver families that are left on, if some are not.
+    /// `device` is "cpu" or "accelerator"; `affected` whether that is an RDNA1 card or plays one; `absent` has the engines
+    /// that are not here and why, `canaries` those that speak for an engine; `families` has MIOpen's solver families that
+    /// are left on, if some are not.
     #[new]
-    #[pyo3(signature = (device, engines = HashMap::new(), *, spoofed = false, families = None, rehearsed = false))]
+    #[pyo3(signature = (device, *, affected = false, spoofed = false, absent = HashMap::new(), canaries = Vec::new(),
+                        families = None, rehearsed = false))]
     fn new(
         device: &str,
-        engines: HashMap<String, (String, String)>,
+        affected: bool,
         spoofed: bool,
+        absent: HashMap<String, String>,
+        canaries: Vec<NamedCanary>,
         families: Option<Vec<String>>,
         rehearsed: bool,
     ) -> PyResult<PySituation> {
-        let mut situation = match device {
-            "cpu" => Situation::cpu_tensors(),
-            "accelerator" => Situation::accelerator(),
-            "affected" => Situation::affected_accelerator(),
-            other => return Err(invalid(format!("unknown device {other:?}: expected cpu, accelerator or affected"))),
+        let mut facts = match device {
+            "cpu" => Facts { affected, ..Facts::on_cpu() },
+            "accelerator" => Facts::on_accelerator(affected),
+            other => return Err(invalid(format!("unknown device {other:?}: expected cpu or accelerator"))),
         };
-        situation.spoofed = spoofed;
-        for (engine, (standing, reason)) in engines {
-            let availability = match standing.as_str() {
-                "available" => Availability::Available,
-                "absent" => Availability::Absent(reason),
-                "unproven" => Availability::Unproven(reason),
-                other => return Err(invalid(format!("unknown standing {other:?} of engine {engine}"))),
-            };
-            situation = situation.with(engine.parse().map_err(invalid)?, availability);
+        facts.spoofed = spoofed;
+        for (engine, why) in absent {
+            facts.absent.push((engine.parse().map_err(invalid)?, why));
         }
-        situation.miopen_families = families.map(|left| {
-            let has = |family: &str| left.iter().any(|name| name == family);
-            MiopenFamilies {
-                gemm: has("gemm"),
-                implicit_gemm: has("implicit-gemm"),
-                winograd: has("winograd"),
-                direct: has("direct"),
-                fft: has("fft"),
-            }
+        for (engine, part, ended) in canaries {
+            let ended = ended.map(|(verdict, detail)| verdict.parse().map(|verdict| (verdict, detail))).transpose();
+            let ended = ended.map_err(invalid)?;
+            facts.canaries.push(CanaryFact { engine: engine.parse().map_err(invalid)?, part, ended });
+        }
+        facts.miopen_families = families.and_then(|left| {
+            MiopenFamilies::left_on(|variable| {
+                let named = MiopenFamilies::VARIABLES.iter().find(|(_, it)| *it == variable);
+                named.is_none_or(|(family, _)| left.iter().all(|name| name != family))
+            })
         });
-        Ok(PySituation { situation, rehearsed })
+        Ok(PySituation { situation: facts.situation(), facts, rehearsed })
+    }
+
+    /// Whether an RDNA1 card would compute, or is played.
+    #[getter]
+    fn affected(&self) -> bool {
+        self.situation.is_endangered()
+    }
+
+    /// What may be done with an engine: "available", "absent" or "unproven", and why.
+    fn standing(&self, engine: &str) -> PyResult<(&'static str, String)> {
+        let engine: EngineName = engine.parse().map_err(invalid)?;
+        Ok(match self.situation.availability(engine) {
+            Availability::Available => ("available", String::new()),
+            Availability::Absent(why) => ("absent", why.clone()),
+            Availability::Unproven(why) => ("unproven", why.clone()),
+        })
+    }
+
+    /// The parts of an engine whose canaries passed.
+    fn passed(&self, engine: &str) -> PyResult<Vec<String>> {
+        let engine: EngineName = engine.parse().map_err(invalid)?;
+        Ok(self.facts.passed(engine).map(str::to_owned).collect())
     }
 
     /// The engine that torch uses by itself: computing there is no bypass.

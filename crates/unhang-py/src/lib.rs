@@ -16,6 +16,8 @@ mod supervise;
 mod tally;
 mod watchdog;
 
+use std::collections::HashMap;
+
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -62,10 +64,22 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
+    module.add_class::<supervise::PyOutcome>()?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_deadline, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_answer, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_torch, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_begin, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_family, module)?)?;
+    module.add("SOLVER_FAMILIES", HashMap::from(unhang_plan::MiopenFamilies::VARIABLES))?;
     module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
     module.add_function(wrap_pyfunction!(printable, module)?)?;
     Ok(())
+}
+
+/// A value that Python gave and that cannot be.
+fn invalid(error: impl std::fmt::Display) -> PyErr {
+    pyo3::exceptions::PyValueError::new_err(error.to_string())
 }
 
 /// Raises `ImportError` under a Python without the global interpreter lock: the package relies on it.

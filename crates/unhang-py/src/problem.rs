@@ -1,18 +1,15 @@
 //! A convolution, for Python.
 
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, Specification, tile};
+
+use crate::invalid;
 
 /// One convolution, complete and valid.
 #[pyclass(frozen, eq, hash, name = "Problem", module = "unhang._core")]
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct PyProblem {
     pub(crate) problem: Problem,
-}
-
-fn invalid(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
 }
 
 #[pymethods]

@@ -4,10 +4,12 @@ use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use pyo3::exceptions::{PyAttributeError, PyValueError};
+use pyo3::exceptions::PyAttributeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
 use unhang_plan::{ProcessSettings, Strategy, Value};
+
+use crate::invalid;
 
 /// How convolutions are planned: a value. Equal settings are the same settings.
 #[pyclass(frozen, subclass, name = "Settings", module = "unhang")]
@@ -38,10 +40,6 @@ pub fn number_of(settings: &Bound<'_, PySettings>) -> u32 {
 pub fn numbered(py: Python<'_>, number: u32) -> Option<Py<PySettings>> {
     let place = usize::try_from(number).ok()?.checked_sub(1)?;
     NUMBERED.lock().unwrap_or_else(PoisonError::into_inner).get(place).map(|it| it.clone_ref(py))
-}
-
-fn invalid(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
 }
 
 /// A value of Python's; an enumeration's member is its value.

@@ -4,21 +4,99 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_probe::{Child, Ended};
+use unhang_engine::{EngineName, Verdict};
+use unhang_probe::{Child, Ended, Outcome, canary};
 
-/// Runs a command to its end within a deadline in seconds; how it ended, its code or signal, and what it printed.
+use crate::invalid;
+
+/// How a child ended and what it printed.
+#[pyclass(frozen, name = "Outcome", module = "unhang._core")]
+pub struct PyOutcome {
+    outcome: Outcome,
+    deadline: Duration,
+}
+
+#[pymethods]
+impl PyOutcome {
+    /// How it ended: "exited", "signalled", "timed-out" or "unkillable".
+    #[getter]
+    fn ended(&self) -> &'static str {
+        match self.outcome.ended {
+            Ended::Exited(_) => "exited",
+            Ended::Signalled(_) => "signalled",
+            Ended::TimedOut => "timed-out",
+            Ended::Unkillable => "unkillable",
+        }
+    }
+
+    /// Its exit code or signal.
+    #[getter]
+    fn code(&self) -> i32 {
+        match self.outcome.ended {
+            Ended::Exited(code) | Ended::Signalled(code) => code,
+            Ended::TimedOut | Ended::Unkillable => 0,
+        }
+    }
+
+    /// What it printed.
+    #[getter]
+    fn output(&self) -> &str {
+        &self.outcome.output
+    }
+
+    /// What that means of a canary's child: verdict and detail.
+    fn canary(&self) -> (&'static str, String) {
+        let (verdict, detail) = canary::judge(&self.outcome, self.deadline);
+        (verdict.name(), detail)
+    }
+
+    /// What that means of each kernel family that the child was asked for and got to, and whether one hung.
+    fn families(&self, asked: Vec<String>) -> (Vec<(String, &'static str, String)>, bool) {
+        let found = canary::judge_families(&self.outcome, &asked, self.deadline);
+        (found.judged.into_iter().map(|it| (it.family, it.verdict.name(), it.detail)).collect(), found.hung)
+    }
+}
+
+/// Runs a command to its end within a deadline in seconds.
 #[pyfunction]
-pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<(&'static str, i32, String)> {
+pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<PyOutcome> {
     let deadline = Duration::try_from_secs_f64(deadline)
         .map_err(|error| PyValueError::new_err(format!("a deadline of {deadline} seconds: {error}")))?;
     let child = Child { command, environment: Vec::new(), deadline };
     let outcome =
         py.detach(|| unhang_probe::supervise(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    let (ended, code) = match outcome.ended {
-        Ended::Exited(code) => ("exited", code),
-        Ended::Signalled(signal) => ("signalled", signal),
-        Ended::TimedOut => ("timed-out", 0),
-        Ended::Unkillable => ("unkillable", 0),
-    };
-    Ok((ended, code, outcome.output))
+    Ok(PyOutcome { outcome, deadline })
+}
+
+/// Seconds that the canary of an engine may take in all.
+#[pyfunction]
+pub fn canary_deadline(engine: &str) -> PyResult<f64> {
+    let engine: EngineName = engine.parse().map_err(invalid)?;
+    Ok(canary::deadline(engine).as_secs_f64())
+}
+
+/// The line with which a canary's child answers.
+#[pyfunction]
+pub fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
+    let verdict: Verdict = verdict.parse().map_err(invalid)?;
+    Ok(canary::answer_line(verdict, detail))
+}
+
+/// The line with which it says which torch it has.
+#[pyfunction]
+pub fn canary_torch(build: &str) -> String {
+    canary::torch_line(build)
+}
+
+/// The line before it runs a kernel family.
+#[pyfunction]
+pub fn canary_begin(family: &str) -> String {
+    canary::begin_line(family)
+}
+
+/// The line with which it says how a kernel family did; `name` is what the verdict is kept under.
+#[pyfunction]
+pub fn canary_family(family: &str, name: &str, verdict: &str, detail: &str) -> PyResult<String> {
+    let verdict: Verdict = verdict.parse().map_err(invalid)?;
+    Ok(canary::family_line(family, name, verdict, detail))
 }

@@ -1,4 +1,4 @@
-//! What was mended before: in memory for the process, in a folder beyond it if one is named.
+//! What was repaired before: in memory for the process, in a folder beyond it if one is named.
 //!
 //! Code is loaded from that folder, so it is this user's alone, and so is each file in it; and what comes out of it is
 //! audited again before it is handed on.
@@ -27,12 +27,12 @@ fn key(bytes: &[u8]) -> Key {
 }
 
 /// What an object became, for good: the runtime reads the bytes whenever it likes. `None` if it stayed as it was.
-type Mended = Option<&'static [u8]>;
+type Repaired = Option<&'static [u8]>;
 
-static KNOWN: Mutex<Option<HashMap<Key, Mended>>> = Mutex::new(None);
+static KNOWN: Mutex<Option<HashMap<Key, Repaired>>> = Mutex::new(None);
 
-/// What an object became when it came before, or else what `mend` makes of it.
-pub(crate) fn find_or_insert(object: &[u8], chip: Chip, mend: impl FnOnce() -> Option<Vec<u8>>) -> Mended {
+/// What an object became when it came before, or else what `repair` makes of it.
+pub(crate) fn find_or_insert(object: &[u8], chip: Chip, repair: impl FnOnce() -> Option<Vec<u8>>) -> Repaired {
     let key = key(object);
     let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(&known) = lock().get_or_insert_default().get(&key) {
@@ -41,13 +41,13 @@ pub(crate) fn find_or_insert(object: &[u8], chip: Chip, mend: impl FnOnce() -> O
     // Not under the lock: other threads load other objects meanwhile.
     let kept = folder().map(|folder| Kept { folder, name: file_name(key, chip), chip });
     let found = match kept.as_ref().and_then(Kept::read) {
-        Some(mended) => Some(mended),
+        Some(repaired) => Some(repaired),
         None => {
-            let mended = mend();
-            if let (Some(kept), Some(mended)) = (&kept, &mended) {
-                kept.write(mended);
+            let repaired = repair();
+            if let (Some(kept), Some(repaired)) = (&kept, &repaired) {
+                kept.write(repaired);
             }
-            mended
+            repaired
         }
     };
     let mut known = lock();
@@ -60,14 +60,14 @@ fn folder() -> Option<PrivateFolder> {
     match PrivateFolder::open(&named) {
         Ok(folder) => Some(folder),
         Err(error) => {
-            crate::log::line(format_args!("what was mended is not kept: {error}"));
+            crate::log::line(format_args!("what was repaired is not kept: {error}"));
             None
         }
     }
 }
 
 fn file_name(key: Key, chip: Chip) -> String {
-    // Another version mends otherwise.
+    // Another version repairs otherwise.
     format!("{:016x}{:016x}-{}-{chip}-{}.co", key.0, key.1, key.2, env!("CARGO_PKG_VERSION"))
 }
 
@@ -93,7 +93,7 @@ impl Kept {
         let Some(findings) = self.findings(contents) else { return };
         let bytes = [&checksum(contents), &findings.to_le_bytes()[..], contents].concat();
         if let Err(error) = self.folder.write(&self.name, &bytes) {
-            crate::log::line(format_args!("what was mended is not kept: {error}"));
+            crate::log::line(format_args!("what was repaired is not kept: {error}"));
         }
     }
 

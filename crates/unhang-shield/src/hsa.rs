@@ -11,7 +11,7 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{MAX_OBJECT, log, mend};
+use crate::{MAX_OBJECT, log, repair};
 
 /// The start of every table.
 #[repr(C)]
@@ -120,7 +120,7 @@ pub unsafe extern "C" fn OnLoad(
     true
 }
 
-/// Called by the runtime when it shuts down. What was mended stays: the runtime may still read it.
+/// Called by the runtime when it shuts down. What was repaired stays: the runtime may still read it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn OnUnload() {}
@@ -137,8 +137,8 @@ fn original_from_file() -> Option<FromFile> {
     (address != 0).then(|| unsafe { std::mem::transmute::<usize, FromFile>(address) })
 }
 
-/// Mends an object; a panic counts as "stays as it is".
-fn mend_or_pass(object: impl FnOnce() -> Option<&'static [u8]>) -> Option<&'static [u8]> {
+/// Repairs an object; a panic counts as "stays as it is".
+fn repair_or_pass(object: impl FnOnce() -> Option<&'static [u8]>) -> Option<&'static [u8]> {
     catch_unwind(AssertUnwindSafe(object)).unwrap_or_else(|_| {
         let _ = catch_unwind(|| log::line(format_args!("a panic: the object goes through unchanged")));
         None
@@ -152,14 +152,14 @@ fn mend_or_pass(object: impl FnOnce() -> Option<&'static [u8]>) -> Option<&'stat
 /// As of the function that it replaces: `object` points to `size` bytes.
 unsafe extern "C" fn from_memory(object: *const c_void, size: usize, reader: *mut u64) -> Status {
     let Some(original) = original_from_memory() else { return ERROR };
-    let mended = mend_or_pass(|| {
+    let repaired = repair_or_pass(|| {
         if object.is_null() || size == 0 || size > isize::MAX as usize {
             return None;
         }
         // SAFETY: the caller vouches for `size` bytes at `object`, and leaves them alone during the call.
-        mend(unsafe { std::slice::from_raw_parts(object.cast::<u8>(), size) })
+        repair(unsafe { std::slice::from_raw_parts(object.cast::<u8>(), size) })
     });
-    let (object, size) = mended.map_or((object, size), |bytes| (bytes.as_ptr().cast(), bytes.len()));
+    let (object, size) = repaired.map_or((object, size), |bytes| (bytes.as_ptr().cast(), bytes.len()));
     // SAFETY: the original gets what it would have got, or bytes that live until the process ends.
     unsafe { original(object, size, reader) }
 }
@@ -170,8 +170,8 @@ unsafe extern "C" fn from_memory(object: *const c_void, size: usize, reader: *mu
 ///
 /// As of the function that it replaces.
 unsafe extern "C" fn from_file(file: c_int, reader: *mut u64) -> Status {
-    let mended = mend_or_pass(|| read_file(file).and_then(|bytes| mend(&bytes)));
-    if let (Some(bytes), Some(original)) = (mended, original_from_memory()) {
+    let repaired = repair_or_pass(|| read_file(file).and_then(|bytes| repair(&bytes)));
+    if let (Some(bytes), Some(original)) = (repaired, original_from_memory()) {
         // SAFETY: the bytes live until the process ends.
         return unsafe { original(bytes.as_ptr().cast(), bytes.len(), reader) };
     }

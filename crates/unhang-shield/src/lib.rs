@@ -1,8 +1,8 @@
-//! `libunhang_shield.so`: mends GPU code as the HSA runtime loads it.
+//! `libunhang_shield.so`: repairs GPU code as the HSA runtime loads it.
 //!
 //! The runtime loads the library through `HSA_TOOLS_LIB` and calls [`OnLoad`] with its table of functions. The two
 //! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. Each
-//! object that was compiled for another chip than the RDNA1 card that is here is mended ([`unhang_isa::repair`]) and
+//! object that was compiled for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and
 //! handed on; everything else is handed on as it came.
 //!
 //! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
@@ -36,8 +36,8 @@ fn chip() -> Option<Chip> {
     *CHIP.get_or_init(|| {
         let chip = chips::find();
         match chip {
-            Some(chip) => log::line(format_args!("the card is a {chip}: code for other chips is mended")),
-            None => log::line(format_args!("there is no RDNA1 card here: nothing is mended")),
+            Some(chip) => log::line(format_args!("the card is a {chip}: code for other chips is repaired")),
+            None => log::line(format_args!("there is no RDNA1 card here: nothing is repaired")),
         }
         chip
     })
@@ -57,7 +57,7 @@ fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
 }
 
 /// What the runtime gets in place of an object: `None` if it stays as it is.
-fn mend(object: &[u8]) -> Option<&'static [u8]> {
+fn repair(object: &[u8]) -> Option<&'static [u8]> {
     let chip = chip()?;
     if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() || is_ours_and_safe(object, chip) {
         return None;

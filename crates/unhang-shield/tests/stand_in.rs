@@ -141,7 +141,7 @@ fn run_part(part: &str, card: &str, settings: &[(&str, &Path)]) -> String {
 #[test]
 fn in_a_process_of_its_own() {
     match std::env::var("UNHANG_SHIELD_PART").as_deref() {
-        Ok("mends") => part_mends(),
+        Ok("repairs") => part_repairs(),
         Ok("marks") => part_marks(),
         Ok("threads") => part_threads(),
         Ok("passes") => part_passes(),
@@ -151,8 +151,8 @@ fn in_a_process_of_its_own() {
 }
 
 #[test]
-fn objects_are_mended_on_an_affected_card() {
-    let log = run_part("mends", "100100", &[]);
+fn objects_are_repaired_on_an_affected_card() {
+    let log = run_part("repairs", "100100", &[]);
     assert!(log.contains("the card is a gfx1010"), "{log}");
     assert!(log.contains("gfx1030 object of 14144 bytes: 8 functions, 28 findings, 0 left"), "{log}");
     assert!(log.contains("left_illegal stays unsafe"), "{log}");
@@ -182,14 +182,14 @@ fn what_stays_unsafe_is_named_once_on_standard_error() {
     let machine = machine("100100");
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "in_a_process_of_its_own", "--test-threads=1", "--nocapture"]);
-    command.env("UNHANG_SHIELD_PART", "mends").env("UNHANG_ROOT", machine.path()).env_remove("UNHANG_SHIELD_LOG");
+    command.env("UNHANG_SHIELD_PART", "repairs").env("UNHANG_ROOT", machine.path()).env_remove("UNHANG_SHIELD_LOG");
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(text.matches("stays unsafe on this gfx1010: ").count(), 1, "{text}");
     assert!(text.contains("others (UNHANG_SHIELD_LOG=FILE lists them)"), "{text}");
 }
 
-fn part_mends() {
+fn part_repairs() {
     let library = library();
     let mut runtime = Runtime::new(1, 1016);
     assert!(runtime.load(&library));
@@ -223,7 +223,7 @@ fn part_mends() {
     std::io::Write::write_all(&mut file, KERNELS).unwrap();
     file.seek(SeekFrom::Start(7)).unwrap();
     let (address, size) = runtime.load_file(&file);
-    // SAFETY: what is mended lives until the process ends.
+    // SAFETY: what is repaired lives until the process ends.
     assert_eq!(unsafe { std::slice::from_raw_parts(address as *const u8, size) }, expected(KERNELS));
     let mut rest = Vec::new();
     file.read_to_end(&mut rest).unwrap();
@@ -271,14 +271,14 @@ fn part_threads() {
     let calls = std::mem::take(&mut *CALLS.lock().unwrap());
     assert_eq!(calls.len(), 160);
     for (address, size) in calls {
-        // SAFETY: either a constant of this test or what is mended; both live until the process ends.
+        // SAFETY: either a constant of this test or what is repaired; both live until the process ends.
         let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, size) };
         assert!(wanted.iter().any(|wanted| wanted == bytes) || bytes == NATIVE || bytes == b"words");
     }
 }
 
 #[test]
-fn on_other_cards_nothing_is_mended() {
+fn on_other_cards_nothing_is_repaired() {
     for card in ["100300", "110000", "0"] {
         let log = run_part("passes", card, &[]);
         assert!(log.contains("no RDNA1 card"), "{log}");
@@ -313,22 +313,22 @@ fn tables_that_are_not_known_are_left_alone() {
 }
 
 #[test]
-fn a_folder_keeps_what_was_mended_for_the_next_process() {
+fn a_folder_keeps_what_was_repaired_for_the_next_process() {
     let folder = tempfile::tempdir().unwrap();
     let settings: &[(&str, &Path)] = &[("UNHANG_SHIELD_CACHE", folder.path())];
-    let first = run_part("mends", "100100", settings);
+    let first = run_part("repairs", "100100", settings);
     assert!(first.contains("28 findings"), "{first}");
     let files = || -> Vec<PathBuf> { std::fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().path()).collect() };
     assert_eq!(files().len(), 2);
-    let second = run_part("mends", "100100", settings);
-    assert!(!second.contains("28 findings"), "mended again: {second}");
+    let second = run_part("repairs", "100100", settings);
+    assert!(!second.contains("28 findings"), "repaired again: {second}");
     // Damaged files are not trusted.
     for file in files() {
         let mut bytes = std::fs::read(&file).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         std::fs::write(&file, bytes).unwrap();
     }
-    let third = run_part("mends", "100100", settings);
+    let third = run_part("repairs", "100100", settings);
     assert!(third.contains("28 findings"), "{third}");
 }
 

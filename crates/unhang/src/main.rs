@@ -17,12 +17,15 @@ use clap::Parser;
 #[derive(Parser)]
 #[command(name = "unhang", version, max_term_width = 100)]
 struct Arguments {
+    #[command(flatten)]
+    talk: output::Talk,
     #[command(subcommand)]
     command: commands::Command,
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    arguments.talk.settle();
     match arguments.command.run() {
         Ok(code) => code,
         Err(error) => output::print_error(&error),

@@ -6,9 +6,10 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueEnum};
 use serde_json::Value;
 
 /// Something is wrong with what was looked at.
@@ -17,6 +18,42 @@ pub const FOUND_ERRORS: u8 = 1;
 pub const FAILED: u8 = 2;
 /// The command could not tell.
 pub const CANNOT_TELL: u8 = 3;
+
+/// How much the program says, and in which colours. Every subcommand takes these.
+#[derive(Args, Clone, Copy, Default)]
+pub struct Talk {
+    /// Say nothing beside results, warnings and errors.
+    #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = "Talk")]
+    quiet: bool,
+    /// Say more: what is set for a program, which records are read.
+    #[arg(long, short, global = true, help_heading = "Talk")]
+    verbose: bool,
+    /// When to colour; auto is on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Talk")]
+    color: When,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+enum When {
+    #[default]
+    Auto,
+    Always,
+    Never,
+}
+
+static TALK: OnceLock<Talk> = OnceLock::new();
+
+impl Talk {
+    /// Makes it hold for the whole program; called once, before anything is said.
+    pub fn settle(self) {
+        let _ = TALK.set(self);
+    }
+
+    fn current() -> Talk {
+        TALK.get().copied().unwrap_or_default()
+    }
+}
 
 /// Prints an error with its causes and hints, and returns the exit code of a command that could not do its work.
 ///
@@ -66,13 +103,32 @@ fn safe(value: Value) -> Value {
 
 pub use unhang_guard::printable;
 
-/// One line of talk on standard error. Where nobody can be told (it is closed, or its disk is full), nobody is.
-pub fn tell(line: &str) {
+/// One line on standard error. Where nobody can be told (it is closed, or its disk is full), nobody is.
+fn write_line(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{}", printable(line));
 }
 
-/// Talk of unhang beside a program's own, marked as ours, as the Python package has it.
+/// One line of talk on standard error, unless `--quiet` was asked for.
+pub fn tell(line: &str) {
+    if !Talk::current().quiet {
+        write_line(line);
+    }
+}
+
+/// One line for those who asked for more.
+pub fn tell_more(line: &str) {
+    if Talk::current().verbose {
+        write_line(line);
+    }
+}
+
+/// What must be known, beside a program's own words and marked as ours, as the Python package has it.
 pub fn say(message: &str) {
+    write_line(&format!("unhang: {message}"));
+}
+
+/// The same for what is good to know, unless `--quiet` was asked for.
+pub fn inform(message: &str) {
     tell(&format!("unhang: {message}"));
 }
 
@@ -100,10 +156,16 @@ pub struct Style {
 }
 
 impl Style {
-    /// Colour on a terminal only, and never when `NO_COLOR` is set.
+    /// Colour as `--color` says: by default on a terminal only, and never when `NO_COLOR` is set.
     pub fn for_stream(stream: &impl IsTerminal) -> Style {
-        let declined = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        Style { coloured: stream.is_terminal() && !declined }
+        let declined = || std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        Style {
+            coloured: match Talk::current().color {
+                When::Always => true,
+                When::Never => false,
+                When::Auto => stream.is_terminal() && !declined(),
+            },
+        }
     }
 
     /// The text in that colour, or as it is.
@@ -153,6 +215,9 @@ impl Progress {
             return;
         }
         told.done = done;
+        if Talk::current().quiet {
+            return;
+        }
         let (mut stderr, what) = (io::stderr().lock(), &self.what);
         // Where nobody can be told, nobody is.
         if self.moving {

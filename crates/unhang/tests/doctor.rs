@@ -486,7 +486,7 @@ fn the_cpu_engine_passes_its_self_test_in_a_child() {
     assert_eq!(cpu["verdict"], "works", "{result}");
     assert!(cpu["seconds"].as_f64().unwrap() > 0.0);
     assert!(cpu["detail"].as_str().unwrap().contains("largest relative error"), "{cpu}");
-    for engine in ["jit", "aten", "miopen"] {
+    for engine in ["jit", "aten", "matmul", "half", "miopen"] {
         let it = tried(&result, engine);
         assert_eq!((&it["verdict"], &it["seconds"]), (&"unsupported".into(), &Value::Null), "{it}");
         assert!(it["detail"].as_str().unwrap().starts_with("not here: "), "{it}");
@@ -515,10 +515,12 @@ fn a_child_that_fails_is_an_error() {
 }
 
 #[test]
-fn what_torchs_kernels_did_is_kept_for_enable() {
+fn what_was_tried_is_kept_for_enable() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().join("home");
     let crashed = "echo unhang-torch 2.2.2+rocm5.7 hip5.7.1\n[ $3 = aten ] && kill -SEGV $$\n\
+                   [ $3 = jit ] && echo 'unhang-family {\"family\": \"plain\", \"name\": \"jit:plain:x\", \
+                   \"verdict\": \"works\", \"detail\": \"\"}'\n\
                    echo 'unhang-canary {\"verdict\": \"works\", \"detail\": \"played\"}'";
     let python = python(folder.path(), crashed);
     let mut command = unhang(&["doctor", "--self-test", "--json", "--python", &python]);
@@ -528,11 +530,12 @@ fn what_torchs_kernels_did_is_kept_for_enable() {
     assert_eq!(tried(&result, "miopen")["verdict"], "works", "{result}");
     assert_eq!(code, 1);
     let database = rusqlite::Connection::open(fs::read_dir(&home).unwrap().find_map(database).unwrap()).unwrap();
-    let mut kept = database.prepare("SELECT machine, name, verdict FROM canaries").unwrap();
+    let mut kept = database.prepare("SELECT machine, name, verdict FROM canaries ORDER BY name").unwrap();
     let kept: Vec<(String, String, String)> =
         kept.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?))).unwrap().map(Result::unwrap).collect();
-    let [(machine, name, verdict)] = kept.as_slice() else { panic!("one canary is kept: {kept:?}") };
-    assert_eq!((name.as_str(), verdict.as_str()), ("aten", "crashes"));
+    let short: Vec<(&str, &str)> = kept.iter().map(|(_, name, verdict)| (name.as_str(), verdict.as_str())).collect();
+    assert_eq!(short, [("aten", "crashes"), ("jit:plain:x", "works"), ("miopen", "works")]);
+    let machine = &kept[0].0;
     // With the very text that the Python package makes of its torch.
     let here = Machine::inspect(&System::new("/".as_ref(), Environment::parse("")));
     assert_eq!(*machine, here.fingerprint(Some("2.2.2+rocm5.7 hip5.7.1")), "filed under the torch that ran");
@@ -561,7 +564,7 @@ fn a_self_test_is_in_the_bundle_without_names() {
     let text = fs::read_to_string(folder.path().join("machine/self-test.json")).unwrap();
     assert!(!text.contains("kevin"), "{text}");
     let sent: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!(sent.as_array().unwrap().len(), 4, "every engine is in it");
+    assert_eq!(sent.as_array().unwrap().len(), 6, "every trial is in it");
     assert_eq!(tried(&sent, "cpu"), tried(&result, "cpu"));
 }
 
@@ -575,4 +578,22 @@ fn a_folder_cannot_compute() {
     }
     let output = unhang(&["doctor", "--self-test"]).env("UNHANG_ROOT", "rx6800").output().unwrap();
     assert_eq!(output.status.code(), Some(2));
+}
+
+#[test]
+fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
+    let folder = tempfile::tempdir().unwrap();
+    copy(&fixtures().join("rx5600xt-rocm5.7"), folder.path());
+    let root = folder.path().to_str().unwrap();
+    let refused = unhang(&["doctor", "--root", root, "--fix"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2), "there is nobody to ask: {refused:?}");
+    assert!(ids(&json(&["doctor", "--root", root, "--json"]).0).contains(&"leftover-profile"));
+    let fixed = unhang(&["doctor", "--root", root, "--fix", "--yes"]).output().unwrap();
+    let said = String::from_utf8_lossy(&fixed.stdout);
+    assert!(said.contains("env uninstall` takes it out"), "what was done is said: {said}");
+    let undone = unhang(&["env", "uninstall", "--system", "--root", root, "--yes"]).output().unwrap();
+    let undone_for_user = unhang(&["env", "uninstall", "--user", "--root", root, "--yes"]).output().unwrap();
+    assert!(undone.status.success() && undone_for_user.status.success(), "{undone:?} {undone_for_user:?}");
+    let nothing = unhang(&["doctor", "--root", "rx6800", "--fix"]).output().unwrap();
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing here that unhang could fix"), "{nothing:?}");
 }

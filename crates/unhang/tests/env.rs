@@ -89,7 +89,7 @@ fn shells() -> Vec<&'static str> {
 #[test]
 fn the_guard_is_silent_in_every_shell() {
     let folder = machine("rx5600xt-rocm5.7");
-    run(&["env", "install", "--system", "--root", folder.path().to_str().unwrap()]);
+    run(&["env", "install", "--system", "--root", folder.path().to_str().unwrap(), "--yes"]);
     let script = folder.path().join("etc/profile.d/unhang.sh");
     let nowhere = PathBuf::from("/nonexistent");
     for shell in shells() {
@@ -158,11 +158,11 @@ fn install_is_guarded_by_the_chip_and_can_be_taken_out() {
         fs::create_dir_all(folder.path().join("etc/systemd")).unwrap();
         let root = folder.path().to_str().unwrap();
         let before = files(folder.path());
-        let dry = run(&["env", "install", scope, "--root", root, "--dry-run"]);
+        let dry = run(&["env", "install", scope, "--root", root, "--yes", "--dry-run"]);
         assert!(dry.contains("this would be done") && dry.contains("unhang"), "{dry}");
         assert_eq!(files(folder.path()), before);
 
-        run(&["env", "install", scope, "--root", root]);
+        run(&["env", "install", scope, "--root", root, "--yes"]);
         let text = fs::read_to_string(folder.path().join(script)).unwrap();
         assert!(sourced(&text, Some(folder.path())).contains("HSA_OVERRIDE_GFX_VERSION=10.3.0\n"));
         for other in ["rx6800", "nvidia", "no-gpu", "navi10-usb-only"] {
@@ -200,7 +200,7 @@ fn install_is_guarded_by_the_chip_and_can_be_taken_out() {
                 "the leftover line was set aside: {variables}"
             );
         }
-        let again = run(&["env", "install", scope, "--root", root]);
+        let again = run(&["env", "install", scope, "--root", root, "--yes"]);
         assert!(again.contains("nothing to do"), "{again}");
         let report: Value =
             serde_json::from_slice(&unhang(&["doctor", "--root", root, "--json"]).output().unwrap().stdout).unwrap();
@@ -209,9 +209,9 @@ fn install_is_guarded_by_the_chip_and_can_be_taken_out() {
         let places = leftover.expect("one is left in the other scope")["places"].to_string();
         assert!(places.contains(still) && !places.contains("unhang"), "{places}");
 
-        run(&["env", "uninstall", scope, "--root", root]);
+        run(&["env", "uninstall", scope, "--root", root, "--yes"]);
         assert_eq!(files(folder.path()), before);
-        assert!(run(&["env", "uninstall", scope, "--root", root]).contains("nothing to do"));
+        assert!(run(&["env", "uninstall", scope, "--root", root, "--yes"]).contains("nothing to do"));
     }
 }
 
@@ -220,11 +220,11 @@ fn installing_another_profile_replaces_the_first() {
     let folder = machine("rx5600xt-rocm5.7");
     let root = folder.path().to_str().unwrap();
     let before = files(folder.path());
-    run(&["env", "install", "--system", "--root", root, "--profile", "rocm5.2"]);
-    run(&["env", "install", "--system", "--root", root, "--profile", "no-spoof"]);
+    run(&["env", "install", "--system", "--root", root, "--yes", "--profile", "rocm5.2"]);
+    run(&["env", "install", "--system", "--root", root, "--yes", "--profile", "no-spoof"]);
     let text = fs::read_to_string(folder.path().join("etc/profile.d/unhang.sh")).unwrap();
     assert!(text.contains("unset HSA_OVERRIDE_GFX_VERSION"), "{text}");
-    run(&["env", "uninstall", "--system", "--root", root]);
+    run(&["env", "uninstall", "--system", "--root", root, "--yes"]);
     assert_eq!(files(folder.path()), before);
 }
 
@@ -238,4 +238,17 @@ fn wrong_usage_is_told_apart() {
     let output = unhang(&["env", "install", "--user"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("HOME"));
+}
+
+#[test]
+fn a_described_machine_is_not_changed_without_asking() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_str().unwrap();
+    for verb in ["install", "uninstall"] {
+        let output = unhang(&["env", verb, "--user", "--root", root]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("nobody to ask") && said.contains("--yes"), "{said}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing was written");
 }

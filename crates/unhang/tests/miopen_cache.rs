@@ -44,7 +44,9 @@ impl Machine {
     fn run(&self, arguments: &[&str]) -> (String, i32) {
         let mut command = Command::cargo_bin("unhang").expect("the program is built");
         let root = self.root.path().to_str().unwrap();
-        let output = command.env_clear().arg("miopen-cache").args(arguments).args(["--root", root]).output().unwrap();
+        let agreed = arguments.first().filter(|it| **it == "repair").map(|_| "--yes");
+        command.env_clear().arg("miopen-cache").args(arguments).args(agreed).args(["--root", root]);
+        let output = command.output().unwrap();
         assert_eq!(String::from_utf8_lossy(&output.stderr), "");
         (String::from_utf8(output.stdout).unwrap(), output.status.code().unwrap())
     }
@@ -128,7 +130,7 @@ fn damaged_lines_go_and_a_backup_stays() {
     let backup = machine.find_db().with_file_name("gfx1030_18.HIP.2_20_0.ufdb.txt.unhang-backup");
     assert_eq!(fs::read_to_string(backup).unwrap(), before);
     assert_eq!(machine.run(&["verify"]).1, 0);
-    assert!(machine.run(&["repair"]).0.contains("nothing to mend"));
+    assert!(machine.run(&["repair"]).0.contains("nothing to repair"));
 }
 
 #[test]
@@ -136,7 +138,7 @@ fn narrowed_records_go_only_when_asked() {
     let machine = Machine::new();
     fs::write(machine.find_db(), format!("{FULL}\n{NARROWED}\n")).unwrap();
     assert_eq!(machine.run(&["verify"]).1, 0, "narrowed is not damaged");
-    assert!(machine.run(&["repair"]).0.contains("nothing to mend"));
+    assert!(machine.run(&["repair"]).0.contains("nothing to repair"));
     machine.run(&["repair", "--narrowed"]);
     assert_eq!(fs::read_to_string(machine.find_db()).unwrap(), format!("{FULL}\n"));
 }
@@ -202,7 +204,7 @@ fn a_link_is_left_alone() {
     let mut command = Command::cargo_bin("unhang").unwrap();
     let output = command
         .env_clear()
-        .args(["miopen-cache", "repair", "--root", machine.root.path().to_str().unwrap()])
+        .args(["miopen-cache", "repair", "--yes", "--root", machine.root.path().to_str().unwrap()])
         .output()
         .unwrap();
     assert_eq!(output.status.code(), Some(2));

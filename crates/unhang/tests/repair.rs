@@ -1,4 +1,4 @@
-//! `unhang repair` from outside, and what the mended code computes.
+//! `unhang repair` from outside, and what the repaired code computes.
 
 use std::path::{Path, PathBuf};
 
@@ -25,8 +25,8 @@ fn repair(arguments: &[&str], files: &[&Path]) -> (i32, String, String) {
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// A mended copy of a file, in memory.
-fn mended(file: &Path) -> Vec<u8> {
+/// A repaired copy of a file, in memory.
+fn repaired(file: &Path) -> Vec<u8> {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().join("out");
     let (code, stdout, stderr) = repair(&["-o", output.to_str().unwrap()], &[file]);
@@ -75,11 +75,11 @@ fn results(object: &[u8], kernel: &str, mode: Mode) -> Result<Vec<u8>, Fault> {
 #[test]
 fn compiled_kernels_are_stopped_before_and_finish_after_with_the_same_results() {
     let original = std::fs::read(kernels()).unwrap();
-    let mended = mended(&kernels());
+    let repaired = repaired(&kernels());
     let mut stopped = 0;
     for kernel in ["axpy", "block_sum", "gemm", "conv3x3", "chase", "histogram", "maths", "halves"] {
         let before = results(&original, kernel, Mode::Compute).unwrap();
-        let after = results(&mended, kernel, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}"));
+        let after = results(&repaired, kernel, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}"));
         assert_eq!(before, after, "{kernel}");
         assert!(before.iter().any(|&byte| byte != 0), "{kernel} left nothing");
         if let Err(fault) = results(&original, kernel, Mode::Hazards(Chip::Gfx1010)) {
@@ -93,7 +93,7 @@ fn compiled_kernels_are_stopped_before_and_finish_after_with_the_same_results() 
 #[test]
 fn code_that_depends_on_its_place_computes_the_same_elsewhere() {
     let original = std::fs::read(moves()).unwrap();
-    let mended = mended(&moves());
+    let repaired = repaired(&moves());
     let run = |object: &[u8], mode| {
         let mut machine = Machine::load(object, mode).unwrap();
         let numbers: Vec<u8> = (0..192u32).flat_map(|i| i.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
@@ -104,21 +104,21 @@ fn code_that_depends_on_its_place_computes_the_same_elsewhere() {
         Ok::<_, Fault>(out)
     };
     let before = run(&original, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}"));
-    assert_eq!(run(&mended, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}")), before);
-    // `calm` is not moved, so what it calls is: the whole call tree runs in mended code.
-    assert_eq!(run(&mended, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}")), before);
+    assert_eq!(run(&repaired, Mode::Compute).unwrap_or_else(|fault| panic!("{fault}")), before);
+    // `calm` is not moved, so what it calls is: the whole call tree runs in repaired code.
+    assert_eq!(run(&repaired, Mode::Hazards(Chip::Gfx1010)).unwrap_or_else(|fault| panic!("{fault}")), before);
     assert!(run(&original, Mode::Hazards(Chip::Gfx1010)).is_err());
 }
 
 #[test]
-fn the_copy_is_deterministic_and_mending_it_again_changes_nothing() {
+fn the_copy_is_deterministic_and_repairing_it_again_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second] = ["first", "second"].map(|name| folder.path().join(name));
     let original = std::fs::read(kernels()).unwrap();
     assert_eq!(repair(&["-o", first.to_str().unwrap()], &[&kernels()]).0, 0);
     assert_eq!(repair(&["-o", second.to_str().unwrap()], &[&first]).0, 0);
     assert_eq!(std::fs::read(&first).unwrap(), std::fs::read(&second).unwrap());
-    assert_eq!(std::fs::read(&first).unwrap(), mended(&kernels()));
+    assert_eq!(std::fs::read(&first).unwrap(), repaired(&kernels()));
     assert_eq!(std::fs::read(kernels()).unwrap(), original);
     let audit = Command::cargo_bin("unhang").unwrap().arg("audit").arg(&first).output().unwrap();
     assert_eq!(audit.status.code(), Some(0));
@@ -139,7 +139,7 @@ fn json_says_what_was_done_in_each_function_and_why_not() {
     let get = |name: &str| functions.iter().find(|function| function["name"] == name).unwrap();
     assert_eq!(get("everything")["treatment"], "laid out anew");
     assert_eq!(get("everything")["after"]["vcmpx-exec-war"], 0);
-    assert_eq!(get("prefetch_only")["treatment"], "mended in place");
+    assert_eq!(get("prefetch_only")["treatment"], "repaired in place");
     assert!(get("left_jump")["reason"].as_str().unwrap().contains("the jump at 0x14"));
     assert_eq!(report["totals"]["functions"], functions.len());
     let (_, stdout, _) = repair(&["--functions", "-o", output.to_str().unwrap()], &[&moves()]);
@@ -190,12 +190,12 @@ fn what_cannot_be_copied_is_said_with_what_to_do() {
         assert!(!output.exists());
     }
     let native = fixture("unhang-emulator/tests/fixtures/kernels.gfx1010.co");
-    assert_eq!(repair(&["-o", output.to_str().unwrap()], &[&native]).0, 3, "nothing to mend");
+    assert_eq!(repair(&["-o", output.to_str().unwrap()], &[&native]).0, 3, "nothing to repair");
     assert_eq!(std::fs::read(&output).unwrap(), std::fs::read(native).unwrap());
 }
 
 #[test]
-fn extract_mends_every_object_of_a_folder() {
+fn extract_repairs_every_object_of_a_folder() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     std::fs::create_dir(&input).unwrap();
@@ -205,14 +205,14 @@ fn extract_mends_every_object_of_a_folder() {
     assert_eq!(code, 0, "{stderr}");
     let report: Value = serde_json::from_str(&stdout).unwrap();
     let written = report["objects"][0]["output"].as_str().unwrap();
-    assert_eq!(std::fs::read(written).unwrap(), mended(&kernels()));
+    assert_eq!(std::fs::read(written).unwrap(), repaired(&kernels()));
     assert_eq!(std::fs::read_dir(&output).unwrap().count(), 1);
 }
 
-/// hiprtc, whose code for gfx1030 is mended for gfx1010 before it is loaded.
-struct Mending(unhang_gpu::compiler::Hiprtc);
+/// hiprtc, whose code for gfx1030 is repaired for gfx1010 before it is loaded.
+struct Repairing(unhang_gpu::compiler::Hiprtc);
 
-impl unhang_gpu::compiler::Compiler for Mending {
+impl unhang_gpu::compiler::Compiler for Repairing {
     fn version(&self) -> String {
         self.0.version()
     }
@@ -230,16 +230,16 @@ impl unhang_gpu::compiler::Compiler for Mending {
         let object = self.0.compile(kernel, options)?;
         let repair = repair_object(&object, Options { chip: Chip::Gfx1010, keep_size: false }).unwrap();
         assert!(repair.functions.iter().all(|function| function.after.total() == 0), "{kernel}");
-        assert!(repair.functions.iter().any(|function| function.before.total() > 0), "{kernel} had nothing to mend");
+        assert!(repair.functions.iter().any(|function| function.before.total() > 0), "{kernel} had nothing to repair");
         Ok(repair.bytes.unwrap())
     }
 }
 
 #[test]
-fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_mended() {
+fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_repaired() {
     use unhang_gpu::driver::{Emulated, EmulatedEngine};
     let compiler = match unhang_gpu::compiler::Hiprtc::find() {
-        Ok(compiler) => std::sync::Arc::new(Mending(compiler)),
+        Ok(compiler) => std::sync::Arc::new(Repairing(compiler)),
         Err(error) => {
             println!("skipped: {error}");
             return;
@@ -277,7 +277,7 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_mended() {
 fn what_is_taken_out_of_a_container_stays_in_its_folder() {
     let place = tempfile::tempdir().unwrap();
     let (input, folder) = (place.path().join("evil.bundle"), place.path().join("a/b/out"));
-    // A target that is a way out, with something in it that cannot be mended.
+    // A target that is a way out, with something in it that cannot be repaired.
     let name = b"hipv4-amdgcn-amd-amdhsa--gfx1030/../../../escaped";
     let mut bytes = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();
     bytes.extend(1u64.to_le_bytes());

@@ -1,6 +1,6 @@
 //! Machine code made safe without changing its size.
 //!
-//! What can be mended where it stands is mended, with the work-around instructions of LLVM:
+//! What can be repaired where it stands is repaired, with the work-around instructions of LLVM:
 //!
 //! * `s_inst_prefetch` becomes `s_nop`;
 //! * a wait goes into an `s_nop 0` or `s_clause` that stands before the dangerous instruction anyway;
@@ -45,7 +45,7 @@ pub struct Repaired {
 /// `s_waitcnt_depctr` with every field at "do not wait".
 const WAIT_FOR_NOTHING: u32 = S_WAITCNT_DEPCTR.with_immediate(0xffff);
 
-/// Mends a function compiled for `target` so that it is safe on `chip`, as far as that goes without changing its size.
+/// Repairs a function compiled for `target` so that it is safe on `chip`, as far as that goes without changing its size.
 pub fn repair_in_place(
     code: &[u8],
     target: Chip,
@@ -98,7 +98,7 @@ impl Work {
         None
     }
 
-    /// What could mend a finding, the likeliest first.
+    /// What could repair a finding, the likeliest first.
     fn candidates(&self, program: &Program, finding: Finding) -> Vec<Patch> {
         let index = finding.index as usize;
         let rule = finding.rule;

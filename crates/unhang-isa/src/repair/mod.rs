@@ -1,15 +1,15 @@
 //! Machine code made safe for a chip that it was not compiled for.
 //!
-//! [`repair_object`] mends a whole code object. What can be mended by changing a word is changed where it stands
+//! [`repair_object`] repairs a whole code object. What can be repaired by changing a word is changed where it stands
 //! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
 //! anew behind everything else, in an executable segment of its own, with the work-around instructions that LLVM
 //! inserts when it compiles for the chip; its descriptor, its symbols and whoever calls it by a known address are aimed
 //! at the new place. Data stays where it is, and so does the old code.
 //!
 //! A function is moved only if all that depends on its place is understood and if the audit of the result finds nothing
-//! that could have been mended; otherwise it is left as it is and the reason is reported.
+//! that could have been repaired; otherwise it is left as it is and the reason is reported.
 //!
-//! [`repair_in_place`] is the second best: it never changes the size of anything, and mends what it can.
+//! [`repair_in_place`] is the second best: it never changes the size of anything, and repairs what it can.
 
 mod in_place;
 mod object;
@@ -29,7 +29,7 @@ use crate::{Chip, Program, ProgramError};
 
 /// `s_nop 0`
 const NOP: u32 = S_NOP.with_immediate(0);
-/// How a code object is to be mended.
+/// How a code object is to be repaired.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The chip on which the code will run.
@@ -41,7 +41,7 @@ pub struct Options {
 /// What was done with a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Treatment {
-    /// Nothing: there was nothing to mend, or it could not be.
+    /// Nothing: there was nothing to repair, or it could not be.
     Untouched,
     /// Words were changed where they stand.
     InPlace,
@@ -54,7 +54,7 @@ impl Treatment {
     pub fn name(self) -> &'static str {
         match self {
             Treatment::Untouched => "untouched",
-            Treatment::InPlace => "mended in place",
+            Treatment::InPlace => "repaired in place",
             Treatment::Moved => "laid out anew",
         }
     }
@@ -157,15 +157,15 @@ enum Change {
 pub struct ObjectRepair {
     /// The chip for which it was compiled; `None` if it is outside the gfx10 family, and then nothing was looked at.
     pub target: Option<Chip>,
-    /// The mended object; `None` if nothing was changed.
+    /// The repaired object; `None` if nothing was changed.
     pub bytes: Option<Vec<u8>>,
     /// Its functions in the order of their addresses.
     pub functions: Vec<FunctionRepair>,
 }
 
-/// Mends a code object for a chip, function by function.
+/// Repairs a code object for a chip, function by function.
 ///
-/// The result depends on the input alone, and mending it again changes nothing.
+/// The result depends on the input alone, and repairing it again changes nothing.
 pub fn repair_object(bytes: &[u8], options: Options) -> Result<ObjectRepair, ElfError> {
     let object = CodeObject::parse(bytes)?;
     let plans = match object.chip() {
@@ -175,7 +175,7 @@ pub fn repair_object(bytes: &[u8], options: Options) -> Result<ObjectRepair, Elf
     Ok(assemble(&object, plans))
 }
 
-/// Decides how one function of an object is mended. The functions are independent of each other.
+/// Decides how one function of an object is repaired. The functions are independent of each other.
 pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: Options) -> FunctionPlan {
     let mut plan = FunctionPlan {
         report: FunctionRepair {
@@ -202,7 +202,7 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
         }
     };
     let limit = object.workgroup_limit(function.name);
-    mend(&mut plan, &program, Subject { function, mode, limit }, options);
+    repair(&mut plan, &program, Subject { function, mode, limit }, options);
     let report = &mut plan.report;
     if report.after.total() > 0 && report.reason.is_none() {
         report.reason = Some(if report.after.get(Rule::FlatOffset) > 0 {
@@ -238,7 +238,7 @@ impl Subject<'_> {
     }
 }
 
-fn mend(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
+fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
     let Subject { function, mode, limit } = subject;
     let chip = options.chip;
     let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
@@ -306,18 +306,18 @@ fn mend(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, option
     }
 }
 
-/// Takes a change if the audit of the changed code finds nothing that the change should have mended.
+/// Takes a change if the audit of the changed code finds nothing that the change should have repaired.
 fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip, context: Context) {
     let (code, inserted, treatment) = match &change {
         Change::None => return,
         Change::Code(code) => (code, 0, Treatment::InPlace),
         Change::Layout(layout) => (&layout.code, layout.inserted, Treatment::Moved),
     };
-    let Ok(mended) = Program::decode(code, program.chip, program.wave64) else {
+    let Ok(repaired) = Program::decode(code, program.chip, program.wave64) else {
         plan.report.reason = Some(Reason::NotMended);
         return;
     };
-    let after = Hazards::count(&audit(&mended, chip, context));
+    let after = Hazards::count(&audit(&repaired, chip, context));
     let left = after.total() - after.get(Rule::FlatOffset) - after.get(Rule::LocalMisaligned);
     if left > 0 {
         plan.report.reason = Some(Reason::NotMended);

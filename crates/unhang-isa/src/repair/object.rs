@@ -1,4 +1,4 @@
-//! A code object with mended functions: the changes put into a copy of the file.
+//! A code object with repaired functions: the changes put into a copy of the file.
 
 use super::{Change, FunctionPlan, ObjectRepair, Reason, Treatment};
 use crate::elf::{CodeObject, FUNCTION, KernelDescriptor, section_headers, u16_at, u32_at, u64_at};

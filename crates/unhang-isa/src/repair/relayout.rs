@@ -405,9 +405,9 @@ mod tests {
         for (padding, inserted) in [(60, 1), (61, 2), (62, 1)] {
             let layout = relayout(&program(padding), SETTING).unwrap();
             assert_eq!(layout.inserted, inserted, "{padding}");
-            let mended = Program::decode(&layout.code, Chip::Gfx1030, false).unwrap();
-            assert_ne!(mended.instructions[1].immediate(), 0x3f);
-            assert_eq!(mended.blocks[0].successors[1], Some(mended.blocks.len() as u32 - 1));
+            let repaired = Program::decode(&layout.code, Chip::Gfx1030, false).unwrap();
+            assert_ne!(repaired.instructions[1].immediate(), 0x3f);
+            assert_eq!(repaired.blocks[0].successors[1], Some(repaired.blocks.len() as u32 - 1));
         }
     }
 }

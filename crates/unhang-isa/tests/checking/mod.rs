@@ -1,4 +1,4 @@
-//! Whether a mended object does what the original did: instruction by instruction, without the rules that mended it.
+//! Whether a repaired object does what the original did: instruction by instruction, without the rules that repaired it.
 
 use unhang_isa::elf::{CodeObject, Function};
 use unhang_isa::repair::{ObjectRepair, Treatment};
@@ -153,7 +153,7 @@ fn check_long_branches(before: &Program, after: &Program, starts: &[usize], bodi
     }
 }
 
-/// Panics unless the mended object is the original with its functions moved and nothing else changed.
+/// Panics unless the repaired object is the original with its functions moved and nothing else changed.
 pub fn check_repair(original: &[u8], repair: &ObjectRepair) {
     let before = CodeObject::parse(original).unwrap();
     let bytes = repair.bytes.as_deref().unwrap_or(original);

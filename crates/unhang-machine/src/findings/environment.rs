@@ -112,7 +112,7 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
     let native = super::software::is_native(seen, gfx);
     let protect = "`unhang run -- python train.py`: convolutions keep off such code unless it passed a test in a child \
-                   process, and the shield mends other code as it is loaded (emulated, not yet seen on a card)";
+                   process, and the shield repairs other code as it is loaded (emulated, not yet seen on a card)";
     let is_reported_to_work = super::software::reported_to_work_spoofed(seen);
     let fix = if native {
         "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()

@@ -24,7 +24,7 @@ pub struct Repaired {
     pub moved_aside: bool,
 }
 
-/// Why a file could not be mended.
+/// Why a file could not be repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
     /// A file could not be read or written.
@@ -51,7 +51,7 @@ pub enum RepairError {
     },
 }
 
-/// Mends what [`super::verify`] found damaged. With `narrowed`, records that were written under a narrowed set of
+/// Repairs what [`super::verify`] found damaged. With `narrowed`, records that were written under a narrowed set of
 /// solvers go too. A dry run only says what would be done.
 pub fn repair(
     system: &System,

@@ -88,7 +88,7 @@ impl Hazards {
     }
 }
 
-fn say(message: &str) {
+fn inform(message: &str) {
     tell(&format!("unhang card: {message}"));
 }
 
@@ -146,7 +146,7 @@ impl RunArguments {
             Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
         };
         let summary = Summary::read(folder.path());
-        say(&summary.to_string());
+        inform(&summary.to_string());
         if let Some(log) = &self.log {
             std::fs::rename(&journal, log).or_else(|_| std::fs::copy(&journal, log).map(drop))?;
             let mut file = std::fs::OpenOptions::new().append(true).open(log)?;

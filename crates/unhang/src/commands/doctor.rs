@@ -8,13 +8,15 @@ use anyhow::{Context, bail};
 use clap::Args;
 use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, steps};
 
+use super::consent::Consent;
+use super::fix::fix;
 use super::machine_arguments::MachineArguments;
 use super::python::{find_python, interpreter};
-use super::self_test::{self, Tried};
+use super::self_test::{self, Trial, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
-/// What is here, what is wrong, what to do. Reads only; needs neither root nor a GPU.
+/// What is here, what is wrong, what to do. Reads only, unless --fix is asked for; needs neither root nor a GPU.
 #[derive(Args)]
 #[command(after_help = "\
 Exit codes: 0 no errors, 1 errors were found, 2 wrong usage, 3 could not tell.
@@ -23,6 +25,7 @@ Examples:
   unhang doctor
   unhang doctor --explain                        # with the reason and the remedy of each finding
   unhang doctor --python ~/venv/bin/python
+  unhang doctor --fix                            # asks before each thing that it does
   unhang doctor --bundle machine.tar.gz          # for a bug report; holds no user or host names
   unhang doctor --self-test --bundle card.tar.gz # what the owner of a card sends in
   tar xf machine.tar.gz && unhang doctor --root machine")]
@@ -46,6 +49,12 @@ pub struct Doctor {
     /// of the active environment.
     #[arg(long)]
     self_test: bool,
+    /// Then carry out the remedies that are unhang's own (`unhang env install`, `unhang miopen-cache repair`), asking
+    /// before each; both keep what was there before.
+    #[arg(long, conflicts_with_all = ["json", "self_test"])]
+    fix: bool,
+    #[command(flatten)]
+    consent: Consent,
     /// The child of the self-test.
     #[arg(long, hide = true, value_name = "ENGINE", value_parser = ["cpu"])]
     self_test_child: Option<String>,
@@ -95,6 +104,9 @@ impl Doctor {
             let tried = tried.as_deref().map(|tried| self_test::report(tried, style)).unwrap_or_default();
             print_text(&format!("{}{tried}", report(&examination, style, self.explain)))?;
         }
+        if self.fix {
+            fix(&examination, self.machine.described_root().as_deref(), self.consent)?;
+        }
         if let Some(path) = &self.bundle {
             tell(&format!("wrote {}; look through it before you send it", path.display()));
         }
@@ -112,9 +124,9 @@ impl Doctor {
     ) -> anyhow::Result<Vec<Tried>> {
         let python = self.python.first().map_or_else(find_python, |given| interpreter(given));
         let mut tried = Vec::new();
-        for engine in self_test::ENGINES {
-            tell(&format!("trying {engine} in a child process"));
-            tried.push(self_test::try_engine(engine, &python, &examination.machine, &tried)?);
+        for trial in Trial::ALL {
+            tell(&format!("trying {} in a child process", trial.name()));
+            tried.push(self_test::run_trial(trial, &python, &examination.machine, &tried)?);
             if let Some((bundle, path)) = &mut bundle {
                 bundle.add_json("self-test.json", &self_test::to_json(&tried));
                 write_bundle(bundle, path)?;

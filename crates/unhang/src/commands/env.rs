@@ -10,6 +10,7 @@ use unhang_machine::install::{self, Outcome, Scope};
 use unhang_machine::profile::{NAMES, Profile, Shell};
 use unhang_machine::{Machine, Options, System, examine};
 
+use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
 use super::text::{print_safe_json, print_text};
 use crate::output::{Colour, Style, printable};
@@ -111,6 +112,8 @@ struct Install {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    consent: Consent,
+    #[command(flatten)]
     machine: MachineArguments,
 }
 
@@ -126,6 +129,8 @@ struct Uninstall {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    consent: Consent,
     #[command(flatten)]
     machine: MachineArguments,
 }
@@ -190,6 +195,9 @@ impl Print {
 impl Install {
     fn run(self) -> anyhow::Result<ExitCode> {
         let system = self.machine.system()?;
+        if !self.dry_run && !self.consent.ask_for_folder(&system, "Install a profile")? {
+            return Ok(ExitCode::SUCCESS);
+        }
         let (profile, reason) = choose(self.profile, &system)?;
         let scope = self.place.scope();
         let outcome = install::install(&system, scope, &profile, self.dry_run).with_context(|| hint(scope))?;
@@ -216,6 +224,9 @@ impl Install {
 impl Uninstall {
     fn run(self) -> anyhow::Result<ExitCode> {
         let system = self.machine.system()?;
+        if !self.dry_run && !self.consent.ask_for_folder(&system, "Take the installed profile out")? {
+            return Ok(ExitCode::SUCCESS);
+        }
         let scope = self.place.scope();
         let outcome = install::uninstall(&system, scope, self.dry_run).with_context(|| hint(scope))?;
         if self.json {

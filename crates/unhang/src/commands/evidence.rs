@@ -105,7 +105,7 @@ struct Which {
     /// Those about this engine: jit, miopen, aten, tiled or cpu.
     #[arg(long, value_name = "NAME")]
     engine: Option<EngineName>,
-    /// Those that ended so: works, hangs, crashes, wrong, unsupported or error.
+    /// Those that ended with this verdict: works, hangs, crashes, wrong, unsupported or error.
     #[arg(long, value_name = "VERDICT")]
     verdict: Option<Verdict>,
     /// Those from there: probe, run, import or rehearsal.

@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
-use unhang_engine::{EngineName, Verdict};
+use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Filter, Realm, Source, Store};
-use unhang_machine::{Machine, Software, System, Torch};
-use unhang_plan::{Availability, MiopenFamilies, Situation};
+use unhang_machine::{Machine, Software, Torch};
+use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
-use crate::output::{Colour, Style, printable};
+use crate::output::{Colour, Style, printable, tell_more};
 
 /// Which machine and which torch are meant.
 #[derive(Args)]
@@ -56,6 +56,7 @@ impl Knowledge {
         let system = arguments.machine.system()?;
         let machine = Machine::inspect(&system);
         let software = Software::inspect(&system, &arguments.python);
+        let families = MiopenFamilies::left_on(|variable| system.environment().get(variable) == Some("0"));
         let store = open_store();
         // An interpreter that was named comes before the one that happens to be active.
         let named = arguments.python.iter().find_map(|python| {
@@ -64,48 +65,44 @@ impl Knowledge {
         });
         let torch = named.or(software.torch.first()).cloned();
         let fingerprint = machine.fingerprint(torch.as_ref().map(runtime).as_deref());
+        tell_more(&format!("evidence is read for the machine {fingerprint}"));
         let evidence = match realm {
             Realm::Real => Evidence::load(&store, &fingerprint),
             Realm::Rehearsal => Evidence::load_rehearsal(&store, &rehearsed(&store, &fingerprint)),
         };
-        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families: families(&system) })
+        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families })
     }
 
     /// The situation of tensors on the machine's accelerator, or in the host's memory, judged from the description.
     pub fn situation(&self, on_cpu: bool) -> Situation {
         let affected = self.machine.affected();
         if on_cpu {
-            return Situation { affected, ..Situation::cpu_tensors() };
+            return Facts { affected, ..Facts::on_cpu() }.situation();
         }
-        let mut situation = if affected { Situation::affected_accelerator() } else { Situation::accelerator() };
-        situation.spoofed = self.machine.spoofed();
-        situation.miopen_families = self.families;
+        let mut facts = Facts::on_accelerator(affected);
+        facts.spoofed = self.machine.spoofed();
+        facts.miopen_families = self.families;
         let torch_computes_there = self.torch.as_ref().is_some_and(|torch| torch.hip.is_some() || torch.cuda.is_some());
-        if torch_computes_there && self.has_accelerator() {
-            let unproven = Availability::Unproven("no canary of jit has run on this machine yet".to_owned());
-            let jit = if affected { unproven } else { Availability::Available };
-            situation = situation.with(EngineName::Jit, jit);
-        }
-        if affected {
-            for engine in [EngineName::Aten, EngineName::Miopen, EngineName::Jit] {
-                if let Some(canary) = self.store.canary(&self.fingerprint, engine.name()) {
-                    let failed = format!("its canary ended so: {} ({})", canary.verdict, canary.detail);
-                    let availability = match canary.verdict {
-                        Verdict::Works => Availability::Available,
-                        _ => Availability::Absent(failed),
-                    };
-                    situation = situation.with(engine, availability);
-                }
-            }
+        if !torch_computes_there || !self.has_accelerator() {
+            facts.absent.push((EngineName::Jit, "torch has no GPU to compute on here".to_owned()));
         }
         if let Some(torch) = &self.torch
             && torch.hip.is_none()
         {
             let built = torch.cuda.as_ref().map_or("without a GPU".to_owned(), |cuda| format!("for CUDA {cuda}"));
-            situation =
-                situation.with(EngineName::Miopen, Availability::Absent(format!("this torch is built {built}")));
+            facts.absent.push((EngineName::Miopen, format!("this torch is built {built}")));
         }
-        situation
+        if affected {
+            facts.canaries = [EngineName::Aten, EngineName::Miopen, EngineName::Jit].map(|it| self.canary(it)).into();
+        }
+        facts.situation()
+    }
+
+    /// How the canary of an engine ended on this machine. Which kernel families it has is not known without its GPU, so
+    /// their best verdict, which is kept under the engine's name, speaks for all.
+    fn canary(&self, engine: EngineName) -> CanaryFact {
+        let ended = self.store.canary(&self.fingerprint, engine.name()).map(|canary| (canary.verdict, canary.detail));
+        CanaryFact { engine, part: String::new(), ended }
     }
 
     /// Whether there is a GPU that torch could compute on.
@@ -182,17 +179,4 @@ fn runtime(torch: &Torch) -> String {
         (None, None) => "cpu".to_owned(),
     };
     format!("{} {vendor}", torch.version)
-}
-
-/// The solver families that the environment leaves on; none if it turns none off.
-fn families(system: &System) -> Option<MiopenFamilies> {
-    let on = |name: &str| system.environment().get(&format!("MIOPEN_DEBUG_CONV_{name}")) != Some("0");
-    let families = MiopenFamilies {
-        gemm: on("GEMM"),
-        implicit_gemm: on("IMPLICIT_GEMM"),
-        winograd: on("WINOGRAD"),
-        direct: on("DIRECT"),
-        fft: on("FFT"),
-    };
-    (families != MiopenFamilies::ALL).then_some(families)
 }

@@ -25,7 +25,8 @@ impl MachineArguments {
         self.described_root().or_else(|| self.env_file.clone())
     }
 
-    fn described_root(&self) -> Option<PathBuf> {
+    /// The folder that describes the machine.
+    pub fn described_root(&self) -> Option<PathBuf> {
         let named = self.root.clone().or_else(|| std::env::var_os("UNHANG_ROOT").map(PathBuf::from));
         named.filter(|root| !root.as_os_str().is_empty())
     }

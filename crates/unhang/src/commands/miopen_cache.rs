@@ -1,4 +1,4 @@
-//! `unhang miopen-cache`: inspect, verify and mend MIOpen's user databases.
+//! `unhang miopen-cache`: inspect, verify and repair MIOpen's user databases.
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
@@ -9,11 +9,12 @@ use serde_json::json;
 use unhang_machine::System;
 use unhang_machine::miopen::{self, Checked, Kind};
 
+use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
 use super::text::{print_safe_json, print_text};
 use crate::output::{Colour, FOUND_ERRORS, Style, printable};
 
-/// Inspect, verify and mend MIOpen's user databases: what it chose, what it tuned, what it compiled.
+/// Inspect, verify and repair MIOpen's user databases: what it chose, what it tuned, what it compiled.
 #[derive(Args)]
 #[command(after_help = "\
 Exit codes: 0 all is well, 1 damage was found (verify), 2 could not do its work.
@@ -61,6 +62,8 @@ struct Repair {
     /// Show what would be done, and do nothing.
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    consent: Consent,
     #[command(flatten)]
     common: Common,
 }
@@ -212,16 +215,19 @@ impl Verify {
 impl Repair {
     fn run(self) -> anyhow::Result<ExitCode> {
         let system = self.common.machine.system()?;
+        if !self.dry_run && !self.consent.ask_for_folder(&system, "Repair MIOpen's databases")? {
+            return Ok(ExitCode::SUCCESS);
+        }
         let checked = miopen::verify(&system);
         let done = miopen::repair::repair(&system, &checked, self.narrowed, self.dry_run)
-            .context("could not mend all of MIOpen's databases; close programs that use the GPU and try again")?;
+            .context("could not repair all of MIOpen's databases; close programs that use the GPU and try again")?;
         if self.common.json {
             print_safe_json(&json!({ "schema": 1, "dry_run": self.dry_run, "repaired": done }))?;
             return Ok(ExitCode::SUCCESS);
         }
         let mut text = String::new();
         if done.is_empty() {
-            let _ = writeln!(text, "nothing to mend on {}", place(&system));
+            let _ = writeln!(text, "nothing to repair on {}", place(&system));
         }
         for file in &done {
             let path = printable(&file.path.display().to_string());

@@ -22,10 +22,10 @@ use crate::output::{self, Colour, Style, printable};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
 ///
-/// Code objects (.co, .hsaco), bundles and MIOpen's kernel databases (.ukdb, .kdb) are mended completely: functions that
+/// Code objects (.co, .hsaco), bundles and MIOpen's kernel databases (.ukdb, .kdb) are repaired completely: functions that
 /// need room for work-arounds are laid out anew. In shared libraries the size of everything must stay, so only a part
-/// can be mended, and nothing that is compressed. --extract takes code objects out of any container, wheels and folders
-/// among them, and mends them completely. The file itself is never changed.
+/// can be repaired, and nothing that is compressed. --extract takes code objects out of any container, wheels and folders
+/// among them, and repairs them completely. The file itself is never changed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -35,14 +35,14 @@ Examples:
   unhang repair some.whl --extract objects/ --json > report.json
 
 Exit codes: 0 nothing unsafe is left, 1 something is left, 2 the file could not be read or written, 3 no code for another
-chip to mend.")]
+chip to repair.")]
 pub struct Repair {
-    /// The file to mend; with --extract also a folder or an archive.
+    /// The file to repair; with --extract also a folder or an archive.
     file: PathBuf,
-    /// Where to write the mended copy.
+    /// Where to write the repaired copy.
     #[arg(short, long, value_name = "OUT", required_unless_present = "extract", conflicts_with = "extract")]
     output: Option<PathBuf>,
-    /// Write each mended code object into this folder instead.
+    /// Write each repaired code object into this folder instead.
     #[arg(long, value_name = "FOLDER")]
     extract: Option<PathBuf>,
     /// The chip on which the code will run.
@@ -105,7 +105,7 @@ struct FunctionReport {
 struct Totals {
     functions: usize,
     laid_out_anew: usize,
-    mended_in_place: usize,
+    repaired_in_place: usize,
     left_unsafe: usize,
     inserted: u64,
     #[serde(serialize_with = "by_name")]
@@ -145,15 +145,15 @@ impl Repair {
         }
         if input.is_dir() {
             bail!(
-                anyhow::anyhow!("hint: --extract FOLDER takes the code objects out of a folder and mends them there")
+                anyhow::anyhow!("hint: --extract FOLDER takes the code objects out of a folder and repairs them there")
                     .context(format!("{} is a folder; only a file can be copied", self.file.display()))
             );
         }
         report.output = output.display().to_string();
-        let unreadable = rewrite(&self.file, output, &mut |found| self.mend(found, report))
-            .with_context(|| format!("cannot mend {} into {}", self.file.display(), output.display()))
+        let unreadable = rewrite(&self.file, output, &mut |found| self.repair(found, report))
+            .with_context(|| format!("cannot repair {} into {}", self.file.display(), output.display()))
             .map_err(|error| {
-                error.context("hint: --extract FOLDER mends the code objects of any container one by one")
+                error.context("hint: --extract FOLDER repairs the code objects of any container one by one")
             })?;
         let copied = unreadable.into_iter().map(|what| format!("could not be read, and is copied as it is: {what}"));
         report.errors.extend(copied);
@@ -169,11 +169,11 @@ impl Repair {
             Event::File { path } => container = file_name(path),
             Event::Object { target, bytes } => {
                 let before = report.objects.len();
-                let mended = self.mend(Found { target, bytes, size: Size::Any }, report);
+                let repaired = self.repair(Found { target, bytes, size: Size::Any }, report);
                 let Some(object) = report.objects.get_mut(before) else { return };
                 let target = unhang_guard::text::file_name(&object.target);
                 let path = folder.join(format!("{container}.{before}.{target}.co"));
-                match write_atomically(&path, mended.as_deref().unwrap_or(bytes)) {
+                match write_atomically(&path, repaired.as_deref().unwrap_or(bytes)) {
                     Ok(()) => object.output = Some(path.display().to_string()),
                     Err(error) => failure = failure.take().or(Some((path, error))),
                 }
@@ -188,8 +188,8 @@ impl Repair {
         }
     }
 
-    /// Mends a code object and notes what was done. Code for RDNA1 itself and for other families is none of our concern.
-    fn mend(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
+    /// Repairs a code object and notes what was done. Code for RDNA1 itself and for other families is none of our concern.
+    fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
         if CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1) {
             return None;
         }
@@ -198,10 +198,10 @@ impl Repair {
             ObjectReport { target: found.target.to_owned(), output: None, functions: Vec::new(), reason: None };
         let mut bytes = None;
         match repair(found.bytes, options) {
-            Ok(mended) => {
-                object.target = mended.target?.to_string();
-                object.functions = mended.functions.into_iter().map(function_report).collect();
-                bytes = mended.bytes;
+            Ok(repaired) => {
+                object.target = repaired.target?.to_string();
+                object.functions = repaired.functions.into_iter().map(function_report).collect();
+                bytes = repaired.bytes;
             }
             Err(error) => object.reason = Some(error.to_string()),
         }
@@ -241,12 +241,12 @@ impl Repair {
         }
         writeln!(
             out,
-            "{} code objects, {} functions: {} laid out anew with {} insertions, {} mended in place.",
+            "{} code objects, {} functions: {} laid out anew with {} insertions, {} repaired in place.",
             report.objects.len(),
             totals.functions,
             totals.laid_out_anew,
             totals.inserted,
-            totals.mended_in_place
+            totals.repaired_in_place
         )?;
         for rule in Rule::ALL.into_iter().filter(|&rule| totals.before.get(rule) > 0) {
             writeln!(out, "  {:22} {:>8} → {}", rule.name(), totals.before.get(rule), totals.after.get(rule))?;
@@ -267,7 +267,7 @@ impl Repair {
             let left = format!("{} findings are left in {} functions.", totals.after.total(), totals.left_unsafe);
             writeln!(out, "{} Written to {}.", style.paint(&left, Colour::Yellow), printable(&report.output))?;
             let hint = if self.extract.is_none() && !self.keep_size && totals.laid_out_anew == 0 {
-                "--extract FOLDER mends the code objects completely; the shield does it as they are loaded."
+                "--extract FOLDER repairs the code objects completely; the shield does it as they are loaded."
             } else {
                 "--functions says which and why."
             };
@@ -322,7 +322,7 @@ impl Totals {
     fn add(&mut self, function: &FunctionReport) {
         self.functions += 1;
         self.laid_out_anew += (function.treatment == Treatment::Moved) as usize;
-        self.mended_in_place += (function.treatment == Treatment::InPlace) as usize;
+        self.repaired_in_place += (function.treatment == Treatment::InPlace) as usize;
         self.left_unsafe += (function.after.total() > 0) as usize;
         self.inserted += function.inserted as u64;
         self.before.add(&function.before);

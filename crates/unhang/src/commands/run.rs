@@ -25,7 +25,7 @@ use self::environment::{Action, Decision};
 use self::folder::{HangReport, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::text::{duration, print_safe_json, print_text};
-use crate::output::{printable, say};
+use crate::output::{inform, printable, say, tell_more};
 
 /// The exit code when a convolution did not come back.
 const HANG_IN_CONVOLUTION: u8 = 86;
@@ -129,7 +129,10 @@ impl Run {
             say(&decision.to_string());
         }
         if let Some(line) = protection.in_words(&self, &decisions) {
-            say(&line);
+            inform(&line);
+        }
+        for decision in decisions.iter().filter(|it| it.action != Action::Kept) {
+            tell_more(&format!("unhang: {decision}"));
         }
         let signals = Signals::catch().context("cannot catch signals")?;
         let folder = RunFolder::create().map_err(|reason| self.say_without_folder(&reason)).ok();
@@ -147,7 +150,7 @@ impl Run {
                 Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
             };
             if let Some(line) = folder.as_ref().and_then(RunFolder::take_summaries) {
-                say(&line);
+                inform(&line);
             }
             let found = folder.as_ref().map(RunFolder::take_reports).unwrap_or_default();
             if ended == Ended::Exited(0) || found.is_empty() {

@@ -1,7 +1,8 @@
-//! The doctor's self-test: each engine computes a few small convolutions in a child with a deadline.
+//! The doctor's self-test: each engine computes a few small convolutions in a child with a deadline, and so do torch's
+//! matrix products and its half precision, which other parts of a model rest on.
 //!
-//! Every child answers with one line, `unhang-canary {"verdict": …, "detail": …}`; what it does not say is read off its
-//! end. The order is from harmless to dangerous, so that a card that hangs spoils as little as possible.
+//! What a child says and what its end means is `unhang_probe::canary`'s. The order is from harmless to dangerous, so that
+//! a card that hangs spoils as little as possible.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,30 +16,74 @@ use unhang_cpu::CpuEngine;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Reference, Verdict};
 use unhang_evidence::{Canary, time};
 use unhang_machine::Machine;
-use unhang_probe::{Child, Ended, Outcome, supervise};
+use unhang_probe::{Child, Ended, Outcome, canary, supervise};
 
 use super::knowledge::open_store;
 use super::python::HAS_TORCH_AND_UNHANG;
 use super::text::{print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
-/// What a child's answer starts with; the Python package's `_canary` writes the same.
-const ANSWER: &str = "unhang-canary ";
-/// What the line starts with in which a Python child says which torch it has, before it touches the GPU.
-const TORCH: &str = "unhang-torch ";
 /// Makes the CPU engine's child behave as a bad engine does: "hang", "crash", "wrong" or "garbage". For tests.
 const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
 /// How far one number may be from the reference, relative to the largest.
 const TOLERANCE: f64 = 3e-5;
 
-/// The engines that are tried, the most harmless first: our own kernels are compiled for the true chip and audited,
-/// torch's may be for another one.
-pub const ENGINES: [EngineName; 4] = [EngineName::Cpu, EngineName::Jit, EngineName::Aten, EngineName::Miopen];
+/// Something that is tried in a child of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trial {
+    /// An engine computes convolutions.
+    Engine(EngineName),
+    /// Torch multiplies matrices.
+    Matmul,
+    /// Torch convolves and multiplies in half precision.
+    Half,
+}
 
-/// How one engine did.
+impl Trial {
+    /// All of them, the most harmless first: our own kernels are compiled for the true chip and audited, torch's may be
+    /// for another one.
+    pub const ALL: [Trial; 6] = [
+        Trial::Engine(EngineName::Cpu),
+        Trial::Engine(EngineName::Jit),
+        Trial::Engine(EngineName::Aten),
+        Trial::Matmul,
+        Trial::Half,
+        Trial::Engine(EngineName::Miopen),
+    ];
+
+    /// What it is called, on the screen and to the child.
+    pub fn name(self) -> &'static str {
+        match self {
+            Trial::Engine(engine) => engine.name(),
+            Trial::Matmul => "matmul",
+            Trial::Half => "half",
+        }
+    }
+
+    fn deadline(self) -> Duration {
+        canary::deadline(if let Trial::Engine(engine) = self { engine } else { EngineName::Aten })
+    }
+
+    /// What to do when it goes wrong and no engine of ours can stand in.
+    fn advice(self) -> Option<&'static str> {
+        match self {
+            Trial::Engine(_) => None,
+            Trial::Matmul => Some(
+                "linear layers and attention do not pass through unhang: start the program with `unhang run`, whose \
+                 shield repairs rocBLAS as it is loaded, and see `unhang explain TensileLibrary.dat`",
+            ),
+            Trial::Half => Some(
+                "use single precision: `--no-half --precision full` in A1111, `--force-fp32` in ComfyUI, no autocast \
+                 in training; see docs/recipes.md",
+            ),
+        }
+    }
+}
+
+/// How one trial went.
 pub struct Tried {
-    /// The engine.
-    pub engine: EngineName,
+    /// What was tried.
+    pub trial: Trial,
     /// How it ended.
     pub verdict: Verdict,
     /// How long its child took; none where no child was started for it.
@@ -48,111 +93,84 @@ pub struct Tried {
 }
 
 impl Tried {
-    fn not_here(engine: EngineName, why: &str) -> Tried {
-        Tried { engine, verdict: Verdict::Unsupported, elapsed: None, detail: format!("not here: {why}") }
+    fn not_here(trial: Trial, why: &str) -> Tried {
+        Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail: format!("not here: {why}") }
     }
 
-    /// Whether the engine is here and must not be used.
+    /// Whether it is here and must not be used.
     pub fn is_bad(&self) -> bool {
         matches!(self.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
     }
 }
 
-/// Tries one engine. `before` is how those before it did: after a hang the card may not have come back, and what the
-/// next engine does then says nothing about that engine.
-pub fn try_engine(engine: EngineName, python: &Path, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
-    if engine == EngineName::Cpu {
-        return try_cpu();
+/// Runs one trial. `before` is how those before it did: after a hang the card may not have come back, and what the next
+/// one does then says nothing about it.
+pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
+    if trial == Trial::Engine(EngineName::Cpu) {
+        return try_cpu(trial);
     }
-    if let Some(hung) = before.iter().find(|tried| tried.verdict == Verdict::Hangs && tried.engine != EngineName::Cpu) {
-        let detail = format!("not tried: {} hung, and the card may need a reboot first", hung.engine);
-        return Ok(Tried { engine, verdict: Verdict::Unsupported, elapsed: None, detail });
+    let on_gpu = |tried: &&Tried| tried.trial != Trial::Engine(EngineName::Cpu);
+    if let Some(hung) = before.iter().filter(on_gpu).find(|tried| tried.verdict == Verdict::Hangs) {
+        let detail = format!("not tried: {} hung, and the card may need a reboot first", hung.trial.name());
+        return Ok(Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail });
     }
     let python = python.display().to_string();
-    let look = run(vec![python.clone(), "-c".to_owned(), HAS_TORCH_AND_UNHANG.to_owned()], deadline(EngineName::Cpu));
+    let look = run(vec![python.clone(), "-c".to_owned(), HAS_TORCH_AND_UNHANG.to_owned()], trial.deadline());
     match look {
-        Err(error) => return Ok(Tried::not_here(engine, &format!("{error:#}; name a Python with --python"))),
+        Err(error) => return Ok(Tried::not_here(trial, &format!("{error:#}; name a Python with --python"))),
         Ok(outcome) if outcome.ended != Ended::Exited(0) => {
             let why = format!("{python} has no torch, or unhang is not installed in it; name another with --python");
-            return Ok(Tried::not_here(engine, &why));
+            return Ok(Tried::not_here(trial, &why));
         }
         Ok(_) => {}
     }
-    let command = [&python, "-m", "unhang._canary", engine.name()].map(str::to_owned).to_vec();
-    let deadline = deadline(engine);
+    let command = [&python, "-m", "unhang._canary", trial.name()].map(str::to_owned).to_vec();
+    let deadline = trial.deadline();
     let outcome = run(command, deadline)?;
-    let (verdict, detail) = judge(&outcome, deadline);
-    if engine == EngineName::Aten {
-        keep(machine, &outcome, verdict, &detail);
-    }
-    Ok(Tried { engine, verdict, elapsed: Some(outcome.elapsed), detail })
+    let (verdict, detail) = canary::judge(&outcome, deadline);
+    keep(trial, machine, &outcome, verdict, &detail);
+    Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn try_cpu() -> anyhow::Result<Tried> {
+fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
     let command = vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), "cpu".into()];
     // A rehearsed hang need not be waited for as long as a real one.
     let rehearsed = std::env::var_os(REHEARSAL);
     let deadline =
-        if rehearsed.as_deref() == Some("hang".as_ref()) { Duration::from_secs(2) } else { deadline(EngineName::Cpu) };
+        if rehearsed.as_deref() == Some("hang".as_ref()) { Duration::from_secs(2) } else { trial.deadline() };
     let outcome = run(command, deadline)?;
-    let (verdict, detail) = judge(&outcome, deadline);
+    let (verdict, detail) = canary::judge(&outcome, deadline);
     let detail = if rehearsed.is_some() { format!("rehearsed: {detail}") } else { detail };
-    Ok(Tried { engine: EngineName::Cpu, verdict, elapsed: Some(outcome.elapsed), detail })
-}
-
-/// How long a child may take in all. Ours and MIOpen compile kernels on their first run, each for a second or more;
-/// within the others' time that would look like a hang.
-fn deadline(engine: EngineName) -> Duration {
-    Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
+    Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
 fn run(command: Vec<String>, deadline: Duration) -> anyhow::Result<Outcome> {
     Ok(supervise(&Child { command, environment: Vec::new(), deadline })?)
 }
 
-/// What a child's end and its answer mean. A child that ended without an answer that can be read has crashed, whatever
-/// its exit code says: it had a last line to print and did not get there.
-fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
-    let no_answer = format!("no answer within {} s", deadline.as_secs());
-    match outcome.ended {
-        Ended::TimedOut => (Verdict::Hangs, no_answer),
-        Ended::Unkillable => (Verdict::Hangs, format!("{no_answer}, and it cannot be killed")),
-        Ended::Signalled(signal) => (Verdict::Crashes, format!("ended by signal {signal}")),
-        Ended::Exited(code) => answer(&outcome.output).unwrap_or_else(|| {
-            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty() && !line.starts_with(TORCH));
-            let said = last.map(|line| format!("; it said: {}", shortened(line))).unwrap_or_default();
-            (Verdict::Crashes, format!("ended with code {code} and no answer{said}"))
-        }),
+/// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that
+/// the child said it has: the one that is found by looking need not be the one that was run.
+fn keep(trial: Trial, machine: &Machine, outcome: &Outcome, verdict: Verdict, detail: &str) {
+    let Some(torch) = canary::torch_of(&outcome.output) else { return };
+    let mut found = Vec::new();
+    match trial {
+        Trial::Engine(EngineName::Jit) => {
+            let families = canary::families_of(outcome);
+            found.extend(families.into_iter().filter_map(|it| it.name.map(|name| (name, it.verdict, it.detail))));
+        }
+        Trial::Engine(engine) => found.push((engine.name().to_owned(), verdict, detail.to_owned())),
+        Trial::Matmul | Trial::Half => {}
     }
-}
-
-fn answer(output: &str) -> Option<(Verdict, String)> {
-    let line = output.lines().find_map(|line| line.strip_prefix(ANSWER))?;
-    let answer: Value = serde_json::from_str(line).ok()?;
-    let verdict = answer.get("verdict")?.as_str()?.parse().ok()?;
-    Some((verdict, shortened(answer.get("detail")?.as_str()?)))
-}
-
-/// Text of a child: on one line, and not endless.
-fn shortened(text: &str) -> String {
-    printable(text).replace(['\n', '\t'], " ").chars().take(300).collect()
-}
-
-/// Keeps the verdict where `enable()` looks for it, so that it need not try again. It is filed under the torch that the
-/// child said it has: the one that is found by looking need not be the one that was run.
-fn keep(machine: &Machine, outcome: &Outcome, verdict: Verdict, detail: &str) {
-    let Some(torch) = outcome.output.lines().find_map(|line| line.strip_prefix(TORCH)) else { return };
-    if verdict == Verdict::Unsupported {
+    found.retain(|(_, verdict, _)| *verdict != Verdict::Unsupported);
+    if found.is_empty() {
         return;
     }
-    open_store().set_canary(Canary {
-        machine: machine.fingerprint(Some(torch.trim())),
-        name: EngineName::Aten.name().to_owned(),
-        verdict,
-        detail: detail.to_owned(),
-        unix_seconds: time::now(),
-    });
+    let store = open_store();
+    for (name, verdict, detail) in found {
+        let machine = machine.fingerprint(Some(torch));
+        store.set_canary(Canary { machine, name, verdict, detail, unix_seconds: time::now() });
+    }
 }
 
 /// The section for people.
@@ -167,8 +185,11 @@ pub fn report(tried: &[Tried], style: Style) -> String {
         };
         let seconds = it.elapsed.map(|elapsed| format!("{:.1} s", elapsed.as_secs_f64())).unwrap_or_default();
         let verdict = style.paint(&format!("{:11}", it.verdict.name()), colour);
-        let detail = wrapped(&shortened(&it.detail), 30, 30);
-        let _ = writeln!(text, "  {:6}  {verdict} {seconds:>7} {}", it.engine.name(), detail.trim_start());
+        let detail = wrapped(&printable(&it.detail), 30, 30);
+        let _ = writeln!(text, "  {:6}  {verdict} {seconds:>7} {}", it.trial.name(), detail.trim_start());
+        if let (true, Some(advice)) = (it.is_bad(), it.trial.advice()) {
+            let _ = writeln!(text, "{}", wrapped(&format!("what to do: {advice}"), 30, 30));
+        }
     }
     text
 }
@@ -177,7 +198,7 @@ pub fn report(tried: &[Tried], style: Style) -> String {
 pub fn to_json(tried: &[Tried]) -> Value {
     let each = |it: &Tried| {
         json!({
-            "engine": it.engine.name(),
+            "engine": it.trial.name(),
             "verdict": it.verdict.name(),
             "seconds": it.elapsed.map(|elapsed| elapsed.as_secs_f64()),
             "detail": it.detail,
@@ -195,7 +216,7 @@ pub fn cpu_child() -> anyhow::Result<ExitCode> {
         },
         "crash" => std::process::abort(),
         "garbage" => {
-            print_text(&format!("{ANSWER}{{\"verdict\": \"splendid\"\n"))?;
+            print_text("unhang-canary {\"verdict\": \"splendid\"\n")?;
             return Ok(ExitCode::SUCCESS);
         }
         _ => {}
@@ -207,7 +228,7 @@ pub fn cpu_child() -> anyhow::Result<ExitCode> {
         Ok((worst, problem)) => (Verdict::Wrong, format!("relative error {worst:.1e} in {problem}")),
         Err(error) => (Verdict::Error, error.to_string()),
     };
-    print_text(&format!("{ANSWER}{}\n", json!({ "verdict": verdict.name(), "detail": detail })))?;
+    print_text(&format!("{}\n", canary::answer_line(verdict, &detail)))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -295,59 +316,13 @@ fn numbers(count: usize, seed: u64) -> Vec<f32> {
 mod tests {
     use super::*;
 
-    fn judged(ended: Ended, output: &str) -> (Verdict, String) {
-        let outcome = Outcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1) };
-        judge(&outcome, Duration::from_secs(30))
-    }
-
-    #[test]
-    fn an_answer_counts_only_from_a_child_that_ended_by_itself() {
-        let works =
-            "noise\nunhang-torch 2.2.2 hip5.7\nunhang-canary {\"verdict\": \"works\", \"detail\": \"fine\"}\nmore";
-        assert_eq!(judged(Ended::Exited(0), works), (Verdict::Works, "fine".to_owned()));
-        assert_eq!(judged(Ended::Signalled(11), works), (Verdict::Crashes, "ended by signal 11".to_owned()));
-        assert_eq!(judged(Ended::TimedOut, works), (Verdict::Hangs, "no answer within 30 s".to_owned()));
-        let (verdict, detail) = judged(Ended::Unkillable, "");
-        assert!(verdict == Verdict::Hangs && detail.contains("cannot be killed"), "{detail}");
-    }
-
-    #[test]
-    fn every_verdict_can_be_answered() {
-        for verdict in Verdict::ALL {
-            let line = format!("unhang-canary {{\"verdict\": \"{verdict}\", \"detail\": \"\"}}");
-            assert_eq!(judged(Ended::Exited(0), &line).0, verdict);
-        }
-    }
-
-    #[test]
-    fn garbage_is_a_crash() {
-        for output in [
-            "",
-            "unhang-canary",
-            "unhang-canary {",
-            "unhang-canary []",
-            "unhang-canary {\"verdict\": \"works\"}",
-            "unhang-canary {\"verdict\": \"splendid\", \"detail\": \"\"}",
-            "unhang-canary {\"verdict\": 1, \"detail\": 2}",
-            "\0\u{1b}[2J\u{fffd}",
-        ] {
-            let (verdict, detail) = judged(Ended::Exited(0), output);
-            assert_eq!(verdict, Verdict::Crashes, "{output}");
-            assert!(!detail.chars().any(char::is_control), "{detail}");
-        }
-        let traceback = "Traceback:\nImportError: libamdhip64.so.5\n\n";
-        assert_eq!(
-            judged(Ended::Exited(1), traceback).1,
-            "ended with code 1 and no answer; it said: ImportError: libamdhip64.so.5"
-        );
-    }
-
     #[test]
     fn after_a_hang_on_the_card_nothing_more_is_tried_on_it() {
         let machine = Machine::inspect(&unhang_machine::System::host());
         let after = |engine| {
-            let before = [Tried { engine, verdict: Verdict::Hangs, elapsed: None, detail: String::new() }];
-            try_engine(EngineName::Miopen, Path::new("/nonexistent/python"), &machine, &before).unwrap()
+            let before =
+                [Tried { trial: Trial::Engine(engine), verdict: Verdict::Hangs, elapsed: None, detail: String::new() }];
+            run_trial(Trial::Engine(EngineName::Miopen), Path::new("/nonexistent/python"), &machine, &before).unwrap()
         };
         let tried = after(EngineName::Aten);
         assert!(tried.verdict == Verdict::Unsupported && tried.detail.starts_with("not tried: aten hung"));

@@ -157,7 +157,7 @@ fn not_finite_numbers_go_where_they_belong() {
 
 /// Numbers so large that their transforms overflow, and results that do not.
 #[test]
-fn an_overflow_inside_is_mended() {
+fn an_overflow_inside_is_repaired() {
     for problem in both_directions("1x17x9x9:18x3x3") {
         let [first, second] = operands(&problem);
         let first: Vec<f32> = first.into_iter().map(|number| number * 2e38).collect();

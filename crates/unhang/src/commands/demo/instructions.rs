@@ -1,5 +1,5 @@
 //! The finding itself in the demo: one kernel compiled now for two chips, audited side by side; the code for the wrong one
-//! stopped by the emulator, mended, and run to the right result.
+//! stopped by the emulator, repaired, and run to the right result.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ use crate::output::{Colour, Style};
 const PROBLEM: &str = "forward:f32:nchw:1x8x10x10:16x3x3:s1x1:p1x1:d1x1:g1";
 const WORKSPACE_LIMIT: u64 = 16 << 20;
 
-/// A compiler whose code is mended for gfx1010.
-struct Mending(Arc<Hiprtc>);
+/// A compiler whose code is repaired for gfx1010.
+struct Repairing(Arc<Hiprtc>);
 
-impl Compiler for Mending {
+impl Compiler for Repairing {
     fn version(&self) -> String {
-        format!("{}, mended for gfx1010", self.0.version())
+        format!("{}, repaired for gfx1010", self.0.version())
     }
 
     fn options(&self, kernel: &Kernel, architecture: &str) -> Vec<String> {
@@ -85,12 +85,12 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     }
     let (candidate, kernel, spoofed) = shown.context("no candidate of one kernel computes this problem")?;
     let native = compiler.compile(&kernel, &compiler.options(&kernel, "gfx1010"))?;
-    let mended = Mending(compiler.clone()).compile(&kernel, &compiler.options(&kernel, "gfx1030"))?;
+    let repaired = Repairing(compiler.clone()).compile(&kernel, &compiler.options(&kernel, "gfx1030"))?;
     let mut text = format!(
         "{kernel}, one of our kernels, compiled by {}. HSA_OVERRIDE_GFX_VERSION=10.3.0 makes a gfx1010 run the second.\n\n",
         compiler.version()
     );
-    text += &compare(&[("gfx1010", &native), ("gfx1030", &spoofed), ("gfx1030, mended", &mended)], kernel.entry)?;
+    text += &compare(&[("gfx1010", &native), ("gfx1030", &spoofed), ("gfx1030, repaired", &repaired)], kernel.entry)?;
     let (program, findings) = examine(&spoofed, kernel.entry)?;
     if let Some(finding) = findings.first() {
         writeln!(
@@ -125,9 +125,9 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
             super::wrapped(&format!("{error:#}"), 2, 2)
         )?,
     }
-    let error = emulate(Arc::new(Mending(compiler)))?;
+    let error = emulate(Arc::new(Repairing(compiler)))?;
     let verdict = style.paint(&format!("runs to its end, largest error {error:.1e}"), Colour::Green);
-    writeln!(text, "\nThe emulated gfx1010 with the mended code {verdict} (unhang repair).")?;
+    writeln!(text, "\nThe emulated gfx1010 with the repaired code {verdict} (unhang repair).")?;
     Ok(text)
 }
 

@@ -1,6 +1,6 @@
 //! Where the shield is, and the variables by which AMD's runtime loads it.
 //!
-//! The shield (`libunhang_shield.so`) mends code objects as the runtime loads them. It is wanted where the runtime takes
+//! The shield (`libunhang_shield.so`) repairs code objects as the runtime loads them. It is wanted where the runtime takes
 //! an RDNA1 card for another one. There MIOpen's own kernels, which are compiled at run time for that other chip, are
 //! compiled with LLVM's work-arounds turned on as well.
 
@@ -36,7 +36,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let Some(shield) = find(LIBRARY, named.as_deref(), program.as_deref()) else { return decisions };
     let present = get("HSA_TOOLS_LIB").unwrap_or_default();
     if let Some(value) = with_tool(&present, &shield) {
-        decisions.push(set("HSA_TOOLS_LIB", value, "the shield mends code for another chip as it is loaded"));
+        decisions.push(set("HSA_TOOLS_LIB", value, "the shield repairs code for another chip as it is loaded"));
     }
     if get("HSA_TOOLS_ROCPROFILER_V1_TOOLS").is_none() {
         let reason = "ROCm 6.1 and later heed HSA_TOOLS_LIB only then";

@@ -1,0 +1,264 @@
+//! The canary: an engine computes a few small convolutions in a child before it computes in anybody's process.
+//!
+//! What the child prints and what its end means are written here once; the doctor's self-test, `enable()` and the child
+//! itself share it. One child may try several kernel families and says which one it begins with, so that a family that
+//! hangs is known by its name and the others are not condemned with it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use unhang_engine::{EngineName, Verdict};
+use unhang_guard::printable;
+
+use crate::process::Ended;
+use crate::supervise::Outcome;
+
+const ANSWER: &str = "unhang-canary ";
+/// Comes before the accelerator is touched: a child that hangs said it too.
+const TORCH: &str = "unhang-torch ";
+const FAMILY: &str = "unhang-family ";
+/// From here on it is that family which hangs or crashes, and not a compiler.
+const BEGIN: &str = "unhang-begin ";
+/// Most characters of a child's text that are kept.
+const LONGEST: usize = 300;
+
+/// How long a child may take in all. Our kernels and MIOpen's are compiled on their first run, each for a second or
+/// more; within the others' time that would look like a hang.
+pub fn deadline(engine: EngineName) -> Duration {
+    Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
+}
+
+/// The line with which a child answers.
+pub fn answer_line(verdict: Verdict, detail: &str) -> String {
+    format!("{ANSWER}{}", json!({ "verdict": verdict.name(), "detail": detail }))
+}
+
+/// The line that says which torch the child has.
+pub fn torch_line(build: &str) -> String {
+    format!("{TORCH}{build}")
+}
+
+/// The line before a kernel family is run.
+pub fn begin_line(family: &str) -> String {
+    format!("{BEGIN}{family}")
+}
+
+/// The line that says how a kernel family did; `name` is what its verdict is kept under.
+pub fn family_line(family: &str, name: &str, verdict: Verdict, detail: &str) -> String {
+    format!("{FAMILY}{}", json!({ "family": family, "name": name, "verdict": verdict.name(), "detail": detail }))
+}
+
+/// The torch that a child said it has.
+pub fn torch_of(output: &str) -> Option<&str> {
+    output.lines().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
+}
+
+/// What a child's end and its answer mean. A child that ended without an answer that can be read has crashed, whatever
+/// its exit code says: it had a last line to print and did not get there.
+pub fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
+    let no_answer = format!("no answer within {} s", deadline.as_secs());
+    match outcome.ended {
+        Ended::TimedOut => (Verdict::Hangs, no_answer),
+        Ended::Unkillable => (Verdict::Hangs, format!("{no_answer}, and it cannot be killed")),
+        Ended::Signalled(signal) => (Verdict::Crashes, format!("ended by signal {signal}")),
+        Ended::Exited(code) => {
+            let answer = outcome.output.lines().find_map(|line| line.strip_prefix(ANSWER)).and_then(read);
+            answer.map(|answer| (answer.verdict, answer.detail)).unwrap_or_else(|| {
+                let last =
+                    outcome.output.lines().rev().find(|line| !line.trim().is_empty() && !line.starts_with(TORCH));
+                let said = last.map(|line| format!("; it said: {}", shortened(line))).unwrap_or_default();
+                (Verdict::Crashes, format!("ended with code {code} and no answer{said}"))
+            })
+        }
+    }
+}
+
+/// How the kernel families of one child did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Families {
+    /// Those that the child got to.
+    pub judged: Vec<FamilyVerdict>,
+    /// Whether one hung: the card may need a reboot before anything else is tried on it.
+    pub hung: bool,
+}
+
+/// How one kernel family did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FamilyVerdict {
+    /// The family.
+    pub family: String,
+    /// What its verdict is kept under, where the child said so.
+    pub name: Option<String>,
+    /// How it ended.
+    pub verdict: Verdict,
+    /// The largest error, or what went wrong.
+    pub detail: String,
+}
+
+/// What a child said of each family, whatever its end.
+pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
+    let said = outcome.output.lines().filter_map(|line| line.strip_prefix(FAMILY)).filter_map(read);
+    said.filter_map(|it| {
+        Some(FamilyVerdict { family: it.family?, name: it.name, verdict: it.verdict, detail: it.detail })
+    })
+    .collect()
+}
+
+/// The verdict on each family that was asked for and that the child got to.
+pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -> Families {
+    let verdict =
+        |family: &String, verdict, detail| FamilyVerdict { family: family.clone(), name: None, verdict, detail };
+    let mut judged = families_of(outcome);
+    judged.retain(|it| asked.contains(&it.family));
+    let silent: Vec<&String> = asked.iter().filter(|family| judged.iter().all(|it| it.family != **family)).collect();
+    let begun = outcome.output.lines().filter_map(|line| line.strip_prefix(BEGIN)).next_back();
+    let timed_out = matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
+    match begun {
+        // Still compiling, which says nothing of the kernels: the next start finds them in the cache.
+        None if !silent.is_empty() && timed_out => return Families { judged: Vec::new(), hung: true },
+        None => {
+            let (all, detail) = judge(outcome, deadline);
+            judged.extend(silent.into_iter().map(|family| verdict(family, all, detail.clone())));
+        }
+        Some(begun) => {
+            if let Some(family) = silent.into_iter().find(|family| *family == begun) {
+                let (found, detail) = judge(outcome, deadline);
+                // It did not come to its own line, whatever it says of the whole.
+                let found = if found == Verdict::Works { Verdict::Crashes } else { found };
+                judged.push(verdict(family, found, detail));
+            }
+        }
+    }
+    let hung = judged.iter().any(|it| it.verdict == Verdict::Hangs);
+    Families { judged, hung }
+}
+
+struct Answer {
+    family: Option<String>,
+    name: Option<String>,
+    verdict: Verdict,
+    detail: String,
+}
+
+/// Reads the rest of a line, where it can be read.
+fn read(text: &str) -> Option<Answer> {
+    let answer: Value = serde_json::from_str(text).ok()?;
+    let text = |name: &str| answer.get(name).and_then(Value::as_str);
+    Some(Answer {
+        family: text("family").map(str::to_owned),
+        name: text("name").map(str::to_owned),
+        verdict: text("verdict")?.parse().ok()?,
+        detail: shortened(text("detail")?),
+    })
+}
+
+/// Text of a child: on one line, and not endless.
+fn shortened(text: &str) -> String {
+    printable(text).replace(['\n', '\t'], " ").chars().take(LONGEST).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    fn outcome(ended: Ended, output: &str) -> Outcome {
+        Outcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1) }
+    }
+
+    fn judged(ended: Ended, output: &str) -> (Verdict, String) {
+        judge(&outcome(ended, output), LIMIT)
+    }
+
+    #[test]
+    fn an_answer_counts_only_from_a_child_that_ended_by_itself() {
+        let works = format!("noise\n{}\n{}\nmore", torch_line("2.2.2 hip5.7"), answer_line(Verdict::Works, "fine"));
+        assert_eq!(torch_of(&works), Some("2.2.2 hip5.7"));
+        assert_eq!(judged(Ended::Exited(0), &works), (Verdict::Works, "fine".to_owned()));
+        assert_eq!(judged(Ended::Signalled(11), &works), (Verdict::Crashes, "ended by signal 11".to_owned()));
+        assert_eq!(judged(Ended::TimedOut, &works), (Verdict::Hangs, "no answer within 30 s".to_owned()));
+        let (verdict, detail) = judged(Ended::Unkillable, "");
+        assert!(verdict == Verdict::Hangs && detail.contains("cannot be killed"), "{detail}");
+    }
+
+    #[test]
+    fn every_verdict_can_be_answered() {
+        for verdict in Verdict::ALL {
+            assert_eq!(judged(Ended::Exited(0), &answer_line(verdict, "")).0, verdict);
+        }
+    }
+
+    #[test]
+    fn garbage_is_a_crash() {
+        for output in [
+            "",
+            "unhang-canary",
+            "unhang-canary {",
+            "unhang-canary []",
+            "unhang-canary {\"verdict\": \"works\"}",
+            "unhang-canary {\"verdict\": \"splendid\", \"detail\": \"\"}",
+            "unhang-canary {\"verdict\": 1, \"detail\": 2}",
+            "\0\u{1b}[2J\u{fffd}",
+        ] {
+            let (verdict, detail) = judged(Ended::Exited(0), output);
+            assert_eq!(verdict, Verdict::Crashes, "{output}");
+            assert!(!detail.chars().any(char::is_control), "{detail}");
+        }
+        let traceback = "Traceback:\nImportError: libamdhip64.so.5\n\n";
+        assert_eq!(
+            judged(Ended::Exited(1), traceback).1,
+            "ended with code 1 and no answer; it said: ImportError: libamdhip64.so.5"
+        );
+    }
+
+    fn families(ended: Ended, output: &str) -> Families {
+        let asked = ["plain", "gemm", "winograd"].map(str::to_owned);
+        judge_families(&outcome(ended, output), &asked, LIMIT)
+    }
+
+    fn short(families: &Families) -> Vec<(&str, Verdict)> {
+        families.judged.iter().map(|it| (it.family.as_str(), it.verdict)).collect()
+    }
+
+    #[test]
+    fn a_family_that_hangs_is_named_and_the_rest_is_not_judged() {
+        let output = format!(
+            "{}\n{}\n{}\n",
+            begin_line("plain"),
+            family_line("plain", "jit:plain:gfx1010", Verdict::Works, "fine"),
+            begin_line("gemm")
+        );
+        let found = families(Ended::TimedOut, &output);
+        assert_eq!(short(&found), [("plain", Verdict::Works), ("gemm", Verdict::Hangs)]);
+        assert_eq!(found.judged[0].name.as_deref(), Some("jit:plain:gfx1010"));
+        assert!(found.hung);
+        // Its own limit ended it, and it said which.
+        let own_limit = format!("{output}{}", family_line("gemm", "x", Verdict::Hangs, "no answer within 10 s"));
+        let found = families(Ended::Exited(1), &own_limit);
+        assert_eq!((short(&found).len(), found.hung), (2, true));
+        let found = families(Ended::Signalled(6), &output);
+        assert_eq!(short(&found), [("plain", Verdict::Works), ("gemm", Verdict::Crashes)]);
+        assert!(!found.hung);
+    }
+
+    #[test]
+    fn a_child_that_was_still_compiling_says_nothing_of_the_kernels() {
+        assert_eq!(families(Ended::TimedOut, ""), Families { judged: Vec::new(), hung: true });
+        let refused = families(Ended::Exited(0), &answer_line(Verdict::Error, "no compiler"));
+        assert_eq!(short(&refused), ["plain", "gemm", "winograd"].map(|family| (family, Verdict::Error)));
+        let crashed = families(Ended::Signalled(11), "");
+        assert_eq!(short(&crashed), ["plain", "gemm", "winograd"].map(|family| (family, Verdict::Crashes)));
+    }
+
+    #[test]
+    fn families_that_nobody_asked_for_and_unreadable_lines_do_not_count() {
+        let output = format!(
+            "{}\nunhang-family {{\"family\": \"plain\", \"verdict\": \"splendid\", \"detail\": \"\"}}\n{}\n{}",
+            begin_line("plain"),
+            family_line("other", "x", Verdict::Works, ""),
+            answer_line(Verdict::Works, "")
+        );
+        assert_eq!(short(&families(Ended::Exited(0), &output)), [("plain", Verdict::Crashes)]);
+    }
+}

@@ -1,0 +1,47 @@
+//! Asking before something is changed that the person may not have meant.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use anyhow::bail;
+use clap::Args;
+use unhang_machine::System;
+
+use crate::output::printable;
+
+/// Whether the person has agreed already.
+#[derive(Args, Clone, Copy)]
+pub struct Consent {
+    /// Do not ask.
+    #[arg(long, short = 'y')]
+    yes: bool,
+}
+
+impl Consent {
+    /// Whether to go on. Where there is nobody to ask, that is an error which says so.
+    pub fn ask(self, question: &str) -> anyhow::Result<bool> {
+        if self.yes {
+            return Ok(true);
+        }
+        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            bail!(
+                anyhow::anyhow!("hint: --yes goes ahead, --dry-run shows what would be done where a command has it")
+                    .context(format!("{question} Nothing was changed: there is nobody to ask here"))
+            );
+        }
+        let mut stderr = io::stderr().lock();
+        let _ = write!(stderr, "{} [y/N] ", printable(question));
+        let _ = stderr.flush();
+        let mut answer = String::new();
+        io::stdin().lock().read_line(&mut answer)?;
+        Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+    }
+
+    /// The same before a described machine is changed: such a folder is mostly somebody's report. This machine is what a
+    /// command without `--root` means.
+    pub fn ask_for_folder(self, system: &System, what: &str) -> anyhow::Result<bool> {
+        if !system.is_folder() {
+            return Ok(true);
+        }
+        self.ask(&format!("{what} in the folder {}, which describes a machine?", system.root().display()))
+    }
+}

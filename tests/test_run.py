@@ -36,9 +36,12 @@ newest_torch = pytest.mark.skipif(
 def environment(tmp_path: Path) -> dict[str, str]:
     for name in ("temporary", "runtime"):
         (tmp_path / name).mkdir()
-    return subprocess_environment(
+    found = subprocess_environment(
         TMPDIR=str(tmp_path / "temporary"), XDG_RUNTIME_DIR=str(tmp_path / "runtime"), OMP_NUM_THREADS="1"
     )
+    # As most people have it: Python keeps compiled copies beside what it imports.
+    found.pop("PYTHONDONTWRITEBYTECODE", None)
+    return found
 
 
 def left_behind(environment: dict[str, str]) -> list[str]:

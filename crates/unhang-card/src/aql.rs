@@ -271,6 +271,10 @@ impl Processor {
         let properties = unsafe { AtomicU16::from_ptr(descriptor.wrapping_add(56).cast()) }.load(Ordering::Relaxed);
         let is_wave32 = properties >> 10 & 1 == 1;
         let lanes_of_wave = if is_wave32 { 32 } else { 64 };
+        // The owner writes the ring and then answers: read the other way round, an answer could be missed or asked for twice.
+        if self.waits_for_owner && self.inactive(queue, table) != 0 {
+            return Err(Step::Wait);
+        }
         let wave_scratch = u64::from(self.word(queue, field::TEMPORARY_RING) >> 12 & 0x1fff) * 1024;
         if u64::from(private) * lanes_of_wave > wave_scratch {
             return Err(self.ask_for_scratch(queue, table, is_wave32));
@@ -299,13 +303,9 @@ impl Processor {
     /// Reports that a dispatch needs more scratch, once, and waits until the owner has given it.
     fn ask_for_scratch(&mut self, queue: &Queue, table: &PageTable, is_wave32: bool) -> Step {
         let code = if is_wave32 { error::SCRATCH_WAVE32 } else { error::SCRATCH_WAVE64 };
-        if !self.waits_for_owner {
-            self.waits_for_owner = true;
-            self.raise(queue, table, code);
-        } else if self.inactive(queue, table) == 0 {
-            // Answered, and still too little: ask again.
-            self.raise(queue, table, code);
-        }
+        // Asked for the first time, or answered with too little.
+        self.waits_for_owner = true;
+        self.raise(queue, table, code);
         Step::Wait
     }
 
@@ -325,7 +325,8 @@ impl Processor {
     fn inactive(&self, queue: &Queue, table: &PageTable) -> i64 {
         match Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
             Ok(Some(signal)) => signal.value(),
-            _ => -1,
+            // Nobody to ask: what the ring holds is all there is.
+            _ => 0,
         }
     }
 

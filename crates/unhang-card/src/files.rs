@@ -3,7 +3,8 @@
 //! A table without locks, indexed by descriptor: `close` and `dup` are called from signal handlers and between `fork` and
 //! `exec`. An entry remembers the process that opened it, because the driver refuses a descriptor that a child inherited.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Descriptors beyond this are not followed; the default limit of processes is far below.
 const MOST: usize = 1 << 16;
@@ -28,6 +29,27 @@ pub struct Descriptor {
     pub process: u32,
 }
 
+/// The process whose memory this is. A child of `vfork` uses its parent's memory with descriptors of its own: what it
+/// closes stays open in the parent.
+static OWNER: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn remember_owner() {
+    OWNER.store(std::process::id(), Ordering::Relaxed);
+}
+
+fn follow_forks() {
+    static FOLLOWED: Once = Once::new();
+    FOLLOWED.call_once(|| {
+        remember_owner();
+        // SAFETY: the handler stores a number and nothing else. `vfork` and `posix_spawn` do not call it.
+        unsafe { libc::pthread_atfork(None, None, Some(remember_owner)) };
+    });
+}
+
+fn is_owner() -> bool {
+    OWNER.load(Ordering::Relaxed) == std::process::id()
+}
+
 fn slot(descriptor: i32) -> Option<&'static AtomicU64> {
     TABLE.get(usize::try_from(descriptor).ok()?)
 }
@@ -38,6 +60,7 @@ pub fn insert(descriptor: i32, kind: Kind) {
         Kind::Kfd => 1,
         Kind::Render(minor) => 2 | u64::from(minor) << 8,
     };
+    follow_forks();
     if let Some(slot) = slot(descriptor) {
         slot.store(kind | u64::from(std::process::id()) << 32, Ordering::Release);
     }
@@ -47,7 +70,7 @@ pub fn insert(descriptor: i32, kind: Kind) {
 pub fn remove(descriptor: i32) {
     if let Some(slot) = slot(descriptor) {
         // Most descriptors are not ours: a read is cheaper than a write.
-        if slot.load(Ordering::Relaxed) != 0 {
+        if slot.load(Ordering::Relaxed) != 0 && is_owner() {
             slot.store(0, Ordering::Release);
         }
     }
@@ -56,7 +79,10 @@ pub fn remove(descriptor: i32) {
 /// Gives a duplicate the meaning of its original.
 pub fn duplicate(from: i32, to: i32) {
     let entry = slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
-    if let Some(slot) = slot(to) {
+    if let Some(slot) = slot(to)
+        && slot.load(Ordering::Relaxed) != entry
+        && is_owner()
+    {
         slot.store(entry, Ordering::Release);
     }
 }

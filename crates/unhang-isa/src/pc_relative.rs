@@ -70,7 +70,7 @@ fn scalar(instruction: &Instruction, field: Field) -> Option<u8> {
     }
 }
 
-/// `s_add_i32` of two constants.
+/// `s_add_i32` of two constants, the second of which is in the instruction's own word: two literals would share one.
 struct Sum {
     temporary: u8,
     sum: i32,
@@ -79,6 +79,9 @@ struct Sum {
 
 fn sum(instruction: &Instruction) -> Option<Sum> {
     if !instruction.is(S_ADD_I32) {
+        return None;
+    }
+    if matches!(operand(instruction, Field::Source1)?, Source::Literal(_)) {
         return None;
     }
     let (base, addend) = (constant(instruction, Field::Source0)?, constant(instruction, Field::Source1)?);

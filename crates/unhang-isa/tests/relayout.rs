@@ -240,3 +240,37 @@ fn what_a_call_may_leave_pending_is_counted_apart_and_waited_for() {
     let program = Program::decode(&bytes, Chip::Gfx1010, false).unwrap();
     assert!(audit_across_calls(&program, Chip::Gfx1010, Context::default(), true).is_empty());
 }
+
+const CALLS: &[u8] = include_bytes!("fixtures/calls.co");
+
+/// Where the call of a kernel that begins with its prefetch goes: the address in `s_getpc`, `s_add`, `s_addc`.
+fn callee_of(bytes: &[u8], name: &str) -> u64 {
+    let object = CodeObject::parse(bytes).unwrap();
+    let caller = object.functions.iter().find(|function| function.name == name).unwrap();
+    let word = |at: usize| u32::from_le_bytes(caller.code[at..at + 4].try_into().unwrap());
+    // s_inst_prefetch or s_nop, s_getpc_b64; then two additions with a literal each.
+    let (low, high) = (word(12), word(20));
+    caller.address + 8 + ((u64::from(high) << 32) | u64::from(low))
+}
+
+#[test]
+fn a_caller_that_is_repaired_where_it_stands_calls_the_function_that_moved() {
+    let repair = repair_object(CALLS, OPTIONS).unwrap();
+    let treatment = |name: &str| repair.functions.iter().find(|it| it.name == name).unwrap().treatment;
+    assert_eq!((treatment("caller"), treatment("moves")), (Treatment::InPlace, Treatment::Moved));
+    let repaired = repair.bytes.as_deref().unwrap();
+    let address = |bytes: &[u8]| {
+        CodeObject::parse(bytes).unwrap().functions.iter().find(|it| it.name == "moves").unwrap().address
+    };
+    assert_ne!(address(CALLS), address(repaired));
+    assert_eq!(callee_of(CALLS, "caller"), address(CALLS));
+    assert_eq!(callee_of(repaired, "caller"), address(repaired), "the old code is not reached any more");
+}
+
+#[test]
+fn a_function_that_runs_on_into_the_next_one_stays() {
+    let repair = repair_object(CALLS, OPTIONS).unwrap();
+    let function = repair.functions.iter().find(|it| it.name == "left_running_on").unwrap();
+    assert_eq!(function.reason, Some(Reason::RunsOn));
+    assert_eq!(function.treatment, Treatment::Untouched);
+}

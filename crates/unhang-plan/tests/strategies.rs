@@ -146,7 +146,7 @@ fn where_there_is_no_miopen_aten_takes_its_place() {
     let none = Evidence::empty("here");
     for situation in [Situation::cpu_tensors(), Situation::cuda_accelerator()] {
         let plan = check(SMALL, &settings(Strategy::ImplicitGemm), &situation, &none, &[Aten]);
-        assert!(plan.reason.contains("miopen is not here"), "{}", plan.reason);
+        assert!(plan.reason.contains("miopen is not available"), "{}", plan.reason);
         check(SMALL, &settings(Strategy::Selective), &situation, &none, &[Aten]);
         check(LARGE, &settings(Strategy::Selective), &situation, &none, &[Cpu, Aten]);
         check(LARGE, &settings(Strategy::CpuFallback), &situation, &none, &[Cpu, Aten]);
@@ -204,7 +204,7 @@ fn ours_wait_for_their_canary_and_fall_back_with_a_reason() {
     check(LARGE, &settings(Strategy::Aten), &canaries_passed(), &none, &[Aten, Jit, Cpu]);
     check(LARGE, &settings(Strategy::Aten), &Situation::accelerator(), &none, &[Aten, Miopen]);
     let plan = check(LARGE, &settings(Strategy::Jit), &Situation::accelerator(), &none, &[Miopen, Aten]);
-    assert!(plan.reason.starts_with("jit is what was asked for, but jit is not here"), "{}", plan.reason);
+    assert!(plan.reason.starts_with("jit is what was asked for, but jit is not available"), "{}", plan.reason);
     check(LARGE, &settings(Strategy::Jit), &canaries_passed(), &none, &[Jit, Aten, Cpu]);
 }
 

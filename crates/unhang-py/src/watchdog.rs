@@ -137,11 +137,10 @@ impl PyWatchdog {
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
-    pub(crate) fn begin(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
-        let events = self.events(device)?;
-        let lane = self.watch.lane(device, stream, || events);
-        let call = self.watch.begin(&lane, &watched.subject)?;
-        Some(PyCall { call: Inner::Accelerator(call) })
+    ///
+    /// Without the interpreter's lock: a driver whose queue is full lets us wait, and what it waits for may need Python.
+    fn begin(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
+        py.detach(|| self.begin_unlocked(watched, device, stream))
     }
 
     /// A call begins that is over when it returns.
@@ -150,11 +149,8 @@ impl PyWatchdog {
     }
 
     /// A call has returned.
-    pub(crate) fn end(&self, call: &PyCall) {
-        match &call.call {
-            Inner::Accelerator(call) => self.watch.end(call),
-            Inner::Host(call) => self.watch.end_host(*call),
-        }
+    fn end(&self, py: Python<'_>, call: &PyCall) {
+        py.detach(|| self.end_unlocked(call));
     }
 
     /// Stops watching, for at most so many seconds; whether its threads have ended.
@@ -166,6 +162,22 @@ impl PyWatchdog {
 }
 
 impl PyWatchdog {
+    /// A call begins, for a thread that does not hold the interpreter's lock.
+    pub(crate) fn begin_unlocked(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
+        let events = self.events(device)?;
+        let lane = self.watch.lane(device, stream, || events);
+        let call = self.watch.begin(&lane, &watched.subject)?;
+        Some(PyCall { call: Inner::Accelerator(call) })
+    }
+
+    /// A call has returned, likewise.
+    pub(crate) fn end_unlocked(&self, call: &PyCall) {
+        match &call.call {
+            Inner::Accelerator(call) => self.watch.end(call),
+            Inner::Host(call) => self.watch.end_host(*call),
+        }
+    }
+
     fn events(&self, device: i32) -> Option<Arc<dyn Events>> {
         let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(events) = devices.get(&device) {

@@ -16,7 +16,12 @@ fn find_in(root: &Path) -> Option<Chip> {
     nodes
         .filter_map(|node| std::fs::read_to_string(node.ok()?.path().join("properties")).ok())
         .filter_map(|properties| rdna1(&properties))
-        .min()
+        .min_by_key(|chip| order(*chip))
+}
+
+/// Fewer instructions first: gfx1011 and gfx1012 have dot products, which gfx1010 and gfx1013 lack.
+fn order(chip: Chip) -> (bool, Chip) {
+    (matches!(chip, Chip::Gfx1011 | Chip::Gfx1012), chip)
 }
 
 /// The chip of a node's properties: lines like `gfx_target_version 100100` (ten, one, nought in pairs of digits), or

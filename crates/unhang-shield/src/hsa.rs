@@ -81,7 +81,12 @@ unsafe fn replace(table: *mut u8, offset: usize, ours: usize, original: &AtomicU
     let found = unsafe { entry.read() };
     // Called twice, the second time must not take our own function for the original.
     if found != ours {
-        original.store(found, Ordering::SeqCst);
+        // A second runtime in the process has originals of its own, and there is room for one runtime's: its objects pass
+        // through as they come.
+        let before = original.compare_exchange(0, found, Ordering::SeqCst, Ordering::SeqCst);
+        if before.is_err_and(|kept| kept != found) {
+            return false;
+        }
         // SAFETY: `entry` lies within the table, which the runtime lets tools write in `OnLoad`.
         unsafe { entry.write(ours) };
     }
@@ -113,7 +118,7 @@ pub unsafe extern "C" fn OnLoad(
         let what = if replaced {
             "code objects pass through here"
         } else {
-            "the runtime's table is not known; nothing is done"
+            "the runtime's table is not known, or it is the second runtime of the process; nothing is done"
         };
         log::line(format_args!("{what} (version {})", env!("CARGO_PKG_VERSION")));
     }));

@@ -115,7 +115,9 @@ impl<T> Lane<T> {
         self.state().markers.len()
     }
 
-    fn put(&self, kind: Kind<T>) {
+    /// Puts a marker into the stream. `inside` is the call that it is said to stand in: when that has returned by the time the
+    /// marker is recorded, the marker may stand behind other work, and stands for no call.
+    fn put(&self, kind: Kind<T>, inside: Option<u64>) {
         let (number, known) = {
             let mut state = self.state();
             if state.broken.is_some() {
@@ -140,8 +142,12 @@ impl<T> Lane<T> {
             Ok(event) => {
                 // It is still there: only what is recorded is taken out.
                 let at = number.wrapping_sub(state.first) as usize;
+                let has_returned = inside.is_some_and(|call| state.inside.iter().all(|(number, _)| *number != call));
                 if let Some(marker) = state.markers.get_mut(at) {
                     (marker.event, marker.is_recorded) = (event, true);
+                    if has_returned {
+                        marker.kind = Kind::Fence(None);
+                    }
                 }
             }
             Err(error) => give_up(&mut state, error),
@@ -153,7 +159,7 @@ impl<T> Lane<T> {
         if self.events.is_capturing(self.stream) {
             return false;
         }
-        self.put(Kind::Before);
+        self.put(Kind::Before, None);
         self.state().inside.push((call, subject.clone()));
         true
     }
@@ -167,7 +173,7 @@ impl<T> Lane<T> {
         };
         // A recording may have begun inside: then what was launched is not in the stream.
         if !self.events.is_capturing(self.stream) {
-            self.put(Kind::After(subject));
+            self.put(Kind::After(subject), None);
         }
     }
 
@@ -198,10 +204,11 @@ impl<T> Lane<T> {
                 return;
             }
             state.last_fence = Some(now);
-            state.inside.last().map(|(_, subject)| subject.clone())
+            state.inside.last().cloned()
         };
         if !self.events.is_capturing(self.stream) {
-            self.put(Kind::Fence(inside));
+            let (call, subject) = inside.unzip();
+            self.put(Kind::Fence(subject), call);
         }
     }
 

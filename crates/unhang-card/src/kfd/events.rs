@@ -1,6 +1,7 @@
 //! Events: what the card raises and threads wait for.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,8 @@ use crate::Errno;
 
 #[derive(Debug, Default)]
 struct Event {
+    /// Tells it from an earlier event with the same id.
+    serial: u64,
     kind: u32,
     resets_itself: bool,
     is_set: bool,
@@ -22,6 +25,7 @@ struct Event {
 #[derive(Debug, Default)]
 pub struct Events {
     events: Mutex<BTreeMap<u32, Event>>,
+    created: AtomicU64,
     changed: Condvar,
 }
 
@@ -48,7 +52,8 @@ impl Events {
         let ids =
             if matches!(kind, EVENT_SIGNAL | EVENT_DEBUG) { 1..EVENT_LIMIT } else { EVENT_LIMIT..2 * EVENT_LIMIT };
         let id = ids.into_iter().find(|id| !events.contains_key(id)).ok_or(libc::ENOSPC)?;
-        events.insert(id, Event { kind, resets_itself, ..Event::default() });
+        let serial = self.created.fetch_add(1, Ordering::Relaxed);
+        events.insert(id, Event { serial, kind, resets_itself, ..Event::default() });
         Ok(id)
     }
 
@@ -96,17 +101,22 @@ impl Events {
             return Err(libc::EINVAL);
         }
         let mut waiting: Vec<Option<u64>> = Vec::with_capacity(ids.len());
+        let mut serials = Vec::with_capacity(ids.len());
         for id in ids {
             let event = events.get_mut(id).ok_or(libc::EINVAL)?;
             event.waiters += 1;
+            serials.push(event.serial);
             waiting.push((!event.is_set).then_some(event.raised));
             if event.is_set && event.resets_itself {
                 event.is_set = false;
             }
         }
+        // An id that was given to another event meanwhile is as good as gone.
+        let is_same = |event: &Event, place: usize| event.serial == serials[place];
         let result = loop {
             for (place, id) in ids.iter().enumerate() {
                 if let (Some(before), Some(event)) = (waiting[place], events.get(id))
+                    && is_same(event, place)
                     && event.raised != before
                 {
                     waiting[place] = None;
@@ -116,7 +126,8 @@ impl Events {
             if ids.is_empty() || (if for_all { happened == ids.len() } else { happened > 0 }) {
                 break Waited::Complete;
             }
-            if ids.iter().any(|id| !events.contains_key(id)) {
+            let is_gone = |(place, id)| events.get(id).is_none_or(|event| !is_same(event, place));
+            if ids.iter().enumerate().any(is_gone) {
                 break Waited::Failed;
             }
             events = match deadline {
@@ -131,7 +142,7 @@ impl Events {
             };
         };
         for (place, id) in ids.iter().enumerate() {
-            if let Some(event) = events.get_mut(id) {
+            if let Some(event) = events.get_mut(id).filter(|event| is_same(event, place)) {
                 event.waiters -= 1;
                 if waiting[place].is_none() {
                     found(place, event.payload);
@@ -155,6 +166,30 @@ mod tests {
     use std::thread;
 
     use super::*;
+
+    #[test]
+    fn an_id_that_is_given_to_another_event_ends_the_wait_for_the_first_and_loses_nothing_of_the_second() {
+        let events = Arc::new(Events::default());
+        let id = events.create(EVENT_SIGNAL, true).unwrap();
+        let waiter = {
+            let events = events.clone();
+            thread::spawn(move || wait(&events, &[id], true, 5_000))
+        };
+        while events.lock()[&id].waiters == 0 {
+            thread::yield_now();
+        }
+        {
+            // Both under one lock: the waiter sees the new event alone.
+            let mut all = events.lock();
+            all.remove(&id);
+            let serial = events.created.fetch_add(1, Ordering::Relaxed);
+            all.insert(id, Event { serial, kind: EVENT_SIGNAL, resets_itself: true, ..Event::default() });
+        }
+        events.changed.notify_all();
+        assert_eq!(waiter.join().unwrap(), Waited::Failed);
+        events.raise(id).unwrap();
+        assert_eq!(wait(&events, &[id], true, 0), Waited::Complete, "raised with nobody waiting, it stays set");
+    }
 
     fn wait(events: &Events, ids: &[u32], for_all: bool, milliseconds: u64) -> Waited {
         events.wait(ids, for_all, Some(Duration::from_millis(milliseconds)), |_, _| {}).unwrap()

@@ -3,7 +3,7 @@
 //! That is how `printf` and other services of the host are asked for in the middle of a kernel. Which event was meant the
 //! driver finds in the page, and so does this: while kernels run, a thread looks through the slots.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_micros(300);
 pub struct Interrupts {
     page: OnceLock<Arc<Stretch>>,
     running: Mutex<usize>,
+    /// Whether the thread that looks through the slots was started. A forked child has a process, and so a value, of its
+    /// own.
+    has_started: AtomicBool,
     changed: Condvar,
 }
 
@@ -55,15 +58,11 @@ impl Interrupts {
         if self.page.get().is_none() {
             return run();
         }
-        static STARTED: Mutex<u32> = Mutex::new(0);
-        {
-            let mut started = STARTED.lock().unwrap_or_else(PoisonError::into_inner);
-            if *started != std::process::id() {
-                *started = std::process::id();
-                let watch = move || process.interrupts.watch(process);
-                // Without the thread only messages from kernels are lost.
-                let _ = without_signals(|| std::thread::Builder::new().name("card interrupts".into()).spawn(watch));
-            }
+        // No lock: a fork while another thread holds it would leave the child's copy held for ever.
+        if !self.has_started.swap(true, Ordering::SeqCst) {
+            let watch = move || process.interrupts.watch(process);
+            // Without the thread only messages from kernels are lost.
+            let _ = without_signals(|| std::thread::Builder::new().name("card interrupts".into()).spawn(watch));
         }
         self.add(1);
         let result = run();

@@ -268,7 +268,7 @@ impl Memory {
             if rounded > limit.saturating_sub(used) {
                 return Err(libc::ENOMEM);
             }
-            let offset = state.take_offset(rounded);
+            let offset = state.take_offset(rounded)?;
             let stretch = Arc::new(stretch_of(&self.store, offset, rounded)?);
             match kind {
                 MEMORY_VIDEO => state.video_used[card] += rounded,
@@ -340,10 +340,14 @@ impl Memory {
 
 impl State {
     /// A place in the store that was never used: the file is sparse, and places are plenty.
-    fn take_offset(&mut self, size: u64) -> u64 {
+    fn take_offset(&mut self, size: u64) -> Result<u64, Errno> {
         let offset = self.next_offset;
-        self.next_offset += size.next_multiple_of(STEP);
-        offset
+        let end = offset + size.next_multiple_of(STEP);
+        if end > STORE as u64 {
+            return Err(libc::ENOMEM);
+        }
+        self.next_offset = end;
+        Ok(offset)
     }
 }
 

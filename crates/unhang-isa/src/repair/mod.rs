@@ -72,6 +72,9 @@ pub enum Reason {
     /// A branch leaves the function, or lands inside an instruction.
     #[error("a branch leaves the function or lands inside an instruction")]
     StrayBranch,
+    /// Its last instruction goes on into whatever stands behind it.
+    #[error("it runs on into what stands behind it, which would stand elsewhere")]
+    RunsOn,
     /// A jump goes to where is not known.
     #[error("the jump at {offset:#x} goes to an address that the code does not show")]
     UnresolvedJump {
@@ -108,7 +111,7 @@ pub enum Reason {
     NoSegment(&'static str),
     /// The result of the layout was not safe; it was thrown away.
     #[error("laid out anew it would still not be safe")]
-    NotMended,
+    NotRepaired,
 }
 
 /// What was found and done in one function.
@@ -202,7 +205,8 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
         }
     };
     let limit = object.workgroup_limit(function.name);
-    repair(&mut plan, &program, Subject { function, mode, limit }, options);
+    let entered_by = object.descriptors.iter().filter(|it| it.entry_address() == function.address).count();
+    repair(&mut plan, &program, Subject { function, mode, limit, is_shared: entered_by > 1 }, options);
     let report = &mut plan.report;
     if report.after.total() > 0 && report.reason.is_none() {
         report.reason = Some(if report.after.get(Rule::FlatOffset) > 0 {
@@ -212,7 +216,7 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
         } else if options.keep_size {
             Reason::NoRoom
         } else {
-            Reason::NotMended
+            Reason::NotRepaired
         });
     }
     if !matches!(plan.change, Change::Layout(_)) {
@@ -227,19 +231,21 @@ struct Subject<'a> {
     function: &'a Function<'a>,
     mode: Mode,
     limit: u32,
+    /// Whether several kernels start with it. Then no descriptor is changed: what suits one need not suit the others.
+    is_shared: bool,
 }
 
 impl Subject<'_> {
     /// The vector registers that a layout needs beside those in use, if it needs any and they can be had.
     fn spare(&self, program: &Program, chip: Chip) -> Option<spare::Spare> {
-        let descriptor = self.function.descriptor?;
+        let descriptor = self.function.descriptor.filter(|_| !self.is_shared)?;
         let count = relayout::spare_registers(program, chip);
         (count > 0).then(|| spare::find(program, &descriptor, count, self.limit)).flatten()
     }
 }
 
 fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
-    let Subject { function, mode, limit } = subject;
+    let Subject { function, mode, limit, is_shared } = subject;
     let chip = options.chip;
     let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
     let findings = audit(program, chip, context);
@@ -259,6 +265,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     // The alignment of most local accesses cannot be known beforehand; on one compute unit it does not matter.
     if chip.is_rdna1()
         && !program.chip.is_rdna1()
+        && !is_shared
         && let Some(descriptor) = function.descriptor.filter(|_| has_wide_local_accesses(program))
         && descriptor.workgroup_processor_mode()
         && spare::fits(spare.map_or(descriptor.resource1, |it| it.resource1), descriptor.wave64(), 1, limit)
@@ -314,13 +321,13 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
         Change::Layout(layout) => (&layout.code, layout.inserted, Treatment::Moved),
     };
     let Ok(repaired) = Program::decode(code, program.chip, program.wave64) else {
-        plan.report.reason = Some(Reason::NotMended);
+        plan.report.reason = Some(Reason::NotRepaired);
         return;
     };
     let after = Hazards::count(&audit(&repaired, chip, context));
     let left = after.total() - after.get(Rule::FlatOffset) - after.get(Rule::LocalMisaligned);
     if left > 0 {
-        plan.report.reason = Some(Reason::NotMended);
+        plan.report.reason = Some(Reason::NotRepaired);
     }
     if left > 0 || after.total() >= plan.report.after.total() {
         return;

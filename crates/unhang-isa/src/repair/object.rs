@@ -26,11 +26,13 @@ pub fn assemble(object: &CodeObject<'_>, mut plans: Vec<FunctionPlan>) -> Object
             Err(what) => plans.iter_mut().for_each(|plan| plan.leave(what)),
         }
     }
+    let in_place = plans.iter().any(|plan| matches!(plan.change, Change::Code(_)));
+    if bytes.is_none() && in_place {
+        let mut copy = object.bytes().to_vec();
+        put_code(&mut copy, object, &plans);
+        bytes = Some(copy);
+    }
     for (function, plan) in object.functions.iter().zip(&plans) {
-        if let Change::Code(code) = &plan.change {
-            let copy = bytes.get_or_insert_with(|| object.bytes().to_vec());
-            put(copy, function.file_offset, code);
-        }
         if let (Some(resource1), Some(descriptor)) = (plan.resource1, function.descriptor) {
             let copy = bytes.get_or_insert_with(|| object.bytes().to_vec());
             put(copy, descriptor.file_offset + KernelDescriptor::RESOURCE1, &resource1.to_le_bytes());
@@ -57,6 +59,15 @@ impl FunctionPlan {
 fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(place) = at.checked_add(value.len()).and_then(|end| bytes.get_mut(at..end)) {
         place.copy_from_slice(value);
+    }
+}
+
+/// Puts functions that stay and were changed where they stand.
+fn put_code(bytes: &mut [u8], object: &CodeObject<'_>, plans: &[FunctionPlan]) {
+    for (function, plan) in object.functions.iter().zip(plans) {
+        if let Change::Code(code) = &plan.change {
+            put(bytes, function.file_offset, code);
+        }
     }
 }
 
@@ -179,6 +190,8 @@ impl<'a> Rewriter<'a> {
         }
         let mut out = Vec::with_capacity(offset + code.len() + (self.section_count + 1) * SECTION_HEADER_SIZE + 1024);
         out.extend(bytes);
+        // Before callers are aimed: one that was changed where it stands may call one that moves.
+        put_code(&mut out, object, plans);
         out.resize(offset, 0);
         out.extend(&code);
         self.aim_callers(&mut out, plans, &moves);

@@ -47,6 +47,9 @@ fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
     if program.stray_branches > 0 {
         return Err(Reason::StrayBranch);
     }
+    if runs_on(program) {
+        return Err(Reason::RunsOn);
+    }
     let unknown = |index: u32| Reason::UnknownAddress { offset: program.offsets[index as usize] };
     if let Some(&get) = program.unknown_addresses.first() {
         return Err(unknown(get));
@@ -75,6 +78,24 @@ fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
         }
     }
     Ok(())
+}
+
+/// Whether the end of the code is reached and goes on behind it. A call is taken for one that does not come back.
+fn runs_on(program: &Program) -> bool {
+    let Some((last, instruction)) = program.blocks.len().checked_sub(1).zip(program.instructions.last()) else {
+        return false;
+    };
+    if instruction.ends_block_for_good() || instruction.is_call() {
+        return false;
+    }
+    let mut reached = vec![false; program.blocks.len()];
+    let mut open = vec![0];
+    while let Some(number) = open.pop() {
+        if !std::mem::replace(&mut reached[number], true) {
+            open.extend(program.blocks[number].successors.into_iter().flatten().map(|next| next as usize));
+        }
+    }
+    reached[last]
 }
 
 /// Whether nobody reads the registers of a long branch where it lands: they hold other numbers when the code has moved.
@@ -271,7 +292,7 @@ impl Draft<'_> {
             added.sort_by_key(|insertion| insertion.0);
             self.insertions = added;
         }
-        Err(Reason::NotMended)
+        Err(Reason::NotRepaired)
     }
 
     /// Where each instruction begins with what is inserted before it, and where it begins itself; one more for the end.

@@ -177,11 +177,11 @@ fn launch(
     let call = if place.device_index < 0 {
         Some(watchdog.begin_host(subject))
     } else {
-        watchdog.begin(subject, place.device_index, stream)
+        watchdog.begin_unlocked(subject, place.device_index, stream)
     };
     let started = kernel.start(pointers, stream).ok();
     if let Some(call) = &call {
-        watchdog.end(call);
+        watchdog.end_unlocked(call);
     }
     started
 }

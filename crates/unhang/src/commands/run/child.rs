@@ -93,21 +93,38 @@ fn ignored_signals(status: &str) -> u64 {
 
 /// Runs a command to its end.
 pub fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) -> std::io::Result<Ended> {
+    // What the terminal sent before the program was there, nobody else heard.
+    if let Some(signal) = signals.wait(Duration::ZERO) {
+        return Ok(Ended::Signalled(signal));
+    }
+    // The thread first: a program that cannot be waited for must not be started.
+    let child = wait_in_background(signals.sender.clone())?;
     let process = command.spawn()?;
     let handle = Handle::of_child(&process);
-    wait_in_background(Pid::from_child(&process), signals.sender.clone())?;
+    let _ = child.send(Pid::from_child(&process));
     let mut reported = Reported::default();
+    // Since when a process of the run is known that does not die of SIGKILL: whoever waits for it waits for ever.
+    let mut giving_up: Option<Instant> = None;
     loop {
         match signals.next(LOOK_EVERY) {
-            Ok(Event::Ended(ended)) => return ended,
+            Ok(Event::Ended(ended)) => return if giving_up.is_some() { Ok(Ended::Unkillable) } else { ended },
             Ok(Event::Signal { number, from_kernel }) => pass_on(number, from_kernel, &handle),
             Err(_) => {}
         }
-        let Some(folder) = folder else { continue };
-        if let Some(stuck) = reported.look(folder, PATIENCE)
-            && stuck == handle.pid()
-        {
-            return Ok(Ended::Unkillable);
+        if let Some(stuck) = folder.and_then(|folder| reported.look(folder, PATIENCE)) {
+            if stuck == handle.pid() {
+                return Ok(Ended::Unkillable);
+            }
+            handle.send(Signal::TERM);
+            giving_up.get_or_insert_with(Instant::now);
+        }
+        if let Some(since) = giving_up {
+            if since.elapsed() >= 2 * PATIENCE {
+                return Ok(Ended::Unkillable);
+            }
+            if since.elapsed() >= PATIENCE {
+                handle.send(Signal::KILL);
+            }
         }
     }
 }
@@ -165,8 +182,12 @@ impl Reported {
 }
 
 /// Waits for every child that there is: as the first process of a container, those that others left behind are ours.
-fn wait_in_background(child: Pid, tell: Sender<Event>) -> std::io::Result<()> {
+///
+/// Returns where to say which of them is the program.
+fn wait_in_background(tell: Sender<Event>) -> std::io::Result<Sender<Pid>> {
+    let (give, take) = std::sync::mpsc::channel();
     std::thread::Builder::new().name("waiting".to_owned()).spawn(move || {
+        let Ok(child) = take.recv() else { return };
         loop {
             match rustix::process::wait(WaitOptions::empty()) {
                 Ok(Some((pid, status))) if pid == child => {
@@ -181,7 +202,7 @@ fn wait_in_background(child: Pid, tell: Sender<Event>) -> std::io::Result<()> {
             }
         }
     })?;
-    Ok(())
+    Ok(give)
 }
 
 fn from_status(status: WaitStatus) -> Ended {

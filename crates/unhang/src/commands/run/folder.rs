@@ -6,11 +6,11 @@
 //! told by a lock that ends with the process that holds it.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Write;
+use std::fs::{File, TryLockError};
+use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use unhang_guard::{Handle, Identity, NotPrivate, PrivateFolder, process};
@@ -102,10 +102,12 @@ impl RunFolder {
         let make = || {
             let refused = |source| NotPrivate::Refused { path: folder.path().to_owned(), source };
             let mut lock = folder.open_or_make_file(LOCK)?;
-            lock.try_lock().map_err(|error| refused(error.into()))?;
+            take(&lock).map_err(refused)?;
             let this = format!("{} {}", process::boot(), process::namespace());
             lock.write_all(this.as_bytes()).map_err(refused)?;
             folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
+            // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
+            folder.write("__pycache__", b"")?;
             Ok(lock)
         };
         match make() {
@@ -238,6 +240,18 @@ fn remove_abandoned(runs: &PrivateFolder) {
         let Ok(folder) = PrivateFolder::open_existing(&runs.path().join(name)) else { continue };
         if is_abandoned(&folder) {
             let _ = folder.remove_all();
+        }
+    }
+}
+
+/// Takes the lock of a folder that was just made. Another run that looks for abandoned folders may hold it for a moment.
+fn take(lock: &File) -> io::Result<()> {
+    const PATIENCE: Duration = Duration::from_secs(2);
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match lock.try_lock() {
+            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
+            other => return other.map_err(io::Error::from),
         }
     }
 }

@@ -176,9 +176,7 @@ def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) 
     _state.state().store.flush(5.0)
     _state.forget()
     planner = _state.state().planner
-    plan = planner.plan(
-        _core_problem(), unhang.Settings(), _core.Situation("affected", {"aten": ("unproven", "no canary")})
-    )
+    plan = planner.plan(_core_problem(), unhang.Settings(), _core.Situation("accelerator", affected=True))
     assert not [line for line in plan.evidence if "timed" in line]
 
 
@@ -190,7 +188,7 @@ def test_cpu_tensors_prove_nothing_about_the_card(affected_machine: Path) -> Non
                 F.conv2d(X, W, padding=1)
     _state.forget()
     plan = _state.state().planner.plan(
-        _core_problem(), unhang.Settings(), _core.Situation("affected", {"aten": ("unproven", "no canary")})
+        _core_problem(), unhang.Settings(), _core.Situation("accelerator", affected=True)
     )
     assert plan.engines == ["cpu"]
     assert "canary" in plan.reason

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from unhang import _core, _direct, _situation, _watchdog
+from unhang._core import count_layer, is_remembering
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -140,8 +141,8 @@ def forward(
     if route is None:
         redispatched.count(0, False)
         output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
-        _core.count_layer(_TORCH, False, settings)
-        if _direct.is_remembering() and settings.cache_decisions:
+        count_layer(_TORCH, False, settings)
+        if is_remembering() and settings.cache_decisions:
             _direct.remember_redispatched(input.device, redispatched)
         return output
     flat = input.dim() == 3
@@ -160,9 +161,9 @@ def forward(
         _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
     route.tally.count(index, route.bypass[index])
-    _core.count_layer(route.labels[index], route.bypass[index], settings)
+    count_layer(route.labels[index], route.bypass[index], settings)
     result = output.squeeze(2) if flat else output
-    if index == 0 and not started and _direct.is_remembering() and settings.cache_decisions:
+    if index == 0 and not started and is_remembering() and settings.cache_decisions:
         _direct.remember_forward(route, (input, weight), bias, result)
     return result
 
@@ -226,7 +227,7 @@ def backward(
     four_dimensional = (grad_output, input, weight)
     if flat:
         data, weights = (None if gradient is None else gradient.squeeze(2) for gradient in (data, weights))
-    if at == then == 0 and _direct.is_remembering() and settings.cache_decisions:
+    if at == then == 0 and is_remembering() and settings.cache_decisions:
         _direct.remember_backward(planned, four_dimensional, data, weights)
     return data, weights, bias
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from unhang import _core
-from unhang._engines import AtenEngine, CpuEngine, Engine
+from unhang._engines import NO_FLAGS, AtenEngine, CpuEngine, Engine
 from unhang._jit import BoundJit
 from unhang._state import say
 from unhang._watchdog import WatchedEngine
@@ -29,13 +29,11 @@ PYTHON: dict[str, str] = {}
 # Keys of devices that torch has names for and that nobody has kernels for.
 _UNUSED = ("VE", "IPU", "PrivateUse3", "PrivateUse2", "MAIA", "HPU")
 _OPS = ("aten::convolution", "aten::_convolution", "aten::convolution_backward")
-# Torch's own kernels with the vendor's library off, as the engine ``aten`` calls them, and with nothing said.
+# Torch's own kernels with the vendor's library off, as the engine ``aten`` calls them.
 _ATEN_FLAGS = (False, False, False, True)
-_NO_FLAGS = (False, False, False, False)
 
 _is_open: bool | None = None
 
-is_remembering = _core.is_remembering
 _TORCH = _core.Label("", "torch")
 
 
@@ -78,7 +76,7 @@ def remember_forward(route: Route, tensors: tuple[Tensor, Tensor], bias: Tensor 
 def remember_redispatched(device: torch.device, tally: _core.Tally) -> None:
     """The same for a forward that is torch's own to compute."""
     if device.type == "cpu":  # elsewhere the process's flags count, and may change
-        _core.remember_forward(_core.Step.original(_NO_FLAGS, tally, False), _TORCH)
+        _core.remember_forward(_core.Step.original(NO_FLAGS, tally, False), _TORCH)
 
 
 def remember_backward(

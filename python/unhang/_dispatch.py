@@ -10,6 +10,7 @@ rest to those here; before, it calls those here (:mod:`unhang._direct`).
 
 from __future__ import annotations
 
+import functools
 import threading
 import warnings
 from typing import Any
@@ -18,11 +19,11 @@ import torch
 
 from unhang import _convolve, _core, _direct
 from unhang._engines import (
+    NO_FLAGS,
     Geometry,
     below_autograd,
     call_original_backward,
-    call_original_forward,
-    call_original_with_flags,
+    call_with_flags,
     process_flags,
 )
 from unhang._settings import Settings
@@ -87,43 +88,36 @@ def register(device: str) -> None:
 def _kernels(device: str) -> dict[str, Any]:
     """Our kernels for a device type, by the op that they are for."""
 
-    def convolution(
-        input: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-    ) -> Tensor:
-        geometry = Geometry(stride, padding, dilation, transposed, output_padding, groups)
+    planned_by = functools.partial(_core.forward_settings, device)
+    planned_back_by = functools.partial(_core.backward_settings, device)
+    on_cpu = device == "cpu"
+
+    def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
         with _NoTorchFunction():
             if _is_tracing():
                 # Torch's tracer records not this op but the one with flags: that comes back to us, below the tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
                 return recorded
-            settings = _core.forward_settings(device, weight.data_ptr())
-            if settings is None:
-                return call_original_forward(input, weight, bias, geometry)
-            return _convolve.forward(settings, input, weight, bias, *geometry)
+            settings = planned_by(weight.data_ptr())
+            if settings is not None:
+                return _convolve.forward(settings, input, weight, bias, *geometry)
+            # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
+            return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
 
     def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to
         decide."""
-        geometry, flags = Geometry(*rest[:6]), rest[6:]
         with _NoTorchFunction():
-            settings = _core.forward_settings(device, weight.data_ptr())
+            settings = planned_by(weight.data_ptr())
             if settings is None:
-                return call_original_with_flags(input, weight, bias, geometry, flags)
-            return _convolve.forward(settings, input, weight, bias, *geometry)
+                return call_with_flags(input, weight, bias, rest[:6], rest[6:])
+            return _convolve.forward(settings, input, weight, bias, *rest[:6])
 
     def convolution_backward(
         grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
     ) -> Gradients:
         with _NoTorchFunction():
-            settings = _core.backward_settings(device, weight.data_ptr())
+            settings = planned_back_by(weight.data_ptr())
             if settings is None:
                 mask = (bool(rest[6][0]), bool(rest[6][1]), bool(rest[6][2]))
                 return call_original_backward(grad_output, input, weight, Geometry(*rest[:6]), mask, bias_sizes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 
@@ -280,11 +280,9 @@ def call_original_forward(
 ) -> Tensor:
     """What torch would have done by itself, with the process's flags as the user set them; ``vendor`` decides whether
     the vendor's library is one of those that may compute, whatever the flag says."""
-    # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
-    benchmark, same, enabled, tf32 = _NO_FLAGS if input.device.type == "cpu" else process_flags()
+    benchmark, same, enabled, tf32 = NO_FLAGS if input.device.type == "cpu" else process_flags()
     enabled = enabled if vendor is None else vendor
-    output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, benchmark, same, enabled, tf32)
-    return output
+    return call_with_flags(input, weight, bias, geometry, (benchmark, same, enabled, tf32))
 
 
 def cudnn_flags() -> tuple[bool, bool]:
@@ -298,7 +296,8 @@ def set_cudnn_flags(enabled: bool, benchmark: bool) -> None:
     torch._C._set_cudnn_benchmark(benchmark)
 
 
-_NO_FLAGS = (False, False, False, False)
+#: Flags for CPU tensors, on which they change nothing.
+NO_FLAGS = (False, False, False, False)
 
 
 def process_flags() -> tuple[bool, bool, bool, bool]:
@@ -307,10 +306,10 @@ def process_flags() -> tuple[bool, bool, bool, bool]:
     return torch._C._get_cudnn_benchmark(), deterministic(), torch._C._get_cudnn_enabled(), allows_tf32()
 
 
-def call_original_with_flags(
-    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry, flags: Sequence[bool]
+def call_with_flags(
+    input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Sequence[Any], flags: Sequence[bool]
 ) -> Tensor:
-    """What torch would have done by itself for a call that brings its flags."""
+    """What torch would have done by itself for a call with these flags."""
     output: Tensor = _original_forward(_KEY, input, weight, bias, *geometry, *flags)
     return output
 

@@ -708,3 +708,20 @@ def test_one_device_can_be_named_without_a_list() -> None:
     with unhang.enabled("cpu_fallback", devices="cpu"):
         F.conv2d(torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3))
     assert engines_used() == {"cpu"}
+
+
+# ---- 20: flags ----
+
+
+def test_what_torch_computes_itself_gets_the_flags_that_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from unhang import _engines
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, deterministic=True):
+        assert _engines.process_flags()[:3] == (True, True, True)
+    with torch.backends.cudnn.flags(enabled=False, benchmark=False, deterministic=False):
+        assert _engines.process_flags()[:3] == (False, False, False)
+        torch.use_deterministic_algorithms(True)
+        try:
+            assert _engines.process_flags()[1], "deterministic, by torch's other way of saying it"
+        finally:
+            torch.use_deterministic_algorithms(False)

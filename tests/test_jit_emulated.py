@@ -17,7 +17,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
-from unhang import _canary, _convolve, _core, _gpu, _launch, _situation, _verify
+from unhang import _canary, _convolve, _core, _direct, _gpu, _jit, _launch, _situation, _verify, _watchdog
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,64 @@ def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) 
         assert (F.conv2d(torch.zeros(1, 8, 5, 5), w) == 0).all()
         F.conv2d(torch.randn(1, 8, 5, 5), w)
     assert [finding.right for finding in compared] == [None, True]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_a_repeated_call_launches_our_kernels_without_python(
+    card: _core.Gpu, watched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let(card)
+    if watched:
+        monkeypatch.setenv("UNHANG_WATCHDOG", "1")
+    entered: list[str] = []
+    forward, backward = _convolve.forward, _convolve.backward
+    monkeypatch.setattr(_convolve, "forward", lambda *it: entered.append("forward") or forward(*it))
+    monkeypatch.setattr(_convolve, "backward", lambda *it: entered.append("backward") or backward(*it))
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 8, 5, 5, requires_grad=True), torch.randn(4, 8, 3, 3, requires_grad=True)
+    b = torch.randn(4, requires_grad=True)
+    y = F.conv2d(x.double(), w.double(), b.double())
+    want = [y, *torch.autograd.grad(y, [x, w, b], torch.ones_like(y))]
+    try:
+        with unhang.enabled(rehearse=True):
+            for turn in range(5):
+                y = F.conv2d(x, w, b)
+                got = [y, *torch.autograd.grad(y, [x, w, b], torch.ones_like(y))]
+                for ours, exact in zip(got, want):
+                    assert_close(ours, exact, slack=2)
+                if turn == 0:
+                    assert unhang.wait_for_kernels(120.0)
+                if turn == 2:
+                    entered.clear()
+            assert not entered or not _direct.open_face()
+            # A view that begins where our kernels cannot read is copied, and so Python's.
+            shifted = torch.cat([torch.zeros(1), x.detach().flatten()])[1:].view_as(x)
+            assert shifted.data_ptr() % _launch.ALIGNMENT
+            assert_close(F.conv2d(shifted, w, b), want[0], slack=2)
+    finally:
+        _watchdog.stop()
+    assert all(route.tally.by_place == [5 + (route.key.startswith("forward"))] for route in _convolve.routes.values())
+    assert {route.names[0] for route in _convolve.routes.values()} == {"jit"}
+
+
+def test_what_is_compared_is_what_was_launched_though_another_thread_swaps_kernels(
+    card: _core.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let(card)
+    honest, launched, kept = _launch.launch, [], []
+
+    def swapping(loaded, *rest):
+        launched.append(loaded.kernel)
+        for route in _convolve.routes.values():
+            route.engines[0].loaded = None  # as if another thread had put other kernels there
+        return honest(loaded, *rest)
+
+    monkeypatch.setattr(_launch, "launch", swapping)
+    monkeypatch.setattr(_jit, "keep_verdict", lambda task, kernel, *_: kept.append(kernel))
+    with unhang.enabled(rehearse=True):
+        F.conv2d(torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3))
+    assert launched
+    assert kept == launched
 
 
 def test_warming_without_a_gpu_says_so() -> None:

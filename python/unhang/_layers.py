@@ -278,9 +278,8 @@ def _is_recording() -> bool:
     return _is_compiling() and not _is_exporting()
 
 
-def _is_compiling() -> bool:
-    compiler = getattr(torch, "compiler", None)
-    return bool(compiler is not None and getattr(compiler, "is_compiling", bool)())
+# Before torch 2.1 there is none, and nothing compiles.
+_is_compiling: Callable[[], bool] = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
 
 
 def _is_exporting() -> bool:

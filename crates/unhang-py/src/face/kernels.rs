@@ -9,7 +9,8 @@ use std::sync::OnceLock;
 
 use super::step::{Backward, Forward};
 use super::table::{self, Device, Key, Known, Miss};
-use super::torch::{Boxed, Geometry, List, Tensor, Torch};
+use super::tensors::{List, Tensor};
+use super::torch::{Boxed, Geometry, Torch};
 use crate::layers;
 
 /// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.

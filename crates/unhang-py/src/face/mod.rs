@@ -4,9 +4,11 @@
 //! then on ([`remember_forward`]); everything that is unusual goes to Python again. Where torch has no such interface, all
 //! of it does.
 
+mod accelerator;
 mod kernels;
 mod step;
 mod table;
+mod tensors;
 mod torch;
 
 use std::ffi::CString;

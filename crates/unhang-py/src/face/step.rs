@@ -7,7 +7,8 @@ use pyo3::prelude::*;
 use unhang_conv::Problem;
 use unhang_gpu::DevicePointers;
 
-use super::torch::{Place, Tensor, Torch};
+use super::tensors::{Place, Tensor};
+use super::torch::Torch;
 use crate::compute::{Memory, compute, cpu_engine};
 use crate::forking::is_forked;
 use crate::gpu::PyKernel;
@@ -104,7 +105,7 @@ impl Step {
         bias: Option<&Tensor<'_>>,
     ) -> Option<Tensor<'a>> {
         let place = operands[0].place()?;
-        let result = torch.allocate(&self.0.sizes, &self.0.strides, place)?;
+        let result = torch.result(&self.0.sizes, &self.0.strides, place)?;
         let memory = Addresses {
             operands: [operands[0].address()?, operands[1].address()?],
             bias: match bias {
@@ -151,14 +152,10 @@ fn launch(
     if (first | second) % ALIGNMENT != 0 || is_forked() {
         return None;
     }
-    let bytes = kernel.workspace();
-    // Kept until the launch: torch gives memory that was freed to later work of the same stream only.
-    let workspace = match bytes {
+    // Kept until the launch.
+    let workspace = match kernel.workspace() {
         0 => None,
-        bytes => {
-            let of_bytes = Place { data_type: torch.byte(), ..place };
-            Some(torch.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes)?)
-        }
+        bytes => Some(torch.scratch(bytes, place)?),
     };
     let pointers = DevicePointers {
         first,
@@ -166,7 +163,7 @@ fn launch(
         bias: memory.bias,
         result: memory.result,
         workspace: match &workspace {
-            Some(workspace) => workspace.address_to_write()?,
+            Some(workspace) => workspace.address()?,
             None => 0,
         },
     };

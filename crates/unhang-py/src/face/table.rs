@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
 use super::step::{Backward, Forward};
-use super::torch::Tensor;
+use super::tensors::Tensor;
 use crate::forking::undisturbed;
 use crate::layers;
 

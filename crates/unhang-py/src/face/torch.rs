@@ -11,6 +11,9 @@ use std::mem::MaybeUninit;
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
+use super::accelerator::{Accelerator, OptionalDevice, Scratch};
+use super::tensors::{List, Place, Tensor};
+
 /// `RTLD_NOLOAD`: only what the process has loaded.
 const ONLY_LOADED: i32 = 4;
 
@@ -91,7 +94,8 @@ pub struct Geometry<'a> {
     pub groups: i64,
 }
 
-type Code = i32;
+/// What a function of the C interface returns: 0 where all went well.
+pub type Code = i32;
 type Convolution = unsafe extern "C-unwind" fn(
     *mut Raw,
     u64,
@@ -143,7 +147,7 @@ pub type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
 
 macro_rules! functions {
     ($($field:ident: $type:ty = $name:literal;)*) => {
-        struct Functions { $($field: $type,)* }
+        pub(super) struct Functions { $(pub(super) $field: $type,)* }
         impl Functions {
             fn find(library: &Library) -> Result<Functions, String> {
                 Ok(Functions { $($field: {
@@ -195,11 +199,10 @@ functions! {
 
 /// The torch of this process.
 pub struct Torch {
-    functions: Functions,
+    pub(super) functions: Functions,
     delete_optional: DeleteOptional,
-    /// Of the accelerator's library, where there is one.
-    stream: Option<unsafe extern "C" fn(i32, *mut *mut c_void) -> Code>,
-    strided: i32,
+    accelerator: Accelerator,
+    pub(super) strided: i32,
 }
 
 enum DeleteOptional {
@@ -209,7 +212,8 @@ enum DeleteOptional {
     Cpps(unsafe extern "C" fn(*mut c_void)),
 }
 
-fn loaded(name: &str) -> Option<Library> {
+/// A library that the process has loaded.
+pub fn loaded(name: &str) -> Option<Library> {
     // SAFETY: nothing is loaded, so nothing of a library runs.
     unsafe { Library::open(Some(name), RTLD_NOW | ONLY_LOADED) }.ok()
 }
@@ -232,13 +236,9 @@ impl Torch {
                 Err(_) => return Err("C++'s operator delete is not found".to_owned()),
             },
         };
-        let stream = ["libtorch_cuda.so", "libtorch_hip.so"].iter().find_map(|name| {
-            // SAFETY: the signature that torch's header gives.
-            unsafe { loaded(name)?.get(b"aoti_torch_get_current_cuda_stream") }.ok().map(|symbol| *symbol)
-        });
         // SAFETY: no arguments.
         let strided = unsafe { (functions.strided)() };
-        let torch = Torch { functions, delete_optional, stream, strided };
+        let torch = Torch { functions, delete_optional, accelerator: Accelerator::find(), strided };
         torch.check_handles()?;
         // The library is never closed: it is torch.
         std::mem::forget(library);
@@ -303,13 +303,44 @@ impl Torch {
     pub fn stream(&self, device_index: i32) -> Option<u64> {
         let mut stream = std::ptr::null_mut();
         // SAFETY: a place for the stream.
-        (unsafe { self.stream?(device_index, &mut stream) } == 0).then_some(stream as u64)
+        (unsafe { self.accelerator.stream?(device_index, &mut stream) } == 0).then_some(stream as u64)
     }
 
     /// The number of torch's type for bytes.
     pub fn byte(&self) -> i32 {
         // SAFETY: no arguments.
         unsafe { (self.functions.byte)() }
+    }
+
+    /// So many bytes of the place's device.
+    pub fn scratch(&self, bytes: u64, place: Place) -> Option<Scratch<'_>> {
+        if let Some((take, give, device)) = self.accelerator.scratch
+            // SAFETY: no arguments; the device is there, since a tensor lies on one.
+            && place.device_index >= 0 && i32::from(unsafe { device() }) == place.device_index
+        {
+            let mut address = std::ptr::null_mut();
+            // SAFETY: a place for the address.
+            return (unsafe { take(bytes, &mut address) } == 0).then_some(Scratch::Bytes(address, give));
+        }
+        let of_bytes = Place { data_type: self.byte(), ..place };
+        self.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes).map(Scratch::Tensor)
+    }
+
+    /// Memory for a result. On an accelerator torch itself raises where there is none; elsewhere, none.
+    pub fn result(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
+        let (Some(empty), true) = (self.accelerator.empty, place.device_index >= 0) else {
+            return self.allocate(sizes, strides, place);
+        };
+        let number = |number: i32| i8::try_from(number).ok();
+        let device =
+            OptionalDevice { kind: number(place.device_type)?, index: number(place.device_index)?, is_there: true };
+        let mut result = MaybeUninit::<Raw>::uninit();
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            let data_type = number(place.data_type)?;
+            empty(result.as_mut_ptr(), Numbers::of(sizes), Numbers::of(strides), data_type, device);
+            Some(self.kept(result.assume_init()))
+        }
     }
 
     /// Memory from torch's allocator; none where torch has none to give.
@@ -519,119 +550,5 @@ fn optional(tensor: Option<&Tensor<'_>>) -> OptionalRaw {
         // SAFETY: a handle points to a tensor, which is borrowed here: torch gets a reference to a constant.
         Some(tensor) => OptionalRaw { tensor: unsafe { *tensor.handle }, is_there: true },
         None => OptionalRaw { tensor: Raw(std::ptr::null_mut()), is_there: false },
-    }
-}
-
-/// Numbers that are few: a convolution has as many as axes.
-#[derive(Default)]
-pub struct List {
-    few: [i64; 4],
-    length: usize,
-    many: Vec<i64>,
-}
-
-impl List {
-    fn push(&mut self, number: i64) {
-        if self.length < self.few.len() {
-            self.few[self.length] = number;
-        } else {
-            if self.many.is_empty() {
-                self.many.extend_from_slice(&self.few);
-            }
-            self.many.push(number);
-        }
-        self.length += 1;
-    }
-
-    /// The numbers.
-    pub fn as_slice(&self) -> &[i64] {
-        if self.many.is_empty() { &self.few[..self.length] } else { &self.many }
-    }
-}
-
-/// Where a tensor lies and what it holds, by torch's numbers.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Place {
-    pub data_type: i32,
-    pub device_type: i32,
-    pub device_index: i32,
-}
-
-/// A tensor that is ours to delete.
-pub struct Tensor<'a> {
-    torch: &'a Torch,
-    handle: Handle,
-}
-
-impl Drop for Tensor<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the handle is ours and is used no more.
-        unsafe { (self.torch.functions.delete)(self.handle) };
-    }
-}
-
-impl Tensor<'_> {
-    /// Into a slot, from where torch takes it.
-    pub fn into_slot(self) -> u64 {
-        let slot = self.handle as u64;
-        std::mem::forget(self);
-        slot
-    }
-
-    /// Whether it is one at all: torch has objects that stand for none.
-    pub fn is_defined(&self) -> bool {
-        let mut found = false;
-        // SAFETY: a tensor, and a place for the answer.
-        let failed = unsafe { (self.torch.functions.is_defined)(self.handle, &mut found) };
-        failed == 0 && found
-    }
-
-    /// Sizes and strides; none for a tensor that has none to tell.
-    pub fn shape(&self) -> Option<(&[i64], &[i64])> {
-        let functions = &self.torch.functions;
-        let (mut layout, mut dimensions) = (0, 0);
-        let (mut sizes, mut strides) = (std::ptr::null(), std::ptr::null());
-        // SAFETY: a tensor, and places for what is read. Torch keeps sizes and strides with the tensor, which lives as
-        // long as what is returned.
-        unsafe {
-            if (functions.layout)(self.handle, &mut layout) != 0 || layout != self.torch.strided {
-                return None;
-            }
-            let failed = (functions.dimensions)(self.handle, &mut dimensions)
-                | (functions.sizes)(self.handle, &mut sizes)
-                | (functions.strides)(self.handle, &mut strides);
-            let length = usize::try_from(dimensions).ok()?;
-            if failed != 0 || length == 0 || sizes.is_null() || strides.is_null() {
-                return None;
-            }
-            Some((std::slice::from_raw_parts(sizes, length), std::slice::from_raw_parts(strides, length)))
-        }
-    }
-
-    /// Where it lies and what it holds.
-    pub fn place(&self) -> Option<Place> {
-        let functions = &self.torch.functions;
-        let mut place = Place { data_type: 0, device_type: 0, device_index: 0 };
-        // SAFETY: a tensor, and places for what is read.
-        let failed = unsafe {
-            (functions.data_type)(self.handle, &mut place.data_type)
-                | (functions.device_type)(self.handle, &mut place.device_type)
-                | (functions.device_index)(self.handle, &mut place.device_index)
-        };
-        (failed == 0).then_some(place)
-    }
-
-    /// The address of its first element, to read from.
-    pub fn address(&self) -> Option<u64> {
-        let mut address = std::ptr::null();
-        // SAFETY: a tensor, and a place for the address.
-        (unsafe { (self.torch.functions.read)(self.handle, &mut address) } == 0).then_some(address as u64)
-    }
-
-    /// The same, to write to.
-    pub fn address_to_write(&self) -> Option<u64> {
-        let mut address = std::ptr::null_mut();
-        // SAFETY: a tensor, and a place for the address.
-        (unsafe { (self.torch.functions.written)(self.handle, &mut address) } == 0).then_some(address as u64)
     }
 }

@@ -3,18 +3,25 @@
     python3 tools/gpu-bench/gpu_models.py models [NAME…]
     python3 tools/gpu-bench/gpu_models.py eager
     python3 tools/gpu-bench/gpu_models.py gradcheck
+    python3 tools/gpu-bench/gpu_models.py first [NAME…]
 
 `models` times training steps (forward, a mean square as the loss, backward, SGD with momentum) of whole networks, f32 with
 TF32 off, eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled, taking turns; and what a first
 start costs. `eager` times single calls from Python, where the host's work counts. `gradcheck` runs torch's own checks in
-double precision. unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
+double precision. `first` is a first start with nothing but general kernels in the cache, as a package carries them for AMD chips:
+what the first step takes, and a graph that is recorded after one step. unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import os
+import shutil
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -232,13 +239,87 @@ def gradcheck() -> int:
     return 0
 
 
+def seen(name: str) -> None:
+    """Prints the keys of a model's convolutions, in all directions."""
+    step, _ = prepared_step(name)
+    with way("ours"):
+        step()
+    for route in _convolve.routes.values():
+        print("seen", route.key)
+    sys.stdout.flush()
+    os._exit(0)  # what is being compiled is not wanted
+
+
+def prepared_step(name: str) -> tuple[Callable[[], None], float]:
+    """A training step, and the milliseconds of one by cuDNN: everything but our kernels is loaded."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(3)
+    batch, size = MODELS[name]
+    step = training_step(make_model(name), torch.randn(batch, 3, size, size, device="cuda"))
+    with way("cuDNN"):
+        for _ in range(3):
+            step()
+        return step, milliseconds(step, 3)
+
+
+def started(name: str) -> None:
+    """In a process of its own, with general kernels in the cache and no others."""
+    step, theirs = prepared_step(name)
+    with way("ours"):
+        first = seconds(step) * 1000
+        second = seconds(step) * 1000
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        provisional = sum(route.kernel.kernel.provisional for route in _convolve.routes.values() if route.kernel)
+        early = milliseconds(graph.replay, 5)
+        unhang.wait_for_kernels()
+        for _ in range(2):
+            step()
+        warm, late = milliseconds(step, 5), milliseconds(graph_of(step), 5)
+        again = milliseconds(graph.replay, 5)
+    print(
+        f"{name}, ms: first step {first:.1f}, second {second:.1f}, warm {warm:.1f} (cuDNN {theirs:.1f}); graph recorded after two"
+        f" steps {early:.1f} ({provisional} of {len(_convolve.routes)} convolutions by general kernels), the same replayed when all is"
+        f" compiled {again:.1f}, graph recorded then {late:.1f}: {again / late:.2f} times",
+        flush=True,
+    )
+
+
+def first(names: list[str]) -> int:
+    from unhang_ctypes import CACHE, Engine, compile_ahead
+
+    major, minor = torch.cuda.get_device_capability()
+    engine = Engine()
+    for name in names or ["resnet50"]:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, "XDG_CACHE_HOME": folder + "/other", "UNHANG_HOME": folder + "/home"}
+            command = [sys.executable, __file__]
+            said = subprocess.run([*command, "seen", name], env=environment, capture_output=True, text=True, check=True)
+            keys = [line.split()[1] for line in said.stdout.splitlines() if line.startswith("seen ")]
+            general = {
+                key: next((choice for choice, _, _ in engine.candidates(key) if choice.startswith("general:")), "plain")
+                for key in keys
+            }
+            failures = compile_ahead(list(general.items()), f"sm_{major}{minor}")
+            print(f"{len(keys)} convolutions, {len(failures)} without general kernels")
+            os.makedirs(folder + "/cache/unhang", mode=0o700)
+            shutil.copytree(CACHE, folder + "/cache/unhang/kernels")
+            environment["XDG_CACHE_HOME"] = folder + "/cache"
+            subprocess.run([*command, "started", name], env=environment, check=True)
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["gradcheck", "models", "eager"])
+    parser.add_argument("command", choices=["gradcheck", "models", "eager", "first", "seen", "started"])
     parser.add_argument("names", nargs="*", choices=[*MODELS, []], help="models; all of them if none is named")
     arguments = parser.parse_args()
-    if arguments.command == "models":
-        return models(arguments.names)
+    if arguments.command in ("models", "first"):
+        return {"models": models, "first": first}[arguments.command](arguments.names)
+    if arguments.command in ("seen", "started"):
+        {"seen": seen, "started": started}[arguments.command](arguments.names[0])
+        return 0
     return {"gradcheck": gradcheck, "eager": eager}[arguments.command]()
 
 

@@ -35,6 +35,8 @@ extern "C" __global__ void BOUNDS
     if (SKIP_EMPTY && all_steps == 0) return;
     const int first_step = split * shape.steps_per_split;
     const int last_step = all_steps < first_step + shape.steps_per_split ? all_steps : first_step + shape.steps_per_split;
+    // A phase with few taps has fewer splits; `reduce` knows how many.
+    if (PLANES && PHASES_H * PHASES_W > 1 && first_step >= all_steps) return;
 
     FilterReader filters(shape, filter, group, thread, row_begin);
     SourceReader sources(shape, source, group, thread);

@@ -5,9 +5,23 @@
 struct ReduceShape {
     int elements;                  // of one plane
     int planes;
+    int phases;                    // of the stride, in backward-data; 1 where every pixel has all planes
+    int planes_0, planes_1, planes_2, planes_3;  // how many planes a phase has: a byte each, the first phase lowest
     Divisor by_channel_elements;   // from one channel to the next: a plane of pixels in NCHW, 1 in NHWC
     Divisor by_channels;           // of the result, for the bias
+    Divisor by_height, by_width, by_stride_h, by_stride_w;
 };
+
+// Phases of a stride have sums of different lengths, and short ones have fewer planes: the others were not written.
+DEVICE int planes_of(int index, const ReduceShape& shape) {
+    if (shape.phases == 1) return shape.planes;
+    // Which pixel of its plane: in NHWC the channel comes last.
+    int pixel = shape.by_channel_elements.value == 1 ? divide(index, shape.by_channels) : index;
+    int w = split_off(pixel, shape.by_width), h = split_off(pixel, shape.by_height);
+    const int phase = split_off(h, shape.by_stride_h) * shape.by_stride_w.value + split_off(w, shape.by_stride_w);
+    const int word = phase < 4 ? shape.planes_0 : phase < 8 ? shape.planes_1 : phase < 12 ? shape.planes_2 : shape.planes_3;
+    return (word >> (phase % 4 * 8)) & 255;
+}
 
 // Adds planes of f32 up in order, adds the bias, and rounds once.
 extern "C" __global__ void __launch_bounds__(256)
@@ -16,8 +30,9 @@ extern "C" __global__ void __launch_bounds__(256)
     if (index >= shape.elements) return;
     float sum = 0.0f;
     const float* from = planes + index;
+    const int count = planes_of(index, shape);
 #pragma unroll 4
-    for (int p = 0; p < shape.planes; ++p, from += shape.elements) sum += *from;
+    for (int p = 0; p < count; ++p, from += shape.elements) sum += *from;
     if (bias != nullptr) {
         int channel = divide(index, shape.by_channel_elements);
         sum += widen(bias[split_off(channel, shape.by_channels)]);
@@ -52,6 +67,23 @@ extern "C" __global__ void __launch_bounds__(256)
     const int tap = rest / shape.channels, channel = rest - tap * shape.channels;
     const int at = shape.channels_last ? index : (row * shape.channels + channel) * shape.taps + tap;
     result[at] = narrow(sum);
+}
+
+// The same for few planes and many filters: a thread adds up all taps of one row and channel, so that it writes neighbours.
+extern "C" __global__ void __launch_bounds__(256)
+    reduce_filters(const float* __restrict__ planes, Storage* __restrict__ result, ReduceWeightsShape shape) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    const int row = index / shape.channels, channel = index - row * shape.channels;
+    const int row_elements = shape.taps * shape.channels;
+    if (index >= shape.elements / shape.taps) return;
+    const float* from = planes + (long long)row * row_elements + channel;
+    for (int tap = 0; tap < shape.taps; ++tap, from += shape.channels) {
+        float sum = 0.0f;
+#pragma unroll 4
+        for (int p = 0; p < shape.planes; ++p) sum += from[(long long)p * shape.elements];
+        const int at = shape.channels_last ? row * row_elements + tap * shape.channels + channel : index * shape.taps + tap;
+        result[at] = narrow(sum);
+    }
 }
 
 struct PackShape {

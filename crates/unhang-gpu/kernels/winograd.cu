@@ -258,28 +258,14 @@ struct WinogradWeightsShape {
     int rows, channels, planes;
 };
 
-// Adds the planes [plane][36][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
-// share the 36 sums of one filter; the last step is one thread's.
-extern "C" __global__ void __launch_bounds__(256)
-    winograd_weights(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
-    __shared__ float sums[36][33];
-    const int lane = THREAD_X % 32, worker = THREAD_X / 32;
-    const int index = BLOCK_X * 32 + lane;
-    const int elements = s.rows * s.channels;
-    for (int place = worker; place < 36; place += 8) {
-        float sum = 0.0f;
-        if (index < elements)
-            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * 36 + place) * elements + index];
-        sums[place][lane] = sum;
-    }
-    BARRIER();
-    if (worker != 0 || index >= elements) return;
+// The 36 sums of one row and channel become its filter.
+DEVICE void write_filter(const float (&sums)[36], Storage* result, int index, const WinogradWeightsShape& s) {
     float half[FILTER][6];
 #pragma unroll
     for (int j = 0; j < 6; ++j) {
         float column[6], line[FILTER];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) column[i] = sums[i * 6 + j][lane];
+        for (int i = 0; i < 6; ++i) column[i] = sums[i * 6 + j];
         gather<FILTER>(column, line);
 #pragma unroll
         for (int i = 0; i < FILTER; ++i) half[i][j] = line[i];
@@ -299,4 +285,42 @@ extern "C" __global__ void __launch_bounds__(256)
 #endif
         }
     }
+}
+
+// Adds the planes [plane][36][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
+// share the 36 sums of one filter; the last step is one thread's.
+extern "C" __global__ void __launch_bounds__(256)
+    winograd_weights(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
+    __shared__ float shared_sums[36][33];
+    const int lane = THREAD_X % 32, worker = THREAD_X / 32;
+    const int index = BLOCK_X * 32 + lane;
+    const int elements = s.rows * s.channels;
+    for (int place = worker; place < 36; place += 8) {
+        float sum = 0.0f;
+        if (index < elements)
+            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * 36 + place) * elements + index];
+        shared_sums[place][lane] = sum;
+    }
+    BARRIER();
+    if (worker != 0 || index >= elements) return;
+    float sums[36];
+#pragma unroll
+    for (int place = 0; place < 36; ++place) sums[place] = shared_sums[place][lane];
+    write_filter(sums, result, index, s);
+}
+
+// The same for few planes and many filters: each thread has a filter of its own, and all of its reads under way at once.
+extern "C" __global__ void __launch_bounds__(256)
+    winograd_filters(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    const int elements = s.rows * s.channels;
+    if (index >= elements) return;
+    float sums[36];
+#pragma unroll
+    for (int place = 0; place < 36; ++place) sums[place] = 0.0f;
+    const float* from = planes + index;
+    for (int p = 0; p < s.planes; ++p)
+#pragma unroll
+        for (int place = 0; place < 36; ++place, from += elements) sums[place] += *from;
+    write_filter(sums, result, index, s);
 }

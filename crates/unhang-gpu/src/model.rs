@@ -6,7 +6,7 @@
 //! units; that of the others is counted in instructions. The numbers were fitted to what 72 layers took on an H200 in all
 //! directions with about eight choices each (`examples/compare_choices.rs` says how well they fit).
 
-use unhang_conv::Problem;
+use unhang_conv::{Layout, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::plan::{Plan, Stage};
@@ -123,7 +123,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
             let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
             let products = problem.flops() / (device.flops * share * filled * 0.42);
-            products.max(all * size / (device.bandwidth * 0.8)) + 1.2e-6
+            // Each phase of a stride reads the source again: from memory where it does not fit the last cache.
+            let again = match constant("DIRECTION") == 1.0 && elements[0] * size > device.cache {
+                true => elements[0] * (constant("STRIDE_H") * constant("STRIDE_W") - 1.0),
+                false => 0.0,
+            };
+            products.max((all + again) * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
         Source::Direct => direct_seconds(problem, stage, device),
         Source::Depthwise | Source::DepthwiseQuads => depthwise_seconds(problem, stage, device),
@@ -147,14 +152,17 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             // 36 numbers of f32 for each filter.
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
-                "pack" => elements[1] * size * 3.0,
-                "reduce" | "reduce_weights" => {
+                "pack" => elements[1] * size * 2.2,
+                "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.
                     let planes = splits_of(choice);
-                    return elements[2] * (size + 4.0 * planes) / (device.bandwidth * 0.5) + planes * 8e-9;
+                    let moved = elements[2] * (size + 4.0 * planes) / (device.bandwidth * 0.5) + planes * 8e-9;
+                    // Eight threads for each element come in rounds.
+                    let rounds = f64::from(stage.grid[0]) * 256.0 / (device.compute_units as f64 * 2048.0);
+                    return if stage.kernel.entry == "reduce_weights" { moved.max(rounds * 1.2e-6) } else { moved };
                 }
                 "winograd_filter" => elements[1] * (size + enlarged),
-                "winograd_weights" => elements[2] * (size + enlarged * splits_of(choice)),
+                "winograd_weights" | "winograd_filters" => elements[2] * (size + enlarged * splits_of(choice)),
                 _ => {
                     let transformed = f64::from(stage.grid[0]) * 128.0;
                     transformed * (36.0 * 4.0 + 16.0 * size)
@@ -214,6 +222,8 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     let issued = threads * instructions / (device.flops / 2.0 * 0.6) * crowded(registers, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
     let waited = reduced * 0.52e-6 / if taps == 1.0 { 4.0 } else { 1.0 };
+    // A large window keeps a thread busy for longer than its lines take.
+    let waited = if taps > 25.0 { waited.max(reduced * (0.35e-6 + products * 1e-9)) } else { waited };
     // Each part of the channels reads the source again, mostly from a cache.
     let moved = (elements[0] * (1.0 + 0.08 * (parts - 1.0)) + elements[1] + elements[2]) * size;
     overlapped(issued.max(waited), moved / (device.bandwidth * 0.8), 0.12)
@@ -276,6 +286,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         _ => (1, false),
     };
     let mut steps = f64::from(steps);
+    let longest = steps;
     if backward_data {
         // Phases differ in length; the grid counts them all as the longest.
         let (kernel, stride) = (problem.kernel(), problem.stride());
@@ -290,15 +301,30 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     // Few workgroups alone leave the unit waiting for memory and barriers.
     let filled = |blocks: f64| ((blocks.ceil().min(resident) * tile.threads() as f64).min(512.0) / 512.0).powf(0.28);
     // Workgroups come in rounds as long as there are few of them, the last one with fewer; many even out.
-    let rounds = if each > 3.0 * resident {
+    let are_many = each > 3.0 * resident;
+    let rounds = if are_many {
         each + 0.4 * resident
     } else {
         let whole = (each / resident).floor() * resident;
         let rest = each - whole;
         whole + if rest > 0.0 { rest.ceil() / filled(rest) } else { 0.0 }
     };
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let (channels_first, small) = (problem.layout() == Layout::Nchw, elements[1] * size < 128e3);
     let direct = match *choice {
         Choice::Gemm { flat: true, .. } => 0.71,
+        // Rows of the filter lie a window apart: neighbouring threads read neighbouring lines, and deep slices more of them.
+        // A small filter stays in the first cache.
+        Choice::Gemm { packed: false, .. }
+            if backward_data && channels_first && problem.kernel() != [1, 1] && !small =>
+        {
+            if tile.depth > 8 {
+                0.66
+            } else {
+                0.87
+            }
+        }
         Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => 0.945,
         // Columns are gathered tap by tap, rows in quads.
         Choice::Weights { tile, .. } if tile.columns > tile.rows => 0.93,
@@ -306,7 +332,13 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         _ => 1.0,
     };
     // Phases of a stride differ in length and write every other pixel.
-    let strided = if backward_data && problem.stride() != [1, 1] { 0.755 } else { 1.0 };
+    let strided = match backward_data && problem.stride() != [1, 1] {
+        false => 1.0,
+        // The longest phase is the last to end: with few workgroups small ones fill the gaps.
+        true if !are_many && tile.rows == 32 && tile.columns <= 64 => 0.89,
+        true if !are_many => 0.64,
+        true => 0.755,
+    };
     // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
     // smallest groups of threads in Winograd's products.
     let pointwise = stage.kernel.source == Source::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
@@ -314,6 +346,12 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let waiting = match choice {
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
+        // Both sides of the filter's gradient are read across: tall tiles share more of it.
+        Choice::Winograd { .. }
+            if stage.kernel.source == Source::Weights && tile.rows == 64 && tile.thread_rows == 8 =>
+        {
+            0.89
+        }
         _ => 1.0,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
@@ -330,8 +368,6 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         * turned;
     // A start and an end that nothing overlaps.
     let fixed = 1.2e-6;
-    let size = problem.data_type().size() as f64;
-    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let moved = match choice {
         Choice::Winograd { .. } => blocks * (tile.rows * tile.columns) as f64 * 4.0 * 2.0,
         Choice::Gemm { .. } if matches!(stage.shape, Shape::Gemm(shape) if shape.planes == 1) => {
@@ -339,5 +375,11 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         }
         _ => elements.iter().sum::<f64>() * size,
     };
-    (rounds * products / unit_rate + fixed).max(moved / (device.bandwidth * 0.8))
+    // With few workgroups the unit that has the longest phase of a stride is waited for.
+    let active = if splits_of(choice) > 1.0 { each * steps / longest } else { each };
+    let late = match strided < 1.0 && active < 2.5 {
+        true => 0.6 * (tile.rows * tile.columns * tile.depth) as f64 * longest / unit_rate,
+        false => 0.0,
+    };
+    (rounds * products / unit_rate + late + fixed).max(moved / (device.bandwidth * 0.8))
 }

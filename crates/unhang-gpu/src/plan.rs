@@ -82,6 +82,8 @@ pub const MAX_EXTENT: usize = 1 << 24;
 /// allows 3e-5.
 const MAX_WINOGRAD_CHANNELS: usize = 768;
 pub(crate) const MAX_PHASES: usize = 16;
+/// `reduce` is told a byte for each phase.
+const MAX_PHASE_PLANES: u64 = 255;
 pub(crate) const MAX_GRID_YZ: u64 = 65535;
 
 impl Plan {
@@ -187,10 +189,13 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
     let per_split = steps.div_ceil(u64::from(splits.max(1))).max(1);
     let splits = steps.div_ceil(per_split).max(1);
     let planes = splits > 1;
+    if planes && phases > 1 && splits > MAX_PHASE_PLANES {
+        return Err(format!("{splits} parts of a sum with phases are more than {MAX_PHASE_PLANES}"));
+    }
     // Pixels that no tap meets are cheaper filled at once than written one by one between the others.
     let skip_empty = !planes && parts::has_empty_phases(problem);
     if skip_empty {
-        stages.push(parts::reduce(geometry, 0, Pointer::Null));
+        stages.push(parts::reduce(geometry, 0, &[], Pointer::Null));
     }
     let result_elements: u64 = geometry.result_elements();
     let result =
@@ -210,7 +215,8 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
         [filter, source_pointer, if planes { Pointer::Null } else { Pointer::Bias }, result],
     )?);
     if planes {
-        stages.push(parts::reduce(geometry, splits as u32, result));
+        let by_phase = if flat { Vec::new() } else { parts::phase_planes(geometry, tile, per_split) };
+        stages.push(parts::reduce(geometry, splits as u32, &by_phase, result));
     }
     Ok(Plan { stages, workspace_bytes: workspace.bytes })
 }

@@ -470,10 +470,35 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
     Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
 }
 
-pub(crate) fn reduce(geometry: &Geometry, planes: u32, from: Pointer) -> Stage {
+/// How many planes each phase of the stride writes, where sums are split into parts of so many steps: one entry for a
+/// convolution of one phase.
+pub(crate) fn phase_planes(geometry: &Geometry, tile: Tile, steps_per_split: u64) -> Vec<u32> {
+    let p = &geometry.problem;
+    if p.direction() == Direction::Forward || p.stride() == [1, 1] {
+        return Vec::new();
+    }
+    let blocks = geometry.reduced_and_rows().0.div_ceil(tile.depth) as u64;
+    let [high, wide] = [0, 1].map(|axis| phase_taps(p, axis));
+    let steps = high.iter().flat_map(|h| wide.iter().map(move |w| (h * w) as u64 * blocks));
+    steps.map(|steps| steps.div_ceil(steps_per_split) as u32).collect()
+}
+
+/// The taps that each phase of an axis meets in backward-data; `phases.cuh` finds them the same way.
+fn phase_taps(p: &Problem, axis: usize) -> Vec<usize> {
+    let (filter, stride, pad, dilation) = (p.kernel()[axis], p.stride()[axis], p.padding()[axis], p.dilation()[axis]);
+    let meets = |phase: usize, tap: usize| (phase + pad + tap * dilation * (stride - 1)).is_multiple_of(stride);
+    (0..stride).map(|phase| (0..filter).filter(|&tap| meets(phase, tap)).count()).collect()
+}
+
+/// Adds planes up; `by_phase` says how many each phase of the stride has, and is empty where all have the same.
+pub(crate) fn reduce(geometry: &Geometry, planes: u32, by_phase: &[u32], from: Pointer) -> Stage {
     let p = &geometry.problem;
     let [_, channels, h, w] = p.operand_shapes()[2];
     let elements = geometry.result_elements();
+    let word = |at: usize| {
+        let bytes = [0, 1, 2, 3].map(|byte| by_phase.get(at * 4 + byte).copied().unwrap_or(0).min(255) as u8);
+        i32::from_le_bytes(bytes)
+    };
     Stage {
         kernel: Kernel {
             source: Source::Support,
@@ -486,8 +511,17 @@ pub(crate) fn reduce(geometry: &Geometry, planes: u32, from: Pointer) -> Stage {
         shape: ReduceShape {
             elements: int(elements as usize),
             planes: planes as i32,
+            phases: int(by_phase.len().max(1)),
+            planes_0: word(0),
+            planes_1: word(1),
+            planes_2: word(2),
+            planes_3: word(3),
             by_channel_elements: Divisor::new(if geometry.channels_last() { 1 } else { h * w }),
             by_channels: Divisor::new(channels),
+            by_height: Divisor::new(h),
+            by_width: Divisor::new(w),
+            by_stride_h: Divisor::new(p.stride()[0]),
+            by_stride_w: Divisor::new(p.stride()[1]),
         }
         .into(),
     }
@@ -587,16 +621,23 @@ impl WeightsReads {
     }
 }
 
+/// Up to so many planes of a filter's gradient are added up by one thread for each row and channel, if there are enough of
+/// these to fill a device.
+const FEW_PLANES: u32 = 16;
+const MANY_FILTERS: usize = 1 << 14;
+
 pub(crate) fn reduce_weights(geometry: &Geometry, planes: u32, from: Pointer) -> Stage {
     let p = &geometry.problem;
     let elements = geometry.result_elements();
+    let filters = elements as usize / geometry.taps();
+    let (entry, grid) = if planes <= FEW_PLANES && filters >= MANY_FILTERS {
+        ("reduce_filters", grid_x(filters as u64, 256))
+    } else {
+        ("reduce_weights", grid_x(elements, 32))
+    };
     Stage {
-        kernel: Kernel {
-            source: Source::Support,
-            entry: "reduce_weights",
-            constants: vec![("TYPE", type_number(p.data_type()))],
-        },
-        grid: grid_x(elements, 32),
+        kernel: Kernel { source: Source::Support, entry, constants: vec![("TYPE", type_number(p.data_type()))] },
+        grid,
         block: 256,
         pointers: vec![from, Pointer::Result],
         shape: ReduceWeightsShape {

@@ -151,7 +151,11 @@ shapes! {
         by_padded_rows: Divisor,
     }
     /// Of the sum over planes.
-    Reduce(ReduceShape) { elements: i32, planes: i32, by_channel_elements: Divisor, by_channels: Divisor }
+    Reduce(ReduceShape) {
+        elements: i32, planes: i32, phases: i32, planes_0: i32, planes_1: i32, planes_2: i32, planes_3: i32,
+        by_channel_elements: Divisor, by_channels: Divisor,
+        by_height: Divisor, by_width: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+    }
     /// Of the sum over planes of a filter's gradient.
     ReduceWeights(ReduceWeightsShape) { elements: i32, planes: i32, taps: i32, channels: i32, channels_last: i32 }
     /// Of the kernel that packs filters.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use unhang_conv::DataType;
+
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
@@ -112,6 +114,16 @@ impl Kernel {
         self.constants.iter().map(|(name, value)| format!("-D{name}={value}")).collect()
     }
 
+    /// The type that tensors are stored in.
+    pub fn data_type(&self) -> DataType {
+        match self.constant("TYPE") {
+            Some(1) => DataType::F16,
+            Some(2) => DataType::Bf16,
+            Some(3) => DataType::F64,
+            _ => DataType::F32,
+        }
+    }
+
     /// The value of a constant.
     pub fn constant(&self, name: &str) -> Option<i64> {
         self.constants.iter().find(|(constant, _)| *constant == name).map(|(_, value)| *value)
@@ -133,11 +145,6 @@ impl fmt::Display for Kernel {
                 write!(f, ".{word}")?;
             }
         }
-        match self.constant("TYPE") {
-            Some(1) => write!(f, ".f16"),
-            Some(2) => write!(f, ".bf16"),
-            Some(3) => write!(f, ".f64"),
-            _ => write!(f, ".f32"),
-        }
+        write!(f, ".{}", self.data_type())
     }
 }

@@ -202,7 +202,7 @@ fn shipped_kernels_are_right_on_every_chip_without_a_compiler() {
     let folder = tempfile::tempdir().unwrap();
     kernels.sort();
     kernels.dedup_by(|a, b| a.source == b.source && a.constants == b.constants);
-    let (shipped, left_out) = shipped::build(&kernels, &*compiler, folder.path()).unwrap();
+    let (shipped, left_out) = shipped::build(&kernels, &shipped::TARGETS, &*compiler, folder.path()).unwrap();
     left_out.iter().for_each(|refused| println!("{refused}"));
     assert!(left_out.len() * 20 <= kernels.len(), "{left_out:?}");
     let carried = |trial: &Trial| {
@@ -230,7 +230,7 @@ fn a_shipped_object_whose_hash_differs_is_not_loaded() {
     let folder = tempfile::tempdir().unwrap();
     let trial = trials_of(general_candidates).into_iter().find(|trial| trial.choice == Choice::Plain).unwrap();
     let kernels: Vec<Kernel> = trial.kernels.iter().cloned().collect();
-    let (shipped, _) = shipped::build(&kernels, &*compiler, folder.path()).unwrap();
+    let (shipped, _) = shipped::build(&kernels, &shipped::TARGETS, &*compiler, folder.path()).unwrap();
     let entry = shipped.entry(&kernels[0], "gfx1010").unwrap();
     assert!(shipped.read(entry).is_ok());
     let path = folder.path().join("kernels.bin");

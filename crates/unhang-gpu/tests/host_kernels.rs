@@ -391,6 +391,59 @@ fn whole_quads_and_many_tiles_are_right() {
     }
 }
 
+/// Phases of a stride that meet few taps have fewer parts of their sums: the planes of the others are not read.
+#[test]
+fn phases_of_a_stride_have_as_many_parts_as_their_taps_fill() {
+    let Some(engine) = engine() else { return };
+    for (turn, (kernel, stride, padding, dilation)) in
+        [([3, 3], [2, 2], [1, 1], [1, 1]), ([5, 3], [3, 2], [0, 1], [1, 1]), ([1, 4], [2, 4], [0, 1], [1, 3])]
+            .into_iter()
+            .enumerate()
+    {
+        for layout in Layout::ALL {
+            let strided = problem(Specification {
+                batch: 2,
+                in_channels: 10,
+                out_channels: 40,
+                in_size: [9, 14],
+                kernel,
+                stride,
+                padding,
+                dilation,
+                layout,
+                direction: Direction::BackwardData,
+                ..Specification::default()
+            });
+            for splits in [2, 5] {
+                let choice = Choice::Gemm { tile: TILES[9], packed: turn % 2 == 0, flat: false, splits };
+                check_choice(&engine, &strided, choice, turn as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn many_filters_are_added_up_by_a_thread_each() {
+    let Some(engine) = engine() else { return };
+    for layout in Layout::ALL {
+        let wide = problem(Specification {
+            in_channels: 128,
+            out_channels: 129,
+            in_size: [4, 5],
+            kernel: [3, 3],
+            padding: [1, 1],
+            layout,
+            direction: Direction::BackwardWeights,
+            ..Specification::default()
+        });
+        for choice in [Choice::Weights { tile: TILES[9], splits: 2 }, Choice::Winograd { tile: TILES[9], splits: 1 }] {
+            let plan = Plan::new(&wide, &choice).unwrap();
+            assert!(plan.stages.last().unwrap().kernel.entry.ends_with("_filters"), "{choice}");
+            check_choice(&engine, &wide, choice, 1);
+        }
+    }
+}
+
 #[test]
 fn nothing_is_prepared_while_a_graph_is_recorded() {
     let Some(engine) = engine() else { return };

@@ -9,7 +9,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_evidence::{Source as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::compiler::{Compiler, Hiprtc, NoCompiler};
+use unhang_gpu::compiler;
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
 use unhang_gpu::plan::Plan;
 use unhang_gpu::tuning::{self, Times};
@@ -123,11 +123,7 @@ impl PyGpu {
             Some((truly, reported.unwrap_or(truly)))
         });
         let Some((truly, reported)) = chips else { return Err(failed("no card is described that can be emulated")) };
-        let compiler: Arc<dyn Compiler> = match py.detach(Hiprtc::find) {
-            Ok(compiler) => Arc::new(compiler),
-            Err(error) => Arc::new(NoCompiler(error)),
-        };
-        let card = Emulated::new(truly, reported, truly, compiler);
+        let card = Emulated::new(truly, reported, truly, py.detach(compiler::for_amd));
         let gpu = PyGpu { emulated: Some(card.clone()), ..PyGpu::new(Box::new(card), cache_folder, shipped_folder) };
         gpu.engine.has_kernels().map_err(failed)?;
         Ok(gpu)

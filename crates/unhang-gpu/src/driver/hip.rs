@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::hip_runtime::{self, LastError};
 use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
-use crate::compiler::{Compiler, Hiprtc, NoCompiler};
+use crate::compiler::{self, Compiler};
 use crate::dynamic::{Found, function_table};
 use crate::model::Device;
 
@@ -141,10 +141,7 @@ impl Hip {
             model: chip.model(memory as u64),
         };
         // Kernels that came with the package run without a compiler.
-        let compiler: Arc<dyn Compiler> = match Hiprtc::find() {
-            Ok(compiler) => Arc::new(compiler),
-            Err(error) => Arc::new(NoCompiler(error)),
-        };
+        let compiler = compiler::for_amd();
         Ok(Hip { functions, last_error, compiler, description, ordinal, _library: library })
     }
 

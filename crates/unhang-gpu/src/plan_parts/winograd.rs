@@ -171,11 +171,11 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
                 shape(rows, p.out_size(), [0, 0]),
             ),
             weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
-            Stage {
-                grid: grid_x((rows * reduced) as u64, 32),
+            finish_weights(rows * reduced, splits as u32, |entry, each| Stage {
+                grid: grid_x((rows * reduced) as u64, each),
                 block: 256,
-                ..stage("winograd_weights", 0, vec![planes, Pointer::Result], finish.into())
-            },
+                ..stage(entry, 0, vec![planes, Pointer::Result], finish.into())
+            }),
         ];
         return Ok(Plan { stages, workspace_bytes: workspace.bytes });
     }
@@ -226,4 +226,9 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         ),
     ];
     Ok(Plan { stages, workspace_bytes: workspace.bytes })
+}
+
+/// The last launch of the filter's gradient: with few planes and many filters a thread for each of them, else eight.
+fn finish_weights(filters: usize, planes: u32, stage: impl FnOnce(&'static str, u64) -> Stage) -> Stage {
+    if planes <= 2 && filters >= MANY_FILTERS { stage("winograd_filters", 256) } else { stage("winograd_weights", 32) }
 }

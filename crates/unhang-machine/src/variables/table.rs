@@ -56,6 +56,8 @@ pub const VARIABLES: &[Variable] = &[
         "a file, or 0", "the shield's library, which `unhang run` has the HSA runtime load on a spoofed card; 0 declines"),
     variable("UNHANG_REHEARSE_GPU", Owner::Unhang, UnhangStart, Plain, "not set",
         "emulator", "in a rehearsal our GPU kernels run on the emulated card: compiled, audited and executed, slowly"),
+    variable("UNHANG_COMPILE", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
+        "0, 1", "0 compiles no GPU kernel for an AMD chip at run time: only the kernels that came with the package run"),
     variable("UNHANG_NVRTC", Owner::Unhang, UnhangStart, Plain, "torch's own, or the system's",
         "a file", "NVIDIA's run-time compiler (`libnvrtc.so.*`), where it is not found by itself"),
     variable("UNHANG_CPU_ISA", Owner::Unhang, UnhangStart, Plain, "the widest that the processor has",

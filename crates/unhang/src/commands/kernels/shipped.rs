@@ -21,7 +21,7 @@ struct Line<'a> {
 /// Prints every object, and checks that its bytes are the ones that were listed.
 pub fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let folder = folder.or_else(find).context(
-        "no kernels came with this installation: it was built without AMD's compiler, and every kernel is compiled at run time\n\
+        "no kernels came with this installation: it was built without clang 15, and every kernel is compiled at run time\n\
          hint: name their folder with --folder, or install a released wheel",
     )?;
     let shipped = Shipped::open(&folder).context("hint: reinstall the package")?;
@@ -49,7 +49,7 @@ fn find() -> Option<PathBuf> {
 fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Result<()> {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    table.set_header(["kernel", "chips", "bytes", "VGPRs", "LDS", "waves/SIMD", "SHA-256", ""]);
+    table.set_header(["kernel", "chips", "bytes", "VGPRs", "LDS", "waves/SIMD", "emulated", "SHA-256", ""]);
     for Line { entry, intact } in lines {
         table.add_row([
             entry.name.clone(),
@@ -58,11 +58,12 @@ fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Resul
             entry.vgprs.to_string(),
             entry.lds_bytes.to_string(),
             entry.waves_per_simd.to_string(),
+            entry.emulated.to_string(),
             entry.sha256.clone(),
             if *intact { String::new() } else { "NOT what was listed: it is not loaded".into() },
         ]);
     }
-    for column in 2..6 {
+    for column in 2..7 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -10,6 +10,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use super::Work;
 use super::cache;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{COMMON_PITCH, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
@@ -74,15 +75,8 @@ impl Lines {
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is not one of single taps without padding whose
 /// channels lie together.
-pub fn compute(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!([gather.source[1], gather.result[1]] == [1, 1], "channels lie together");
     assert!(gather.axes.iter().all(|a| a.span == 1 && a.low == 0 && (a.steps - 1) * a.in_step < a.source));

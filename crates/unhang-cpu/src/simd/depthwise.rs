@@ -3,8 +3,9 @@
 
 use unhang_conv::{Direction, Layout, Problem};
 
+use super::Work;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{Kernels, Pixels, Rows};
+use super::kernels::{Pixels, Rows};
 use super::source::{Arrangement, Source, Window};
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
@@ -18,22 +19,14 @@ const UNIT_ROWS: usize = 8;
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute(
-    problem: &Problem,
-    kernels: &'static Kernels,
-    first: &[f32],
-    second: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    assert_eq!([first.len(), second.len(), result.len()], lengths, "the operands' lengths");
+    assert_eq!([work.first.len(), work.second.len(), work.result.len()], lengths, "the operands' lengths");
     match (problem.direction(), problem.layout()) {
-        (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, kernels, first, second, result, threads),
-        (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, kernels, first, second, result, threads),
-        (_, Layout::Nchw) => rows(&Gather::new(problem), kernels, first, second, bias, result, threads),
-        (_, Layout::Nhwc) => pixels(&Gather::new(problem), kernels, first, second, bias, result, threads),
+        (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, work),
+        (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, work),
+        (_, Layout::Nchw) => rows(&Gather::new(problem), work),
+        (_, Layout::Nhwc) => pixels(&Gather::new(problem), work),
     }
 }
 
@@ -44,15 +37,8 @@ fn window_steps(packed: &Source<'_>, steps: usize) -> usize {
 }
 
 /// NCHW, forward and backward-data: plane by plane.
-fn rows(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+fn rows(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let packed = Source::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
@@ -146,15 +132,8 @@ fn valid_taps(axis: &Axis, phase: usize, step: usize) -> impl Iterator<Item = (i
 }
 
 /// NHWC, forward and backward-data: pixel by pixel, in place.
-fn pixels(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+fn pixels(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let channels = gather.groups;
     let tap_columns = gather.weight[2] / gather.weight[3];
@@ -229,14 +208,8 @@ fn pixels(
 }
 
 /// NCHW, backward-weights: channel by channel.
-fn rows_weights(
-    problem: &Problem,
-    kernels: &'static Kernels,
-    x: &[f32],
-    dy: &[f32],
-    result: &mut [f32],
-    threads: usize,
-) {
+fn rows_weights(problem: &Problem, work: Work<'_>) {
+    let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     // The forward gather knows where taps fall on the input.
     let gather = Gather::new(&problem.with_direction(Direction::Forward));
     let [rows, columns] = &gather.axes;
@@ -280,14 +253,8 @@ fn rows_weights(
 }
 
 /// NHWC, backward-weights: segments of rows, whose sums are added in their order.
-fn pixels_weights(
-    problem: &Problem,
-    kernels: &'static Kernels,
-    x: &[f32],
-    dy: &[f32],
-    result: &mut [f32],
-    threads: usize,
-) {
+fn pixels_weights(problem: &Problem, work: Work<'_>) {
+    let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let gather = Gather::new(&problem.with_direction(Direction::Forward));
     let [rows, columns] = &gather.axes;
     let channels = problem.in_channels();

@@ -8,6 +8,7 @@
 
 use std::sync::Arc;
 
+use super::Work;
 use super::cache;
 use super::edges::Edges;
 use super::geometry::{Gather, even_parts};
@@ -92,15 +93,8 @@ pub struct Driver<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the gather says.
-pub fn compute(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let channels = gather.groups * gather.source_channels;
     assert_eq!(source.len(), gather.batch * channels * rows.source * columns.source, "the source's length");

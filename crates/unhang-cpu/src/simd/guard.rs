@@ -81,7 +81,9 @@ fn passes_by(problem: &Problem, seed: u64, algorithm: impl Fn(Isa) -> Algorithm)
             ];
             let [first, second, result] = &mut operands;
             let (first, second, numbers) = (first.numbers(), second.numbers(), result.numbers());
-            super::compute_with(problem, algorithm(isa), Kernels::of(isa), first, second, None, numbers, 2);
+            let kernels = Kernels::of(isa);
+            let work = super::Work { kernels, first, second, bias: None, result: numbers, threads: 2 };
+            super::compute_with(problem, algorithm(isa), work);
             let got: Vec<f64> = result.numbers().iter().map(|&number| f64::from(number)).collect();
             let errors = compare(&got, &expected);
             prop_assert!(errors.within(Tolerance::of(DataType::F32)), "{isa} {flush:?} {problem}: {errors:?}");
@@ -218,6 +220,8 @@ fn workspace_share(problem: &Problem, isa: Isa, kernels: &'static Kernels) -> f6
     let [first, second, mut result] = operands;
     let algorithm = Algorithm::choose(problem, isa);
     super::workspace::peak::reset();
-    super::compute_with(problem, algorithm, kernels, &first, &second, None, &mut result, 1);
+    let (first, second) = (&first, &second);
+    let work = super::Work { kernels, first, second, bias: None, result: &mut result, threads: 1 };
+    super::compute_with(problem, algorithm, work);
     super::workspace::peak::numbers() as f64 / lengths.iter().sum::<usize>() as f64
 }

@@ -29,6 +29,19 @@ use crate::isa::Isa;
 use crate::plain;
 use kernels::Kernels;
 
+/// What is computed from what, with which kernels, which the machine must have, and by how many threads.
+pub(crate) struct Work<'a> {
+    kernels: &'static Kernels,
+    /// The first operand of the problem's direction: the input, or the output's gradient.
+    first: &'a [f32],
+    /// The second one: the filter, or the output's gradient.
+    second: &'a [f32],
+    /// Goes along the result's channels.
+    bias: Option<&'a [f32]>,
+    result: &'a mut [f32],
+    threads: usize,
+}
+
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(
     problem: &Problem,
@@ -40,37 +53,20 @@ pub fn compute(
     threads: usize,
 ) {
     workspace::ask_for_large_pages(result);
-    compute_with(problem, algorithm, Kernels::of(isa), first, second, bias, result, threads);
+    compute_with(problem, algorithm, Work { kernels: Kernels::of(isa), first, second, bias, result, threads });
 }
 
-/// Computes it by an algorithm with a set of kernels, which the machine must have.
-#[expect(clippy::too_many_arguments, reason = "the operands one by one, and how to compute them")]
-fn compute_with(
-    problem: &Problem,
-    algorithm: Algorithm,
-    kernels: &'static Kernels,
-    first: &[f32],
-    second: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+/// Computes it by an algorithm.
+fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
+    let gather = || geometry::Gather::new(problem);
     match algorithm {
-        Algorithm::Plain => plain::compute(problem, first, second, bias, result, threads),
-        Algorithm::Depthwise => depthwise::compute(problem, kernels, first, second, bias, result, threads),
-        Algorithm::Weights => weights::compute(problem, kernels, first, second, result, threads),
-        Algorithm::Pointwise => {
-            pointwise::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
-        }
-        Algorithm::WinogradWeights => winograd::gradient::compute(problem, kernels, first, second, result, threads),
-        Algorithm::Winograd => {
-            winograd::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
-        }
-        Algorithm::PointwiseChannels => {
-            channels::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
-        }
-        Algorithm::Direct => {
-            gather::compute(&geometry::Gather::new(problem), kernels, first, second, bias, result, threads);
-        }
+        Algorithm::Plain => plain::compute(problem, work.first, work.second, work.bias, work.result, work.threads),
+        Algorithm::Depthwise => depthwise::compute(problem, work),
+        Algorithm::Weights => weights::compute(problem, work),
+        Algorithm::Pointwise => pointwise::compute(&gather(), work),
+        Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
+        Algorithm::Winograd => winograd::compute(&gather(), work),
+        Algorithm::PointwiseChannels => channels::compute(&gather(), work),
+        Algorithm::Direct => gather::compute(&gather(), work),
     }
 }

@@ -7,6 +7,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
+use super::Work;
 use super::cache;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
@@ -22,15 +23,8 @@ const UNIT_PANELS: usize = 8;
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is not one of 1×1 taps without padding and stride.
-pub fn compute(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!(gather.axes.iter().all(|a| a.source == a.result && a.in_step * a.out_step * a.span == 1 && a.low == 0));
     let (sources, results) = (gather.source_channels, gather.result_channels);

@@ -11,6 +11,7 @@
 
 use unhang_conv::{Layout, Problem};
 
+use super::Work;
 use super::geometry::{Strides, even_parts, segments, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
 use super::source::pack_pixel_row;
@@ -98,14 +99,8 @@ struct Driver<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says.
-pub fn compute(
-    problem: &Problem,
-    kernels: &'static Kernels,
-    x: &[f32],
-    dy: &[f32],
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(problem: &Problem, work: Work<'_>) {
+    let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     let driver = Driver::new(problem, kernels);

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use unhang_conv::{Direction, Problem, Specification};
 
+use super::super::Work;
 use super::super::geometry::{Gather, even_parts, strides};
 use super::super::kernels::{ELEMENTS, GradientProducts, Kernels, WeightTiles};
 use super::super::weights;
@@ -44,14 +45,8 @@ struct Driver<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the problem says, or the problem is not one of three by three dense taps.
-pub fn compute(
-    problem: &Problem,
-    kernels: &'static Kernels,
-    x: &[f32],
-    dy: &[f32],
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(problem: &Problem, work: Work<'_>) {
+    let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     assert!(super::is_dense(problem));
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
@@ -104,7 +99,7 @@ pub fn compute(
         }
     });
     if spoiled.into_inner() {
-        weights::compute(problem, kernels, x, dy, result, threads);
+        weights::compute(problem, Work { kernels, first: x, second: dy, bias: None, result, threads });
     }
 }
 

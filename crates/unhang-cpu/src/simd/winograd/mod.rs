@@ -24,6 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use unhang_conv::Problem;
 
+use super::Work;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles, TILE};
 use super::workspace::{Shared, Workspace};
@@ -67,15 +68,8 @@ struct Driver<'a> {
 ///
 /// # Panics
 /// When a slice is not as long as the gather says, or the gather is not one of three by three dense taps.
-pub fn compute(
-    gather: &Gather,
-    kernels: &'static Kernels,
-    source: &[f32],
-    weight: &[f32],
-    bias: Option<&[f32]>,
-    result: &mut [f32],
-    threads: usize,
-) {
+pub fn compute(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!(gather.groups == 1 && gather.axes.iter().all(|a| a.in_step * a.out_step == 1 && a.phases[0].len() == 3));
     assert!(gather.axes.iter().all(|axis| axis.span == 3));
@@ -110,14 +104,14 @@ pub fn compute(
     let Driver { spoiled, spoiled_filters, .. } = driver;
     drop(vectors);
     if spoiled_filters.into_inner() {
-        gather::compute(gather, kernels, source, weight, bias, result, threads);
+        gather::compute(gather, Work { kernels, first: source, second: weight, bias, result, threads });
         return;
     }
     let one = Gather { batch: 1, ..gather.clone() };
     for (image, _) in spoiled.into_iter().enumerate().filter(|(_, spoiled)| spoiled.load(Ordering::Relaxed)) {
-        let source = &source[image * of_source..][..of_source];
+        let first = &source[image * of_source..][..of_source];
         let result = &mut result[image * of_result..][..of_result];
-        gather::compute(&one, kernels, source, weight, bias, result, threads);
+        gather::compute(&one, Work { kernels, first, second: weight, bias, result, threads });
     }
 }
 

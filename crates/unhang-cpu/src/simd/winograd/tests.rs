@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use unhang_conv::{Direction, Layout, Problem, Specification, reference};
 use unhang_suite::compare;
 
+use super::super::Work;
 use super::plan::{Kept, Shape};
 use super::*;
 use crate::algorithm::Algorithm;
@@ -64,7 +65,8 @@ fn run(problem: &Problem, isa: Isa, operands: &[Vec<f32>; 2], bias: Option<&[f32
     };
     let kernels = Kernels::of(isa);
     let [first, second] = operands;
-    super::super::compute_with(problem, algorithm, kernels, first, second, bias, &mut result, threads);
+    let work = Work { kernels, first, second, bias, result: &mut result, threads };
+    super::super::compute_with(problem, algorithm, work);
     result
 }
 
@@ -184,7 +186,10 @@ fn filters_that_are_not_finite_are_left_to_the_direct_path() {
                 let operands = [first.clone(), second.clone()];
                 let mut direct = vec![0.0; problem.operand_shapes()[2].iter().product()];
                 let gather = Gather::new(&problem);
-                gather::compute(&gather, Kernels::of(isa), &operands[0], &operands[1], None, &mut direct, 1);
+                let [first, second] = &operands;
+                let work =
+                    Work { kernels: Kernels::of(isa), first, second, bias: None, result: &mut direct, threads: 1 };
+                gather::compute(&gather, work);
                 for threads in [1, 2] {
                     let got = run(&problem, isa, &operands, None, threads);
                     let same =

@@ -292,130 +292,68 @@ impl Kernels {
     }
 }
 
-/// One set of kernels: the wrappers with the features on, and the table of them. `registers` are the scalars that the
+/// One kernel of a set: the body, which knows no features, called where they are on. `[CONSTANT …]` are the constants that the
+/// body takes besides the vector, and `with` is a last argument of its own.
+macro_rules! kernel {
+    (
+        [$(#[$features:meta])?] $vector:ty;
+        $name:ident [$($constant:ident)*] ($($argument:ident: $type:ty),*) $(-> $result:ty)?
+            = $room:ident::$body:ident $(with $last:expr)?
+    ) => {
+        /// # Safety
+        /// The machine has the features, and what the body asks for holds.
+        $(#[$features])?
+        unsafe fn $name<$(const $constant: usize),*>($($argument: $type),*) $(-> $result)? {
+            // SAFETY: the same conditions.
+            unsafe { super::$room::$body::<$vector $(, $constant)*>($($argument,)* $($last)?) }
+        }
+    };
+}
+
+/// One set of kernels: each body with the features on, and the table of them. `registers` are the scalars that the
 /// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row.
 macro_rules! kernels {
     ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr, $($vectors:literal by $rows:literal [$($scalars:literal)*])*) => {
         mod $module {
             use super::*;
 
-            /// # Safety
-            /// The machine has the features; see [`super::tile::tile`].
-            $(#[$features])?
-            unsafe fn tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
-                // SAFETY: the same conditions.
-                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, 1) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::tile::tile`].
-            $(#[$features])?
-            unsafe fn pitched_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
-                // SAFETY: the same conditions.
-                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, tile.pitch) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::tile::tile`].
-            $(#[$features])?
-            unsafe fn common_tile<const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
-                // SAFETY: the same conditions.
-                unsafe { super::tile::tile::<$vector, R, P, VECTORS>(tile, COMMON_PITCH) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::copy::transpose`].
-            $(#[$features])?
-            unsafe fn transpose(
-                from: *const f32,
-                row_step: usize,
-                rows: usize,
-                columns: usize,
-                to: *mut f32,
-                offsets: *const usize,
-            ) {
-                // SAFETY: the same conditions.
-                unsafe { super::copy::transpose::<$vector>(from, row_step, rows, columns, to, offsets) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::copy::row`].
-            $(#[$features])?
-            unsafe fn row(from: *const f32, step: usize, count: usize, to: *mut f32) {
-                // SAFETY: the same conditions.
-                unsafe { super::copy::row::<$vector>(from, step, count, to) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::copy::rows`].
-            $(#[$features])?
-            unsafe fn rows(
-                from: *const f32,
-                from_step: usize,
-                to: *mut f32,
-                to_step: usize,
-                count: usize,
-                rows: usize,
-            ) {
-                // SAFETY: the same conditions.
-                unsafe { super::copy::rows::<$vector>(from, from_step, to, to_step, count, rows) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::copy::padded_rows`].
-            $(#[$features])?
-            unsafe fn padded_rows(rows: &PaddedRows) {
-                // SAFETY: the same conditions.
-                unsafe { super::copy::padded_rows::<$vector>(rows) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::copy::add`].
-            $(#[$features])?
-            unsafe fn add(from: *const f32, to: *mut f32, count: usize) {
-                // SAFETY: the same conditions.
-                unsafe { super::copy::add::<$vector>(from, to, count) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::depthwise::correlate`].
-            $(#[$features])?
-            unsafe fn correlate(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
-                // SAFETY: the same conditions.
-                unsafe { super::depthwise::correlate::<$vector>(rows, taps, bias) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::depthwise::correlate_channels`].
-            $(#[$features])?
-            unsafe fn correlate_channels(pixels: &Pixels<'_>) {
-                // SAFETY: the same conditions.
-                unsafe { super::depthwise::correlate_channels::<$vector>(pixels) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::depthwise::products`].
-            $(#[$features])?
-            unsafe fn products(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
-                // SAFETY: the same conditions.
-                unsafe { super::depthwise::products::<$vector>(dy, x, offsets, count, sums) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::depthwise::products_channels`].
-            $(#[$features])?
-            unsafe fn products_channels(
-                dy: *const f32,
-                dy_step: usize,
-                x: *const f32,
-                x_step: usize,
-                count: usize,
-                channels: usize,
-                sums: *mut f32,
-            ) {
-                // SAFETY: the same conditions.
-                unsafe { super::depthwise::products_channels::<$vector>(dy, dy_step, x, x_step, count, channels, sums) }
-            }
+            kernel!([$(#[$features])?] $vector; tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with 1);
+            kernel!([$(#[$features])?] $vector; pitched_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with tile.pitch);
+            kernel!([$(#[$features])?] $vector; common_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with COMMON_PITCH);
+            kernel!([$(#[$features])?] $vector; transpose [] (
+                from: *const f32, row_step: usize, rows: usize, columns: usize, to: *mut f32, offsets: *const usize
+            ) = copy::transpose);
+            kernel!([$(#[$features])?] $vector; row [] (
+                from: *const f32, step: usize, count: usize, to: *mut f32
+            ) = copy::row);
+            kernel!([$(#[$features])?] $vector; rows [] (
+                from: *const f32, from_step: usize, to: *mut f32, to_step: usize, count: usize, rows: usize
+            ) = copy::rows);
+            kernel!([$(#[$features])?] $vector; padded_rows [] (rows: &PaddedRows) = copy::padded_rows);
+            kernel!([$(#[$features])?] $vector; add [] (from: *const f32, to: *mut f32, count: usize) = copy::add);
+            kernel!([$(#[$features])?] $vector; correlate [] (
+                rows: &Rows, taps: &[(usize, f32)], bias: f32
+            ) = depthwise::correlate);
+            kernel!([$(#[$features])?] $vector; correlate_channels [] (
+                pixels: &Pixels<'_>
+            ) = depthwise::correlate_channels);
+            kernel!([$(#[$features])?] $vector; products [] (
+                dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32
+            ) = depthwise::products);
+            kernel!([$(#[$features])?] $vector; products_channels [] (
+                dy: *const f32, dy_step: usize, x: *const f32, x_step: usize, count: usize, channels: usize, sums: *mut f32
+            ) = depthwise::products_channels);
+            kernel!([$(#[$features])?] $vector; products_of_element [P VECTORS] (
+                products: &Products
+            ) = winograd::products);
+            kernel!([$(#[$features])?] $vector; source_tiles [] (tiles: &SourceTiles) = winograd::source);
+            kernel!([$(#[$features])?] $vector; filters [] (filters: &Filters) -> bool = winograd::filters);
+            kernel!([$(#[$features])?] $vector; result_tiles [] (tiles: &ResultTiles) -> bool = winograd::results);
+            kernel!([$(#[$features])?] $vector; gradient_products_of [P VECTORS] (
+                products: &GradientProducts
+            ) = winograd::gradient_products);
+            kernel!([$(#[$features])?] $vector; gradient_tiles [] (tiles: &SourceTiles) = winograd::gradient);
+            kernel!([$(#[$features])?] $vector; weight_tiles [] (tiles: &WeightTiles) -> bool = winograd::weights);
 
             /// # Safety
             /// The machine has the features; see [`super::copy::fingerprint`].
@@ -423,62 +361,6 @@ macro_rules! kernels {
             unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
                 // SAFETY: the same conditions.
                 unsafe { super::copy::fingerprint(from, count) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::products`].
-            $(#[$features])?
-            unsafe fn products_of_element<const P: usize, const VECTORS: usize>(products: &Products) {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::products::<$vector, P, VECTORS>(products) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::source`].
-            $(#[$features])?
-            unsafe fn source_tiles(tiles: &SourceTiles) {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::source::<$vector>(tiles) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::filters`].
-            $(#[$features])?
-            unsafe fn filters(filters: &Filters) -> bool {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::filters::<$vector>(filters) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::results`].
-            $(#[$features])?
-            unsafe fn result_tiles(tiles: &ResultTiles) -> bool {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::results::<$vector>(tiles) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::gradient_products`].
-            $(#[$features])?
-            unsafe fn gradient_products_of<const P: usize, const VECTORS: usize>(products: &GradientProducts) {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::gradient_products::<$vector, P, VECTORS>(products) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::gradient`].
-            $(#[$features])?
-            unsafe fn gradient_tiles(tiles: &SourceTiles) {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::gradient::<$vector>(tiles) }
-            }
-
-            /// # Safety
-            /// The machine has the features; see [`super::winograd::weights`].
-            $(#[$features])?
-            unsafe fn weight_tiles(tiles: &WeightTiles) -> bool {
-                // SAFETY: the same conditions.
-                unsafe { super::winograd::weights::<$vector>(tiles) }
             }
 
             fn gradient_products(vectors: usize, scalars: usize) -> Option<GradientProductsKernel> {

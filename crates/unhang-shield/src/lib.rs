@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use unhang_isa::audit::{Context, audit};
 use unhang_isa::elf::CodeObject;
-use unhang_isa::repair::{ObjectRepair, Options, repair_object};
+use unhang_isa::repair::{ObjectRepair, Options, Treatment, repair_object};
 use unhang_isa::{Chip, Program};
 
 pub use hsa::{OnLoad, OnUnload};
@@ -62,12 +62,14 @@ fn repair(object: &[u8]) -> Option<&'static [u8]> {
     if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() || is_ours_and_safe(object, chip) {
         return None;
     }
-    cache::find_or_insert(object, chip, || {
+    let mut functions = 0;
+    let repaired = cache::find_or_insert(object, chip, || {
         let start = Instant::now();
         match repair_object(object, Options { chip, keep_size: false }) {
             Ok(repair) => {
                 log::line(format_args!("{}, {:.1} ms", summary(object, &repair), start.elapsed().as_secs_f64() * 1e3));
                 log::name_what_is_left(&repair, chip);
+                functions = repair.functions.iter().filter(|it| it.treatment != Treatment::Untouched).count();
                 repair.bytes
             }
             Err(error) => {
@@ -75,7 +77,11 @@ fn repair(object: &[u8]) -> Option<&'static [u8]> {
                 None
             }
         }
-    })
+    });
+    if repaired.is_some() {
+        log::count(functions);
+    }
+    repaired
 }
 
 fn summary(object: &[u8], repair: &ObjectRepair) -> String {

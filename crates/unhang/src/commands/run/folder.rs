@@ -180,17 +180,32 @@ impl RunFolder {
             self.folder().remove(name);
         }
         let on_cpu = layers.remove("cpu").unwrap_or_default();
-        if layers.is_empty() && on_cpu == 0 {
-            return None;
-        }
         let mut parts: Vec<String> =
             layers.iter().map(|(engine, count)| format!("{} on {engine}", counted(*count, "layer"))).collect();
-        parts.push(if parts.is_empty() {
-            format!("{} on the CPU", counted(on_cpu, "layer"))
-        } else {
-            format!("{on_cpu} on the CPU")
-        });
-        Some(parts.join(", "))
+        if !parts.is_empty() {
+            parts.push(format!("{on_cpu} on the CPU"));
+        } else if on_cpu > 0 {
+            parts.push(format!("{} on the CPU", counted(on_cpu, "layer")));
+        }
+        let computed = (!parts.is_empty()).then(|| parts.join(", "));
+        let said: Vec<String> = computed.into_iter().chain(self.take_repairs()).collect();
+        (!said.is_empty()).then(|| said.join("; "))
+    }
+
+    /// What the shield repaired as it was loaded, over all processes of the run; and forgets it.
+    fn take_repairs(&self) -> Option<String> {
+        let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
+        let (mut objects, mut functions) = (0u64, 0u64);
+        for name in names.filter(|name| name.starts_with("repaired-")).take(MOST_REPORTS) {
+            let bytes = self.folder().read(&name, LONGEST_REPORT).ok().flatten().unwrap_or_default();
+            let counts =
+                String::from_utf8_lossy(&bytes).lines().filter_map(|line| line.parse().ok()).collect::<Vec<u64>>();
+            objects = objects.saturating_add(counts.len() as u64);
+            functions = counts.iter().fold(functions, |sum, count| sum.saturating_add(*count));
+            self.folder().remove(&name);
+        }
+        let of_functions = if functions > 0 { format!(", {}", counted(functions, "function")) } else { String::new() };
+        (objects > 0).then(|| format!("the shield repaired {}{of_functions}", counted(objects, "code object")))
     }
 }
 
@@ -350,6 +365,10 @@ mod tests {
         folder.folder().write("done-3.json", b"half of a").unwrap();
         assert_eq!(folder.take_summaries().as_deref(), Some("57 layers on jit, 1 on the CPU"));
         assert_eq!(folder.take_summaries(), None, "said once");
+        folder.folder().write("repaired-7", b"57\n0\nnonsense\n").unwrap();
+        folder.folder().write("repaired-8", b"3\n").unwrap();
+        let repaired = "the shield repaired 3 code objects, 60 functions";
+        assert_eq!(folder.take_summaries().as_deref(), Some(repaired));
     }
 
     #[test]

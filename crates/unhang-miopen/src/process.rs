@@ -280,6 +280,11 @@ impl Process {
                 Err(error) => situation.with(EngineName::Jit, jit(error.to_string())),
             };
         }
+        if self.settings.plan.strategy == Strategy::CpuFallback {
+            let why = "cpu_fallback was asked for, and no canary of jit was needed".to_owned();
+            let situation = Situation::affected_accelerator().with(EngineName::Aten, no_aten);
+            return situation.with(EngineName::Jit, Availability::Unproven(why));
+        }
         let canaries = device.canaries.get_or_init(|| {
             let found = canary::ensure(self, device);
             device.engine.allow(Some(found.passed()));

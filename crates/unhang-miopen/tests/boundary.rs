@@ -1,0 +1,208 @@
+//! The library as programs meet it: clients of our own that bind MIOpen as frameworks do, and a *stand-in* for MIOpen and for the HIP
+//! runtime, which compute nothing. What is computed here is computed on the CPU; our kernels and the real MIOpen are the matter of
+//! `tools/test-rocm`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+/// A library of ours that was built with the tests.
+fn library(name: &str) -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let folder = program.parent().unwrap();
+    let places = [folder, folder.parent().unwrap()].map(|folder| folder.join(name));
+    places.into_iter().find(|path| path.exists()).unwrap_or_else(|| panic!("{name} is built with the tests"))
+}
+
+fn machine(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures").join(name).canonicalize().unwrap()
+}
+
+/// Everything that is compiled, once for all tests.
+fn built() -> &'static Path {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/stand_in");
+        let compile = |output: &str, file: &str, options: &[&str]| {
+            let output = folder.path().join(output);
+            std::fs::create_dir_all(output.parent().unwrap()).unwrap();
+            let ran = Command::new("cc")
+                .args(["-g", "-w", "-fPIC", "-o"])
+                .arg(&output)
+                .arg(source.join(file))
+                .args(options)
+                .current_dir(folder.path())
+                .output()
+                .expect("a C compiler");
+            assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        };
+        let old_rpath = "-Wl,--disable-new-dtags,-rpath,$ORIGIN";
+        compile("libamdhip64.so.6", "hip.c", &["-shared", "-Wl,-soname,libamdhip64.so.6"]);
+        let miopen = |name: &str, soname: &str, more: &[&str]| {
+            let soname = format!("-Wl,-soname,{soname}");
+            let mut options = vec!["-shared", &soname, "-Wl,--no-as-needed", "libamdhip64.so.6", old_rpath];
+            options.extend(more);
+            compile(name, "miopen.c", &options);
+        };
+        miopen("libMIOpen.so.1", "libMIOpen.so.1", &[]);
+        miopen("libMIOpen.so", "libMIOpen.so", &["-DMARK=2"]);
+        miopen("old/libMIOpen.so.1", "libMIOpen.so.1", &["-DWITHOUT_BYTES", "-Wl,-rpath,$ORIGIN/.."]);
+        compile("libtorch_like.so", "client.c", &["-shared", "libMIOpen.so.1", old_rpath]);
+        compile("libother_like.so", "client.c", &["-shared", "libMIOpen.so", old_rpath]);
+        compile("libxla_like.so", "client.c", &["-shared", "-DBY_DLSYM", old_rpath]);
+        compile("old/libtorch_like.so", "client.c", &["-shared", "old/libMIOpen.so.1", old_rpath]);
+        compile("program", "program.c", &["-ldl", "-lpthread"]);
+        folder
+    });
+    folder.path()
+}
+
+struct Run<'a> {
+    machine: &'a str,
+    variables: Vec<(&'a str, &'a str)>,
+    preload: bool,
+}
+
+impl Default for Run<'_> {
+    fn default() -> Self {
+        Run { machine: "rx5700xt-native", variables: vec![("UNHANG_STRATEGY", "cpu_fallback")], preload: true }
+    }
+}
+
+impl Run<'_> {
+    fn of(&self, words: &[&str]) -> Output {
+        let home = tempfile::tempdir().unwrap();
+        let folder = built();
+        let mut command = Command::new("timeout");
+        command.arg("120").arg(folder.join("program"));
+        for pair in words.chunks(2) {
+            command.arg(folder.join(pair[0])).arg(pair[1]);
+        }
+        for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("UNHANG_") || name == "LD_PRELOAD") {
+            command.env_remove(name);
+        }
+        command
+            .env("UNHANG_HOME", home.path())
+            .env("UNHANG_ROOT", machine(self.machine))
+            .env_remove("HSA_OVERRIDE_GFX_VERSION");
+        command.env("LD_LIBRARY_PATH", folder);
+        if self.preload {
+            // The program does nothing with it but run the client: what preloads into `timeout` is passed on by it.
+            command.env("LD_PRELOAD", library("libunhang_miopen.so"));
+        }
+        command.envs(self.variables.iter().copied()).output().unwrap()
+    }
+
+    #[track_caller]
+    fn assert_right(&self, words: &[&str]) -> String {
+        let ran = self.of(words);
+        let errors = String::from_utf8_lossy(&ran.stderr).into_owned();
+        assert!(ran.status.success() && ran.stdout == b"right\n", "{words:?}: {}\n{errors}", ran.status);
+        errors
+    }
+}
+
+#[test]
+fn a_client_that_is_linked_like_torch_is_reached() {
+    for part in ["find", "immediate", "biases"] {
+        Run::default().assert_right(&["libtorch_like.so", part]);
+    }
+}
+
+#[test]
+fn a_client_that_looks_functions_up_like_xla_is_reached() {
+    for part in ["find", "immediate", "biases"] {
+        Run::default().assert_right(&["libxla_like.so", part]);
+    }
+}
+
+#[test]
+fn without_the_library_the_stand_in_is_reached() {
+    let run = Run { preload: false, ..Run::default() };
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        run.assert_right(&[client, "reached"]);
+        assert!(!run.of(&[client, "find"]).status.success(), "the client's check can fail");
+    }
+}
+
+#[test]
+fn results_that_are_wrong_on_purpose_are_found_out() {
+    let mut run = Run::default();
+    run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    for part in ["find", "immediate"] {
+        assert!(!run.of(&["libtorch_like.so", part]).status.success(), "{part}");
+    }
+}
+
+#[test]
+fn bad_calls_have_the_status_codes_of_miopen() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        Run::default().assert_right(&[client, "faults"]);
+    }
+}
+
+#[test]
+fn while_a_graph_is_recorded_nothing_is_waited_for() {
+    Run::default().assert_right(&["libtorch_like.so", "recording"]);
+}
+
+#[test]
+fn what_the_other_face_has_planned_goes_through() {
+    Run::default().assert_right(&["libtorch_like.so", "planned"]);
+}
+
+#[test]
+fn threads_and_forks_are_safe() {
+    Run::default().assert_right(&["libtorch_like.so", "threads"]);
+    Run::default().assert_right(&["libtorch_like.so", "forked"]);
+}
+
+#[test]
+fn an_engine_that_fails_is_a_status_and_not_a_crash() {
+    let mut run = Run::default();
+    run.variables.push(("STAND_IN_COPIES_FAIL", "1"));
+    let said = run.assert_right(&["libtorch_like.so", "failing"]);
+    assert!(said.contains("cpu failed on forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2"), "{said}");
+}
+
+#[test]
+fn a_library_that_lacks_a_getter_is_not_asked_by_it() {
+    let said = Run::default().assert_right(&["old/libtorch_like.so", "refused"]);
+    assert!(said.contains("refused"), "{said}");
+}
+
+#[test]
+fn of_two_libraries_each_caller_has_its_own() {
+    let said = Run::default().assert_right(&[
+        "libtorch_like.so",
+        "find",
+        "libother_like.so",
+        "find",
+        "libtorch_like.so",
+        "immediate",
+    ]);
+    assert!(said.contains("2 MIOpen libraries are in this process"), "{said}");
+}
+
+#[test]
+fn off_means_off_and_other_cards_are_left_alone() {
+    let mut run = Run::default();
+    run.variables.push(("UNHANG_DISABLE", "1"));
+    run.assert_right(&["libtorch_like.so", "reached"]);
+    let other = Run { machine: "rx6800", variables: Vec::new(), ..Run::default() };
+    other.assert_right(&["libtorch_like.so", "reached"]);
+}
+
+#[test]
+fn the_report_names_who_asked() {
+    let mut run = Run::default();
+    run.variables.push(("UNHANG_SETTINGS", "verbose=True"));
+    let said = run.assert_right(&["libtorch_like.so", "find"]);
+    assert!(
+        said.contains("libtorch_like.so asked for 1 convolutions that cpu computed")
+            || said.contains("that cpu computed"),
+        "{said}"
+    );
+    assert!(said.contains("libtorch_like.so"), "{said}");
+}

@@ -1,0 +1,93 @@
+// A stand-in for libMIOpen: descriptors with getters, and a status of its own (42) from everything that computes, so that a caller
+// knows when it was reached. Descriptors bear the library's mark: whoever asks one library about another's has crashed.
+// -DMARK=n: the mark. -DWITHOUT_BYTES: a library that lacks a getter.
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef MARK
+#define MARK 1
+#endif
+enum { REACHED = 42 };
+typedef struct { int mark, type, axes, sizes[5], strides[5]; size_t bytes; } Tensor;
+typedef struct { int mark, mode, axes, pad[3], stride[3], dilation[3], groups; } Convolution;
+typedef struct { int mark; void *stream; } Handle;
+static void *marked(void *it) { if (((Tensor *)it)->mark != MARK) abort(); return it; }
+
+int miopenGetVersion(size_t *major, size_t *minor, size_t *patch) { *major = 3, *minor = 4, *patch = 0; return 0; }
+int miopenCreateWithStream(Handle **handle, void *stream) { *handle = calloc(1, sizeof **handle); (*handle)->mark = MARK, (*handle)->stream = stream; return 0; }
+int miopenCreate(Handle **handle) { return miopenCreateWithStream(handle, 0); }
+int miopenGetStream(Handle *handle, void **stream) { *stream = ((Handle *)marked(handle))->stream; return 0; }
+int miopenCreateTensorDescriptor(Tensor **it) { *it = calloc(1, sizeof **it); (*it)->mark = MARK; return 0; }
+int miopenSetTensorDescriptor(Tensor *it, int type, int axes, const int *sizes, const int *strides) {
+    marked(it);
+    it->type = type, it->axes = axes, it->bytes = 1;
+    for (int i = 0; i < axes; i++) it->sizes[i] = sizes[i], it->strides[i] = strides[i], it->bytes += (size_t)(sizes[i] - 1) * (size_t)strides[i];
+    it->bytes *= type == 1 ? 4 : 2;
+    return 0;
+}
+// What a descriptor of the second kind says beyond 31 bits no getter tells.
+int miopenSetTensorDescriptorV2(Tensor *it, int type, int axes, const size_t *sizes, const size_t *strides) {
+    int small[2][5];
+    for (int i = 0; i < axes; i++) small[0][i] = (int)sizes[i], small[1][i] = (int)strides[i];
+    miopenSetTensorDescriptor(it, type, axes, small[0], small[1]);
+    it->bytes = 1;
+    for (int i = 0; i < axes; i++) it->bytes += (sizes[i] - 1) * strides[i];
+    it->bytes *= 4;
+    return 0;
+}
+int miopenGetTensorDescriptorSize(Tensor *it, int *axes) { *axes = ((Tensor *)marked(it))->axes; return 0; }
+int miopenGetTensorDescriptor(Tensor *it, int *type, int *sizes, int *strides) {
+    marked(it);
+    *type = it->type;
+    memcpy(sizes, it->sizes, (size_t)it->axes * sizeof(int)), memcpy(strides, it->strides, (size_t)it->axes * sizeof(int));
+    return 0;
+}
+#ifndef WITHOUT_BYTES
+int miopenGetTensorNumBytes(Tensor *it, size_t *bytes) { *bytes = ((Tensor *)marked(it))->bytes; return 0; }
+#endif
+int miopenCreateConvolutionDescriptor(Convolution **it) { *it = calloc(1, sizeof **it); (*it)->mark = MARK, (*it)->groups = 1; return 0; }
+int miopenInitConvolutionNdDescriptor(Convolution *it, int axes, const int *pad, const int *stride, const int *dilation, int mode) {
+    marked(it);
+    it->axes = axes, it->mode = mode;
+    for (int i = 0; i < axes; i++) it->pad[i] = pad[i], it->stride[i] = stride[i], it->dilation[i] = dilation[i];
+    return 0;
+}
+int miopenSetConvolutionGroupCount(Convolution *it, int groups) { ((Convolution *)marked(it))->groups = groups; return 0; }
+int miopenGetConvolutionSpatialDim(Convolution *it, int *axes) { *axes = ((Convolution *)marked(it))->axes; return 0; }
+int miopenGetConvolutionNdDescriptor(Convolution *it, int asked, int *axes, int *pad, int *stride, int *dilation, int *mode) {
+    marked(it);
+    if (asked < it->axes) return 3;
+    *axes = it->axes, *mode = it->mode;
+    for (int i = 0; i < it->axes; i++) pad[i] = it->pad[i], stride[i] = it->stride[i], dilation[i] = it->dilation[i];
+    return 0;
+}
+int miopenGetConvolutionGroupCount(Convolution *it, int *groups) { *groups = ((Convolution *)marked(it))->groups; return 0; }
+int miopenGetSolverIdConvAlgorithm(uint64_t id, int *algorithm) { *algorithm = 1; return id > 0 && id < 200 ? 0 : 3; }
+int miopenCreateFusionPlan(void **plan, int direction, Tensor *input) { (void)direction, (void)input; *plan = malloc(1); return 0; }
+int miopenDestroyFusionPlan(void *plan) { free(plan); return 0; }
+int miopenCreateOpConvForward(void *plan, void **op, Convolution *it, Tensor *w) { (void)plan, (void)it, (void)w; *op = malloc(1); return 0; }
+int miopenCreateOpActivationForward(void *plan, void **op, int mode) { (void)plan, (void)mode; *op = malloc(1); return 0; }
+int miopenCompileFusionPlan(void *handle, void *plan) { (void)handle, (void)plan; return REACHED; }
+int miopenCreateConvProblem(void **problem, Convolution *it, int direction) { (void)it, (void)direction; *problem = malloc(1); return 0; }
+int miopenFindSolutions(void *handle, void *problem, void *options, void **solutions, size_t *count, size_t most) {
+    (void)handle, (void)problem, (void)options, (void)solutions, (void)count, (void)most;
+    return REACHED;
+}
+int miopenDestroyProblem(void *problem) { free(problem); return 0; }
+int miopenActivationForward(void) { return REACHED; }
+int miopenConvolutionForwardBias(void *h, void *a, Tensor *bt, void *b, void *be, Tensor *yt, void *y) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }
+int miopenConvolutionBackwardBias(void *h, void *a, Tensor *yt, void *y, void *be, Tensor *bt, void *b) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }
+#define CALLS(Name) \
+    int miopenConvolution##Name##GetWorkSpaceSize(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)n; return REACHED; } \
+    int miopenFindConvolution##Name##Algorithm(void *h, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, Tensor *ct, void *c, int most, int *count, void *results, void *w, size_t n, bool e) { (void)h, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)ct, (void)c, (void)most, (void)count, (void)results, (void)w, (void)n, (void)e; return REACHED; } \
+    int miopenConvolution##Name(void *h, void *al, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, int algo, void *be, Tensor *ct, void *c, void *w, size_t n) { (void)h, (void)al, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)algo, (void)be, (void)ct, (void)c, (void)w, (void)n; return REACHED; } \
+    int miopenConvolution##Name##GetSolutionCount(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)n; return REACHED; } \
+    int miopenConvolution##Name##GetSolution(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t most, size_t *n, void *s) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)most, (void)n, (void)s; return REACHED; } \
+    int miopenConvolution##Name##GetSolutionWorkspaceSize(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, uint64_t id, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)id, (void)n; return REACHED; } \
+    int miopenConvolution##Name##CompileSolution(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, uint64_t id) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)id; return REACHED; } \
+    int miopenConvolution##Name##Immediate(void *h, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, Tensor *ct, void *c, void *w, size_t n, uint64_t id) { (void)h, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)ct, (void)c, (void)w, (void)n, (void)id; return REACHED; }
+CALLS(Forward)
+CALLS(BackwardData)
+CALLS(BackwardWeights)

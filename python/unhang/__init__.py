@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from unhang import _core
+from unhang import _boundary, _core
 from unhang._core import __version__
 
 if TYPE_CHECKING:
@@ -81,6 +81,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'unhang' has no attribute {name!r}")
+    _boundary.load_before_torch()
     value = getattr(importlib.import_module(f"unhang.{home}"), name)
     globals()[name] = value
     return value

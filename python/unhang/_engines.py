@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 
-from unhang import _core
+from unhang import _boundary, _core
 from unhang._state import renewed_after_fork, threads
 
 Tensor = torch.Tensor
@@ -117,15 +117,16 @@ class MiopenEngine:
     """Torch with AMD's convolution library; on an affected card never with its exhaustive search."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        output: Tensor = _original_forward(
-            _KEY, input, weight, bias, *geometry, _may_search(task), deterministic(), True, allows_tf32()
-        )
+        with _boundary.planned():
+            output: Tensor = _original_forward(
+                _KEY, input, weight, bias, *geometry, _may_search(task), deterministic(), True, allows_tf32()
+            )
         return output
 
     def backward(
         self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
-        with vendor_library(on=True, benchmark=_may_search(task)):
+        with vendor_library(on=True, benchmark=_may_search(task)), _boundary.planned():
             return call_original_backward(grad_output, input, weight, geometry, mask)
 
 

@@ -18,27 +18,37 @@ LAST = "-I NHWC -O NHWC -f NHWC"
 
 #: What it is, and MIOpenDriver's words for it.
 GEOMETRIES = (
-    ("16→32, 3×3 at 32×32", "-n 1 -c 16 -H 32 -W 32 -k 32 -y 3 -x 3 -p 1 -q 1"),
-    ("16→32, 3×3 at 42×42", "-n 1 -c 16 -H 42 -W 42 -k 32 -y 3 -x 3 -p 1 -q 1"),
-    ("16→32, 3×3 at 44×44", "-n 1 -c 16 -H 44 -W 44 -k 32 -y 3 -x 3 -p 1 -q 1"),
-    ("3×3", f"{SMALL} {THREE}"),
-    ("1×1", f"{SMALL} -y 1 -x 1"),
-    ("7×7, stride 2", "-n 1 -c 3 -H 19 -W 23 -k 8 -y 7 -x 7 -p 3 -q 3 -u 2 -v 2"),
-    ("5×3, stride 2×1", f"{SMALL} -y 5 -x 3 -p 2 -q 1 -u 2 -v 1"),
-    ("1×5, no padding", f"{SMALL} -y 1 -x 5"),
-    ("dilation 2×3", "-n 1 -c 4 -H 13 -W 15 -k 5 -y 3 -x 3 -p 2 -q 3 -l 2 -j 3"),
+    ("16→32, 3x3 at 32x32", "-n 1 -c 16 -H 32 -W 32 -k 32 -y 3 -x 3 -p 1 -q 1"),
+    ("16→32, 3x3 at 42x42", "-n 1 -c 16 -H 42 -W 42 -k 32 -y 3 -x 3 -p 1 -q 1"),
+    ("16→32, 3x3 at 44x44", "-n 1 -c 16 -H 44 -W 44 -k 32 -y 3 -x 3 -p 1 -q 1"),
+    ("3x3", f"{SMALL} {THREE}"),
+    ("1x1", f"{SMALL} -y 1 -x 1"),
+    ("7x7, stride 2", "-n 1 -c 3 -H 19 -W 23 -k 8 -y 7 -x 7 -p 3 -q 3 -u 2 -v 2"),
+    ("5x3, stride 2x1", f"{SMALL} -y 5 -x 3 -p 2 -q 1 -u 2 -v 1"),
+    ("1x5, no padding", f"{SMALL} -y 1 -x 5"),
+    ("dilation 2x3", "-n 1 -c 4 -H 13 -W 15 -k 5 -y 3 -x 3 -p 2 -q 3 -l 2 -j 3"),
     ("4 groups", "-n 2 -c 8 -H 7 -W 9 -k 12 -g 4 -y 3 -x 3 -p 1 -q 1"),
     ("depthwise", "-n 2 -c 6 -H 9 -W 8 -k 6 -g 6 -y 3 -x 3 -p 1 -q 1"),
     ("depthwise, two filters a channel, stride 2", "-n 1 -c 4 -H 9 -W 8 -k 8 -g 4 -y 3 -x 3 -p 1 -q 1 -u 2 -v 2"),
     ("transposed, stride 2", "-n 1 -c 4 -H 5 -W 6 -k 3 -m trans -y 3 -x 3 -p 1 -q 1 -u 2 -v 2"),
     ("transposed, output padding", "-n 1 -c 4 -H 5 -W 6 -k 3 -m trans -y 3 -x 3 -p 1 -q 1 -u 2 -v 2 -Y 1 -X 1"),
     ("transposed, 2 groups", "-n 2 -c 4 -H 5 -W 4 -k 6 -m trans -g 2 -y 2 -x 2 -u 2 -v 2"),
-    ("3×3, NHWC", f"{SMALL} {THREE} {LAST}"),
+    ("3x3, NHWC", f"{SMALL} {THREE} {LAST}"),
     ("stride 2, 2 groups, NHWC", f"-n 1 -c 4 -H 9 -W 7 -k 6 -g 2 {THREE} -u 2 -v 2 {LAST}"),
-    ("3×3 with bias", f"{SMALL} {THREE} -b 1"),
-    ("3×3, immediate mode", f"{SMALL} {THREE} -S 0"),
+    ("3x3 with bias", f"{SMALL} {THREE} -b 1"),
+    ("3x3, immediate mode", f"{SMALL} {THREE} -S 0"),
 )
-HALF = ("3×3", "1×1", "5×3, stride 2×1", "dilation 2×3", "4 groups", "depthwise", "transposed, stride 2", "3×3, NHWC", "3×3, immediate mode")
+HALF = (
+    "3x3",
+    "1x1",
+    "5x3, stride 2x1",
+    "dilation 2x3",
+    "4 groups",
+    "depthwise",
+    "transposed, stride 2",
+    "3x3, NHWC",
+    "3x3, immediate mode",
+)
 CASES = (
     [("f32", "conv", name, options) for name, options in GEOMETRIES]
     + [("f16", "convfp16", name, options) for name, options in GEOMETRIES if name in HALF]
@@ -60,7 +70,9 @@ def run(library: str, driver: str, command: str, options: str, wrong: bool) -> t
     )
     words = [driver, command, *options.split(), "-F", "0", "-i", "1", "-V", "1", "-t", "0"]
     try:
-        ran = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL)
+        ran = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
+        )
     except subprocess.TimeoutExpired:
         return 0, f"no end within {DEADLINE} s"
     text = ran.stdout + ran.stderr
@@ -72,7 +84,9 @@ def run(library: str, driver: str, command: str, options: str, wrong: bool) -> t
         return 0, f"our kernels computed {by_us} times: {' / '.join(last)[:400]}"
     if wrong and verified + failed < 3:
         return verified, f"{failed} were found to be wrong, {verified} verified"
-    return verified, "" if verified == 3 or wrong else next((l for l in text.splitlines() if "ailed" in l), "")[:300]
+    return verified, "" if verified == 3 or wrong else next(
+        (line for line in text.splitlines() if "ailed" in line), ""
+    )[:300]
 
 
 def main() -> int:
@@ -84,7 +98,10 @@ def main() -> int:
     for kind, command, name, options in cases:
         verified, detail = run(library, driver, command, options, wrong)
         total += verified
-        print(f"{'wrong on purpose' if wrong else 'case'}: {kind} {name}: {verified} of 3 directions verify{': ' if detail else ''}{detail}", flush=True)
+        print(
+            f"{'wrong on purpose' if wrong else 'case'}: {kind} {name}: {verified} of 3 directions verify{': ' if detail else ''}{detail}",
+            flush=True,
+        )
     print(f"{total} of {3 * len(cases)} directions verified")
     return 0 if total == (0 if wrong else 3 * len(cases)) else 1
 

@@ -65,7 +65,7 @@ impl Call {
         }
         let device = process.device_now().map_err(refuse)?;
         process.situation(&device);
-        let by_kernels = device.canaries.get().is_some_and(|it| it.passed().contains(strided::FAMILY));
+        let by_kernels = device.engine.has_kernels().is_ok() && device.may_run(strided::FAMILY);
         let stream = stream_of(self.real, self.handle).ok_or(BAD_PARAMETER)?;
         Ok(Ours { bias, device, stream, by_kernels })
     }

@@ -6,18 +6,19 @@
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io::Write;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use unhang_conv::Problem;
-use unhang_engine::Verdict;
+use unhang_engine::{EngineName, Verdict};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::strided;
 use unhang_machine::{Machine, System};
-use unhang_probe::{Child, Ended, supervise};
+use unhang_plan::CanaryFact;
+use unhang_probe::canary::{self as lines, Families};
+use unhang_probe::{Child, supervise};
 
-use crate::device::{Canaries, Device, tried};
+use crate::device::{Device, tried};
 use crate::lookup;
 use crate::process::Process;
 use crate::talk::say;
@@ -28,12 +29,10 @@ const CHILD: &str = "UNHANG_MIOPEN_CANARY";
 const ONLY: &str = "UNHANG_MIOPEN_FAMILIES";
 /// A program that does nothing, to be preloaded into.
 const HOST: &str = "/bin/true";
-/// Of one child: it compiles a few dozen kernels first.
-const DEADLINE: Duration = Duration::from_secs(180);
-/// Of one family, once everything is compiled; an emulated card takes its time.
-const FAMILY_DEADLINE: Duration = Duration::from_secs(60);
-const BEGIN: &str = "unhang-begin ";
-const FAMILY: &str = "unhang-family ";
+/// Of one family, once everything is compiled.
+const FAMILY_DEADLINE: Duration = Duration::from_secs(10);
+/// The same on an emulated card, which takes its time.
+const EMULATED_DEADLINE: Duration = Duration::from_secs(170);
 
 /// The families that are tried on a card, the plainest first, with a problem and a choice for each direction.
 fn tries(device: &Device, small: bool) -> Vec<(String, Vec<(Problem, Choice)>)> {
@@ -71,10 +70,7 @@ fn name_of(device: &Device, family: &str) -> String {
 }
 
 /// What is known of our kernels on an affected card; what is not known is tried, once for this machine.
-pub(crate) fn ensure(process: &Process, device: &Arc<Device>) -> Canaries {
-    if let Err(error) = device.engine.has_kernels() {
-        return Canaries { families: vec![("plain".to_owned(), Some((Verdict::Unsupported, error.to_string())))] };
-    }
+pub(crate) fn ensure(process: &Process, device: &Device) -> Vec<CanaryFact> {
     let families: Vec<String> = tries(device, is_emulated()).into_iter().map(|(family, _)| family).collect();
     let known = |family: &String| process.canary(&name_of(device, family));
     // What every convolution can be computed by comes first, and by itself: compiling all the others takes a while.
@@ -87,77 +83,45 @@ pub(crate) fn ensure(process: &Process, device: &Arc<Device>) -> Canaries {
         say(&format!(
             "trying our GPU kernels ({}) in a child process before they are used here (once for this machine, {} s at most)",
             missing.join(", "),
-            DEADLINE.as_secs()
+            lines::deadline(EngineName::Jit).as_secs()
         ));
-        for (family, verdict, detail) in run(device.ordinal, &missing) {
-            say(&format!("canary of jit, {family}: {verdict} ({detail})"));
-            process.keep_canary(&name_of(device, &family), verdict, &detail);
+        let found = run(device.ordinal, &missing);
+        for it in &found.judged {
+            say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
+            process.keep_canary(&name_of(device, &it.family), it.verdict, &it.detail);
         }
-        if first.iter().any(|family| known(family).is_none_or(|(verdict, _)| verdict == Verdict::Hangs)) {
-            break; // after a hang the card may need a reboot before anything else is tried on it
+        if found.hung {
+            say(
+                "what is left is not tried: after a hang the card may need a reboot first, and compiling goes on next time",
+            );
+            break;
         }
     }
-    Canaries {
-        families: families
-            .into_iter()
-            .map(|family| {
-                let ended = known(&family);
-                (family, ended)
-            })
-            .collect(),
-    }
+    let fact = |family: String| {
+        let ended = known(&family);
+        CanaryFact { engine: EngineName::Jit, part: family, ended }
+    };
+    families.into_iter().map(fact).collect()
 }
 
-/// Runs the child; each family that it got to, with how it ended.
-fn run(ordinal: i32, families: &[String]) -> Vec<(String, Verdict, String)> {
-    let Some(own) = lookup::own_path() else { return Vec::new() };
+/// Runs the child; what it found of each family that it got to.
+fn run(ordinal: i32, families: &[String]) -> Families {
+    let Some(own) = lookup::own_path() else { return Families::default() };
     let mut preload = std::env::var("LD_PRELOAD").unwrap_or_default();
     if !preload.split([':', ' ']).any(|it| it == own) {
         preload = if preload.is_empty() { own } else { format!("{preload}:{own}") };
     }
-    let what =
-        json!({ "device": ordinal, "families": families, "libraries": lookup::mapped(&["libamdhip64", "libhiprtc"]) });
+    let libraries = lookup::mapped(&["libamdhip64", "libhiprtc"]);
+    let what = json!({ "device": ordinal, "families": families, "libraries": libraries });
     let environment = vec![("LD_PRELOAD".to_owned(), preload), (CHILD.to_owned(), what.to_string())];
-    let child = Child { command: vec![HOST.to_owned()], environment, deadline: DEADLINE };
-    match supervise(&child) {
-        Ok(outcome) => judge(families, outcome.ended, &outcome.output),
+    let deadline = lines::deadline(EngineName::Jit);
+    match supervise(&Child { command: vec![HOST.to_owned()], environment, deadline }) {
+        Ok(outcome) => lines::judge_families(&outcome, families, deadline),
         Err(error) => {
             say(&format!("the canary's child cannot be started: {error}"));
-            Vec::new()
+            Families::default()
         }
     }
-}
-
-/// What a child's lines and its end mean for each family that it got to.
-fn judge(asked: &[String], ended: Ended, output: &str) -> Vec<(String, Verdict, String)> {
-    let read = |line: &str| {
-        let answer: Value = serde_json::from_str(line.strip_prefix(FAMILY)?).ok()?;
-        let text = |name: &str| answer.get(name).and_then(Value::as_str);
-        let family = text("family").filter(|family| asked.iter().any(|it| it == family))?;
-        Some((family.to_owned(), text("verdict")?.parse().ok()?, text("detail")?.chars().take(300).collect()))
-    };
-    let mut found: Vec<(String, Verdict, String)> = output.lines().filter_map(read).collect();
-    let begun = output.lines().filter_map(|line| line.strip_prefix(BEGIN)).next_back();
-    if let Some(silent) =
-        begun.filter(|begun| asked.iter().any(|it| it == begun) && found.iter().all(|it| it.0 != *begun))
-    {
-        found.push(match ended {
-            Ended::TimedOut | Ended::Unkillable => {
-                (silent.to_owned(), Verdict::Hangs, format!("no answer within {} s", DEADLINE.as_secs()))
-            }
-            Ended::Signalled(signal) => (silent.to_owned(), Verdict::Crashes, format!("ended by signal {signal}")),
-            Ended::Exited(code) => {
-                (silent.to_owned(), Verdict::Crashes, format!("ended with code {code} and no answer"))
-            }
-        });
-    } else if begun.is_none() {
-        let last = output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("nothing");
-        say(&format!(
-            "the canary's child did not begin ({ended:?}); it said: {}",
-            last.chars().take(300).collect::<String>()
-        ));
-    }
-    found
 }
 
 #[used]
@@ -215,7 +179,7 @@ fn play() -> Option<()> {
         })
         .collect();
     for (family, prepared) in ready {
-        tell(&format!("{BEGIN}{family}"));
+        tell(&lines::begin_line(&family));
         let limit = Limit::new(family.clone());
         let ended = prepared.and_then(|all| {
             let mut detail = Vec::new();
@@ -236,13 +200,9 @@ fn play() -> Option<()> {
                 None => (Verdict::Works, format!("{} convolutions", all.len())),
             },
         };
-        tell(&line(&family, verdict, &detail));
+        tell(&lines::family_line(&family, &name_of(&device, &family), verdict, &detail));
     }
     Some(())
-}
-
-fn line(family: &str, verdict: Verdict, detail: &str) -> String {
-    format!("{FAMILY}{}", json!({ "family": family, "verdict": verdict.name(), "detail": detail }))
 }
 
 /// Ends the child when a family takes too long, unless it is dropped before.
@@ -250,11 +210,13 @@ struct Limit(std::sync::mpsc::Sender<()>);
 
 impl Limit {
     fn new(family: String) -> Limit {
+        let limit = if is_emulated() { EMULATED_DEADLINE } else { FAMILY_DEADLINE };
         let (sender, receiver) = std::sync::mpsc::channel::<()>();
         // Without a thread the parent's own deadline holds.
         let _ = std::thread::Builder::new().spawn(move || {
-            if receiver.recv_timeout(FAMILY_DEADLINE) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                tell(&line(&family, Verdict::Hangs, &format!("no answer within {} s", FAMILY_DEADLINE.as_secs())));
+            if receiver.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                let detail = format!("no answer within {} s", limit.as_secs());
+                tell(&lines::family_line(&family, "", Verdict::Hangs, &detail));
                 // SAFETY: ends the process, whatever the device is doing.
                 unsafe { libc::_exit(1) };
             }
@@ -266,25 +228,5 @@ impl Limit {
 impl Drop for Limit {
     fn drop(&mut self) {
         let _ = self.0.send(());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_family_that_began_and_said_nothing_is_judged_by_the_childs_end() {
-        let asked = ["plain".to_owned(), "gemm".to_owned()];
-        let output = format!("{BEGIN}plain\n{}\n{BEGIN}gemm\n", line("plain", Verdict::Works, "3 convolutions"));
-        let found = judge(&asked, Ended::TimedOut, &output);
-        assert_eq!(
-            found.iter().map(|it| (it.0.as_str(), it.1)).collect::<Vec<_>>(),
-            [("plain", Verdict::Works), ("gemm", Verdict::Hangs)]
-        );
-        let crashed = judge(&asked, Ended::Signalled(11), &output);
-        assert_eq!(crashed[1].1, Verdict::Crashes);
-        assert!(judge(&asked, Ended::TimedOut, "").is_empty(), "still compiling says nothing of the kernels");
-        assert!(judge(&asked, Ended::Exited(0), &line("other", Verdict::Works, "")).is_empty());
     }
 }

@@ -1,17 +1,18 @@
 //! A card of this process: our kernels on it, and memory of our own where a caller gives none.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use unhang_conv::{DataType, Problem, TensorShape};
-use unhang_engine::Operands;
+use unhang_engine::{Operands, Verdict};
 use unhang_evidence::{Source, Store};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::{Hip, HipChip};
 use unhang_gpu::strided::Move;
 use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings, tuning};
 use unhang_machine::Machine;
+use unhang_plan::CanaryFact;
 
 use crate::describe::View;
 use crate::host::Numbers;
@@ -28,24 +29,8 @@ pub(crate) struct Device {
     pub(crate) place: String,
     pub(crate) engine: GpuEngine,
     /// What its canaries found, once for the process.
-    pub(crate) canaries: OnceLock<Canaries>,
+    pub(crate) canaries: OnceLock<Vec<CanaryFact>>,
     scratch: Mutex<HashMap<u64, Scratch>>,
-}
-
-/// What the canaries of our kernels on a card found.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Canaries {
-    /// Kernel families with how they ended; none where they were not tried.
-    pub(crate) families: Vec<(String, Option<(unhang_engine::Verdict, String)>)>,
-}
-
-impl Canaries {
-    pub(crate) fn passed(&self) -> BTreeSet<String> {
-        let works = |ended: &Option<(unhang_engine::Verdict, String)>| {
-            matches!(ended, Some((unhang_engine::Verdict::Works, _)))
-        };
-        self.families.iter().filter(|(_, ended)| works(ended)).map(|(family, _)| family.clone()).collect()
-    }
 }
 
 struct Scratch {
@@ -80,6 +65,12 @@ impl Device {
         let place = if machine.gpus.len() < 2 { String::new() } else { format!("@{address}") };
         let (affected, spoofed) = (gpu.affected, reported != gfx);
         Ok(Device { ordinal, affected, spoofed, place, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
+    }
+
+    /// Whether the canary of a kernel family passed; on a card that is not affected none is needed.
+    pub(crate) fn may_run(&self, family: &str) -> bool {
+        let works = |it: &CanaryFact| it.part == family && matches!(it.ended, Some((Verdict::Works, _)));
+        !self.affected || self.canaries.get().is_some_and(|all| all.iter().any(works))
     }
 
     /// Memory for one stream, kept for the next call. Not while a graph is recorded.

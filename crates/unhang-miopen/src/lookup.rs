@@ -3,7 +3,7 @@
 //! What is not ours goes on by a jump, so that the real `dlsym` sees its caller's address: RTLD_NEXT depends on it.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use crate::interpose;
 
@@ -57,11 +57,21 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
     let Some(ours) = interpose::exported(name) else { return std::ptr::null_mut() };
     // A library without this function must go on to be without it.
     // SAFETY: as the caller's own call.
-    if real.is_some_and(|dlsym| !unsafe { dlsym(handle, name.as_ptr()) }.is_null()) {
-        ours
-    } else {
-        std::ptr::null_mut()
+    let found = real.map_or(std::ptr::null_mut(), |dlsym| unsafe { dlsym(handle, name.as_ptr()) });
+    if found.is_null() {
+        return found;
     }
+    if let Some((_, base)) = object_at(found as usize) {
+        LOOKED_UP.store(base, Ordering::Release);
+    }
+    ours
+}
+
+/// Where the library is mapped in which a function was looked up last: whoever looks them up is linked to none.
+static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn looked_up() -> usize {
+    LOOKED_UP.load(Ordering::Acquire)
 }
 
 /// As in the C library, but that MIOpen's convolutions are ours.

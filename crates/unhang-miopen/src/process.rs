@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_gpu::strided;
 use unhang_machine::{Machine, System};
-use unhang_plan::{Availability, Plan, ProcessSettings, Situation, Strategy, Value, plan};
+use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
 
 use crate::api::{BAD_PARAMETER, NOT_IMPLEMENTED, SUCCESS, Status};
 use crate::describe::{Call, Described};
@@ -45,7 +46,8 @@ pub(crate) struct Process {
     is_passive: bool,
     canaries: Mutex<HashMap<String, (Verdict, String)>>,
     devices: Mutex<HashMap<i32, Result<Arc<Device>, String>>>,
-    routes: RwLock<HashMap<(i32, Described), Decision>>,
+    /// By card, library and what descriptors say.
+    routes: RwLock<HashMap<(i32, usize, Described), Decision>>,
     /// Engines that failed in this process: never tried for a problem again here.
     failures: Mutex<HashMap<(Problem, EngineName), String>>,
     get_device: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
@@ -171,7 +173,7 @@ impl Process {
                 self.not_ours("its descriptors are not supported")
             };
         };
-        let key = (self.current_device(), described);
+        let key = (self.current_device(), real.base, described);
         if let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return decision.clone();
         }
@@ -269,39 +271,28 @@ impl Process {
         plan(problem, &self.settings.plan, &situation, &evidence)
     }
 
-    /// What is here for tensors on a card.
+    /// What is here for tensors on a card: facts, which are judged where those of every face are.
     pub(crate) fn situation(&self, device: &Arc<Device>) -> Situation {
-        let no_aten = Availability::Absent("it is torch's, and this is MIOpen's boundary".to_owned());
-        let jit = |why: String| Availability::Absent(why);
-        if !device.affected {
-            let situation = Situation::accelerator().with(EngineName::Aten, no_aten);
-            return match device.engine.has_kernels() {
-                Ok(()) => situation.with(EngineName::Jit, Availability::Available),
-                Err(error) => situation.with(EngineName::Jit, jit(error.to_string())),
-            };
-        }
-        if self.settings.plan.strategy == Strategy::CpuFallback {
-            let why = "cpu_fallback was asked for, and no canary of jit was needed".to_owned();
-            let situation = Situation::affected_accelerator().with(EngineName::Aten, no_aten);
-            return situation.with(EngineName::Jit, Availability::Unproven(why));
-        }
-        let canaries = device.canaries.get_or_init(|| {
-            let found = canary::ensure(self, device);
-            device.engine.allow(Some(found.passed()));
-            found
-        });
-        let families = &canaries.families;
-        let standing = if !canaries.passed().is_empty() {
-            Availability::Available
-        } else if let Some((family, Some((verdict, detail)))) = families.iter().find(|(_, ended)| ended.is_some()) {
-            jit(format!("its canary in a child process: {family} {verdict}: {detail}"))
-        } else {
-            Availability::Unproven("no canary of jit has run on this machine yet".to_owned())
+        let is_zero = |name: &str| std::env::var(name).is_ok_and(|value| value == "0");
+        let mut facts = Facts {
+            spoofed: device.spoofed,
+            miopen_families: MiopenFamilies::left_on(is_zero),
+            ..Facts::on_accelerator(device.affected)
         };
-        let mut situation =
-            Situation::affected_accelerator().with(EngineName::Aten, no_aten).with(EngineName::Jit, standing);
-        situation.spoofed = device.spoofed;
-        situation
+        facts.absent.push((EngineName::Aten, "it is torch's, and this is MIOpen's boundary".to_owned()));
+        if let Err(error) = device.engine.has_kernels() {
+            facts.absent.push((EngineName::Jit, error.to_string()));
+        } else if device.affected && self.settings.plan.strategy != Strategy::CpuFallback {
+            let found = device.canaries.get_or_init(|| {
+                let found = canary::ensure(self, device);
+                let passed = found.iter().filter(|it| matches!(it.ended, Some((Verdict::Works, _))));
+                device.engine.allow(Some(passed.map(|it| it.part.clone()).collect()));
+                found
+            });
+            // Copies and biases compute no convolution: that they work says nothing of the engine.
+            facts.canaries = found.iter().filter(|it| it.part != strided::FAMILY).cloned().collect();
+        }
+        facts.situation()
     }
 
     /// How a canary ended on this machine.
@@ -341,7 +332,7 @@ impl Process {
             "{engine} failed on {problem} ({detail}); computed by the next engine, and not tried for it again"
         ));
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-        for ((ordinal, described), decision) in routes.iter_mut() {
+        for ((ordinal, _, described), decision) in routes.iter_mut() {
             if let Decision::Ours(route) = decision
                 && route.convolution.problem == *problem
             {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use unhang_engine::EngineName;
-use unhang_gpu::strided::{LoadedMove, Move};
+use unhang_gpu::strided::{self, LoadedMove, Move};
 use unhang_gpu::{GpuError, Prepared};
 use unhang_plan::TilePlan;
 
@@ -117,6 +117,11 @@ impl Route {
             return Ok(moves);
         }
         let (problem, engine) = (&self.convolution.problem, &self.device.engine);
+        if !self.device.may_run(strided::FAMILY) {
+            let reason =
+                "its tensors have to be rearranged, and the canary of the kernels for that did not pass".to_owned();
+            return Err(unhang_engine::Unsupported { engine: EngineName::Jit, reason }.into());
+        }
         let mut moves: [Option<LoadedMove>; 3] = [None, None, None];
         for (index, view) in self.convolution.views.iter().enumerate() {
             if self.packing.places[index].is_none() {

@@ -87,10 +87,9 @@ impl Run<'_> {
             .env("UNHANG_ROOT", machine(self.machine))
             .env_remove("HSA_OVERRIDE_GFX_VERSION");
         command.env("LD_LIBRARY_PATH", folder);
-        if self.preload {
-            // The program does nothing with it but run the client: what preloads into `timeout` is passed on by it.
-            command.env("LD_PRELOAD", library("libunhang_miopen.so"));
-        }
+        let card = library("libunhang_card.so").display().to_string();
+        let ours = library("libunhang_miopen.so").display().to_string();
+        command.env("LD_PRELOAD", if self.preload { format!("{card}:{ours}") } else { card });
         command.envs(self.variables.iter().copied()).output().unwrap()
     }
 
@@ -183,6 +182,7 @@ fn of_two_libraries_each_caller_has_its_own() {
         "immediate",
     ]);
     assert!(said.contains("2 MIOpen libraries are in this process"), "{said}");
+    Run::default().assert_right(&["libother_like.so", "find", "libtorch_like.so", "find", "libxla_like.so", "find"]);
 }
 
 #[test]

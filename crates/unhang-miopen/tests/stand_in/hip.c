@@ -12,7 +12,7 @@ int hipRuntimeGetVersion(int *version) { *version = 60443484; return 0; }
 int hipGetDevice(int *device) { *device = 0; return 0; }
 int hipSetDevice(int device) { return device == 0 ? 0 : 101; }
 int hipDeviceGetName(char *name, int length, int device) { (void)device; strncpy(name, "a stand-in", (size_t)length); return 0; }
-int hipDeviceGetPCIBusId(char *name, int length, int device) { (void)device; strncpy(name, "0000:03:00.0", (size_t)length); return 0; }
+int hipDeviceGetPCIBusId(char *name, int length, int device) { (void)device; strncpy(name, "0000:09:00.0", (size_t)length); return 0; }
 int hipDeviceTotalMem(size_t *bytes, int device) { (void)device; *bytes = 1 << 30; return 0; }
 int hipModuleLoadData(void **module, const void *image) { (void)module, (void)image; return 209; }
 int hipModuleGetFunction(void **function, void *module, const char *name) { (void)function, (void)module, (void)name; return 500; }

@@ -1,0 +1,61 @@
+"""The library at MIOpen's boundary (``libunhang_miopen.so``): loaded before torch, and told what was planned here.
+
+What torch's dispatcher does not see (saved graphs, C++ extensions, ``aten::miopen_*``) is planned there, by the same
+planner. A call that was planned here already passes it untouched. See ``docs/miopen-bypass.md``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+from unhang import _core
+
+_FILE = os.path.join(os.path.dirname(__file__), "libunhang_miopen.so")
+
+
+def load_before_torch() -> None:
+    """Loads the library for everything that is loaded after it, where an affected card is and torch is not there yet:
+    torch's references to MIOpen then lead to it."""
+    if "torch" in sys.modules or not os.path.exists(_FILE):
+        return
+    if os.environ.get("UNHANG_MIOPEN") == "0" or os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
+        return
+    machine = _core.Machine.inspect("")
+    if not machine.affected or machine.described_by_folder:
+        return
+    # Another architecture, or a C library that is too old: torch is reached by its dispatcher.
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(_FILE, mode=ctypes.RTLD_GLOBAL)
+
+
+def _find() -> Callable[[int], None] | None:
+    """The library's own word for it, where it is preloaded or was loaded before torch."""
+    try:
+        found = ctypes.CDLL(None).unhang_miopen_planned
+    except (OSError, AttributeError):
+        return None
+    found.argtypes, found.restype = [ctypes.c_int], None
+    say: Callable[[int], None] = found
+    return say
+
+
+class planned:
+    """While this is held, what the thread asks of MIOpen was planned already."""
+
+    __slots__ = ()
+
+    _say: Callable[[int], None] | None = None
+    _asked = False
+
+    def __enter__(self) -> None:
+        if not planned._asked:
+            planned._say, planned._asked = _find(), True
+        if planned._say is not None:
+            planned._say(1)
+
+    def __exit__(self, *_: object) -> None:
+        if planned._say is not None:
+            planned._say(0)

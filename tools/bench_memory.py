@@ -59,8 +59,10 @@ def main() -> int:
         layer(x).sum().backward()
 
     def new(turn: int) -> None:
-        height, width = 3 + turn % 397, 3 + turn // 397
-        layer(storage[: height * width].view(1, 1, height, width))
+        # Each of 100,000 sizes once, large and small ones in turns.
+        which = turn * 7919 % 100_000
+        batch, height, width = 1 + which % 10, 3 + which // 10 % 100, 3 + which // 1000
+        layer(storage[: batch * height * width].view(batch, 1, height, width))
 
     print(f"torch {torch.__version__}, {chosen.strategy} on {chosen.device}")
     flat = watch("one convolution, with gradients", chosen.calls, same, chosen.limit)

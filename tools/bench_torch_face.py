@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """What stands between a program and our GPU kernels: small convolutions and whole training steps in eager mode.
 
-On an NVIDIA GPU, f32, TF32 off: each contender takes its turn in every round, unhang's ``jit`` and torch with cuDNN in a
-process of its own, where our kernels were never registered, and the ratio is taken within rounds. Printed are medians, and the 10th and 90th percentile of the ratio (above 1: unhang is
+On an NVIDIA GPU, f32, TF32 off: unhang's ``jit``, and torch with cuDNN where our kernels were never registered, each in
+a process of its own. They take turns in every round, and the ratio is taken within rounds. Printed are medians, and the 10th and 90th percentile of the ratio (above 1: unhang is
 faster). ``--only NAME`` runs one of them.
 """
 
@@ -88,9 +88,16 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def serve_plain(name: str) -> None:
-    """The process of torch with cuDNN, where unhang was never imported: a round for each line that comes."""
+def serve(contender: str, name: str) -> None:
+    """One contender's process: a round for each line that comes. In that of torch with cuDNN unhang is never imported."""
     call = CASES[name]()
+    if contender == "ours":
+        import unhang
+
+        unhang.enable("jit", devices=("cuda",))
+        for _ in range(3):
+            call()
+        unhang.wait_for_kernels(600.0)
     for _ in range(4):
         call()
     print("ready", flush=True)
@@ -99,34 +106,38 @@ def serve_plain(name: str) -> None:
         print(seconds(call), flush=True)
 
 
-def compare(name: str, rounds: int) -> None:
-    import unhang
+class Contender:
+    """A process that runs a round when it is told to."""
 
-    call = CASES[name]()
-    plain_process = subprocess.Popen(
-        [sys.executable, __file__, "--plain", name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert plain_process.stdin is not None
-    assert plain_process.stdout is not None
-    if plain_process.stdout.readline() != "ready\n":
-        raise RuntimeError(f"plain torch did not come up for {name}")
-    unhang.enable("jit", devices=("cuda",))
-    for _ in range(3):
-        call()
-    unhang.wait_for_kernels(600.0)
-    for _ in range(3):
-        call()
-    ours, plain = [], []
+    def __init__(self, contender: str, name: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--serve", contender, "--only", name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        if self.line() != "ready":
+            raise RuntimeError(f"{contender} did not come up for {name}")
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def round(self) -> float:
+        assert self.process.stdin is not None
+        print(file=self.process.stdin, flush=True)
+        return float(self.line())
+
+
+def compare(name: str, rounds: int) -> None:
+    contenders = {contender: Contender(contender, name) for contender in ("plain", "ours")}
+    times: dict[str, list[float]] = {contender: [] for contender in contenders}
     for turn in range(rounds):
         for contender in ("ours", "plain") if turn % 2 else ("plain", "ours"):
-            if contender == "ours":
-                call()
-                ours.append(seconds(call))
-            else:
-                print(file=plain_process.stdin, flush=True)
-                plain.append(float(plain_process.stdout.readline()))
-    plain_process.communicate(timeout=60)
-    unhang.disable()
+            times[contender].append(contenders[contender].round())
+    for contender in contenders.values():
+        contender.process.communicate(timeout=60)
+    ours, plain = times["ours"], times["plain"]
     ratios = sorted(b / a for a, b in zip(ours, plain))
     tenth = len(ratios) // 10
     print(
@@ -140,19 +151,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(CASES), action="append")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--plain", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=["ours", "plain"], help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    if chosen.plain:
-        serve_plain(chosen.plain)
+    if chosen.serve:
+        serve(chosen.serve, chosen.only[0])
         return
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, {chosen.rounds} rounds, milliseconds")
     print(f"{'':32}{'cuDNN':>10}{'unhang':>10}{'ratio':>8}   10 % to 90 %")
     for name in chosen.only or CASES:
-        try:
-            compare(name, chosen.rounds)
-        except ImportError as error:
-            print(f"{name:32}not run: {error}")
+        compare(name, chosen.rounds)
 
 
 if __name__ == "__main__":

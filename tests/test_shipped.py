@@ -37,11 +37,11 @@ def step(x, w, g):
 want = step(x.double(), w.double(), g.double())
 with unhang.enabled(rehearse=True):
     for ours, exact in zip(step(x, w, g), want):
-        error = float((ours.double() - exact).norm() / exact.norm())
+        error = float((ours.detach().double() - exact.detach()).norm() / exact.detach().norm())
         assert error < 1e-5, error
-engines = sorted({route.names[0] for route in _convolve.routes.values()})
-names = sorted({route.kernel.kernel.name for route in _convolve.routes.values() if route.kernel is not None})
-print(card.architectures, card.compiled, engines, names)
+places = [(route.names, route.tally.by_place) for route in _convolve.routes.values()]
+computed = sorted({name for names, counts in places for name, count in zip(names, counts) if count})
+print(card.architectures, card.compiled, computed, len(places))
 """
 
 
@@ -53,15 +53,16 @@ def listed() -> dict:
 
 
 def test_every_object_is_listed_with_its_hash_and_was_right_on_the_emulated_chip(listed: dict) -> None:
-    assert len(listed["objects"]) > 400
+    # `make test` makes the part in single and double precision, `make wheel` all of them.
+    assert len(listed["objects"]) > 140
     for entry in listed["objects"]:
         assert len(entry["sha256"]) == 64
         assert entry["emulated"] > 0, entry
         assert entry["vgprs"] <= 128, entry
     chips = {chip for entry in listed["objects"] for chip in entry["chips"]}
     assert {"gfx1010", "gfx1011", "gfx1012", "gfx1013"} <= chips
-    for kind in (".f32", ".f16", ".bf16"):
-        assert any(entry["name"].endswith(kind) for entry in listed["objects"])
+    for family in ("plain", "gemm", "direct", "weights", "depthwise", "depthwise_quads", "winograd", "fused", "pack"):
+        assert any(entry["name"].startswith(family) for entry in listed["objects"]), family
 
 
 def train(folder: Path, home: Path) -> subprocess.CompletedProcess[str]:
@@ -79,8 +80,7 @@ def train(folder: Path, home: Path) -> subprocess.CompletedProcess[str]:
 def test_a_layer_is_trained_with_them_and_no_compiler_at_all(listed: dict, tmp_path: Path) -> None:
     done = train(KERNELS, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.startswith("('gfx1010', 'gfx1030') 0 ['jit']"), done.stdout
-    assert "general:" in done.stdout
+    assert done.stdout == "('gfx1010', 'gfx1030') 0 ['jit'] 3\n"
 
 
 def test_without_them_and_without_a_compiler_our_kernels_are_declined(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_altered_byte_is_noticed_and_its_object_is_not_loaded(listed: dict, t
     (copy / "kernels.bin").write_bytes(objects)
     done = train(copy, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "['jit']" not in done.stdout or "[]" in done.stdout, "torch computes instead"
+    assert "'jit'" not in done.stdout, "torch computes instead"
     if PROGRAM.exists():
         command = [str(PROGRAM), "kernels", "list", "--shipped", "--json", "--folder"]
         shown = subprocess.run([*command, str(copy)], capture_output=True, text=True, timeout=120)

@@ -82,10 +82,11 @@ impl Run<'_> {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("UNHANG_") || name == "LD_PRELOAD") {
             command.env_remove(name);
         }
-        command
-            .env("UNHANG_HOME", home.path())
-            .env("UNHANG_ROOT", machine(self.machine))
-            .env_remove("HSA_OVERRIDE_GFX_VERSION");
+        // The files of a machine with a card, by the library that plays one; its driver's interface is not used.
+        std::fs::write(home.path().join("counters"), [0; 64]).unwrap();
+        std::fs::write(home.path().join("journal"), "").unwrap();
+        command.env("UNHANG_CARD_ROOT", machine(self.machine)).env("UNHANG_CARD_RUN", home.path());
+        command.env("UNHANG_HOME", home.path().join("home")).env_remove("HSA_OVERRIDE_GFX_VERSION");
         command.env("LD_LIBRARY_PATH", folder);
         let card = library("libunhang_card.so").display().to_string();
         let ours = library("libunhang_miopen.so").display().to_string();

@@ -102,6 +102,22 @@ fn turn(value: f64) -> f64 {
     if value.abs() > 256.0 { 0.0 } else { value.fract() * std::f64::consts::TAU }
 }
 
+/// The sine of so many quarters of a turn, if that is a whole number: exact, as LLVM folds it and as the documentation's
+/// examples have it.
+fn quarters(value: f64, shift: i64) -> Option<f64> {
+    let quarters = value * 4.0;
+    let exact = value != 0.0 && value.abs() <= 256.0 && quarters == quarters.floor();
+    exact.then(|| [0.0, 1.0, 0.0, -1.0][(quarters as i64 + shift).rem_euclid(4) as usize])
+}
+
+fn sine(value: f64) -> f64 {
+    quarters(value, 0).unwrap_or_else(|| turn(value).sin())
+}
+
+fn cosine(value: f64) -> f64 {
+    quarters(value, 1).unwrap_or_else(|| turn(value).cos())
+}
+
 #[inline(always)]
 fn add(a: f32, b: f32, mode: FloatMode) -> u64 {
     rounded_single(a + b, [a as f64, b as f64], mode)
@@ -270,8 +286,8 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_rcp_f32" | "v_rcp_iflag_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
         "v_rsq_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a).sqrt(), m)),
         "v_sqrt_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).sqrt(), m)),
-        "v_sin_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(turn(approximate_source(a)).sin(), m)),
-        "v_cos_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(turn(approximate_source(a)).cos(), m)),
+        "v_sin_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(sine(approximate_source(a)), m)),
+        "v_cos_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(cosine(approximate_source(a)), m)),
         "v_ldexp_f32" => op!([F, B, B], F, |a, b, _, m| {
             let exact = single(a, m) as f64 * 2f64.powi((b as i32).clamp(-600, 600));
             rounded_single(exact as f32, [exact, 0f64.copysign(exact)], m)
@@ -337,8 +353,8 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_trunc_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).trunc(), m)),
         "v_rndne_f16" => op!([H; 3], H, |a, _, _, m| half_bits(half_value(a, m).round_ties_even(), m)),
         "v_fract_f16" => op!([H; 3], H, |a, _, _, m| half_bits(fraction(half_value(a, m), 1.0 - 1.0 / 2048.0), m)),
-        "v_sin_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).sin(), m)),
-        "v_cos_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(turn(half_value(a, m)).cos(), m)),
+        "v_sin_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(sine(half_value(a, m)), m)),
+        "v_cos_f16" => op!([H; 3], H, |a, _, _, m| approximate_half(cosine(half_value(a, m)), m)),
         "v_ldexp_f16" => op!([H, I, B], H, |a, b, _, m| half_bits(half_value(a, m) * 2f64.powi((b as i16 as i32).clamp(-600, 600)), m)),
         "v_frexp_exp_i16_f16" => op!([H, B, B], I, |a, _, _, m| {
             let a = half_value(a, m);

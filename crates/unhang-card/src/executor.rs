@@ -61,6 +61,7 @@ impl Executor {
         let mut machine = Machine::new(mode);
         // A kernel that does not end runs until its queue is destroyed, as on a card.
         machine.budget = u64::MAX;
+        machine.races = crate::settings::settings().is_some_and(|settings| settings.races);
         let version = card.target_version;
         let chip = format!("gfx{}{}{:x}", version / 10_000, version / 100 % 100, version % 100);
         Executor { machine, chip }
@@ -83,7 +84,7 @@ impl Executor {
                 Stop::Memory(AccessFault { address: *address, is_read_only: false })
             }
             FaultKind::ReadOnly { address, .. } => Stop::Memory(AccessFault { address: *address, is_read_only: true }),
-            FaultKind::Hazard { .. } | FaultKind::Wait { .. } => Stop::Hazard,
+            FaultKind::Hazard { .. } | FaultKind::Wait { .. } | FaultKind::Race { .. } => Stop::Hazard,
             FaultKind::Local { .. } | FaultKind::Private { .. } => Stop::Aperture,
             _ => Stop::IllegalInstruction,
         };

@@ -26,6 +26,8 @@ pub struct Settings {
     pub run: Option<PathBuf>,
     /// Whether every dispatch and copy is written to the journal.
     pub detailed: bool,
+    /// Whether kernels stop at races between waves of a workgroup.
+    pub races: bool,
 }
 
 static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
@@ -54,6 +56,7 @@ pub fn read() {
             hazards,
             run: variable("UNHANG_CARD_RUN").map(PathBuf::from),
             detailed: variable("UNHANG_CARD_DETAIL").is_some(),
+            races: variable("UNHANG_CARD_RACES").is_some_and(|value| value == "1"),
         })
     });
 }

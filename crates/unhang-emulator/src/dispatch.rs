@@ -9,7 +9,7 @@ use unhang_isa::elf::KernelDescriptor;
 
 use crate::code::{Code, Paths};
 use crate::execute::Group;
-use crate::{Counts, Fault, FaultKind, Memory, Mode, Perturbation};
+use crate::{Counts, Fault, FaultKind, Memory, Mode, Observer, Perturbation};
 
 /// Private memory for the waves of a queue, as the runtime lays it out in `amd_queue_t`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,6 +94,10 @@ pub(crate) struct Launch<'a> {
     pub threads: usize,
     /// Whether instructions may take the fast path.
     pub fast: bool,
+    /// Whether accesses of two waves to the same bytes are looked at.
+    pub races: bool,
+    /// Who sees each instruction.
+    pub observer: Option<&'a dyn Observer>,
     /// The function in which an address lies, by name, with its start: for faults.
     pub name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
 }
@@ -157,7 +161,11 @@ impl Launch<'_> {
         self.check().map_err(|kind| self.fault(kind, start, String::new()))?;
         let count: u64 = self.workgroups().iter().product();
         let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
-        let threads = if self.threads == 0 { cores() } else { self.threads };
+        let threads = match self.threads {
+            _ if self.observer.is_some() => 1,
+            0 => cores(),
+            threads => threads,
+        };
         let workers = (threads as u64).min(count).min(self.places());
         let next = AtomicU64::new(0);
         let outcome = Mutex::new(Outcome::default());

@@ -9,6 +9,7 @@ use crate::fast::run::run_function;
 use crate::float::FloatMode;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
+use crate::races::Races;
 use crate::semantics::Semantics;
 use crate::waits::Flights;
 use crate::wave::{EXEC, LANES, Standing, Wave};
@@ -22,6 +23,8 @@ const TURN: u64 = 1 << 16;
 pub(crate) struct Group {
     waves: Vec<Wave>,
     local: Vec<u8>,
+    /// What its waves did to memory, if that is asked for.
+    races: Option<Races>,
 }
 
 impl Group {
@@ -38,19 +41,24 @@ impl Group {
                 .map(|wave| new_wave(launch, group, size, wave, private * launch.waves() + wave as u64))
                 .collect(),
             local: vec![0; launch.packet.group_segment_size as usize],
+            races: launch.races.then(|| Races::new(waves as usize)),
         }
     }
 
     /// Gives every wave a turn; says whether all have ended.
     pub fn run(&mut self, launch: &Launch<'_>, paths: &mut Paths<'_>, counts: &mut Counts) -> Result<bool, Fault> {
         for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::Running) {
-            let mut around = Surroundings { global: Window::new(launch.memory), local: &mut self.local };
+            let races = self.races.as_mut();
+            let mut around = Surroundings { global: Window::new(launch.memory), local: &mut self.local, races };
             if let Err(kind) = run_wave(launch, wave, &mut around, paths, counts) {
                 return Err(fault(launch, paths, wave, kind));
             }
         }
         // A wave that has ended does not hold up the others.
         if self.waves.iter().all(|wave| wave.standing != Standing::Running) {
+            if let Some(races) = &mut self.races {
+                races.barrier();
+            }
             for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::AtBarrier) {
                 wave.standing = Standing::Running;
             }
@@ -99,6 +107,8 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         wave64,
         scc: false,
         entry: packet.kernel_object.wrapping_add(descriptor.entry_offset as u64),
+        number,
+        workgroup: group,
         function: NOWHERE,
         index: 0,
         standing: Standing::Running,

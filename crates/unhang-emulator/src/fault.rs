@@ -79,6 +79,25 @@ pub enum FaultKind {
         /// Bytes from the load to this instruction.
         distance: i64,
     },
+    /// Two waves touch the same bytes with nothing between that orders them.
+    #[error(
+        "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, with neither a \
+         barrier nor atomics between"
+    )]
+    Race {
+        /// LDS or global memory, with the word's address.
+        place: String,
+        /// The wave that was seen last, by its number in the workgroup, and what it does.
+        wave: u32,
+        /// Reads, writes or updates.
+        deed: &'static str,
+        /// The wave that was seen first.
+        other_wave: u32,
+        /// What it does.
+        other_deed: &'static str,
+        /// Bytes from its instruction to this one.
+        distance: i64,
+    },
     /// The kernel gives up: `abort()`, or an assertion that does not hold.
     #[error("trap {number}: the kernel has aborted")]
     Trap {

@@ -54,7 +54,9 @@ mod machine;
 #[allow(unsafe_code)]
 mod memory;
 mod memory_access;
+mod observe;
 mod packed;
+mod races;
 mod saturate;
 mod scalar;
 mod semantics;
@@ -68,3 +70,4 @@ pub use dispatch::{Packet, Scratch};
 pub use fault::{Fault, FaultKind};
 pub use machine::{Dispatch, Machine, Mode, Object, Perturbation, kernel_name};
 pub use memory::{HostRegion, Memory};
+pub use observe::{Follow, Moment, Observer};

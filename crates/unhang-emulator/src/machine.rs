@@ -1,6 +1,7 @@
 //! The machine: code objects, memory, and kernels that are launched.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use unhang_isa::elf::{ElfError, KernelDescriptor};
@@ -12,7 +13,7 @@ use crate::dispatch::{Launch, Packet, Scratch};
 use crate::image::Image;
 use crate::load::{self, LoadedKernel, LoadedObject};
 use crate::semantics::Semantics;
-use crate::{Counts, Fault, FaultKind, Memory};
+use crate::{Counts, Fault, FaultKind, Memory, Observer};
 
 /// What the machine minds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +71,11 @@ pub struct Machine {
     pub threads: usize,
     /// Whether instructions may take the fast path. The plain one computes the same, and is there to be compared with.
     pub fast: bool,
+    /// Whether a kernel stops where two waves of a workgroup touch the same bytes of LDS or of global memory with neither a
+    /// barrier nor atomics between them. Slow.
+    pub races: bool,
+    /// Who sees each instruction before it is executed. Slow, on one thread.
+    pub observer: Option<Arc<dyn Observer>>,
     objects: Vec<LoadedObject>,
     cache: CodeCache,
 }
@@ -89,6 +95,8 @@ impl Machine {
             perturbation: Perturbation::None,
             threads: 0,
             fast: true,
+            races: false,
+            observer: None,
             objects: Vec::new(),
             cache: CodeCache::default(),
         }
@@ -210,7 +218,7 @@ impl Machine {
     }
 
     fn launch<'a>(
-        &self,
+        &'a self,
         memory: &'a Memory,
         code: &'a Code<'a>,
         packet: &'a Packet,
@@ -218,8 +226,25 @@ impl Machine {
         stop: &'a AtomicBool,
         name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
     ) -> Launch<'a> {
-        let &Machine { mode, budget, perturbation, threads, fast, .. } = self;
-        Launch { memory, code, packet, descriptor, mode, budget, perturbation, stop, threads, fast, name }
+        let &Machine { mode, budget, perturbation, threads, races, .. } = self;
+        let observer = self.observer.as_deref();
+        // What is noted for each instruction is noted on the plain path.
+        let fast = self.fast && !races && observer.is_none();
+        Launch {
+            memory,
+            code,
+            packet,
+            descriptor,
+            mode,
+            budget,
+            perturbation,
+            stop,
+            threads,
+            fast,
+            races,
+            observer,
+            name,
+        }
     }
 }
 

@@ -5,12 +5,15 @@ use unhang_isa::{Field, Format, Instruction};
 use crate::FaultKind;
 use crate::access::{Access, Comparison, Part};
 use crate::memory::Window;
+use crate::races::{Deed, Races, Where};
 use crate::wave::{LANES, Wave};
 
 /// The memory of a workgroup beside the registers.
 pub(crate) struct Surroundings<'a> {
     pub global: Window<'a>,
     pub local: &'a mut [u8],
+    /// Where accesses are noted, if races are asked for.
+    pub races: Option<&'a mut Races>,
 }
 
 impl Surroundings<'_> {
@@ -18,8 +21,31 @@ impl Surroundings<'_> {
         FaultKind::Local { address, size, limit: self.local.len() as u32 }
     }
 
+    /// Notes an access, if races are asked for.
+    #[inline]
+    fn note(&mut self, target: Target, size: u32, deed: Deed) -> Result<(), FaultKind> {
+        let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
+        match target {
+            Target::Private { .. } => Ok(()),
+            Target::Local(address) => races.touch(Where::Local(address), size, deed),
+            target => target.global(size).map_or(Ok(()), |address| races.touch(Where::Global(address), size, deed)),
+        }
+    }
+
     #[inline]
     fn load(&mut self, target: Target, size: u32) -> Result<u32, FaultKind> {
+        self.note(target, size, Deed::Read)?;
+        self.load_unnoted(target, size)
+    }
+
+    #[inline]
+    fn store(&mut self, target: Target, size: u32, value: u32) -> Result<(), FaultKind> {
+        self.note(target, size, Deed::Write)?;
+        self.store_unnoted(target, size, value)
+    }
+
+    #[inline]
+    fn load_unnoted(&mut self, target: Target, size: u32) -> Result<u32, FaultKind> {
         match target {
             Target::Local(address) => {
                 let start = address as usize;
@@ -41,7 +67,7 @@ impl Surroundings<'_> {
     }
 
     #[inline]
-    fn store(&mut self, target: Target, size: u32, value: u32) -> Result<(), FaultKind> {
+    fn store_unnoted(&mut self, target: Target, size: u32, value: u32) -> Result<(), FaultKind> {
         match target {
             Target::Local(address) => {
                 let fault = self.local_fault(address, size);
@@ -59,14 +85,15 @@ impl Surroundings<'_> {
     }
 
     fn update(&mut self, target: Target, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
+        self.note(target, if wide { 8 } else { 4 }, Deed::Atomic)?;
         match target {
             Target::Local(_) => {
-                let high = if wide { self.load(target.plus(4), 4)? } else { 0 };
-                let old = self.load(target, 4)? as u64 | (high as u64) << 32;
+                let high = if wide { self.load_unnoted(target.plus(4), 4)? } else { 0 };
+                let old = self.load_unnoted(target, 4)? as u64 | (high as u64) << 32;
                 let new = update(old);
-                self.store(target, 4, new as u32)?;
+                self.store_unnoted(target, 4, new as u32)?;
                 if wide {
-                    self.store(target.plus(4), 4, (new >> 32) as u32)?;
+                    self.store_unnoted(target.plus(4), 4, (new >> 32) as u32)?;
                 }
                 Ok(old)
             }
@@ -156,7 +183,9 @@ impl Wave {
                 self.set_scalar64(register, self.executed);
             }
             // Most loads of a fast kernel: whole words out of local memory.
-            Access::Load { count, part: Part::Word } if instruction.format() == Format::Ds => {
+            Access::Load { count, part: Part::Word }
+                if instruction.format() == Format::Ds && around.races.is_none() =>
+            {
                 let addresses = self.vector(instruction.high_bits(0, 8) as u8);
                 let (offset, size) = (instruction.bits(0, 16), count as usize * 4);
                 for lane in lanes {

@@ -39,6 +39,9 @@ pub(crate) struct Wave {
     pub scc: bool,
     /// Where the kernel starts.
     pub entry: u64,
+    /// The number of the wave in its workgroup, and the workgroup's place in the grid.
+    pub number: u32,
+    pub workgroup: [u32; 3],
     pub function: u32,
     pub index: u32,
     pub standing: Standing,

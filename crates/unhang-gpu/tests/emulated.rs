@@ -223,6 +223,25 @@ fn shipped_kernels_are_right_on_every_chip_without_a_compiler() {
     check_all(&engines, trials);
 }
 
+/// Waves of a workgroup share tiles through LDS: every kernel once, on the smallest problem that uses it.
+#[test]
+fn shipped_kernels_have_no_race_between_the_waves_of_a_workgroup() {
+    let Some(compiler) = Memory::find(false) else { return };
+    let engine = native(compiler, Chip::Gfx1010);
+    engine.card.mind_races(true);
+    let mut trials = trials_of(general_candidates);
+    trials.sort_by_key(|trial| trial.problem.flops() as u64);
+    let mut seen = BTreeSet::new();
+    for trial in trials {
+        let before = seen.len();
+        seen.extend(trial.kernels.iter().map(|kernel| kernel.entry.to_owned()));
+        if seen.len() > before {
+            check_trial(&engine, &trial, 11);
+        }
+    }
+    assert!(seen.len() > 8, "{seen:?}");
+}
+
 /// A byte that changed on its way is noticed before anything is loaded.
 #[test]
 fn a_shipped_object_whose_hash_differs_is_not_loaded() {

@@ -12,7 +12,7 @@ use crate::memory_access::Surroundings;
 use crate::scalar::Next;
 use crate::semantics::Semantics;
 use crate::wave::{Standing, Wave};
-use crate::{Counts, FaultKind, Mode};
+use crate::{Counts, FaultKind, Follow, Mode, Moment};
 
 /// Runs a wave within one function; returns where it jumps when it leaves it.
 pub(crate) fn run_function(
@@ -85,7 +85,7 @@ fn run(
             run_stretch(wave, around, function, stretch, minds.hazards)?;
             continue;
         }
-        match step(wave, around, function, minds, counts)? {
+        match step(launch, wave, around, function, minds, counts)? {
             Next::Continue => wave.index += 1,
             Next::End => {
                 wave.standing = Standing::Ended;
@@ -115,6 +115,7 @@ fn run(
 /// Executes one instruction the plain way, and minds what is to be minded.
 #[inline(never)]
 fn step(
+    launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     function: &Function,
@@ -122,6 +123,16 @@ fn step(
     counts: &mut Counts,
 ) -> Result<Next, FaultKind> {
     let index = wave.index as usize;
+    if let Some(observer) = launch.observer {
+        let (instruction, address) = (&function.instructions[index], function.addresses[index]);
+        let moment = Moment { wave, instruction, address, entry: wave.entry };
+        if observer.before(&moment) == Follow::Stop {
+            return Err(FaultKind::Stopped);
+        }
+    }
+    if let Some(races) = around.races.as_deref_mut() {
+        (races.wave, races.instruction) = (wave.number as u8, function.addresses[index]);
+    }
     wave.executed += 1;
     if wave.executed > minds.budget {
         return Err(FaultKind::Budget { limit: minds.budget });

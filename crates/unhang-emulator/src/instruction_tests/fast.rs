@@ -166,7 +166,7 @@ fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::c
         return;
     }
     let memory = Memory::default();
-    let mut around = Surroundings { global: Window::new(&memory), local: &mut [] };
+    let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
     let (mut fast, mut plain) = (start.clone(), start.clone());
     if !run_fast(&mut fast, op, &mut around) {
         return;
@@ -224,7 +224,8 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             }
             let mut waves = [start.clone(), start.clone()];
             for (place, way) in [true, false].into_iter().enumerate() {
-                let mut around = Surroundings { global: Window::new(&memories[place]), local: &mut locals[place] };
+                let mut around =
+                    Surroundings { global: Window::new(&memories[place]), local: &mut locals[place], races: None };
                 match way {
                     true => assert!(run_fast(&mut waves[place], &op, &mut around), "{}", definition.mnemonic),
                     false => run_plain(&mut waves[place], &instruction, &mut around),
@@ -254,6 +255,6 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
     let memory = Memory::default();
     let mut local = [0; 64];
-    let mut around = Surroundings { global: Window::new(&memory), local: &mut local };
+    let mut around = Surroundings { global: Window::new(&memory), local: &mut local, races: None };
     assert!(!run_fast(&mut wave, &op, &mut around));
 }

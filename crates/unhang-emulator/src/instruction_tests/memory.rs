@@ -250,7 +250,7 @@ impl Bench {
         let Semantics::Memory(access) = Semantics::of(instruction) else {
             panic!("{} is not known", instruction.definition.mnemonic)
         };
-        let mut around = Surroundings { global: Window::new(&self.memory), local: &mut self.local };
+        let mut around = Surroundings { global: Window::new(&self.memory), local: &mut self.local, races: None };
         self.wave.run_memory(instruction, access, &mut around)
     }
 

@@ -21,7 +21,7 @@ use crate::fast::registers::Registers;
 use crate::float::FloatMode;
 use crate::semantics::Semantics;
 use crate::waits::Flights;
-use crate::wave::{EXEC, LANES, Standing, Wave};
+use crate::wave::{EXEC, Standing, Wave};
 
 /// The numbers of registers that the tests use.
 pub(super) const SOURCES: [u32; 3] = [10, 12, 14];
@@ -118,6 +118,8 @@ pub(super) fn wave() -> Wave {
         wave64: false,
         scc: false,
         entry: 0,
+        number: 0,
+        workgroup: [0; 3],
         function: 0,
         index: 0,
         standing: Standing::Running,

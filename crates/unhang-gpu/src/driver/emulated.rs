@@ -92,6 +92,11 @@ impl Emulated {
         self.state().machine.fast = fast;
     }
 
+    /// Whether kernels stop from now on where two waves of a workgroup race.
+    pub fn mind_races(&self, races: bool) {
+        self.state().machine.races = races;
+    }
+
     /// Shifts the results of approximate instructions from now on.
     pub fn perturb(&self, perturbation: Perturbation) {
         self.state().machine.perturbation = perturbation;

@@ -76,6 +76,8 @@ pub const VARIABLES: &[Variable] = &[
         "a folder", "set by `unhang card run`: where its processes count and report; gone with the run"),
     variable("UNHANG_CARD_DETAIL", Owner::Unhang, ProcessStart, OffUnlessOne, "0",
         "0, 1", "set by `unhang card run --log`: every dispatch and copy is reported"),
+    variable("UNHANG_CARD_RACES", Owner::Unhang, ProcessStart, OffUnlessOne, "0",
+        "0, 1", "set by `unhang card run --races`: kernels stop at races between waves of a workgroup"),
     variable("UNHANG_SETTINGS", Owner::Unhang, UnhangStart, Plain, "not set",
         "settings as `name=value`, separated by `;`", "how libunhang_miopen.so plans, such as `workspace_limit=256;verbose=True`; UNHANG_STRATEGY wins"),
     variable("UNHANG_MIOPEN", Owner::Unhang, UnhangStart, Plain, "beside the program or in the package",

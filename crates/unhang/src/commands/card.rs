@@ -60,6 +60,9 @@ struct RunArguments {
     /// What happens where the real chip might hang or compute nonsense.
     #[arg(long, value_enum, default_value = "fault")]
     hazards: Hazards,
+    /// Stop kernels where two waves of a workgroup touch the same bytes with neither a barrier nor atomics between them; slow.
+    #[arg(long)]
+    races: bool,
     /// Write what happens to this file, a line of JSON for each dispatch and copy, a summary at the end.
     #[arg(long, value_name = "FILE")]
     log: Option<PathBuf>,
@@ -198,7 +201,8 @@ impl RunArguments {
         command
             .env("UNHANG_CARD_ROOT", root)
             .env("UNHANG_CARD_RUN", run)
-            .env("UNHANG_CARD_HAZARDS", self.hazards.name());
+            .env("UNHANG_CARD_HAZARDS", self.hazards.name())
+            .env("UNHANG_CARD_RACES", if self.races { "1" } else { "0" });
         match &self.log {
             Some(_) => command.env("UNHANG_CARD_DETAIL", "1"),
             None => command.env_remove("UNHANG_CARD_DETAIL"),

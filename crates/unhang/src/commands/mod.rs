@@ -7,6 +7,7 @@ mod completions;
 mod consent;
 mod demo;
 mod doctor;
+mod emulate;
 mod env;
 mod evidence;
 mod explain;
@@ -39,6 +40,7 @@ pub enum Command {
     Completions(completions::Completions),
     Demo(demo::Demo),
     Doctor(doctor::Doctor),
+    Emulate(emulate::Emulate),
     Env(env::Env),
     Evidence(evidence::EvidenceCommand),
     Explain(explain::Explain),
@@ -61,6 +63,7 @@ impl Command {
             Command::Completions(command) => command.run(),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
+            Command::Emulate(command) => command.run(),
             Command::Env(command) => command.run(),
             Command::Evidence(command) => command.run(),
             Command::Explain(command) => command.run(),

@@ -41,7 +41,7 @@ fn boundary(
         return forward(real);
     }
     let decided = catch_unwind(AssertUnwindSafe(|| {
-        let Some(process) = process(real) else { return None };
+        let process = process(real)?;
         match process.decide(real, &call) {
             Decision::Forward => None,
             Decision::Refuse(status) => Some(status),

@@ -303,7 +303,8 @@ impl Probe {
         if !self.engines.is_empty() && !self.engines.contains(&EngineName::Miopen) {
             bail!("without a torch that can be asked only miopen can be tried here");
         }
-        let library = miopen::Library::describe(self.miopen.as_deref())?;
+        let library =
+            miopen::Library::describe(self.miopen.as_deref(), self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
         let canary = library.launch("")?;
         let variants = self.variants(&VARIANTS)?;
         let launch = |variant: &String| Ok((variant.clone(), library.launch(variant)?));

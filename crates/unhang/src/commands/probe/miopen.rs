@@ -15,8 +15,6 @@ use unhang_probe::{Child, Ended, Launch, supervise};
 use super::children::environment;
 use crate::output::printable;
 
-/// How long the library and the runtime below it may take to say what they are.
-const DESCRIBING: Duration = Duration::from_secs(60);
 /// What the answer's line starts with: libraries print other lines.
 const ANSWER: &str = "unhang-miopen ";
 
@@ -48,16 +46,18 @@ pub struct Library {
 }
 
 impl Library {
-    /// Asks in a child with a deadline: the runtime asks the GPU.
-    pub fn describe(file: Option<&Path>) -> anyhow::Result<Library> {
+    /// Asks in a child with a deadline: the library and the runtime start, and ask the GPU.
+    pub fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
         let command = command(Part::Describe, file)?;
-        let outcome = supervise(&Child { command, environment: Vec::new(), deadline: DESCRIBING })?;
+        let outcome = supervise(&Child { command, environment: Vec::new(), deadline })?;
         let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
         let hint = "hint: name the library with --miopen FILE; see `unhang doctor` for the GPU";
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
             let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
             let what = match outcome.ended {
-                Ended::TimedOut | Ended::Unkillable => format!("it did not answer within {} s", DESCRIBING.as_secs()),
+                Ended::TimedOut | Ended::Unkillable => {
+                    format!("it did not answer within {} s (--deadline-start)", deadline.as_secs())
+                }
                 _ => printable(last),
             };
             return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));

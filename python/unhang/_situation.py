@@ -50,10 +50,11 @@ def let_proven_families_run(situation: _core.Situation, device: str, index: int 
         return
     passed = set(situation.passed("jit"))
     gpu = _gpu.gpu(place)
-    if _allowed.get(gpu.identity) != passed:
+    # By the device and not by its kind: two cards of one kind are opened apart, and each may be opened anew.
+    if _allowed.get(place) != (id(gpu), passed):
         gpu.allow(passed)
-        _allowed[gpu.identity] = passed
+        _allowed[place] = (id(gpu), passed)
 
 
-# By a device's identity: the kernel families that may run on it.
-_allowed: dict[str, set[str]] = {}
+# By a device's index: the device as it is open, and the kernel families that may run on it.
+_allowed: dict[int, tuple[int, set[str]]] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -15,12 +14,6 @@ from unhang._settings import Settings
 from unhang._state import renewed_after_fork
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
-# Calls that torch hands to us without Python take locks of Rust's: a fork waits until none is held.
-os.register_at_fork(
-    before=_core.before_fork,
-    after_in_parent=lambda: _core.after_fork(False),
-    after_in_child=lambda: _core.after_fork(True),
-)
 
 
 class Layer:

@@ -79,7 +79,12 @@ fn ended(result: Result<(), Failure>) -> Status {
             say(&format!("a bias is refused (not implemented): {reason}"));
             NOT_IMPLEMENTED
         }
-        Err(Failure::Failed(_, reason) | Failure::NoMemory(reason)) => {
+        Err(
+            Failure::Failed(_, reason)
+            | Failure::NoMemory(reason)
+            | Failure::Misaligned(reason)
+            | Failure::Device(reason),
+        ) => {
             say(&format!("a bias failed: {reason}"));
             INTERNAL_ERROR
         }

@@ -39,6 +39,18 @@ pub(crate) enum Failure {
     Failed(Verdict, String),
     /// There is no memory.
     NoMemory(String),
+    /// An address in the middle of something, which these kernels do not take.
+    Misaligned(String),
+    /// The device has failed for everybody, whoever caused it, or another thread records a graph: nobody else can compute
+    /// now, and nothing is held against the engine.
+    Device(String),
+}
+
+/// What the driver says after an illegal access (700), an assert (710), a hardware stack error (714), an illegal instruction
+/// (715), a misaligned (716) or foreign address (717), a broken program counter (718) or a failed launch (719), to every call that
+/// follows; and (900 to 908) about graphs that are being recorded.
+fn is_of_the_device(code: i32) -> bool {
+    matches!(code, 700 | 710 | 714..=719 | 900..=908)
 }
 
 impl From<GpuError> for Failure {
@@ -48,6 +60,10 @@ impl From<GpuError> for Failure {
                 Failure::Declined(error.to_string())
             }
             GpuError::Driver(DriverError::Call { code: 2, .. }) => Failure::NoMemory(error.to_string()),
+            GpuError::Driver(DriverError::Call { code, .. }) if is_of_the_device(*code) => {
+                Failure::Device(error.to_string())
+            }
+            GpuError::Misaligned { .. } => Failure::Misaligned(error.to_string()),
             _ => Failure::Failed(Verdict::Error, error.to_string()),
         }
     }
@@ -134,6 +150,19 @@ pub(crate) unsafe fn execute(process: &Process, route: &Route, call: &Call, memo
                 say(&format!("{engine} has no memory for {}: {reason}", route.convolution.problem));
                 ALLOCATION_FAILED
             }
+            Err(Failure::Device(reason)) => {
+                say(&format!("the device cannot compute {} now: {reason}", route.convolution.problem));
+                return INTERNAL_ERROR;
+            }
+            Err(Failure::Misaligned(reason)) => {
+                say(&format!("{engine} does not compute {}: {reason}", route.convolution.problem));
+                NOT_IMPLEMENTED
+            }
+            // Its naive solvers alone were tried: what they do says nothing of the others.
+            Err(Failure::Failed(_, detail)) if *engine == EngineName::Miopen => {
+                say(&format!("MIOpen's naive solver failed on {}: {detail}", route.convolution.problem));
+                INTERNAL_ERROR
+            }
             Err(Failure::Failed(verdict, detail)) => {
                 process.note_failure(route, *engine, verdict, &detail);
                 INTERNAL_ERROR
@@ -163,7 +192,10 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
     let (at, bytes) = aligned(memory);
     if let Some(settled) = route.settled().filter(|settled| settled.bytes <= bytes) {
         // SAFETY: the caller's promise; the workspace is large enough.
-        return unsafe { launch(route, &settled.prepared, operands(route, memory), at, stream) };
+        match unsafe { launch(route, &settled.prepared, operands(route, memory), at, stream) } {
+            Err(Failure::Misaligned(_)) => {}
+            ended => return ended,
+        }
     }
     let engine = &route.device.engine;
     let is_recording = engine.driver().is_capturing(stream)?;
@@ -192,7 +224,10 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
             Ok(())
         }
         // An address in the middle of something: plain kernels take any.
-        Err(Failure::Failed(Verdict::Error, detail)) if detail.contains("is not a multiple of") => {
+        Err(Failure::Misaligned(reason)) => {
+            if !route.device.may_run("plain") {
+                return Err(Failure::Declined(format!("{reason}; the canary of the plain kernels did not pass")));
+            }
             let plain = engine.prepare_as(&route.convolution.problem, Some(Choice::Plain))?;
             prove(process, route, &plain, is_recording)?;
             // SAFETY: as above; plain kernels need no workspace.
@@ -349,7 +384,11 @@ impl Engine for FromHost<'_> {
         let prepared = engine.prepare(problem).map_err(|error| failed(error.to_string()))?;
         prove(self.process, self.route, &prepared, false).map_err(|failure| {
             failed(match failure {
-                Failure::Declined(reason) | Failure::NoMemory(reason) | Failure::Failed(_, reason) => reason,
+                Failure::Declined(reason)
+                | Failure::NoMemory(reason)
+                | Failure::Failed(_, reason)
+                | Failure::Misaligned(reason)
+                | Failure::Device(reason) => reason,
             })
         })?;
         self.route.device.run_from_host(&prepared, operands).map_err(|error| failed(error.to_string()))

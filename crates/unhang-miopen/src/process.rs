@@ -129,7 +129,7 @@ impl Process {
     fn new(real: &Real) -> Process {
         let machine = Machine::inspect(&System::host());
         let settings = settings();
-        let is_off = is_set("UNHANG_DISABLE");
+        let is_off = is_set("UNHANG_DISABLE") || std::env::var("UNHANG_MIOPEN").is_ok_and(|value| value == "0");
         let store = if is_off { Store::none() } else { Store::open_default() };
         for notice in store.notices() {
             say(&notice);

@@ -6,9 +6,7 @@
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
-
-use pyo3::prelude::*;
+use std::sync::{Once, PoisonError, RwLock, RwLockWriteGuard};
 
 static FORK: RwLock<()> = RwLock::new(());
 static FORKED: AtomicBool = AtomicBool::new(false);
@@ -29,18 +27,27 @@ pub fn is_forked() -> bool {
     FORKED.load(Relaxed)
 }
 
-/// For `os.register_at_fork(before=…)`: waits until no lock is held, and keeps everybody from taking one.
-#[pyfunction]
-pub fn before_fork() {
+/// From now on every fork of this process, Python's and others', waits until no lock is held, and keeps everybody from taking one
+/// meanwhile. By the C library, which asks after all of Python's own handlers have run: one of those may wait for a thread
+/// that computes.
+pub fn follow_forks() {
+    static FOLLOWED: Once = Once::new();
+    // SAFETY: the handlers take and let go of a lock of ours, and do nothing else.
+    FOLLOWED.call_once(|| unsafe {
+        libc::pthread_atfork(Some(before), Some(after_in_parent), Some(after_in_child));
+    });
+}
+
+unsafe extern "C" fn before() {
     let guard = FORK.write().unwrap_or_else(PoisonError::into_inner);
     HELD.with_borrow_mut(|held| *held = Some(guard));
 }
 
-/// For `os.register_at_fork`, after it: goes on, in the parent and in the child.
-#[pyfunction]
-pub fn after_fork(in_child: bool) {
-    if in_child {
-        FORKED.store(true, Relaxed);
-    }
+unsafe extern "C" fn after_in_parent() {
+    HELD.with_borrow_mut(|held| *held = None);
+}
+
+unsafe extern "C" fn after_in_child() {
+    FORKED.store(true, Relaxed);
     HELD.with_borrow_mut(|held| *held = None);
 }

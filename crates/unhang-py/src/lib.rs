@@ -45,8 +45,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(layers::leave_layer, module)?)?;
     module.add_function(wrap_pyfunction!(layers::count_layer, module)?)?;
     module.add_function(wrap_pyfunction!(layers::set_most_sizes, module)?)?;
-    module.add_function(wrap_pyfunction!(forking::before_fork, module)?)?;
-    module.add_function(wrap_pyfunction!(forking::after_fork, module)?)?;
+    forking::follow_forks();
     module.add_class::<face::Step>()?;
     module.add_function(wrap_pyfunction!(face::open_face, module)?)?;
     module.add_function(wrap_pyfunction!(face::register_face, module)?)?;

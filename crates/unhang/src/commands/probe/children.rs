@@ -101,9 +101,17 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
     }
 }
 
+/// What a child gets that tries MIOpen: the variables of a variant, and nothing of ours between it and the library. A program of
+/// `unhang run` hands its preloaded library on, and what that computes must not count as MIOpen's.
+pub fn environment(variant: &str) -> Vec<(String, Option<String>)> {
+    let mut all = of_variant(variant);
+    all.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
+    all
+}
+
 /// The variables of a variant. What earlier searches left in MIOpen's find-db would speak for other solvers, so where one
 /// family is meant it is not read.
-pub fn environment(variant: &str) -> Vec<(String, Option<String>)> {
+fn of_variant(variant: &str) -> Vec<(String, Option<String>)> {
     if let Some(profile) = Profile::named(variant) {
         return profile.lines.iter().map(|line| (line.name.to_owned(), line.value.map(str::to_owned))).collect();
     }
@@ -161,9 +169,12 @@ mod tests {
         assert!(value("naive", ONLY_SOLVER).flatten().is_some_and(|it| it.contains("Naive")));
         assert_eq!(value("winograd", ONLY_SOLVER), Some(None));
         assert_eq!(value("no-spoof", "HSA_OVERRIDE_GFX_VERSION"), Some(None));
-        assert!(environment("").is_empty());
+        assert!(of_variant("").is_empty());
+        for variant in VARIANTS {
+            assert_eq!(value(variant, "UNHANG_MIOPEN"), Some(Some("0".to_owned())), "ours keeps out of it");
+        }
         for variant in VARIANTS.iter().skip(1) {
-            assert!(!environment(variant).is_empty(), "{variant}");
+            assert!(!of_variant(variant).is_empty(), "{variant}");
         }
     }
 }

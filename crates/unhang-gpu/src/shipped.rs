@@ -29,6 +29,8 @@ use crate::engine::audited_and_tagged;
 use crate::object::ObjectError;
 use crate::sources::Kernel;
 
+/// No kernel is larger.
+const LARGEST: u64 = 64 << 20;
 const LIST: &str = "kernels.json";
 const OBJECTS: &str = "kernels.bin";
 const FORMAT: u32 = 1;
@@ -159,6 +161,12 @@ impl Shipped {
         let path = self.folder.join(OBJECTS);
         let unreadable = |error| ShippedError::Unreadable(path.clone(), error);
         let file = fs::File::open(&path).map_err(unreadable)?;
+        // Numbers of a damaged list must not become allocations.
+        let length = file.metadata().map_err(unreadable)?.len();
+        if entry.packed_bytes > length || entry.bytes > LARGEST {
+            let what = format!("{} is said to have {} bytes, {} packed", entry.name, entry.bytes, entry.packed_bytes);
+            return Err(ShippedError::List(self.folder.clone(), what));
+        }
         let mut packed = vec![0; entry.packed_bytes as usize];
         file.read_exact_at(&mut packed, entry.offset).map_err(unreadable)?;
         let mut object = Vec::with_capacity(entry.bytes as usize);

@@ -129,7 +129,7 @@ impl Wave {
         let base = base.wrapping_add(access.offset as i64 as u64);
         let span = span(&offsets, on);
         // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
-        if (base as u32 | span.bits) % 4 != 0 || span.highest - span.lowest > i32::MAX as u32 - 64 {
+        if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
             return false;
         }
         let (lowest, highest) = (base.checked_add(span.lowest as u64), base.checked_add(span.highest as u64));

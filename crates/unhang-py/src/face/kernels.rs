@@ -172,7 +172,7 @@ unsafe fn forward(face: &'static Face, device: Device, slots: *mut u64, has_flag
     let call = unsafe { Call::take(torch, slots, has_flags) };
     let result = if torch.is_tracing() {
         // Torch's tracer is Python's to deal with.
-        let _miss = Miss::of(None);
+        let _miss = Miss::of(None, table::generation());
         call.by(torch, face.python[device as usize])
     } else {
         planned(face, device, &call)
@@ -183,6 +183,7 @@ unsafe fn forward(face: &'static Face, device: Device, slots: *mut u64, has_flag
 
 fn planned<'a>(face: &'a Face, device: Device, call: &Call<'a>) -> Tensor<'a> {
     let torch = &face.torch;
+    let generation = table::generation();
     let settings = table::forward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
         if device == Device::Cpu && call.flags.is_none() {
@@ -198,7 +199,7 @@ fn planned<'a>(face: &'a Face, device: Device, call: &Call<'a>) -> Tensor<'a> {
     {
         return result;
     }
-    let _miss = Miss::of(key.as_ref());
+    let _miss = Miss::of(key.as_ref(), generation);
     call.by(torch, face.python[device as usize])
 }
 
@@ -294,6 +295,7 @@ unsafe fn backward(face: &'static Face, device: Device, slots: *mut u64) {
 
 fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) -> [Tensor<'a>; 3] {
     let torch = &face.torch;
+    let generation = table::generation();
     let settings = table::backward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
         return call.by(torch, face.original);
@@ -304,6 +306,6 @@ fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) ->
     {
         return results;
     }
-    let _miss = Miss::of(key.as_ref());
+    let _miss = Miss::of(key.as_ref(), generation);
     call.by(torch, face.python[device as usize])
 }

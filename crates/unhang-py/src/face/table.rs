@@ -127,6 +127,11 @@ pub fn look_up(key: &Key) -> Option<Known> {
     undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).get(key.as_slice()).cloned())
 }
 
+/// The state of the table, to be read before what a key is made of: what changes afterwards makes the call one of before.
+pub fn generation() -> u64 {
+    GENERATION.load(Relaxed)
+}
+
 /// Forgets everything: evidence or circumstances have changed.
 pub fn clear() {
     let forgotten = undisturbed(|| {
@@ -146,8 +151,9 @@ pub fn len() -> usize {
 pub struct Miss(Option<Waiting>);
 
 impl Miss {
-    pub fn of(key: Option<&Key>) -> Miss {
-        let waiting = key.map(|key| Waiting { key: key.as_slice().into(), generation: GENERATION.load(Relaxed) });
+    /// `generation` is what [`generation`] gave before the settings in the key were read.
+    pub fn of(key: Option<&Key>, generation: u64) -> Miss {
+        let waiting = key.map(|key| Waiting { key: key.as_slice().into(), generation });
         Miss(WAITING.replace(waiting))
     }
 }

@@ -84,7 +84,7 @@ impl Executor {
                 Stop::Memory(AccessFault { address: *address, is_read_only: false })
             }
             FaultKind::ReadOnly { address, .. } => Stop::Memory(AccessFault { address: *address, is_read_only: true }),
-            FaultKind::Hazard { .. } | FaultKind::Wait { .. } | FaultKind::Race { .. } => Stop::Hazard,
+            FaultKind::Hazard { .. } | FaultKind::Wait { .. } | FaultKind::Race(_) => Stop::Hazard,
             FaultKind::Local { .. } | FaultKind::Private { .. } => Stop::Aperture,
             _ => Stop::IllegalInstruction,
         };

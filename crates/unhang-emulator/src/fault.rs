@@ -17,6 +17,27 @@ pub struct Fault {
     pub instruction: String,
 }
 
+/// Two waves of a workgroup that touch the same bytes with nothing between that orders them.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error(
+    "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, with neither a \
+     barrier nor atomics between"
+)]
+pub struct Race {
+    /// LDS or global memory, with the word's address.
+    pub place: String,
+    /// The wave that was seen last, by its number in the workgroup.
+    pub wave: u32,
+    /// What it does: reads, writes or updates.
+    pub deed: &'static str,
+    /// The wave that was seen first.
+    pub other_wave: u32,
+    /// What it does.
+    pub other_deed: &'static str,
+    /// Bytes from its instruction to the other's.
+    pub distance: i64,
+}
+
 /// What can stop a wave.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum FaultKind {
@@ -80,24 +101,8 @@ pub enum FaultKind {
         distance: i64,
     },
     /// Two waves touch the same bytes with nothing between that orders them.
-    #[error(
-        "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, with neither a \
-         barrier nor atomics between"
-    )]
-    Race {
-        /// LDS or global memory, with the word's address.
-        place: String,
-        /// The wave that was seen last, by its number in the workgroup, and what it does.
-        wave: u32,
-        /// Reads, writes or updates.
-        deed: &'static str,
-        /// The wave that was seen first.
-        other_wave: u32,
-        /// What it does.
-        other_deed: &'static str,
-        /// Bytes from its instruction to this one.
-        distance: i64,
-    },
+    #[error(transparent)]
+    Race(Box<Race>),
     /// The kernel gives up: `abort()`, or an assertion that does not hold.
     #[error("trap {number}: the kernel has aborted")]
     Trap {

@@ -67,7 +67,7 @@ mod wave64;
 
 pub use counts::{Counts, Unit};
 pub use dispatch::{Packet, Scratch};
-pub use fault::{Fault, FaultKind};
+pub use fault::{Fault, FaultKind, Race};
 pub use machine::{Dispatch, Machine, Mode, Object, Perturbation, kernel_name};
 pub use memory::{HostRegion, Memory};
 pub use observe::{Follow, Moment, Observer};

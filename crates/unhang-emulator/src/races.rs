@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 
-use crate::FaultKind;
+use crate::{FaultKind, Race};
 
 /// Waves of a workgroup: 1024 work-items in waves of 32.
 const WAVES: usize = 32;
@@ -121,14 +121,14 @@ impl Races {
                     Where::Local(address) => format!("LDS at {address:#x}"),
                     Where::Global(address) => format!("global memory at {address:#x}"),
                 };
-                return Err(FaultKind::Race {
+                return Err(FaultKind::Race(Box::new(Race {
                     place,
                     wave: wave as u32,
                     deed: deed.name(),
                     other_wave: other as u32,
                     other_deed: record.deed.name(),
                     distance: self.instruction.wrapping_sub(record.instruction) as i64,
-                });
+                })));
             }
         }
         // What is known, and not stronger than this access, will not be raced with before this one is.

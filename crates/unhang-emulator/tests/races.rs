@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Arguments, numbers};
-use unhang_emulator::{Dispatch, Fault, FaultKind, Machine, Mode};
+use unhang_emulator::{Dispatch, Fault, FaultKind, Machine, Mode, Race};
 use unhang_isa::Chip;
 
 const KERNELS: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
@@ -43,7 +43,8 @@ fn a_barrier_that_is_taken_out_is_missed() {
         match sum(&object, true) {
             // A barrier of another kernel.
             Ok(_) => {}
-            Err(Fault { kind: FaultKind::Race { place, wave, other_wave, .. }, kernel, .. }) => {
+            Err(Fault { kind: FaultKind::Race(race), kernel, .. }) => {
+                let Race { place, wave, other_wave, .. } = *race;
                 assert!(place.starts_with("LDS at 0x") && wave != other_wave && kernel == "block_sum", "{place}");
                 found += 1;
             }

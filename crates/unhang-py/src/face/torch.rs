@@ -218,6 +218,18 @@ pub fn loaded(name: &str) -> Option<Library> {
     unsafe { Library::open(Some(name), RTLD_NOW | ONLY_LOADED) }.ok()
 }
 
+/// Whether what unwinds our frames is what unwinds torch's: an exception of torch's that passes through them asks both. A linker that
+/// puts an unwinder of its own into this library makes two, and the first exception ends the process.
+fn shares_the_unwinder(library: &Library) -> bool {
+    unsafe extern "C" {
+        fn _Unwind_GetLanguageSpecificData(context: *mut c_void) -> *const c_void;
+    }
+    let ours = _Unwind_GetLanguageSpecificData as *const () as usize;
+    // SAFETY: the address alone is used. It is looked for in torch and in what torch is linked to.
+    let torchs = unsafe { library.get::<*const ()>(b"_Unwind_GetLanguageSpecificData") };
+    torchs.is_ok_and(|torchs| *torchs as usize == ours)
+}
+
 impl Torch {
     /// Finds the functions of the torch that is loaded; or why calls have to go through Python.
     pub fn find() -> Result<Torch, String> {
@@ -226,6 +238,9 @@ impl Torch {
         }
         let library = loaded("libtorch_cpu.so").ok_or("libtorch_cpu.so is not loaded")?;
         let functions = Functions::find(&library)?;
+        if !shares_the_unwinder(&library) {
+            return Err("exceptions are unwound by different libraries in torch and in this package".to_owned());
+        }
         // SAFETY: the signature that torch's header gives.
         let newer = unsafe { library.get::<unsafe extern "C" fn(*mut u64) -> Code>(b"torch_delete_stable_ivalue") };
         let delete_optional = match newer {

@@ -167,6 +167,14 @@ fn an_engine_that_fails_is_a_status_and_not_a_crash() {
 }
 
 #[test]
+fn a_device_that_has_failed_for_everybody_is_held_against_no_engine() {
+    let mut run = Run::default();
+    run.variables.push(("STAND_IN_COPIES_FAIL", "719"));
+    let said = run.assert_right(&["libtorch_like.so", "failing"]);
+    assert!(said.contains("the device cannot compute") && !said.contains("failed on"), "{said}");
+}
+
+#[test]
 fn a_library_that_lacks_a_getter_is_not_asked_by_it() {
     let said = Run::default().assert_right(&["old/libtorch_like.so", "refused"]);
     assert!(said.contains("refused"), "{said}");

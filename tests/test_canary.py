@@ -61,5 +61,9 @@ def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_what_a_model_rests_on_besides_convolutions_is_tried_too(trial: str) -> None:
     assert ask(trial)[1]["verdict"] == "unsupported"
     answer = ask(trial, "--rehearsed")[1]
+    if trial == "half" and not hasattr(torch, "compile"):
+        # Torch 1.13 has no such kernels for the CPU, which plays the card here; that is an answer too.
+        assert (answer["verdict"], "not implemented for 'Half'" in answer["detail"]) == ("error", True)
+        return
     assert (answer["verdict"], "rehearsed on the CPU" in answer["detail"]) == ("works", True)
     assert ask(trial, "--rehearsed", UNHANG_REHEARSE_CANARY="wrong")[1]["verdict"] == "wrong"

@@ -21,8 +21,8 @@ struct Line<'a> {
 /// Prints every object, and checks that its bytes are the ones that were listed.
 pub fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let folder = folder.or_else(find).context(
-        "no kernels came with this installation: it was built without clang 15, and every kernel is compiled at run time\n\
-         hint: name their folder with --folder, or install a released wheel",
+        "no kernels were found beside this program or in its package; every kernel is compiled at run time then\n\
+         hint: name their folder with --folder (python/unhang/kernels in a source tree), or install a wheel that was built with clang 15",
     )?;
     let shipped = Shipped::open(&folder).context("hint: reinstall the package")?;
     let lines: Vec<Line<'_>> =

@@ -16,6 +16,7 @@ mod evidence;
 pub mod exchange;
 mod home;
 mod process;
+mod quarantine;
 mod queue;
 mod record;
 mod rows;
@@ -25,5 +26,6 @@ pub mod time;
 
 pub use evidence::{Evidence, Finding, Realm, Standing};
 pub use home::home;
+pub use quarantine::quarantined;
 pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
 pub use store::Store;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
 use unhang_gpu::strided;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
@@ -88,16 +88,6 @@ fn settings() -> ProcessSettings {
     settings
 }
 
-/// Pairs such as `miopen@forward:f32:…`: what `unhang run` saw hang before it started this process again.
-fn quarantined() -> Vec<(EngineName, Problem)> {
-    let text = std::env::var("UNHANG_QUARANTINE").unwrap_or_default();
-    let pair = |entry: &str| {
-        let (engine, key) = entry.split_once('@')?;
-        Some((engine.parse().ok()?, key.parse().ok()?))
-    };
-    text.split_whitespace().filter_map(pair).collect()
-}
-
 /// The library and the runtime below it, as `unhang probe` names them.
 fn software(real: &Real) -> String {
     let (mut major, mut minor, mut patch, mut runtime) = (0, 0, 0, 0);
@@ -136,7 +126,7 @@ impl Process {
         }
         let fingerprint = machine.fingerprint(Some(&software(real)));
         let mut evidence = Evidence::load(&store, &fingerprint);
-        for (engine, problem) in quarantined() {
+        for (engine, problem) in quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()) {
             let record = Record::new(problem, engine, &fingerprint, Verdict::Hangs, Source::Run);
             evidence.learn(record.with_detail("hung in this run, before it was started again"));
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, Source, Store, time};
+use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
 use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
@@ -277,7 +277,7 @@ impl PyPlanner {
             machine: fingerprint,
             evidence: RwLock::new(evidence),
             rehearsed: OnceLock::new(),
-            quarantine: quarantined(),
+            quarantine: quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()),
         };
         planner.quarantine_in(&planner.evidence, Source::Run);
         planner
@@ -383,16 +383,6 @@ impl PyPlanner {
             }
         }
     }
-}
-
-/// Pairs such as `aten@forward:f32:…`, separated by spaces; what cannot be read is left out.
-fn quarantined() -> Vec<(EngineName, Problem)> {
-    let text = std::env::var("UNHANG_QUARANTINE").unwrap_or_default();
-    let pair = |entry: &str| {
-        let (engine, key) = entry.split_once('@')?;
-        Some((engine.parse().ok()?, key.parse().ok()?))
-    };
-    text.split_whitespace().filter_map(pair).collect()
 }
 
 /// Which engine computes a convolution, and why.

@@ -10,6 +10,7 @@ best instructions and AVX2 forced on both sides, and forward against onnxruntime
     python tools/bench-cpu/bench.py --setup --markdown build/bench-cpu.md     everything (an hour on two quiet cores)
     python tools/bench-cpu/bench.py --quick --markdown build/bench-cpu.md     a selection of layers (minutes)
     python tools/bench-cpu/bench.py --batch 1 --threads 1 --isa best          one setting, all layers
+    python tools/bench-cpu/bench.py --table more --against torch              the second table of layers
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def run_setting(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     engine = load_engine(arguments.library)
     library = load_others(arguments.others) if arguments.others and arguments.others.exists() else None
     wanted = arguments.layers.split(",") if arguments.layers else QUICK if arguments.quick else [""]
-    chosen = [layer for layer in layers(arguments.batch) if any(word in layer.name for word in wanted)]
+    chosen = [layer for layer in layers(arguments.table, arguments.batch) if any(word in layer.name for word in wanted)]
     records = []
     torch.set_grad_enabled(False)
     for layer in chosen:
@@ -142,7 +143,7 @@ def run_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for setting in settings(arguments):
         print(f"\n== {setting}", file=sys.stderr)
         command = [sys.executable, str(Path(__file__)), "--one", "--library", str(library)]
-        for name in ("rounds", "at_least", "layers", "packages"):
+        for name in ("rounds", "at_least", "table", "layers", "packages"):
             command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         command += ["--quick"] if arguments.quick else []
         command += ["--others", str(arguments.others)] if arguments.others else []
@@ -170,6 +171,7 @@ def main() -> None:
     parser.add_argument("--against", choices=["torch", "others"], default="others", help="torch: no other engines")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=0.02, help="seconds of each timing")
+    parser.add_argument("--table", choices=["layers", "more"], default="layers", help="which table of layers")
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")
     parser.add_argument("--directions", default="forward,backward-data,backward-weights")
     parser.add_argument("--layouts", default="nchw,nhwc")

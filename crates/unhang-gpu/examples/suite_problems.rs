@@ -6,7 +6,7 @@
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_suite::{Tolerance, any_problem, layers};
+use unhang_suite::{Tolerance, any_problem, layers, more_layers};
 
 /// Filters of 3×3 and 5×5 with stride 1, for which chance finds few: Winograd's.
 fn square(index: usize) -> Specification {
@@ -63,9 +63,7 @@ fn main() {
             }
         }
     }
-    let more =
-        unhang_conv::table::parse(include_str!("../../../tools/gpu-bench/more_layers.tsv")).expect("a layer table");
-    for (kind, table) in [("layer", layers()), ("more", more)] {
+    for (kind, table) in [("layer", layers()), ("more", more_layers())] {
         for layer in table {
             for direction in Direction::ALL {
                 println!("{kind}\t{}\t{}", layer.name, layer.problem.with_direction(direction));

@@ -21,3 +21,9 @@ use unhang_conv::table::{self, Layer};
 pub fn layers() -> Vec<Layer> {
     table::parse(include_str!("../layers.tsv")).expect("the built-in layer table reads")
 }
+
+/// A second table: the families of networks that the first lacks (grouped, patch-like, dilated, long and thin filters,
+/// large depthwise ones), so that no engine is tuned to one table alone.
+pub fn more_layers() -> Vec<Layer> {
+    table::parse(include_str!("../more_layers.tsv")).expect("the second layer table reads")
+}

@@ -96,6 +96,8 @@ pub(crate) struct Launch<'a> {
     pub fast: bool,
     /// Whether accesses of two waves to the same bytes are looked at.
     pub races: bool,
+    /// The numbers of the workgroups that are run, if not all are.
+    pub only: Option<&'a [u64]>,
     /// Who sees each instruction.
     pub observer: Option<&'a dyn Observer>,
     /// The function in which an address lies, by name, with its start: for faults.
@@ -159,7 +161,8 @@ impl Launch<'_> {
     pub fn run(&self) -> Result<Counts, Fault> {
         let start = self.packet.kernel_object.wrapping_add(self.descriptor.entry_offset as u64);
         self.check().map_err(|kind| self.fault(kind, start, String::new()))?;
-        let count: u64 = self.workgroups().iter().product();
+        let all: u64 = self.workgroups().iter().product();
+        let count = self.only.map_or(all, |only| only.iter().filter(|&&number| number < all).count() as u64);
         let cores = || std::thread::available_parallelism().map_or(1, NonZero::get);
         let threads = match self.threads {
             _ if self.observer.is_some() => 1,
@@ -237,8 +240,9 @@ impl Launch<'_> {
         lock().counts += counts;
     }
 
-    /// The place of a workgroup in the grid.
+    /// The place of a workgroup in the grid, by its number among those that are run.
     fn place_of(&self, number: u64) -> [u32; 3] {
+        let number = self.only.map_or(number, |only| only[number as usize]);
         let [x, y, _] = self.workgroups();
         [number % x, number / x % y, number / (x * y)].map(|place| place as u32)
     }

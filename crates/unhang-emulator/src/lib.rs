@@ -70,4 +70,5 @@ pub use dispatch::{Packet, Scratch};
 pub use fault::{Fault, FaultKind, Race};
 pub use machine::{Dispatch, Machine, Mode, Object, Perturbation, kernel_name};
 pub use memory::{HostRegion, Memory};
-pub use observe::{Follow, Moment, Observer};
+pub use observe::{Follow, Moment, Observer, Space, Touched, VectorOperands};
+pub use unhang_objects::metadata::{ArgumentMetadata, KernelMetadata};

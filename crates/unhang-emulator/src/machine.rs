@@ -74,6 +74,9 @@ pub struct Machine {
     /// Whether a kernel stops where two waves of a workgroup touch the same bytes of LDS or of global memory with neither a
     /// barrier nor atomics between them. Slow.
     pub races: bool,
+    /// The numbers of the workgroups that are run, in the order of the grid, x first; all if none are named. The results of the others stay
+    /// unwritten: for whoever counts.
+    pub only: Option<Vec<u64>>,
     /// Who sees each instruction before it is executed. Slow, on one thread.
     pub observer: Option<Arc<dyn Observer>>,
     objects: Vec<LoadedObject>,
@@ -96,6 +99,7 @@ impl Machine {
             threads: 0,
             fast: true,
             races: false,
+            only: None,
             observer: None,
             objects: Vec::new(),
             cache: CodeCache::default(),
@@ -227,7 +231,7 @@ impl Machine {
         name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
     ) -> Launch<'a> {
         let &Machine { mode, budget, perturbation, threads, races, .. } = self;
-        let observer = self.observer.as_deref();
+        let (only, observer) = (self.only.as_deref(), self.observer.as_deref());
         // What is noted for each instruction is noted on the plain path.
         let fast = self.fast && !races && observer.is_none();
         Launch {
@@ -242,6 +246,7 @@ impl Machine {
             threads,
             fast,
             races,
+            only,
             observer,
             name,
         }

@@ -2,11 +2,11 @@
 
 use unhang_isa::{Field, Format, Instruction};
 
-use crate::FaultKind;
 use crate::access::{Access, Comparison, Part};
 use crate::memory::Window;
 use crate::races::{Deed, Races, Where};
 use crate::wave::{LANES, Wave};
+use crate::{FaultKind, Space};
 
 /// The memory of a workgroup beside the registers.
 pub(crate) struct Surroundings<'a> {
@@ -307,6 +307,29 @@ impl Wave {
         (0..LANES).any(|lane| self.exec() >> lane & 1 == 1 && addresses[lane].wrapping_add(offset) % size != 0)
     }
 
+    /// Where a scalar load reads, and how far that is from its base.
+    pub fn scalar_address(&self, instruction: &Instruction) -> (u64, u64) {
+        let base = instruction.bits(0, 6) as u8 * 2;
+        let offset = (((instruction.second_word() << 11) as i32) >> 11) as i64;
+        let register = self.scalar(instruction.high_bits(25, 7) as u8) as u64;
+        let buffer = instruction.definition.mnemonic.starts_with("s_buffer");
+        let start = if buffer { self.scalar64(base) & 0xffff_ffff_ffff } else { self.scalar64(base) };
+        let relative = (offset as u64).wrapping_add(register);
+        (start.wrapping_add(relative) & !3, relative)
+    }
+
+    /// In which memory, and where in it, a lane's access of so many bytes begins; nothing past the end of a buffer, or where
+    /// it is a fault.
+    pub fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
+        let target = self.target(instruction, lane).ok()?;
+        let space = match target {
+            Target::Local(_) => Space::Local,
+            Target::Private { .. } => Space::Private,
+            Target::Global(_) | Target::Buffer { .. } => Space::Global,
+        };
+        Some((space, target.global(bytes)?))
+    }
+
     fn scalar_load(
         &mut self,
         instruction: &Instruction,
@@ -314,12 +337,8 @@ impl Wave {
         around: &mut Surroundings<'_>,
     ) -> Result<(), FaultKind> {
         let base = instruction.bits(0, 6) as u8 * 2;
-        let offset = (((instruction.second_word() << 11) as i32) >> 11) as i64;
-        let register = self.scalar(instruction.high_bits(25, 7) as u8) as u64;
         let buffer = instruction.definition.mnemonic.starts_with("s_buffer");
-        let start = if buffer { self.scalar64(base) & 0xffff_ffff_ffff } else { self.scalar64(base) };
-        let relative = (offset as u64).wrapping_add(register);
-        let address = start.wrapping_add(relative) & !3;
+        let (address, relative) = self.scalar_address(instruction);
         let destination = Wave::destination(instruction, Field::Destination).unwrap_or(125);
         for word in 0..count {
             let limit = if buffer { self.scalar(base + 2) as u64 } else { u64::MAX };

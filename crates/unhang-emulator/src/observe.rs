@@ -1,8 +1,11 @@
 //! Watching a kernel instruction by instruction: for traces, breakpoints and counts.
 
-use unhang_isa::Instruction;
+use unhang_isa::{Format, Instruction};
 
-use crate::wave::{M0, VCC, Wave};
+use crate::access::Access;
+use crate::semantics::Semantics;
+use crate::waits::Touch;
+use crate::wave::{LANES, M0, VCC, Wave};
 
 /// Sees each instruction before it is executed. Waves of a launch that is watched run one after the other, slowly.
 pub trait Observer: Send + Sync {
@@ -17,11 +20,51 @@ pub enum Follow {
     On,
     /// No: the launch ends with [`FaultKind::Stopped`](crate::FaultKind::Stopped).
     Stop,
+    /// The wave ends before this instruction; the others go on.
+    EndWave,
+}
+
+/// Which memory an instruction touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// The local data share.
+    Local,
+    /// Global memory, by vector instructions.
+    Global,
+    /// A lane's own memory. Its addresses are those in global memory.
+    Private,
+    /// Global memory, by scalar loads.
+    Scalar,
+}
+
+/// What an instruction is about to do to memory, lane by lane.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Touched {
+    /// Which memory.
+    pub space: Space,
+    /// Whether it writes: stores and atomics.
+    pub writes: bool,
+    /// Whether it is atomic.
+    pub atomic: bool,
+    /// Bytes at each address.
+    pub bytes: u32,
+    /// Where, in the order of the lanes that are on; two for each lane where an instruction names two places.
+    pub addresses: Vec<u64>,
+}
+
+/// The vector registers that an instruction names, a bit for each of the 256.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VectorOperands {
+    /// Those that it reads.
+    pub reads: [u64; 4],
+    /// Those that it writes, now or when its load arrives.
+    pub writes: [u64; 4],
 }
 
 /// A wave before an instruction.
 pub struct Moment<'a> {
     pub(crate) wave: &'a Wave,
+    pub(crate) semantics: &'a Semantics,
     /// The instruction.
     pub instruction: &'a Instruction,
     /// Its address.
@@ -81,5 +124,50 @@ impl Moment<'_> {
         let halves = if self.wave.wave64 { 2 } else { 1 };
         let rows = (0..halves).filter(|_| register < self.wave.registers);
         rows.flat_map(|half| self.wave.vectors[half * self.wave.registers + register]).collect()
+    }
+
+    /// The vector registers that the instruction names.
+    pub fn vector_operands(&self) -> VectorOperands {
+        let (reads, writes) = Touch::registers(self.instruction, self.semantics);
+        VectorOperands { reads: reads.words(), writes: writes.words() }
+    }
+
+    /// What the instruction is about to do to memory; nothing for what touches none. Of a wave of 64 lanes, the lower half.
+    pub fn touched(&self) -> Option<Touched> {
+        let Semantics::Memory(access) = *self.semantics else { return None };
+        let (bytes, writes, atomic) = match access {
+            Access::ScalarLoad { count } => {
+                let addresses = vec![self.wave.scalar_address(self.instruction).0];
+                let bytes = count as u32 * 4;
+                return Some(Touched { space: Space::Scalar, writes: false, atomic: false, bytes, addresses });
+            }
+            Access::Load { count, part } => (count as u32 * part.size(), false, false),
+            Access::Store { count, part } => (count as u32 * part.size(), true, false),
+            Access::LoadTwo { count, .. } => (count as u32 * 4, false, false),
+            Access::StoreTwo { count, .. } => (count as u32 * 4, true, false),
+            Access::Atomic { wide, .. } => (4 + 4 * wide as u32, true, true),
+            Access::Nothing | Access::Clock | Access::Swizzle | Access::Permute { .. } => return None,
+        };
+        let exec = self.wave.exec();
+        let lanes = (0..LANES).filter(|lane| exec >> lane & 1 == 1);
+        let (mut space, mut addresses) = (Space::Global, Vec::with_capacity(LANES));
+        for lane in lanes {
+            match access {
+                Access::LoadTwo { stride, .. } | Access::StoreTwo { stride, .. } => {
+                    let base = self.wave.vector_lane(self.instruction.high_bits(0, 8) as usize, lane);
+                    let offsets = [0, 8].map(|low| self.instruction.bits(low, 8) * stride);
+                    addresses.extend(offsets.map(|offset| base.wrapping_add(offset) as u64));
+                }
+                // A lane whose access is a fault is found when the instruction is executed.
+                _ => addresses.extend(self.wave.place(self.instruction, lane, bytes).map(|(found, address)| {
+                    space = found;
+                    address
+                })),
+            }
+        }
+        if self.instruction.format() == Format::Ds {
+            space = Space::Local;
+        }
+        Some(Touched { space, writes, atomic, bytes, addresses })
     }
 }

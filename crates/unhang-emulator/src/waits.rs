@@ -23,6 +23,11 @@ impl VectorSet {
         VectorSet(std::array::from_fn(|part| self.0[part] | other.0[part]))
     }
 
+    /// A bit for each register.
+    pub fn words(&self) -> [u64; 4] {
+        self.0
+    }
+
     /// Adds up to 16 registers.
     #[inline(always)]
     fn add(&mut self, first: u8, count: u8) {
@@ -94,7 +99,7 @@ impl Touch {
     }
 
     /// The registers that it reads, and those that it writes.
-    fn registers(instruction: &Instruction, semantics: &Semantics) -> (VectorSet, VectorSet) {
+    pub fn registers(instruction: &Instruction, semantics: &Semantics) -> (VectorSet, VectorSet) {
         let flight = flight(instruction, semantics);
         let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
         let format = instruction.format();

@@ -125,9 +125,11 @@ fn step(
     let index = wave.index as usize;
     if let Some(observer) = launch.observer {
         let (instruction, address) = (&function.instructions[index], function.addresses[index]);
-        let moment = Moment { wave, instruction, address, entry: wave.entry };
-        if observer.before(&moment) == Follow::Stop {
-            return Err(FaultKind::Stopped);
+        let moment = Moment { wave, semantics: &function.semantics[index], instruction, address, entry: wave.entry };
+        match observer.before(&moment) {
+            Follow::On => {}
+            Follow::Stop => return Err(FaultKind::Stopped),
+            Follow::EndWave => return Ok(Next::End),
         }
     }
     if let Some(races) = around.races.as_deref_mut() {

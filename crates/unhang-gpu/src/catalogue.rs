@@ -40,6 +40,19 @@ pub fn select(layers: &[Layer], device: &Device, workspace_limit: u64) -> Vec<Se
         .collect()
 }
 
+/// Of each kernel family and direction, the selection that takes longest by the model.
+pub fn longest_of_each_family(selections: Vec<Selection>) -> Vec<Selection> {
+    let mut longest: BTreeMap<(&'static str, &'static str), Selection> = BTreeMap::new();
+    for selection in selections {
+        let key = (selection.candidate.choice.family(), selection.problem.direction().name());
+        let known = longest.get(&key).map_or(f64::NEG_INFINITY, |known| known.candidate.seconds);
+        if selection.candidate.seconds > known {
+            longest.insert(key, selection);
+        }
+    }
+    longest.into_values().collect()
+}
+
 /// A compiled kernel with its figures.
 #[derive(Debug, Clone)]
 pub struct Entry {

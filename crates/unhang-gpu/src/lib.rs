@@ -9,6 +9,7 @@
 //! * [`cache`]: compiled objects on disk;
 //! * [`shipped`]: the general kernels that come with the package, and how they are made;
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
+//! * `predict` (with the emulated card): what a plan would take on an RDNA1 card, from its kernels' own instructions;
 //! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
 //!
@@ -31,6 +32,8 @@ pub mod model;
 pub mod object;
 pub mod plan;
 mod plan_parts;
+#[cfg(feature = "emulated")]
+pub mod predict;
 pub mod shapes;
 pub mod shipped;
 pub mod sources;

@@ -19,9 +19,13 @@ fn unhang() -> Command {
 
 /// Runs `kernels list`; `None` where there is no hiprtc.
 fn list(arguments: &[&str]) -> Option<Value> {
+    list_of(LAYERS, arguments)
+}
+
+fn list_of(layers: &str, arguments: &[&str]) -> Option<Value> {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("layers.tsv");
-    std::fs::write(&file, LAYERS).unwrap();
+    std::fs::write(&file, layers).unwrap();
     let output = unhang().args(["kernels", "list", "--json", "--layers"]).arg(&file).args(arguments).output().unwrap();
     let talk = String::from_utf8_lossy(&output.stderr);
     if talk.contains("no run-time compiler") || talk.contains("run-time compiler cannot be used") {
@@ -111,4 +115,26 @@ fn progress_moves_on_a_terminal_and_is_silent_elsewhere_when_it_is_quick() {
     let all = numbers.last().unwrap_or_else(|| panic!("no moving line in {shown:?}")).1;
     assert!(all >= 2, "{shown:?}");
     assert!(numbers.is_sorted() && numbers.last() == Some(&(all, all)), "{numbers:?}");
+}
+
+#[test]
+fn predictions_name_their_ground_the_cards_and_what_bounds_each_kernel() {
+    // A small one: what it takes to sample kernels does not depend on the layer.
+    let Some(report) = list_of(LAYERS.lines().nth(1).unwrap(), &["--predict"]) else { return };
+    assert!(report["ground"].as_str().unwrap().contains("not measured"));
+    let names: Vec<&str> = report["cards"].as_array().unwrap().iter().map(|it| it["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["RX 5600 XT", "RX 5700 XT"]);
+    assert!(report["figures"].as_array().unwrap().iter().all(|it| !it["source"].as_str().unwrap().is_empty()));
+    let rows = report["predictions"].as_array().unwrap();
+    assert_eq!(rows.len(), 3, "every layer of the table in every direction");
+    for row in rows {
+        let [slower, faster] = [0, 1].map(|card| row["cards"][card]["milliseconds"].as_f64().unwrap());
+        assert!(faster > 0.0 && faster <= slower * 1.02, "{row}");
+        for launch in row["launches"].as_array().unwrap() {
+            let busy = &launch["predictions"][0]["busy"];
+            for part in ["vector", "local", "l2", "memory"] {
+                assert!((0.0..=1.001).contains(&busy[part].as_f64().unwrap()), "{part} in {launch}");
+            }
+        }
+    }
 }

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use unhang_conv::Problem;
-use unhang_emulator::{Counts, Dispatch, Machine, Mode, Object, Perturbation};
+use unhang_emulator::{ArgumentMetadata, Counts, Dispatch, Machine, Mode, Object, Perturbation};
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported, bf16, f16};
 use unhang_isa::Chip;
 
@@ -103,8 +103,39 @@ impl Emulated {
     }
 }
 
+/// Whether the caller gives an argument, and not the runtime.
+fn is_given(argument: &ArgumentMetadata) -> bool {
+    !argument.kind.starts_with("hidden_")
+}
+
+fn miscounted(entry: &str, takes: usize, given: usize) -> DriverError {
+    let meaning = format!("{entry} takes {takes} arguments and was given {given}");
+    DriverError::Call { call: "launch", code: 1, meaning }
+}
+
+/// The arguments of a kernel as they lie in memory, each where the kernel declares it.
+pub(crate) fn pack_arguments(
+    machine: &Machine,
+    object: Object,
+    entry: &str,
+    given: &[&[u8]],
+) -> Result<Vec<u8>, DriverError> {
+    let metadata = machine.metadata(object, entry);
+    let declared = metadata.into_iter().flat_map(|metadata| &metadata.arguments);
+    let declared: Vec<_> = declared.filter(|argument| is_given(argument)).collect();
+    if declared.len() != given.len() {
+        return Err(miscounted(entry, declared.len(), given.len()));
+    }
+    let mut bytes = Vec::new();
+    for (argument, given) in declared.iter().zip(given) {
+        bytes.resize(argument.offset as usize, 0);
+        bytes.extend_from_slice(given);
+    }
+    Ok(bytes)
+}
+
 /// The codes are those of HIP where there is one for it.
-fn failed(call: &'static str, fault: &impl std::fmt::Display) -> DriverError {
+pub(crate) fn failed(call: &'static str, fault: &impl std::fmt::Display) -> DriverError {
     DriverError::Call { call, code: 719, meaning: fault.to_string() }
 }
 
@@ -148,20 +179,19 @@ impl Driver for Emulated {
             meaning: "no such function".into(),
         })?;
         let metadata = state.machine.metadata(*object, entry);
-        let declared = metadata.into_iter().flat_map(|metadata| &metadata.arguments);
-        let declared: Vec<_> = declared.filter(|argument| !argument.kind.starts_with("hidden_")).collect();
-        if declared.len() != arguments.len() {
-            let meaning = format!("{entry} takes {} arguments and was given {}", declared.len(), arguments.len());
-            return Err(DriverError::Call { call: "launch", code: 1, meaning });
+        let kinds = metadata.into_iter().flat_map(|metadata| &metadata.arguments);
+        let sizes: Vec<usize> =
+            kinds.filter(|argument| is_given(argument)).map(|argument| argument.size as usize).collect();
+        // SAFETY: the caller vouches that each argument is what the kernel declares, so it has that many bytes.
+        let given = arguments
+            .iter()
+            .zip(&sizes)
+            .map(|(argument, &size)| unsafe { std::slice::from_raw_parts(argument.cast_const().cast::<u8>(), size) });
+        let given: Vec<&[u8]> = given.collect();
+        if given.len() != arguments.len() {
+            return Err(miscounted(entry, sizes.len(), arguments.len()));
         }
-        let mut bytes = Vec::new();
-        for (argument, &given) in declared.iter().zip(arguments.iter()) {
-            bytes.resize(argument.offset as usize, 0);
-            // SAFETY: the caller vouches that each argument is what the kernel declares, so it has that many bytes.
-            bytes.extend_from_slice(unsafe {
-                std::slice::from_raw_parts(given.cast_const().cast::<u8>(), argument.size as usize)
-            });
-        }
+        let bytes = pack_arguments(&state.machine, *object, entry, &given)?;
         let dispatch = Dispatch {
             kernel: entry,
             workgroups: grid,

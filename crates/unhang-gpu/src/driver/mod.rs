@@ -2,7 +2,7 @@
 
 mod cuda;
 #[cfg(feature = "emulated")]
-mod emulated;
+pub(crate) mod emulated;
 mod events;
 mod hip;
 pub(crate) mod hip_runtime;

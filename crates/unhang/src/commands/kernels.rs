@@ -1,5 +1,6 @@
 //! `unhang kernels`: our kernels for a chip, compiled here and now, without the chip.
 
+mod predict;
 mod shipped;
 
 use std::path::PathBuf;
@@ -32,6 +33,7 @@ Examples:
   unhang kernels list --arch gfx1010
   unhang kernels list --arch gfx1010 --reported-as gfx1030 --json
   unhang kernels list --shipped
+  unhang kernels list --predict
   unhang kernels warm --arch gfx1010 --layers my-model.tsv
   unhang kernels warm --seen --python ~/venv/bin/python
 
@@ -61,6 +63,10 @@ struct List {
     /// The folder of the package's kernels, where it is not beside the program.
     #[arg(long, value_name = "DIR", requires = "shipped")]
     folder: Option<PathBuf>,
+    /// Predict instead what the kernels would take on an RX 5600 XT and an RX 5700 XT, from the instructions that some of their
+    /// workgroups execute on the emulator: the longest layer of each family and direction, or every layer of --layers. Minutes.
+    #[arg(long, conflicts_with_all = ["shipped", "arch", "reported_as"])]
+    predict: bool,
 }
 
 #[derive(Args)]
@@ -130,6 +136,7 @@ impl Kernels {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::List(list) if list.shipped => shipped::list(list.folder, list.selected.json),
+            Action::List(list) if list.predict => list.selected.predict(),
             Action::List(list) => list.selected.list(),
             Action::Warm(warm) if warm.seen => warm.run_seen(),
             Action::Warm(warm) => warm.selected.warm(),
@@ -167,15 +174,26 @@ impl Selected {
         table::parse(&text).with_context(|| format!("{from} is not a layer table"))
     }
 
+    fn select(&self) -> anyhow::Result<Vec<Selection>> {
+        Ok(catalogue::select(&self.read_layers()?, &Device::rx_5600_xt(), WORKSPACE_LIMIT))
+    }
+
     fn compile(&self, cache: Option<&Cache>) -> anyhow::Result<(String, Vec<Selection>, Vec<Entry>)> {
-        let selections = catalogue::select(&self.read_layers()?, &Device::rx_5600_xt(), WORKSPACE_LIMIT);
-        let compiler = Hiprtc::find()
-            .context("hint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; in a ROCm torch it is there")?;
+        let selections = self.select()?;
+        let compiler = find_compiler()?;
         let reported = self.reported_as.unwrap_or(self.arch);
         let progress = Progress::new(&format!("compiling for {}:", self.arch));
         let told = |done: usize, all: usize| progress.at(done, all);
         let entries = catalogue::compile(&selections, &compiler, self.arch, reported, cache, &told)?;
         Ok((compiler.version(), selections, entries))
+    }
+
+    fn predict(&self) -> anyhow::Result<ExitCode> {
+        let mut selections = self.select()?;
+        if self.layers.is_none() {
+            selections = catalogue::longest_of_each_family(selections);
+        }
+        predict::list(&selections, &find_compiler()?, self.json)
     }
 
     fn warm(&self) -> anyhow::Result<ExitCode> {
@@ -207,6 +225,11 @@ impl Selected {
         }
         Ok(if bad { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS })
     }
+}
+
+fn find_compiler() -> anyhow::Result<Hiprtc> {
+    Hiprtc::find()
+        .context("hint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; in a ROCm torch it is there")
 }
 
 fn report(entry: &Entry, arch: Chip, reported: Chip) -> KernelReport {

@@ -1,0 +1,193 @@
+//! `unhang kernels list --predict`: what our kernels would take on RDNA1 cards, from their own instructions.
+
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+use unhang_gpu::catalogue::Selection;
+use unhang_gpu::compiler::Compiler;
+use unhang_gpu::predict::{self, Launch, Objects};
+use unhang_model::{CARDS, Card, Figure, Prediction};
+
+use crate::commands::text::print_text;
+use crate::output::{self, Progress};
+
+/// The cards that are meant: those that people have most.
+const PREDICTED: [Card; 2] = [CARDS[0], CARDS[1]];
+
+#[derive(Serialize)]
+struct Report {
+    ground: &'static str,
+    compiler: String,
+    cards: Vec<CardReport>,
+    figures: Vec<FigureReport>,
+    predictions: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct CardReport {
+    name: &'static str,
+    compute_units: u32,
+    clock_hertz: f64,
+    bytes_per_second: f64,
+    l2_bytes: u64,
+    source: &'static str,
+}
+
+#[derive(Serialize)]
+struct FigureReport {
+    name: &'static str,
+    value: f64,
+    ground: &'static str,
+    source: &'static str,
+}
+
+#[derive(Serialize)]
+struct Row {
+    family: &'static str,
+    direction: String,
+    layer: String,
+    problem: String,
+    choice: String,
+    cards: Vec<Total>,
+    launches: Vec<LaunchReport>,
+}
+
+/// A plan on a card: all of its launches.
+#[derive(Serialize)]
+struct Total {
+    card: &'static str,
+    milliseconds: f64,
+    /// Operations of the convolution's definition a second, as a share of the card's peak. Winograd's do fewer.
+    share_of_peak: f64,
+    /// What bounds the launch that takes longest.
+    bound: String,
+    waves_per_simd: u32,
+}
+
+#[derive(Serialize)]
+struct LaunchReport {
+    kernel: String,
+    predictions: Vec<Prediction>,
+}
+
+/// Predicts what each selection would take, on all cores, and prints it.
+pub fn list(selections: &[Selection], compiler: &dyn Compiler, json: bool) -> anyhow::Result<ExitCode> {
+    let rows = rows(selections, compiler)?;
+    if json {
+        output::print_json(&report(rows, compiler.version()))?;
+    } else {
+        print(&rows, &compiler.version())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn rows(selections: &[Selection], compiler: &dyn Compiler) -> anyhow::Result<Vec<Row>> {
+    let progress = Progress::new("predicting:");
+    let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let found: Mutex<Vec<(usize, anyhow::Result<Row>)>> = Mutex::default();
+    let work = || {
+        while let Some((at, selection)) = {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            selections.get(at).map(|selection| (at, selection))
+        } {
+            let row = row(selection, compiler);
+            found.lock().unwrap_or_else(PoisonError::into_inner).push((at, row));
+            progress.at(done.fetch_add(1, Ordering::Relaxed) + 1, selections.len());
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from).min(selections.len().max(1));
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(work);
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.sort_by_key(|(at, _)| *at);
+    found.into_iter().map(|(_, row)| row).collect()
+}
+
+fn row(selection: &Selection, compiler: &dyn Compiler) -> anyhow::Result<Row> {
+    let Selection { layer, problem, candidate } = selection;
+    let objects = Objects { compiler, cache: None };
+    let launches = predict::predict(problem, &candidate.plan, &objects, &PREDICTED)?;
+    let cards = PREDICTED.iter().enumerate().map(|(place, card)| total(&launches, place, card, problem.flops()));
+    Ok(Row {
+        family: candidate.choice.family(),
+        direction: problem.direction().to_string(),
+        layer: layer.clone(),
+        problem: problem.to_string(),
+        choice: candidate.choice.to_string(),
+        cards: cards.collect(),
+        launches: launches
+            .into_iter()
+            .map(|Launch { kernel, predictions }| LaunchReport { kernel, predictions })
+            .collect(),
+    })
+}
+
+fn total(launches: &[Launch], place: usize, card: &Card, operations: f64) -> Total {
+    let seconds = predict::seconds(launches, place);
+    let longest = launches
+        .iter()
+        .map(|launch| &launch.predictions[place])
+        .max_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    Total {
+        card: card.name,
+        milliseconds: (seconds * 1e6).round() / 1e3,
+        share_of_peak: (operations / seconds / card.flops() * 1e3).round() / 1e3,
+        bound: longest.map_or_else(String::new, |longest| longest.bound.to_string()),
+        waves_per_simd: longest.map_or(0, |longest| longest.waves_per_simd),
+    }
+}
+
+const GROUND: &str =
+    "predicted from the instructions that the kernels execute; not measured: nobody here has the cards";
+
+fn report(predictions: Vec<Row>, compiler: String) -> Report {
+    let cards = PREDICTED.iter().map(|card| CardReport {
+        name: card.name,
+        compute_units: card.compute_units,
+        clock_hertz: card.clock,
+        bytes_per_second: card.bandwidth,
+        l2_bytes: card.l2_bytes,
+        source: card.source,
+    });
+    let figures = Figure::all().iter().map(|figure| FigureReport {
+        name: figure.name,
+        value: figure.value,
+        ground: figure.ground.name(),
+        source: figure.source,
+    });
+    Report { ground: GROUND, compiler, cards: cards.collect(), figures: figures.collect(), predictions }
+}
+
+fn print(rows: &[Row], compiler: &str) -> anyhow::Result<()> {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    let mut header = vec!["family", "direction", "layer", "choice"];
+    for card in &PREDICTED {
+        header.extend([card.name, "of peak", "bound"]);
+    }
+    header.push("waves/SIMD");
+    table.set_header(header);
+    for row in rows {
+        let mut cells = vec![row.family.to_owned(), row.direction.clone(), row.layer.clone(), row.choice.clone()];
+        for card in &row.cards {
+            let share = format!("{:.0} %", card.share_of_peak * 100.0);
+            cells.extend([format!("{:.3} ms", card.milliseconds), share, card.bound.clone()]);
+        }
+        cells.push(row.cards.first().map_or(0, |card| card.waves_per_simd).to_string());
+        table.add_row(cells);
+    }
+    for column in [4, 5, 7, 8, 10] {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    let heading =
+        format!("{GROUND}.\nOf peak: operations of the convolution's definition; Winograd's kernels do fewer.\n");
+    print_text(&format!("{heading}\n{table}\n\n{} predictions; {compiler}\n", rows.len()))
+}

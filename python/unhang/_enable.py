@@ -103,6 +103,7 @@ def _switch_on(current: _Enabled) -> None:
         _say_what_stays_unsafe(spoofed=state().machine.spoofed)
     for index in endangered:
         _canary.ensure("aten", index=index, rehearsed=rehearse)
+    for index in sorted({*endangered, *_amd_devices(devices)}):
         _canary.ensure_jit(index=index, rehearsed=rehearse)
     if endangered:
         for device in devices:
@@ -134,6 +135,14 @@ def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
     if "cuda" not in devices or not torch.cuda.is_available():
         return []
     return [index for index in range(torch.cuda.device_count()) if current.is_affected(index)]
+
+
+def _amd_devices(devices: tuple[str, ...]) -> list[int]:
+    """The GPUs of a torch for ROCm, affected or not: our kernels are compiled for every such chip, and were hardly ever seen
+    on one."""
+    if "cuda" not in devices or torch.version.hip is None or not torch.cuda.is_available():
+        return []
+    return list(range(torch.cuda.device_count()))
 
 
 def _say_what_stays_unsafe(*, spoofed: bool) -> None:

@@ -37,16 +37,29 @@ def _on_accelerator(index: int, *, rehearsed: bool) -> _core.Situation:
         affected=affected,
         spoofed=current.machine.spoofed,
         absent=absent,
-        canaries=_canary.known(index, rehearsed=rehearsed) if affected else [],
+        canaries=_canaries(index, affected=affected, rehearsed=rehearsed),
         families=_environment.solver_families() if miopen_here else None,
         rehearsed=rehearsed,
     )
 
 
+def _canaries(
+    index: int, *, affected: bool, rehearsed: bool
+) -> list[tuple[str, str, tuple[str, str] | None]]:
+    """The canaries that count on a device: all on an affected card, those of our own kernels on AMD's other chips, on
+    which few have seen them run."""
+    if affected:
+        return _canary.known(index, rehearsed=rehearsed)
+    if torch.version.hip is None:
+        return []
+    return [canary for canary in _canary.known(index, rehearsed=rehearsed) if canary[0] == "jit"]
+
+
 def let_proven_families_run(situation: _core.Situation, device: str, index: int | None) -> None:
-    """Lets our GPU kernels run on an affected device as far as their canaries passed."""
+    """Lets our GPU kernels run on an AMD device as far as their canaries passed."""
     place = _gpu.REHEARSED if device == "cpu" else index or 0
-    if not situation.affected or _gpu.absence(place) is not None:
+    needs_canaries = situation.affected or (device != "cpu" and torch.version.hip is not None)
+    if not needs_canaries or _gpu.absence(place) is not None:
         return
     passed = set(situation.passed("jit"))
     gpu = _gpu.gpu(place)

@@ -30,8 +30,12 @@ pub struct Figures {
     pub lds_bytes: u32,
     /// Bytes of scratch of a lane.
     pub scratch_bytes: u32,
+    /// Lanes of a wave.
+    pub lanes: u32,
     /// Waves that one SIMD can hold at a time.
     pub waves_per_simd: u32,
+    /// Whether its code was decoded and audited, which is done for gfx10; of later chips only what the compiler says is known.
+    pub audited: bool,
     /// Multiply-adds among all instructions of the innermost loop that has most of them; 0 without a loop.
     pub fma_share: f64,
     /// Places that are unsafe on the chip, by rule and offset.
@@ -80,34 +84,52 @@ impl fmt::Display for Figures {
 /// The figures of every kernel in an object, with the audit for `chip`, which is the chip that the code was made for.
 pub fn figures(object: &[u8], chip: Chip) -> Result<Vec<Figures>, ObjectError> {
     let code = CodeObject::parse(object)?;
-    let metadata = metadata(&code)?;
-    let kernels = field(&metadata, "amdhsa.kernels").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let mut all = Vec::new();
-    for kernel in kernels {
-        let name = field(kernel, ".name").and_then(Value::as_str).unwrap_or_default();
-        let number = |key: &str| field(kernel, key).and_then(Value::as_u64).unwrap_or(0) as u32;
+    let mut all = compiled_figures(&code, chip.name())?;
+    for figures in &mut all {
         let function = code
             .functions
             .iter()
-            .find(|function| function.name == name && function.descriptor.is_some())
-            .ok_or_else(|| ObjectError::Metadata(format!("no function {name:?} for its kernel")))?;
+            .find(|function| function.name == figures.name && function.descriptor.is_some())
+            .ok_or_else(|| ObjectError::Metadata(format!("no function {:?} for its kernel", figures.name)))?;
         let (program, hazards) = audit_function(function, chip)?;
+        (figures.fma_share, figures.calls) = (fma_share(&program), program.calls);
+        (figures.hazards, figures.audited) = (hazards, true);
+    }
+    Ok(all)
+}
+
+/// The same for any chip of AMD's: audited for gfx10, and what the compiler says of the kernels for later ones.
+pub fn figures_for(object: &[u8], architecture: &str) -> Result<Vec<Figures>, ObjectError> {
+    match architecture.parse() {
+        Ok(chip) => figures(object, chip),
+        Err(_) => compiled_figures(&CodeObject::parse(object)?, architecture),
+    }
+}
+
+/// What the compiler says of the kernels in an object.
+fn compiled_figures(code: &CodeObject<'_>, architecture: &str) -> Result<Vec<Figures>, ObjectError> {
+    let metadata = metadata(code)?;
+    let kernels = field(&metadata, "amdhsa.kernels").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let figures = |kernel: &Value| {
+        let number = |key: &str| field(kernel, key).and_then(Value::as_u64).unwrap_or(0) as u32;
         let (vgprs, lds_bytes) = (number(".vgpr_count"), number(".group_segment_fixed_size"));
-        all.push(Figures {
-            name: name.to_owned(),
+        Figures {
+            name: field(kernel, ".name").and_then(Value::as_str).unwrap_or_default().to_owned(),
             vgprs,
             sgprs: number(".sgpr_count"),
             vgpr_spills: number(".vgpr_spill_count"),
             sgpr_spills: number(".sgpr_spill_count"),
             lds_bytes,
             scratch_bytes: number(".private_segment_fixed_size"),
-            waves_per_simd: waves_per_simd(vgprs, lds_bytes, number(".max_flat_workgroup_size")),
-            fma_share: fma_share(&program),
-            hazards,
-            calls: program.calls,
-        });
-    }
-    Ok(all)
+            lanes: number(".wavefront_size"),
+            waves_per_simd: waves_per_simd(architecture, vgprs, lds_bytes, number(".max_flat_workgroup_size")),
+            audited: false,
+            fma_share: 0.0,
+            hazards: Vec::new(),
+            calls: 0,
+        }
+    };
+    Ok(kernels.iter().map(figures).collect())
 }
 
 /// Refuses an object that is unsafe on the chip: hazards, instructions that it does not have, calls, jumps to anywhere.
@@ -149,13 +171,23 @@ fn field<'a>(map: &'a Value, key: &str) -> Option<&'a Value> {
     map.as_map()?.iter().find(|(name, _)| name.as_str() == Some(key)).map(|(_, value)| value)
 }
 
-/// Waves of 32 lanes on a SIMD of RDNA1: 1024 registers for each lane, given out in eights; 20 waves at most; 64 KiB of
-/// LDS for the two SIMDs of a compute unit.
-fn waves_per_simd(vgprs: u32, lds_bytes: u32, threads: u32) -> u32 {
-    let by_registers = 1024 / vgprs.max(1).next_multiple_of(8);
+/// Vector registers of a lane in a SIMD, in which portions they are given out, and how many waves a SIMD holds: LLVM's figures
+/// for waves of 32 lanes (`AMDGPUBaseInfo.cpp`).
+fn register_file(architecture: &str) -> (u32, u32, u32) {
+    match architecture {
+        "gfx1010" | "gfx1011" | "gfx1012" | "gfx1013" => (1024, 8, 20),
+        "gfx1100" | "gfx1101" | "gfx1151" | "gfx1200" | "gfx1201" => (1536, 24, 16),
+        _ => (1024, 16, 16),
+    }
+}
+
+/// Waves of 32 lanes on a SIMD, two of which share 64 KiB of LDS.
+fn waves_per_simd(architecture: &str, vgprs: u32, lds_bytes: u32, threads: u32) -> u32 {
+    let (registers, portion, most) = register_file(architecture);
+    let by_registers = registers / vgprs.max(1).next_multiple_of(portion);
     let waves = threads.max(32).div_ceil(32);
-    let by_lds = 65536u32.checked_div(lds_bytes).map_or(20, |groups| (groups * waves).div_ceil(2));
-    by_registers.min(by_lds).min(20)
+    let by_lds = 65536u32.checked_div(lds_bytes).map_or(most, |groups| (groups * waves).div_ceil(2));
+    by_registers.min(by_lds).min(most)
 }
 
 /// Loops are found by branches that go back; among those that hold no other, the one with most multiply-adds counts.

@@ -2,7 +2,7 @@
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_gpu::choice::{Choice, TILES};
-use unhang_gpu::compiler::{Compiler, Hiprtc, Nvrtc};
+use unhang_gpu::compiler::{Clang, Compiler, Hiprtc, Nvrtc};
 use unhang_gpu::object;
 use unhang_gpu::plan::Plan;
 use unhang_gpu::sources::Kernel;
@@ -127,6 +127,56 @@ fn kernels_compile_for_rdna1_without_spills_or_hazards() {
             assert!(figures.hazards.is_empty() && figures.calls == 0, "{kernel}: {:?}", figures.hazards);
         }
     }
+}
+
+/// RDNA2, 3, 3.5 and 4. Only the first six are decoded and audited; what is known of the others is what the compiler says.
+const NEWER_CHIPS: [&str; 16] = [
+    "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx1100", "gfx1101", "gfx1102",
+    "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1200", "gfx1201",
+];
+
+/// Kernels compile for a chip without spills, in waves of 32 lanes, and leave room for at least four waves a SIMD.
+fn check_newer_chips(kernels: &[Kernel], chips: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let compiler = match Clang::newest(folder.path()) {
+        Ok(compiler) => compiler,
+        Err(error) => return println!("skipped: {error}"),
+    };
+    let jobs: Vec<(&Kernel, &str)> = chips.iter().flat_map(|chip| kernels.iter().map(move |it| (it, *chip))).collect();
+    let next = std::sync::atomic::AtomicUsize::new(0);
+    let work = || {
+        while let Some((kernel, chip)) = jobs.get(next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)) {
+            let object = compiler.compile(kernel, &compiler.options(kernel, chip)).unwrap();
+            let figures = object::figures_for(&object, chip).unwrap();
+            assert!(!figures.is_empty(), "{kernel} for {chip}");
+            for one in figures {
+                println!("{kernel} for {chip}: {one}");
+                assert_eq!(one.vgpr_spills + one.sgpr_spills + one.scratch_bytes, 0, "{kernel} for {chip}: {one}");
+                assert_eq!(one.lanes, 32, "{kernel} for {chip}");
+                assert!(one.waves_per_simd >= 4, "{kernel} for {chip}: {one}");
+                assert_eq!(one.audited, chip.starts_with("gfx103"), "{kernel} for {chip}");
+                assert!(one.hazards.is_empty() && one.calls == 0, "{kernel} for {chip}: {:?}", one.hazards);
+            }
+        }
+    };
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| (0..workers).for_each(|_| drop(scope.spawn(work))));
+}
+
+#[test]
+fn a_kernel_of_each_source_compiles_for_newer_chips_without_spills() {
+    let mut kernels = kernels();
+    // In their order the last of each function has the most constants set: the widest types and the largest tiles.
+    kernels.reverse();
+    let mut seen = std::collections::BTreeSet::new();
+    kernels.retain(|kernel| seen.insert(kernel.source.name()));
+    check_newer_chips(&kernels, &["gfx1030", "gfx1100", "gfx1102", "gfx1151", "gfx1201"]);
+}
+
+#[test]
+#[ignore = "minutes: every kernel for every chip"]
+fn every_kernel_compiles_for_every_newer_chip_without_spills() {
+    check_newer_chips(&kernels(), &NEWER_CHIPS);
 }
 
 #[test]

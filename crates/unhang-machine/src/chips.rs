@@ -45,6 +45,12 @@ pub const CHIPS: &[Chip] = &[
     chip("Navi 31", "gfx1100", 110_000),
     chip("Navi 32", "gfx1101", 110_001),
     chip("Navi 33", "gfx1102", 110_002),
+    chip("Phoenix", "gfx1103", 110_003),
+    chip("Strix Point", "gfx1150", 110_500),
+    chip("Strix Halo", "gfx1151", 110_501),
+    chip("Krackan Point", "gfx1152", 110_502),
+    chip("Navi 44", "gfx1200", 120_000),
+    chip("Navi 48", "gfx1201", 120_001),
     chip("Vega 10", "gfx900", 90_000),
     chip("Vega 20", "gfx906", 90_006),
 ];

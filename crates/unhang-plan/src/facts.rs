@@ -20,7 +20,8 @@ pub struct Facts {
     pub miopen_families: Option<MiopenFamilies>,
     /// Engines that are not here, and why.
     pub absent: Vec<(EngineName, String)>,
-    /// The canaries that speak for an engine on this device. They count on affected cards alone.
+    /// The canaries that speak for an engine on this device. Those of our own kernels count wherever they are named, which
+    /// is on every AMD chip: on most of them nobody has seen these kernels run. The others count on affected cards alone.
     pub canaries: Vec<CanaryFact>,
 }
 
@@ -78,7 +79,8 @@ impl Facts {
     }
 
     fn availability(&self, engine: EngineName) -> Availability {
-        if !self.affected {
+        let is_unproven_chip = engine == EngineName::Jit && self.of(engine).next().is_some();
+        if !self.affected && !is_unproven_chip {
             return Availability::Available;
         }
         let passed = self.passed(engine).next().is_some();
@@ -126,6 +128,20 @@ mod tests {
 
     fn affected(canaries: Vec<CanaryFact>) -> Situation {
         Facts { canaries, ..Facts::on_accelerator(true) }.situation()
+    }
+
+    #[test]
+    fn our_kernels_must_pass_their_canary_on_every_amd_chip_and_torchs_own_engines_need_none_there() {
+        let on = |canaries| Facts { canaries, ..Facts::on_accelerator(false) }.situation();
+        let untried = on(vec![canary(EngineName::Jit, "plain", None)]);
+        assert!(matches!(untried.availability(EngineName::Jit), Availability::Unproven(_)));
+        assert_eq!(untried.availability(EngineName::Miopen), &Availability::Available);
+        let hung = on(vec![canary(EngineName::Jit, "plain", Some(Verdict::Hangs))]);
+        assert!(matches!(hung.availability(EngineName::Jit), Availability::Absent(_)));
+        let passed = on(vec![canary(EngineName::Jit, "plain", Some(Verdict::Works))]);
+        assert_eq!(passed.availability(EngineName::Jit), &Availability::Available);
+        let cuda = on(Vec::new());
+        assert_eq!(cuda.availability(EngineName::Jit), &Availability::Available, "kernels were seen on NVIDIA");
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,10 @@ use crate::sources::Kernel;
 
 /// A kernel takes less than a second; one that takes this long does not come back.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// The programs that are looked for: the one that AMD's ROCm 5.2 in Debian 12 is built from.
-const PROGRAMS: [&str; 1] = ["clang-15"];
+/// What packages are made with: the one that AMD's ROCm 5.2 in Debian 12 is built from.
+const FOR_PACKAGES: &str = "clang-15";
+/// The newest that is looked for: it knows every chip up to gfx1201.
+const NEWEST: &str = "clang-19";
 /// What HIP's headers would define.
 const KEYWORDS: [&str; 4] = [
     "-D__global__=__attribute__((global))",
@@ -34,17 +36,24 @@ pub struct Clang {
 }
 
 impl Clang {
-    /// Takes the first of the programs that runs; `folder` holds what it reads and writes.
-    pub fn find(folder: &std::path::Path) -> Result<Clang, CompileError> {
+    /// The one that packages are made with; `folder` holds what it reads and writes.
+    pub fn find(folder: &Path) -> Result<Clang, CompileError> {
+        Clang::named(FOR_PACKAGES, folder)
+    }
+
+    /// The newest one, for chips that the other does not know.
+    pub fn newest(folder: &Path) -> Result<Clang, CompileError> {
+        Clang::named(NEWEST, folder)
+    }
+
+    fn named(program: &str, folder: &Path) -> Result<Clang, CompileError> {
         let unusable = |reason: String| CompileError::Unusable(reason);
-        for program in PROGRAMS {
-            let Ok(said) = Command::new(program).arg("--version").stdin(Stdio::null()).output() else { continue };
-            let said = String::from_utf8_lossy(&said.stdout).into_owned();
-            let Some(version) = said.lines().find(|line| line.contains("clang version")) else { continue };
-            let folder = PrivateFolder::open(folder).map_err(|error| unusable(error.to_string()))?;
-            return Ok(Clang { program: program.into(), version: version.trim().to_owned(), folder });
-        }
-        Err(unusable(format!("{} is not installed", PROGRAMS.join(" or "))))
+        let said = Command::new(program).arg("--version").stdin(Stdio::null()).output();
+        let said = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+        let version = said.lines().find(|line| line.contains("clang version"));
+        let version = version.ok_or_else(|| unusable(format!("{program} is not installed")))?;
+        let folder = PrivateFolder::open(folder).map_err(|error| unusable(error.to_string()))?;
+        Ok(Clang { program: program.into(), version: version.trim().to_owned(), folder })
     }
 
     fn failed(&self, kernel: &Kernel, meaning: String, log: String) -> CompileError {

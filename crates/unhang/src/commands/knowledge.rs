@@ -94,6 +94,8 @@ impl Knowledge {
         }
         if affected {
             facts.canaries = [EngineName::Aten, EngineName::Miopen, EngineName::Jit].map(|it| self.canary(it)).into();
+        } else if self.torch.as_ref().is_some_and(|torch| torch.hip.is_some()) {
+            facts.canaries = vec![self.canary(EngineName::Jit)];
         }
         facts.situation()
     }

@@ -297,7 +297,8 @@ def bench(arguments: argparse.Namespace) -> int:
         rows.append(row)
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file)
+            known = [{name: None if it != it else it for name, it in row.items()} for row in rows]
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": known}, file)
     print(f"all in {time.time() - started:.1f} s")
     for direction in DIRECTIONS:
         print(f"{direction}: layer, ours first by model / best measured / cuDNN / off (us), TFLOP/s, ratio, best")
@@ -369,7 +370,8 @@ def eager(arguments: argparse.Namespace) -> int:
         print(f"{name:20s} {row['ours_us']:8.1f} {row['cudnn_us']:8.1f} {row['off_us']:8.1f}")
     if arguments.json:
         with open(arguments.json, "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file)
+            known = [{name: None if it != it else it for name, it in row.items()} for row in rows]
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": known}, file)
     for failure in failures[:20]:
         print("FAILED", failure[:1000])
     return bool(failures)

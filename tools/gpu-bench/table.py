@@ -25,6 +25,9 @@ def mean(values: list[float]) -> float:
 
 def read(file: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(Path(file).read_text())
+    for row in data["rows"]:
+        # Not measured: null in the file.
+        row.update({name: math.nan for name, value in row.items() if value is None})
     return data
 
 

@@ -29,10 +29,11 @@ REHEARSAL = "UNHANG_REHEARSE_CANARY"
 deadline: float | None = None
 
 # What the families of our GPU kernels are tried on, in all three directions: an ordinary convolution, one with a stride
-# and few channels, a depthwise one.
+# and few channels, one with a stride and many, a depthwise one.
 _JIT_PROBLEMS = (
     "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
     "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
+    "forward:f32:nchw:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
     "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
     "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
 )

@@ -24,6 +24,24 @@ fn square(index: usize) -> Specification {
     }
 }
 
+/// The same with a dilation, or with stride 2 and channels in sixteens.
+fn spread_out(index: usize) -> Specification {
+    let dense = square(index);
+    if index.is_multiple_of(2) {
+        let dilation = [1 + index as i64 / 2 % 4, 1 + index as i64 / 3 % 3];
+        let reach = [0, 1].map(|axis| dilation[axis] * (dense.kernel[axis] - 1));
+        let in_size = [0, 1].map(|axis| dense.in_size[axis].max(reach[axis] + 1));
+        return Specification { dilation, in_size, padding: [reach[0] / 2, reach[1].min(1)], ..dense };
+    }
+    Specification {
+        in_channels: 16 * (1 + index as i64 * 7 % 5),
+        out_channels: 16 * (1 + index as i64 * 11 % 6),
+        kernel: [3, 3],
+        stride: [2, 2],
+        ..dense
+    }
+}
+
 /// One channel in a group, mostly of sizes that divide by two or four.
 fn depthwise(index: usize) -> Specification {
     let (kernel, channels) = ([3, 3, 5][index % 3], 4 + index as i64 * 4 % 72 + i64::from(index.is_multiple_of(7)));
@@ -57,7 +75,7 @@ fn main() {
             println!("random\t-\t{problem}");
         }
         for index in 0..count / 10 {
-            for specification in [square(index), depthwise(index)] {
+            for specification in [square(index), spread_out(index), depthwise(index)] {
                 let problem = Problem::new(Specification { data_type, ..specification }).expect("a valid problem");
                 println!("random\t-\t{problem}");
             }

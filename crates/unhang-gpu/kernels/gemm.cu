@@ -25,11 +25,12 @@ extern "C" __global__ void BOUNDS
     const int image_columns = axis_h.extent * axis_w.extent;
     const int columns = shape.batch * image_columns;
     if (column_begin >= columns) return;
+    if (NESTED == 2 && row_begin >= ROWS * NESTED_PARTS(group) / 4) return;
 
 #if FLAT
     const int all_steps = PADDED_REDUCED / BK;
 #else
-    const int all_steps = axis_h.taps * axis_w.taps * CHANNEL_BLOCKS;
+    const int all_steps = axis_h.taps * axis_w.taps * (NESTED == 1 ? CHANNEL_BLOCKS * NESTED_PARTS(group) / 4 : CHANNEL_BLOCKS);
 #endif
     // Where some phases meet no tap, the result was filled before.
     if (SKIP_EMPTY && all_steps == 0) return;

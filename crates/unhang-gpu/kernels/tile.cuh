@@ -26,6 +26,13 @@
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
+// NESTED: the groups are pairs of five points, and those with the last one have half (or a quarter) of the phases that the
+// others have (winograd_stride2.cu). 1: the reduction is over phases, 2: rows (gemm.cu) or columns (weights.cu) are.
+#ifndef NESTED
+#define NESTED 0
+#endif
+#define NESTED_PARTS(group) (((group) % 5 == 4 ? 1 : 2) * ((group) / 5 == 4 ? 1 : 2))
+
 // What was read from memory and waits for its place in LDS, as it came. Nothing looks at it before the products of the
 // slice before it are done: a conversion or a test at once would make the wave wait for memory there and then. Where
 // nothing was to be read (padding, beyond the edge) its mask is 0.

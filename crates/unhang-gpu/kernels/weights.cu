@@ -222,6 +222,7 @@ extern "C" __global__ void BOUNDS
     const int row_begin = (BLOCK_X - column_tile * ROW_TILES) * BM;
     const int column_begin = column_tile * BN;
     const int group = BLOCK_Y, split = BLOCK_Z;
+    if (NESTED && column_begin >= COLUMNS * NESTED_PARTS(group) / 4) return;
 
     const int pixels = shape.batch * shape.gradient_h * shape.gradient_w;
     const int all_steps = (pixels + BK - 1) / BK;

@@ -3,6 +3,9 @@
 // groups. A quarter (3 × 3) or a third (5 × 5) of the multiplications of the direct way, for moving the transformed
 // tensors through memory.
 //
+// With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that
+// has no dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
+//
 // Points 0, ±1, ±2, ∞; both share the input's transform, and the others are the same sums of powers, longer or shorter.
 // The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns
 // beyond the last tile hold zeros, because the gradient of the filter sums over them.
@@ -15,8 +18,9 @@ struct WinogradShape {
     int batch, channels, height, width;  // of the tensor that is read (input transform) or written (output transform)
     int tiles, padded_tiles;
     int pad_h, pad_w;
-    Divisor by_image, by_width;  // tiles of an image and of a row of it
-    Divisor by_lane;             // channels (CHANNELS_LAST) or padded tiles
+    Divisor by_image, by_width;              // tiles of an image and of a row of it
+    Divisor by_lane;                         // channels (CHANNELS_LAST) or padded tiles
+    Divisor by_dilation_h, by_dilation_w;
 };
 
 // Which channel and tile a thread has, and where its 36 numbers lie.
@@ -46,11 +50,16 @@ struct Corner {
 DEVICE Corner find_corner(int tile, const WinogradShape& s) {
     Corner corner;
     corner.n = divide(tile, s.by_image);
-    int rest = tile - corner.n * s.by_image.value;
-    corner.left = split_off(rest, s.by_width) * OUT;
-    corner.top = rest * OUT;
+    int down = tile - corner.n * s.by_image.value;
+    int across = split_off(down, s.by_width);
+    const int phase_h = split_off(down, s.by_dilation_h), phase_w = split_off(across, s.by_dilation_w);
+    corner.top = phase_h + down * OUT * s.by_dilation_h.value;
+    corner.left = phase_w + across * OUT * s.by_dilation_w.value;
     return corner;
 }
+// Where a line of a tile lies.
+#define LINE_H(s, corner, i) ((corner).top + (i) * (s).by_dilation_h.value)
+#define LINE_W(s, corner, j) ((corner).left + (j) * (s).by_dilation_w.value)
 // Where an image's channel begins, and from one column to the next.
 DEVICE unsigned plane_begin(const WinogradShape& s, int n, int channel) {
 #if CHANNELS_LAST
@@ -85,13 +94,12 @@ extern "C" __global__ void __launch_bounds__(128)
     if (channel >= s.channels) return;
     float v[6][6];
     const Corner corner = find_corner(tile, s);
-    const int n = corner.n, top = corner.top - s.pad_h, left = corner.left - s.pad_w;
-    const unsigned plane = plane_begin(s, n, channel);
+    const unsigned plane = plane_begin(s, corner.n, channel);
 #pragma unroll
     for (int i = 0; i < 6; ++i)
 #pragma unroll
         for (int j = 0; j < 6; ++j) {
-            const int h = top + i, w = left + j;
+            const int h = LINE_H(s, corner, i) - s.pad_h, w = LINE_W(s, corner, j) - s.pad_w;
             const bool there = tile < s.tiles && (unsigned)h < (unsigned)s.height && (unsigned)w < (unsigned)s.width;
             const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w) * COLUMN_STEP(s)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
@@ -175,13 +183,12 @@ extern "C" __global__ void __launch_bounds__(128)
     if (channel >= s.channels) return;
     float v[OUT][OUT];
     const Corner corner = find_corner(tile, s);
-    const int n = corner.n, top = corner.top, left = corner.left;
-    const unsigned plane = plane_begin(s, n, channel);
+    const unsigned plane = plane_begin(s, corner.n, channel);
 #pragma unroll
     for (int i = 0; i < OUT; ++i)
 #pragma unroll
         for (int j = 0; j < OUT; ++j) {
-            const int h = top + i, w = left + j;
+            const int h = LINE_H(s, corner, i), w = LINE_W(s, corner, j);
             const bool there = tile < s.tiles && h < s.height && w < s.width;
             const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w) * COLUMN_STEP(s)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
@@ -236,21 +243,23 @@ extern "C" __global__ void __launch_bounds__(128)
     }
     const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
     const Corner corner = find_corner(tile, s);
-    const int n = corner.n, top = corner.top, left = corner.left;
-    Storage* plane = result + plane_begin(s, n, channel);
-    const bool quads = !CHANNELS_LAST && OUT == 4 && s.width % 4 == 0;
+    Storage* plane = result + plane_begin(s, corner.n, channel);
+    const bool quads = !CHANNELS_LAST && OUT == 4 && s.width % 4 == 0 && s.by_dilation_w.value == 1;
 #pragma unroll
     for (int i = 0; i < OUT; ++i) {
-        if (top + i >= s.height) break;
+        const int h = LINE_H(s, corner, i);
+        if (h >= s.height) break;
         float line[OUT];
         gather<OUT>(half[i], line);
-        Storage* to = plane + (unsigned)((top + i) * s.width + left) * COLUMN_STEP(s);
+        Storage* to = plane + (unsigned)(h * s.width) * COLUMN_STEP(s);
         if (quads)
-            store_quad(to, line[0] + add, line[1] + add, line[2 % OUT] + add, line[3 % OUT] + add);
+            store_quad(to + corner.left, line[0] + add, line[1] + add, line[2 % OUT] + add, line[3 % OUT] + add);
         else
 #pragma unroll
-            for (int j = 0; j < OUT; ++j)
-                if (left + j < s.width) to[j * COLUMN_STEP(s)] = narrow(line[j] + add);
+            for (int j = 0; j < OUT; ++j) {
+                const int w = LINE_W(s, corner, j);
+                if (w < s.width) to[(unsigned)w * COLUMN_STEP(s)] = narrow(line[j] + add);
+            }
     }
 }
 

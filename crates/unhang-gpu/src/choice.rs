@@ -9,7 +9,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::model::{Device, estimate, general_slowdown};
 use crate::plan::{Form, Plan};
-use crate::plan_parts::{Geometry, gemm_steps, is_winograd};
+use crate::plan_parts::{Geometry, gemm_steps, winograd_products};
 
 /// The tile of a matrix kernel: what a workgroup and what a thread computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -349,16 +349,15 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         }
     }
     let channels = [p.in_channels() / p.groups(), p.out_channels() / p.groups()];
-    let winograd = is_winograd(p) && channels.iter().all(|&c| c >= 16);
+    let winograd = winograd_products(p).filter(|_| channels.iter().all(|&c| c >= 16));
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
             choices.extend(propose_direct(&geometry));
             choices.push(Choice::WinogradFused);
-            if winograd {
-                let rows = geometry.reduced_and_rows().1;
-                choices.extend(tiles_for(rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
+            if let Some(products) = winograd {
+                choices.extend(tiles_for(products.rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
             }
         }
         Direction::BackwardWeights => {
@@ -371,13 +370,12 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });
                 }
-                if winograd {
-                    let tiles = 36 * channels[1].div_ceil(tile.rows) * channels[0].div_ceil(tile.columns);
-                    let out = 7 - p.kernel()[0];
-                    let all = p.batch() * p.out_size()[0].div_ceil(out) * p.out_size()[1].div_ceil(out);
+                if let Some(products) = winograd {
+                    let tiles =
+                        products.groups * products.rows.div_ceil(tile.rows) * products.columns.div_ceil(tile.columns);
                     // The transforms enlarge rounding errors: no long chains of additions, and shorter ones for 5×5.
-                    let least = all.div_ceil(if out == 4 { 1024 } else { 448 }) as u32;
-                    for splits in split_counts(tiles, all.div_ceil(tile.depth), tile, device) {
+                    let least = products.reduced.div_ceil(if p.kernel()[0] == 3 { 1024 } else { 448 }) as u32;
+                    for splits in split_counts(tiles, products.reduced.div_ceil(tile.depth), tile, device) {
                         choices.push(Choice::Winograd { tile, splits: splits.max(least) });
                     }
                 }

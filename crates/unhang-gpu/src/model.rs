@@ -128,7 +128,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
                 true => elements[0] * (constant("STRIDE_H") * constant("STRIDE_W") - 1.0),
                 false => 0.0,
             };
-            products.max((all + again) * size / (device.bandwidth * 0.8)) + 1.2e-6
+            // A phase's neighbours lie a stride apart, and more so in NHWC: long strips gain less than they read.
+            let apart = match constant("DIRECTION") == 1.0 && constant("STRIDE_W") > 1.0 {
+                true => 1.08 * (strip / 2.0).powf(0.25) * if constant("CHANNELS_LAST") == 1.0 { 2.0 } else { 1.0 },
+                false => 1.0,
+            };
+            (products * apart).max((all + again) * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
         Source::Direct => direct_seconds(problem, stage, device),
         Source::Depthwise | Source::DepthwiseQuads => depthwise_seconds(problem, stage, device),
@@ -148,6 +153,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.72 * filled;
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
+        Source::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
         Source::Winograd | Source::Support | Source::Strided => {
             // 36 numbers of f32 for each filter.
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
@@ -173,6 +179,24 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             moved / rate
         }
     }
+}
+
+/// Winograd's transforms for stride 2: what they move. A thread has 25 numbers of a transformed tensor, or 81 in four phases.
+fn stride2_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Device) -> f64 {
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let threads = f64::from(stage.grid[0]) * 128.0;
+    let phases = f64::from(stage.grid[1]);
+    let moved = match stage.kernel.entry {
+        "stride2_filter" => elements[1] * (size + 36.0),
+        "stride2_weights" => {
+            // Each thread adds its planes one after the other.
+            return elements[2] * (size + 36.0 * splits_of(choice)) / device.bandwidth + splits_of(choice) * 1e-6;
+        }
+        _ if phases > 1.0 => threads * (81.0 * 4.0 + 64.0 * size),
+        _ => threads * (25.0 * 4.0 + 16.0 * size),
+    };
+    moved / if moved < device.cache { device.bandwidth } else { device.bandwidth * 0.6 }
 }
 
 /// Sides of a launch that overlap: the longer one, and a part of the shorter.
@@ -294,6 +318,13 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
             steps *= (kernel[axis] as f64 / stride[axis] as f64) / kernel[axis].div_ceil(stride[axis]) as f64;
         }
     }
+    // Of the phases of 25 places 81 are there of 100.
+    match stage.kernel.constant("NESTED") {
+        // Sums of different length leave units waiting for the longest.
+        Some(1) => steps *= 0.88,
+        Some(_) => steps *= 0.81,
+        None => {}
+    }
     // What begins and ends a tile is worth eight more products of each sum.
     let products = (tile.rows * tile.columns) as f64 * (tile.depth as f64 * steps + 8.0);
     let resident = (512.0 / tile.threads() as f64).max(1.0);
@@ -346,6 +377,14 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let waiting = match choice {
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
+        // Large tiles end beyond the phases that a place has, and there are few of them.
+        Choice::Winograd { .. }
+            if stage.kernel.source == Source::Gemm
+                && stage.kernel.constant("NESTED") == Some(2)
+                && tile.rows * tile.columns >= 8192 =>
+        {
+            0.89
+        }
         // Both sides of the filter's gradient are read across: tall tiles share more of it.
         Choice::Winograd { .. }
             if stage.kernel.source == Source::Weights && tile.rows == 64 && tile.thread_rows == 8 =>
@@ -356,7 +395,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
     let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
-        (Source::Gemm, Some(1)) => 1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64),
+        (Source::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
     };
     let unit_rate = device.flops / 2.0 / device.compute_units as f64

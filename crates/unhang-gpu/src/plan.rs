@@ -279,10 +279,13 @@ fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan,
 fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
-    if !parts::is_winograd(problem) {
-        return Err("winograd is for 3x3 or 5x5 filters of stride and dilation 1, without groups, \
-                    and a padding smaller than the filter"
-            .into());
+    let strided = parts::is_stride2_winograd(problem);
+    if !strided && !parts::is_winograd(problem) {
+        return Err(
+            "winograd is for 3x3 or 5x5 filters of stride 1 with a padding smaller than the dilated filter, and \
+                    for 3x3 filters of stride 2 and channels in sixteens, without groups"
+                .into(),
+        );
     }
     if problem.direction() == Direction::BackwardWeights && !tile.is_for_weights(true) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
@@ -293,5 +296,5 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String
     {
         return Err(format!("winograd sums at most {MAX_WINOGRAD_CHANNELS} channels in f32, for its rounding errors"));
     }
-    parts::winograd(geometry, tile, splits)
+    if strided { parts::stride2_winograd(geometry, tile, splits) } else { parts::winograd(geometry, tile, splits) }
 }

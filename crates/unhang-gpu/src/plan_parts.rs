@@ -2,11 +2,13 @@
 
 mod depthwise;
 mod direct;
+mod stride2;
 mod winograd;
 
 pub(crate) use depthwise::{depthwise, depthwise_quads};
 pub(crate) use direct::direct;
-pub(crate) use winograd::{is_winograd, winograd, winograd_fused};
+pub(crate) use stride2::{is_stride2_winograd, stride2_winograd};
+pub(crate) use winograd::{is_winograd, winograd, winograd_fused, winograd_products};
 
 use unhang_conv::{DataType, Direction, Layout, Problem};
 

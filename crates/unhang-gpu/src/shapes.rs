@@ -129,7 +129,7 @@ shapes! {
     /// Of Winograd's transforms of images.
     Winograd(WinogradShape) {
         batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, pad_h: i32, pad_w: i32,
-        by_image: Divisor, by_width: Divisor, by_lane: Divisor,
+        by_image: Divisor, by_width: Divisor, by_lane: Divisor, by_dilation_h: Divisor, by_dilation_w: Divisor,
     }
     /// Of Winograd's transform of the filter.
     WinogradFilter(WinogradFilterShape) {
@@ -139,6 +139,19 @@ shapes! {
     }
     /// Of Winograd's transform back to the filter's gradient.
     WinogradWeights(WinogradWeightsShape) { rows: i32, channels: i32, planes: i32 }
+    /// Of Winograd's transforms of images for stride 2.
+    Stride2(Stride2Shape) {
+        batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, begin_h: i32, begin_w: i32,
+        by_image: Divisor, by_width: Divisor, by_lane: Divisor,
+    }
+    /// Of its transform of the filter.
+    Stride2Filter(Stride2FilterShape) {
+        rows: i32, channels: i32, padded_rows: i32,
+        row_elements: i32, channel_elements: i32, tap_elements: i32, turned: i32,
+        by_lane: Divisor,
+    }
+    /// Of its transform back to the filter's gradient.
+    Stride2Weights(Stride2WeightsShape) { rows: i32, channels: i32, planes: i32 }
     /// Of Winograd in one kernel.
     Fused(FusedShape) {
         batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,

@@ -23,6 +23,8 @@ pub enum Source {
     DepthwiseQuads,
     /// Winograd's transforms.
     Winograd,
+    /// Winograd's transforms for stride 2.
+    WinogradStride2,
     /// Winograd in one kernel.
     WinogradFused,
     /// Adding up planes, packing filters.
@@ -45,7 +47,7 @@ const GEMM: [&str; 4] = [
 
 impl Source {
     /// Every file.
-    pub const ALL: [Source; 11] = [
+    pub const ALL: [Source; 12] = [
         Source::Plain,
         Source::Gemm,
         Source::Narrow,
@@ -54,6 +56,7 @@ impl Source {
         Source::Depthwise,
         Source::DepthwiseQuads,
         Source::Winograd,
+        Source::WinogradStride2,
         Source::WinogradFused,
         Source::Support,
         Source::Strided,
@@ -70,6 +73,7 @@ impl Source {
             Source::Depthwise => "depthwise",
             Source::DepthwiseQuads => "depthwise_quads",
             Source::Winograd => "winograd",
+            Source::WinogradStride2 => "winograd_stride2",
             Source::WinogradFused => "winograd_fused",
             Source::Support => "support",
             Source::Strided => "strided",
@@ -89,6 +93,7 @@ impl Source {
             Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
             Source::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
             Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
+            Source::WinogradStride2 => (&[], include_str!("../kernels/winograd_stride2.cu")),
             Source::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),
             Source::Strided => (&[], include_str!("../kernels/strided.cu")),

@@ -104,6 +104,15 @@ fn kernels() -> Vec<Kernel> {
         plans.push(Plan::new(&f32, &Choice::Winograd { tile, splits: 1 }));
         plans.push(Plan::new(&f32.with_data_type(DataType::F64), &Choice::Plain));
     }
+    for direction in Direction::ALL {
+        let dense = problem(direction, DataType::F32, Layout::Nchw).specification();
+        let strided = Problem::new(Specification { stride: [2, 2], ..dense }).unwrap();
+        for layout in Layout::ALL {
+            for tile in [TILES[0], TILES[2], TILES[6]] {
+                plans.push(Plan::new(&strided.with_layout(layout), &Choice::Winograd { tile, splits: 1 }));
+            }
+        }
+    }
     let mut kernels: Vec<Kernel> =
         plans.into_iter().flat_map(|plan| plan.unwrap().stages).map(|stage| stage.kernel).collect();
     kernels.sort();

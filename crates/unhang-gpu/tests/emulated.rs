@@ -93,6 +93,8 @@ fn problems() -> Vec<Problem> {
         Specification { in_channels: 16, out_channels: 16, in_size: [6, 7], kernel: [5, 5], padding: [2, 2], ..base },
         Specification { in_channels: 3, out_channels: 20, in_size: [13, 11], kernel: [7, 7], stride: [2, 2], ..base },
         Specification { in_channels: 18, out_channels: 3, in_size: [9, 8], stride: [2, 1], dilation: [1, 2], ..base },
+        Specification { in_channels: 16, out_channels: 32, in_size: [9, 8], stride: [2, 2], ..base },
+        Specification { in_channels: 16, out_channels: 18, in_size: [5, 8], dilation: [2, 3], padding: [2, 3], ..base },
         Specification { in_channels: 12, out_channels: 8, groups: 2, in_size: [7, 7], ..base },
         Specification { in_channels: 10, out_channels: 20, groups: 10, in_size: [7, 9], stride: [2, 2], ..base },
         Specification { in_channels: 8, out_channels: 8, groups: 8, in_size: [8, 8], ..base },
@@ -143,7 +145,7 @@ fn trials_of(candidates: fn(&Problem, &Device, u64) -> Vec<Candidate>) -> Vec<Tr
                 for (name, value) in kernel.constants.iter().filter(|(_, value)| (0..2).contains(value)) {
                     covers.insert(format!("{} {name}={value}", kernel.entry));
                 }
-                for name in ["TYPE", "BM", "BN"] {
+                for name in ["TYPE", "BM", "BN", "NESTED"] {
                     covers.extend(kernel.constant(name).map(|value| format!("{} {name}={value}", kernel.entry)));
                 }
             }

@@ -230,6 +230,7 @@ pub(crate) fn tried(small: bool) -> Vec<Problem> {
         &[
             "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
             "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
+            "forward:f32:nchw:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
             "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
             "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
         ]

@@ -11,7 +11,7 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
         Direction::BackwardData => false,
         Direction::BackwardWeights => return Err("fused is for forward and backward-data".into()),
     };
-    if !is_winograd(p) || p.kernel() != [3, 3] || geometry.channels_last() {
+    if !is_winograd(p) || p.kernel() != [3, 3] || p.dilation() != [1, 1] || geometry.channels_last() {
         return Err("fused is for NCHW, 3x3 filters of stride and dilation 1, without groups, \
                     and a padding smaller than the filter"
             .into());
@@ -81,8 +81,41 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
 pub(crate) fn is_winograd(p: &Problem) -> bool {
     let [height, width] = p.kernel();
     let square = height == width && (height == 3 || height == 5);
-    let unit = p.stride() == [1, 1] && p.dilation() == [1, 1] && p.groups() == 1;
-    square && unit && p.padding().iter().all(|&pad| pad < height)
+    let unit = p.stride() == [1, 1] && p.groups() == 1;
+    square && unit && (0..2).all(|axis| p.padding()[axis] <= p.dilation()[axis] * (height - 1))
+}
+
+/// Tiles of results (of gradients in backward-weights) down and across an image: each phase of a dilation has its own.
+fn winograd_tiles(p: &Problem) -> [usize; 2] {
+    let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
+    let out = 7 - p.kernel()[0];
+    [0, 1].map(|axis| p.dilation()[axis] * target[axis].div_ceil(p.dilation()[axis]).div_ceil(out))
+}
+
+/// The batch of matrix products that Winograd's transforms leave.
+#[derive(Clone, Copy)]
+pub(crate) struct Products {
+    pub groups: usize,
+    pub rows: usize,
+    pub columns: usize,
+    pub reduced: usize,
+}
+
+/// What Winograd multiplies for a problem, or nothing where it is not for it.
+pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
+    let (channels, out_channels) = (p.in_channels(), p.out_channels());
+    let (groups, image_channels, tiles) = match () {
+        () if is_winograd(p) => (36, channels, winograd_tiles(p)),
+        () if is_stride2_winograd(p) => (stride2::PLACES, stride2::PHASES * channels, stride2::stride2_tiles(p)),
+        () => return None,
+    };
+    let tiles = p.batch() * tiles[0] * tiles[1];
+    let [rows, columns, reduced] = match p.direction() {
+        Direction::Forward => [out_channels, tiles, image_channels],
+        Direction::BackwardData => [image_channels, tiles, out_channels],
+        Direction::BackwardWeights => [out_channels, image_channels, tiles],
+    };
+    Some(Products { groups, rows, columns, reduced })
 }
 
 /// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
@@ -95,9 +128,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
     let filter_size = p.kernel()[0];
     let out = 7 - filter_size;
     let taps = filter_size * filter_size;
-    // The image that is cut into tiles of results; in backward-weights these are tiles of the gradient.
-    let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
-    let tiles = [target[0].div_ceil(out), target[1].div_ceil(out)];
+    let tiles = winograd_tiles(p);
     let all_tiles = p.batch() * tiles[0] * tiles[1];
     let padded = all_tiles.next_multiple_of(4);
     let (reduced, rows) =
@@ -119,6 +150,8 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
             by_image: Divisor::new(tiles[0] * tiles[1]),
             by_width: Divisor::new(tiles[1]),
             by_lane: Divisor::new(if geometry.channels_last() { channels } else { padded }),
+            by_dilation_h: Divisor::new(p.dilation()[0]),
+            by_dilation_w: Divisor::new(p.dilation()[1]),
         }
         .into()
     };
@@ -203,7 +236,10 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         by_padded_rows: Divisor::new(padded_rows),
     };
     let (source_size, result_size) = geometry.source_and_result();
-    let pad = if forward { p.padding() } else { p.padding().map(|pad| filter_size - 1 - pad) };
+    let pad = [0, 1].map(|axis| match forward {
+        true => p.padding()[axis],
+        false => p.dilation()[axis] * (filter_size - 1) - p.padding()[axis],
+    });
     let part = GemmPart {
         tile,
         packed: true,

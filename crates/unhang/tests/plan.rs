@@ -88,6 +88,51 @@ fn an_affected_card_is_planned_around_until_something_is_proven() {
     assert!(plan["reason"].as_str().unwrap().contains("its canary in a child process hung"), "{plan}");
 }
 
+/// A torch in an environment's packages, as far as the program reads one.
+fn install_torch(root: &Path, environment: &str, version: &str) {
+    let folder = root.join(environment.trim_start_matches('/')).join("lib/python3.10/site-packages/torch");
+    fs::create_dir_all(&folder).unwrap();
+    fs::write(folder.join("version.py"), format!("__version__ = '{version}'\nhip = '5.2.0'\n")).unwrap();
+}
+
+#[test]
+fn what_is_kept_under_another_torch_is_said_and_does_not_count() {
+    let bench = Bench::new();
+    let root = bench.folder.path().join("root");
+    install_torch(&root, "/usr", "1.13.1+rocm5.2");
+    install_torch(&root, "/home/user/.local", "2.2.2+rocm5.7");
+    fs::write(root.join("environment"), "HSA_OVERRIDE_GFX_VERSION=10.3.0\nHOME=/home/user\n").unwrap();
+    assert_eq!(bench.plan(&[KEY])["kept_elsewhere"], serde_json::json!([]));
+
+    // A probe found something with the torch in /usr; the one that is meant by default is the other.
+    let probed = bench.plan(&[KEY, "--python", "/usr"])["machine"].clone();
+    assert_eq!(probed["torch"], "1.13.1+rocm5.2");
+    let store = Store::open(&bench.home());
+    let hangs =
+        |machine: &str, source| Record::new(KEY.parse().unwrap(), EngineName::Miopen, machine, Verdict::Hangs, source);
+    store.record(hangs(probed["fingerprint"].as_str().unwrap(), Source::Probe));
+    store.record(hangs("0123456789abcdef", Source::Run));
+    store.record(hangs("of somebody else", Source::Import));
+    drop(store);
+
+    let plan = bench.plan(&[KEY]);
+    assert_eq!(plan["machine"]["torch"], "2.2.2+rocm5.7");
+    let found: Vec<(&Value, &Value)> =
+        plan["kept_elsewhere"].as_array().unwrap().iter().map(|it| (&it["torch"], &it["verdicts"])).collect();
+    assert!(found.contains(&(&"1.13.1+rocm5.2".into(), &1.into())), "{found:?}");
+    assert!(found.contains(&(&Value::Null, &1.into())), "{found:?}");
+    assert_eq!(found.len(), 2, "{found:?}");
+
+    let text = run(&bench.home(), &["plan", KEY, "--root", root.to_str().unwrap()]);
+    let text = String::from_utf8(text.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("1 verdict kept under torch 1.13.1+rocm5.2"), "{text}");
+    assert!(text.contains("--python /usr asks about that one"), "{text}");
+    assert!(text.contains("unhang evidence list --machine 0123456789abcdef"), "{text}");
+    let report = run(&bench.home(), &["report", "--root", root.to_str().unwrap()]);
+    let report = String::from_utf8(report.stderr).unwrap();
+    assert!(report.contains("1 verdict kept under torch 1.13.1+rocm5.2"), "{report}");
+}
+
 #[test]
 fn shapes_are_the_same_as_keys() {
     let bench = Bench::new();

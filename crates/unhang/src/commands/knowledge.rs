@@ -1,5 +1,6 @@
 //! What is known here: the machine, the torch on it, and the evidence about them, for the commands that plan and report.
 
+use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -11,6 +12,7 @@ use unhang_machine::{Machine, Software, Torch};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
+use super::text::counted;
 use crate::output::{Colour, Style, printable, tell_more};
 
 /// Which machine and which torch are meant.
@@ -48,6 +50,51 @@ pub struct Knowledge {
     /// Where that is kept.
     pub store: Store,
     families: Option<MiopenFamilies>,
+    /// The other torches that are installed, by the key that their evidence has on this machine.
+    other_torches: BTreeMap<String, Torch>,
+}
+
+/// More keys than these are not worth a line each.
+const MOST_ELSEWHERE: usize = 3;
+
+/// Verdicts that are kept under another key than the one that is asked about, and so do not count for it.
+pub struct KeptElsewhere {
+    /// The key.
+    pub fingerprint: String,
+    /// The torch that it stands for, where that is installed here.
+    pub torch: Option<Torch>,
+    /// Records and canaries.
+    pub verdicts: u64,
+}
+
+impl KeptElsewhere {
+    /// One line for a person: what there is, why it does not count, and how to see it.
+    pub fn in_words(&self) -> String {
+        let Self { fingerprint, torch, verdicts } = self;
+        let verdicts = counted(*verdicts, "verdict");
+        match torch {
+            Some(torch) => {
+                let environment = torch.path.split_once("/lib/python").map_or(&*torch.path, |(prefix, _)| prefix);
+                format!(
+                    "{verdicts} kept under torch {} and not counted here: what one torch did says nothing about another; \
+                     --python {} asks about that one",
+                    printable(&torch.version),
+                    printable(environment),
+                )
+            }
+            None => format!(
+                "{verdicts} kept under {0} and not counted here: that is another torch, kernel, card or spoof; `unhang \
+                 evidence list --machine {0}` shows them, and `unhang probe` finds out anew",
+                printable(fingerprint),
+            ),
+        }
+    }
+
+    /// The same for other programs.
+    pub fn to_json(&self) -> Value {
+        let torch = self.torch.as_ref().map(|torch| &torch.version);
+        json!({ "fingerprint": self.fingerprint, "torch": torch, "verdicts": self.verdicts })
+    }
 }
 
 impl Knowledge {
@@ -70,7 +117,35 @@ impl Knowledge {
             Realm::Real => Evidence::load(&store, &fingerprint),
             Realm::Rehearsal => Evidence::load_rehearsal(&store, &rehearsed(&store, &fingerprint)),
         };
-        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families })
+        let others = software.torch.iter().map(|other| (machine.fingerprint(Some(&runtime(other))), other.clone()));
+        let other_torches = others.filter(|(key, _)| *key != fingerprint).collect();
+        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, other_torches })
+    }
+
+    /// What was seen on this computer under another torch, kernel, card or spoof, most verdicts first. What others found
+    /// and what rehearsals played is not among it.
+    pub fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
+        let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
+        for source in [Source::Probe, Source::Run] {
+            for record in self.store.records(&Filter { source: Some(source), ..Filter::default() }) {
+                *verdicts.entry(record.machine).or_default() += 1;
+            }
+        }
+        for canary in self.store.canaries() {
+            *verdicts.entry(canary.machine).or_default() += 1;
+        }
+        verdicts.remove(&self.fingerprint);
+        let mut found: Vec<KeptElsewhere> = verdicts
+            .into_iter()
+            .map(|(key, verdicts)| KeptElsewhere {
+                torch: self.other_torches.get(&key).cloned(),
+                fingerprint: key,
+                verdicts,
+            })
+            .collect();
+        found.sort_by_key(|it| std::cmp::Reverse(it.verdicts));
+        found.truncate(MOST_ELSEWHERE);
+        found
     }
 
     /// The situation of tensors on the machine's accelerator, or in the host's memory, judged from the description.

@@ -12,7 +12,7 @@ use unhang_evidence::{Realm, Source, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
 use super::evidence::tunings;
-use super::knowledge::{Knowledge, KnowledgeArguments};
+use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments};
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
@@ -117,6 +117,7 @@ impl PlanCommand {
             value["rehearsal"] = json!(self.rehearsal);
             value["tunings"] = tunings.iter().map(tunings::to_json).collect();
             value["machine"] = knowledge.to_json();
+            value["kept_elsewhere"] = knowledge.kept_elsewhere().iter().map(KeptElsewhere::to_json).collect();
             print_safe_json(&value)?;
         } else {
             print_text(&describe(&problem, &plan, &tunings, &knowledge, on_cpu, self.rehearsal))?;
@@ -252,6 +253,10 @@ fn describe(
     }
     if plan.evidence.is_empty() {
         line("evidence", "none about this convolution");
+    }
+    let elsewhere = if rehearsal { Vec::new() } else { knowledge.kept_elsewhere() };
+    for (index, kept) in elsewhere.iter().enumerate() {
+        line(if index == 0 { "elsewhere" } else { "" }, &format!("- {}", kept.in_words()));
     }
     for (index, tuning) in tunings.iter().enumerate() {
         line(if index == 0 { "GPU kernels" } else { "" }, &format!("- {}", tunings::in_words(tuning)));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use unhang_evidence::Realm;
+use unhang_evidence::{Realm, Source};
 use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
@@ -59,6 +59,11 @@ impl ReportCommand {
             let page = report.to_html();
             write_whole(path, |output| output.write_all(page.as_bytes()))?;
             tell(&format!("wrote {}", path.display()));
+        }
+        if !self.rehearsal && report.records.iter().all(|it| it.source == Source::Import) {
+            for kept in knowledge.kept_elsewhere() {
+                tell(&format!("hint: {}", kept.in_words()));
+            }
         }
         if self.json {
             print_safe_json(&report.to_json())?;

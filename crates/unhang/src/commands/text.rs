@@ -37,6 +37,11 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
     }
 }
 
+/// So many of something whose plural takes an s.
+pub fn counted(count: u64, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
 /// A length of time: a number with ms, s, m or h.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

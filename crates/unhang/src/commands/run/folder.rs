@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use unhang_guard::{Handle, Identity, NotPrivate, PrivateFolder, process};
 
+use super::super::text::counted;
+
 /// What every Python of the run imports at its start.
 const SITECUSTOMIZE: &str = include_str!("../../../../../python/unhang/_autoload/sitecustomize.py");
 const PREFIX: &str = "run-";
@@ -207,10 +209,6 @@ impl RunFolder {
         let of_functions = if functions > 0 { format!(", {}", counted(functions, "function")) } else { String::new() };
         (objects > 0).then(|| format!("the shield repaired {}{of_functions}", counted(objects, "code object")))
     }
-}
-
-fn counted(count: u64, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 impl Drop for RunFolder {

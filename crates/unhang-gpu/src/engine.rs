@@ -193,6 +193,10 @@ type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 /// its user; the rest is prepared again from kernels that stay loaded.
 const MOST_PREPARED: usize = 10_000;
 
+/// The most kernels that are loaded or kept in memory. Modules are never unloaded, since a recorded graph may hold their
+/// functions; so beyond this a new problem gets no kernels of its own, and the general ones, which are few, serve it.
+const MOST_KERNELS: usize = 2048;
+
 /// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
 const PROVISIONAL_SECONDS: f64 = 0.5;
 /// A problem's own kernels are compiled where the model gives them less than this share of the general ones' time.
@@ -208,6 +212,7 @@ pub struct GpuEngine {
     preferred: Mutex<HashMap<Problem, Choice>>,
     /// The kernel families that may run; `None` for all of them.
     allowed: Mutex<Option<BTreeSet<String>>>,
+    most_kernels: usize,
 }
 
 /// A map behind a poisoned lock is whole: no code of ours leaves one half changed.
@@ -239,7 +244,13 @@ impl GpuEngine {
             prepared: Mutex::default(),
             preferred: Mutex::default(),
             allowed: Mutex::default(),
+            most_kernels: MOST_KERNELS,
         }
+    }
+
+    /// The same with room for other than the usual number of kernels.
+    pub fn with_room_for(self, most_kernels: usize) -> GpuEngine {
+        GpuEngine { most_kernels, ..self }
     }
 
     /// The driver.
@@ -322,6 +333,17 @@ impl GpuEngine {
         found
     }
 
+    /// How many kernels are loaded, compiled and not yet asked for, or about to be compiled.
+    pub fn kernels(&self) -> usize {
+        lock(&self.functions).len() + self.workshop.held()
+    }
+
+    /// Whether kernels of a problem's own may be had: there is room for more, or they are loaded.
+    fn has_room_for(&self, plan: &Plan) -> bool {
+        self.kernels() < self.most_kernels
+            || plan.stages.iter().all(|stage| lock(&self.functions).contains_key(&stage.kernel))
+    }
+
     /// What is to compute a problem within a limit of workspace: what was measured, else the model's first. Where general
     /// kernels are as good by the model, nothing is compiled for the problem alone.
     fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
@@ -329,13 +351,14 @@ impl GpuEngine {
         let found = if can_compile { self.candidates_within(problem, limit) } else { Vec::new() };
         if let Some(choice) = lock(&self.preferred).get(problem).copied().filter(|_| can_compile) {
             let known = found.iter().find(|candidate| candidate.choice == choice).cloned();
-            if let Some(preferred) = known.or_else(|| self.asked_for(problem, choice, limit)) {
+            let preferred = known.or_else(|| self.asked_for(problem, choice, limit));
+            if let Some(preferred) = preferred.filter(|preferred| self.has_room_for(&preferred.plan)) {
                 return Ok(preferred);
             }
         }
         let general = self.general_within(problem, limit).into_iter().next();
         let pays = |own: &Candidate| match &general {
-            Some(general) => own.seconds < general.seconds * SPECIALISED_PAYS,
+            Some(general) => own.seconds < general.seconds * SPECIALISED_PAYS && self.has_room_for(&own.plan),
             None => true,
         };
         found.into_iter().next().filter(pays).or(general).ok_or_else(|| {

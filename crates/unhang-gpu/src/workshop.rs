@@ -109,6 +109,12 @@ impl Workshop {
         state.queue.len() + state.being_compiled.len()
     }
 
+    /// How many kernels are kept in memory until somebody asks for them, or are going to be.
+    pub(crate) fn held(&self) -> usize {
+        let state = self.state();
+        state.done.len() + state.queue.len() + state.being_compiled.len()
+    }
+
     /// What came with the package, else what was compiled before. A shipped object that is damaged or refused is as good as
     /// absent; `unhang kernels list --shipped` says so.
     fn cached(&self, kernel: &Kernel) -> Option<Arc<Vec<u8>>> {

@@ -1,4 +1,4 @@
-"""Tolerances for comparing with torch: those of the suite, once."""
+"""What tests of the torch face share: the suite's tolerances for comparing with torch, and which engines computed."""
 
 from __future__ import annotations
 
@@ -22,3 +22,10 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, slack: float = 1.0) -> N
     assert torch.isfinite(got).all() == torch.isfinite(want).all()
     assert (error.max() / scale).item() <= largest, f"largest error {(error.max() / scale).item():.2e}"
     assert (error.norm() / norm).item() <= l2, f"error in L2 {(error.norm() / norm).item():.2e}"
+
+
+def engines_used() -> set[str]:
+    """The engines that have computed something since the routes were last cleared."""
+    from unhang import _convolve
+
+    return {name for route in _convolve.routes.values() for name, n in zip(route.names, route.tally.by_place) if n}

@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,16 +16,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import unhang
-from comparing import assert_close
-from unhang import SafeConv2d, Settings, _canary, _convolve, _core, _dispatch, _faults, _state, _statistics
+from comparing import assert_close, engines_used
+from unhang import SafeConv2d, Settings, _canary, _convolve, _core, _dispatch, _engines, _faults, _state, _statistics
 
 NEW_TORCH = hasattr(torch, "compile")
 OURS = Settings(strategy="cpu_fallback")
 new_torch = pytest.mark.skipif(not NEW_TORCH, reason="torch 2 and newer")
-
-
-def engines_used() -> set[str]:
-    return {name for route in _convolve.routes.values() for name, n in zip(route.names, route.tally.by_place) if n}
 
 
 # ---- 1: on and off while others compute ----
@@ -355,7 +352,7 @@ def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.Monk
     assert sum(route.tally.total for route in _convolve.routes.values()) == 300
 
 
-# ---- 10, 12: layers as drop-ins ----
+# ---- 10: scripts and traces; what a layer has to bear (12) is in test_drop_in.py ----
 
 
 def test_convolutions_can_be_scripted_while_unhang_is_on() -> None:
@@ -384,153 +381,6 @@ def test_traces_made_while_unhang_is_on_hold_the_convolution_and_not_its_result(
         traced = torch.jit.trace(model, x)
     assert "aten::_convolution" in str(traced.graph)
     torch.testing.assert_close(traced(other), want)
-
-
-def _same(compute, layer: nn.Conv2d) -> None:
-    want = compute(layer)
-    got = compute(unhang.patch_model(layer, OURS))
-    for ours, plain in zip(got, want):
-        assert ours.dtype == plain.dtype
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
-
-
-def test_safe_layers_under_autocast() -> None:
-    x = torch.randn(1, 2, 6, 6)
-
-    def twice(layer: nn.Module) -> list[torch.Tensor]:
-        layer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = layer(layer(x))
-        y.float().sum().backward()
-        return [y, layer.weight.grad.clone()]
-
-    def double(layer: nn.Module) -> list[torch.Tensor]:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return [layer.double()(x.double())]
-
-    _same(lambda it: [t.to(torch.float32) for t in twice(it)], nn.Conv2d(2, 2, 3, padding=1))
-    _same(double, nn.Conv2d(2, 2, 3, padding=1))
-
-
-def test_safe_layers_on_meta_and_on_complex_numbers() -> None:
-    layer = SafeConv2d(2, 3, 3, config=OURS, device="meta")
-    assert layer(torch.randn(1, 2, 6, 6, device="meta")).shape == (1, 3, 4, 4)
-    _same(lambda it: [torch.view_as_real(it(torch.randn(1, 2, 6, 6, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))))],
-          nn.Conv2d(2, 3, 3, dtype=torch.complex64))  # fmt: skip
-
-
-def test_safe_layers_with_forward_gradients() -> None:
-    import torch.autograd.forward_ad as forward
-
-    x, tangent = torch.randn(1, 2, 6, 6), torch.randn(1, 2, 6, 6)
-
-    def compute(layer: nn.Module) -> list[torch.Tensor]:
-        with forward.dual_level():
-            primal, moved = forward.unpack_dual(layer(forward.make_dual(x, tangent)))
-            assert moved is not None
-            return [primal.detach(), moved.detach()]
-
-    _same(compute, nn.Conv2d(2, 3, 3))
-
-
-@new_torch
-def test_safe_layers_under_torch_func() -> None:
-    from torch import func
-
-    x = torch.randn(1, 1, 4, 4, dtype=torch.float64)
-
-    def compute(layer: nn.Module) -> list[torch.Tensor]:
-        parameters = {name: it.detach() for name, it in layer.named_parameters()}
-
-        def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-            return func.functional_call(layer, parameters, (x,)).sin().sum()
-
-        grads = func.grad(loss)(parameters, x)
-        per_sample = func.vmap(func.grad(loss), (None, 0))(parameters, torch.stack([x, 2 * x]))
-        hessian = func.hessian(lambda x: loss(parameters, x))(x)
-        jacobian = func.jacrev(lambda x: layer(x))(x)
-        _, moved = func.jvp(lambda x: layer(x), (x,), (torch.ones_like(x),))
-        return [*grads.values(), *per_sample.values(), hessian, jacobian.detach(), moved.detach()]
-
-    _same(compute, nn.Conv2d(1, 2, 3).double())
-
-
-@new_torch
-def test_safe_layers_compile_whole_and_export() -> None:
-    torch._dynamo.reset()
-    x = torch.randn(1, 2, 6, 6)
-    layer = unhang.patch_model(nn.Conv2d(2, 3, 3), OURS)
-    want = layer(x)
-    _convolve.routes.clear()
-    _convolve.replan()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        torch.testing.assert_close(torch.compile(layer, backend="aot_eager", fullgraph=True)(x), want)
-        assert engines_used() == {"cpu"}, "the compiled graph holds the layer's settings"
-        for strict in (True, False):
-            exported = torch.export.export(layer, (x,), strict=strict)
-            assert "unhang" not in exported.graph_module.code, "what is exported runs where unhang is not"
-            torch.testing.assert_close(exported.module()(x), want)
-
-
-def test_safe_layers_in_fx() -> None:
-    from torch import fx
-
-    model = unhang.patch_model(nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU()), OURS)
-    x = torch.randn(1, 2, 6, 6)
-    torch.testing.assert_close(fx.symbolic_trace(model)(x), model(x))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_safe_layers_are_fused_with_batch_norms() -> None:
-    from torch.ao.quantization import fuse_modules
-
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU()).eval()
-
-    x = torch.randn(1, 2, 6, 6)
-    want = fuse_modules(make(), ["0", "1", "2"])(x)
-    fused = fuse_modules(unhang.patch_model(make(), OURS), ["0", "1", "2"])
-    torch.testing.assert_close(fused(x), want, rtol=1e-4, atol=1e-4)
-    assert [type(it) for it in fused.modules() if isinstance(it, nn.Conv2d)] == [SafeConv2d]
-    assert engines_used() == {"cpu"}
-
-
-def test_settings_are_values_that_can_be_copied_saved_and_compared() -> None:
-    import copy
-    import pickle
-
-    settings = Settings(strategy="TILED", tile_limit=9, verbose=True)
-    assert (settings.strategy, settings.tile_limit, settings.verbose, settings.tune) == ("tiled", 9, True, False)
-    for copied in (
-        copy.deepcopy(settings),
-        pickle.loads(pickle.dumps(settings, 2)),
-        Settings.from_token(settings.token),
-    ):
-        assert copied == settings
-        assert hash(copied) == hash(settings)
-    assert settings.changed(verbose=False) != settings
-    assert repr(settings).startswith("Settings(strategy='tiled', size_threshold=42")
-    with pytest.raises(AttributeError):
-        settings.tile_limit = 3  # type: ignore[misc]
-    with pytest.raises(ValueError, match="unknown setting 'colour'"):
-        Settings(colour="red")  # type: ignore[call-arg]
-
-
-@pytest.mark.skipif(not hasattr(torch.library, "opcheck"), reason="torch 2.4 and newer")
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
-def test_our_op_passes_torchs_own_check(form: torch.memory_format) -> None:
-    x = torch.randn(2, 4, 6, 6).to(memory_format=form).requires_grad_()
-    w, b = torch.randn(4, 2, 3, 3).to(memory_format=form).requires_grad_(), torch.randn(4, requires_grad=True)
-    geometry = ([1, 1], [1, 1], [1, 1], False, [0, 0], 2)
-    torch.library.opcheck(torch.ops.unhang.convolution.default, (x, w, b, *geometry, OURS.token))
-    g = torch.randn(2, 4, 6, 6).to(memory_format=form)
-    torch.library.opcheck(
-        torch.ops.unhang.convolution_backward.default,
-        (g, x.detach(), w.detach(), [4], *geometry, [True, True, True], OURS.token),
-    )
 
 
 # ---- 13, 14, 15: stores, half-way, growth ----
@@ -725,3 +575,33 @@ def test_what_torch_computes_itself_gets_the_flags_that_the_user_set(monkeypatch
             assert _engines.process_flags()[1], "deterministic, by torch's other way of saying it"
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("current", [0, 1])
+def test_gradients_by_torch_are_computed_on_the_device_of_their_tensors(
+    monkeypatch: pytest.MonkeyPatch, current: int
+) -> None:
+    """Played: there is no second GPU. Torch's kernel that ours replaces makes the tensors' device the current one."""
+    entered: list[object] = []
+
+    class Device:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            entered.append(self.device)
+
+        def __exit__(self, *_: object) -> None:
+            entered.append("left")
+
+    def original(*_: object) -> tuple[None, None, None]:
+        entered.append("computed")
+        return None, None, None
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(_engines, "_original_backward", original)
+    there = SimpleNamespace(device=torch.device("cuda", 1), shape=(1, 1, 4, 4))
+    geometry = _engines.Geometry([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    _engines.call_original_backward(there, there, there, geometry, (True, True, True))  # type: ignore[arg-type]
+    assert entered == (["computed"] if current == 1 else [torch.device("cuda", 1), "computed", "left"])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
@@ -27,6 +27,8 @@ _KEY = torch._C.DispatchKey.CompositeExplicitAutograd
 # The kernels that torch would have run, called past the dispatcher so that ours is not called again.
 _original_forward = torch.ops.aten._convolution.default._op_dk
 _original_backward = torch.ops.aten.convolution_backward.default._op_dk
+
+_NOTHING = nullcontext()
 
 DATA_TYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16", torch.float64: "f64"}
 
@@ -54,7 +56,8 @@ class Task(NamedTuple):
     rehearsed: bool = False
     #: Whether the card that would compute is one of those that the vendor left behind.
     affected: bool = False
-    #: Whether the tensors lie where and as our CPU engine wants them. Part of what a route is looked up by.
+    #: Whether the tensors are the problem's own, whole, and lie where and as our CPU engine wants them. Part of what a
+    #: route is looked up by; whoever hands parts of them on says no.
     ready: bool = False
     #: The most bytes of workspace that our GPU kernels may take, and whether candidates for them are to be measured.
     workspace_limit: int = 0
@@ -139,7 +142,7 @@ class CpuEngine:
     """Ours, on the CPU. Tensors of an accelerator are copied there and the result back; no parameter is moved."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        if task.ready and geometry.padding == task.padding and input.shape == task.problem.input_shape:
+        if task.ready:
             # The short way of a repeated convolution on CPU tensors.
             return run_on_cpu(task.problem, input, weight, bias, task.memory_format)
         problem = problem_of(task, input, weight, geometry)
@@ -271,9 +274,18 @@ def call_original_backward(
             return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
     if bias_sizes is None and mask[2]:
         bias_sizes = [grad_output.shape[1]]
-    gradients = _original_backward(_KEY, grad_output, input, weight, bias_sizes, *geometry, list(mask))
+    with _device_of(grad_output):
+        gradients = _original_backward(_KEY, grad_output, input, weight, bias_sizes, *geometry, list(mask))
     data, weights, bias = (gradient if wanted else None for gradient, wanted in zip(gradients, mask))
     return data, weights, bias
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[object]:
+    """Makes a tensor's accelerator the current one. For gradients torch has a kernel on CUDA's key that does so, and
+    ours has taken its place; in the forward direction torch's kernels do it themselves."""
+    if tensor.device.type != "cuda" or tensor.device.index == torch.cuda.current_device():
+        return _NOTHING
+    return torch.cuda.device(tensor.device)
 
 
 def call_original_forward(

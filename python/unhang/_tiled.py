@@ -20,6 +20,7 @@ class TiledEngine:
         self._limit = limit
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        task = _of_parts(task)
         output = torch.zeros(task.problem.output_shape, dtype=_summing(input), device=input.device).contiguous(
             memory_format=task.memory_format
         )
@@ -37,6 +38,7 @@ class TiledEngine:
     def backward(
         self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
+        task = _of_parts(task)
         ordinary = geometry._replace(transposed=False, output_padding=[0, 0])
         plain = ordinary._replace(padding=[0, 0])
         # In the lowered convolution of a transposed one, input and output have changed places.
@@ -71,6 +73,11 @@ class TiledEngine:
     def _windows(self, task: Task, inner: Tensor) -> list[tuple[_Tile, Tensor]]:
         tiles = [_Tile(*spans) for spans in _core.tiles(task.problem, self._limit)]
         return [(tile, F.pad(inner[tile.input], tile.zeros)) for tile in tiles]
+
+
+def _of_parts(task: Task) -> Task:
+    """The task for engines that get tiles and not its tensors."""
+    return task._replace(ready=False)
 
 
 def _summing(tensor: Tensor) -> torch.dtype:

@@ -2,6 +2,8 @@
 
 use std::ffi::c_void;
 
+use libloading::os::unix::Library;
+
 use super::tensors::Tensor;
 use super::torch::{Code, Numbers, Raw, loaded};
 
@@ -18,7 +20,9 @@ pub type CurrentStream = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
 pub type EmptyThere = unsafe extern "C-unwind" fn(*mut Raw, Numbers, Numbers, i8, OptionalDevice) -> *mut Raw;
 pub type Take = unsafe extern "C" fn(u64, *mut *mut c_void) -> Code;
 pub type Give = unsafe extern "C" fn(*mut c_void) -> Code;
-pub type CurrentDevice = unsafe extern "C-unwind" fn() -> i8;
+pub type CurrentDevice = unsafe extern "C" fn(*mut i32) -> Code;
+pub type CreateGuard = unsafe extern "C" fn(i32, *mut *mut c_void) -> Code;
+pub type DeleteGuard = unsafe extern "C" fn(*mut c_void) -> Code;
 
 /// What the accelerator's part of torch has, where there is one. Without the shortcuts of its allocator, which go past the
 /// dispatcher, memory comes from torch's general entry.
@@ -26,12 +30,14 @@ pub type CurrentDevice = unsafe extern "C-unwind" fn() -> i8;
 pub struct Accelerator {
     pub stream: Option<CurrentStream>,
     pub empty: Option<EmptyThere>,
-    pub scratch: Option<(Take, Give, CurrentDevice)>,
+    pub scratch: Option<(Take, Give)>,
+    current: Option<CurrentDevice>,
+    guard: Option<(CreateGuard, DeleteGuard)>,
 }
 
 impl Accelerator {
-    /// Finds it.
-    pub fn find() -> Accelerator {
+    /// Finds it; `torch` is the library that every torch has.
+    pub fn find(torch: &Library) -> Accelerator {
         let Some(library) = ["libtorch_cuda.so", "libtorch_hip.so"].iter().find_map(|name| loaded(name)) else {
             return Accelerator::default();
         };
@@ -41,12 +47,10 @@ impl Accelerator {
                 unsafe { $library.get::<$type>($name.as_bytes()) }.ok().map(|symbol| *symbol)
             };
         }
-        let device = ["libc10_cuda.so", "libc10_hip.so"].iter().find_map(|name| loaded(name)).and_then(|library| {
-            function!(library, CurrentDevice, "_ZN3c104cuda14current_deviceEv")
-                .or_else(|| function!(library, CurrentDevice, "_ZN3c103hip14current_deviceEv"))
-        });
         let take = function!(library, Take, "aoti_torch_cuda_caching_allocator_raw_alloc");
         let give = function!(library, Give, "aoti_torch_cuda_caching_allocator_raw_delete");
+        let create = function!(torch, CreateGuard, "aoti_torch_create_device_guard");
+        let delete = function!(torch, DeleteGuard, "aoti_torch_delete_device_guard");
         Accelerator {
             stream: function!(library, CurrentStream, "aoti_torch_get_current_cuda_stream"),
             empty: function!(
@@ -54,8 +58,42 @@ impl Accelerator {
                 EmptyThere,
                 "_ZN2at6detail18empty_strided_cudaEN3c108ArrayRefIlEES3_NS1_10ScalarTypeESt8optionalINS1_6DeviceEE"
             ),
-            scratch: take.zip(give).zip(device).map(|((take, give), device)| (take, give, device)),
+            scratch: take.zip(give),
+            current: function!(torch, CurrentDevice, "aoti_torch_get_current_device_index"),
+            guard: create.zip(delete),
         }
+    }
+
+    /// Whether a device is this thread's current one. By the C interface, which returns a code where C++ would throw: this
+    /// is asked where nothing may be thrown.
+    pub fn is_current(&self, device_index: i32) -> bool {
+        let mut current = -1;
+        // SAFETY: a place for the number.
+        self.current.is_some_and(|ask| unsafe { ask(&mut current) } == 0) && current == device_index
+    }
+
+    /// Makes a device this thread's current one until what is returned is dropped; none where it is that already.
+    pub fn guard(&self, device_index: i32) -> Option<DeviceGuard> {
+        let (create, delete) = self.guard?;
+        if device_index < 0 || self.is_current(device_index) {
+            return None;
+        }
+        let mut guard = std::ptr::null_mut();
+        // SAFETY: a place for the guard.
+        (unsafe { create(device_index, &mut guard) } == 0).then_some(DeviceGuard { guard, delete })
+    }
+}
+
+/// While it lives another device is this thread's current one.
+pub struct DeviceGuard {
+    guard: *mut c_void,
+    delete: DeleteGuard,
+}
+
+impl Drop for DeviceGuard {
+    fn drop(&mut self) {
+        // SAFETY: what torch gave, once.
+        unsafe { (self.delete)(self.guard) };
     }
 }
 

@@ -252,11 +252,18 @@ impl<'a> Gradients<'a> {
         torch.convolution_backward(keys, tensors, sizes, &self.rest.geometry(), self.mask)
     }
 
+    /// By torch's own kernel. On an accelerator torch has one that makes the tensors' device the current one first; ours has
+    /// taken its place, and so has to.
+    fn by_original(&self, face: &'a Face) -> [Tensor<'a>; 3] {
+        let _guard = face.torch.on_device_of(&self.grad_output);
+        self.by(&face.torch, face.original)
+    }
+
     fn by_known(&self, face: &'a Face, known: &Backward) -> Option<[Tensor<'a>; 3]> {
         let torch = &face.torch;
         let steps = || known.data.iter().chain(&known.weights);
         let found = if steps().any(|step| step.original_flags().is_some()) {
-            self.by(torch, face.original)
+            self.by_original(face)
         } else {
             let one = |step: &Option<_>, operands: [&Tensor<'a>; 2]| match step {
                 Some(step) => super::step::Step::compute(step, torch, operands, None),
@@ -298,7 +305,7 @@ fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) ->
     let generation = table::generation();
     let settings = table::backward_settings(device, call.weight.address().unwrap_or(0));
     if settings == 0 {
-        return call.by(torch, face.original);
+        return call.by_original(face);
     }
     let key = call.key(settings);
     if let Some(Known::Backward(known)) = key.as_ref().and_then(table::look_up)

@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 
 use libloading::os::unix::{Library, RTLD_NOW};
 
-use super::accelerator::{Accelerator, OptionalDevice, Scratch};
+use super::accelerator::{Accelerator, DeviceGuard, OptionalDevice, Scratch};
 use super::tensors::{List, Place, Tensor};
 
 /// `RTLD_NOLOAD`: only what the process has loaded.
@@ -253,7 +253,7 @@ impl Torch {
         };
         // SAFETY: no arguments.
         let strided = unsafe { (functions.strided)() };
-        let torch = Torch { functions, delete_optional, accelerator: Accelerator::find(), strided };
+        let torch = Torch { functions, delete_optional, accelerator: Accelerator::find(&library), strided };
         torch.check_handles()?;
         // The library is never closed: it is torch.
         std::mem::forget(library);
@@ -321,6 +321,11 @@ impl Torch {
         (unsafe { self.accelerator.stream?(device_index, &mut stream) } == 0).then_some(stream as u64)
     }
 
+    /// Makes the device of a tensor this thread's current one until what is returned is dropped, where it is not.
+    pub fn on_device_of(&self, tensor: &Tensor<'_>) -> Option<DeviceGuard> {
+        self.accelerator.guard(tensor.place()?.device_index)
+    }
+
     /// The number of torch's type for bytes.
     pub fn byte(&self) -> i32 {
         // SAFETY: no arguments.
@@ -329,9 +334,9 @@ impl Torch {
 
     /// So many bytes of the place's device.
     pub fn scratch(&self, bytes: u64, place: Place) -> Option<Scratch<'_>> {
-        if let Some((take, give, device)) = self.accelerator.scratch
-            // SAFETY: no arguments; the device is there, since a tensor lies on one.
-            && place.device_index >= 0 && i32::from(unsafe { device() }) == place.device_index
+        if let Some((take, give)) = self.accelerator.scratch
+            && place.device_index >= 0
+            && self.accelerator.is_current(place.device_index)
         {
             let mut address = std::ptr::null_mut();
             // SAFETY: a place for the address.

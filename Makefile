@@ -44,7 +44,7 @@ deny:
 
 # make wheel   one abi3 wheel for Python 3.9 and newer, glibc 2.28 and newer, in dist/
 wheel:
-	@tools/setup build python
+	@tools/setup packing
 	@tools/wheel
 
 # make bench-overhead   what a call through unhang costs over plain torch

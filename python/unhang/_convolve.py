@@ -130,8 +130,8 @@ def forward(
     """A convolution's output, by the plan that these settings make for it."""
     geometry = _geometry(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
     device = input.device
-    # A bias of other than one dimension is torch's to refuse, whatever its sizes. Whether devices are the same is quicker
-    # to tell than to hash each.
+    # A bias of other than one dimension is torch's to refuse, whatever its sizes. To compare devices is quicker than to
+    # hash.
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
         None if bias is None else (bias.dim(), bias.numel(), bias.dtype, bias.device == device), device,

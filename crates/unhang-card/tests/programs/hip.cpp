@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -215,6 +216,7 @@ static void part_events() {
     float *x = device<float>(n), *y = device<float>(n);
     CHECK(hipMemset(x, 0, n * 4));
     CHECK(hipMemset(y, 0, n * 4));
+    auto began = std::chrono::steady_clock::now();
     CHECK(hipEventRecord(start, first));
     auto ones = std::vector<float>(n, 1);
     CHECK(hipMemcpyAsync(x, ones.data(), n * 4, hipMemcpyHostToDevice, first));
@@ -225,7 +227,9 @@ static void part_events() {
     CHECK(hipEventSynchronize(stop));
     float milliseconds = -1;
     CHECK(hipEventElapsedTime(&milliseconds, start, stop));
-    EXPECT(milliseconds >= 0 && milliseconds < 600000);
+    double elapsed = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+    // The kernel alone takes the emulator most of this time; a card's own times are within what the host has waited.
+    EXPECT(milliseconds > elapsed / 1000 && milliseconds <= elapsed);
     EXPECT(hipEventQuery(stop) == hipSuccess);
     std::vector<float> out(n);
     CHECK(hipMemcpy(out.data(), y, n * 4, hipMemcpyDeviceToHost));

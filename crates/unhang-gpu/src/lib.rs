@@ -11,13 +11,16 @@
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
 //! * `predict` (with the emulated card): what a plan would take on an RDNA1 card, from its kernels' own instructions;
 //! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
+//! * [`FromHost`]: the engine on operands in the host's memory, for children and tests;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
 //!
 //! One kernel source (`kernels/*.cu`) serves HIP and CUDA. This crate knows no torch, no store of evidence and no
-//! planner: it is handed device pointers, a stream and a workspace, and allocates nothing on the device itself. Whether
+//! planner: it is handed device pointers, a stream and a workspace, and allocates nothing on the device itself ([`FromHost`] and
+//! measurements do). Whether
 //! a kernel may run in this process at all (the canary) is decided by its callers.
 //!
-//! `unsafe` is confined to the modules that call foreign functions: [`driver`], [`compiler`] and the C interface.
+//! `unsafe` is confined to the modules that call foreign functions or hand memory to the device: [`driver`], [`compiler`],
+//! `from_host`, [`tuning`] and the C interface.
 
 #[cfg(feature = "c-abi")]
 mod c_abi;
@@ -28,6 +31,7 @@ pub mod compiler;
 pub mod driver;
 mod dynamic;
 mod engine;
+mod from_host;
 pub mod model;
 pub mod object;
 pub mod plan;
@@ -42,3 +46,4 @@ pub mod tuning;
 mod workshop;
 
 pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};
+pub use from_host::FromHost;

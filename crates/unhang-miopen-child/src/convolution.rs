@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use unhang_conv::reference::Indexer;
 use unhang_conv::{DataType, Direction, Layout, Problem, TensorShape};
+use unhang_probe::trial::Convolved;
 
 use crate::library::{Functions, Handle, Miopen, MiopenError, Performance, check_miopen};
 use crate::memory::{Descriptor, Event, Memory};
@@ -15,17 +16,6 @@ const MOST_ALGORITHMS: usize = 16;
 /// Seconds that repeating a convolution to time it may take, and how often it is repeated at most.
 const TIMING_SECONDS: f64 = 0.2;
 const TIMING_CALLS: usize = 10;
-
-/// What a convolution came to, besides its numbers.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Convolved {
-    /// Seconds of the search and the first call together.
-    pub first_seconds: f64,
-    /// Seconds when warm.
-    pub seconds: f64,
-    /// What MIOpen chose and from how many.
-    pub detail: String,
-}
 
 impl Miopen {
     /// Computes a problem that is not transposed on operands in this process's memory. `first` and `second` are the

@@ -3,7 +3,7 @@
 //! * [`Miopen`] is a handle of the library on one device, with the HIP runtime that the library itself is linked to.
 //! * [`Miopen::convolve`] does what torch does with it: asks for the workspace, has MIOpen find an algorithm (in the find
 //!   mode that its variables name), executes the best one, and waits without blocking inside the driver.
-//! * [`serve`] answers a prober's requests with that.
+//! * `unhang_probe::trial::serve` answers a prober's requests with that.
 //!
 //! This crate must not know torch, chips, evidence or plans, and judges nothing: it measures the error, and the prober
 //! says what that means. Whoever calls it must expect not to come back: it belongs in a supervised child.
@@ -13,6 +13,4 @@ mod convolution;
 mod library;
 mod memory;
 
-pub use child::{answer, serve};
-pub use convolution::Convolved;
 pub use library::{Description, Miopen, MiopenError};

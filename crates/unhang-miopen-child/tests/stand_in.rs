@@ -11,8 +11,9 @@ use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_cpu::CpuEngine;
-use unhang_miopen_child::{Miopen, MiopenError, serve};
+use unhang_miopen_child::{Miopen, MiopenError};
 use unhang_probe::tolerance;
+use unhang_probe::trial::serve;
 
 /// The stand-in. `None` where there is no C compiler that knows `_Float16`.
 fn stand_in(folder: &Path) -> Option<String> {

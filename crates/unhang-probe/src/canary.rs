@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use unhang_conv::{Direction, Problem};
 use unhang_engine::{EngineName, Verdict};
 use unhang_guard::printable;
 
@@ -26,6 +27,26 @@ const LONGEST: usize = 300;
 /// more; within the others' time that would look like a hang.
 pub fn deadline(engine: EngineName) -> Duration {
     Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
+}
+
+/// The problems on which kernel families are tried, in all three directions: an ordinary convolution, one with a stride and few
+/// channels, a depthwise one, one in f16. On an emulated card, which takes its time, smaller ones.
+pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
+    let keys: &[&str] = if is_emulated {
+        &["forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1", "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4"]
+    } else {
+        &[
+            "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+            "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
+            "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
+            "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+        ]
+    };
+    let in_all = |key: &&str| {
+        let problem: Option<Problem> = key.parse().ok();
+        problem.into_iter().flat_map(|problem| Direction::ALL.map(|direction| problem.with_direction(direction)))
+    };
+    keys.iter().flat_map(in_all).collect()
 }
 
 /// The line with which a child answers.
@@ -169,6 +190,12 @@ mod tests {
 
     fn judged(ended: Ended, output: &str) -> (Verdict, String) {
         judge(&outcome(ended, output), LIMIT)
+    }
+
+    #[test]
+    fn kernels_are_tried_in_every_direction() {
+        assert_eq!(kernel_problems(false).len(), 12);
+        assert_eq!(kernel_problems(true).len(), 6);
     }
 
     #[test]

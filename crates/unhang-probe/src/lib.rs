@@ -4,7 +4,7 @@
 //! * [`canary`] is what a child says that tries an engine before anybody's process does, and what its end means.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
 //!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
-//! * [`child`] is the other end of that, for children written in Rust.
+//! * [`child`] is the other end of that, for children written in Rust, and [`trial`] what such a child does with an attempt.
 //! * [`rehearsal`] plays a card that behaves as a table says, in such a child. The prober sees only the child.
 //!
 //! This crate must not know torch, a GPU runtime or a particular engine: it sees processes.
@@ -22,6 +22,7 @@ mod recorder;
 pub mod rehearsal;
 mod session;
 mod supervise;
+pub mod trial;
 mod verdict;
 
 pub use prober::{End, Event, Outcome as Probed, Prober, culprits};

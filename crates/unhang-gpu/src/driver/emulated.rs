@@ -10,12 +10,13 @@ use std::time::Instant;
 
 use unhang_conv::Problem;
 use unhang_emulator::{ArgumentMetadata, Counts, Dispatch, Machine, Mode, Object, Perturbation};
-use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported, bf16, f16};
+use unhang_engine::{Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_isa::Chip;
 
 use super::{Description, Driver, DriverError, Event, Function};
 use crate::choice::Choice;
 use crate::compiler::Compiler;
+use crate::from_host::{UNWRITTEN, bytes_of, size_of, write};
 use crate::model::Device;
 use crate::plan::Form;
 use crate::{DevicePointers, GpuEngine, Settings};
@@ -250,9 +251,6 @@ pub struct EmulatedEngine {
     choice: Mutex<Option<(Choice, Form)>>,
 }
 
-/// Where a kernel reads what nobody wrote, the result shows it: a NaN in every type.
-const UNWRITTEN: u8 = 0xff;
-
 impl EmulatedEngine {
     /// An engine that compiles anew or takes objects from `settings`' cache.
     pub fn new(card: Emulated, settings: Settings) -> EmulatedEngine {
@@ -294,12 +292,7 @@ impl EmulatedEngine {
             self.card.free(address).map_err(|error| error.to_string())?;
         }
         ran?;
-        match &mut result {
-            ElementsMut::F32(to) => copy(&output, to, f32::from_le_bytes),
-            ElementsMut::F16(to) => copy(&output, to, f16::from_le_bytes),
-            ElementsMut::Bf16(to) => copy(&output, to, bf16::from_le_bytes),
-            ElementsMut::F64(to) => copy(&output, to, f64::from_le_bytes),
-        }
+        write(&mut result, &output);
         Ok(())
     }
 }
@@ -316,24 +309,5 @@ impl Engine for EmulatedEngine {
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
         operands.validate(problem)?;
         self.compute(problem, operands).map_err(|message| EngineError::Failed { engine: EngineName::Jit, message })
-    }
-}
-
-fn size_of(elements: &Elements<'_>) -> usize {
-    elements.len() * elements.data_type().size()
-}
-
-fn bytes_of(elements: &Elements<'_>) -> Vec<u8> {
-    match elements {
-        Elements::F32(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::F16(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::Bf16(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Elements::F64(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
-    }
-}
-
-fn copy<T, const N: usize>(bytes: &[u8], to: &mut [T], from: fn([u8; N]) -> T) {
-    for (value, &chunk) in to.iter_mut().zip(bytes.as_chunks().0) {
-        *value = from(chunk);
     }
 }

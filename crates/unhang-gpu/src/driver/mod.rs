@@ -61,6 +61,13 @@ pub struct Description {
     pub model: Device,
 }
 
+impl Description {
+    /// Whether it is an emulated card, which takes about a thousand times as long as a real one.
+    pub fn is_emulated(&self) -> bool {
+        self.name.contains("emulated")
+    }
+}
+
 /// A loaded kernel. Modules stay loaded as long as the process lives: captured graphs may hold their functions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Function(pub u64);

@@ -8,6 +8,8 @@ use std::process::ExitCode;
 
 use clap::{ArgGroup, Args};
 
+pub use device::open_driver;
+
 /// Measure our GPU kernels, or compare what was measured. Nothing is done without being asked for.
 #[derive(Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["compare", "tune"])))]

@@ -56,15 +56,15 @@ pub struct Doctor {
     #[command(flatten)]
     consent: Consent,
     /// The child of the self-test.
-    #[arg(long, hide = true, value_name = "ENGINE", value_parser = ["cpu"])]
+    #[arg(long, hide = true, value_name = "ENGINE", value_parser = ["cpu", "jit"])]
     self_test_child: Option<String>,
 }
 
 impl Doctor {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        if self.self_test_child.is_some() {
-            return self_test::cpu_child();
+        if let Some(engine) = &self.self_test_child {
+            return self_test::child(engine);
         }
         if let (true, Some(description)) = (self.self_test, self.machine.description()) {
             bail!(

@@ -1,6 +1,7 @@
 //! `unhang probe`: which convolutions are safe here, each tried in a supervised child.
 
 pub mod children;
+mod kernels;
 mod miopen;
 mod show;
 mod what;
@@ -15,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use unhang_cpu::CpuEngine;
-use unhang_engine::EngineName;
+use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, Realm, Source, Store};
 use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culprits};
@@ -52,13 +53,14 @@ const RESET: Duration = Duration::from_secs(15);
 #[derive(Args)]
 #[command(after_help = "\
 Exit codes: 0 everything was tried and nothing hangs, crashes or is wrong; 1 something does; 2 wrong usage or not done;
-3 some of it could not be tried (time up, no child); 4 the GPU was lost; 130 interrupted.
+3 some of it could not be tried (time up, no child), or every attempt ended in an error; 4 the GPU was lost; 130 interrupted.
 
 Examples:
   unhang probe                                             # what your programs asked for so far
   unhang probe --model torchvision.models:resnet18 --input 1x3x224x224 --budget 10m
   unhang probe --layers my-layers.tsv --engines aten,miopen
   unhang probe --grid --engines miopen --profiles as-is    # the system's MIOpen where there is no ROCm torch
+  unhang probe --layers my-layers.tsv --engines jit        # our own kernels, the same
   unhang probe --grid --rehearse rx5600xt-rocm5.7          # a played card, on any machine
   unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'")]
 pub struct Probe {
@@ -110,6 +112,9 @@ pub struct Probe {
     /// The child that drives MIOpen; for this program's own use.
     #[arg(long, hide = true, value_name = "PART")]
     miopen_child: Option<miopen::Part>,
+    /// The child with our own kernels; for this program's own use.
+    #[arg(long, hide = true, value_name = "PART")]
+    jit_child: Option<kernels::Part>,
 }
 
 /// Where attempts are made: a real torch, or a played card.
@@ -135,9 +140,12 @@ impl Probe {
         if let Some(folder) = &self.rehearsal_child {
             return children::play(folder, &CpuEngine::with_threads(1));
         }
+        let by_definition = unhang_cpu::Settings { by_definition: true, ..unhang_cpu::Settings::default() };
         if let Some(part) = self.miopen_child {
-            let settings = unhang_cpu::Settings { by_definition: true, ..unhang_cpu::Settings::default() };
-            return miopen::child(part, self.miopen.as_deref(), &CpuEngine::with_settings(settings));
+            return miopen::child(part, self.miopen.as_deref(), &CpuEngine::with_settings(by_definition));
+        }
+        if let Some(part) = self.jit_child {
+            return kernels::child(part, &CpuEngine::with_settings(by_definition));
         }
         if self.engines.contains(&EngineName::Tiled) {
             bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
@@ -226,6 +234,10 @@ impl Probe {
             End::Interrupted => INTERRUPTED,
             _ if found.has_bad() || probed.tried.iter().any(|tried| show::is_bad(tried.verdict)) => FOUND_ERRORS,
             _ if !probed.left.is_empty() => CANNOT_TELL,
+            // An engine that always fails was not tried at all: nothing is known, and nothing is well.
+            _ if !probed.tried.is_empty() && probed.tried.iter().all(|tried| tried.verdict == Verdict::Error) => {
+                CANNOT_TELL
+            }
             _ => 0,
         }
     }
@@ -280,7 +292,7 @@ impl Probe {
         })
     }
 
-    /// What is here: torch, or MIOpen alone where that was asked for or there is no torch.
+    /// What is here: torch, or MIOpen or our kernels alone where that was asked for and torch cannot reach the GPU.
     fn hardware<'a>(
         &self,
         knowledge: &'a Knowledge,
@@ -290,12 +302,36 @@ impl Probe {
         if self.miopen.is_some() {
             return self.miopen_alone(knowledge);
         }
-        let wanted = self.engines == [EngineName::Miopen];
-        match Python::describe(python) {
-            Ok(python) if !wanted || (python.accelerator && python.rocm) => self.real(knowledge, python, nowhere),
-            Ok(_) => self.miopen_alone(knowledge),
+        let described = Python::describe(python);
+        let alone = |engine| self.engines == [engine];
+        match described {
+            Ok(python) if alone(EngineName::Jit) && !python.accelerator => self.kernels_alone(knowledge),
+            Ok(python) if alone(EngineName::Miopen) && !(python.accelerator && python.rocm) => {
+                self.miopen_alone(knowledge)
+            }
+            Ok(python) => self.real(knowledge, python, nowhere),
+            Err(_) if alone(EngineName::Jit) => self.kernels_alone(knowledge),
             Err(error) => self.miopen_alone(knowledge).or(Err(error)),
         }
+    }
+
+    /// Our own kernels on the runtime that is installed, with no torch above them.
+    fn kernels_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
+        let gpu = kernels::Gpu::describe(self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
+        let launch = kernels::Gpu::launch()?;
+        Ok(Ground {
+            machine: knowledge.machine.fingerprint(Some(&gpu.software)),
+            source: Source::Probe,
+            note: gpu.software.clone(),
+            store: &knowledge.store,
+            deadlines: HARDWARE_DEADLINES,
+            workers: 1,
+            reset: RESET,
+            canary: Some(launch.clone()),
+            specifications: specifications(&[EngineName::Jit], &[]),
+            launch: Box::new(move |_| launch.clone()),
+            remarks: vec![format!("{} on {}, without torch", gpu.software, gpu.device)],
+        })
     }
 
     /// MIOpen by its C interface, with no torch above it.

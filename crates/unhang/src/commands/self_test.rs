@@ -11,13 +11,15 @@ use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Value, json};
-use unhang_conv::{Direction, Layout, Problem, Specification};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_cpu::CpuEngine;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Reference, Verdict};
 use unhang_evidence::{Canary, time};
+use unhang_gpu::{FromHost, GpuEngine, Settings};
 use unhang_machine::Machine;
 use unhang_probe::{Child, Ended, Outcome, canary, supervise};
 
+use super::bench::open_driver;
 use super::knowledge::open_store;
 use super::python::HAS_TORCH_AND_UNHANG;
 use super::text::{print_text, wrapped};
@@ -114,6 +116,11 @@ pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried
         let detail = format!("not tried: {} hung, and the card may need a reboot first", hung.trial.name());
         return Ok(Tried { trial, verdict: Verdict::Unsupported, elapsed: None, detail });
     }
+    let tried = run_by_python(trial, python, machine)?;
+    without_torch(trial, tried, machine)
+}
+
+fn run_by_python(trial: Trial, python: &Path, machine: &Machine) -> anyhow::Result<Tried> {
     let python = python.display().to_string();
     let look = run(vec![python.clone(), "-c".to_owned(), HAS_TORCH_AND_UNHANG.to_owned()], trial.deadline());
     match look {
@@ -132,9 +139,28 @@ pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
+/// Our kernels need no torch: where that cannot reach the card, they are tried on the runtime that is installed.
+fn without_torch(trial: Trial, tried: Tried, machine: &Machine) -> anyhow::Result<Tried> {
+    let is_ours = trial == Trial::Engine(EngineName::Jit) && tried.verdict == Verdict::Unsupported;
+    if !is_ours || machine.gpus.is_empty() {
+        return Ok(tried);
+    }
+    let outcome = run(own_child(trial)?, trial.deadline())?;
+    let (verdict, detail) = canary::judge(&outcome, trial.deadline());
+    if verdict == Verdict::Unsupported {
+        return Ok(tried);
+    }
+    Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail: format!("without torch: {detail}") })
+}
+
+/// This program as the child that tries an engine of ours.
+fn own_child(trial: Trial) -> anyhow::Result<Vec<String>> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
-    let command = vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), "cpu".into()];
+    Ok(vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), trial.name().into()])
+}
+
+fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
+    let command = own_child(trial)?;
     // A rehearsed hang need not be waited for as long as a real one.
     let rehearsed = std::env::var_os(REHEARSAL);
     let deadline =
@@ -209,8 +235,30 @@ pub fn to_json(tried: &[Tried]) -> Value {
     tried.iter().map(each).collect()
 }
 
-/// The child: the CPU engine against the reference.
-pub fn cpu_child() -> anyhow::Result<ExitCode> {
+/// The child: an engine of ours against the reference.
+pub fn child(engine: &str) -> anyhow::Result<ExitCode> {
+    let (verdict, detail) = if engine == EngineName::Jit.name() {
+        let engine = match open_driver() {
+            Ok(driver) => GpuEngine::new(driver, Settings::default()),
+            Err(error) => {
+                let answer = canary::answer_line(Verdict::Unsupported, &format!("not here: {error:#}"));
+                print_text(&format!("{answer}\n"))?;
+                return Ok(ExitCode::SUCCESS);
+            }
+        };
+        let description = engine.driver().description();
+        let mut problems = canary::kernel_problems(description.is_emulated());
+        problems.retain(|problem| problem.data_type() == DataType::F32);
+        let (verdict, detail) = judged(&FromHost::new(&engine), &problems, false);
+        (verdict, format!("{detail}, on {} by {}", description.name, description.driver))
+    } else {
+        return cpu_child();
+    };
+    print_text(&format!("{}\n", canary::answer_line(verdict, &detail)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn cpu_child() -> anyhow::Result<ExitCode> {
     let rehearsal = std::env::var(REHEARSAL).unwrap_or_default();
     match rehearsal.as_str() {
         "hang" => loop {
@@ -223,24 +271,28 @@ pub fn cpu_child() -> anyhow::Result<ExitCode> {
         }
         _ => {}
     }
-    let (verdict, detail) = match largest_error(&CpuEngine::new(), rehearsal == "wrong") {
+    let (verdict, detail) = judged(&CpuEngine::new(), &problems(), rehearsal == "wrong");
+    print_text(&format!("{}\n", canary::answer_line(verdict, &detail)))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn judged(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> (Verdict, String) {
+    match largest_error(engine, problems, spoil) {
         Ok((worst, problem)) if worst <= TOLERANCE => {
             (Verdict::Works, format!("largest relative error {worst:.1e} in {problem}"))
         }
         Ok((worst, problem)) => (Verdict::Wrong, format!("relative error {worst:.1e} in {problem}")),
         Err(error) => (Verdict::Error, error.to_string()),
-    };
-    print_text(&format!("{}\n", canary::answer_line(verdict, &detail)))?;
-    Ok(ExitCode::SUCCESS)
+    }
 }
 
-/// The largest error over all problems of the self-test, relative to the largest number of each, and where it is.
-fn largest_error(engine: &dyn Engine, spoil: bool) -> Result<(f64, Problem), EngineError> {
+/// The largest error over all of these problems, relative to the largest number of each, and where it is.
+fn largest_error(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> Result<(f64, Problem), EngineError> {
     let mut worst: Option<(f64, Problem)> = None;
-    for problem in problems() {
-        let error = error_of(engine, &problem, spoil)?;
+    for problem in problems {
+        let error = error_of(engine, problem, spoil)?;
         if worst.as_ref().is_none_or(|(known, _)| error > *known) {
-            worst = Some((error, problem));
+            worst = Some((error, problem.clone()));
         }
     }
     Ok(worst.expect("there are problems"))
@@ -351,8 +403,9 @@ mod tests {
 
     #[test]
     fn what_is_left_out_is_seen() {
-        assert_eq!(largest_error(&Idle, false).unwrap().0, f64::INFINITY);
-        assert_eq!(largest_error(&Reference, false).unwrap().0, 0.0);
-        assert!(largest_error(&Reference, true).unwrap().0 > TOLERANCE);
+        let problems = problems();
+        assert_eq!(largest_error(&Idle, &problems, false).unwrap().0, f64::INFINITY);
+        assert_eq!(largest_error(&Reference, &problems, false).unwrap().0, 0.0);
+        assert!(largest_error(&Reference, &problems, true).unwrap().0 > TOLERANCE);
     }
 }

@@ -144,10 +144,15 @@ pub fn rehearsal(table: &str, folder: &Path) -> anyhow::Result<Launch> {
 /// The child that plays a card.
 pub fn play(folder: &Path, engine: &dyn Engine) -> anyhow::Result<ExitCode> {
     let table = Table::parse(&std::fs::read_to_string(folder.join("table.tsv"))?)?;
-    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
     // A prober that went away is how this ends.
-    let _ = serve(UnixStream::from(socket), &table, engine, folder);
+    let _ = serve(socket()?, &table, engine, folder);
     Ok(ExitCode::SUCCESS)
+}
+
+/// A child's way to its prober.
+pub fn socket() -> anyhow::Result<UnixStream> {
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
+    Ok(UnixStream::from(socket))
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! MIOpen without torch: what is here, asked in a child, and the children that drive it.
 
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,9 +8,9 @@ use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use unhang_engine::Engine;
 use unhang_miopen_child::Miopen;
-use unhang_probe::{Child, Ended, Launch, supervise};
+use unhang_probe::{Child, Ended, Launch, supervise, trial};
 
-use super::children::environment;
+use super::children::{environment, socket};
 use crate::output::printable;
 
 /// What the answer's line starts with: libraries print other lines.
@@ -95,9 +93,8 @@ pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Res
             crate::commands::text::print_text(&format!("{ANSWER}{} | {device}\n", description.software()))?;
         }
         Part::Serve => {
-            let socket = std::io::stdin().as_fd().try_clone_to_owned().context("no socket on standard input")?;
             // A prober that went away is how this ends.
-            let _ = unhang_miopen_child::serve(UnixStream::from(socket), miopen, judge);
+            let _ = trial::serve(socket()?, miopen, judge);
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -1,0 +1,127 @@
+//! Our own kernels without torch: the child that tries them, and how it is started.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use clap::ValueEnum;
+use unhang_conv::Problem;
+use unhang_engine::{Engine, EngineName, Operands};
+use unhang_gpu::tuning::{self, Bench};
+use unhang_gpu::{FromHost, GpuEngine, GpuError, Settings};
+use unhang_probe::trial::{Convolved, Convolves, Element, NotComputed};
+use unhang_probe::{Child, Launch, supervise, trial};
+
+use super::super::bench::open_driver;
+use super::super::text::print_text;
+use super::children::socket;
+use crate::output::printable;
+
+/// What the answer's line starts with: libraries print other lines.
+const ANSWER: &str = "unhang-jit ";
+/// How often a warm convolution is repeated to be timed.
+const REPEATS: u32 = 4;
+
+/// What a child with our kernels is to do; for this program's own use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Part {
+    /// Say what is here.
+    Describe,
+    /// Serve a prober.
+    Serve,
+}
+
+/// The GPU below the runtime that is installed here.
+pub struct Gpu {
+    /// Its driver and the compiler, as they enter the fingerprint.
+    pub software: String,
+    /// The device, as measurements are filed under.
+    pub device: String,
+}
+
+impl Gpu {
+    /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
+    pub fn describe(deadline: Duration) -> anyhow::Result<Gpu> {
+        let outcome = supervise(&Child { command: command(Part::Describe)?, environment: Vec::new(), deadline })?;
+        let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+        let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
+            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
+            return Err(anyhow!("hint: see `unhang doctor` for the GPU and its runtime")
+                .context(printable(last))
+                .context("our kernels cannot be tried here without torch"));
+        };
+        Ok(Gpu { software: printable(software), device: printable(device) })
+    }
+
+    /// The child that tries.
+    pub fn launch() -> anyhow::Result<Launch> {
+        Ok(Launch { command: command(Part::Serve)?, environment: Vec::new() })
+    }
+}
+
+fn command(part: Part) -> anyhow::Result<Vec<String>> {
+    let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
+    let part = part.to_possible_value().context("every part has a name")?;
+    Ok(vec![program.display().to_string(), "probe".into(), "--jit-child".into(), part.get_name().into()])
+}
+
+/// Plays the child's part.
+pub fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
+    let engine = GpuEngine::new(open_driver()?, Settings::default());
+    let description = engine.driver().description();
+    let software = format!("{} with {}", description.driver, engine.driver().compiler().version());
+    match part {
+        Part::Describe => print_text(&format!("{ANSWER}{software} | {}\n", tuning::device(description)))?,
+        Part::Serve => {
+            // A prober that went away is how this ends.
+            let _ = trial::serve(socket()?, Kernels { engine, software }, judge);
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+struct Kernels {
+    engine: GpuEngine,
+    software: String,
+}
+
+impl Convolves for Kernels {
+    fn engine(&self) -> EngineName {
+        EngineName::Jit
+    }
+
+    fn about(&mut self) -> String {
+        self.software.clone()
+    }
+
+    fn copies(&mut self) -> Result<bool, String> {
+        FromHost::new(&self.engine).copies().map_err(|error| error.to_string())
+    }
+
+    fn convolve<T: Element>(
+        &mut self,
+        problem: &Problem,
+        [first, second]: [&[T]; 2],
+        result: &mut [T],
+        ready: impl FnOnce(),
+    ) -> Result<Convolved, NotComputed> {
+        let failed = |error: GpuError| match error {
+            GpuError::Unsupported(_) => NotComputed::Unsupported(error.to_string()),
+            _ => NotComputed::Failed(error.to_string()),
+        };
+        let began = Instant::now();
+        let prepared = self.engine.prepare(problem).map_err(failed)?;
+        ready();
+        let operands = Operands {
+            first: T::elements(first),
+            second: T::elements(second),
+            bias: None,
+            result: T::elements_mut(result),
+        };
+        FromHost::new(&self.engine).run_prepared(&prepared, operands).map_err(failed)?;
+        let first_seconds = began.elapsed().as_secs_f64();
+        let bench = Bench::new(&self.engine, problem).map_err(failed)?;
+        let seconds = bench.seconds(*prepared.choice(), REPEATS).map_err(failed)?;
+        Ok(Convolved { first_seconds, seconds, detail: prepared.choice().to_string() })
+    }
+}

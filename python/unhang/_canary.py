@@ -28,22 +28,6 @@ REHEARSAL = "UNHANG_REHEARSE_CANARY"
 #: Seconds that a canary may take in place of what its engine is given. For rehearsals.
 deadline: float | None = None
 
-# What the families of our GPU kernels are tried on, in all three directions: an ordinary convolution, one with a stride
-# and few channels, one with a stride and many, a depthwise one.
-_JIT_PROBLEMS = (
-    "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
-    "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
-    "forward:f32:nchw:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
-    "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
-    "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
-)
-# The same for an emulated card, which takes its time.
-_SMALL_PROBLEMS = (
-    "forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1",
-    "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4",
-)
-_DIRECTIONS = ("forward", "backward-data", "backward-weights")
-
 
 def known(index: int, *, rehearsed: bool) -> list[tuple[str, str, tuple[str, str] | None]]:
     """The canaries that speak for the engines on a device: engine, part of it, and verdict and detail where it ran."""
@@ -172,14 +156,12 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
     from unhang import _core
 
     tries = []
-    for key in _SMALL_PROBLEMS if gpu.name.startswith("emulated") else _JIT_PROBLEMS:
-        for direction in _DIRECTIONS:
-            problem = _core.Problem.from_key(key).with_direction(direction)
-            seen: set[str] = set()
-            for choice, family, _, _ in gpu.candidates(problem):
-                if family not in seen:
-                    seen.add(family)
-                    tries.append((family, problem, choice))
+    for problem in map(_core.Problem.from_key, _core.canary_problems("emulated" in gpu.name)):
+        seen: set[str] = set()
+        for choice, family, _, _ in gpu.candidates(problem):
+            if family not in seen:
+                seen.add(family)
+                tries.append((family, problem, choice))
     return sorted(tries, key=lambda it: (it[0] != "plain", it[0]))
 
 

@@ -43,9 +43,7 @@ def _on_accelerator(index: int, *, rehearsed: bool) -> _core.Situation:
     )
 
 
-def _canaries(
-    index: int, *, affected: bool, rehearsed: bool
-) -> list[tuple[str, str, tuple[str, str] | None]]:
+def _canaries(index: int, *, affected: bool, rehearsed: bool) -> list[tuple[str, str, tuple[str, str] | None]]:
     """The canaries that count on a device: all on an affected card, those of our own kernels on AMD's other chips, on
     which few have seen them run."""
     if affected:

@@ -18,10 +18,6 @@ from unhang._engines import DATA_TYPES, Geometry, run_on_cpu
 
 Tensor = torch.Tensor
 
-# How far a number may be off by rounding: a share of the largest sum of the products' magnitudes, since sums are made
-# in single precision (in double for doubles), and a share of the largest result, which is rounded to its type.
-_SUMMING = {torch.float64: 1e-12}
-_ROUNDING = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float64: 1e-12}
 _CHANNELS = 4
 _PLACES = 8
 # More pixels than this are compared in one channel only.
@@ -71,9 +67,7 @@ def compare(
     if scale == 0.0:
         return Finding(None if worst == 0.0 else False, f"zeros, off by {worst:.1e}")
     count = sum(sample.got.numel() for sample in samples)
-    kind = torch.finfo(dtype)
-    # Half a step among the smallest numbers of the type is rounding too: gradients in f16 live there.
-    allowed = _SUMMING.get(dtype, 3e-5) * scale + _ROUNDING[dtype] * largest + kind.tiny * kind.eps
+    allowed = _core.explained_by_rounding(DATA_TYPES[dtype], scale, largest)
     return Finding(
         worst <= allowed, f"{count} elements, off by {worst / allowed:.2f} of what rounding explains at most"
     )

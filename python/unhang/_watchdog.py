@@ -22,15 +22,6 @@ from unhang._state import environment_variable, say, state
 
 Tensor = torch.Tensor
 
-#: Seconds after which a convolution on the accelerator that does not come back is a hang.
-DEADLINE = 60.0
-#: For other work there, so many times that: how long a kernel may take that nobody watches is not known.
-OUTSIDE = 10
-#: The same among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
-DEADLINE_TOGETHER = 1800.0
-#: Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
-HOST_DEADLINE = 3600.0
-
 _watchdog: _core.Watchdog | None = None
 
 
@@ -88,25 +79,10 @@ def _stack_signal() -> int:
 
 def _deadlines() -> tuple[float, float, float]:
     """Of a convolution, of other work on the accelerator, of a call on the host."""
-    ranks = os.environ.get("WORLD_SIZE", "1")
-    together = ranks.isdecimal() and int(ranks) > 1
-    deadline = _seconds("UNHANG_HANG_DEADLINE", DEADLINE_TOGETHER if together else DEADLINE)
-    outside = _seconds("UNHANG_OUTSIDE_DEADLINE", deadline if together else OUTSIDE * deadline)
-    return deadline, outside, _seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE)
-
-
-def _seconds(name: str, default: float) -> float:
-    text = environment_variable(name)
-    if text is None:
-        return default
-    try:
-        value = float(text)
-        if not 0.0 < value < 1e9:
-            raise ValueError
-    except ValueError:
-        say(f"{name} is {text!r}, which is no number of seconds above 0: it is {default:.0f} now")
-        return default
-    return value
+    deadlines, wrong = _core.hang_deadlines()
+    for message in wrong:
+        say(message)
+    return deadlines
 
 
 def watched(engine: Engine, name: str, task: Task) -> Engine:

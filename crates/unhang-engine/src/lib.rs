@@ -8,6 +8,7 @@
 
 mod operands;
 mod reference;
+mod rounding;
 mod tiled;
 mod tuned;
 mod verdict;
@@ -21,6 +22,7 @@ use unhang_conv::{Problem, UnknownName};
 pub use half::{bf16, f16};
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;
+pub use rounding::explained_by_rounding;
 pub use tiled::{PaddedChannels, Tiled};
 pub use tuned::Tuned;
 pub use verdict::Verdict;

@@ -562,6 +562,11 @@ impl GpuEngine {
         self.workshop.close(patience)
     }
 
+    /// Whether a kernel is loaded.
+    pub(crate) fn is_loaded(&self, kernel: &Kernel) -> bool {
+        lock(&self.functions).contains_key(kernel)
+    }
+
     /// A kernel that is loaded: its object audited for the true chip and tagged for the reported one.
     pub(crate) fn function(&self, kernel: &Kernel) -> Result<Function, GpuError> {
         if let Some(function) = lock(&self.functions).get(kernel) {

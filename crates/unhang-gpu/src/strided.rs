@@ -122,8 +122,12 @@ pub struct LoadedMove {
 }
 
 impl GpuEngine {
-    /// Compiles and loads what a launch needs, from memory or the cache where it can. Not while a graph is recorded.
-    pub fn load_move(&self, launch: Move) -> Result<LoadedMove, GpuError> {
+    /// Compiles and loads what a launch in a stream needs, from memory or the cache where it can. While that stream records a graph
+    /// only what is loaded already can be had.
+    pub fn load_move(&self, launch: Move, stream: u64) -> Result<LoadedMove, GpuError> {
+        if !self.is_loaded(&launch.0.kernel) && self.driver().is_capturing(stream)? {
+            return Err(GpuError::Capturing);
+        }
         let function = self.function(&launch.0.kernel)?;
         Ok(LoadedMove { stage: launch.0, function })
     }

@@ -185,7 +185,7 @@ impl Ours {
     ) -> Result<(), Failure> {
         let engine = &self.device.engine;
         if let Some(launch) = launch.filter(|_| self.by_kernels) {
-            let launch = engine.load_move(launch)?;
+            let launch = engine.load_move(launch, self.stream)?;
             // SAFETY: the caller's promise.
             return unsafe { engine.launch_move(&launch, from.0 as u64, to.0 as u64, self.stream) }
                 .map_err(Failure::from);

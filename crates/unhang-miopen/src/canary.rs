@@ -18,7 +18,7 @@ use unhang_plan::CanaryFact;
 use unhang_probe::canary::{self as lines, Families};
 use unhang_probe::{Child, supervise};
 
-use crate::device::{Device, tried};
+use crate::device::Device;
 use crate::lookup;
 use crate::process::Process;
 use crate::talk::say;
@@ -37,7 +37,7 @@ const EMULATED_DEADLINE: Duration = Duration::from_secs(170);
 /// The families that are tried on a card, the plainest first, with a problem and a choice for each direction.
 fn tries(device: &Device, small: bool) -> Vec<(String, Vec<(Problem, Choice)>)> {
     let mut families: Vec<(String, Vec<(Problem, Choice)>)> = Vec::new();
-    for problem in tried(small) {
+    for problem in lines::kernel_problems(small) {
         let mut seen = BTreeSet::new();
         for candidate in device.engine.candidates(&problem) {
             let family = candidate.choice.family();

@@ -1,6 +1,7 @@
 //! Computing a planned convolution: by our kernels in the caller's stream, or on the CPU through copies.
 
 use std::ffi::c_void;
+use std::sync::PoisonError;
 
 use unhang_conv::{Direction, Problem};
 use unhang_cpu::CpuEngine;
@@ -8,7 +9,7 @@ use unhang_engine::{Engine, EngineError, EngineName, Operands, Tiled, Unsupporte
 use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::DriverError;
 use unhang_gpu::strided::Move;
-use unhang_gpu::{DevicePointers, GpuError, Prepared, Request};
+use unhang_gpu::{DevicePointers, FromHost, GpuError, Prepared, Request};
 
 use crate::api::{
     ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status,
@@ -124,7 +125,7 @@ pub(crate) unsafe fn execute(process: &Process, route: &Route, call: &Call, memo
     let mut status = INTERNAL_ERROR;
     for engine in &route.engines {
         // SAFETY: the caller's promise.
-        let ended = unsafe {
+        let run = || unsafe {
             match engine {
                 EngineName::Jit => jit(process, route, memory, stream),
                 EngineName::Cpu => on_host(route, memory, stream, &CpuEngine::new()),
@@ -133,6 +134,7 @@ pub(crate) unsafe fn execute(process: &Process, route: &Route, call: &Call, memo
                 EngineName::Aten => Err(Failure::Declined("it is torch's".to_owned())),
             }
         };
+        let ended = process.watched(route.real, call.handle, || Some(route.subject(*engine)), run);
         let ended = ended.and_then(|()| {
             // SAFETY: as above.
             if is_wrong_on_purpose() { unsafe { spoil(route, memory, stream) } } else { Ok(()) }
@@ -199,21 +201,24 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
     }
     let engine = &route.device.engine;
     let is_recording = engine.driver().is_capturing(stream)?;
-    let (at, bytes) = if bytes >= route.packing.bytes {
-        (at, bytes)
-    } else if is_recording {
+    // A caller that gave less than it was told to give.
+    let is_too_little = bytes < route.packing.bytes;
+    if is_too_little && is_recording {
         let reason = "a graph is being recorded, and no workspace was given for tensors that have to be rearranged";
         return Err(Failure::Declined(reason.to_owned()));
-    } else {
-        // A caller that gave less than it was told to give.
-        let wanted = route.workspace_bytes().max(route.packing.bytes);
-        (route.device.scratch(stream, wanted)?, wanted)
-    };
+    }
+    let bytes = if is_too_little { route.workspace_bytes().max(route.packing.bytes) } else { bytes };
     let limit = bytes - route.packing.bytes;
     let request = Request { stream, workspace_limit: Some(limit), wait: false };
     let prepared = engine.prepare_on(&route.convolution.problem, request)?;
     let is_proven = prove(process, route, &prepared, is_recording)?;
-    // SAFETY: the caller's promise; kernels were prepared within the workspace.
+    let scratch = is_too_little.then(|| route.device.scratch(stream));
+    let mut held = scratch.as_ref().map(|scratch| scratch.lock().unwrap_or_else(PoisonError::into_inner));
+    let at = match &mut held {
+        Some(scratch) => scratch.at_least(engine.driver(), bytes)?,
+        None => at,
+    };
+    // SAFETY: the caller's promise; kernels were prepared within the workspace, which nobody else puts launches for into this stream.
     let launched = unsafe { launch(route, &prepared, operands(route, memory), at, stream) };
     match launched {
         Ok(()) => {
@@ -281,7 +286,7 @@ unsafe fn launch(
         // SAFETY: the caller's promise.
         return unsafe { engine.launch(prepared, pointers, stream) }.map_err(Failure::from);
     }
-    let moves = &route.moves()?.0;
+    let moves = &route.moves(stream)?.0;
     let at = |index: usize| packing.places[index].map_or(operands[index], |place| workspace + place);
     for index in 0..2 {
         if let Some(copy) = &moves[index] {
@@ -339,7 +344,7 @@ unsafe fn tiled(process: &Process, route: &Route, memory: Memory, stream: u64) -
     let Some(tile) = route.tile else { return Err(Failure::Declined("no tile was planned".to_owned())) };
     let inner: Box<dyn Engine> = match tile.inner {
         EngineName::Cpu => Box::new(CpuEngine::new()),
-        EngineName::Jit => Box::new(FromHost { process, route }),
+        EngineName::Jit => Box::new(Tiles { process, route }),
         other => return Err(Failure::Declined(format!("tiles of {other} are torch's"))),
     };
     // SAFETY: the caller's promise.
@@ -363,13 +368,13 @@ impl Engine for Inner<'_> {
     }
 }
 
-/// Our kernels on tiles that were cut in the host's memory.
-struct FromHost<'a> {
+/// Our kernels on tiles that were cut in the host's memory, each tried before it is used.
+struct Tiles<'a> {
     process: &'a Process,
     route: &'a Route,
 }
 
-impl Engine for FromHost<'_> {
+impl Engine for Tiles<'_> {
     fn name(&self) -> EngineName {
         EngineName::Jit
     }
@@ -391,7 +396,7 @@ impl Engine for FromHost<'_> {
                 | Failure::Device(reason) => reason,
             })
         })?;
-        self.route.device.run_from_host(&prepared, operands).map_err(|error| failed(error.to_string()))
+        FromHost::new(engine).run_prepared(&prepared, operands).map_err(|error| failed(error.to_string()))
     }
 }
 
@@ -433,7 +438,7 @@ unsafe fn spoil(route: &Route, memory: Memory, stream: u64) -> Result<(), Failur
     if let Some(add) = Move::add(data_type, view.shape, view.strides, view.strides)
         && route.engines.first() == Some(&EngineName::Jit)
     {
-        let add = route.device.engine.load_move(add)?;
+        let add = route.device.engine.load_move(add, stream)?;
         // SAFETY: the caller's promise; every thread reads and writes its own element.
         return unsafe { route.device.engine.launch_move(&add, at, at, stream) }.map_err(Failure::from);
     }

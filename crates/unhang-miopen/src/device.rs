@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread::ThreadId;
 
-use unhang_conv::{DataType, Problem, TensorShape};
-use unhang_engine::{Operands, Verdict};
+use unhang_conv::{DataType, TensorShape};
+use unhang_engine::Verdict;
 use unhang_evidence::{Source, Store};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::driver::{Hip, HipChip};
+use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
 use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings, tuning};
 use unhang_machine::Machine;
@@ -30,12 +31,31 @@ pub(crate) struct Device {
     pub(crate) engine: GpuEngine,
     /// What its canaries found, once for the process.
     pub(crate) canaries: OnceLock<Vec<CanaryFact>>,
-    scratch: Mutex<HashMap<u64, Scratch>>,
+    scratch: Mutex<HashMap<(u64, Option<ThreadId>), Arc<Mutex<Scratch>>>>,
 }
 
-struct Scratch {
+/// HIP's name for a stream of each thread's own: the same number everywhere, and different streams.
+const STREAM_PER_THREAD: u64 = 2;
+
+/// Memory of our own for one stream.
+#[derive(Default)]
+pub(crate) struct Scratch {
     address: u64,
     bytes: u64,
+}
+
+impl Scratch {
+    /// Its address, of so many bytes at least. Not while a graph is recorded.
+    pub(crate) fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
+        if self.bytes < bytes {
+            // What was there before may still be in use by work that is queued, and stays allocated. Doubling keeps the sum of it
+            // below what is used.
+            let bytes = bytes.next_power_of_two();
+            self.address = driver.allocate(bytes as usize)?;
+            self.bytes = bytes;
+        }
+        Ok(self.address)
+    }
 }
 
 impl Device {
@@ -73,16 +93,12 @@ impl Device {
         !self.affected || self.canaries.get().is_some_and(|all| all.iter().any(works))
     }
 
-    /// Memory for one stream, kept for the next call. Not while a graph is recorded.
-    pub(crate) fn scratch(&self, stream: u64, bytes: u64) -> Result<u64, GpuError> {
+    /// Memory for one stream, kept for the next call. Whoever launches into it holds it until everything is queued: threads that share
+    /// a stream would otherwise put their launches between each other's.
+    pub(crate) fn scratch(&self, stream: u64) -> Arc<Mutex<Scratch>> {
+        let thread = (stream == STREAM_PER_THREAD).then(|| std::thread::current().id());
         let mut all = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = all.get(&stream).filter(|known| known.bytes >= bytes) {
-            return Ok(known.address);
-        }
-        let address = self.engine.driver().allocate(bytes as usize)?;
-        // What was there before may still be in use by work that is queued: it stays allocated.
-        all.insert(stream, Scratch { address, bytes });
-        Ok(address)
+        all.entry((stream, thread)).or_default().clone()
     }
 
     /// Computes a problem by kernels that are loaded, on numbers of our own, and compares with the definition. None where the
@@ -109,27 +125,6 @@ impl Device {
         Ok(verify::compare(problem, [&operands[0], &operands[1]], &found))
     }
 
-    /// Computes a problem on operands in the host's memory by kernels that are loaded. Waits for the device.
-    pub(crate) fn run_from_host(&self, prepared: &Prepared, operands: Operands<'_>) -> Result<(), GpuError> {
-        let problem = prepared.problem();
-        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-        let memory = Memory::new(&self.engine, problem.data_type(), &[first, second, result])?;
-        let workspace = Memory::bytes(&self.engine, prepared.workspace_bytes())?;
-        let [a, b, c] = memory.places[..] else { return Ok(()) };
-        let driver = self.engine.driver();
-        // SAFETY: memory of the sizes that the problem says, alive until the result was read.
-        let found = unsafe {
-            Numbers::of(operands.first).write(driver, a, 0)?;
-            Numbers::of(operands.second).write(driver, b, 0)?;
-            let workspace = workspace.places.first().copied().unwrap_or(0);
-            let pointers = DevicePointers { first: a, second: b, bias: 0, result: c, workspace };
-            self.engine.launch(prepared, pointers, 0)?;
-            Numbers::read(driver, problem.data_type(), result, c, 0)?
-        };
-        found.copy_to(operands.result);
-        Ok(())
-    }
-
     /// Tries the kernels that copy tensors of any strides, add a bias and sum one. Waits for the device.
     pub(crate) fn try_strided(&self) -> Result<Option<(bool, String)>, GpuError> {
         let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
@@ -146,7 +141,7 @@ impl Device {
             Move::sum_over_channels(DataType::F32, shape, strides, 1),
         );
         let (Some(copy), Some(add), Some(sum)) = parts else { return Ok(None) };
-        let moves = [copy, sum, add].map(|it| self.engine.load_move(it));
+        let moves = [copy, sum, add].map(|it| self.engine.load_move(it, 0));
         let [copy, sum, add] = moves;
         let (copy, sum, add) = (copy?, sum?, add?);
         // SAFETY: memory of these sizes, alive until the results were read.
@@ -219,25 +214,4 @@ fn random(data_type: DataType, count: usize) -> Numbers {
         numbers.set(at, (seed >> 40) as f64 / f64::from(1u32 << 23) - 1.0);
     }
     numbers
-}
-
-/// The problems on which kernel families are tried, in all three directions: an ordinary convolution, one with a stride and few
-/// channels, a depthwise one, one in f16.
-pub(crate) fn tried(small: bool) -> Vec<Problem> {
-    let keys: &[&str] = if small {
-        &["forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1", "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4"]
-    } else {
-        &[
-            "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
-            "forward:f32:nchw:1x3x37x41:16x7x7:s2x2:p3x3:d1x1:g1",
-            "forward:f32:nchw:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
-            "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
-            "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
-        ]
-    };
-    let all = |key: &&str| {
-        let problem: Option<Problem> = key.parse().ok();
-        problem.into_iter().flat_map(|problem| unhang_conv::Direction::ALL.map(|it| problem.with_direction(it)))
-    };
-    keys.iter().flat_map(all).collect()
 }

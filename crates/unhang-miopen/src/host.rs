@@ -57,27 +57,6 @@ impl Numbers {
         }
     }
 
-    /// A copy of these numbers.
-    pub(crate) fn of(elements: Elements<'_>) -> Numbers {
-        match elements {
-            Elements::F32(it) => Numbers::F32(it.to_vec()),
-            Elements::F16(it) => Numbers::F16(it.to_vec()),
-            Elements::Bf16(it) => Numbers::Bf16(it.to_vec()),
-            Elements::F64(it) => Numbers::F64(it.to_vec()),
-        }
-    }
-
-    /// Copies them where as many of the same type have a place.
-    pub(crate) fn copy_to(&self, to: ElementsMut<'_>) {
-        match (self, to) {
-            (Numbers::F32(from), ElementsMut::F32(to)) => to.copy_from_slice(from),
-            (Numbers::F16(from), ElementsMut::F16(to)) => to.copy_from_slice(from),
-            (Numbers::Bf16(from), ElementsMut::Bf16(to)) => to.copy_from_slice(from),
-            (Numbers::F64(from), ElementsMut::F64(to)) => to.copy_from_slice(from),
-            _ => debug_assert!(false, "numbers of one problem are of one type"),
-        }
-    }
-
     pub(crate) fn len(&self) -> usize {
         each!(self, it => it.len())
     }

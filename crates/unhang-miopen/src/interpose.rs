@@ -30,8 +30,16 @@ macro_rules! forward {
     };
 }
 
+/// Whether a call is a question, or puts work into the stream: a search or a convolution, which may not come back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Question,
+    Work,
+}
+
 /// Decides on a convolution call, and either passes it on or answers it. No panic leaves this.
 fn boundary(
+    kind: Kind,
     call: Call,
     forward: impl FnOnce(&Real) -> Status,
     ours: impl FnOnce(&Process, &Route, &Call) -> Status,
@@ -43,14 +51,18 @@ fn boundary(
     let decided = catch_unwind(AssertUnwindSafe(|| {
         let process = process(real)?;
         match process.decide(real, &call) {
-            Decision::Forward => None,
-            Decision::Refuse(status) => Some(status),
-            Decision::Ours(route) => Some(ours(process, &route, &call)),
+            Decision::Forward(subject) => Some(Err((process, subject))),
+            Decision::Refuse(status) => Some(Ok(status)),
+            Decision::Ours(route) => Some(Ok(ours(process, &route, &call))),
         }
     }));
     match decided {
         Ok(None) => forward(real),
-        Ok(Some(status)) => status,
+        Ok(Some(Ok(status))) => status,
+        Ok(Some(Err((process, subject)))) if kind == Kind::Work => {
+            process.watched(real, call.handle, || subject, || forward(real))
+        }
+        Ok(Some(Err(_))) => forward(real),
         Err(_) => INTERNAL_ERROR,
     }
 }
@@ -149,6 +161,7 @@ macro_rules! direction {
             $size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, bytes: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Question,
                     call,
                     |real| forward!(real.directions[index_of(call.direction)].workspace_size, handle, $qa, $qb, convolution, $out, bytes),
                     |_, route, _| answer(bytes, || route.workspace_bytes() as usize),
@@ -161,6 +174,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Work,
                     call,
                     |real| forward!(
                         real.directions[index_of(call.direction)].find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
@@ -179,6 +193,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Work,
                     call,
                     |real| forward!(
                         real.directions[index_of(call.direction)].execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
@@ -200,6 +215,7 @@ macro_rules! direction {
             $count(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, count: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Question,
                     call,
                     |real| forward!(real.directions[index_of(call.direction)].solution_count, handle, $qa, $qb, convolution, $out, count),
                     |_, _, _| answer(count, || 1),
@@ -212,6 +228,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Question,
                     call,
                     |real| forward!(real.directions[index_of(call.direction)].solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
                     |_, route, call| solution(route, call, most, count, solutions),
@@ -221,6 +238,7 @@ macro_rules! direction {
             $solution_size(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64, bytes: *mut usize) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Question,
                     call,
                     |real| forward!(real.directions[index_of(call.direction)].solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
                     |_, route, call| match check_id(route, call, id) {
@@ -233,6 +251,7 @@ macro_rules! direction {
             $compile(handle: Opaque, $qa: Opaque, $qb: Opaque, convolution: Opaque, $out: Opaque, id: u64) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Work,
                     call,
                     |real| forward!(real.directions[index_of(call.direction)].compile_solution, handle, $qa, $qb, convolution, $out, id),
                     |_, route, call| check_id(route, call, id),
@@ -245,6 +264,7 @@ macro_rules! direction {
             ) {
                 let call = Call { direction: Direction::$direction, handle, convolution, x: $x, w: $w, y: $y };
                 boundary(
+                    Kind::Work,
                     call,
                     |real| forward!(
                         real.directions[index_of(call.direction)].immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,

@@ -27,3 +27,4 @@ mod route;
 mod summary;
 mod talk;
 mod verify;
+mod watch;

@@ -1,23 +1,25 @@
 //! What this process knows: machine, store, evidence, settings, cards. Made with the first convolution.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
 use unhang_gpu::strided;
+use unhang_hangs::{Subject, Watchdog};
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
 
-use crate::api::{BAD_PARAMETER, NOT_IMPLEMENTED, SUCCESS, Status};
+use crate::api::{BAD_PARAMETER, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use crate::describe::{Call, Described};
 use crate::device::Device;
 use crate::real::Real;
-use crate::route::Route;
+use crate::route::{Route, Totals};
 use crate::talk::say;
-use crate::{canary, lookup};
+use crate::{canary, lookup, watch};
 
 /// A program that sees ever new sizes must not fill its memory with plans.
 const MOST_ROUTES: usize = 10_000;
@@ -25,19 +27,30 @@ const MOST_ROUTES: usize = 10_000;
 /// What a call leads to.
 #[derive(Clone)]
 pub(crate) enum Decision {
-    /// The real library computes.
-    Forward,
+    /// The real library computes; what it is, where that is known.
+    Forward(Option<Arc<Subject>>),
     /// Nobody does, and this says so.
     Refuse(Status),
     /// We do.
     Ours(Arc<Route>),
 }
 
+impl Decision {
+    fn add_to(&self, totals: &mut Totals) {
+        if let Decision::Ours(route) = self {
+            route.add_to(totals);
+        }
+    }
+}
+
+/// What a decision is kept under: card, library and what descriptors say.
+type Key = (i32, usize, Described);
+
 /// One process's knowledge.
 pub(crate) struct Process {
     id: u32,
     machine: Machine,
-    store: Store,
+    store: Arc<Store>,
     /// What evidence is filed under: the machine with this MIOpen and this runtime, as `unhang probe --engines miopen` has it.
     fingerprint: String,
     evidence: RwLock<Evidence>,
@@ -46,8 +59,11 @@ pub(crate) struct Process {
     is_passive: bool,
     canaries: Mutex<HashMap<String, (Verdict, String)>>,
     devices: Mutex<HashMap<i32, Result<Arc<Device>, String>>>,
-    /// By card, library and what descriptors say.
-    routes: RwLock<HashMap<(i32, usize, Described), Decision>>,
+    routes: RwLock<HashMap<Key, Decision>>,
+    /// What was planned as ours once, by its hash: the real library has not searched for it, and would not execute it.
+    answered: RwLock<HashSet<u64>>,
+    /// What routes computed that are not kept any more.
+    retired: Mutex<Totals>,
     /// Engines that failed in this process: never tried for a problem again here.
     failures: Mutex<HashMap<(Problem, EngineName), String>>,
     get_device: Option<unsafe extern "C" fn(*mut c_int) -> c_int>,
@@ -120,16 +136,14 @@ impl Process {
         let machine = Machine::inspect(&System::host());
         let settings = settings();
         let is_off = is_set("UNHANG_DISABLE") || std::env::var("UNHANG_MIOPEN").is_ok_and(|value| value == "0");
-        let store = if is_off { Store::none() } else { Store::open_default() };
+        let store = Arc::new(if is_off { Store::none() } else { Store::open_default() });
         for notice in store.notices() {
             say(&notice);
         }
         let fingerprint = machine.fingerprint(Some(&software(real)));
         let mut evidence = Evidence::load(&store, &fingerprint);
-        for (engine, problem) in quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()) {
-            let record = Record::new(problem, engine, &fingerprint, Verdict::Hangs, Source::Run);
-            evidence.learn(record.with_detail("hung in this run, before it was started again"));
-        }
+        let here = quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default());
+        evidence.quarantine(&here, &fingerprint, Source::Run);
         let here =
             |canary: Canary| (canary.machine == fingerprint).then_some((canary.name, (canary.verdict, canary.detail)));
         let canaries = store.canaries().into_iter().filter_map(here).collect();
@@ -148,6 +162,8 @@ impl Process {
             canaries: Mutex::new(canaries),
             devices: Mutex::default(),
             routes: RwLock::default(),
+            answered: RwLock::default(),
+            retired: Mutex::default(),
             failures: Mutex::default(),
             get_device,
         }
@@ -164,18 +180,42 @@ impl Process {
             };
         };
         let key = (self.current_device(), real.base, described);
-        if let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        if self.settings.cache_decisions
+            && let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key)
+        {
             return decision.clone();
         }
-        let decision = self.plan(real, key.0, &described, false);
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
+        let was_ours = self.answered.read().unwrap_or_else(PoisonError::into_inner).contains(&hash);
+        let decision = self.plan(real, key.0, &described, was_ours);
+        if matches!(decision, Decision::Ours(_)) && !was_ours {
+            self.answered.write().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        }
+        self.keep(key, decision)
+    }
+
+    /// Keeps a decision. One that stands already and says the same stays, with what was loaded and counted for it: two threads may
+    /// plan one call, and without a cache of decisions each call is planned.
+    fn keep(&self, key: Key, decision: Decision) -> Decision {
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-        if routes.len() >= MOST_ROUTES {
+        if routes.len() >= MOST_ROUTES && !routes.contains_key(&key) {
+            let mut retired = self.retired.lock().unwrap_or_else(PoisonError::into_inner);
+            for decision in routes.values() {
+                decision.add_to(&mut retired);
+            }
             routes.clear();
         }
-        if self.settings.cache_decisions {
-            routes.insert(key, decision.clone());
+        let known = routes.entry(key).or_insert_with(|| decision.clone());
+        match (&*known, decision) {
+            (Decision::Ours(old), Decision::Ours(new)) if old.does_the_same_as(&new) => {}
+            (Decision::Ours(old), Decision::Ours(new)) => *known = Decision::Ours(Arc::new(new.instead_of(old))),
+            (Decision::Ours(old), other) => {
+                old.add_to(&mut self.retired.lock().unwrap_or_else(PoisonError::into_inner));
+                *known = other;
+            }
+            (_, other) => *known = other,
         }
-        decision
+        known.clone()
     }
 
     fn current_device(&self) -> i32 {
@@ -190,7 +230,7 @@ impl Process {
     /// What becomes of what our engines do not know: on an affected card nothing unproven of MIOpen's runs.
     fn not_ours(&self, reason: &str) -> Decision {
         if !self.is_endangered() {
-            return Decision::Forward;
+            return Decision::Forward(None);
         }
         say(&format!("a convolution is refused (not implemented): {reason}, and MIOpen is not proven on this card"));
         Decision::Refuse(NOT_IMPLEMENTED)
@@ -242,12 +282,35 @@ impl Process {
         self.store.count_seen(&self.fingerprint, &convolution.problem, 1);
         match engines.first() {
             None => self.not_ours(&plan.reason),
-            Some(EngineName::Miopen) if !was_ours => Decision::Forward,
+            Some(EngineName::Miopen) if !was_ours => {
+                let (problems, engine) = (vec![convolution.problem], EngineName::Miopen);
+                Decision::Forward(Some(Arc::new(Subject { problems, engine, rehearsed: false })))
+            }
             Some(_) => {
                 let caller = lookup::caller().map(|(path, _)| path.to_string_lossy().into_owned()).unwrap_or_default();
                 Decision::Ours(Arc::new(Route::new(real, device, convolution, engines, plan.tile, caller)))
             }
         }
+    }
+
+    /// Runs a call of the handle's stream, watched where that is wanted.
+    pub(crate) fn watched<T>(
+        &self,
+        real: &Real,
+        handle: Opaque,
+        subject: impl FnOnce() -> Option<Arc<Subject>>,
+        run: impl FnOnce() -> T,
+    ) -> T {
+        let begin = |watchdog: &'static Watchdog| {
+            let call = watchdog.begin(&subject()?, self.current_device(), stream_of(real, handle)?)?;
+            Some((watchdog, call))
+        };
+        let call = watch::watchdog(&self.store, &self.fingerprint).and_then(begin);
+        let result = run();
+        if let Some((watchdog, call)) = call {
+            watchdog.end(&call);
+        }
+        result
     }
 
     fn planned(&self, problem: &Problem, mut situation: Situation) -> Plan {
@@ -321,24 +384,27 @@ impl Process {
         say(&format!(
             "{engine} failed on {problem} ({detail}); computed by the next engine, and not tried for it again"
         ));
-        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
-        for ((ordinal, _, described), decision) in routes.iter_mut() {
-            if let Decision::Ours(route) = decision
-                && route.convolution.problem == *problem
-            {
-                // What we searched for stays ours: the real library would not execute without its own search.
-                *decision = self.plan(route.real, *ordinal, described, true);
-            }
+        let concerned: Vec<(Key, &'static Real)> = {
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            let of_problem = |(key, decision): (&Key, &Decision)| match decision {
+                Decision::Ours(route) if route.convolution.problem == *problem => Some((*key, route.real)),
+                _ => None,
+            };
+            routes.iter().filter_map(of_problem).collect()
+        };
+        for (key, real) in concerned {
+            // What we searched for stays ours: the real library would not execute without its own search.
+            self.keep(key, self.plan(real, key.0, &key.2, true));
         }
     }
 
-    /// Everything that was computed here: asked by whom, by which engine, how often.
-    pub(crate) fn routes(&self) -> Vec<Arc<Route>> {
-        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        routes
-            .values()
-            .filter_map(|it| if let Decision::Ours(route) = it { Some(route.clone()) } else { None })
-            .collect()
+    /// Everything that was computed here.
+    pub(crate) fn totals(&self) -> Totals {
+        let mut totals = self.retired.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for decision in self.routes.read().unwrap_or_else(PoisonError::into_inner).values() {
+            decision.add_to(&mut totals);
+        }
+        totals
     }
 
     /// Writes what is queued to the store.
@@ -348,7 +414,7 @@ impl Process {
 }
 
 /// The stream of a handle.
-pub(crate) fn stream_of(real: &Real, handle: crate::api::Opaque) -> Option<u64> {
+pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the caller's handle, and a place for the stream.
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)

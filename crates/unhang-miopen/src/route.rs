@@ -1,11 +1,13 @@
 //! One convolution as it is asked for, planned: who computes it, and what our kernels have loaded for it.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use unhang_engine::EngineName;
 use unhang_gpu::strided::{self, LoadedMove, Move};
 use unhang_gpu::{GpuError, Prepared};
+use unhang_hangs::Subject;
 use unhang_plan::TilePlan;
 
 use crate::describe::{Convolution, View};
@@ -25,7 +27,19 @@ pub(crate) struct Route {
     /// Kernels about which nothing is open any more.
     settled: RwLock<Option<Arc<Settled>>>,
     moves: OnceLock<Moves>,
-    counts: [AtomicU64; EngineName::ALL.len()],
+    /// What the watchdog knows of it, for each engine that was begun.
+    subjects: [OnceLock<Arc<Subject>>; EngineName::ALL.len()],
+    /// Shared with the route that takes this one's place, and with the one whose place it took.
+    counts: Arc<[AtomicU64; EngineName::ALL.len()]>,
+}
+
+/// What routes computed.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Totals {
+    /// Convolutions, by the engine that computed most of their calls.
+    pub(crate) layers: BTreeMap<&'static str, u64>,
+    /// Calls, by who asked and which engine computed.
+    pub(crate) calls: BTreeMap<(String, &'static str), u64>,
 }
 
 /// Where operands that lie otherwise than our kernels read them are copied to, in the workspace.
@@ -80,7 +94,8 @@ impl Route {
             packing,
             settled: RwLock::new(None),
             moves: OnceLock::new(),
-            counts: Default::default(),
+            subjects: Default::default(),
+            counts: Arc::default(),
         }
     }
 
@@ -111,8 +126,8 @@ impl Route {
         *self.settled.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(settled));
     }
 
-    /// The launches that bring operands into order and the result out of it.
-    pub(crate) fn moves(&self) -> Result<&Moves, GpuError> {
+    /// The launches that bring operands into order and the result out of it, for a stream.
+    pub(crate) fn moves(&self, stream: u64) -> Result<&Moves, GpuError> {
         if let Some(moves) = self.moves.get() {
             return Ok(moves);
         }
@@ -133,18 +148,49 @@ impl Route {
                 let reason = "a tensor with gaps of more than 2^31 elements".to_owned();
                 unhang_engine::Unsupported { engine: EngineName::Jit, reason }
             })?;
-            moves[index] = Some(engine.load_move(copy)?);
+            moves[index] = Some(engine.load_move(copy, stream)?);
         }
         Ok(self.moves.get_or_init(|| Moves(moves)))
+    }
+
+    /// What the watchdog is told that an engine computes.
+    pub(crate) fn subject(&self, engine: EngineName) -> Arc<Subject> {
+        let problems = || vec![self.convolution.problem.clone()];
+        let subject = || Arc::new(Subject { problems: problems(), engine, rehearsed: false });
+        self.subjects[engine as usize].get_or_init(subject).clone()
     }
 
     pub(crate) fn count(&self, engine: EngineName) {
         self.counts[engine as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// How often each engine computed it.
-    pub(crate) fn counted(&self) -> Vec<(EngineName, u64)> {
+    /// Adds how often each engine computed it.
+    pub(crate) fn add_to(&self, totals: &mut Totals) {
         let all = EngineName::ALL.map(|engine| (engine, self.counts[engine as usize].load(Ordering::Relaxed)));
-        all.into_iter().filter(|(_, count)| *count > 0).collect()
+        let counted = all.into_iter().filter(|(_, count)| *count > 0);
+        if let Some((most, _)) = counted.clone().max_by_key(|(_, count)| *count) {
+            *totals.layers.entry(most.name()).or_default() += 1;
+        }
+        for (engine, count) in counted {
+            *totals.calls.entry((self.caller.clone(), engine.name())).or_default() += count;
+        }
+    }
+
+    /// Whether another plan for the same call comes to the same.
+    pub(crate) fn does_the_same_as(&self, other: &Route) -> bool {
+        self.engines == other.engines && self.tile == other.tile && Arc::ptr_eq(&self.device, &other.device)
+    }
+
+    /// This plan in the place of an older one for the same call, whose counts it goes on with.
+    pub(crate) fn instead_of(&self, old: &Route) -> Route {
+        let route = Route::new(
+            self.real,
+            self.device.clone(),
+            self.convolution.clone(),
+            self.engines.clone(),
+            self.tile,
+            old.caller.clone(),
+        );
+        Route { counts: old.counts.clone(), ..route }
     }
 }

@@ -1,14 +1,13 @@
 //! What was computed, told when the process ends: for the last line of `unhang run`, and for whoever asked to be told.
 
-use std::collections::BTreeMap;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
 use serde_json::json;
-use unhang_engine::EngineName;
 
 use crate::process;
+use crate::route::Totals;
 use crate::talk::say;
 
 #[used]
@@ -23,17 +22,7 @@ static END: extern "C" fn() = {
 
 fn tell() {
     let Some(process) = process::known() else { return };
-    let mut layers: BTreeMap<&str, u64> = BTreeMap::new();
-    let mut calls: BTreeMap<(String, &str), u64> = BTreeMap::new();
-    for route in process.routes() {
-        let counted = route.counted();
-        if let Some((most, _)) = counted.iter().max_by_key(|(_, count)| *count) {
-            *layers.entry(most.name()).or_default() += 1;
-        }
-        for (engine, count) in counted {
-            *calls.entry((route.caller.clone(), EngineName::name(engine))).or_default() += count;
-        }
-    }
+    let Totals { layers, calls } = process.totals();
     if process.settings.verbose {
         let program = std::env::current_exe().map(|it| it.display().to_string()).unwrap_or_default();
         for ((caller, engine), count) in &calls {

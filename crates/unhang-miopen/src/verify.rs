@@ -3,23 +3,9 @@
 
 use unhang_conv::reference::Indexer;
 use unhang_conv::{DataType, Direction, Problem};
+use unhang_engine::explained_by_rounding;
 
 use crate::host::Numbers;
-
-/// A share of the largest sum of the products' magnitudes, since sums are made in single precision (in double for doubles).
-fn summing(data_type: DataType) -> f64 {
-    if data_type == DataType::F64 { 1e-12 } else { 3e-5 }
-}
-
-/// A share of the largest result, which is rounded to its type.
-fn rounding(data_type: DataType) -> f64 {
-    match data_type {
-        DataType::F32 => 1e-5,
-        DataType::F16 => 1e-3,
-        DataType::Bf16 => 8e-3,
-        DataType::F64 => 1e-12,
-    }
-}
 
 /// Whether numbers are right, and how far they are apart. None where they prove nothing: zeros, or what is not finite.
 pub(crate) fn compare(problem: &Problem, operands: [&Numbers; 2], result: &Numbers) -> Option<(bool, String)> {
@@ -41,10 +27,7 @@ pub(crate) fn compare(problem: &Problem, operands: [&Numbers; 2], result: &Numbe
     if scale == 0.0 {
         return if worst == 0.0 { None } else { Some((false, format!("zeros, off by {worst:.1e}"))) };
     }
-    let data_type = problem.data_type();
-    // Half a step among the smallest numbers of f16 is rounding too: gradients live there.
-    let least = if data_type == DataType::F16 { 6e-8 } else { 0.0 };
-    let allowed = summing(data_type) * scale + rounding(data_type) * largest + least;
+    let allowed = explained_by_rounding(problem.data_type(), scale, largest);
     Some((
         worst <= allowed,
         format!("{count} elements, off by {:.2} of what rounding explains at most", worst / allowed),

@@ -1,6 +1,6 @@
-//! The library as programs meet it: clients of our own that bind MIOpen as frameworks do, and a *stand-in* for MIOpen and for the HIP
-//! runtime, which compute nothing. What is computed here is computed on the CPU; our kernels and the real MIOpen are the matter of
-//! `tools/test-rocm`.
+//! The library as programs meet it: clients of our own that bind MIOpen as frameworks do, and a *stand-in* for MIOpen, which computes
+//! nothing. Most tests have a stand-in for the HIP runtime too, and the CPU computes. Those on the card have AMD's own runtime
+//! (Debian 12's 5.2.3) and our kernels on the emulated card. The real MIOpen is the matter of `tools/test-rocm`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -53,9 +53,33 @@ fn built() -> &'static Path {
         compile("libxla_like.so", "client.c", &["-shared", "-DBY_DLSYM", old_rpath]);
         compile("old/libtorch_like.so", "client.c", &["-shared", "old/libMIOpen.so.1", old_rpath]);
         compile("program", "program.c", &["-ldl", "-lpthread"]);
+        if Path::new(RUNTIME).exists() {
+            let real = |name: &str, file: &str, more: &[&str]| {
+                let mut options = vec!["-shared", "-DREAL_HIP", "-Wl,--no-as-needed", RUNTIME];
+                options.extend(more);
+                compile(name, file, &options);
+            };
+            real("card/libMIOpen.so.1", "miopen.c", &["-Wl,-soname,libMIOpen.so.1"]);
+            real("hangs/libMIOpen.so.1", "miopen.c", &["-Wl,-soname,libMIOpen.so.1", "-DHANGS"]);
+            real("card/libtorch_like.so", "client.c", &["card/libMIOpen.so.1", old_rpath]);
+            real("hangs/libtorch_like.so", "client.c", &["hangs/libMIOpen.so.1", old_rpath]);
+        }
         folder
     });
     folder.path()
+}
+
+/// AMD's own runtime.
+const RUNTIME: &str = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5";
+
+/// A run on the emulated card by our plainest kernels; none where the runtime is not installed.
+fn on_the_card<'a>() -> Option<Run<'a>> {
+    if !Path::new(RUNTIME).exists() {
+        println!("skipped: {RUNTIME} is not installed");
+        return None;
+    }
+    let variables = vec![("UNHANG_MIOPEN_FAMILIES", "plain,strided"), ("UNHANG_SETTINGS", "verbose=True")];
+    Some(Run { variables, ..Run::default() })
 }
 
 struct Run<'a> {
@@ -115,6 +139,16 @@ fn a_client_that_looks_functions_up_like_xla_is_reached() {
     for part in ["find", "immediate", "biases"] {
         Run::default().assert_right(&["libxla_like.so", part]);
     }
+}
+
+#[test]
+fn loaded_for_everybody_before_a_client_that_is_linked_like_torch_it_is_reached_without_preloading() {
+    let run = Run { preload: false, ..Run::default() };
+    let ours = library("libunhang_miopen.so");
+    run.assert_right(&[ours.to_str().unwrap(), "global", "libtorch_like.so", "find"]);
+    // Too late, and where functions are looked up in a handle, the real one is reached.
+    run.assert_right(&["libtorch_like.so", "reached", ours.to_str().unwrap(), "global", "libtorch_like.so", "reached"]);
+    run.assert_right(&[ours.to_str().unwrap(), "global", "libxla_like.so", "reached"]);
 }
 
 #[test]
@@ -192,6 +226,46 @@ fn of_two_libraries_each_caller_has_its_own() {
     ]);
     assert!(said.contains("2 MIOpen libraries are in this process"), "{said}");
     Run::default().assert_right(&["libother_like.so", "find", "libtorch_like.so", "find", "libxla_like.so", "find"]);
+}
+
+#[test]
+fn our_kernels_compute_on_the_card_and_threads_of_one_stream_do_not_mix() {
+    let Some(run) = on_the_card() else { return };
+    for part in ["find", "immediate", "biases", "sharing"] {
+        let said = run.assert_right(&["card/libtorch_like.so", part]);
+        assert!(part == "biases" || said.contains("convolutions that jit computed"), "{part}: {said}");
+    }
+}
+
+#[test]
+fn what_is_new_while_a_graph_is_recorded_is_declined_and_what_is_known_is_recorded() {
+    let Some(run) = on_the_card() else { return };
+    run.assert_right(&["card/libtorch_like.so", "capturing"]);
+}
+
+#[test]
+fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
+    let Some(mut run) = on_the_card() else { return };
+    run.variables = vec![
+        ("UNHANG_STRATEGY", "selective"),
+        ("UNHANG_WATCHDOG", "1"),
+        ("UNHANG_HANG_DEADLINE", "3"),
+        ("UNHANG_SETTINGS", "verbose=True"),
+    ];
+    let ran = run.of(&["hangs/libtorch_like.so", "hanging"]);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(86), "{said}");
+    let expected =
+        "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen has not come back for";
+    assert!(said.contains(expected), "{said}");
+}
+
+#[test]
+fn decisions_that_are_not_kept_are_answered_alike_and_counted() {
+    let mut run = Run::default();
+    run.variables.push(("UNHANG_SETTINGS", "cache_decisions=False;verbose=True"));
+    let said = run.assert_right(&["libtorch_like.so", "find", "libtorch_like.so", "find"]);
+    assert!(said.contains("asked for 6 convolutions that cpu computed"), "{said}");
 }
 
 #[test]

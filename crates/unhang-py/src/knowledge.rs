@@ -376,12 +376,7 @@ impl PyPlanner {
     /// What hung before this process was started again is out, even where no store could keep it.
     fn quarantine_in(&self, evidence: &RwLock<Evidence>, source: Source) {
         let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
-        for (engine, problem) in &self.quarantine {
-            let record = Record::new(problem.clone(), *engine, &self.machine, Verdict::Hangs, source);
-            if !evidence.about(problem, *engine, "").is_some_and(|known| known.is_refutation()) {
-                evidence.learn(record.with_detail("hung in this run, before it was started again"));
-            }
-        }
+        evidence.quarantine(&self.quarantine, &self.machine, source);
     }
 }
 

@@ -60,12 +60,15 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<watchdog::PyWatchdog>()?;
     module.add_class::<watchdog::PyWatched>()?;
     module.add_class::<watchdog::PyCall>()?;
+    module.add_function(wrap_pyfunction!(watchdog::hang_deadlines, module)?)?;
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
     module.add_class::<supervise::PyOutcome>()?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_deadline, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::canary_problems, module)?)?;
+    module.add_function(wrap_pyfunction!(problem::explained_by_rounding, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_answer, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_torch, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_begin, module)?)?;

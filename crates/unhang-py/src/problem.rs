@@ -148,3 +148,10 @@ pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
     let lowered = problem.problem.lower().problem;
     tile::tiles(&lowered, limit.max(1)).into_iter().map(|[rows, columns]| (span(rows), span(columns))).collect()
 }
+
+/// How far the first result of a kernel may be off: see `unhang_engine::explained_by_rounding`.
+#[pyfunction]
+pub fn explained_by_rounding(data_type: &str, scale: f64, largest: f64) -> PyResult<f64> {
+    let data_type = data_type.parse().map_err(invalid)?;
+    Ok(unhang_engine::explained_by_rounding(data_type, scale, largest))
+}

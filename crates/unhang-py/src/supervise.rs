@@ -75,6 +75,12 @@ pub fn canary_deadline(engine: &str) -> PyResult<f64> {
     Ok(canary::deadline(engine).as_secs_f64())
 }
 
+/// The problems on which kernel families are tried, by their keys.
+#[pyfunction]
+pub fn canary_problems(is_emulated: bool) -> Vec<String> {
+    canary::kernel_problems(is_emulated).iter().map(ToString::to_string).collect()
+}
+
 /// The line with which a canary's child answers.
 #[pyfunction]
 pub fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {

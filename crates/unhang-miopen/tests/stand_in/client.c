@@ -1,6 +1,7 @@
 // A framework in small, as a library: it asks MIOpen for convolutions and compares them with its own sums.
 //   run(part): 0 where everything was as it should be, else the number of the line that was not.
 // -DBY_DLSYM: every function is looked up in a handle, as XLA does it; else by reference, as torch does.
+// -DREAL_HIP: on a real HIP runtime, with memory that host and card share.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -43,7 +44,7 @@ enum { XS = 400, WS = 80, YS = 108 };
 static const int pad[2] = {1, 0}, stride[2] = {2, 1}, dilation[2] = {1, 2};
 static size_t at(const int *s, int a, int b, int c, int d) { return (size_t)(a * s[0] + b * s[1] + c * s[2] + d * s[3]); }
 
-typedef struct { P handle, x, w, y, it; float xd[XS], wd[WS], yd[YS], want[XS]; } Case;
+typedef struct { P handle, x, w, y, it; float xd[XS], wd[WS], yd[YS], want[XS], b[2 * K], sums[2 * K]; } Case;
 
 static int prepare(Case *c, P stream) {
 #ifdef BY_DLSYM
@@ -80,21 +81,40 @@ static void expect(Case *c, int direction) {
         else c->want[iw] += c->xd[ix] * c->yd[iy];
     }
 }
+#ifdef REAL_HIP
+int hipHostMalloc(void **, size_t, unsigned), hipDeviceSynchronize(void), hipStreamCreate(P *), hipStreamBeginCapture(P, int), hipStreamEndCapture(P, P *);
+int hipGraphInstantiate(P *, P, P, P, size_t), hipGraphLaunch(P, P), hipMalloc(void **, size_t), hipStreamSynchronize(P);
+static Case *room(void) { void *it = 0; return hipHostMalloc(&it, sizeof(Case), 0) == 0 ? it : 0; }
+static void settle(void) { hipDeviceSynchronize(); }
+#else
+static Case *room(void) { return malloc(sizeof(Case)); }
+static void settle(void) {}
+#endif
 static int compare(const float *got, const float *want, int count) {
+    settle();
     for (int i = 0; i < count; i++) if (fabsf(got[i] - want[i]) > 1e-3f) { fprintf(stderr, "element %d is %g and should be %g\n", i, got[i], want[i]); return 0; }
     return 1;
 }
 
+// Every part has one case, in memory that both sides see.
+#define c (*place)
+#ifdef REAL_HIP
+#define WORKSPACE bytes
+#else
+#define WORKSPACE 0
+#endif
+
 static int find_and_execute(P stream) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, stream), count = 0;
     if (line) return line;
     float one = 1, zero = 0, two = 2;
     size_t bytes = 99;
     Performance found = {-1, -1, 99};
-    CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, &bytes) == 0 && bytes == 0);
+    CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, &bytes) == 0 && bytes == WORKSPACE);
     CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 4, &count, &found, (P)0, (size_t)0, false) == 0);
-    CHECK(count == 1 && found.algorithm == 1 && found.memory == 0);
+    CHECK(count == 1 && found.algorithm == 1 && found.memory == WORKSPACE);
     expect(&c, 0);
     CHECK(CALL(miopenConvolutionForward, c.handle, &two, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 6);
     CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
@@ -110,7 +130,8 @@ static int find_and_execute(P stream) {
     return 0;
 }
 static int immediate(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0);
     if (line) return line;
     size_t count = 0, bytes = 99;
@@ -132,7 +153,8 @@ static int immediate(void) {
     return 0;
 }
 static int faults(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0), count = 0;
     if (line) return line;
     float one = 1, zero = 0;
@@ -167,11 +189,12 @@ static int faults(void) {
     return 0;
 }
 static int biases(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0);
     if (line) return line;
     const int sizes[4] = {1, K, 1, 1}, strides[4] = {K * 2, 2, 1, 1};
-    float one = 1, zero = 0, b[2 * K], sums[2 * K];
+    float one = 1, zero = 0, *b = c.b, *sums = c.sums;
     P d = 0;
     CALL(miopenCreateTensorDescriptor, &d), CALL(miopenSetTensorDescriptor, d, 1, 4, sizes, strides);
     for (int i = 0; i < 2 * K; i++) b[i] = (float)i * 10, sums[i] = -1;
@@ -182,6 +205,7 @@ static int biases(void) {
         expected[k] += c.yd[i], c.want[i] += b[2 * k];
     }
     CHECK(CALL(miopenConvolutionBackwardBias, c.handle, &one, c.y, c.yd, &zero, d, sums) == 0);
+    settle();
     for (int k = 0; k < K; k++) CHECK(fabsf(sums[2 * k] - expected[k]) < 1e-3f && (k + 1 == K || sums[2 * k + 1] == -1));
     CHECK(CALL(miopenConvolutionForwardBias, c.handle, &one, d, b, &zero, c.y, c.yd) == 0);
     CHECK(compare(c.yd, c.want, YS));
@@ -189,7 +213,8 @@ static int biases(void) {
 }
 // A graph is being recorded (see the stand-in's stream 7): declined, and nothing waited for.
 static int recording(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, (P)7);
     if (line) return line;
     float one = 1, zero = 0;
@@ -197,7 +222,8 @@ static int recording(void) {
     return 0;
 }
 static int reached(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0);
     if (line) return line;
     size_t bytes;
@@ -205,7 +231,8 @@ static int reached(void) {
     return 0;
 }
 static int refused(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0);
     if (line) return line;
     size_t bytes;
@@ -213,7 +240,8 @@ static int refused(void) {
     return 0;
 }
 static int failing(void) {
-    Case c;
+    Case *place = room();
+    CHECK(place != NULL);
     int line = prepare(&c, 0);
     if (line) return line;
     float one = 1, zero = 0;
@@ -258,7 +286,76 @@ static int forked(void) {
     return 0;
 }
 
+#ifdef REAL_HIP
+// One stream of two threads, tensors with gaps and no workspace: both have their operands rearranged in memory of the library's own.
+static void *shared(void *seed) {
+    Case *place = room();
+    long line = prepare(&c, 0);
+    for (int i = 0; i < XS; i++) c.xd[i] += (float)(long)seed * 3;
+    expect(&c, 0);
+    for (int i = 0; i < 5 && !line; i++) {
+        memset(c.yd, 0, sizeof c.yd);
+        if (CALL(miopenConvolutionForwardImmediate, c.handle, c.w, c.wd, c.x, c.xd, c.it, c.y, c.yd, (P)0, (size_t)0, (uint64_t)85) != 0) line = __LINE__;
+        if (!compare(c.yd, c.want, YS)) line = __LINE__;
+    }
+    return (void *)line;
+}
+static int sharing(void) {
+    pthread_t all[3];
+    void *ended;
+    long line = 0;
+    for (long i = 0; i < 3; i++) pthread_create(&all[i], 0, shared, (void *)i);
+    for (int i = 0; i < 3; i++) { pthread_join(all[i], &ended); line = line ? line : (long)ended; }
+    return (int)line;
+}
+// What is new while a graph is recorded is declined, and the recording goes on; what is known is recorded.
+static int capturing(void) {
+    Case *place = room();
+    P stream = 0, graph = 0, replay = 0, workspace = 0, d = 0;
+    CHECK(place != NULL && hipStreamCreate(&stream) == 0);
+    int line = prepare(&c, stream);
+    if (line) return line;
+    const int sizes[4] = {1, K, 1, 1}, strides[4] = {K, 1, 1, 1};
+    float one = 1, zero = 0, *sums = c.sums;
+    size_t bytes = 0;
+    CALL(miopenCreateTensorDescriptor, &d), CALL(miopenSetTensorDescriptor, d, 1, 4, sizes, strides);
+    CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, &bytes) == 0 && hipMalloc(&workspace, bytes) == 0);
+    for (int turn = 0; turn < 2; turn++) {
+        int expected = turn == 0 ? 6 : 0;
+        CHECK(hipStreamBeginCapture(stream, 2) == 0);
+        CHECK(CALL(miopenConvolutionBackwardBias, c.handle, &one, c.y, c.yd, &zero, d, sums) == expected);
+        CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, workspace, bytes) == expected);
+        CHECK(hipStreamEndCapture(stream, &graph) == 0);
+        if (turn == 1) break;
+        CHECK(CALL(miopenConvolutionBackwardBias, c.handle, &one, c.y, c.yd, &zero, d, sums) == 0);
+        CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, workspace, bytes) == 0);
+        settle();
+    }
+    for (int i = 0; i < XS; i++) c.xd[i] += 1;
+    expect(&c, 0);
+    CHECK(hipGraphInstantiate(&replay, graph, 0, 0, 0) == 0 && hipGraphLaunch(replay, stream) == 0 && hipStreamSynchronize(stream) == 0);
+    CHECK(compare(c.yd, c.want, YS));
+    return 0;
+}
+// MIOpen's own convolution does not come back: the program waits for it, and only a watchdog ends that.
+static int hanging(void) {
+    Case *place = room();
+    int line = prepare(&c, 0);
+    if (line) return line;
+    float one = 1, zero = 0;
+    CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
+    settle();
+    CHECK(!"it came back");
+}
+#endif
+
 int run(const char *part) {
+#ifdef REAL_HIP
+    if (!strcmp(part, "sharing")) return sharing();
+    if (!strcmp(part, "capturing")) return capturing();
+    if (!strcmp(part, "hanging")) return hanging();
+#endif
+
     if (!strcmp(part, "find")) return find_and_execute(0);
     if (!strcmp(part, "immediate")) return immediate();
     if (!strcmp(part, "faults")) return faults();

@@ -1,6 +1,6 @@
 // A stand-in for libMIOpen: descriptors with getters, and a status of its own (42) from everything that computes, so that a caller
 // knows when it was reached. Descriptors bear the library's mark: whoever asks one library about another's has crashed.
-// -DMARK=n: the mark. -DWITHOUT_BYTES: a library that lacks a getter.
+// -DHANGS: on a real HIP runtime, a convolution forward that is a kernel without an end. -DMARK=n: the mark. -DWITHOUT_BYTES: a library that lacks a getter.
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -79,10 +79,27 @@ int miopenDestroyProblem(void *problem) { free(problem); return 0; }
 int miopenActivationForward(void) { return REACHED; }
 int miopenConvolutionForwardBias(void *h, void *a, Tensor *bt, void *b, void *be, Tensor *yt, void *y) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }
 int miopenConvolutionBackwardBias(void *h, void *a, Tensor *yt, void *y, void *be, Tensor *bt, void *b) { (void)h, (void)a, (void)bt, (void)b, (void)be, (void)yt, (void)y; return REACHED; }
+#ifdef HANGS
+int hiprtcCreateProgram(void **, const char *, const char *, int, const char **, const char **), hiprtcCompileProgram(void *, int, const char **);
+int hiprtcGetCodeSize(void *, size_t *), hiprtcGetCode(void *, char *), hipModuleLoadData(void **, const void *), hipModuleGetFunction(void **, void *, const char *);
+int hipModuleLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+static int execute(Handle *handle) {
+    const char *options[] = {"--gpu-architecture=gfx1010"};
+    void *program = 0, *module = 0, *function = 0;
+    size_t size = 0;
+    if (hiprtcCreateProgram(&program, "extern \"C\" __global__ void endless() { for (;;) __builtin_amdgcn_s_sleep(1); }", "endless.hip", 0, 0, 0)) return 7;
+    if (hiprtcCompileProgram(program, 1, options) || hiprtcGetCodeSize(program, &size)) return 7;
+    char *code = malloc(size);
+    if (hiprtcGetCode(program, code) || hipModuleLoadData(&module, code) || hipModuleGetFunction(&function, module, "endless")) return 7;
+    return hipModuleLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, handle->stream, 0, 0) ? 7 : 0;
+}
+#else
+static int execute(Handle *handle) { (void)handle; return REACHED; }
+#endif
 #define CALLS(Name) \
     int miopenConvolution##Name##GetWorkSpaceSize(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)n; return REACHED; } \
     int miopenFindConvolution##Name##Algorithm(void *h, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, Tensor *ct, void *c, int most, int *count, void *results, void *w, size_t n, bool e) { (void)h, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)ct, (void)c, (void)most, (void)count, (void)results, (void)w, (void)n, (void)e; return REACHED; } \
-    int miopenConvolution##Name(void *h, void *al, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, int algo, void *be, Tensor *ct, void *c, void *w, size_t n) { (void)h, (void)al, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)algo, (void)be, (void)ct, (void)c, (void)w, (void)n; return REACHED; } \
+    int miopenConvolution##Name(void *h, void *al, Tensor *at, void *a, Tensor *bt, void *b, Convolution *it, int algo, void *be, Tensor *ct, void *c, void *w, size_t n) { (void)h, (void)al, (void)at, (void)a, (void)bt, (void)b, (void)it, (void)algo, (void)be, (void)ct, (void)c, (void)w, (void)n; return execute(h); } \
     int miopenConvolution##Name##GetSolutionCount(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)n; return REACHED; } \
     int miopenConvolution##Name##GetSolution(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, size_t most, size_t *n, void *s) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)most, (void)n, (void)s; return REACHED; } \
     int miopenConvolution##Name##GetSolutionWorkspaceSize(void *h, Tensor *a, Tensor *b, Convolution *it, Tensor *c, uint64_t id, size_t *n) { (void)h, (void)a, (void)b, (void)it, (void)c, (void)id, (void)n; return REACHED; } \

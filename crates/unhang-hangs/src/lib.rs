@@ -1,0 +1,164 @@
+//! What becomes of a convolution that does not come back: it is kept as evidence, told, and the process that waits for it is ended.
+//!
+//! * [`Watchdog`] watches convolutions on a driver's streams; what hangs is found by `unhang-watchdog`;
+//! * [`Farewell`] is what is done then, by both faces alike: torch's dispatcher and MIOpen's boundary;
+//! * [`deadlines`] is how long is too long, by the variables that name it.
+//!
+//! This crate must not know torch, Python or MIOpen. Nothing here needs a lock that a thread which hangs may hold.
+
+#![forbid(unsafe_code)]
+
+mod deadlines;
+mod farewell;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use unhang_conv::Problem;
+use unhang_engine::EngineName;
+use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
+use unhang_watchdog::{Call, Events, HostCall, Settings, Watch};
+
+pub use deadlines::deadlines;
+pub use farewell::{Farewell, say};
+
+/// What is watched: a convolution on an engine. Gradients that one call computes are two convolutions.
+#[derive(Debug)]
+pub struct Subject {
+    /// The convolutions.
+    pub problems: Vec<Problem>,
+    /// Who computes them.
+    pub engine: EngineName,
+    /// Whether the CPU plays the card.
+    pub rehearsed: bool,
+}
+
+/// Whose streams they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Runtime {
+    /// AMD's.
+    Hip,
+    /// NVIDIA's.
+    Cuda,
+}
+
+/// Watches convolutions of this process, and ends it when one does not come back.
+pub struct Watchdog {
+    watch: Watch<Subject>,
+    runtime: Runtime,
+    devices: Mutex<HashMap<i32, Arc<dyn Events>>>,
+}
+
+/// A call that is watched.
+pub enum WatchedCall {
+    /// On a stream of a device.
+    Accelerator(Call<Subject>),
+    /// In this process: over when it returns.
+    Host(HostCall),
+}
+
+impl Watchdog {
+    /// Starts watching.
+    pub fn start(settings: Settings, runtime: Runtime, farewell: Farewell) -> std::io::Result<Watchdog> {
+        let watch = Watch::start(settings, move |hang| farewell.end_process(&hang))?;
+        Ok(Watchdog { watch, runtime, devices: Mutex::default() })
+    }
+
+    /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
+    pub fn begin(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
+        let events = self.events(device);
+        let lane = self.watch.lane(device, stream, || events);
+        self.watch.begin(&lane, subject).map(WatchedCall::Accelerator)
+    }
+
+    /// A call begins that is over when it returns.
+    pub fn begin_host(&self, subject: &Arc<Subject>) -> WatchedCall {
+        WatchedCall::Host(self.watch.begin_host(subject))
+    }
+
+    /// A call has returned.
+    pub fn end(&self, call: &WatchedCall) {
+        match call {
+            WatchedCall::Accelerator(call) => self.watch.end(call),
+            WatchedCall::Host(call) => self.watch.end_host(*call),
+        }
+    }
+
+    /// Stops watching, for at most so long; whether its threads have ended. Drivers are taken down when a process ends: nobody may ask
+    /// them then.
+    pub fn stop_within(&self, patience: Duration) -> bool {
+        self.watch.stop_within(patience)
+    }
+
+    fn events(&self, device: i32) -> Arc<dyn Events> {
+        let mut devices = self.devices.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = || {
+            let opened = match self.runtime {
+                Runtime::Hip => DeviceEvents::hip(device),
+                Runtime::Cuda => DeviceEvents::cuda(device),
+            };
+            match opened {
+                Ok(events) => Arc::new(OfDriver(events)) as Arc<dyn Events>,
+                Err(error) => {
+                    say(&format!(
+                        "the watchdog cannot use device {device} ({error}): convolutions there are not watched"
+                    ));
+                    // Asked once: the answer would be the same for every convolution.
+                    Arc::new(Nothing)
+                }
+            }
+        };
+        devices.entry(device).or_insert_with(open).clone()
+    }
+}
+
+struct OfDriver(DeviceEvents);
+
+impl Events for OfDriver {
+    fn create(&self) -> Result<u64, String> {
+        self.0.create().map(|event| event.0).map_err(words)
+    }
+
+    fn record(&self, event: u64, stream: u64) -> Result<(), String> {
+        self.0.record(Event(event), stream).map_err(words)
+    }
+
+    fn has_happened(&self, event: u64) -> Result<bool, String> {
+        self.0.has_happened(Event(event)).map_err(words)
+    }
+
+    fn is_capturing(&self, stream: u64) -> bool {
+        // A driver that refuses to tell may do so because another stream records: hands off.
+        self.0.is_capturing(stream).unwrap_or(true)
+    }
+
+    fn prepare_thread(&self) {
+        self.0.relax_thread();
+    }
+}
+
+fn words(error: DriverError) -> String {
+    error.to_string()
+}
+
+/// In the place of a driver that could not be had: a stream that is never ready to be watched.
+struct Nothing;
+
+impl Events for Nothing {
+    fn create(&self) -> Result<u64, String> {
+        Err("no driver".to_owned())
+    }
+
+    fn record(&self, _: u64, _: u64) -> Result<(), String> {
+        Err("no driver".to_owned())
+    }
+
+    fn has_happened(&self, _: u64) -> Result<bool, String> {
+        Err("no driver".to_owned())
+    }
+
+    fn is_capturing(&self, _: u64) -> bool {
+        true
+    }
+}

@@ -1,0 +1,44 @@
+//! The watchdog at this boundary: a convolution of a program without torch that does not come back is named, kept as evidence, and the
+//! process ended, as in torch. It is on under `unhang run` and where `UNHANG_WATCHDOG=1`.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use unhang_evidence::Store;
+use unhang_hangs::{Farewell, Runtime, Watchdog, deadlines};
+
+use crate::talk::say;
+
+static WATCHDOG: OnceLock<Option<Watchdog>> = OnceLock::new();
+
+/// The watchdog of this process, started when it is first asked for; none where none is wanted.
+pub(crate) fn watchdog(store: &Arc<Store>, machine: &str) -> Option<&'static Watchdog> {
+    WATCHDOG.get_or_init(|| start(store.clone(), machine.to_owned())).as_ref()
+}
+
+fn start(store: Arc<Store>, machine: String) -> Option<Watchdog> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    variable("UNHANG_WATCHDOG").filter(|value| value != "0")?;
+    let settings = deadlines(variable, |message| say(&message));
+    let folder = variable("UNHANG_RUN_FOLDER").map(PathBuf::from);
+    let farewell = Farewell { store, machine, folder, last: Box::new(|| {}) };
+    match Watchdog::start(settings, Runtime::Hip, farewell) {
+        Ok(watchdog) => {
+            // SAFETY: a function without arguments, which stays loaded. The runtime was started before it, and so is taken down after
+            // it: nobody may ask it about events then.
+            unsafe { libc::atexit(stop) };
+            Some(watchdog)
+        }
+        Err(error) => {
+            say(&format!("convolutions are not watched: no thread for the watchdog ({error})"));
+            None
+        }
+    }
+}
+
+extern "C" fn stop() {
+    if let Some(Some(watchdog)) = WATCHDOG.get() {
+        watchdog.stop_within(Duration::from_secs(1));
+    }
+}

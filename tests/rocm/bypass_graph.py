@@ -8,7 +8,9 @@ import ctypes
 import random
 import sys
 
-hip = ctypes.CDLL("libamdhip64.so.6")
+from hip import HIP
+
+hip = HIP.library
 miopen = ctypes.CDLL("libMIOpen.so.1")
 POINTER = ctypes.c_void_p
 N, C, H, W, K, R = 1, 3, 5, 6, 4, 3

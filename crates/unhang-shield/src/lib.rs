@@ -16,6 +16,7 @@ mod chips;
 mod hsa;
 #[deny(unsafe_code)]
 mod log;
+mod switches;
 
 use std::sync::OnceLock;
 use std::time::Instant;

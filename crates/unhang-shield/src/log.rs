@@ -11,6 +11,8 @@ use std::sync::{Mutex, PoisonError};
 use unhang_isa::Chip;
 use unhang_isa::repair::ObjectRepair;
 
+use crate::switches::what_avoids;
+
 /// Appends a line to the file that `UNHANG_SHIELD_LOG` names; `stderr` means standard error. A log that cannot be
 /// written is no reason to trouble the process.
 pub(crate) fn line(text: fmt::Arguments<'_>) {
@@ -53,7 +55,7 @@ pub(crate) fn name_what_is_left(repair: &ObjectRepair, chip: Chip) {
     let left = repair.functions.iter().filter_map(|function| Some((function, function.reason.as_ref()?)));
     let new: Vec<_> = left.filter(|(function, _)| told.insert(function.name.clone())).collect();
     for (function, reason) in &new {
-        line(format_args!("  {} stays unsafe: {reason}", function.name));
+        line(format_args!("  {} stays unsafe: {reason}; {}", function.name, what_avoids(&function.name)));
     }
     let Some((function, reason)) = new.first() else { return };
     let name: String = function.name.chars().filter(|it| !it.is_control()).take(80).collect();
@@ -63,7 +65,8 @@ pub(crate) fn name_what_is_left(repair: &ObjectRepair, chip: Chip) {
     };
     let text = format!(
         "unhang: a kernel that was loaded stays unsafe on this {chip}: {name}: {reason}{others}. It matters only if it is \
-         launched; docs/repair.md says what avoids it.\n"
+         launched; {} (docs/repair.md).\n",
+        what_avoids(&function.name)
     );
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -24,6 +24,7 @@ pub(crate) struct Route {
     /// The file of whoever asked first.
     pub(crate) caller: String,
     pub(crate) packing: Packing,
+    workspace: OnceLock<u64>,
     /// Kernels about which nothing is open any more.
     settled: RwLock<Option<Arc<Settled>>>,
     moves: OnceLock<Moves>,
@@ -92,6 +93,7 @@ impl Route {
             tile,
             caller,
             packing,
+            workspace: OnceLock::new(),
             settled: RwLock::new(None),
             moves: OnceLock::new(),
             subjects: Default::default(),
@@ -104,9 +106,12 @@ impl Route {
         if self.engines.first() != Some(&EngineName::Jit) {
             return 0;
         }
-        let best = self.device.engine.candidates(&self.convolution.problem).into_iter().next();
-        let bytes = best.map_or(0, |candidate| candidate.plan.workspace_bytes) + self.packing.bytes;
-        if bytes == 0 { 0 } else { bytes + 256 }
+        // What was told once stays: a caller may have allocated by it.
+        *self.workspace.get_or_init(|| {
+            let best = self.device.engine.candidates(&self.convolution.problem).into_iter().next();
+            let bytes = best.map_or(0, |candidate| candidate.plan.workspace_bytes) + self.packing.bytes;
+            if bytes == 0 { 0 } else { bytes + 256 }
+        })
     }
 
     /// What the model of the card says that it takes, in milliseconds; 0 where there is no model of the engine.

@@ -8,7 +8,8 @@
 //
 // Constants: DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in
 // backward-data a multiple of STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with
-// 1 × 1 filters a multiple of AT_ONCE or all). For a 1 × 1 layer of stride 1 an image is one row.
+// 1 × 1 filters a multiple of AT_ONCE or all), PLANES (the channels are split; sums go to one plane of f32 for each split, to
+// be added up by `reduce`). For a 1 × 1 layer of stride 1 an image is one row.
 // Constants, or numbers of the launch (numbers.cuh): GROUPS, REDUCED (channels summed over, a group), ROWS (channels of
 // the result, a group). The window is unrolled: a general kernel serves all channels and sizes of one window.
 
@@ -43,11 +44,17 @@ struct DirectShape {
     int batch, source_h, source_w, result_h, result_w;
     int groups, reduced, rows;
     int threads;
+    int channels_per_split;  // PLANES
     Divisor by_width, by_strips;  // vectors of a row of the result, strips in a column
     Divisor by_row_blocks;
 };
 
 typedef float Sums[BLOCK_ROWS][STRIP][WIDTH];
+#if PLANES
+typedef float Result;
+#else
+typedef Storage Result;
+#endif
 
 // Whether column `e` of a thread's result meets tap `t`, and with which column of its line.
 DEVICE constexpr int line_column(int e, int t) {
@@ -91,7 +98,7 @@ DEVICE void multiply_line(const float (&line)[LINE_TO - LINE_FROM + 1], int row,
 
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
     direct(const Storage* __restrict__ filter, const Storage* __restrict__ source, const Storage* __restrict__ bias,
-           Storage* __restrict__ result, DirectShape shape) {
+           Result* __restrict__ result, DirectShape shape) {
     __shared__ __attribute__((aligned(16))) float taps[CHUNK * TAPS * BLOCK_ROWS];
     const int group = BLOCK_Y;
     const int block = BY_ROW_BLOCKS(BLOCK_X);
@@ -117,9 +124,15 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
 #pragma unroll
             for (int e = 0; e < WIDTH; ++e) sums[k][i][e] = 0.0f;
 
-    for (int first = 0; first < REDUCED; first += CHUNK) {
-        const int channels = REDUCED - first < CHUNK ? REDUCED - first : CHUNK;
-        if (first > 0) BARRIER();
+#if PLANES
+    const int channel_begin = BLOCK_Z * shape.channels_per_split;
+    const int channel_end = channel_begin + shape.channels_per_split < REDUCED ? channel_begin + shape.channels_per_split : REDUCED;
+#else
+    const int channel_begin = 0, channel_end = REDUCED;
+#endif
+    for (int first = channel_begin; first < channel_end; first += CHUNK) {
+        const int channels = channel_end - first < CHUNK ? channel_end - first : CHUNK;
+        if (first > channel_begin) BARRIER();
         for (int slot = THREAD_X; slot < channels * TAPS * BLOCK_ROWS; slot += DIRECT_THREADS) {
             const int row = row_begin + slot % BLOCK_ROWS, tap = slot / BLOCK_ROWS % TAPS;
             const int channel = first + slot / (BLOCK_ROWS * TAPS);
@@ -179,10 +192,16 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
             float values[WIDTH];
 #pragma unroll
             for (int e = 0; e < WIDTH; ++e) values[e] = sums[k][i][e] + add;
-            if (y < shape.result_h)
-                Neighbours<WIDTH>::write(result + ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * shape.result_h + y) * shape.result_w +
-                                             x * WIDTH,
-                                         values);
+            const unsigned at =
+                ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * shape.result_h + y) * shape.result_w + x * WIDTH;
+            if (y >= shape.result_h) break;
+#if PLANES
+            float* plane = result + (long long)BLOCK_Z * shape.batch * RESULT_CHANNELS * shape.result_h * shape.result_w;
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) plane[at + e] = values[e];
+#else
+            Neighbours<WIDTH>::write(result + at, values);
+#endif
         }
     }
 }

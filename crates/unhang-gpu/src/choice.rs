@@ -136,6 +136,8 @@ pub enum Choice {
         width: u32,
         /// Rows of the image that a thread computes.
         strip: u32,
+        /// Into how many parts the channels that are summed over are split.
+        splits: u32,
     },
     /// Backward-weights as a split GEMM.
     Weights {
@@ -196,7 +198,9 @@ impl Choice {
             Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
             Choice::DepthwiseQuads { strip, .. } => (strip <= 2).then_some(self),
             Choice::Plain | Choice::WinogradFused => Some(self),
-            Choice::Direct { rows, .. } => [4, 8, 16].contains(&rows).then_some(self),
+            Choice::Direct { rows, width, strip, .. } => {
+                [4, 8, 16].contains(&rows).then_some(Choice::Direct { rows, width, strip, splits: 1 })
+            }
             Choice::HalfGemm { .. } | Choice::Narrow { .. } => None,
         }
     }
@@ -216,7 +220,8 @@ impl fmt::Display for Choice {
                 write!(f, "half:{tile}:{packed}:s{splits}")
             }
             Choice::Narrow { strip } => write!(f, "narrow:{strip}"),
-            Choice::Direct { rows, width, strip } => write!(f, "direct:{rows}:{width}:{strip}"),
+            Choice::Direct { rows, width, strip, splits: 1 } => write!(f, "direct:{rows}:{width}:{strip}"),
+            Choice::Direct { rows, width, strip, splits } => write!(f, "direct:{rows}:{width}:{strip}:s{splits}"),
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
             Choice::DepthwiseQuads { strip, splits } => write!(f, "quads:{strip}:s{splits}"),
@@ -259,9 +264,12 @@ impl FromStr for Choice {
                 Choice::HalfGemm { tile: tile(t)?, packed: flag(packed, "packed", "direct")?, splits: splits(s)? }
             }
             ["narrow", strip] => Choice::Narrow { strip: number(strip)? },
-            ["direct", rows, width, strip] => {
-                Choice::Direct { rows: number(rows)?, width: number(width)?, strip: number(strip)? }
-            }
+            ["direct", rows, width, strip, ref rest @ ..] if rest.len() <= 1 => Choice::Direct {
+                rows: number(rows)?,
+                width: number(width)?,
+                strip: number(strip)?,
+                splits: rest.first().map_or(Ok(1), |text| splits(text))?,
+            },
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
             ["quads", strip, s] => Choice::DepthwiseQuads { strip: number(strip)?, splits: splits(s)? },
@@ -354,7 +362,7 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
         Direction::Forward | Direction::BackwardData => {
             choices.extend(propose_gemm(&geometry, device));
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
-            choices.extend(propose_direct(&geometry));
+            choices.extend(propose_direct(&geometry, device));
             choices.push(Choice::WinogradFused);
             if let Some(products) = winograd {
                 choices.extend(tiles_for(products.rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
@@ -444,20 +452,26 @@ fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
 }
 
 /// Where one side has few channels: its channels in even parts, and as many columns and rows as leave registers.
-fn propose_direct(geometry: &Geometry) -> Vec<Choice> {
+fn propose_direct(geometry: &Geometry, device: &Device) -> Vec<Choice> {
     let p = &geometry.problem;
     let (reduced, rows) = geometry.reduced_and_rows();
     if reduced.min(rows) > 48 {
         return Vec::new();
     }
     let least = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
+    let pixels = p.batch() * geometry.source_and_result().1.iter().product::<usize>();
     let mut choices = Vec::new();
     for most in [8, 16, 32] {
         let part = (rows.div_ceil(rows.div_ceil(most)).next_multiple_of(4)) as u32;
         for width in [2, 4] {
             for strip in [1, 2, 4].map(|strip: u32| strip.next_multiple_of(least)) {
                 if (24..=64).contains(&(part * width * strip)) {
-                    choices.push(Choice::Direct { rows: part, width, strip });
+                    // With few threads each sums a part of the channels only.
+                    let threads = pixels * rows.div_ceil(part as usize) / (width * strip) as usize;
+                    let few = threads < device.compute_units * 512 && reduced >= 32;
+                    for splits in if few { &[1, 2, 4, 8][..] } else { &[1] } {
+                        choices.push(Choice::Direct { rows: part, width, strip, splits: *splits });
+                    }
                 }
             }
         }

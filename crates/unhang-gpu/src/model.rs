@@ -232,7 +232,8 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let data = constant("DIRECTION") == 1.0;
     let Shape::Direct(shape) = stage.shape else { return f64::INFINITY };
-    let (width, strip, reduced) = (constant("WIDTH"), constant("STRIP"), f64::from(shape.reduced));
+    let (width, strip) = (constant("WIDTH"), constant("STRIP"));
+    let (reduced, splits) = (f64::from(shape.channels_per_split), f64::from(stage.grid[2]));
     let taps = constant("FILTER_H") * constant("FILTER_W");
     let sums = constant("BLOCK_ROWS") * width * strip;
     let parts = (f64::from(shape.rows) / constant("BLOCK_ROWS")).ceil();
@@ -241,7 +242,7 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     let products = sums * taps / if data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
     let channel = products + products / (4.0 * width * strip) * 1.7 + rows * vectors * 4.4;
     let instructions = reduced * channel + 40.0 + sums * 2.0;
-    let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
+    let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * splits * 128.0;
     let registers = sums + rows * if data { width + 2.0 } else { vectors * width };
     let issued = threads * instructions / (device.flops / 2.0 * 0.6) * crowded(registers, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
@@ -249,7 +250,8 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     // A large window keeps a thread busy for longer than its lines take.
     let waited = if taps > 25.0 { waited.max(reduced * (0.35e-6 + products * 1e-9)) } else { waited };
     // Each part of the channels reads the source again, mostly from a cache.
-    let moved = (elements[0] * (1.0 + 0.08 * (parts - 1.0)) + elements[1] + elements[2]) * size;
+    let written = if splits > 1.0 { splits * 4.0 } else { size };
+    let moved = (elements[0] * (1.0 + 0.08 * (parts - 1.0)) + elements[1]) * size + elements[2] * written;
     overlapped(issued.max(waited), moved / (device.bandwidth * 0.8), 0.12)
 }
 
@@ -293,12 +295,13 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
 fn splits_of(choice: &Choice) -> f64 {
     match *choice {
         Choice::Gemm { splits, .. }
+        | Choice::Direct { splits, .. }
         | Choice::Weights { splits, .. }
         | Choice::HalfGemm { splits, .. }
         | Choice::Depthwise { splits, .. }
         | Choice::DepthwiseQuads { splits, .. }
         | Choice::Winograd { splits, .. } => f64::from(splits),
-        Choice::Plain | Choice::Narrow { .. } | Choice::Direct { .. } | Choice::WinogradFused => 1.0,
+        Choice::Plain | Choice::Narrow { .. } | Choice::WinogradFused => 1.0,
     }
 }
 

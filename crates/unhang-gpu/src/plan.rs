@@ -114,7 +114,7 @@ impl Plan {
             Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, [packed, flat, false], splits),
             Choice::HalfGemm { tile, packed, splits } => half_gemm(&geometry, tile, packed, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
-            Choice::Direct { rows, width, strip } => parts::direct(&geometry, [rows, width, strip]),
+            Choice::Direct { rows, width, strip, splits } => parts::direct(&geometry, [rows, width, strip], splits),
             Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
             Choice::DepthwiseQuads { strip, splits } => depthwise_quads(&geometry, strip, splits),

@@ -81,7 +81,7 @@ impl Geometry {
     }
 
     /// The sizes of the image that is read and of the one that is written, for forward and backward-data.
-    fn source_and_result(&self) -> ([usize; 2], [usize; 2]) {
+    pub(crate) fn source_and_result(&self) -> ([usize; 2], [usize; 2]) {
         let p = &self.problem;
         if p.direction() == Direction::Forward { (p.in_size(), p.out_size()) } else { (p.out_size(), p.in_size()) }
     }

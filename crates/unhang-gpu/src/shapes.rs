@@ -102,7 +102,7 @@ shapes! {
     /// Of the kernel that reads straight into registers.
     Direct(DirectShape) {
         batch: i32, source_h: i32, source_w: i32, result_h: i32, result_w: i32,
-        groups: i32, reduced: i32, rows: i32, threads: i32,
+        groups: i32, reduced: i32, rows: i32, threads: i32, channels_per_split: i32,
         by_width: Divisor, by_strips: Divisor, by_row_blocks: Divisor,
     }
     /// Of backward-weights.

@@ -83,7 +83,7 @@ fn kernels() -> Vec<Kernel> {
                 data_type,
                 ..Specification::default()
             };
-            plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Direct { rows, width, strip }));
+            plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Direct { rows, width, strip, splits: 1 }));
         }
     }
     let fused = problem(Direction::Forward, DataType::F32, Layout::Nchw);

@@ -59,7 +59,7 @@ fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     choices.push(Choice::Narrow { strip: 1 + turn as u32 % 4 });
     for width in [2, 4] {
         let strip = problem.lower().problem.stride()[0] as u32;
-        choices.extend([1, strip].map(|strip| Choice::Direct { rows: 4 + turn as u32 % 3 * 4, width, strip }));
+        choices.extend([1, strip].map(|strip| Choice::Direct { rows: 4 + turn as u32 % 3 * 4, width, strip, splits }));
     }
     choices.dedup();
     for packed in [false, true] {
@@ -247,8 +247,11 @@ fn direct_kernels_are_right() {
                 data_type,
                 ..Specification::default()
             });
-            check_choice(&engine, &problem, Choice::Direct { rows, width, strip }, turn as u64);
-            assert!(Plan::new(&problem.with_layout(Layout::Nhwc), &Choice::Direct { rows, width, strip }).is_err());
+            for splits in [1, 3] {
+                let choice = Choice::Direct { rows, width, strip, splits };
+                check_choice(&engine, &problem, choice, turn as u64);
+                assert!(Plan::new(&problem.with_layout(Layout::Nhwc), &choice).is_err());
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ const LDS_BYTES: usize = 16 << 10;
 /// Multiply-adds that a channel may be unrolled to.
 const MOST_UNROLLED: usize = 1800;
 
-pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) -> Result<Plan, String> {
+pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3], splits: u32) -> Result<Plan, String> {
     let p = &geometry.problem;
     let forward = match p.direction() {
         Direction::Forward => true,
@@ -84,11 +84,24 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) 
         ("BLOCK_ROWS", block_rows as i64),
         ("CHUNK", chunk as i64),
     ]);
+    // Parts are whole quads of channels: 1×1 layers read four at once.
+    let per_split = reduced.div_ceil(splits.max(1) as usize).next_multiple_of(4).min(reduced);
+    let splits = reduced.div_ceil(per_split);
+    let planes = splits > 1;
+    if planes {
+        geometry.refuse_general()?;
+    }
+    constants.push(("PLANES", i64::from(planes)));
+    let mut workspace = Workspace::default();
+    let (bias, result_pointer) = match planes {
+        true => (Pointer::Null, Pointer::Workspace(workspace.take(splits as u64 * geometry.result_elements() * 4))),
+        false => (Pointer::Bias, Pointer::Result),
+    };
     let stage = Stage {
         kernel: Kernel { source: Source::Direct, entry: "direct", constants },
-        grid: [blocks as u32, p.groups() as u32, 1],
+        grid: [blocks as u32, p.groups() as u32, splits as u32],
         block: 128,
-        pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
+        pointers: vec![geometry.second, geometry.first, bias, result_pointer],
         shape: DirectShape {
             batch: int(p.batch()),
             source_h: int(source[0]),
@@ -99,11 +112,16 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3]) 
             reduced: int(reduced),
             rows: int(rows),
             threads: int(threads),
+            channels_per_split: int(per_split),
             by_width: Divisor::new(result[1] / width),
             by_strips: Divisor::new(strips),
             by_row_blocks: Divisor::new(rows.div_ceil(block_rows)),
         }
         .into(),
     };
-    Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
+    let mut stages = vec![stage];
+    if planes {
+        stages.push(reduce(geometry, splits as u32, &[], result_pointer));
+    }
+    Ok(Plan { stages, workspace_bytes: workspace.bytes })
 }

@@ -92,7 +92,7 @@ pub fn general_choices(problem: &Problem) -> BTreeSet<Choice> {
     } else {
         choices.insert(Choice::WinogradFused);
         for (rows, width, strip) in DIRECT {
-            choices.insert(Choice::Direct { rows, width, strip });
+            choices.insert(Choice::Direct { rows, width, strip, splits: 1 });
         }
         for tile in GENERAL_TILES {
             choices.extend([false, true].map(|flat| Choice::Gemm { tile, packed: true, flat, splits: 1 }));

@@ -1,0 +1,164 @@
+//! Starting prepared problems on a stream, and measuring them there.
+
+use std::ffi::c_void;
+
+use unhang_conv::DataType;
+
+use super::{DevicePointers, GpuEngine, GpuError, Prepared};
+use crate::choice::Choice;
+use crate::driver::{DriverError, Event, Function};
+use crate::plan::{Pointer, Stage};
+
+/// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].
+#[derive(Debug)]
+pub struct Timing {
+    events: Vec<Event>,
+    repeats: u32,
+}
+
+impl GpuEngine {
+    /// Starts a prepared problem on a stream and returns.
+    ///
+    /// # Safety
+    /// The pointers must be device memory of the sizes that the problem and [`Prepared::workspace_bytes`] say, and stay
+    /// valid until the work is done.
+    pub unsafe fn launch(&self, prepared: &Prepared, pointers: DevicePointers, stream: u64) -> Result<(), GpuError> {
+        check_alignment(prepared, &pointers)?;
+        for (stage, function) in prepared.plan.stages.iter().zip(&prepared.functions) {
+            // SAFETY: the caller's promise.
+            unsafe { self.launch_stage(stage, *function, pointers, stream)? };
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub(crate) unsafe fn launch_stage(
+        &self,
+        stage: &Stage,
+        function: Function,
+        pointers: DevicePointers,
+        stream: u64,
+    ) -> Result<(), GpuError> {
+        let mut values: Vec<u64> = stage
+            .pointers
+            .iter()
+            .map(|pointer| match pointer {
+                Pointer::First => pointers.first,
+                Pointer::Second => pointers.second,
+                Pointer::Bias => pointers.bias,
+                Pointer::Result => pointers.result,
+                Pointer::Workspace(offset) => pointers.workspace + offset,
+                Pointer::Null => 0,
+            })
+            .collect();
+        let mut parameters = stage.shape.bytes().to_vec();
+        let mut arguments: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        arguments.push(parameters.as_mut_ptr().cast());
+        // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
+        unsafe { self.driver.launch(function, stage.grid, stage.block, &mut arguments, stream)? };
+        Ok(())
+    }
+
+    /// Puts a measurement of a prepared problem into a stream and returns: one run to warm up, then `repeats` between two
+    /// events. [`GpuEngine::seconds`] says later what came out. Not while the stream records a graph.
+    ///
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub unsafe fn time(
+        &self,
+        prepared: &Prepared,
+        pointers: DevicePointers,
+        stream: u64,
+        repeats: u32,
+    ) -> Result<Timing, GpuError> {
+        // SAFETY: the caller's promise.
+        self.time_calls(stream, repeats, || unsafe { self.launch(prepared, pointers, stream) })
+    }
+
+    /// The same for anything that puts one run of a problem into a stream.
+    pub fn time_calls<E: From<GpuError>>(
+        &self,
+        stream: u64,
+        repeats: u32,
+        run: impl Fn() -> Result<(), E>,
+    ) -> Result<Timing, E> {
+        let failed = |error: DriverError| E::from(error.into());
+        if self.driver.is_capturing(stream).map_err(failed)? {
+            return Err(GpuError::Capturing.into());
+        }
+        let repeats = repeats.max(1);
+        let mut timing = Timing { events: Vec::new(), repeats };
+        let put = (|| {
+            for _ in 0..2 {
+                timing.events.push(self.driver.create_event().map_err(failed)?);
+            }
+            run()?;
+            self.driver.record(timing.events[0], stream).map_err(failed)?;
+            for _ in 0..repeats {
+                run()?;
+            }
+            self.driver.record(timing.events[1], stream).map_err(failed)
+        })();
+        match put {
+            Ok(()) => Ok(timing),
+            Err(error) => {
+                // What went wrong says more than that an event cannot be given back.
+                let _ = self.forget(timing);
+                Err(error)
+            }
+        }
+    }
+
+    /// Seconds of one run; none as long as the device has not come to it. Never waits.
+    pub fn seconds(&self, timing: &Timing) -> Result<Option<f64>, GpuError> {
+        let [from, to] = timing.events[..] else { return Ok(None) };
+        let all = self.driver.elapsed(from, to)?;
+        Ok(all.map(|milliseconds| f64::from(milliseconds) * 1e-3 / f64::from(timing.repeats)))
+    }
+
+    /// Gives back what a measurement holds of the driver.
+    pub fn forget(&self, timing: Timing) -> Result<(), GpuError> {
+        timing.events.into_iter().try_for_each(|event| self.driver.destroy_event(event)).map_err(GpuError::from)
+    }
+
+    /// Seconds of one run of a prepared problem. Waits for the device: for a process that somebody watches.
+    ///
+    /// # Safety
+    /// As [`GpuEngine::launch`].
+    pub unsafe fn measure(
+        &self,
+        prepared: &Prepared,
+        pointers: DevicePointers,
+        stream: u64,
+        repeats: u32,
+    ) -> Result<f64, GpuError> {
+        // SAFETY: the caller's promise.
+        let timing = unsafe { self.time(prepared, pointers, stream, repeats)? };
+        self.driver.synchronize(stream)?;
+        let seconds = self.seconds(&timing);
+        self.forget(timing)?;
+        Ok(seconds?.unwrap_or(f64::INFINITY))
+    }
+}
+
+fn check_alignment(prepared: &Prepared, pointers: &DevicePointers) -> Result<(), GpuError> {
+    let size = prepared.problem.data_type().size() as u64;
+    // The fast kernels read and write four elements at a time; the plain ones one.
+    let wide =
+        if prepared.choice == Choice::Plain || prepared.problem.data_type() == DataType::F64 { size } else { size * 4 };
+    let parts = [
+        ("first", pointers.first, wide),
+        ("second", pointers.second, wide),
+        ("bias", pointers.bias, size),
+        ("result", pointers.result, wide),
+        ("workspace", pointers.workspace, 256),
+    ];
+    for (operand, address, alignment) in parts {
+        if !address.is_multiple_of(alignment) {
+            let choice = prepared.choice.to_string();
+            return Err(GpuError::Misaligned { operand, address, alignment, choice });
+        }
+    }
+    Ok(())
+}

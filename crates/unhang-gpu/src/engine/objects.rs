@@ -1,0 +1,70 @@
+//! The objects of kernels: kept, compiled, audited for the chip that is there and tagged for the one that is reported.
+
+use unhang_isa::Chip;
+
+use super::GpuError;
+use crate::cache::{Cache, Key};
+use crate::compiler::Compiler;
+use crate::object::{self, ObjectError};
+use crate::sources::Kernel;
+
+/// What a kernel's object is kept under: everything that made it.
+pub(crate) fn key_of(
+    compiler: &dyn Compiler,
+    kernel: &Kernel,
+    true_architecture: &str,
+    reported_architecture: &str,
+) -> Key {
+    let options = compiler.options(kernel, true_architecture);
+    let (text, version) = (kernel.source.text(), compiler.version());
+    Key::of(
+        [text.as_str(), &version, true_architecture, reported_architecture]
+            .into_iter()
+            .chain(options.iter().map(String::as_str)),
+    )
+}
+
+/// The object of a kernel, from the cache or compiled: for `true_architecture`, tagged for `reported_architecture`.
+/// On an RDNA1 chip an object that is unsafe there is refused.
+pub(crate) fn object_for(
+    compiler: &dyn Compiler,
+    cache: Option<&Cache>,
+    kernel: &Kernel,
+    true_architecture: &str,
+    reported_architecture: &str,
+) -> Result<Vec<u8>, GpuError> {
+    let options = compiler.options(kernel, true_architecture);
+    let key = key_of(compiler, kernel, true_architecture, reported_architecture);
+    let (chip, reported) = (true_architecture.parse::<Chip>().ok(), reported_architecture.parse::<Chip>().ok());
+    let kept = cache.and_then(|cache| match chip {
+        Some(chip) => cache.get_safe(key, chip),
+        None => cache.get(key),
+    });
+    if let Some(object) = kept {
+        return Ok(object);
+    }
+    let object = compiler.compile(kernel, &options)?;
+    let object = match chip {
+        Some(chip) => audited_and_tagged(object, chip, chip, reported.unwrap_or(chip))?,
+        None => object,
+    };
+    if let Some(cache) = cache {
+        // A full disk costs the next start a compilation, and nothing now.
+        let _ = cache.put(key, &object);
+    }
+    Ok(object)
+}
+
+/// An object that was compiled for `target` and is to run on `chip` under a runtime that believes in `reported`. On an RDNA1
+/// chip one that is unsafe there is refused.
+pub(crate) fn audited_and_tagged(
+    object: Vec<u8>,
+    target: Chip,
+    chip: Chip,
+    reported: Chip,
+) -> Result<Vec<u8>, ObjectError> {
+    if chip.is_rdna1() {
+        object::refuse_unsafe(&object, chip)?;
+    }
+    if target == reported { Ok(object) } else { object::retag(&object, target, reported) }
+}

@@ -138,8 +138,7 @@ def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
 
 
 def _amd_devices(devices: tuple[str, ...]) -> list[int]:
-    """The GPUs of a torch for ROCm, affected or not: our kernels are compiled for every such chip, and were hardly ever seen
-    on one."""
+    """GPUs of a torch for ROCm, affected or not: our kernels were compiled for such chips and rarely seen there."""
     if "cuda" not in devices or torch.version.hip is None or not torch.cuda.is_available():
         return []
     return list(range(torch.cuda.device_count()))

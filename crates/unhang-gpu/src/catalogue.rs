@@ -30,12 +30,19 @@ pub struct Selection {
 
 /// The model's choice for every layer in every direction.
 pub fn select(layers: &[Layer], device: &Device, workspace_limit: u64) -> Vec<Selection> {
-    layers
+    select_some(layers, 1, |problem| candidates(problem, device, workspace_limit))
+}
+
+/// So many of the ways that `ways` finds for every layer in every direction, in its order.
+pub fn select_some(layers: &[Layer], count: usize, ways: impl Fn(&Problem) -> Vec<Candidate>) -> Vec<Selection> {
+    let problems = layers
         .iter()
-        .flat_map(|layer| Direction::ALL.map(|direction| (layer, layer.problem.with_direction(direction))))
-        .filter_map(|(layer, problem)| {
-            let candidate = candidates(&problem, device, workspace_limit).into_iter().next()?;
-            Some(Selection { layer: layer.name.clone(), problem, candidate })
+        .flat_map(|layer| Direction::ALL.map(|direction| (layer, layer.problem.with_direction(direction))));
+    problems
+        .flat_map(|(layer, problem)| {
+            let found = ways(&problem).into_iter().take(count);
+            let named = |candidate| Selection { layer: layer.name.clone(), problem: problem.clone(), candidate };
+            found.map(named).collect::<Vec<_>>()
         })
         .collect()
 }

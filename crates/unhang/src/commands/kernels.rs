@@ -11,8 +11,10 @@ use clap::{Args, Subcommand};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 use unhang_conv::table::{self, Layer};
+use unhang_conv::{DataType, Problem};
 use unhang_gpu::cache::Cache;
 use unhang_gpu::catalogue::{self, Entry, Selection};
+use unhang_gpu::choice::{candidates, half_candidates};
 use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::Device;
 use unhang_isa::Chip;
@@ -67,6 +69,12 @@ struct List {
     /// workgroups execute on the emulator: the longest layer of each family and direction, or every layer of --layers. Minutes.
     #[arg(long, conflicts_with_all = ["shipped", "arch", "reported_as"])]
     predict: bool,
+    /// Predict that many of the ways to compute each layer, in the order of the model by which kernels are chosen.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "layers")]
+    candidates: usize,
+    /// Predict the layers in half precision with products in pairs, which are less exact and never taken unasked.
+    #[arg(long, requires = "predict")]
+    packed_half: bool,
 }
 
 #[derive(Args)]
@@ -136,11 +144,29 @@ impl Kernels {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.action {
             Action::List(list) if list.shipped => shipped::list(list.folder, list.selected.json),
-            Action::List(list) if list.predict => list.selected.predict(),
+            Action::List(list) if list.predict => list.predict(),
             Action::List(list) => list.selected.list(),
             Action::Warm(warm) if warm.seen => warm.run_seen(),
             Action::Warm(warm) => warm.selected.warm(),
         }
+    }
+}
+
+impl List {
+    fn predict(&self) -> anyhow::Result<ExitCode> {
+        let (layers, device) = (self.selected.read_layers()?, Device::rx_5600_xt());
+        let ways = |problem: &Problem| match self.packed_half {
+            true => half_candidates(&problem.with_data_type(DataType::F16), &device, WORKSPACE_LIMIT),
+            false => candidates(problem, &device, WORKSPACE_LIMIT),
+        };
+        let mut selections = catalogue::select_some(&layers, self.candidates.max(1), ways);
+        for selection in selections.iter_mut().filter(|_| self.packed_half) {
+            selection.problem = selection.problem.with_data_type(DataType::F16);
+        }
+        if self.selected.layers.is_none() {
+            selections = catalogue::longest_of_each_family(selections);
+        }
+        predict::list(&selections, &find_compiler()?, self.selected.json)
     }
 }
 
@@ -186,14 +212,6 @@ impl Selected {
         let told = |done: usize, all: usize| progress.at(done, all);
         let entries = catalogue::compile(&selections, &compiler, self.arch, reported, cache, &told)?;
         Ok((compiler.version(), selections, entries))
-    }
-
-    fn predict(&self) -> anyhow::Result<ExitCode> {
-        let mut selections = self.select()?;
-        if self.layers.is_none() {
-            selections = catalogue::longest_of_each_family(selections);
-        }
-        predict::list(&selections, &find_compiler()?, self.json)
     }
 
     fn warm(&self) -> anyhow::Result<ExitCode> {

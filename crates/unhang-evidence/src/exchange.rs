@@ -5,6 +5,9 @@
 //! {"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c…","verdict":"hangs","detail":"…","source":"probe","unix_seconds":1770768000}
 //! ```
 //!
+//! The header may announce tunings too (`"tunings":1`): then so many lines follow, each with the fastest of our GPU kernels for a
+//! convolution on a device. They are hints: kernels are taken by them where nothing was measured, after the same checks as any.
+//!
 //! What goes out holds no user name, path or host name. What comes in is believed in nothing: the whole file is checked
 //! before any of it is kept, one bad line refuses it all, and what is kept is suspicion, never proof.
 
@@ -14,8 +17,10 @@ use std::io::{self, BufRead, BufReader, Read, Write};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use unhang_conv::Problem;
+use unhang_engine::Tuned;
 
-use crate::record::{Record, Source};
+use crate::record::{Record, Source, Tuning};
 use crate::time;
 
 mod private;
@@ -31,6 +36,8 @@ pub const MAX_RECORDS: u64 = 200_000;
 const MAX_LINE: usize = 8192;
 const MAX_DETAIL: usize = 2000;
 const MAX_WORD: usize = 64;
+/// Devices and compilers have longer names.
+const MAX_NAME: usize = 200;
 /// A million seconds are eleven days: no convolution takes so long.
 const MAX_SECONDS: f64 = 1e6;
 /// 1 January 2020: before that there was no unhang, and hardly a card.
@@ -41,6 +48,39 @@ const EARLIEST: i64 = 1_577_836_800;
 struct Header {
     unhang_evidence: u64,
     records: u64,
+    #[serde(default, skip_serializing_if = "is_none")]
+    tunings: u64,
+}
+
+fn is_none(count: &u64) -> bool {
+    *count == 0
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TuningLine {
+    problem: String,
+    device: String,
+    kernels: String,
+    compiler: String,
+    driver: String,
+    choice: String,
+    seconds: f64,
+    spread: f64,
+    model_choice: String,
+    model_seconds: f64,
+    candidates: u32,
+    source: String,
+    unix_seconds: i64,
+}
+
+/// What a file held.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Imported {
+    /// What others saw.
+    pub records: Vec<Record>,
+    /// What was fastest for them.
+    pub tunings: Vec<Tuning>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -65,13 +105,21 @@ struct Line {
 pub struct Exported {
     /// Records written.
     pub written: usize,
-    /// Records left out: rehearsals, rules, others' findings, and what the format cannot hold.
+    /// Records and tunings left out: rehearsals, rules, others' findings, and what the format cannot hold.
     pub left_out: usize,
+    /// Tunings written.
+    pub tunings: usize,
 }
 
-/// Writes records for others to read. What was seen here goes out; rehearsals, rules and what came from others do not.
-pub fn write(records: &[Record], private: &Private, output: &mut impl Write) -> io::Result<Exported> {
-    let mut lines = Vec::new();
+/// Writes records and tunings for others to read. What was seen here goes out; rehearsals, rules and what came from others do
+/// not.
+pub fn write(
+    records: &[Record],
+    tunings: &[Tuning],
+    private: &Private,
+    output: &mut impl Write,
+) -> io::Result<Exported> {
+    let (mut lines, mut fastest) = (Vec::new(), Vec::new());
     let mut exported = Exported::default();
     for record in records {
         match line(record, private) {
@@ -79,10 +127,21 @@ pub fn write(records: &[Record], private: &Private, output: &mut impl Write) -> 
             None => exported.left_out += 1,
         }
     }
-    exported.written = lines.len();
-    serde_json::to_writer(&mut *output, &Header { unhang_evidence: SCHEMA, records: lines.len() as u64 })?;
+    for tuning in tunings {
+        match tuning_line(tuning, private) {
+            Some(line) => fastest.push(line),
+            None => exported.left_out += 1,
+        }
+    }
+    (exported.written, exported.tunings) = (lines.len(), fastest.len());
+    let header = Header { unhang_evidence: SCHEMA, records: lines.len() as u64, tunings: fastest.len() as u64 };
+    serde_json::to_writer(&mut *output, &header)?;
     output.write_all(b"\n")?;
     for line in &lines {
+        serde_json::to_writer(&mut *output, line)?;
+        output.write_all(b"\n")?;
+    }
+    for line in &fastest {
         serde_json::to_writer(&mut *output, line)?;
         output.write_all(b"\n")?;
     }
@@ -110,6 +169,64 @@ fn line(record: &Record, private: &Private) -> Option<Line> {
         unix_seconds: record.unix_seconds,
     };
     check(&line).is_ok().then_some(line)
+}
+
+/// A tuning as a line that [`read`] would take, or none. Its words are names of devices and compilers, by which it is known again:
+/// what would have to be changed in them stays here.
+fn tuning_line(tuning: &Tuning, private: &Private) -> Option<TuningLine> {
+    let tuned = &tuning.tuned;
+    let line = TuningLine {
+        problem: tuned.problem.to_string(),
+        device: tuned.device.clone(),
+        kernels: tuned.kernels.clone(),
+        compiler: tuned.compiler.clone(),
+        driver: tuned.driver.clone(),
+        choice: tuned.choice.clone(),
+        seconds: tuned.seconds,
+        spread: tuned.spread,
+        model_choice: tuned.model_choice.clone(),
+        model_seconds: tuned.model_seconds,
+        candidates: tuned.candidates,
+        source: tuning.source.to_string(),
+        unix_seconds: tuning.unix_seconds,
+    };
+    let is_public = [&line.device, &line.compiler, &line.driver].iter().all(|text| sanitise(text, private) == **text);
+    (is_public && check_tuning(&line).is_ok()).then_some(line)
+}
+
+/// The tuning that a line holds, or what is wrong with it.
+fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
+    let problem = check_problem(&line.problem)?;
+    let source = check_source(&line.source)?;
+    word("kernels", &line.kernels)?;
+    way("choice", &line.choice)?;
+    way("model_choice", &line.model_choice)?;
+    for (name, value) in [("device", &line.device), ("compiler", &line.compiler), ("driver", &line.driver)] {
+        if value.is_empty() || value.chars().count() > MAX_NAME || value.chars().any(unprintable) {
+            return Err(format!("the {name} is empty, longer than {MAX_NAME} characters, or holds control characters"));
+        }
+    }
+    let times = [("seconds", line.seconds), ("spread", line.spread), ("model_seconds", line.model_seconds)];
+    if let Some((name, value)) = times.into_iter().find(|(_, it)| !it.is_finite() || !(0.0..=MAX_SECONDS).contains(it))
+    {
+        return Err(format!("{name} is {value}: it must lie between 0 and {MAX_SECONDS}"));
+    }
+    check_time(line.unix_seconds)?;
+    let tuned = Tuned {
+        problem,
+        device: line.device.clone(),
+        kernels: line.kernels.clone(),
+        compiler: line.compiler.clone(),
+        driver: line.driver.clone(),
+        choice: line.choice.clone(),
+        seconds: line.seconds,
+        spread: line.spread,
+        model_choice: line.model_choice.clone(),
+        model_seconds: line.model_seconds,
+        candidates: line.candidates,
+        detail: String::new(),
+    };
+    Ok(Tuning { tuned, source, unix_seconds: line.unix_seconds })
 }
 
 /// Why a file is refused, whole.
@@ -151,7 +268,7 @@ pub enum ImportError {
 
 /// Reads a file of somebody else's findings: all of it, or why nothing of it is taken. What comes out has the source
 /// [`Source::Import`] and printable text only.
-pub fn read(input: impl Read) -> Result<Vec<Record>, ImportError> {
+pub fn read(input: impl Read) -> Result<Imported, ImportError> {
     // One byte more than is taken tells "exactly the limit" from "cut at the limit".
     let mut reader = BufReader::new(input.take(MAX_BYTES + 1));
     let mut bytes_read = 0;
@@ -183,17 +300,27 @@ pub fn read(input: impl Read) -> Result<Vec<Record>, ImportError> {
         return Err(ImportError::Schema(schema.unhang_evidence));
     }
     let header: Header = serde_json::from_str(&first).map_err(|error| ImportError::Header(error.to_string()))?;
-    if header.records > MAX_RECORDS {
-        return Err(ImportError::TooMany(header.records));
+    let announced = header.records.saturating_add(header.tunings);
+    if announced > MAX_RECORDS {
+        return Err(ImportError::TooMany(announced));
     }
-    let mut records = Vec::new();
+    let (mut records, mut tunings, mut tuned) = (Vec::new(), Vec::new(), HashSet::new());
     let mut seen = HashSet::new();
     let mut number = 1;
     loop {
         number += 1;
         let Some(text) = next(number)? else { break };
         if records.len() as u64 == header.records {
-            return Err(ImportError::Count { announced: header.records, found: header.records + 1 });
+            if tunings.len() as u64 == header.tunings {
+                return Err(ImportError::Count { announced, found: announced + 1 });
+            }
+            let line: TuningLine = serde_json::from_str(&text).map_err(|error| refusal(number, error.to_string()))?;
+            let tuning = check_tuning(&line).map_err(|reason| refusal(number, reason))?;
+            if !tuned.insert((line.device, line.problem)) {
+                return Err(refusal(number, "it says again what an earlier line says".to_owned()));
+            }
+            tunings.push(Tuning { source: Source::Import, ..tuning });
+            continue;
         }
         let line: Line = serde_json::from_str(&text).map_err(|error| refusal(number, error.to_string()))?;
         let record = check(&line).map_err(|reason| refusal(number, reason))?;
@@ -205,10 +332,11 @@ pub fn read(input: impl Read) -> Result<Vec<Record>, ImportError> {
         }
         records.push(Record { source: Source::Import, ..record });
     }
-    if records.len() as u64 != header.records {
-        return Err(ImportError::Count { announced: header.records, found: records.len() as u64 });
+    let found = (records.len() + tunings.len()) as u64;
+    if found != announced {
+        return Err(ImportError::Count { announced, found });
     }
-    Ok(records)
+    Ok(Imported { records, tunings })
 }
 
 fn refusal(line: usize, reason: String) -> ImportError {
@@ -220,16 +348,9 @@ fn refusal(line: usize, reason: String) -> ImportError {
 /// The record that a line holds, or what is wrong with it.
 fn check(line: &Line) -> Result<Record, String> {
     let text = |error: &dyn fmt::Display| error.to_string();
-    let problem: unhang_conv::Problem = line.problem.parse().map_err(|error| text(&error))?;
-    // One problem, one key: a second spelling of the same would pass for another record.
-    if problem.to_string() != line.problem {
-        return Err(format!("the key is not in its one form, which is {problem}"));
-    }
-    let source: Source = line.source.parse().map_err(|error| text(&error))?;
-    if !matches!(source, Source::Probe | Source::Run) {
-        return Err(format!("its source is {source}: only what was seen by a probe or in a run is taken"));
-    }
-    word("variant", &line.variant)?;
+    let problem = check_problem(&line.problem)?;
+    let source = check_source(&line.source)?;
+    way("variant", &line.variant)?;
     word("machine", &line.machine)?;
     if line.machine.is_empty() {
         return Err("the machine is empty".to_owned());
@@ -245,10 +366,7 @@ fn check(line: &Line) -> Result<Record, String> {
     if line.detail.chars().any(unprintable) {
         return Err("the detail holds control characters".to_owned());
     }
-    let latest = time::now() + 2 * 86_400;
-    if !(EARLIEST..=latest).contains(&line.unix_seconds) {
-        return Err(format!("unix_seconds is {}: that is not a time since 2020", line.unix_seconds));
-    }
+    check_time(line.unix_seconds)?;
     Ok(Record {
         problem,
         engine: line.engine.parse().map_err(|error| text(&error))?,
@@ -263,11 +381,46 @@ fn check(line: &Line) -> Result<Record, String> {
     })
 }
 
+fn check_problem(key: &str) -> Result<Problem, String> {
+    let problem: Problem = key.parse().map_err(|error| format!("{error}"))?;
+    // One problem, one key: a second spelling of the same would pass for another record.
+    if problem.to_string() == key {
+        Ok(problem)
+    } else {
+        Err(format!("the key is not in its one form, which is {problem}"))
+    }
+}
+
+fn check_source(name: &str) -> Result<Source, String> {
+    let source: Source = name.parse().map_err(|error| format!("{error}"))?;
+    if matches!(source, Source::Probe | Source::Run) {
+        return Ok(source);
+    }
+    Err(format!("its source is {source}: only what was seen by a probe or in a run is taken"))
+}
+
+fn check_time(unix_seconds: i64) -> Result<(), String> {
+    let latest = time::now() + 2 * 86_400;
+    if (EARLIEST..=latest).contains(&unix_seconds) {
+        return Ok(());
+    }
+    Err(format!("unix_seconds is {unix_seconds}: that is not a time since 2020"))
+}
+
 /// Control characters, and those that turn text around or hide in it: a terminal or page that shows them can be made to
 /// lie.
 fn unprintable(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+/// A word that may name one of our kernels, whose tiles have a slash between digits: `128x64x8/8x8`.
+fn way(name: &str, text: &str) -> Result<(), String> {
+    let digits = |c: Option<u8>| c.is_some_and(|c| c.is_ascii_digit());
+    let bytes = text.as_bytes();
+    let is_tile = |at: usize| at > 0 && digits(bytes.get(at - 1).copied()) && digits(bytes.get(at + 1).copied());
+    let parts = text.char_indices().map(|(at, c)| if c == '/' && is_tile(at) { 'x' } else { c });
+    word(name, &parts.collect::<String>())
 }
 
 /// A short word of harmless characters.

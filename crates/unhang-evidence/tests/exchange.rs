@@ -1,9 +1,9 @@
 //! The exchange file: what goes out comes in again, and nothing else does.
 
 use proptest::prelude::*;
-use unhang_engine::{EngineName, Verdict};
+use unhang_engine::{EngineName, Tuned, Verdict};
 use unhang_evidence::exchange::{self, Private};
-use unhang_evidence::{Record, Source};
+use unhang_evidence::{Record, Source, Store, Tuning};
 
 const HEADER: &str = r#"{"unhang_evidence":1,"records":1}"#;
 const LINE: &str = r#"{"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c","verdict":"hangs","seconds":0.5,"detail":"","source":"probe","unix_seconds":1770768000}"#;
@@ -32,11 +32,11 @@ fn what_goes_out_comes_in_as_an_import() {
         Record { machine: "a host name with spaces".to_owned(), ..sample() },
     ];
     let mut file = Vec::new();
-    let exported = exchange::write(&records, &Private::default(), &mut file).unwrap();
+    let exported = exchange::write(&records, &[], &Private::default(), &mut file).unwrap();
     assert_eq!((exported.written, exported.left_out), (2, 3));
     let text = String::from_utf8(file).unwrap();
     assert!(!text.contains("kevin") && !text.contains("rehearsal") && !text.contains("host name"), "{text}");
-    let read = exchange::read(text.as_bytes()).unwrap();
+    let read = exchange::read(text.as_bytes()).unwrap().records;
     assert_eq!(read[0].detail, "in <path> \"queue preemption\"");
     assert_eq!(read[1], Record { source: Source::Import, ..records[1].clone() });
 }
@@ -44,10 +44,10 @@ fn what_goes_out_comes_in_as_an_import() {
 #[test]
 fn a_good_file_is_taken() {
     for file in [format!("{HEADER}\n{LINE}\n"), format!("{HEADER}\n{LINE}")] {
-        let records = exchange::read(file.as_bytes()).unwrap();
+        let records = exchange::read(file.as_bytes()).unwrap().records;
         assert_eq!((records.len(), records[0].source), (1, Source::Import));
     }
-    assert!(exchange::read(r#"{"unhang_evidence":1,"records":0}"#.as_bytes()).unwrap().is_empty());
+    assert!(exchange::read(r#"{"unhang_evidence":1,"records":0}"#.as_bytes()).unwrap().records.is_empty());
 }
 
 #[test]
@@ -91,6 +91,7 @@ fn hostile_files_are_refused_whole() {
     check_refused(&with("\"4f1c\"", "\"../../etc\""), "machine holds '/'");
     check_refused(&with("\"4f1c\"", &format!("\"{}\"", "f".repeat(65))), "machine is longer");
     check_refused(&with("\"variant\":\"\"", "\"variant\":\"<script>\""), "variant holds '<'");
+    check_refused(&with("\"variant\":\"\"", "\"variant\":\"../etc\""), "variant holds '/'");
     check_refused(&with("\"detail\":\"\"", "\"detail\":\"\\u001b[2J\""), "control characters");
     check_refused(&with("\"detail\":\"\"", "\"detail\":\"\\u202egnp.exe\""), "control characters");
     check_refused(&with("\"detail\":\"\"", &format!("\"detail\":\"{}\"", "y".repeat(2001))), "detail is longer");
@@ -126,7 +127,7 @@ proptest! {
     fn a_changed_byte_never_makes_a_bad_record(at in 0..LINE.len(), byte in any::<u8>()) {
         let mut file = format!("{HEADER}\n{LINE}\n").into_bytes();
         file[HEADER.len() + 1 + at] = byte;
-        if let Ok(records) = exchange::read(&file[..]) {
+        if let Ok(exchange::Imported { records, .. }) = exchange::read(&file[..]) {
             prop_assert_eq!(records.len(), 1);
             prop_assert_eq!(records[0].source, Source::Import);
             prop_assert!(!records[0].detail.chars().any(char::is_control));
@@ -141,4 +142,60 @@ proptest! {
         prop_assert!(!cleaned.contains('/') && !cleaned.contains('\\'), "{}", cleaned);
         prop_assert!(!cleaned.split_whitespace().any(|word| word.eq_ignore_ascii_case(&name)), "{}", cleaned);
     }
+}
+
+fn tuning() -> Tuning {
+    let tuned = Tuned {
+        problem: sample().problem,
+        device: "AMD Radeon RX 5600 XT (gfx1010, 36 units)".to_owned(),
+        kernels: "0123456789abcdef".to_owned(),
+        compiler: "hiprtc 9.0 (libamdhip64.so.5.2.21153, build a46ece8ed3f1)".to_owned(),
+        driver: "HIP 50221153".to_owned(),
+        choice: "gemm:128x128x8/8x8:packed:taps:s1".to_owned(),
+        seconds: 1.5e-3,
+        spread: 0.02,
+        model_choice: "winograd:128x64x8/8x8:s1".to_owned(),
+        model_seconds: 1.75e-3,
+        candidates: 6,
+        detail: "one failed in /home/kevin".to_owned(),
+    };
+    Tuning { tuned, source: Source::Run, unix_seconds: 1_770_768_000 }
+}
+
+#[test]
+fn tunings_travel_as_hints_and_rehearsals_stay_at_home() {
+    let rehearsed = Tuning { source: Source::Rehearsal, ..tuning() };
+    let mut private = tuning();
+    private.tuned.device = "card of /home/kevin/machine".to_owned();
+    let mut file = Vec::new();
+    let written = exchange::write(&[], &[tuning(), rehearsed, private], &Private::default(), &mut file).unwrap();
+    assert_eq!((written.written, written.tunings, written.left_out), (0, 1, 2));
+    let text = String::from_utf8(file).unwrap();
+    assert!(!text.contains("kevin"), "{text}");
+    let read = exchange::read(text.as_bytes()).unwrap();
+    let mut expected = Tuning { source: Source::Import, ..tuning() };
+    expected.tuned.detail = String::new();
+    assert_eq!(read.tunings, [expected]);
+    let line = text.lines().nth(1).unwrap();
+    let file = |count: u32, line: &str| format!("{{\"unhang_evidence\":1,\"records\":0,\"tunings\":{count}}}\n{line}");
+    check_refused(&file(2, line), "announces 2");
+    check_refused(&file(2, &format!("{line}\n{line}")), "says again");
+    check_refused(&file(1, &line.replace("0.0015", "-1")), "seconds is -1");
+    check_refused(&file(1, &line.replace("gemm:128", "gemm 128")), "choice");
+    check_refused(&file(1, &line.replace("run", "rule")), "source");
+}
+
+#[test]
+fn what_was_measured_here_is_not_replaced_by_what_others_measured() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path());
+    let own = tuning();
+    store.keep_tuning(own.clone());
+    assert!(store.flush(std::time::Duration::from_secs(10)));
+    let mut other = Tuning { source: Source::Import, ..tuning() };
+    other.tuned.choice = "plain".to_owned();
+    let mut elsewhere = other.clone();
+    elsewhere.tuned.device = "another card".to_owned();
+    assert_eq!(store.import_tunings(vec![other, elsewhere.clone()]), Some(2));
+    assert_eq!(store.tunings(), [own, elsewhere]);
 }

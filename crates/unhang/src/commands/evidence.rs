@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::exchange::{self, Private};
+use unhang_evidence::exchange::{self, Exported, Imported, Private};
 use unhang_evidence::{Filter, Record, Source, Store, time};
 
 use super::knowledge::{open_store, say_notices};
@@ -247,24 +247,30 @@ pub fn record_to_json(record: &Record) -> Value {
 
 fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow::Result<()> {
     let records = store.records(filter);
+    // Tunings are our kernels', on a device and not on a machine, and all of them worked.
+    let with_tunings = filter.engine.is_none_or(|engine| engine == EngineName::Jit)
+        && filter.verdict.is_none_or(|verdict| verdict == Verdict::Works);
+    let mut tunings = if with_tunings { store.tunings() } else { Vec::new() };
+    tunings.retain(|tuning| filter.problem.as_ref().is_none_or(|problem| *problem == tuning.tuned.problem));
     let private = Private::of_this_machine();
     let exported = if file == Path::new("-") {
-        exchange::write(&records, &private, &mut io::stdout().lock())?
+        exchange::write(&records, &tunings, &private, &mut io::stdout().lock())?
     } else {
-        write_whole(file, |output| exchange::write(&records, &private, output))?
+        write_whole(file, |output| exchange::write(&records, &tunings, &private, output))?
     };
-    let text = format!("wrote {} records, left out {}", exported.written, exported.left_out);
+    let Exported { written, tunings, left_out } = exported;
+    let text = format!("wrote {written} records and {tunings} tunings, left out {left_out}");
     if file == Path::new("-") {
         // The data has standard output for itself.
         tell(&text);
         return Ok(());
     }
-    answer(as_json, &json!({ "written": exported.written, "left_out": exported.left_out }), &text)
+    answer(as_json, &json!({ "written": written, "tunings": tunings, "left_out": left_out }), &text)
 }
 
 fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
     let refused = || format!("nothing of {} was taken", file.display());
-    let records = if file == Path::new("-") {
+    let Imported { records, tunings } = if file == Path::new("-") {
         exchange::read(io::stdin().lock()).with_context(refused)?
     } else {
         let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
@@ -273,9 +279,14 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
         }
         exchange::read(opened).with_context(refused)?
     };
-    let count = store.record_all(records).ok_or_else(|| not_done(store, "nothing was taken"))?;
-    let text = format!("took {count} records, as suspicion: they make no engine proven here");
-    answer(as_json, &json!({ "taken": count }), &text)
+    let not_taken = || not_done(store, "nothing was taken");
+    let count = store.record_all(records).ok_or_else(not_taken)?;
+    let fastest = store.import_tunings(tunings).ok_or_else(not_taken)?;
+    let text = format!(
+        "took {count} records, as suspicion: they make no engine proven here; and {fastest} tunings, for convolutions that were \
+         not measured here"
+    );
+    answer(as_json, &json!({ "taken": count, "tunings": fastest }), &text)
 }
 
 /// Writes a file so that there is the whole of it or the old one: beside it first, then in its place.

@@ -5,7 +5,7 @@ use unhang_conv::{Direction, Layout, Problem};
 
 use super::Work;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{Pixels, Rows};
+use super::kernels::{GradientRows, Pixels, Rows};
 use super::source::{Arrangement, Source, Window};
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
@@ -55,21 +55,30 @@ fn rows(gather: &Gather, work: Work<'_>) {
             places.push(of_phase.map(place).collect::<Vec<_>>());
         }
     }
-    for_each_plane(threads, result, rows.result * columns.result, |plane, result| {
+    // Whole vectors are read at the end of the last row.
+    let slack = 4 * kernels.lanes;
+    let room = || PlaneRoom {
+        window: Workspace::take(packed.rows(steps) * packed.row_numbers() + slack),
+        phase_rows: Workspace::take(if columns.out_step == 1 {
+            0
+        } else {
+            columns.phases.len() * steps * columns.steps
+        }),
+        taps: places.iter().map(|places| places.iter().map(|&(at, _)| (at, 0.0)).collect()).collect(),
+    };
+    for_each_plane(threads, result, rows.result * columns.result, room, |room, plane, result| {
+        let PlaneRoom { window, phase_rows, taps } = room;
         let (image, channel) = (plane / gather.groups, plane % gather.groups);
         let filter = &weight[channel * of_filter..][..of_filter];
         let bias = bias.map_or(0.0, |bias| bias[channel]);
-        let with_weights = |places: &Vec<(usize, usize)>| places.iter().map(|&(at, tap)| (at, filter[tap])).collect();
-        let taps: Vec<Vec<(usize, f32)>> = places.iter().map(with_weights).collect();
-        // Whole vectors are read at the end of the last row.
-        let slack = 4 * kernels.lanes;
-        let mut window = Workspace::take(packed.rows(steps) * packed.row_numbers() + slack);
-        let mut phase_rows = Workspace::take(if columns.out_step == 1 { 0 } else { steps * columns.steps });
+        for (taps, places) in taps.iter_mut().zip(&places) {
+            taps.iter_mut().zip(places).for_each(|((_, weight), &(_, tap))| *weight = filter[tap]);
+        }
         let mut first_row = 0;
         while first_row < rows.steps {
             let count = steps.min(rows.steps - first_row);
             let place = Window { image, first_channel: channel, channels: 1, first_row, rows: count, plane: 0 };
-            packed.pack(kernels, source, &place, &mut window);
+            packed.pack(kernels, source, &place, window);
             for row_phase in 0..rows.phases.len() {
                 // Rows of this phase: the last step may lie beyond the result.
                 let row = |step: usize| (first_row + step) * rows.out_step + row_phase;
@@ -96,15 +105,26 @@ fn rows(gather: &Gather, work: Work<'_>) {
                     unsafe { (kernels.correlate)(&of_rows, &taps[0], bias) };
                     continue;
                 }
-                for (phase, taps) in taps.iter().enumerate() {
-                    let of_rows =
-                        of_rows(phase_rows[..count * columns.steps].as_mut_ptr(), columns.steps, columns.steps);
+                let of_phase = count * columns.steps;
+                for (taps, sums) in taps.iter().zip(phase_rows.chunks_mut(of_phase)) {
+                    let of_rows = of_rows(sums.as_mut_ptr(), columns.steps, columns.steps);
                     // SAFETY: see above.
                     unsafe { (kernels.correlate)(&of_rows, taps, bias) };
-                    let lines = to.chunks_mut(rows.out_step * columns.result).zip(phase_rows.chunks(columns.steps));
-                    for (to, sums) in lines {
-                        let to = to[phase..columns.result].iter_mut().step_by(columns.out_step);
-                        to.zip(sums).for_each(|(to, &sum)| *to = sum);
+                }
+                let lines = to.chunks_mut(rows.out_step * columns.result).map(|to| &mut to[..columns.result]);
+                for (to, begin) in lines.zip((0..).step_by(columns.steps)) {
+                    let sums = |phase: usize| &phase_rows[phase * of_phase + begin..][..columns.steps];
+                    if columns.phases.len() == 2 && columns.out_step == 2 {
+                        // SAFETY: a row of results, and as many steps as it has of each phase.
+                        unsafe {
+                            let (even, odd) = (sums(0).as_ptr(), sums(1).as_ptr());
+                            (kernels.interleave)(even, odd, to.len(), to.as_mut_ptr());
+                        }
+                        continue;
+                    }
+                    for phase in 0..columns.phases.len() {
+                        let to = to[phase..].iter_mut().step_by(columns.out_step);
+                        to.zip(sums(phase)).for_each(|(to, &sum)| *to = sum);
                     }
                 }
             }
@@ -113,13 +133,29 @@ fn rows(gather: &Gather, work: Work<'_>) {
     });
 }
 
-/// Calls `work` with every plane of a tensor, several at a time as one unit.
-fn for_each_plane(threads: usize, tensor: &mut [f32], plane: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+/// What the planes of a unit are computed in, one after the other.
+struct PlaneRoom {
+    window: Workspace,
+    /// The rows of each phase of columns, where there are several.
+    phase_rows: Workspace,
+    /// The taps of each phase of rows and of columns: where they fall in the window, and the plane's weights.
+    taps: Vec<Vec<(usize, f32)>>,
+}
+
+/// Calls `work` with every plane of a tensor, several at a time as one unit, which shares one `room`.
+fn for_each_plane<Room>(
+    threads: usize,
+    tensor: &mut [f32],
+    plane: usize,
+    room: impl Fn() -> Room + Sync,
+    work: impl Fn(&mut Room, usize, &mut [f32]) + Sync,
+) {
     let planes = tensor.len() / plane;
     let together = (16 * 1024 / plane).clamp(1, planes.div_ceil(2 * threads));
     crate::parallel::for_each_chunk(threads, tensor, plane * together, |number, chunk| {
+        let mut room = room();
         for (index, plane) in chunk.chunks_mut(plane).enumerate() {
-            work(number * together + index, plane);
+            work(&mut room, number * together + index, plane);
         }
     });
 }
@@ -235,13 +271,16 @@ fn rows_weights(problem: &Problem, work: Work<'_>) {
                 let count = steps.min(rows.steps - first_row);
                 let place = Window { image, first_channel: channel, channels: 1, first_row, rows: count, plane: 0 };
                 packed.pack(kernels, x, &place, &mut window);
-                sums.fill(0.0);
-                for step in 0..count {
-                    let dy = &of_plane[(first_row + step) * columns.result..][..columns.result];
-                    let x = window[step * packed.step_pitch()..].as_ptr();
-                    // SAFETY: every tap has a packed number for each column of this row; a vector for each tap.
-                    unsafe { (kernels.products)(dy.as_ptr(), x, &offsets, columns.result, sums.as_mut_ptr()) };
-                }
+                let rows = GradientRows {
+                    dy: of_plane[first_row * columns.result..][..count * columns.result].as_ptr(),
+                    dy_step: columns.result,
+                    x: window.as_ptr(),
+                    x_step: packed.step_pitch(),
+                    count: columns.result,
+                    rows: count,
+                };
+                // SAFETY: every tap has a packed number for each column of these rows; a vector for each tap.
+                unsafe { (kernels.products)(&rows, &offsets, sums.as_mut_ptr()) };
                 for (total, sums) in totals.iter_mut().zip(sums.chunks(lanes)) {
                     *total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
                 }

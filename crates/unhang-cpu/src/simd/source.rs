@@ -37,8 +37,22 @@ pub struct Source<'a> {
     row_pitch: usize,
     /// Planes: the place of each phase of columns that a tap needs.
     slots: Vec<Option<usize>>,
+    /// Planes: what is packed of each phase of columns that has a place.
+    parts: Vec<PhasePart>,
     /// Which phases of rows a tap needs.
     used_rows: Vec<bool>,
+}
+
+/// What is packed of one phase of columns.
+#[derive(Debug, Clone, Copy)]
+struct PhasePart {
+    /// Where the phase begins in a packed row.
+    at: usize,
+    /// The packed columns that lie inside of the source.
+    begin: usize,
+    end: usize,
+    /// The source's column of the first of them.
+    column: usize,
 }
 
 /// Which rows of which channels to pack.
@@ -97,7 +111,11 @@ impl<'a> Source<'a> {
             Arrangement::InPlace => (columns.source, gather.source[2]),
         };
         let used_rows = (0..rows.in_step).map(|residue| rows.uses(residue)).collect();
-        Source { gather, arrangement, block, phase_pitch, row_pitch, slots, used_rows }
+        let part = |(residue, slot): (usize, &Option<usize>)| {
+            slot.map(|slot| PhasePart::new(columns, residue, slot * phase_pitch, phase_pitch))
+        };
+        let parts = slots.iter().enumerate().filter_map(part).collect();
+        Source { gather, arrangement, block, phase_pitch, row_pitch, slots, parts, used_rows }
     }
 
     /// Whether it is read in place and some taps meet padding.
@@ -215,9 +233,7 @@ impl<'a> Source<'a> {
         let columns = &self.gather.axes[1];
         let [by_image, by_channel, by_row, by_column] = self.gather.source;
         let apart = columns.in_step * by_column;
-        let phases: Vec<_> =
-            self.slots.iter().enumerate().filter_map(|(residue, slot)| slot.map(|s| (residue, s))).collect();
-        let inside: Vec<_> = phases.iter().map(|&(residue, _)| self.inside(columns, residue)).collect();
+        let every_row = self.used_rows.iter().all(|&used| used);
         // Rows without padding that follow each other in memory are one long row.
         let whole = self.gather.axes.iter().all(Axis::is_whole);
         let touching = whole && self.gather.axes[0].in_step == 1 && apart == 1 && self.row_pitch == by_row;
@@ -237,14 +253,13 @@ impl<'a> Source<'a> {
             while let Some((row, source_row)) = packed_rows.next() {
                 // Rows that lie inside and follow each other are packed by one call.
                 let mut count = 1;
-                if source_row.is_some() && self.gather.axes[0].in_step == 1 {
+                if source_row.is_some() && every_row {
                     while packed_rows.next_if(|(_, source_row)| source_row.is_some()).is_some() {
                         count += 1;
                     }
                 }
-                for (&(_, slot), &(begin, end, column)) in phases.iter().zip(&inside) {
-                    let at = row * self.row_pitch + slot * self.phase_pitch;
-                    let to = &mut plane[at..][..(count - 1) * self.row_pitch + self.phase_pitch];
+                for &PhasePart { at, begin, end, column } in &self.parts {
+                    let to = &mut plane[row * self.row_pitch + at..][..(count - 1) * self.row_pitch + self.phase_pitch];
                     let Some(source_row) = source_row.filter(|_| begin < end) else {
                         to.chunks_mut(self.row_pitch).for_each(|row| row[..self.phase_pitch].fill(0.0));
                         continue;
@@ -291,15 +306,18 @@ impl<'a> Source<'a> {
             pack_pixel_row(kernels, from, [by_channel, by_column], channels, end - begin, block, to);
         }
     }
+}
 
-    /// The packed columns of a phase that lie inside of the source, and the source's column of the first:
-    /// those `i` with 0 ≤ i × in_step + residue + low < source.
-    fn inside(&self, columns: &Axis, residue: usize) -> (usize, usize, usize) {
+impl PhasePart {
+    /// The packed columns of a phase that lie inside of the source are those `i` of `length` with
+    /// 0 ≤ i × in_step + residue + low < source.
+    fn new(columns: &Axis, residue: usize, at: usize, length: usize) -> PhasePart {
         let origin = residue as isize + columns.low;
         let begin = ((-origin).max(0) as usize).div_ceil(columns.in_step);
-        let end = ((columns.source as isize - origin).max(0) as usize).div_ceil(columns.in_step).min(self.phase_pitch);
+        let end = ((columns.source as isize - origin).max(0) as usize).div_ceil(columns.in_step).min(length);
         let begin = begin.min(end);
-        (begin, end, (begin as isize * columns.in_step as isize + origin).max(0) as usize)
+        let column = (begin as isize * columns.in_step as isize + origin).max(0) as usize;
+        PhasePart { at, begin, end, column }
     }
 }
 

@@ -30,8 +30,13 @@ pub trait Vector: Copy {
     unsafe fn prefetch_for_writing(to: *mut f32);
     /// Asks for the cache line there, to be read before long; touches nothing.
     unsafe fn prefetch(from: *const f32);
-    /// Every second number of the `2 × LANES` that start there; reads one number less than that.
-    unsafe fn load_even(from: *const f32) -> Self;
+    /// The lanes from `begin` to before `end` from where they lie, counted from `from`, and zeros in the others; reads
+    /// nothing else, so that `from` itself may lie before what can be read.
+    unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self;
+    /// The same of every second number.
+    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self;
+    /// Both vectors' numbers in turns: the first half of them, and the second.
+    unsafe fn interleave(self, other: Self) -> [Self; 2];
     /// `to[offsets[j] + i] = from[i × row_step + j]` for `rows` ≤ LANES and `columns` ≤ LANES.
     unsafe fn transpose(
         from: *const f32,
@@ -104,9 +109,23 @@ impl Vector for Portable {
     unsafe fn prefetch(_: *const f32) {}
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32) -> Self {
-        // SAFETY: the last number read is the 15th.
-        Portable(std::array::from_fn(|i| unsafe { *from.add(2 * i) }))
+    unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self {
+        // SAFETY: only those lanes are read.
+        let lane = |i: usize| unsafe { *from.wrapping_add(i) };
+        Portable(std::array::from_fn(|i| if (begin..end).contains(&i) { lane(i) } else { 0.0 }))
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
+        // SAFETY: only those lanes are read.
+        let lane = |i: usize| unsafe { *from.wrapping_add(2 * i) };
+        Portable(std::array::from_fn(|i| if (begin..end).contains(&i) { lane(i) } else { 0.0 }))
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(self, other: Self) -> [Self; 2] {
+        let turn = |i: usize| if i.is_multiple_of(2) { self.0[i / 2] } else { other.0[i / 2] };
+        [Portable(std::array::from_fn(turn)), Portable(std::array::from_fn(|i| turn(8 + i)))]
     }
 
     #[inline(always)]
@@ -201,12 +220,29 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32) -> Self {
+    unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self {
+        Avx512(unsafe { _mm512_maskz_loadu_ps(Avx512::mask(end) & !Avx512::mask(begin), from) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
+        // The number behind the last of them is not read.
+        let below = |number: usize| if number >= 32 { u32::MAX } else { (1u32 << number) - 1 };
+        let mask = below((2 * end).saturating_sub(1)) & !below(2 * begin);
         unsafe {
-            let low = _mm512_loadu_ps(from);
-            let high = _mm512_maskz_loadu_ps(0x7fff, from.add(16));
+            let low = _mm512_maskz_loadu_ps(mask as u16, from);
+            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
             let index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
             Avx512(_mm512_permutex2var_ps(low, index, high))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(self, other: Self) -> [Self; 2] {
+        unsafe {
+            let low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+            let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+            [low, high].map(|index| Avx512(_mm512_permutex2var_ps(self.0, index, other.0)))
         }
     }
 
@@ -339,12 +375,28 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32) -> Self {
+    unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self {
+        Avx2(unsafe { _mm256_maskload_ps(from, _mm256_andnot_si256(Avx2::mask(begin), Avx2::mask(end))) })
+    }
+
+    #[inline(always)]
+    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
+        // The number behind the last of them is not read.
+        let (begin, end) = (2 * begin, (2 * end).saturating_sub(1));
         unsafe {
-            let low = _mm256_loadu_ps(from);
-            let high = _mm256_maskload_ps(from.add(8), Avx2::mask(7));
+            let low = Avx2::load_lanes(from, begin, end).0;
+            let high = Avx2::load_lanes(from.wrapping_add(8), begin.saturating_sub(8), end.saturating_sub(8)).0;
             let mixed = _mm256_shuffle_ps::<0x88>(low, high);
             Avx2(_mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(mixed))))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn interleave(self, other: Self) -> [Self; 2] {
+        unsafe {
+            let (low, high) = (_mm256_unpacklo_ps(self.0, other.0), _mm256_unpackhi_ps(self.0, other.0));
+            let halves = [_mm256_permute2f128_ps::<0x20>(low, high), _mm256_permute2f128_ps::<0x31>(low, high)];
+            halves.map(Avx2)
         }
     }
 

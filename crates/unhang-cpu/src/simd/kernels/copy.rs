@@ -40,8 +40,7 @@ pub unsafe fn transpose<V: Vector>(
 #[inline(always)]
 pub unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f32) {
     let mut i = 0;
-    // SAFETY: the loops stay below `count`; `load_even` reads one number less than two vectors, the last of which is
-    // the last number of the row at most.
+    // SAFETY: the loops stay below `count`, and parts are loaded and stored as such.
     unsafe {
         match step {
             1 => {
@@ -55,10 +54,12 @@ pub unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *m
                 return;
             }
             2 => {
-                while i + V::LANES <= count {
-                    V::load_even(from.add(2 * i)).store(to.add(i));
+                while i < count {
+                    let part = (count - i).min(V::LANES);
+                    V::load_even(from.add(2 * i), 0, part).store_part(to.add(i), part);
                     i += V::LANES;
                 }
+                return;
             }
             _ => {}
         }
@@ -90,13 +91,62 @@ pub unsafe fn rows<V: Vector>(
 /// Both pointers are good for what the fields describe; the features of `V` are on.
 #[inline(always)]
 pub unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
+    let length = rows.before + rows.numbers + rows.behind;
     for r in 0..rows.rows {
         // SAFETY: one of the rows, from its first zero to its last.
         unsafe {
             let to = rows.to.add(r * rows.to_step);
+            if length <= 2 * V::LANES && rows.apart <= 2 {
+                narrow_row::<V>(rows, rows.from.add(r * rows.from_step), to, length);
+                continue;
+            }
             zeros::<V>(to, rows.before);
             row::<V>(rows.from.add(r * rows.from_step), rows.apart, rows.numbers, to.add(rows.before));
             zeros::<V>(to.add(rows.before + rows.numbers), rows.behind);
+        }
+    }
+}
+
+/// A row of few vectors, zeros and numbers at once.
+///
+/// # Safety
+/// As [`padded_rows`], for the row from `from` to `to`, which has that length; its numbers lie next to each other or next
+/// but one.
+#[inline(always)]
+unsafe fn narrow_row<V: Vector>(rows: &PaddedRows, from: *const f32, to: *mut f32, length: usize) {
+    let mut i = 0;
+    while i < length {
+        let begin = rows.before.saturating_sub(i).min(V::LANES);
+        let end = (rows.before + rows.numbers).saturating_sub(i).min(V::LANES).max(begin);
+        // Where the vector's first lane would lie: with zeros before the numbers that is before the row.
+        let from = from.wrapping_add(i * rows.apart).wrapping_sub(rows.before * rows.apart);
+        // SAFETY: only the lanes of the row's numbers are read, and no more is written than is left.
+        unsafe {
+            let vector = if rows.apart == 1 { V::load_lanes(from, begin, end) } else { V::load_even(from, begin, end) };
+            vector.store_part(to.add(i), (length - i).min(V::LANES));
+        }
+        i += V::LANES;
+    }
+}
+
+/// # Safety
+/// `to` is good for `count` numbers, `even` for half of them, rounded up, and `odd` for half, rounded down; the features of
+/// `V` are on.
+#[inline(always)]
+pub unsafe fn interleave<V: Vector>(even: *const f32, odd: *const f32, count: usize, to: *mut f32) {
+    let mut i = 0;
+    // SAFETY: parts are loaded and stored as such.
+    unsafe {
+        while i < count {
+            let left = count - i;
+            let even = V::load_part(even.add(i / 2), left.div_ceil(2).min(V::LANES));
+            let odd = V::load_part(odd.add(i / 2), (left / 2).min(V::LANES));
+            let [low, high] = even.interleave(odd);
+            low.store_part(to.add(i), left.min(V::LANES));
+            if left > V::LANES {
+                high.store_part(to.add(i + V::LANES), (left - V::LANES).min(V::LANES));
+            }
+            i += 2 * V::LANES;
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Kernels of depthwise convolutions.
 
-use super::{Pixels, Rows};
+use super::{GradientRows, Pixels, Rows};
 use crate::simd::vector::Vector;
 
 /// # Safety
@@ -12,18 +12,27 @@ pub unsafe fn correlate<V: Vector>(rows: &Rows, taps: &[(usize, f32)], bias: f32
     unsafe {
         let mut row = 0;
         while row < rows.rows {
+            // Eight sums at least, where there are so many: none waits for itself.
+            let narrow = rows.count <= V::LANES;
+            let together = match rows.rows - row {
+                8.. if narrow => 8,
+                4.. => 4,
+                2.. if narrow => 2,
+                _ => 1,
+            };
             let mut i = 0;
             while i < rows.count {
-                let left = rows.count - i;
-                match (rows.rows - row >= 4, left > V::LANES) {
-                    (true, true) => correlate_block::<V, 4, 2>(rows, row, i, taps, bias),
-                    (true, false) => correlate_block::<V, 4, 1>(rows, row, i, taps, bias),
-                    (false, true) => correlate_block::<V, 1, 2>(rows, row, i, taps, bias),
-                    (false, false) => correlate_block::<V, 1, 1>(rows, row, i, taps, bias),
+                match (together, rows.count - i > V::LANES) {
+                    (8, _) => correlate_block::<V, 8, 1>(rows, row, i, taps, bias),
+                    (4, true) => correlate_block::<V, 4, 2>(rows, row, i, taps, bias),
+                    (4, false) => correlate_block::<V, 4, 1>(rows, row, i, taps, bias),
+                    (2, _) => correlate_block::<V, 2, 1>(rows, row, i, taps, bias),
+                    (_, true) => correlate_block::<V, 1, 2>(rows, row, i, taps, bias),
+                    (_, false) => correlate_block::<V, 1, 1>(rows, row, i, taps, bias),
                 }
                 i += 2 * V::LANES;
             }
-            row += if rows.rows - row >= 4 { 4 } else { 1 };
+            row += together;
         }
     }
 }
@@ -181,43 +190,64 @@ unsafe fn correlate_part<V: Vector, const PIXELS: usize, const VECTORS: usize, c
 }
 
 /// # Safety
-/// The features of `V` are on. `dy` and, at every offset, `x` are good for `count` numbers, `sums` for a vector for
-/// each offset.
+/// The features of `V` are on. In every row `dy` and, at every offset, `x` are good for `count` numbers; `sums` for a vector
+/// for each offset.
 #[inline(always)]
-pub unsafe fn products<V: Vector>(dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32) {
-    const TOGETHER: usize = 3;
+pub unsafe fn products<V: Vector>(rows: &GradientRows, offsets: &[usize], sums: *mut f32) {
     let mut tap = 0;
+    while tap < offsets.len() {
+        let left = &offsets[tap..];
+        // SAFETY: the same rows, for the taps from here on, each with its own vector of sums.
+        unsafe {
+            let sums = sums.add(tap * V::LANES);
+            tap += match left {
+                [_, _, _, _, _, _, _, _, ..] => products_of_taps::<V, 8>(rows, left, sums),
+                [_, _, _, _, _, ..] => products_of_taps::<V, 5>(rows, left, sums),
+                [_, _, _, ..] => products_of_taps::<V, 3>(rows, left, sums),
+                _ => products_of_taps::<V, 1>(rows, left, sums),
+            }
+        }
+    }
+}
+
+/// The first `TAPS` taps; says how many they are.
+///
+/// # Safety
+/// As [`products`].
+#[inline(always)]
+unsafe fn products_of_taps<V: Vector, const TAPS: usize>(
+    rows: &GradientRows,
+    offsets: &[usize],
+    sums: *mut f32,
+) -> usize {
+    let at: [usize; TAPS] = std::array::from_fn(|tap| offsets[tap]);
     // SAFETY: all accesses stay below `count`; parts are loaded as such on both sides, because what lies behind them
     // might not be finite.
     unsafe {
-        while tap < offsets.len() {
-            let taps = (offsets.len() - tap).min(TOGETHER);
-            // With fewer taps left the last is computed again, and not stored.
-            let at: [usize; TOGETHER] = std::array::from_fn(|t| offsets[(tap + t).min(offsets.len() - 1)]);
-            let mut of_taps = [V::zero(); TOGETHER];
-            for (t, sum) in of_taps.iter_mut().enumerate().take(taps) {
-                *sum = V::load(sums.add((tap + t) * V::LANES));
-            }
+        let mut of_taps = [V::zero(); TAPS];
+        for row in 0..rows.rows {
+            let (dy, x) = (rows.dy.add(row * rows.dy_step), rows.x.add(row * rows.x_step));
             let mut i = 0;
-            while i + V::LANES <= count {
+            while i + V::LANES <= rows.count {
                 let dy = V::load(dy.add(i));
                 for (sum, at) in of_taps.iter_mut().zip(at) {
                     *sum = dy.multiply_add(V::load(x.add(at + i)), *sum);
                 }
                 i += V::LANES;
             }
-            if i < count {
-                let dy = V::load_part(dy.add(i), count - i);
+            if i < rows.count {
+                let part = rows.count - i;
+                let dy = V::load_part(dy.add(i), part);
                 for (sum, at) in of_taps.iter_mut().zip(at) {
-                    *sum = dy.multiply_add(V::load_part(x.add(at + i), count - i), *sum);
+                    *sum = dy.multiply_add(V::load_part(x.add(at + i), part), *sum);
                 }
             }
-            for (t, sum) in of_taps.iter().enumerate().take(taps) {
-                sum.store(sums.add((tap + t) * V::LANES));
-            }
-            tap += taps;
+        }
+        for (tap, sum) in of_taps.iter().enumerate() {
+            sum.store(sums.add(tap * V::LANES));
         }
     }
+    TAPS
 }
 
 /// # Safety

@@ -140,8 +140,25 @@ pub struct Pixels<'a> {
 /// Depthwise pixels: `to[c] = bias[c] + Σ w[tap × channels + c] × x[offset + c]` over the taps.
 pub type CorrelateChannelsKernel = unsafe fn(&Pixels<'_>);
 
-/// A row's share of a depthwise weight gradient: lane by lane `sums[tap] += Σ dy[i] × x[offset(tap) + i]`.
-pub type ProductsKernel = unsafe fn(*const f32, *const f32, &[usize], usize, *mut f32);
+/// The gradient's and the source's rows that a depthwise weight gradient sums up.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientRows {
+    /// The output's gradient.
+    pub dy: *const f32,
+    /// From one row to the next.
+    pub dy_step: usize,
+    /// The source's numbers that the taps count from.
+    pub x: *const f32,
+    /// From one row's to the next's.
+    pub x_step: usize,
+    /// Numbers of a row.
+    pub count: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+/// The rows' share of a depthwise weight gradient: lane by lane `sums[tap] = Σ dy[i] × x[offset(tap) + i]` over all rows.
+pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
 /// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
 pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
@@ -181,6 +198,8 @@ pub struct Kernels {
     pub rows: RowsKernel,
     /// Copying of rows with zeros around them.
     pub padded_rows: unsafe fn(&PaddedRows),
+    /// Brings every second number and those between them together: even, odd, count of both, to.
+    pub interleave: unsafe fn(*const f32, *const f32, usize, *mut f32),
     /// Adds `count` numbers to others.
     pub add: unsafe fn(*const f32, *mut f32, usize),
     /// Depthwise rows.
@@ -237,10 +256,11 @@ impl Kernels {
             row: |_, _, _, _| {},
             rows: |_, _, _, _, _, _| {},
             padded_rows: |_| {},
+            interleave: |_, _, _, _| {},
             add: |_, _, _| {},
             correlate: |_, _, _| {},
             correlate_channels: |_| {},
-            products: |_, _, _, _, _| {},
+            products: |_, _, _| {},
             products_channels: |_, _, _, _, _, _, _| {},
             fingerprint: |_, _| 0,
             element_products: |_, _| Some(|_| {}),
@@ -330,6 +350,9 @@ macro_rules! kernels {
                 from: *const f32, from_step: usize, to: *mut f32, to_step: usize, count: usize, rows: usize
             ) = copy::rows);
             kernel!([$(#[$features])?] $vector; padded_rows [] (rows: &PaddedRows) = copy::padded_rows);
+            kernel!([$(#[$features])?] $vector; interleave [] (
+                even: *const f32, odd: *const f32, count: usize, to: *mut f32
+            ) = copy::interleave);
             kernel!([$(#[$features])?] $vector; add [] (from: *const f32, to: *mut f32, count: usize) = copy::add);
             kernel!([$(#[$features])?] $vector; correlate [] (
                 rows: &Rows, taps: &[(usize, f32)], bias: f32
@@ -338,7 +361,7 @@ macro_rules! kernels {
                 pixels: &Pixels<'_>
             ) = depthwise::correlate_channels);
             kernel!([$(#[$features])?] $vector; products [] (
-                dy: *const f32, x: *const f32, offsets: &[usize], count: usize, sums: *mut f32
+                rows: &GradientRows, offsets: &[usize], sums: *mut f32
             ) = depthwise::products);
             kernel!([$(#[$features])?] $vector; products_channels [] (
                 dy: *const f32, dy_step: usize, x: *const f32, x_step: usize, count: usize, channels: usize, sums: *mut f32
@@ -408,6 +431,7 @@ macro_rules! kernels {
                 row,
                 rows,
                 padded_rows,
+                interleave,
                 add,
                 correlate,
                 correlate_channels,

@@ -102,7 +102,7 @@ pub fn valid_outputs(problem: &Problem, axis: usize, tap: usize) -> Range<usize>
 }
 
 /// The input position of an output's tap that is known to fall on the input.
-fn input_of(problem: &Problem, axis: usize, out: usize, tap: usize) -> usize {
+pub fn input_of(problem: &Problem, axis: usize, out: usize, tap: usize) -> usize {
     out * problem.stride()[axis] + tap * problem.dilation()[axis] - problem.padding()[axis]
 }
 

@@ -14,6 +14,7 @@ mod geometry;
 #[cfg(all(test, unix))]
 mod guard;
 mod kernels;
+mod pairwise;
 mod pointwise;
 mod source;
 mod tiling;

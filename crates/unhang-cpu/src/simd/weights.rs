@@ -1,24 +1,27 @@
 //! The blocked weight gradient.
 //!
 //! For each tap it is a product of two matrices, channels × pixels by pixels × channels: one side's channels are
-//! broadcast, the other's lie in vectors, and the micro-kernel walks along the pixels. Both sides are packed chunk by
-//! chunk of pixels, the input with its zeros. With few input channels the taps of a row lie next to each other in the
-//! packed input, and count as channels.
+//! broadcast, the other's lie in vectors, and the micro-kernel walks along the pixels whose tap does not fall on
+//! padding. Both sides are packed chunk by chunk of pixels, of the input only the rows that a tap meets. With few input
+//! channels the taps of a row lie next to each other in the packed input, with zeros for padding, and count as channels.
 //!
 //! A sum runs in registers over a chunk, through memory over at most [`CHAIN`] pixels, and those chains are added in
 //! pairs. Units are ranges of filters or, where those are few, segments of pixels, whose gradients are added in the end.
 //! Chunks and segments depend on the problem alone and no sum is shared between threads, so threads change nothing.
+
+use std::ops::Range;
 
 use unhang_conv::{Layout, Problem};
 
 use super::Work;
 use super::geometry::{Strides, even_parts, segments, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::pairwise::PairwiseSums;
 use super::source::pack_pixel_row;
 use super::tiling::{TileShape, choose_tile};
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
-use crate::plain::CHAIN;
+use crate::plain::{CHAIN, input_of, valid_outputs};
 
 /// Numbers of packed operands that a chunk aims at.
 const CHUNK_NUMBERS: usize = 128 * 1024;
@@ -80,6 +83,37 @@ struct Chunk {
     rows: usize,
 }
 
+/// The input rows that a chunk packs: those that a tap meets.
+struct InputRows {
+    /// The packed row of every input row.
+    slots: Vec<Option<usize>>,
+    /// How many are packed.
+    count: usize,
+}
+
+impl InputRows {
+    fn new(problem: &Problem, chunk: &Chunk) -> InputRows {
+        let mut slots = vec![None; problem.in_size()[0]];
+        for tap in 0..problem.kernel()[0] {
+            chunk.rows_of(problem, tap).for_each(|row| slots[input_of(problem, 0, row, tap)] = Some(0));
+        }
+        let mut count = 0;
+        for slot in slots.iter_mut().flatten() {
+            (*slot, count) = (count, count + 1);
+        }
+        InputRows { slots, count }
+    }
+}
+
+impl Chunk {
+    /// Its output rows whose tap falls on the input.
+    fn rows_of(&self, problem: &Problem, tap: usize) -> Range<usize> {
+        let valid = valid_outputs(problem, 0, tap);
+        let begin = valid.start.max(self.first_row);
+        begin..valid.end.min(self.first_row + self.rows).max(begin)
+    }
+}
+
 struct Driver<'a> {
     problem: &'a Problem,
     kernels: &'static Kernels,
@@ -90,8 +124,9 @@ struct Driver<'a> {
     filters: usize,
     input: Strides,
     output: Strides,
-    /// Columns of the packed input.
+    /// Columns of the packed input, and those of them before its first: none but with the taps of a row as channels.
     columns: usize,
+    left: usize,
     chunks: Vec<Chunk>,
 }
 
@@ -168,7 +203,13 @@ impl<'a> Driver<'a> {
         let best = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are two at least");
         let (shape, TileShape { vectors, .. }, _) = *best;
         let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
-        let columns = (out[1] - 1) * stride[1] + (tap_columns - 1) * dilation[1] + 1;
+        let padded = (out[1] - 1) * stride[1] + (tap_columns - 1) * dilation[1] + 1;
+        let (columns, left) = match shape {
+            Shape::OutputVectorsRowTaps => (padded, problem.padding()[1]),
+            _ => (padded.saturating_sub(problem.padding()[1]).clamp(1, problem.in_size()[1]), 0),
+        };
+        // Rows of taps that lie apart meet rows of their own.
+        let rows = stride[0].max(if dilation[0] > 1 { tap_rows } else { 1 });
         Driver {
             problem,
             kernels,
@@ -179,13 +220,9 @@ impl<'a> Driver<'a> {
             input: strides(problem.input_shape(), problem.layout()),
             output: strides(problem.output_shape(), problem.layout()),
             columns,
-            chunks: chunks(problem, columns * stride[0] * channels + out[1] * filters),
+            left,
+            chunks: chunks(problem, columns * rows * channels + out[1] * filters),
         }
-    }
-
-    /// Input rows that so many output rows need.
-    fn input_rows(&self, rows: usize) -> usize {
-        (rows - 1) * self.problem.stride()[0] + (self.problem.kernel()[0] - 1) * self.problem.dilation()[0] + 1
     }
 
     fn vector_parts(&self, channels: usize) -> Vec<Part> {
@@ -219,6 +256,16 @@ fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
             even_parts(height, rows).map(move |(first_row, rows)| Chunk { first_image, images, first_row, rows })
         })
         .collect()
+}
+
+/// A chunk with its packed operands.
+struct PackedChunk<'a> {
+    chunk: &'a Chunk,
+    rows: &'a InputRows,
+    input: &'a [f32],
+    output: &'a [f32],
+    /// Whether its sums begin with zero.
+    begins: bool,
 }
 
 /// A range of one group's filters.
@@ -269,118 +316,148 @@ impl<'a> Unit<'a> {
     /// Sums over the pixels of some chunks.
     fn sums(&self, chunks: &[Chunk], x: &[f32], dy: &[f32]) -> Workspace {
         let driver = self.driver;
-        let (problem, kernels, lanes) = (driver.problem, driver.kernels, driver.kernels.lanes);
-        let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
-        let (together, swapped) = (driver.shape == Shape::OutputVectorsRowTaps, driver.shape == Shape::InputVectors);
-        let (input, output) = (&self.input, &self.output);
-        let (vector_side, scalar_side) = self.sides();
-        let mut sums = PairwiseSums::new(kernels, self.length());
-        let zeros = [0.0f32; MAX_VECTORS * 16];
-        let mut runs = Vec::new();
+        let (problem, lanes) = (driver.problem, driver.kernels.lanes);
+        let width = problem.out_size()[1];
+        let mut sums = PairwiseSums::new(driver.kernels, self.length());
         // The last part's vectors may reach past the last channel: what they find there is read and never used.
         let slack = MAX_VECTORS * lanes;
-        let most = |pixels: &dyn Fn(&Chunk) -> usize| chunks.iter().map(pixels).max().unwrap_or(0);
-        let input_room = most(&|chunk| chunk.images * driver.input_rows(chunk.rows) * driver.columns);
-        let output_room = most(&|chunk| chunk.images * chunk.rows * out[1]);
+        let rows: Vec<InputRows> = chunks.iter().map(|chunk| InputRows::new(problem, chunk)).collect();
+        let input_room = chunks.iter().zip(&rows).map(|(chunk, rows)| chunk.images * rows.count).max().unwrap_or(0);
+        let output_room = chunks.iter().map(|chunk| chunk.images * chunk.rows).max().unwrap_or(0);
         let padded = |side: &Side, channels: usize| side.dense.unwrap_or(channels.next_multiple_of(lanes));
-        let mut packed_input = Workspace::take(input_room * padded(input, driver.channels) + slack);
-        let mut packed_output = Workspace::take(output_room * padded(output, self.filters) + slack);
-        for chunk in chunks {
-            let begins = sums.begin_chunk(chunk.images * chunk.rows * out[1]);
-            let input_rows = driver.input_rows(chunk.rows);
-            let input_pixels = chunk.images * input_rows * driver.columns;
-            let output_pixels = chunk.images * chunk.rows * out[1];
-            self.pack_input(chunk, input, together, x, &mut packed_input);
-            self.pack_output(chunk, output, dy, &mut packed_output);
+        let of_input = input_room * driver.columns * padded(&self.input, driver.channels);
+        let of_output = output_room * width * padded(&self.output, self.filters);
+        let mut packed_input = Workspace::take(of_input + slack);
+        let mut packed_output = Workspace::take(of_output + slack);
+        let mut runs = Vec::new();
+        for (chunk, rows) in chunks.iter().zip(&rows) {
+            let begins = sums.begin_chunk(chunk.images * chunk.rows * width);
+            self.pack_input(chunk, rows, x, &mut packed_input);
+            self.pack_output(chunk, dy, &mut packed_output);
+            let packed = PackedChunk { chunk, rows, input: &packed_input, output: &packed_output, begins };
             let mut at = 0;
-            for &[r, s] in &self.taps {
-                for vector_part in &vector_side.parts {
-                    for scalar_part in &scalar_side.parts {
-                        let (input_part, output_part) =
-                            if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
-                        let (input_pitch, output_pitch) = (input.pitch(input_part), output.pitch(output_part));
-                        runs.clear();
-                        for image in 0..chunk.images {
-                            for row in 0..chunk.rows {
-                                let input_row = image * input_rows + row * stride[0] + r * dilation[0];
-                                let from_input = (input_row * driver.columns + s * dilation[1]) * input_pitch;
-                                let from_output = (image * chunk.rows + row) * out[1] * output_pitch;
-                                runs.push(if swapped {
-                                    Run { x: from_output, w: from_input }
-                                } else {
-                                    Run { x: from_input, w: from_output }
-                                });
-                            }
-                        }
-                        let width = vector_part.vectors * lanes;
-                        let length = scalar_part.length * width;
-                        let tile_sums = sums.chain(at, length).as_mut_ptr();
-                        at += length;
-                        let input_start = input.start(input_part, input_pixels);
-                        let output_start = output.start(output_part, output_pixels);
-                        let input_step = stride[1] * input_pitch;
-                        let (init, init_step) =
-                            if begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), width) };
-                        // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
-                        // slack for the vectors of the last; the sums are a slice of the tile's own length.
-                        unsafe {
-                            let input = packed_input.as_ptr().add(input_start);
-                            let output = packed_output.as_ptr().add(output_start);
-                            let (x, w) = if swapped { (output, input) } else { (input, output) };
-                            let (x_step, w_step) =
-                                if swapped { (output_pitch, input_step) } else { (input_step, output_pitch) };
-                            kernels.tile(vector_part.vectors, 1, scalar_part.length, 1)(&Tile {
-                                x,
-                                w,
-                                runs: &runs,
-                                count: out[1],
-                                pitch: 1,
-                                row_step: 0,
-                                x_step,
-                                w_step,
-                                init,
-                                init_step,
-                                sums: tile_sums,
-                                sums_step: width,
-                                fetch: false,
-                            });
-                        }
-                    }
-                }
+            for &tap in &self.taps {
+                at = self.sum_tap(&packed, tap, &mut runs, &mut sums, at);
             }
         }
         sums.finish()
     }
 
-    /// Packs a chunk's input rows, with zeros where there is padding.
-    fn pack_input(&self, chunk: &Chunk, side: &Side, together: bool, x: &[f32], to: &mut [f32]) {
+    /// Adds a packed chunk's products of one tap to the sums from `at` on; says where the next tap's are.
+    fn sum_tap(
+        &self,
+        packed: &PackedChunk<'_>,
+        tap: [usize; 2],
+        runs: &mut Vec<Run>,
+        sums: &mut PairwiseSums,
+        mut at: usize,
+    ) -> usize {
         let driver = self.driver;
-        let problem = driver.problem;
-        let [height, width] = problem.in_size();
-        let [top, left] = problem.padding();
-        let rows = driver.input_rows(chunk.rows);
-        let pixels = chunk.images * rows * driver.columns;
-        let begin = left.min(driver.columns);
-        let end = (left + width).min(driver.columns).max(begin);
+        let (problem, kernels, lanes) = (driver.problem, driver.kernels, driver.kernels.lanes);
+        let (chunk, swapped) = (packed.chunk, driver.shape == Shape::InputVectors);
+        let (stride, width) = (problem.stride()[1], problem.out_size()[1]);
+        let columns = match driver.shape {
+            Shape::OutputVectorsRowTaps => 0..width,
+            _ => valid_outputs(problem, 1, tap[1]),
+        };
+        let zeros = [0.0f32; MAX_VECTORS * 16];
+        let (vector_side, scalar_side) = self.sides();
+        for vector_part in &vector_side.parts {
+            for scalar_part in &scalar_side.parts {
+                let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
+                let pitches = [self.input.pitch(parts.0), self.output.pitch(parts.1)];
+                self.runs_of(packed, tap, &columns, pitches, runs);
+                let line = vector_part.vectors * lanes;
+                let length = scalar_part.length * line;
+                let tile_sums = sums.chain(at, length).as_mut_ptr();
+                at += length;
+                let input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
+                let output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
+                let (init, init_step) =
+                    if packed.begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), line) };
+                let steps = [stride * pitches[0], pitches[1]];
+                let (x_step, w_step) = if swapped { (steps[1], steps[0]) } else { (steps[0], steps[1]) };
+                let (input, output) = (packed.input[input_start..].as_ptr(), packed.output[output_start..].as_ptr());
+                let (x, w) = if swapped { (output, input) } else { (input, output) };
+                // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
+                // slack for the vectors of the last; the sums are a slice of the tile's own length.
+                unsafe {
+                    kernels.tile(vector_part.vectors, 1, scalar_part.length, 1)(&Tile {
+                        x,
+                        w,
+                        runs,
+                        count: columns.len(),
+                        pitch: 1,
+                        row_step: 0,
+                        x_step,
+                        w_step,
+                        init,
+                        init_step,
+                        sums: tile_sums,
+                        sums_step: line,
+                        fetch: false,
+                    });
+                }
+            }
+        }
+        at
+    }
+
+    /// The rows of a packed chunk along which a tap's products are summed, for pixels so far apart in the packed input and
+    /// output.
+    fn runs_of(
+        &self,
+        packed: &PackedChunk<'_>,
+        [tap_row, tap_column]: [usize; 2],
+        columns: &Range<usize>,
+        [input_pitch, output_pitch]: [usize; 2],
+        runs: &mut Vec<Run>,
+    ) {
+        let driver = self.driver;
+        let (problem, chunk) = (driver.problem, packed.chunk);
+        runs.clear();
+        if columns.is_empty() {
+            return;
+        }
+        let column = match driver.shape {
+            Shape::OutputVectorsRowTaps => 0,
+            _ => input_of(problem, 1, columns.start, tap_column),
+        };
+        for image in 0..chunk.images {
+            for row in chunk.rows_of(problem, tap_row) {
+                let slot = packed.rows.slots[input_of(problem, 0, row, tap_row)].expect("a row that a tap meets");
+                let input_row = image * packed.rows.count + slot;
+                let output_row = image * chunk.rows + row - chunk.first_row;
+                let input = (input_row * driver.columns + column) * input_pitch;
+                let output = (output_row * problem.out_size()[1] + columns.start) * output_pitch;
+                let swapped = driver.shape == Shape::InputVectors;
+                runs.push(if swapped { Run { x: output, w: input } } else { Run { x: input, w: output } });
+            }
+        }
+    }
+
+    /// Packs the input rows of a chunk.
+    fn pack_input(&self, chunk: &Chunk, rows: &InputRows, x: &[f32], to: &mut [f32]) {
+        let (driver, side) = (self.driver, &self.input);
+        let pixels = chunk.images * rows.count * driver.columns;
+        let begin = driver.left.min(driver.columns);
+        let end = (driver.left + driver.problem.in_size()[1]).min(driver.columns).max(begin);
         // With the taps of a row as channels the packed pixels still have the input's own.
         let whole = [Part { first: 0, length: driver.channels, vectors: 0 }];
-        let parts: &[Part] = if together || side.dense.is_some() { &whole } else { &side.parts };
+        let parts: &[Part] = if side.dense.is_some() { &whole } else { &side.parts };
         for image in 0..chunk.images {
-            for row in 0..rows {
-                let padded_row = chunk.first_row * problem.stride()[0] + row;
-                let inside = (top..top + height).contains(&padded_row) && begin < end;
-                let first_pixel = (image * rows + row) * driver.columns;
+            for (row, slot) in rows.slots.iter().enumerate().filter_map(|(row, slot)| slot.map(|slot| (row, slot))) {
+                let first_pixel = (image * rows.count + slot) * driver.columns;
                 for part in parts {
                     let pitch = side.dense.unwrap_or_else(|| side.pitch(part));
                     let to = &mut to[side.start(part, pixels) + first_pixel * pitch..][..driver.columns * pitch];
-                    if !inside {
-                        to.fill(0.0);
-                        continue;
-                    }
                     to[..begin * pitch].fill(0.0);
                     to[end * pitch..].fill(0.0);
+                    if begin == end {
+                        continue;
+                    }
                     let channel = self.group * driver.channels + part.first;
-                    let position = [chunk.first_image + image, channel, padded_row - top, begin - left];
+                    let position = [chunk.first_image + image, channel, row, begin - driver.left];
                     let from = position.iter().zip(driver.input).map(|(p, s)| p * s).sum::<usize>();
                     pack_pixel_row(
                         driver.kernels,
@@ -397,8 +474,8 @@ impl<'a> Unit<'a> {
     }
 
     /// Packs a chunk's rows of the output's gradient.
-    fn pack_output(&self, chunk: &Chunk, side: &Side, dy: &[f32], to: &mut [f32]) {
-        let driver = self.driver;
+    fn pack_output(&self, chunk: &Chunk, dy: &[f32], to: &mut [f32]) {
+        let (driver, side) = (self.driver, &self.output);
         let width = driver.problem.out_size()[1];
         let pixels = chunk.images * chunk.rows * width;
         let whole = [Part { first: 0, length: self.filters, vectors: 0 }];
@@ -493,63 +570,5 @@ impl<'a> Unit<'a> {
                 before += scalars * width;
             }
         }
-    }
-}
-
-/// Many long sums side by side: chains of at most [`CHAIN`] terms, added in pairs.
-struct PairwiseSums {
-    kernels: &'static Kernels,
-    length: usize,
-    chain: Workspace,
-    terms: usize,
-    chains: usize,
-    /// Sums of 2ⁿ chains each, the longest first: the binary digits of `chains`.
-    levels: Vec<Workspace>,
-    spare: Vec<Workspace>,
-}
-
-impl PairwiseSums {
-    fn new(kernels: &'static Kernels, length: usize) -> PairwiseSums {
-        let chain = Workspace::take(length);
-        PairwiseSums { kernels, length, chain, terms: 0, chains: 0, levels: Vec::new(), spare: Vec::new() }
-    }
-
-    /// Announces so many terms more; true if with them a new chain begins, whose sums start from zero.
-    fn begin_chunk(&mut self, terms: usize) -> bool {
-        let begins = self.terms == 0 || self.terms + terms > CHAIN;
-        if begins && self.terms > 0 {
-            let next = self.spare.pop().unwrap_or_else(|| Workspace::take(self.length));
-            self.levels.push(std::mem::replace(&mut self.chain, next));
-            for _ in 0..self.chains.trailing_ones() {
-                self.merge();
-            }
-            self.chains += 1;
-            self.terms = 0;
-        }
-        self.terms += terms;
-        begins
-    }
-
-    /// Adds the last level to the one before it.
-    fn merge(&mut self) {
-        if let (Some(last), Some(before)) = (self.levels.pop(), self.levels.last_mut()) {
-            // SAFETY: both hold `length` numbers.
-            unsafe { (self.kernels.add)(last.as_ptr(), before.as_mut_ptr(), self.length) };
-            self.spare.push(last);
-        }
-    }
-
-    /// A part of the chain's sums.
-    fn chain(&mut self, at: usize, length: usize) -> &mut [f32] {
-        &mut self.chain[at..][..length]
-    }
-
-    fn finish(mut self) -> Workspace {
-        self.levels.push(self.chain);
-        self.chain = Workspace::take(0);
-        while self.levels.len() > 1 {
-            self.merge();
-        }
-        self.levels.pop().expect("one is left")
     }
 }

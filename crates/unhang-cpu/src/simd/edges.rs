@@ -1,5 +1,7 @@
-//! Tiles at the edges of a source that is read in place: taps that meet padding are left out.
+//! Tiles at the edges of a source: taps that meet padding are left out.
 //!
+//! Of a packed source, with its zeros, that are those that meet nothing else at any pixel of a tile. The rest is about a
+//! source that is read in place.
 //! Along a row a tap meets the source from some pixel of a tile to some other. The taps that meet it at the same pixels
 //! are computed together, with a tile of so many pixels; what they add goes through memory from one such tile to the
 //! next. So no pixel is copied, and zeros are never multiplied.
@@ -37,6 +39,31 @@ fn met(axis: &Axis, offset: isize, first: usize, count: usize) -> (usize, usize)
     let begin = ((-origin).max(0) as usize).div_ceil(axis.in_step).min(count);
     let end = ((axis.source as isize - origin).max(0) as usize).div_ceil(axis.in_step).min(count);
     (begin, end.max(begin))
+}
+
+/// Of a phase's runs, one for each tap, those whose tap meets the source at some pixel of a tile: `size` are its rows
+/// and columns from `place` on, in steps.
+pub fn met_runs<'a>(
+    gather: &Gather,
+    place: [usize; 2],
+    size: [usize; 2],
+    phase: [usize; 2],
+    runs: &'a [Run],
+    room: &'a mut Vec<Run>,
+) -> &'a [Run] {
+    let meets = |axis: usize, tap: usize| {
+        let of_axis = &gather.axes[axis];
+        let (begin, end) = met(of_axis, of_axis.phases[phase[axis]][tap].offset, place[axis], size[axis]);
+        begin < end
+    };
+    let [rows, columns] = [0, 1].map(|axis| gather.axes[axis].phases[phase[axis]].len());
+    if (0..rows).all(|tap| meets(0, tap)) && (0..columns).all(|tap| meets(1, tap)) {
+        return runs;
+    }
+    let met = runs.iter().enumerate().filter(|(tap, _)| meets(0, tap / columns) && meets(1, tap % columns));
+    room.clear();
+    room.extend(met.map(|(_, run)| *run));
+    room
 }
 
 impl Edges {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::Work;
 use super::cache;
-use super::edges::Edges;
+use super::edges::{Edges, met_runs};
 use super::geometry::{Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 use super::source::{Arrangement, Source, Window};
@@ -205,6 +205,10 @@ impl Pass<'_> {
         // In place, the pixels that the next tile is the first to meet come into the cache meanwhile.
         let fetches_pixels =
             row_inside || (source.arrangement == Arrangement::InPlace && !has_edges && block.first == 0);
+        // Packed, each run of channels is one tap: those that meet nothing but zeros are left out.
+        let skips = driver.steps == Steps::Channels && source.arrangement != Arrangement::InPlace;
+        let rows_inside = rows.all_inside(strip.first_row + row, tile_rows);
+        let mut met = Vec::new();
         let mut edges = Edges::default();
         let pitch = source.pixel_pitch();
         let (count, runs) = &self.runs[block.vectors];
@@ -246,10 +250,16 @@ impl Pass<'_> {
                     } else {
                         (sums.cast_const(), by_scalar)
                     };
+                    let place = [strip.first_row + row, column];
+                    let mut runs: &[Run] = &runs[phase_row * phase_columns + phase_column];
+                    if skips && !(rows_inside && columns.all_inside(column, pixels)) {
+                        let phase = [phase_row, phase_column];
+                        runs = met_runs(gather, place, [tile_rows, pixels], phase, runs, &mut met);
+                    }
                     let all = Tile {
                         x: x.wrapping_add(column * pitch),
                         w: filters,
-                        runs: &runs[phase_row * phase_columns + phase_column],
+                        runs,
                         count: *count,
                         pitch,
                         row_step: source.step_pitch(),
@@ -261,7 +271,6 @@ impl Pass<'_> {
                         sums_step: by_scalar,
                         fetch: self.driver.fetch,
                     };
-                    let place = [strip.first_row + row, column];
                     if !has_edges
                         || inside(column, pixels)
                         || edges.find(gather, place, pixels, [phase_row, phase_column])
@@ -340,7 +349,8 @@ impl<'a> Driver<'a> {
         };
         let row_numbers = source.row_numbers();
         let fitting = STRIP_NUMBERS.saturating_sub(row_numbers * rows.span) / (row_numbers * rows.in_step).max(1);
-        let strip_rows = fitting.max(STRIP_PIXELS / 4 / columns.steps).clamp(1, rows.steps);
+        // Each strip packs a span more than it has rows, of which a strip of dilated taps would have few.
+        let strip_rows = fitting.max(STRIP_PIXELS / 4 / columns.steps).max(rows.span).clamp(1, rows.steps);
         // Strips of the same height, and for several threads at least two each.
         let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
         let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
@@ -550,53 +560,5 @@ impl<'a> Driver<'a> {
         let place = [strip.first_image + image, channel, row, column];
         let offset: usize = place.iter().zip(self.gather.result).map(|(p, s)| p * s).sum();
         strip.result.get().wrapping_add(offset)
-    }
-
-    /// Writes a row's sums to the result from `column` on: `pixels` of every phase of columns, which lie next to each
-    /// other. `to` is the row's first pixel.
-    fn finish(
-        &self,
-        block: &ResultBlock,
-        column: usize,
-        pixels: usize,
-        sums: *const f32,
-        to: *mut f32,
-        by_channel: &[usize],
-    ) {
-        let columns = &self.gather.axes[1];
-        let (phases, step) = (columns.phases.len(), columns.out_step);
-        let width = block.vectors * self.kernels.lanes;
-        let [_, channel_step, _, by_column] = self.gather.result;
-        // SAFETY: pixels beyond the result's last column are left out below, so that all places are this strip's own
-        // rows of the result, which no other unit writes; the sums hold `pixels × phases` lines of `width`.
-        unsafe {
-            let to = to.add(column * by_column);
-            if by_column == 1 && phases == step {
-                let count = (pixels * phases).min(columns.result - column);
-                (self.kernels.transpose)(sums, width, count, block.channels, to, by_channel.as_ptr());
-                return;
-            }
-            if channel_step == 1 && phases == step {
-                let count = (pixels * phases).min(columns.result - column);
-                (self.kernels.rows)(sums, width, to, by_column, block.channels, count);
-                return;
-            }
-            for pixel in 0..pixels {
-                for phase in 0..phases {
-                    let offset = pixel * step + phase;
-                    if column + offset >= columns.result {
-                        continue;
-                    }
-                    let from = sums.add((pixel * phases + phase) * width);
-                    if channel_step == 1 {
-                        (self.kernels.row)(from, 1, block.channels, to.add(offset * by_column));
-                    } else {
-                        for channel in 0..block.channels {
-                            *to.add(offset * by_column + channel * channel_step) = *from.add(channel);
-                        }
-                    }
-                }
-            }
-        }
     }
 }

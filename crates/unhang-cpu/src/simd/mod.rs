@@ -9,6 +9,7 @@ mod channels;
 mod depthwise;
 mod edges;
 mod filters;
+mod finish;
 mod gather;
 mod geometry;
 #[cfg(all(test, unix))]

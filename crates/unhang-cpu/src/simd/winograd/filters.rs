@@ -3,6 +3,7 @@
 use super::super::geometry::{Axis, Gather};
 use super::super::kernels::{Filters, Kernels};
 use super::super::workspace::Workspace;
+use super::phases;
 use super::plan::Shape;
 
 /// Transforms the filters of one vector of result channels; says whether all are finite. They are laid out as
@@ -26,7 +27,7 @@ pub fn transform(
     // The taps in the order of the source's pixels, which backward is not that of memory.
     let index = |axis: &Axis, tap: usize| {
         let taps = &axis.phases[0];
-        taps.iter().find(|t| t.offset - axis.low == tap as isize).map_or(0, |t| t.index)
+        taps.iter().find(|t| t.offset - axis.low == (tap * phases::dilation(axis)) as isize).map_or(0, |t| t.index)
     };
     let taps: Vec<usize> = (0..9)
         .map(|tap| index(&gather.axes[0], tap / 3) * by_row + index(&gather.axes[1], tap % 3) * by_column)

@@ -9,9 +9,12 @@
 //! What is not finite spoils its whole tile. A result that the definition makes not finite is never finite here (it
 //! has a product with what makes it so), so that an image without such a result is right, and any other is computed
 //! again directly. A filter that is not finite is left to the direct path altogether.
+//!
+//! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own.
 
 mod filters;
 pub mod gradient;
+mod phases;
 mod plan;
 #[cfg(test)]
 pub mod tests;
@@ -30,15 +33,21 @@ use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles, TILE};
 use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;
+use phases::Phases;
 use plan::{Kept, Plan, Segment, Shape};
-use tiles::{Images, Room};
+use tiles::{Images, LINE, LINES, Room};
 
 /// The vectors of a tile of sums.
 const VECTORS: usize = 2;
 
-/// Whether an ordinary problem is a dense one of three by three taps, without stride.
+/// Whether an ordinary problem is one of three by three taps, without stride and groups.
 fn is_dense(problem: &Problem) -> bool {
-    problem.kernel() == [3, 3] && [problem.stride(), problem.dilation()] == [[1, 1]; 2] && problem.groups() == 1
+    problem.kernel() == [3, 3] && problem.stride() == [1, 1] && problem.groups() == 1
+}
+
+/// The tiles that so many rows or columns of results are cut into, with taps that lie so far apart.
+pub fn tiles_of(results: usize, dilation: usize) -> usize {
+    phases::count(dilation, results) * results.div_ceil(dilation).div_ceil(TILE)
 }
 
 /// Whether an ordinary problem, forward or backward-data, is a dense one of three by three taps whose workspace is no
@@ -52,6 +61,7 @@ struct Driver<'a> {
     shape: Shape,
     plan: Plan,
     gather: &'a Gather,
+    phases: Phases,
     kernels: &'static Kernels,
     source: &'a [f32],
     weight: &'a [f32],
@@ -72,12 +82,12 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     assert!(gather.groups == 1 && gather.axes.iter().all(|a| a.in_step * a.out_step == 1 && a.phases[0].len() == 3));
-    assert!(gather.axes.iter().all(|axis| axis.span == 3));
+    assert!(gather.axes.iter().all(|axis| axis.span == 2 * phases::dilation(axis) + 1));
     let shape = Shape::new(gather, kernels.lanes);
     let [of_source, of_result] =
         [shape.sources * rows.source * columns.source, shape.results * rows.result * columns.result];
-    assert_eq!(source.len(), shape.batch * of_source, "the source's length");
-    assert_eq!(result.len(), shape.batch * of_result, "the result's length");
+    assert_eq!(source.len(), gather.batch * of_source, "the source's length");
+    assert_eq!(result.len(), gather.batch * of_result, "the result's length");
     assert_eq!(weight.len(), 9 * shape.sources * shape.results, "the filter's length");
 
     let mut vectors = Workspace::take(shape.vectors * shape.lanes);
@@ -89,12 +99,13 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         shape,
         plan: shape.plan(threads),
         gather,
+        phases: Phases::new(gather),
         kernels,
         source,
         weight,
         bias: &vectors,
         result: Shared(result.as_mut_ptr()),
-        spoiled: (0..shape.batch).map(|_| AtomicBool::new(false)).collect(),
+        spoiled: (0..gather.batch).map(|_| AtomicBool::new(false)).collect(),
         spoiled_filters: AtomicBool::new(false),
     };
     match driver.plan.kept {
@@ -178,7 +189,7 @@ impl Driver<'_> {
 
     /// All filters, kept from call to call where that pays. The number behind them says whether all are finite.
     fn all_filters(&self, threads: usize) -> Arc<Workspace> {
-        let Shape { batch, sources, results, vectors, .. } = self.shape;
+        let Shape { sources, results, vectors, .. } = self.shape;
         let (panel, length) = (self.shape.panel(), self.shape.panel() * vectors + 1);
         let pack = |to: &mut [f32]| {
             let (panels, flag) = to.split_at_mut(length - 1);
@@ -190,7 +201,7 @@ impl Driver<'_> {
             });
             flag[0] = f32::from(u8::from(self.spoiled_filters.load(Ordering::Relaxed)));
         };
-        let pixels = batch * self.gather.axes[0].result * self.gather.axes[1].result;
+        let pixels = self.gather.batch * self.gather.axes[0].result * self.gather.axes[1].result;
         if cache::is_worth_keeping(length, pixels) {
             let mut hasher = DefaultHasher::new();
             // Two sets of kernels may have vectors of the same length and round differently.
@@ -273,7 +284,7 @@ impl Driver<'_> {
             for (number, vector) in vectors.clone().enumerate() {
                 let sums = &sums[number * ELEMENTS * sums_step..][..ELEMENTS * sums_step];
                 if !self.write(&segment, vector, sums, &mut room) {
-                    self.spoiled[segment.image].store(true, Ordering::Relaxed);
+                    self.spoiled[self.phases.of(segment.image).0].store(true, Ordering::Relaxed);
                 }
             }
         }
@@ -283,13 +294,19 @@ impl Driver<'_> {
     fn write(&self, segment: &Segment, vector: usize, sums: &[f32], room: &mut [f32]) -> bool {
         let Shape { lanes, results, planes, .. } = self.shape;
         let [by_image, by_channel, by_row, by_column] = self.gather.result;
-        let [rows, columns] = &self.gather.axes;
+        let (image, phase) = self.phases.of(segment.image);
+        let [row, column] = phase.map(|phase| phase.result.first);
         let (first_row, first_column) = (segment.row * TILE, segment.column * TILE);
-        let rows = TILE.min(rows.result - first_row);
-        let columns = (segment.tiles * TILE).min(columns.result - first_column);
+        let rows = TILE.min(phase[0].result.count.saturating_sub(first_row));
+        let columns = (segment.tiles * TILE).min(phase[1].result.count.saturating_sub(first_column));
+        if rows * columns == 0 {
+            // A phase may have a row or a column less than the first, and its last tiles none.
+            return true;
+        }
         let channels = lanes.min(results - vector * lanes);
-        let place =
-            segment.image * by_image + vector * lanes * by_channel + first_row * by_row + first_column * by_column;
+        let place = image * by_image + vector * lanes * by_channel + row * by_row + column * by_column;
+        let (by_row, by_column) = (by_row * self.shape.dilation[0], by_column * self.shape.dilation[1]);
+        let place = place + first_row * by_row + first_column * by_column;
         let element_step = self.shape.sums_step(self.plan.tiles);
         let row_step = if planes { segment.tiles * TILE * lanes } else { by_row };
         // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
@@ -308,14 +325,39 @@ impl Driver<'_> {
                 columns,
                 channels: if planes { lanes } else { channels },
             });
-            if planes {
-                let offsets: [usize; 16] = std::array::from_fn(|channel| channel * by_channel);
-                for row in 0..rows {
-                    let (from, to) = (room.as_ptr().add(row * row_step), place.add(row * by_row));
-                    (self.kernels.transpose)(from, lanes, columns, channels, to, offsets.as_ptr());
-                }
+            for row in (0..rows).filter(|_| planes) {
+                let (from, to) = (room.as_ptr().add(row * row_step), place.add(row * by_row));
+                self.write_line(from, [columns, channels], to, [by_column, by_channel]);
             }
             finite
+        }
+    }
+
+    /// Writes a line of pixels, each with its channels together, to planes; `by` are the distances there.
+    ///
+    /// # Safety
+    /// Both pointers are good for so many pixels and channels, no more than a segment and a vector have.
+    unsafe fn write_line(
+        &self,
+        from: *const f32,
+        [pixels, channels]: [usize; 2],
+        to: *mut f32,
+        [by_pixel, by_channel]: [usize; 2],
+    ) {
+        let transpose = self.kernels.transpose;
+        let offsets = |step: usize| -> [usize; LINES] { std::array::from_fn(|channel| channel * step) };
+        // SAFETY: the function's own conditions; there are lines for all channels, as long as a segment.
+        unsafe {
+            if by_pixel == 1 {
+                transpose(from, self.shape.lanes, pixels, channels, to, offsets(by_channel).as_ptr());
+                return;
+            }
+            let mut lines = [0.0f32; LINES * LINE];
+            transpose(from, self.shape.lanes, pixels, channels, lines.as_mut_ptr(), offsets(LINE).as_ptr());
+            for (channel, line) in lines.chunks(LINE).enumerate().take(channels) {
+                let to = to.add(channel * by_channel);
+                line[..pixels].iter().enumerate().for_each(|(pixel, &sum)| *to.add(pixel * by_pixel) = sum);
+            }
         }
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::super::geometry::{Gather, even_parts};
 use super::super::kernels::{ELEMENTS, PATCH, TILE};
+use super::phases;
 
 /// Numbers of transformed tiles and sums that a block aims at: half of a second-level cache.
 const BLOCK_NUMBERS: usize = 256 * 1024;
@@ -25,8 +26,10 @@ const CHANNELS: usize = 64;
 /// Sizes, in tiles and vectors.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Images.
+    /// Images; each phase of a dilated one counts.
     pub batch: usize,
+    /// How far taps lie apart in rows and columns.
+    pub dilation: [usize; 2],
     /// Source channels.
     pub sources: usize,
     /// Result channels.
@@ -93,14 +96,17 @@ impl Shape {
         let [rows, columns] = &gather.axes;
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let pixels = sources * rows.source * columns.source + results * rows.result * columns.result;
+        let dilation = gather.axes.each_ref().map(phases::dilation);
+        let [row_phases, column_phases] = [0, 1].map(|axis| phases::count(dilation[axis], gather.axes[axis].result));
         Shape {
-            batch: gather.batch,
+            batch: gather.batch * row_phases * column_phases,
+            dilation,
             sources,
             results,
             lanes,
             blocks: sources.div_ceil(lanes),
             vectors: results.div_ceil(lanes),
-            tiles: [rows.result.div_ceil(TILE), columns.result.div_ceil(TILE)],
+            tiles: [0, 1].map(|axis| gather.axes[axis].result.div_ceil(dilation[axis]).div_ceil(TILE)),
             planes: gather.source[1] != 1,
             operands: gather.batch * pixels + 9 * sources * results,
         }

@@ -10,19 +10,22 @@ use super::*;
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 
-/// Any convolution that Winograd can compute: dense, three by three, no stride; images of one pixel among them.
+/// Any convolution that Winograd can compute: three by three, no stride; images of one pixel and dilated filters among
+/// them.
 pub fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), Just(48), 60i64..80];
     let sizes = (1i64..3, channels(), channels(), [1i64..19, 1i64..75], [0i64..4, 0i64..4]);
-    let kind = (prop::sample::select(Layout::ALL.to_vec()), any::<bool>());
-    (sizes, kind).prop_filter_map("makes no convolution", |(sizes, (layout, forward))| {
+    let dilation = prop_oneof![Just([1i64, 1]), [1i64..4, 1i64..8]];
+    let kind = (prop::sample::select(Layout::ALL.to_vec()), any::<bool>(), dilation);
+    (sizes, kind).prop_filter_map("makes no convolution", |(sizes, (layout, forward, dilation))| {
         let (batch, in_channels, out_channels, in_size, padding) = sizes;
         Problem::new(Specification {
             batch,
             in_channels,
             out_channels,
             in_size,
-            padding,
+            padding: [padding[0] * dilation[0], padding[1] * dilation[1]],
+            dilation,
             kernel: [3, 3],
             layout,
             direction: if forward { Direction::Forward } else { Direction::BackwardData },
@@ -95,6 +98,18 @@ fn threads_and_plans_change_nothing() {
         }
     }
     assert!(seen.contains(&Kept::Filters) && seen.contains(&Kept::Tiles));
+}
+
+/// Phases of different sizes, some of which have no pixel of the source, and more of them than there are rows.
+#[test]
+fn dilated_images_are_computed_phase_by_phase() {
+    let shapes = ["2x20x17x23:33x3x3:s1x1:p2x3:d2x3:g1", "1x24x7x33:16x3x3:s1x1:p12x6:d12x6:g1"];
+    for kind in ["forward", "backward-data", "backward-weights"] {
+        for (layout, shape) in ["nchw", "nhwc"].into_iter().flat_map(|layout| shapes.map(|shape| (layout, shape))) {
+            let problem = problem(&format!("{kind}:f32:{layout}:{shape}"));
+            assert_small_errors(&problem, 2);
+        }
+    }
 }
 
 /// The bias goes along the channels of the result.

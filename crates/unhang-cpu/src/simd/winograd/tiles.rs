@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::super::geometry::{Gather, Strides, even_parts};
 use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles, TILE};
 use super::super::workspace::{Shared, Workspace};
+use super::phases::{Phase, Phases, Positions};
 use super::plan::{Segment, Shape};
 
 /// Images that are cut into tiles.
@@ -13,15 +14,31 @@ pub struct Images<'a> {
     shape: &'a Shape,
     numbers: &'a [f32],
     strides: Strides,
-    /// Rows and columns.
-    size: [usize; 2],
-    /// The first row and column of the first tile: with padding they lie before the image.
-    low: [isize; 2],
+    phases: Phases,
+    /// What a phase takes of an axis, and the first row or column of its first tile: with padding that lies before the image.
+    view: fn(&Phase) -> (Positions, isize),
     /// Rows and columns of a tile.
     span: usize,
     channels: usize,
     transform: unsafe fn(&SourceTiles),
 }
+
+/// An image that is cut into tiles, or the phase of one.
+struct Image {
+    /// Its first number.
+    start: usize,
+    /// From one row to the next, and from one column to the next.
+    by: [usize; 2],
+    /// Rows and columns.
+    size: [usize; 2],
+    /// The first row and column of the first tile.
+    low: [isize; 2],
+}
+
+/// Pixels of a line at most: those of a segment with what its tiles overlap.
+pub const LINE: usize = 64;
+/// Lines that are brought together at a time: channels of a vector.
+pub const LINES: usize = 16;
 
 /// Where transformed tiles go: `[element][group of tiles][vector of channels][tile][channel]`.
 #[derive(Clone, Copy)]
@@ -41,14 +58,13 @@ pub struct Room {
 impl<'a> Images<'a> {
     /// The source, in tiles of six by six that overlap.
     pub fn source(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
-        let [rows, columns] = &gather.axes;
         Images {
             kernels,
             shape,
             numbers,
             strides: gather.source,
-            size: [rows.source, columns.source],
-            low: [rows.low, columns.low],
+            phases: Phases::new(gather),
+            view: |phase| (phase.source, phase.low),
             span: PATCH,
             channels: gather.source_channels,
             transform: kernels.source_tiles,
@@ -57,17 +73,30 @@ impl<'a> Images<'a> {
 
     /// The gradient of the result, in tiles of four by four that do not.
     pub fn gradient(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
-        let [rows, columns] = &gather.axes;
         Images {
             kernels,
             shape,
             numbers,
             strides: gather.result,
-            size: [rows.result, columns.result],
-            low: [0, 0],
+            phases: Phases::new(gather),
+            view: |phase| (phase.result, 0),
             span: TILE,
             channels: gather.result_channels,
             transform: kernels.gradient_tiles,
+        }
+    }
+
+    /// Where the image, or the phase of one, of a segment begins, the distances of its rows and columns, how many there
+    /// are, and the first of the first tile.
+    fn image(&self, segment: &Segment) -> Image {
+        let (image, phases) = self.phases.of(segment.image);
+        let [by_image, _, by_row, by_column] = self.strides;
+        let [(rows, row), (columns, column)] = phases.each_ref().map(self.view);
+        Image {
+            start: image * by_image + rows.first * by_row + columns.first * by_column,
+            by: [by_row * self.shape.dilation[0], by_column * self.shape.dilation[1]],
+            size: [rows.count, columns.count],
+            low: [row, column],
         }
     }
 
@@ -87,9 +116,10 @@ impl<'a> Images<'a> {
             return;
         }
         // Tiles that meet no padding are read in place.
+        let Image { size, low, .. } = self.image(segment);
         let is_inside = |axis: usize, tile: usize| {
-            let first = (tile * TILE) as isize + self.low[axis];
-            first >= 0 && first as usize + self.span <= self.size[axis]
+            let first = (tile * TILE) as isize + low[axis];
+            first >= 0 && first as usize + self.span <= size[axis]
         };
         let whole = is_inside(0, segment.row);
         let inside = |column: usize| whole && is_inside(1, column);
@@ -111,11 +141,11 @@ impl<'a> Images<'a> {
 
     /// Transforms tiles that lie in the image as they are.
     fn transform_in_place(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
-        let [by_image, _, by_row, by_column] = self.strides;
+        let Image { start, by: [by_row, by_column], low, .. } = self.image(segment);
         let lanes = self.shape.lanes;
-        let [row, column] = [(0, segment.row), (1, segment.column)]
-            .map(|(axis, tile)| ((tile * TILE) as isize + self.low[axis]) as usize);
-        let first = segment.image * by_image + row * by_row + column * by_column + vectors.start * lanes;
+        let [row, column] =
+            [(0, segment.row), (1, segment.column)].map(|(axis, tile)| ((tile * TILE) as isize + low[axis]) as usize);
+        let first = start + row * by_row + column * by_column + vectors.start * lanes;
         let from = &self.numbers[first..];
         let pixels = segment.tiles * TILE + self.span - TILE;
         let last = (self.span - 1) * by_row + (pixels - 1) * by_column + vectors.len() * lanes;
@@ -151,13 +181,14 @@ impl<'a> Images<'a> {
         pitch: usize,
         to: &mut [f32],
     ) {
-        let [by_image, by_channel, by_row, by_column] = self.strides;
+        let Image { start, by: [by_row, by_column], size, low } = self.image(segment);
+        let by_channel = self.strides[1];
         let pixels = to.len() / pitch;
-        let row = (segment.row * TILE + row) as isize + self.low[0];
-        let column = (segment.column * TILE) as isize + self.low[1];
+        let row = (segment.row * TILE + row) as isize + low[0];
+        let column = (segment.column * TILE) as isize + low[1];
         let begin = (-column).clamp(0, pixels as isize) as usize;
-        let end = (self.size[1] as isize - column).clamp(begin as isize, pixels as isize) as usize;
-        if row < 0 || row >= self.size[0] as isize || begin == end {
+        let end = (size[1] as isize - column).clamp(begin as isize, pixels as isize) as usize;
+        if row < 0 || row >= size[0] as isize || begin == end {
             to.fill(0.0);
             return;
         }
@@ -168,21 +199,34 @@ impl<'a> Images<'a> {
             to[end * pitch..].fill(0.0);
         }
         let column = (column + begin as isize) as usize;
-        let first = segment.image * by_image + first_channel * by_channel + row as usize * by_row + column * by_column;
+        let first = start + first_channel * by_channel + row as usize * by_row + column * by_column;
         let from = &self.numbers[first..];
         let to = &mut to[begin * pitch..end * pitch];
         let pixels = end - begin;
         assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
-        // SAFETY: the last number was just checked; each pixel goes to a place of its own.
+        let mut offsets = [0usize; LINE];
+        assert!(pixels <= LINE);
+        offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
+        let transpose = self.kernels.transpose;
+        // SAFETY: the last number was just checked; each pixel goes to a place of its own. Lines have room for so many
+        // channels and pixels.
         unsafe {
             if by_channel == 1 {
                 (self.kernels.rows)(from.as_ptr(), by_column, to.as_mut_ptr(), pitch, channels, pixels);
+            } else if by_column == 1 {
+                transpose(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets.as_ptr());
             } else {
-                let mut offsets = [0usize; 64];
-                assert!(pixels <= offsets.len());
-                offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
-                let offsets = offsets.as_ptr();
-                (self.kernels.transpose)(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets);
+                // Pixels of a phase that lie apart are brought together first.
+                let mut lines = [0.0f32; LINES * LINE];
+                for first in (0..channels).step_by(LINES) {
+                    let channels = LINES.min(channels - first);
+                    for (channel, line) in lines.chunks_mut(LINE).enumerate().take(channels) {
+                        let from = from.as_ptr().add((first + channel) * by_channel);
+                        (self.kernels.row)(from, by_column, pixels, line.as_mut_ptr());
+                    }
+                    let to = to.as_mut_ptr().add(first);
+                    transpose(lines.as_ptr(), LINE, channels, pixels, to, offsets.as_ptr());
+                }
             }
         }
     }

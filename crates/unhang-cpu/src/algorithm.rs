@@ -26,6 +26,8 @@ pub enum Algorithm {
     Winograd,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
+    /// Sums over taps and few channels with pixels in vectors: small groups in NCHW, forward and backward-data.
+    Planes,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
 }
@@ -52,13 +54,19 @@ impl Algorithm {
             // One row must not be longer than a chain of terms may be.
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
-            () if weights && winograd_wins(problem) && winograd::gradient::is_possible(problem, isa.lanes()) => {
+            // Of a dilated one the phases are brought together again for every few filters: that takes too long.
+            () if weights
+                && problem.dilation() == [1, 1]
+                && winograd_wins(problem)
+                && winograd::gradient::is_possible(problem, isa.lanes()) =>
+            {
                 Algorithm::WinogradWeights
             }
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
+            () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
             () => Algorithm::Direct,
         }
     }
@@ -82,9 +90,24 @@ impl Algorithm {
             Algorithm::Winograd => "winograd",
             Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::WinogradWeights => "winograd-weights",
+            Algorithm::Planes => "planes",
             Algorithm::Direct => "direct",
         }
     }
+}
+
+/// Channels of a group, on either side, with which pixels lie in vectors: with fewer channels of the source filters in
+/// vectors are as good.
+const FEW_CHANNELS: std::ops::RangeInclusive<usize> = 4..=16;
+
+/// Whether a forward or backward-data problem has so few channels that results are best computed with pixels in vectors:
+/// few filters do not fill them, and over few channels transposing the results costs as much as summing them. Results with
+/// gaps between their pixels (strided backward-data) are not computed so.
+fn has_few_channels(problem: &Problem) -> bool {
+    let dense = problem.direction() == Direction::Forward || problem.stride() == [1, 1];
+    let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
+    let few = FEW_CHANNELS.contains(&source) && result <= *FEW_CHANNELS.end();
+    dense && problem.kernel() != [1, 1] && few
 }
 
 /// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products
@@ -97,6 +120,7 @@ fn winograd_wins(problem: &Problem) -> bool {
     // What is cut into tiles: of a weight gradient the second operand.
     let tiled = if problem.direction() == Direction::BackwardWeights { 1 } else { 2 };
     let [batch, _, height, width] = problem.operand_shapes()[tiled];
-    let tiles = batch * height.div_ceil(4) * width.div_ceil(4);
+    let dilation = problem.dilation();
+    let tiles = batch * winograd::tiles_of(height, dilation[0]) * winograd::tiles_of(width, dilation[1]);
     allowed && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
 }

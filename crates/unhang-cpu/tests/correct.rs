@@ -94,6 +94,25 @@ fn pointwise() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Small groups, whose results are computed with pixels in vectors: lines of several rows, strips and strides.
+fn grouped() -> impl Strategy<Value = Problem> {
+    let sizes = (3i64..18, 1i64..18, 1i64..5, [1i64..24, 1i64..60]);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (in_group, out_group, groups, in_size) = sizes;
+        let (in_channels, out_channels) = (groups * in_group, groups * out_group);
+        Problem::new(Specification { in_channels, out_channels, groups, in_size, ..problem.specification() }).ok()
+    })
+}
+
+/// Taps that lie far apart, most of which meet padding somewhere, and some everywhere.
+fn dilated() -> impl Strategy<Value = Problem> {
+    let sizes = ([1i64..30, 1i64..30], [1i64..13, 1i64..13], [0i64..13, 0i64..13]);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (in_size, dilation, padding) = sizes;
+        Problem::new(Specification { in_size, dilation, padding, ..problem.specification() }).ok()
+    })
+}
+
 /// Many channels on few pixels: several blocks of sources and of results, and filters too large for the cache.
 fn wide() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![60i64..140, 190i64..270];
@@ -134,6 +153,18 @@ proptest! {
 
     #[test]
     fn pointwise_convolutions(problem in pointwise(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
+
+    #[test]
+    fn grouped_convolutions(problem in grouped(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
+
+    #[test]
+    fn dilated_convolutions(problem in dilated(), seed in 0u64..1000) {
         passes(&problem, seed)?;
         prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
     }

@@ -219,7 +219,23 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { stride: [2, 2], ..three.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { in_size: [1, 40], batch: 9, ..three.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { in_size: [8, 8], ..three.clone() }), Algorithm::Direct);
-    assert_eq!(chosen(Specification { groups: 2, ..three }), Algorithm::Direct);
+    assert_eq!(
+        chosen(Specification { groups: 2, in_channels: 64, out_channels: 64, ..three.clone() }),
+        Algorithm::Direct
+    );
+    // Small groups, unless results have gaps or channels lie together; a stem has too few channels.
+    let small = Specification { groups: 2, ..three.clone() };
+    assert_eq!(chosen(small.clone()), Algorithm::Planes);
+    assert_eq!(chosen(Specification { stride: [2, 2], ..small.clone() }), Algorithm::Planes);
+    let strided = Specification { stride: [2, 2], direction: Direction::BackwardData, ..small.clone() };
+    assert_eq!(chosen(strided), Algorithm::Direct);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..small }), Algorithm::Direct);
+    // Dilated, where the phases fill their tiles.
+    let dilated = |by: i64| Specification { dilation: [by, by], padding: [by, by], ..three.clone() };
+    assert_eq!(chosen(dilated(2)), Algorithm::Winograd);
+    let gradient = Specification { direction: Direction::BackwardWeights, ..dilated(2) };
+    assert_eq!(chosen(gradient), Algorithm::Weights);
+    assert_eq!(chosen(dilated(19)), Algorithm::Direct);
     assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);

@@ -111,6 +111,17 @@ proptest! {
     }
 
     #[test]
+    fn nothing_beyond_operands_of_small_groups_is_touched(
+        problem in any_ordinary_problem(DataType::F32), groups in 1i64..5, of_group in [4i64..17, 1i64..17],
+        seed in 0u64..1000
+    ) {
+        let (in_channels, out_channels) = (groups * of_group[0], groups * of_group[1]);
+        let grouped = Specification { in_channels, out_channels, groups, ..problem.specification() };
+        let Ok(problem) = Problem::new(grouped) else { return Err(TestCaseError::reject("makes no convolution")) };
+        passes_between_guards(&problem, seed)?;
+    }
+
+    #[test]
     fn nothing_beyond_pointwise_operands_is_touched(
         problem in any_ordinary_problem(DataType::F32), channels in [1i64..70, 1i64..70], seed in 0u64..1000
     ) {
@@ -195,7 +206,7 @@ fn nothing_beyond_operands_that_are_read_in_place_is_touched() {
 fn workspace_is_smaller_than_the_operands() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         let kernels: &'static Kernels = Box::leak(Box::new(Kernels::of(isa).idle()));
-        for layer in unhang_suite::layers() {
+        for layer in unhang_suite::layers().into_iter().chain(unhang_suite::more_layers()) {
             for layout in Layout::ALL {
                 for direction in Direction::ALL {
                     // Larger batches are cut into the same strips: they take longer, not more.

@@ -16,6 +16,7 @@ mod geometry;
 mod guard;
 mod kernels;
 mod pairwise;
+mod planes;
 mod pointwise;
 mod source;
 mod tiling;
@@ -69,6 +70,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::Winograd => winograd::compute(&gather(), work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),
+        Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),
     }
 }

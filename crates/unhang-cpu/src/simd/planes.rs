@@ -1,0 +1,281 @@
+//! Convolutions over few channels in NCHW, forward and backward-data without gaps: pixels lie in vectors, and the
+//! filters' numbers are broadcast.
+//!
+//! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns, so
+//! that for every tap the pixels of all results lie next to each other, row after row. A strip of results is then one
+//! long line, the few numbers between its rows included, which is cut into vectors without regard to rows. The sums of
+//! some filters go to a small buffer, and from there row by row to the result.
+
+use super::Work;
+use super::geometry::{Axis, Gather, even_parts};
+use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
+use super::tiling::choose_tile;
+use super::workspace::{Shared, Workspace};
+use crate::parallel::for_each_unit;
+
+/// Numbers of the packed source and of sums that a strip aims at: they stay in a second-level cache.
+const STRIP_NUMBERS: usize = 48 * 1024;
+
+/// One axis of the packed source.
+struct PackedAxis<'a> {
+    axis: &'a Axis,
+    /// The place of each remainder that a tap needs.
+    places: Vec<Option<usize>>,
+    /// Remainders that have a place.
+    used: usize,
+    /// Positions of a remainder beyond the steps.
+    beyond: usize,
+}
+
+impl<'a> PackedAxis<'a> {
+    fn new(axis: &'a Axis) -> PackedAxis<'a> {
+        let mut used = 0;
+        let place = |remainder: usize| {
+            axis.uses(remainder).then(|| {
+                used += 1;
+                used - 1
+            })
+        };
+        let places = (0..axis.in_step).map(place).collect();
+        PackedAxis { axis, places, used, beyond: (axis.span - 1) / axis.in_step }
+    }
+
+    /// The remainders with their places.
+    fn remainders(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        self.places.iter().enumerate().filter_map(|(remainder, place)| place.map(|place| (remainder, place)))
+    }
+
+    /// Of `count` packed positions of a remainder from a step on: those that lie in the source, and where the first does.
+    fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
+        let step = self.axis.in_step;
+        let origin = (first_step * step + remainder) as isize + self.axis.low;
+        let begin = ((-origin).max(0) as usize).div_ceil(step).min(count);
+        let end = ((self.axis.source as isize - origin).max(0) as usize).div_ceil(step).min(count).max(begin);
+        (begin, end, (origin + (begin * step) as isize).max(0) as usize)
+    }
+
+    /// A tap's remainder's place, and its steps from the first.
+    fn tap(&self, offset: isize) -> (usize, usize) {
+        let from_low = (offset - self.axis.low) as usize;
+        let place = self.places[from_low % self.axis.in_step].expect("a remainder that a tap uses has a place");
+        (place, from_low / self.axis.in_step)
+    }
+}
+
+/// Everything that is the same for all strips.
+struct Driver<'a> {
+    gather: &'a Gather,
+    kernels: &'static Kernels,
+    axes: [PackedAxis<'a>; 2],
+    /// Vectors of a tile.
+    vectors: usize,
+    /// Filters of a tile: the first, and how many.
+    parts: Vec<(usize, usize)>,
+    /// Rows of a strip, in steps.
+    strip_rows: usize,
+    /// Numbers from one row of a remainder to the next: of the packed source and of the sums.
+    pitch: usize,
+    /// All filters as `[group][part][tap][source channel][filter]`, and the bias of each filter of a tile in vectors.
+    filters: &'a [f32],
+    biases: &'a [f32],
+}
+
+/// Computes it. `bias` goes along the result's channels.
+///
+/// # Panics
+/// When a slice is not as long as the gather says, or the gather has gaps between results or between pixels.
+pub fn compute(gather: &Gather, work: Work<'_>) {
+    let Work { kernels, first: source, second: weight, bias, result, threads } = work;
+    let [rows, columns] = &gather.axes;
+    assert!(rows.out_step * columns.out_step == 1 && gather.source[3] == 1 && gather.result[3] == 1);
+    let sources = gather.groups * gather.source_channels;
+    assert_eq!(source.len(), gather.batch * sources * rows.source * columns.source, "the source's length");
+    let results = gather.groups * gather.result_channels;
+    assert_eq!(result.len(), gather.batch * results * rows.result * columns.result, "the result's length");
+    assert_eq!(weight.len(), gather.groups * gather.weight_group, "the filter's length");
+
+    let axes = [PackedAxis::new(rows), PackedAxis::new(columns)];
+    let pitch = columns.steps + axes[1].beyond;
+    // A row of results needs so many packed numbers, and so many sums.
+    let of_row = gather.source_channels * axes[0].used * axes[1].used * pitch + pitch * gather.result_channels.min(16);
+    let strip_rows = (STRIP_NUMBERS / of_row).saturating_sub(axes[0].beyond).clamp(1, rows.steps);
+    let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
+    let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
+    let strip_rows = rows.steps.div_ceil(strips);
+    let strips = rows.steps.div_ceil(strip_rows);
+    let line = (strip_rows - 1) * pitch + columns.steps;
+    let vectors = choose_tile(kernels, line, gather.result_channels, 1).vectors;
+    let parts: Vec<(usize, usize)> = even_parts(gather.result_channels, kernels.most_scalars(vectors, 1)).collect();
+
+    let mut filters = Workspace::take(weight.len());
+    pack_filters(gather, &parts, weight, &mut filters);
+    let width = vectors * kernels.lanes;
+    let mut biases = Workspace::take(results * width);
+    for (channel, to) in biases.chunks_mut(width).enumerate() {
+        to.fill(bias.map_or(0.0, |bias| bias[channel]));
+    }
+    let driver =
+        Driver { gather, kernels, axes, vectors, parts, strip_rows, pitch, filters: &filters, biases: &biases };
+    let result = Shared(result.as_mut_ptr());
+    for_each_unit(threads, gather.batch * gather.groups * strips, |unit| {
+        let (image, rest) = (unit / (gather.groups * strips), unit % (gather.groups * strips));
+        let first_row = rest % strips * strip_rows;
+        let rows = strip_rows.min(rows.steps - first_row);
+        driver.strip(&Strip { image, group: rest / strips, first_row, rows, source, result });
+    });
+}
+
+/// Packs all filters as `[group][part][tap][source channel][filter]`; taps in the order of their phases.
+fn pack_filters(gather: &Gather, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
+    let [by_result, by_source, by_row, by_column] = gather.weight;
+    let [rows, columns] = gather.axes.each_ref().map(|axis| &axis.phases[0]);
+    let mut to = to.iter_mut();
+    for group in 0..gather.groups {
+        for &(first, count) in parts {
+            for (row, column) in rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column))) {
+                let tap = group * gather.weight_group + row.index * by_row + column.index * by_column;
+                for channel in 0..gather.source_channels {
+                    let from = &weight[tap + channel * by_source + first * by_result..];
+                    to.by_ref().zip(from.iter().step_by(by_result)).take(count).for_each(|(to, from)| *to = *from);
+                }
+            }
+        }
+    }
+}
+
+/// One unit of work.
+struct Strip<'a> {
+    image: usize,
+    group: usize,
+    first_row: usize,
+    rows: usize,
+    source: &'a [f32],
+    result: Shared,
+}
+
+impl Driver<'_> {
+    /// Packed rows of each remainder, for so many steps.
+    fn packed_rows(&self, steps: usize) -> usize {
+        steps + self.axes[0].beyond
+    }
+
+    fn strip(&self, strip: &Strip<'_>) {
+        let (gather, kernels) = (self.gather, self.kernels);
+        let columns = &gather.axes[1];
+        let width = self.vectors * kernels.lanes;
+        let remainder = self.packed_rows(self.strip_rows) * self.pitch;
+        let plane = self.axes[0].used.max(1) * self.axes[1].used.max(1) * remainder;
+        // Whole tiles are read and summed, and the last may reach beyond the line.
+        let line = (strip.rows - 1) * self.pitch + columns.steps;
+        let mut packed = Workspace::take(gather.source_channels * plane + width);
+        self.pack(strip, remainder, plane, &mut packed);
+        let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
+        let sums_step = line.next_multiple_of(width);
+        let mut sums = Workspace::take(most * sums_step);
+
+        let [rows, of_columns] = gather.axes.each_ref().map(|axis| &axis.phases[0]);
+        let taps = rows.iter().flat_map(|row| of_columns.iter().map(move |column| [row.offset, column.offset]));
+        let offsets: Vec<usize> = taps
+            .map(|offsets| {
+                let (row, column) = (self.axes[0].tap(offsets[0]), self.axes[1].tap(offsets[1]));
+                (row.0 * self.axes[1].used + column.0) * remainder + row.1 * self.pitch + column.1
+            })
+            .collect();
+        let mut runs = Vec::new();
+        for &(first, count) in &self.parts {
+            let of_tap = gather.source_channels * count;
+            runs.clear();
+            runs.extend(offsets.iter().enumerate().map(|(tap, &w)| Run { x: tap * of_tap, w }));
+            // Parts before this one are as long as they have filters.
+            let filters =
+                &self.filters[strip.group * gather.source_channels * offsets.len() * gather.result_channels..];
+            let filters = &filters[first * gather.source_channels * offsets.len()..][..offsets.len() * of_tap];
+            let channel = strip.group * gather.result_channels + first;
+            let biases = &self.biases[channel * width..][..count * width];
+            for (begin, vectors) in tiles(line, self.vectors, kernels.lanes) {
+                // SAFETY: the filters are those of all taps and channels of this part. A tile's vectors begin in the line
+                // and end a tile's width behind it at most: for every tap within the packed channels and the width behind
+                // them, and in the sums, whose lines are whole tiles.
+                unsafe {
+                    kernels.tile(vectors, 1, count, 1)(&Tile {
+                        x: filters.as_ptr(),
+                        w: packed.as_ptr().add(begin),
+                        runs: &runs,
+                        count: gather.source_channels,
+                        pitch: 1,
+                        row_step: 0,
+                        x_step: count,
+                        w_step: plane,
+                        init: biases.as_ptr(),
+                        init_step: width,
+                        sums: sums.as_mut_ptr().add(begin),
+                        sums_step,
+                        fetch: false,
+                    });
+                }
+            }
+            self.write(strip, channel, &sums[..count * sums_step], sums_step);
+        }
+    }
+
+    /// Packs a strip of the source as `[channel][remainder of rows][remainder of columns][row][column]`.
+    fn pack(&self, strip: &Strip<'_>, remainder: usize, plane: usize, to: &mut [f32]) {
+        let gather = self.gather;
+        let [rows, columns] = &self.axes;
+        let [by_image, by_channel, by_row, _] = gather.source;
+        let packed_rows = self.packed_rows(strip.rows);
+        for channel in 0..gather.source_channels {
+            let from = strip.image * by_image + (strip.group * gather.source_channels + channel) * by_channel;
+            for (row_remainder, row_place) in rows.remainders() {
+                let (top, bottom, row) = rows.inside(row_remainder, strip.first_row, packed_rows);
+                for (column_remainder, column_place) in columns.remainders() {
+                    let (left, right, column) = columns.inside(column_remainder, 0, self.pitch);
+                    let at = channel * plane + (row_place * columns.used + column_place) * remainder;
+                    let to = &mut to[at..][..packed_rows * self.pitch];
+                    if top == bottom || left == right {
+                        to.fill(0.0);
+                        continue;
+                    }
+                    to[..top * self.pitch].fill(0.0);
+                    to[bottom * self.pitch..].fill(0.0);
+                    let (apart, from_step) = (columns.axis.in_step, rows.axis.in_step * by_row);
+                    let last = (bottom - top - 1) * from_step + (right - left - 1) * apart;
+                    let from = &strip.source[from + row * by_row + column..][..last + 1];
+                    let rows = PaddedRows {
+                        from: from.as_ptr(),
+                        from_step,
+                        apart,
+                        to: to[top * self.pitch..bottom * self.pitch].as_mut_ptr(),
+                        to_step: self.pitch,
+                        rows: bottom - top,
+                        before: left,
+                        numbers: right - left,
+                        behind: self.pitch - right,
+                    };
+                    // SAFETY: both slices have the lengths that the kernel reads and writes.
+                    unsafe { (self.kernels.padded_rows)(&rows) };
+                }
+            }
+        }
+    }
+
+    /// Writes the sums of some filters, from that channel on.
+    fn write(&self, strip: &Strip<'_>, channel: usize, sums: &[f32], sums_step: usize) {
+        let [by_image, by_channel, by_row, _] = self.gather.result;
+        let columns = self.gather.axes[1].steps;
+        let first = strip.image * by_image + channel * by_channel + strip.first_row * by_row;
+        for (number, sums) in sums.chunks(sums_step).enumerate() {
+            // SAFETY: this strip's own rows of the result, which no other unit writes; the sums have as many.
+            unsafe {
+                let to = strip.result.get().add(first + number * by_channel);
+                (self.kernels.rows)(sums.as_ptr(), self.pitch, to, by_row, columns, strip.rows);
+            }
+        }
+    }
+}
+
+/// Cuts a line into tiles of at most so many vectors: the first number and vectors of each.
+fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
+    debug_assert!(vectors <= MAX_VECTORS);
+    even_parts(line.div_ceil(lanes), vectors).map(move |(first, count)| (first * lanes, count))
+}

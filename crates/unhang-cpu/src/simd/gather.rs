@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::Work;
 use super::cache;
 use super::edges::{Edges, met_runs};
-use super::geometry::{Gather, even_parts};
+use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 use super::source::{Arrangement, Source, Window};
 use super::tiling::choose_tile;
@@ -28,6 +28,9 @@ const SOURCE_BLOCK_ONE_TAP: usize = 512;
 const STRIP_NUMBERS: usize = 96 * 1024;
 /// Pixels of a strip at least, where images are small: so many times the packed filters are used.
 const STRIP_PIXELS: usize = 800;
+
+/// Strips of all images together at least, where threads have no say in it.
+const DILATED_STRIPS: usize = 4;
 
 /// Packed filters that stay in the second-level cache while every tile goes through all of them.
 const FILTER_NUMBERS: usize = 64 * 1024;
@@ -206,7 +209,8 @@ impl Pass<'_> {
         let fetches_pixels =
             row_inside || (source.arrangement == Arrangement::InPlace && !has_edges && block.first == 0);
         // Packed, each run of channels is one tap: those that meet nothing but zeros are left out.
-        let skips = driver.steps == Steps::Channels && source.arrangement != Arrangement::InPlace;
+        let packed = source.arrangement != Arrangement::InPlace;
+        let skips = packed && driver.steps == Steps::Channels && gather.axes.iter().any(Axis::is_dilated);
         let rows_inside = rows.all_inside(strip.first_row + row, tile_rows);
         let mut met = Vec::new();
         let mut edges = Edges::default();
@@ -351,8 +355,13 @@ impl<'a> Driver<'a> {
         let fitting = STRIP_NUMBERS.saturating_sub(row_numbers * rows.span) / (row_numbers * rows.in_step).max(1);
         // Each strip packs a span more than it has rows, of which a strip of dilated taps would have few.
         let strip_rows = fitting.max(STRIP_PIXELS / 4 / columns.steps).max(rows.span).clamp(1, rows.steps);
-        // Strips of the same height, and for several threads at least two each.
-        let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
+        // Strips of the same height, and for several threads at least two each. Which taps of a dilated filter are left
+        // out depends on the strips, and so does a result with a filter that is not finite: there threads have no say.
+        let wanted = match threads {
+            _ if gather.axes.iter().any(Axis::is_dilated) => DILATED_STRIPS.div_ceil(gather.batch * gather.groups),
+            1 => 1,
+            _ => (2 * threads).div_ceil(gather.batch * gather.groups),
+        };
         let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
         let strip_rows = rows.steps.div_ceil(strips);
         let strip_images = if strips > 1 {

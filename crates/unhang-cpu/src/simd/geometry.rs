@@ -88,6 +88,11 @@ impl Axis {
         begin..end.max(begin)
     }
 
+    /// Whether taps of one phase lie apart.
+    pub fn is_dilated(&self) -> bool {
+        !(0..self.phases.len()).all(|phase| self.are_neighbours(phase))
+    }
+
     /// Whether a phase's taps fall on neighbouring positions, in whatever order.
     pub fn are_neighbours(&self, phase: usize) -> bool {
         let apart = |pair: &[Tap]| pair[1].offset.abs_diff(pair[0].offset) == 1;

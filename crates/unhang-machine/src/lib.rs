@@ -35,7 +35,7 @@ pub use findings::{Confidence, Examination, Finding, IDS, Options, Place, Settin
 pub use gpu::Gpu;
 pub use kernel::{Kernel, LogKind, LogLine, Parameter};
 pub use leftovers::{Assignment, Leftover};
-pub use machine::Machine;
+pub use machine::{Machine, is_shielded};
 pub use software::{LoadedLibrary, Rocm, Software, Torch};
 pub use steps::{Step, steps};
 pub use system::{DeviceAccess, Environment, LARGE, Obstacle, ReadError, SMALL, System};

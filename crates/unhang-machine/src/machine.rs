@@ -82,6 +82,11 @@ impl Machine {
     }
 }
 
+/// Whether the shield is among the libraries that the HSA runtime loads as tools: what `HSA_TOOLS_LIB` says.
+pub fn is_shielded(tools: Option<&str>) -> bool {
+    tools.is_some_and(|tools| tools.contains("libunhang_shield"))
+}
+
 /// FNV-1a, 64 bits: chosen because it is the same everywhere and for ever, which `std`'s hashers do not promise.
 struct Fnv1a(u64);
 

@@ -33,6 +33,8 @@ const SYMPTOMS: &[Symptom] = &[
     (&["gpu reset"], &["ring-timeout", "queue-preemption"]),
     (&["atomics not supported"], &["pci-atomics"]),
     (&["pci rejects atomics"], &["pci-atomics"]),
+    (&["pcie atomic"], &["pci-atomics"]),
+    (&["pci atomic"], &["pci-atomics"]),
     (&["unable to open /dev/kfd"], &["kfd-no-access"]),
     (&["no hip gpus are available"], &["kfd-no-access", "torch-without-hip", "env-bad-value"]),
     (&["found no nvidia driver"], &["torch-without-hip"]),

@@ -329,6 +329,7 @@ impl Process {
         let is_zero = |name: &str| std::env::var(name).is_ok_and(|value| value == "0");
         let mut facts = Facts {
             spoofed: device.spoofed,
+            shielded: unhang_machine::is_shielded(std::env::var("HSA_TOOLS_LIB").ok().as_deref()),
             miopen_families: MiopenFamilies::left_on(is_zero),
             ..Facts::on_accelerator(device.affected)
         };

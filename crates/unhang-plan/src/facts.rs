@@ -16,6 +16,8 @@ pub struct Facts {
     pub affected: bool,
     /// Whether the runtime believes in another chip.
     pub spoofed: bool,
+    /// Whether code for another chip is repaired as it is loaded.
+    pub shielded: bool,
     /// MIOpen's solver families that are left on, where some are not.
     pub miopen_families: Option<MiopenFamilies>,
     /// Engines that are not here, and why.
@@ -48,7 +50,15 @@ impl Facts {
     }
 
     fn on(device: Device, affected: bool) -> Facts {
-        Facts { device, affected, spoofed: false, miopen_families: None, absent: Vec::new(), canaries: Vec::new() }
+        Facts {
+            device,
+            affected,
+            spoofed: false,
+            shielded: false,
+            miopen_families: None,
+            absent: Vec::new(),
+            canaries: Vec::new(),
+        }
     }
 
     /// The parts of an engine whose canaries passed.
@@ -64,6 +74,7 @@ impl Facts {
         }
         let mut situation = if self.affected { Situation::affected_accelerator() } else { Situation::accelerator() };
         situation.spoofed = self.affected && self.spoofed;
+        situation.shielded = self.shielded;
         situation.miopen_families = self.miopen_families;
         for engine in [EngineName::Jit, EngineName::Miopen, EngineName::Aten] {
             situation = situation.with(engine, self.availability(engine));

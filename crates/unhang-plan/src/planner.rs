@@ -81,10 +81,11 @@ impl<'a> Planner<'a> {
         if engines.is_empty() {
             engines.push(if self.situation.is_endangered() { Cpu } else { Aten });
         }
-        if self.situation.is_endangered() && self.situation.spoofed && matches!(engines[0], Aten | Miopen) {
+        let suspect = self.situation.spoofed && !self.situation.shielded;
+        if self.situation.is_endangered() && suspect && matches!(engines[0], Aten | Miopen) {
             warnings.push(
                 "the runtime was told that this card is another one (HSA_OVERRIDE_GFX_VERSION): every GPU kernel that \
-                 torch loads is suspect, and unhang protects convolutions only"
+                 torch loads is suspect, and without the shield (`unhang run`) only convolutions are protected"
                     .to_owned(),
             );
         }

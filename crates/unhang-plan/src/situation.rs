@@ -92,6 +92,8 @@ pub struct Situation {
     pub affected: bool,
     /// Whether the runtime believes in another chip, so that code loaded from libraries was not compiled for this one.
     pub spoofed: bool,
+    /// Whether that code is repaired as it is loaded.
+    pub shielded: bool,
     /// Where the tensors live.
     pub device: Device,
     /// MIOpen's solver families that remain, where that is known; none means that none were turned off.
@@ -106,7 +108,7 @@ impl Situation {
     fn new(affected: bool, device: Device, miopen: Availability, aten: Availability, jit: Availability) -> Situation {
         let engines = Engines { jit, miopen, aten, tiled: Availability::Available, cpu: Availability::Available };
         let miopen_variant = String::new();
-        Situation { affected, spoofed: false, device, miopen_families: None, miopen_variant, engines }
+        Situation { affected, spoofed: false, shielded: false, device, miopen_families: None, miopen_variant, engines }
     }
 
     /// Tensors in the host's memory, where torch's own kernels and ours are.

@@ -234,6 +234,10 @@ fn under_a_spoof_torch_kernels_carry_a_warning() {
     let spoofed = Situation { spoofed: true, ..canaries_passed().with(Jit, Availability::Absent("x".into())) };
     let plan = check(LARGE, &settings(Strategy::Auto), &spoofed, &Evidence::empty("here"), &[Aten, Cpu]);
     assert!(plan.warnings.iter().any(|it| it.contains("HSA_OVERRIDE_GFX_VERSION")), "{:?}", plan.warnings);
+    // The shield repairs what torch loads.
+    let shielded = Situation { shielded: true, ..spoofed };
+    let plan = check(LARGE, &settings(Strategy::Auto), &shielded, &Evidence::empty("here"), &[Aten, Cpu]);
+    assert_eq!(plan.warnings, Vec::<String>::new());
 }
 
 fn any_availability() -> impl proptest::strategy::Strategy<Value = Availability> {

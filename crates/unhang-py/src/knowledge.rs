@@ -9,7 +9,7 @@ use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
 use unhang_gpu::driver::Hip;
-use unhang_machine::{Machine, System};
+use unhang_machine::{Machine, System, is_shielded};
 use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
 use unhang_report::{Layer, Report};
 
@@ -204,6 +204,7 @@ impl PySituation {
             other => return Err(invalid(format!("unknown device {other:?}: expected cpu or accelerator"))),
         };
         facts.spoofed = spoofed;
+        facts.shielded = is_shielded(std::env::var("HSA_TOOLS_LIB").ok().as_deref());
         for (engine, why) in absent {
             facts.absent.push((engine.parse().map_err(invalid)?, why));
         }

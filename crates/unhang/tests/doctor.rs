@@ -400,6 +400,8 @@ fn a_python_that_is_not_there_is_an_error() {
     let output = unhang(&["doctor", "--python", "/no/such/python"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no Python at /no/such/python"));
+    let described = unhang(&["doctor", "--root", "rx5600xt-rocm5.7", "--python", "/nope"]).output().unwrap();
+    assert_eq!(described.status.code(), Some(2), "a described machine has none there either");
 }
 
 #[test]

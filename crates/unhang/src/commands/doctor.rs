@@ -73,16 +73,21 @@ impl Doctor {
                 description.display()
             );
         }
+        let system = self.machine.system()?;
         for path in &self.python {
-            // On a machine that is a folder, the path is that machine's.
-            if self.machine.description().is_none() && !path.exists() {
+            // On a machine that is a folder the path is that machine's, and its environment is enough.
+            let environment = path.ancestors().nth(2).map(|environment| environment.join("lib"));
+            let there = match self.machine.description() {
+                None => path.exists(),
+                Some(_) => system.exists(path) || environment.is_some_and(|lib| system.is_directory(lib)),
+            };
+            if !there {
                 bail!(
                     anyhow::anyhow!("hint: name an interpreter, or the folder of an environment that has bin/python")
                         .context(format!("there is no Python at {}", path.display()))
                 );
             }
         }
-        let system = self.machine.system()?;
         let options = Options { pythons: self.python.clone() };
         let (examination, bundle) = match &self.bundle {
             Some(path) => {

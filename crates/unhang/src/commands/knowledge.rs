@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Filter, Realm, Source, Store};
-use unhang_machine::{Machine, Software, Torch};
+use unhang_machine::{Machine, Software, Torch, is_shielded};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
@@ -50,6 +50,7 @@ pub struct Knowledge {
     /// Where that is kept.
     pub store: Store,
     families: Option<MiopenFamilies>,
+    shielded: bool,
     /// The other torches that are installed, by the key that their evidence has on this machine.
     other_torches: BTreeMap<String, Torch>,
 }
@@ -104,6 +105,7 @@ impl Knowledge {
         let machine = Machine::inspect(&system);
         let software = Software::inspect(&system, &arguments.python);
         let families = MiopenFamilies::left_on(|variable| system.environment().get(variable) == Some("0"));
+        let shielded = is_shielded(system.environment().get("HSA_TOOLS_LIB"));
         let store = open_store();
         // An interpreter that was named comes before the one that happens to be active.
         let named = arguments.python.iter().find_map(|python| {
@@ -119,7 +121,7 @@ impl Knowledge {
         };
         let others = software.torch.iter().map(|other| (machine.fingerprint(Some(&runtime(other))), other.clone()));
         let other_torches = others.filter(|(key, _)| *key != fingerprint).collect();
-        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, other_torches })
+        Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, shielded, other_torches })
     }
 
     /// What was seen on this computer under another torch, kernel, card or spoof, most verdicts first. What others found
@@ -156,6 +158,7 @@ impl Knowledge {
         }
         let mut facts = Facts::on_accelerator(affected);
         facts.spoofed = self.machine.spoofed();
+        facts.shielded = self.shielded;
         facts.miopen_families = self.families;
         let torch_computes_there = self.torch.as_ref().is_some_and(|torch| torch.hip.is_some() || torch.cuda.is_some());
         if !torch_computes_there || !self.has_accelerator() {

@@ -36,6 +36,17 @@ def test_the_folder_is_an_affected_machine(affected_machine: Path) -> None:
     assert "gfx1030" in machine.gpus[0]
 
 
+def test_a_card_that_torch_does_not_see_is_named(
+    affected_machine: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with unhang.enabled():
+        pass
+    said = capsys.readouterr().err
+    assert "an RDNA1 card is here, but this torch sees no GPU" in said
+    assert "no affected card" not in said
+
+
 def test_a_rehearsal_needs_a_machine_to_play() -> None:
     with pytest.raises(ValueError, match="UNHANG_ROOT"):
         unhang.enable(rehearse=True)
@@ -63,10 +74,17 @@ def test_what_the_shield_would_make_safe_is_said_once_where_it_is_off(
     engine_of()
     engine_of()
     assert capsys.readouterr().err.count("the shield is off") == 1
+    (route,) = _convolve.routes.values()
+    assert any("without the shield" in warning for warning in route.plan.warnings)
     _state._said.clear()
+    _state.forget()
+    _convolve.replan()
+    _convolve.routes.clear()
     monkeypatch.setenv("HSA_TOOLS_LIB", "/somewhere/libunhang_shield.so")
     engine_of()
     assert "the shield is off" not in capsys.readouterr().err
+    (route,) = _convolve.routes.values()
+    assert not any("shield" in warning for warning in route.plan.warnings)
 
 
 @pytest.mark.parametrize("mood", ["crash", "wrong"])

@@ -29,6 +29,16 @@ def test_importing_unhang_does_not_import_torch() -> None:
     assert run(sys.executable, "-c", code, env=subprocess_environment()).split() == ["False", "False", "True"]
 
 
+def test_without_torch_the_error_says_what_is_missing_and_where_to_get_it() -> None:
+    package = str(Path(unhang.__file__).parent.parent)
+    code = f"import sys; sys.path.insert(0, {package!r}); import unhang; unhang.enable()"
+    ran = subprocess.run([sys.executable, "-S", "-I", "-c", code], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 1
+    last = ran.stderr.strip().splitlines()[-1]
+    assert "unhang.enable needs torch" in last, ran.stderr
+    assert "unhang doctor" in last
+
+
 def test_every_public_name_is_there_and_listed() -> None:
     for name in unhang.__all__:
         assert getattr(unhang, name) is not None

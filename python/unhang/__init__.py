@@ -12,6 +12,7 @@ Importing this package does not import torch; calling something that needs it do
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from unhang import _boundary, _core
@@ -82,7 +83,16 @@ def __getattr__(name: str) -> Any:
     if home is None:
         raise AttributeError(f"module 'unhang' has no attribute {name!r}")
     _boundary.load_before_torch()
-    value = getattr(importlib.import_module(f"unhang.{home}"), name)
+    try:
+        value = getattr(importlib.import_module(f"unhang.{home}"), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ModuleNotFoundError(
+            f"unhang.{name} needs torch, and {sys.executable} has none: start the Python that has it, or see `unhang "
+            "doctor` for which torch to install",
+            name="torch",
+        ) from None
     globals()[name] = value
     return value
 

@@ -117,6 +117,8 @@ def _switch_on(current: _Enabled) -> None:
     _layers.count_every_layer()
     if devices:
         _dispatch.activate(devices, chosen)
+    elif state().machine.affected and not torch.cuda.is_available():
+        say("an RDNA1 card is here, but this torch sees no GPU, so nothing is planned: `unhang doctor` says why")
     elif chosen.strategy != "auto":
         say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
     elif chosen.verbose:

@@ -198,6 +198,24 @@ def test_nothing_is_measured_while_a_graph_is_recorded(card: _core.Gpu, monkeypa
     assert (contest().rounds, contest().over) == (rounds, False)
 
 
+def test_a_candidate_that_hung_when_it_was_measured_is_left_out_by_its_name(
+    card: _core.Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = _core.Problem.from_key("forward:f32:nchw:2x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1")
+    first, second = card.shortlist(problem, 1 << 28, _tuning.CANDIDATES)[:2]
+    # What `unhang run` says to a process that it starts again, where no store could keep it.
+    monkeypatch.setenv("UNHANG_QUARANTINE", f"jit/{second}@{problem.key}")
+    _state.forget()
+    planner = _state.state().planner
+    refused = [planner.refuses(problem, "jit", choice, True) for choice in (first, second)]
+    assert refused == [False, True], "that candidate, and no other"
+    contest = _tuning._Contest(card, problem)
+    contest.begin(1 << 28, rehearsed=True)
+    assert first in contest.choices
+    assert second not in contest.choices
+    assert any(second in failure for failure in contest.failures)
+
+
 def test_families_without_a_canary_are_not_measured(card: _core.Gpu) -> None:
     with unhang.enabled(rehearse=True, tune=True):
         calls(2)

@@ -7,7 +7,9 @@ Candidates compute on the very operands, into memory from torch's allocator that
 with our CPU engine like any other kernel, kept as evidence, and used from then on; the next start takes it at once.
 
 Nothing is measured while a graph is recorded, nor in deterministic mode, where nothing is ever swapped; and only kernel
-families that may run here at all come into question. Whatever goes wrong, the model's choice stays.
+families that may run here at all come into question. Whatever goes wrong, the model's choice stays. A candidate that
+does not come back is named by the watchdog, where that is on, kept as evidence, and not measured again for the
+convolution.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from unhang import _core, _gpu, _launch, _verify
+from unhang import _core, _gpu, _launch, _verify, _watchdog
 from unhang._engines import Geometry, Task, deterministic
 from unhang._state import renewed_after_fork, say, state
 
@@ -61,10 +63,13 @@ class _Contest:
         self.spent = 0.0
         self.since = time.monotonic()
 
-    def begin(self, workspace_limit: int) -> None:
-        """Has the candidates compiled."""
+    def begin(self, workspace_limit: int, *, rehearsed: bool) -> None:
+        """Has the candidates compiled, without those that hung or were wrong when they were measured before."""
         self.begun = True
         self.choices = self.gpu.shortlist(self.problem, workspace_limit, CANDIDATES)
+        planner = state().planner
+        for choice in [it for it in self.choices if planner.refuses(self.problem, "jit", it, rehearsed)]:
+            self.leave_out(choice, "it did not come back when it was measured before")
         self.times = {choice: [] for choice in self.choices}
         for choice in self.choices:
             self.gpu.compile_later(self.problem, choice)
@@ -187,7 +192,7 @@ def _go_on(
 ) -> str | None:
     """One step; the winner when there is one. A contest without rivals is over without."""
     if not contest.begun:
-        contest.begin(subject.workspace_limit)
+        contest.begin(subject.workspace_limit, rehearsed=subject.task.rehearsed)
     if len(contest.choices) < 2 and contest.rounds == 0:
         contest.over = True
         return None
@@ -210,7 +215,10 @@ def _go_on(
     # In turns, and each round begins with another one.
     turn = contest.rounds % len(contest.choices)
     for choice in contest.choices[turn:] + contest.choices[:turn]:
-        contest.waiting.append((choice, contest.kernels[choice].time(*addresses, contest.repeats)))
+        place = (first.get_device(), addresses[-1])
+        with _watchdog.candidate(contest.problem, choice, *place, rehearsed=subject.task.rehearsed):
+            timing = contest.kernels[choice].time(*addresses, contest.repeats)
+        contest.waiting.append((choice, timing))
     return None
 
 

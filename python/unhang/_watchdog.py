@@ -10,15 +10,20 @@ It is on under ``unhang run`` and where ``UNHANG_WATCHDOG=1``.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import os
 import signal
+from typing import TYPE_CHECKING
 
 import torch
 
 from unhang import _core
 from unhang._engines import Engine, Geometry, Gradients, Mask, Task
 from unhang._state import environment_variable, say, state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Tensor = torch.Tensor
 
@@ -90,6 +95,22 @@ def watched(engine: Engine, name: str, task: Task) -> Engine:
     if _watchdog is None or (task.device == "cpu" and not task.rehearsed):
         return engine
     return WatchedEngine(engine, name.partition("(")[0], task)
+
+
+@contextlib.contextmanager
+def candidate(problem: _core.Problem, choice: str, device: int, stream: int, *, rehearsed: bool) -> Iterator[None]:
+    """Watches what is launched within as that candidate of our GPU kernels for the convolution, so that one which hangs
+    while it is measured is known by its name. Inside of a call that is watched itself."""
+    watchdog = _watchdog
+    call = None
+    if watchdog is not None:
+        subject = _core.Watchdog.watched([problem], "jit", rehearsed, choice)
+        call = watchdog.begin_host(subject) if rehearsed else watchdog.begin_inside(subject, device, stream)
+    try:
+        yield
+    finally:
+        if watchdog is not None and call is not None:
+            watchdog.end(call)
 
 
 class WatchedEngine:

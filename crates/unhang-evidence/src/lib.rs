@@ -26,6 +26,6 @@ pub mod time;
 
 pub use evidence::{Evidence, Finding, Realm, Standing};
 pub use home::home;
-pub use quarantine::quarantined;
+pub use quarantine::{Quarantined, quarantined};
 pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
 pub use store::Store;

@@ -5,23 +5,36 @@ use unhang_engine::{EngineName, Verdict};
 
 use crate::{Evidence, Record, Source};
 
-/// Reads the value of `UNHANG_QUARANTINE`: pairs such as `aten@forward:f32:…`, separated by spaces. What cannot be read is
-/// left out.
-pub fn quarantined(text: &str) -> Vec<(EngineName, Problem)> {
-    let pair = |entry: &str| {
-        let (engine, key) = entry.split_once('@')?;
-        Some((engine.parse().ok()?, key.parse().ok()?))
+/// Something that hung.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quarantined {
+    /// The engine.
+    pub engine: EngineName,
+    /// Which part of it, as evidence names it, such as a candidate that was being measured; empty for all of it.
+    pub variant: String,
+    /// The convolution.
+    pub problem: Problem,
+}
+
+/// Reads the value of `UNHANG_QUARANTINE`: such as `aten@forward:f32:…` or `jit/winograd:…@forward:f32:…`, separated by
+/// spaces. What cannot be read is left out.
+pub fn quarantined(text: &str) -> Vec<Quarantined> {
+    let read = |entry: &str| {
+        let (who, key) = entry.split_once('@')?;
+        let (engine, variant) = who.split_once('/').unwrap_or((who, ""));
+        Some(Quarantined { engine: engine.parse().ok()?, variant: variant.to_owned(), problem: key.parse().ok()? })
     };
-    text.split_whitespace().filter_map(pair).collect()
+    text.split_whitespace().filter_map(read).collect()
 }
 
 impl Evidence {
     /// Learns that these hung earlier in this run, even where no store could keep it. What is known not to work stays as it is: the
     /// first to see it says more.
-    pub fn quarantine(&mut self, hung: &[(EngineName, Problem)], machine: &str, source: Source) {
-        for (engine, problem) in hung {
-            if !self.about(problem, *engine, "").is_some_and(|known| known.is_refutation()) {
+    pub fn quarantine(&mut self, hung: &[Quarantined], machine: &str, source: Source) {
+        for Quarantined { engine, variant, problem } in hung {
+            if !self.about(problem, *engine, variant).is_some_and(|known| known.is_refutation()) {
                 let record = Record::new(problem.clone(), *engine, machine, Verdict::Hangs, source);
+                let record = record.with_variant(variant);
                 self.learn(record.with_detail("hung in this run, before it was started again"));
             }
         }
@@ -39,7 +52,11 @@ mod tests {
         let mut evidence = Evidence::load(&Store::none(), "here");
         let wrong = Record::new(problem.clone(), EngineName::Jit, "here", Verdict::Wrong, Source::Run);
         evidence.learn(wrong.with_detail("off by one"));
-        let hung = [(EngineName::Jit, problem.clone()), (EngineName::Miopen, problem.clone())];
+        let hung = [EngineName::Jit, EngineName::Miopen].map(|engine| Quarantined {
+            engine,
+            variant: String::new(),
+            problem: problem.clone(),
+        });
         evidence.quarantine(&hung, "here", Source::Run);
         let known = |engine| evidence.about(&problem, engine, "").unwrap();
         assert_eq!(known(EngineName::Jit).record.detail, "off by one");
@@ -48,12 +65,12 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_read_and_nonsense_is_left_out() {
+    fn entries_are_read_and_nonsense_is_left_out() {
         let key = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
-        let found = quarantined(&format!("miopen@{key} nonsense aten@x jit@{key}"));
-        let engines: Vec<EngineName> = found.iter().map(|it| it.0).collect();
-        assert_eq!(engines, [EngineName::Miopen, EngineName::Jit]);
-        assert!(found.iter().all(|(_, problem)| problem.to_string() == key));
+        let found = quarantined(&format!("miopen@{key} nonsense aten@x jit/gemm:64x64x8/8x8:s1@{key}"));
+        let engines: Vec<(EngineName, &str)> = found.iter().map(|it| (it.engine, it.variant.as_str())).collect();
+        assert_eq!(engines, [(EngineName::Miopen, ""), (EngineName::Jit, "gemm:64x64x8/8x8:s1")]);
+        assert!(found.iter().all(|it| it.problem.to_string() == key));
         assert!(quarantined("").is_empty());
     }
 }

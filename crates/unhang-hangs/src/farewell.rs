@@ -52,7 +52,8 @@ impl Farewell {
     fn record(&self, hang: &Hang<Subject>, subject: &Subject) {
         let source = if subject.rehearsed { Source::Rehearsal } else { Source::Run };
         for problem in &subject.problems {
-            let mut record = Record::new(problem.clone(), subject.engine, &self.machine, Verdict::Hangs, source);
+            let record = Record::new(problem.clone(), subject.engine, &self.machine, Verdict::Hangs, source);
+            let mut record = record.with_variant(&subject.candidate);
             record.detail = format!("did not come back within {:.1} s, {}", hang.waited.as_secs_f64(), place(hang));
             if subject.problems.len() > 1 {
                 record.detail += "; both gradients were computed in one call";
@@ -76,6 +77,7 @@ impl Farewell {
             "code": code,
             "problems": subject.map(names).unwrap_or_default(),
             "engine": subject.map(|it| it.engine.name()),
+            "candidate": subject.map(|it| it.candidate.as_str()).unwrap_or_default(),
             "rehearsal": subject.is_some_and(|it| it.rehearsed),
             "place": place(hang),
             "seconds": hang.waited.as_secs_f64(),
@@ -109,10 +111,14 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
         Some(subject) => {
             let rehearsal = if subject.rehearsed { "rehearsal: " } else { "" };
             let problems: Vec<String> = subject.problems.iter().map(ToString::to_string).collect();
+            let (candidate, who) = match subject.candidate.as_str() {
+                "" => (String::new(), "engine"),
+                candidate => (format!(", candidate {candidate},"), "candidate"),
+            };
             let _ = write!(
                 text,
-                "{rehearsal}HANG in a convolution: {} on {} has not come back for {seconds:.1} s, {}{device}. It is kept as \
-                 evidence, and this engine is not used for it again",
+                "{rehearsal}HANG in a convolution: {} on {}{candidate} has not come back for {seconds:.1} s, {}{device}. It is \
+                 kept as evidence, and this {who} is not used for it again",
                 problems.join(" and "),
                 subject.engine,
                 place(hang)

@@ -30,6 +30,8 @@ pub struct Subject {
     pub problems: Vec<Problem>,
     /// Who computes them.
     pub engine: EngineName,
+    /// Which of its ways is being measured; empty for the engine's own choice.
+    pub candidate: String,
     /// Whether the CPU plays the card.
     pub rehearsed: bool,
 }
@@ -70,6 +72,13 @@ impl Watchdog {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);
         self.watch.begin(&lane, subject).map(WatchedCall::Accelerator)
+    }
+
+    /// The same inside of another call on the stream that is watched and has not returned.
+    pub fn begin_inside(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
+        let events = self.events(device);
+        let lane = self.watch.lane(device, stream, || events);
+        self.watch.begin_inside(&lane, subject).map(WatchedCall::Accelerator)
     }
 
     /// A call begins that is over when it returns.

@@ -284,7 +284,12 @@ impl Process {
             None => self.not_ours(&plan.reason),
             Some(EngineName::Miopen) if !was_ours => {
                 let (problems, engine) = (vec![convolution.problem], EngineName::Miopen);
-                Decision::Forward(Some(Arc::new(Subject { problems, engine, rehearsed: false })))
+                Decision::Forward(Some(Arc::new(Subject {
+                    problems,
+                    engine,
+                    candidate: String::new(),
+                    rehearsed: false,
+                })))
             }
             Some(_) => {
                 let caller = lookup::caller().map(|(path, _)| path.to_string_lossy().into_owned()).unwrap_or_default();

@@ -161,7 +161,7 @@ impl Route {
     /// What the watchdog is told that an engine computes.
     pub(crate) fn subject(&self, engine: EngineName) -> Arc<Subject> {
         let problems = || vec![self.convolution.problem.clone()];
-        let subject = || Arc::new(Subject { problems: problems(), engine, rehearsed: false });
+        let subject = || Arc::new(Subject { problems: problems(), engine, candidate: String::new(), rehearsed: false });
         self.subjects[engine as usize].get_or_init(subject).clone()
     }
 

@@ -1,12 +1,13 @@
 //! Our GPU kernels on memory that Python names: the driver that torch has loaded, torch's streams, torch's allocations.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use unhang_conv::Problem;
 use unhang_evidence::{Source as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
@@ -53,6 +54,8 @@ pub struct PyGpu {
     process: u32,
     /// The card that is played in a rehearsal: its memory is its own, and tensors are copied in and out.
     emulated: Option<Emulated>,
+    /// Problems whose choice is preferred because others measured it: used, and measured anew where that is asked for.
+    hearsay: Mutex<HashSet<Problem>>,
 }
 
 impl PyGpu {
@@ -62,7 +65,8 @@ impl PyGpu {
             settings.cache_folder = cache_folder;
         }
         let compiler = driver.compiler().version();
-        PyGpu { engine: GpuEngine::new(driver, settings), compiler, process: std::process::id(), emulated: None }
+        let (engine, process) = (GpuEngine::new(driver, settings), std::process::id());
+        PyGpu { engine, compiler, process, emulated: None, hearsay: Mutex::default() }
     }
 
     /// Handles of a driver mean nothing in a forked child.
@@ -191,6 +195,7 @@ impl PyGpu {
     /// Takes this choice for a problem from now on.
     fn prefer(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
         self.engine.prefer(&problem.problem, parsed(choice)?);
+        self.hearsay.lock().unwrap_or_else(PoisonError::into_inner).remove(&problem.problem);
         Ok(())
     }
 
@@ -204,17 +209,28 @@ impl PyGpu {
                 (it.source == Seen::Rehearsal) == self.emulated.is_some()
                     && tuning::is_current(&it.tuned, self.engine.driver())
             };
-            let choices = tunings
-                .iter()
-                .filter(ours)
-                .filter_map(|it| it.tuned.choice.parse().ok().map(|choice: Choice| (&it.tuned.problem, choice)));
-            choices.map(|(problem, choice)| self.engine.prefer(problem, choice)).count()
+            let mut hearsay = self.hearsay.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut taken = 0;
+            for tuning in tunings.iter().filter(ours) {
+                let Ok(choice) = tuning.tuned.choice.parse::<Choice>() else { continue };
+                // Less exact products are for whoever asked for them here.
+                if tuning.source == Seen::Import && matches!(choice, Choice::HalfGemm { .. }) {
+                    continue;
+                }
+                self.engine.prefer(&tuning.tuned.problem, choice);
+                if tuning.source == Seen::Import {
+                    hearsay.insert(tuning.tuned.problem.clone());
+                }
+                taken += 1;
+            }
+            taken
         })
     }
 
-    /// Whether a choice is preferred for a problem: measured before, or now.
+    /// Whether a choice is preferred for a problem that was measured here, before or now.
     fn is_tuned(&self, problem: &PyProblem) -> bool {
-        self.engine.is_preferred(&problem.problem)
+        let hearsay = self.hearsay.lock().unwrap_or_else(PoisonError::into_inner);
+        self.engine.is_preferred(&problem.problem) && !hearsay.contains(&problem.problem)
     }
 
     /// The candidates that are worth measuring within so many bytes of workspace, the model's choice first: its `first`

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Quarantined, Record, Source, Store, quarantined, time};
 use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System, is_shielded};
 use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
@@ -262,8 +262,8 @@ pub struct PyPlanner {
     evidence: RwLock<Evidence>,
     /// What rehearsals found; read only by a rehearsal.
     rehearsed: OnceLock<RwLock<Evidence>>,
-    /// What `unhang run` saw hang before it started this process again: engine and convolution.
-    quarantine: Vec<(EngineName, Problem)>,
+    /// What `unhang run` saw hang before it started this process again.
+    quarantine: Vec<Quarantined>,
 }
 
 #[pymethods]
@@ -282,6 +282,13 @@ impl PyPlanner {
         };
         planner.quarantine_in(&planner.evidence, Source::Run);
         planner
+    }
+
+    /// Whether a candidate of an engine was seen not to work for a convolution: it hung, crashed or was wrong.
+    fn refuses(&self, problem: &PyProblem, engine: &str, candidate: &str, rehearsed: bool) -> PyResult<bool> {
+        let engine: EngineName = engine.parse().map_err(invalid)?;
+        let evidence = self.evidence(rehearsed).read().unwrap_or_else(PoisonError::into_inner);
+        Ok(evidence.about(&problem.problem, engine, candidate).is_some_and(|known| known.is_refutation()))
     }
 
     /// Plans a convolution by the settings in a situation. `failed` has the engines that failed on it in this process, and

@@ -78,12 +78,18 @@ impl PyWatchdog {
         Ok(PyWatchdog { watchdog })
     }
 
-    /// A convolution on an engine that is going to be watched.
+    /// A convolution on an engine that is going to be watched, or one candidate of the engine for it.
     #[staticmethod]
-    fn watched(problems: Vec<PyRef<'_, PyProblem>>, engine: &str, rehearsed: bool) -> PyResult<PyWatched> {
+    #[pyo3(signature = (problems, engine, rehearsed, candidate = String::new()))]
+    fn watched(
+        problems: Vec<PyRef<'_, PyProblem>>,
+        engine: &str,
+        rehearsed: bool,
+        candidate: String,
+    ) -> PyResult<PyWatched> {
         let engine = engine.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
         let problems = problems.iter().map(|it| it.problem.clone()).collect();
-        Ok(PyWatched { subject: Arc::new(Subject { problems, engine, rehearsed }) })
+        Ok(PyWatched { subject: Arc::new(Subject { problems, engine, candidate, rehearsed }) })
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
@@ -91,6 +97,11 @@ impl PyWatchdog {
     /// Without the interpreter's lock: a driver whose queue is full lets us wait, and what it waits for may need Python.
     fn begin(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         py.detach(|| self.begin_unlocked(watched, device, stream))
+    }
+
+    /// The same inside of another call on the stream that is watched and has not returned.
+    fn begin_inside(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
+        py.detach(|| self.watchdog.begin_inside(&watched.subject, device, stream).map(|call| PyCall { call }))
     }
 
     /// A call begins that is over when it returns.

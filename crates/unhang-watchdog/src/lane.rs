@@ -155,11 +155,13 @@ impl<T> Lane<T> {
     }
 
     /// A call begins; the number by which [`Lane::end`] knows it, or none while a graph is recorded.
-    pub(crate) fn begin(&self, call: u64, subject: &Arc<T>) -> bool {
+    /// What is launched before a nested call is the work of the one around it.
+    pub(crate) fn begin(&self, call: u64, subject: &Arc<T>, is_nested: bool) -> bool {
         if self.events.is_capturing(self.stream) {
             return false;
         }
-        self.put(Kind::Before, None);
+        let around = self.state().inside.last().filter(|_| is_nested).map(|(_, subject)| subject.clone());
+        self.put(around.map_or(Kind::Before, |subject| Kind::Fence(Some(subject))), None);
         self.state().inside.push((call, subject.clone()));
         true
     }

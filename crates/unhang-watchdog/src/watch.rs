@@ -179,8 +179,20 @@ impl<T: Send + Sync + 'static> Watch<T> {
         if self.shared.is_stopped() {
             return None;
         }
+        self.begin_as(lane, subject, false)
+    }
+
+    /// A call begins inside of another one on the same lane, which has not returned: what hangs before it is that one.
+    pub fn begin_inside(&self, lane: &Arc<Lane<T>>, subject: &Arc<T>) -> Option<Call<T>> {
+        if self.shared.is_stopped() {
+            return None;
+        }
+        self.begin_as(lane, subject, true)
+    }
+
+    fn begin_as(&self, lane: &Arc<Lane<T>>, subject: &Arc<T>, is_nested: bool) -> Option<Call<T>> {
         let number = self.next_call();
-        lane.begin(number, subject).then(|| Call { lane: lane.clone(), number })
+        lane.begin(number, subject, is_nested).then(|| Call { lane: lane.clone(), number })
     }
 
     /// It has returned to the host.

@@ -174,6 +174,24 @@ fn a_call_that_waits_for_its_own_candidates_is_the_culprit() {
 }
 
 #[test]
+fn a_candidate_inside_a_call_is_told_from_the_call_itself() {
+    for (own_work_ends, culprit) in [(true, "candidate"), (false, "call")] {
+        let bench = Bench::new();
+        let (device, lane) = bench.device(0);
+        let call = bench.watch.begin(&lane, &Arc::new("call")).unwrap();
+        device.launch();
+        if own_work_ends {
+            device.finish_all();
+        }
+        let candidate = bench.watch.begin_inside(&lane, &Arc::new("candidate")).unwrap();
+        device.launch();
+        bench.watch.end(&candidate);
+        bench.watch.end(&call);
+        assert_eq!(bench.hang().subject.as_deref(), Some(&culprit));
+    }
+}
+
+#[test]
 fn compiling_and_loading_data_are_no_hangs() {
     let bench = Bench::new();
     let (device, lane) = bench.device(0);

@@ -48,6 +48,9 @@ pub struct HangReport {
     started: String,
     problems: Vec<String>,
     engine: Option<String>,
+    /// Which of the engine's ways was being measured; empty for the engine's own choice.
+    #[serde(default)]
+    candidate: String,
 }
 
 impl HangReport {
@@ -56,10 +59,14 @@ impl HangReport {
         self.engine.is_some()
     }
 
-    /// What not to try again, as `engine@convolution`.
+    /// What not to try again, as `engine@convolution`, or `engine/candidate@convolution`.
     pub fn pairs(&self) -> Vec<String> {
         let Some(engine) = &self.engine else { return Vec::new() };
-        self.problems.iter().map(|problem| format!("{engine}@{problem}")).collect()
+        let who = match self.candidate.as_str() {
+            "" => engine.clone(),
+            candidate => format!("{engine}/{candidate}"),
+        };
+        self.problems.iter().map(|problem| format!("{who}@{problem}")).collect()
     }
 
     /// Holds on to the process that reported, if it is still there and surely that one: of this boot and namespace, with

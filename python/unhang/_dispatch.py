@@ -13,6 +13,8 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -42,10 +44,28 @@ _libraries: dict[str, torch.library.Library] = {}
 process_settings: Settings | None = None
 #: The same as text, for graphs that are being made.
 process_token = Settings().token
-# A torch function mode or a tensor subclass of the user's must not see what our kernels do inside: they would call the
-# convolution again, and us with it.
-_NoTorchFunction = torch._C.DisableTorchFunction
 _is_tracing = torch._C._is_tracing
+# Before torch 2 what keeps subclasses out leaves modes in.
+_MODES_STAY_ON = not hasattr(torch, "compile")
+
+
+def _no_torch_function() -> AbstractContextManager[object]:
+    """A torch function mode or a tensor subclass of the user's must not see what our kernels do inside: they would call
+    the convolution again, and us with it."""
+    if _MODES_STAY_ON and torch._C._len_torch_function_stack():
+        return _without_modes()
+    return torch._C.DisableTorchFunction()
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    with torch._C.DisableTorchFunction():
+        modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        try:
+            yield
+        finally:
+            for mode in reversed(modes):
+                torch.overrides._push_mode(mode)
 
 
 def activate(devices: tuple[str, ...], settings: Settings) -> None:
@@ -93,7 +113,7 @@ def _kernels(device: str) -> dict[str, Any]:
     on_cpu = device == "cpu"
 
     def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
-        with _NoTorchFunction():
+        with _no_torch_function():
             if _is_tracing():
                 # Torch's tracer records not this op but the one with flags: that comes back to us, below the tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
@@ -107,7 +127,7 @@ def _kernels(device: str) -> dict[str, Any]:
     def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to
         decide."""
-        with _NoTorchFunction():
+        with _no_torch_function():
             settings = planned_by(weight.data_ptr())
             if settings is None:
                 return call_with_flags(input, weight, bias, rest[:6], rest[6:])
@@ -116,7 +136,7 @@ def _kernels(device: str) -> dict[str, Any]:
     def convolution_backward(
         grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
     ) -> Gradients:
-        with _NoTorchFunction():
+        with _no_torch_function():
             settings = planned_back_by(weight.data_ptr())
             if settings is None:
                 mask = (bool(rest[6][0]), bool(rest[6][1]), bool(rest[6][2]))
@@ -156,13 +176,13 @@ def _settings_of(token: str) -> Settings:
 
 def _token_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *geometry, token = rest
-    with _NoTorchFunction():
+    with _no_torch_function():
         return _convolve.forward(_settings_of(token), input, weight, bias, *geometry)
 
 
 def _token_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Gradients:
     *arguments, token = rest
-    with _NoTorchFunction():
+    with _no_torch_function():
         gradients = _convolve.backward(_settings_of(token), grad_output, input, *arguments)
         return _defined(gradients, input)
 

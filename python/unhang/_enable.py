@@ -103,7 +103,8 @@ def _switch_on(current: _Enabled) -> None:
         _say_what_stays_unsafe(spoofed=state().machine.spoofed)
     for index in endangered:
         _canary.ensure("aten", index=index, rehearsed=rehearse)
-    for index in sorted({*endangered, *_amd_devices(devices)}):
+    healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
+    for index in sorted({*endangered, *healthy}):
         _canary.ensure_jit(index=index, rehearsed=rehearse)
     if endangered:
         for device in devices:

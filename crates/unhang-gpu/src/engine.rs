@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use thiserror::Error;
 use unhang_conv::Problem;
-use unhang_engine::{EngineName, Unsupported};
+use unhang_engine::{EngineName, Tuned, Unsupported};
 use unhang_isa::Chip;
 
 use crate::cache::{Cache, Key};
@@ -215,6 +215,8 @@ pub struct GpuEngine {
     functions: Mutex<HashMap<Kernel, Function>>,
     prepared: Mutex<PreparedProblems>,
     preferred: Mutex<HashMap<Problem, Choice>>,
+    /// What others measured: followed where nothing was measured here.
+    hinted: Mutex<HashMap<Problem, Choice>>,
     /// The kernel families that may run; `None` for all of them.
     allowed: Mutex<Option<BTreeSet<String>>>,
     most_kernels: usize,
@@ -248,6 +250,7 @@ impl GpuEngine {
             functions: Mutex::default(),
             prepared: Mutex::default(),
             preferred: Mutex::default(),
+            hinted: Mutex::default(),
             allowed: Mutex::default(),
             most_kernels: MOST_KERNELS,
         }
@@ -321,6 +324,18 @@ impl GpuEngine {
         lock(&self.prepared).retain(|(known, _), _| known != problem);
     }
 
+    /// Goes by a measurement of an earlier run, if it is of this device and these kernels; says whether it does. What somebody
+    /// else measured is a hint: it is still measured here where that is asked for, and never makes results less exact.
+    pub fn take_tuning(&self, tuned: &Tuned, imported: bool) -> bool {
+        let Ok(choice) = tuned.choice.parse::<Choice>() else { return false };
+        if !crate::tuning::is_current(tuned, &*self.driver) || (imported && matches!(choice, Choice::HalfGemm { .. })) {
+            return false;
+        }
+        let choices = if imported { &self.hinted } else { &self.preferred };
+        lock(choices).insert(tuned.problem.clone(), choice);
+        true
+    }
+
     /// The choice that would be taken for a problem: the preferred one, else the model's first.
     pub fn choose(&self, problem: &Problem) -> Choice {
         self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.choice)
@@ -354,7 +369,8 @@ impl GpuEngine {
     fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
         let can_compile = self.workshop.can_compile();
         let found = if can_compile { self.candidates_within(problem, limit) } else { Vec::new() };
-        if let Some(choice) = lock(&self.preferred).get(problem).copied().filter(|_| can_compile) {
+        let chosen = lock(&self.preferred).get(problem).copied().or_else(|| lock(&self.hinted).get(problem).copied());
+        if let Some(choice) = chosen.filter(|_| can_compile) {
             let known = found.iter().find(|candidate| candidate.choice == choice).cloned();
             let preferred = known.or_else(|| self.asked_for(problem, choice, limit));
             if let Some(preferred) = preferred.filter(|preferred| self.has_room_for(&preferred.plan)) {

@@ -138,7 +138,7 @@ fn kernels_compile_for_rdna1_without_spills_or_hazards() {
     }
 }
 
-/// RDNA2, 3, 3.5 and 4. Only the first six are decoded and audited; what is known of the others is what the compiler says.
+/// RDNA2, 3, 3.5 and 4. Only the first seven are decoded and audited; what is known of the others is what the compiler says.
 const NEWER_CHIPS: [&str; 16] = [
     "gfx1030", "gfx1031", "gfx1032", "gfx1033", "gfx1034", "gfx1035", "gfx1036", "gfx1100", "gfx1101", "gfx1102",
     "gfx1103", "gfx1150", "gfx1151", "gfx1152", "gfx1200", "gfx1201",

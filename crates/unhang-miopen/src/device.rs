@@ -8,10 +8,9 @@ use std::thread::ThreadId;
 use unhang_conv::{DataType, TensorShape};
 use unhang_engine::Verdict;
 use unhang_evidence::{Source, Store};
-use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings, tuning};
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
@@ -75,11 +74,8 @@ impl Device {
         let engine = GpuEngine::new(Box::new(driver), Settings { shipped_folder: shipped(), ..Settings::default() });
         // What was measured before on this device, by these kernels.
         for tuning in store.map(Store::tunings).unwrap_or_default() {
-            if tuning.source != Source::Rehearsal
-                && tuning::is_current(&tuning.tuned, engine.driver())
-                && let Ok(choice) = tuning.tuned.choice.parse::<Choice>()
-            {
-                engine.prefer(&tuning.tuned.problem, choice);
+            if tuning.source != Source::Rehearsal {
+                engine.take_tuning(&tuning.tuned, tuning.source == Source::Import);
             }
         }
         let place = if machine.gpus.len() < 2 { String::new() } else { format!("@{address}") };
@@ -87,10 +83,10 @@ impl Device {
         Ok(Device { ordinal, affected, spoofed, place, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
     }
 
-    /// Whether the canary of a kernel family passed; on a card that is not affected none is needed.
+    /// Whether the canary of a kernel family passed.
     pub(crate) fn may_run(&self, family: &str) -> bool {
         let works = |it: &CanaryFact| it.part == family && matches!(it.ended, Some((Verdict::Works, _)));
-        !self.affected || self.canaries.get().is_some_and(|all| all.iter().any(works))
+        self.canaries.get().is_some_and(|all| all.iter().any(works))
     }
 
     /// Memory for one stream, kept for the next call. Whoever launches into it holds it until everything is queued: threads that share

@@ -3,13 +3,14 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::c_int;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Record, Source, Store, quarantined, time};
 use unhang_gpu::strided;
-use unhang_hangs::{Subject, Watchdog};
+use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
 
@@ -306,16 +307,12 @@ impl Process {
         subject: impl FnOnce() -> Option<Arc<Subject>>,
         run: impl FnOnce() -> T,
     ) -> T {
-        let begin = |watchdog: &'static Watchdog| {
-            let call = watchdog.begin(&subject()?, self.current_device(), stream_of(real, handle)?)?;
-            Some((watchdog, call))
-        };
-        let call = watch::watchdog(&self.store, &self.fingerprint).and_then(begin);
-        let result = run();
-        if let Some((watchdog, call)) = call {
-            watchdog.end(&call);
-        }
-        result
+        // A fault of the watchdog's is no fault of the call's, and one of the call's ends the watching too.
+        let _watched = catch_unwind(AssertUnwindSafe(|| {
+            let watchdog = watch::watchdog(&self.store, &self.fingerprint)?;
+            watch::Watched::begin(watchdog, &subject()?, self.current_device(), stream_of(real, handle)?)
+        }));
+        run()
     }
 
     fn planned(&self, problem: &Problem, mut situation: Situation) -> Plan {
@@ -341,7 +338,7 @@ impl Process {
         facts.absent.push((EngineName::Aten, "it is torch's, and this is MIOpen's boundary".to_owned()));
         if let Err(error) = device.engine.has_kernels() {
             facts.absent.push((EngineName::Jit, error.to_string()));
-        } else if device.affected && self.settings.plan.strategy != Strategy::CpuFallback {
+        } else if self.settings.plan.strategy != Strategy::CpuFallback {
             let found = device.canaries.get_or_init(|| {
                 let found = canary::ensure(self, device);
                 let passed = found.iter().filter(|it| matches!(it.ended, Some((Verdict::Works, _))));

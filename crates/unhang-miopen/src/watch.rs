@@ -1,16 +1,43 @@
 //! The watchdog at this boundary: a convolution of a program without torch that does not come back is named, kept as evidence, and the
 //! process ended, as in torch. It is on under `unhang run` and where `UNHANG_WATCHDOG=1`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unhang_evidence::Store;
-use unhang_hangs::{Farewell, Runtime, Watchdog, deadlines};
+use unhang_hangs::{Farewell, Runtime, Subject, Watchdog, WatchedCall, deadlines};
 
 use crate::talk::say;
 
 static WATCHDOG: OnceLock<Option<Watchdog>> = OnceLock::new();
+/// The process that started it: its threads are in no child.
+static STARTED_BY: AtomicU32 = AtomicU32::new(0);
+
+/// A call that is watched until this is dropped, however it ends.
+pub(crate) struct Watched {
+    watchdog: &'static Watchdog,
+    call: WatchedCall,
+}
+
+impl Watched {
+    pub(crate) fn begin(
+        watchdog: &'static Watchdog,
+        subject: &Arc<Subject>,
+        device: i32,
+        stream: u64,
+    ) -> Option<Watched> {
+        Some(Watched { watchdog, call: watchdog.begin(subject, device, stream)? })
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.watchdog.end(&self.call)));
+    }
+}
 
 /// The watchdog of this process, started when it is first asked for; none where none is wanted.
 pub(crate) fn watchdog(store: &Arc<Store>, machine: &str) -> Option<&'static Watchdog> {
@@ -28,6 +55,7 @@ fn start(store: Arc<Store>, machine: String) -> Option<Watchdog> {
             // SAFETY: a function without arguments, which stays loaded. The runtime was started before it, and so is taken down after
             // it: nobody may ask it about events then.
             unsafe { libc::atexit(stop) };
+            STARTED_BY.store(std::process::id(), Ordering::Relaxed);
             Some(watchdog)
         }
         Err(error) => {
@@ -38,6 +66,9 @@ fn start(store: Arc<Store>, machine: String) -> Option<Watchdog> {
 }
 
 extern "C" fn stop() {
+    if STARTED_BY.load(Ordering::Relaxed) != std::process::id() {
+        return;
+    }
     if let Some(Some(watchdog)) = WATCHDOG.get() {
         watchdog.stop_within(Duration::from_secs(1));
     }

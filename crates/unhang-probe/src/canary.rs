@@ -30,7 +30,7 @@ pub fn deadline(engine: EngineName) -> Duration {
 }
 
 /// The problems on which kernel families are tried, in all three directions: an ordinary convolution, one with a stride and few
-/// channels, one with a stride and many, a depthwise one, one in f16. On an emulated card, which takes its time, smaller ones.
+/// channels, one with a stride and many, a depthwise one, two in f16. On an emulated card, which takes its time, smaller ones.
 pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
     let keys: &[&str] = if is_emulated {
         &["forward:f32:nchw:1x16x6x6:16x3x3:s1x1:p1x1:d1x1:g1", "forward:f32:nchw:1x4x8x8:4x3x3:s1x1:p1x1:d1x1:g4"]
@@ -41,6 +41,7 @@ pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
             "forward:f32:nchw:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
             "forward:f32:nchw:2x32x28x28:32x3x3:s1x1:p1x1:d1x1:g32",
             "forward:f16:nhwc:2x32x20x20:48x3x3:s1x1:p1x1:d1x1:g1",
+            "forward:f16:nhwc:2x32x20x20:48x3x3:s2x2:p1x1:d1x1:g1",
         ]
     };
     let in_all = |key: &&str| {

@@ -1,13 +1,12 @@
 //! Our GPU kernels on memory that Python names: the driver that torch has loaded, torch's streams, torch's allocations.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_conv::Problem;
 use unhang_evidence::{Source as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
@@ -54,8 +53,6 @@ pub struct PyGpu {
     process: u32,
     /// The card that is played in a rehearsal: its memory is its own, and tensors are copied in and out.
     emulated: Option<Emulated>,
-    /// Problems whose choice is preferred because others measured it: used, and measured anew where that is asked for.
-    hearsay: Mutex<HashSet<Problem>>,
 }
 
 impl PyGpu {
@@ -66,7 +63,7 @@ impl PyGpu {
         }
         let compiler = driver.compiler().version();
         let (engine, process) = (GpuEngine::new(driver, settings), std::process::id());
-        PyGpu { engine, compiler, process, emulated: None, hearsay: Mutex::default() }
+        PyGpu { engine, compiler, process, emulated: None }
     }
 
     /// Handles of a driver mean nothing in a forked child.
@@ -195,7 +192,6 @@ impl PyGpu {
     /// Takes this choice for a problem from now on.
     fn prefer(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
         self.engine.prefer(&problem.problem, parsed(choice)?);
-        self.hearsay.lock().unwrap_or_else(PoisonError::into_inner).remove(&problem.problem);
         Ok(())
     }
 
@@ -205,32 +201,15 @@ impl PyGpu {
         let store = store.shared();
         py.detach(|| {
             let tunings = store.tunings();
-            let ours = |it: &&Tuning| {
-                (it.source == Seen::Rehearsal) == self.emulated.is_some()
-                    && tuning::is_current(&it.tuned, self.engine.driver())
-            };
-            let mut hearsay = self.hearsay.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut taken = 0;
-            for tuning in tunings.iter().filter(ours) {
-                let Ok(choice) = tuning.tuned.choice.parse::<Choice>() else { continue };
-                // Less exact products are for whoever asked for them here.
-                if tuning.source == Seen::Import && matches!(choice, Choice::HalfGemm { .. }) {
-                    continue;
-                }
-                self.engine.prefer(&tuning.tuned.problem, choice);
-                if tuning.source == Seen::Import {
-                    hearsay.insert(tuning.tuned.problem.clone());
-                }
-                taken += 1;
-            }
-            taken
+            let ours = |it: &&Tuning| (it.source == Seen::Rehearsal) == self.emulated.is_some();
+            let take = |it: &&Tuning| self.engine.take_tuning(&it.tuned, it.source == Seen::Import);
+            tunings.iter().filter(ours).filter(take).count()
         })
     }
 
     /// Whether a choice is preferred for a problem that was measured here, before or now.
     fn is_tuned(&self, problem: &PyProblem) -> bool {
-        let hearsay = self.hearsay.lock().unwrap_or_else(PoisonError::into_inner);
-        self.engine.is_preferred(&problem.problem) && !hearsay.contains(&problem.problem)
+        self.engine.is_preferred(&problem.problem)
     }
 
     /// The candidates that are worth measuring within so many bytes of workspace, the model's choice first: its `first`

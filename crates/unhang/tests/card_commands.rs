@@ -38,7 +38,7 @@ impl Home {
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("XDG_") || name.starts_with("HSA_")) {
             command.env_remove(name);
         }
-        command.env("HOME", self.0.path()).output().unwrap()
+        command.env("HOME", self.0.path()).env("UNHANG_HOME", self.0.path().join("home")).output().unwrap()
     }
 
     fn json(&self, words: &[&str]) -> Value {

@@ -70,7 +70,7 @@ struct List {
     #[arg(long, conflicts_with_all = ["shipped", "arch", "reported_as"])]
     predict: bool,
     /// Predict that many of the ways to compute each layer, in the order of the model by which kernels are chosen.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "layers")]
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires_all = ["layers", "predict"])]
     candidates: usize,
     /// Predict the layers in half precision with products in pairs, which are less exact and never taken unasked.
     #[arg(long, requires = "predict")]

@@ -78,7 +78,7 @@ fn predict_stage(
         .map(u64::to_le_bytes)
         .collect();
     let shape = stage.shape.bytes();
-    let given: Vec<&[u8]> = pointers.iter().map(|pointer| &pointer[..]).chain([&shape[..]]).collect();
+    let given: Vec<&[u8]> = pointers.iter().map(|pointer| &pointer[..]).chain([shape]).collect();
     let arguments = pack_arguments(machine, object, stage.kernel.entry, &given)?;
     let dispatch = Dispatch {
         kernel: stage.kernel.entry,

@@ -18,6 +18,9 @@ use crate::describe::View;
 use crate::host::Numbers;
 use crate::{lookup, verify};
 
+/// A stream, and the thread whose it is where each thread has its own of that name.
+type Lane = (u64, Option<ThreadId>);
+
 /// One card.
 pub(crate) struct Device {
     pub(crate) ordinal: i32,
@@ -30,7 +33,7 @@ pub(crate) struct Device {
     pub(crate) engine: GpuEngine,
     /// What its canaries found, once for the process.
     pub(crate) canaries: OnceLock<Vec<CanaryFact>>,
-    scratch: Mutex<HashMap<(u64, Option<ThreadId>), Arc<Mutex<Scratch>>>>,
+    scratch: Mutex<HashMap<Lane, Arc<Mutex<Scratch>>>>,
 }
 
 /// HIP's name for a stream of each thread's own: the same number everywhere, and different streams.

@@ -22,7 +22,7 @@ impl Cache {
     pub fn touch(&mut self, line: u64, writes: bool) -> (bool, bool) {
         // Neighbouring lines of several streams should not all fall into one set.
         let count = self.sets.len() as u64;
-        let set = &mut self.sets[((line ^ line / count ^ line / (count * count)) % count) as usize];
+        let set = &mut self.sets[((line ^ (line / count) ^ (line / (count * count))) % count) as usize];
         if let Some(place) = set.iter().position(|&(kept, _)| kept == line) {
             let (_, dirty) = set.remove(place);
             set.push((line, dirty || writes));

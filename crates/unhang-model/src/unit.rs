@@ -365,9 +365,9 @@ impl<'a> ComputeUnit<'a> {
 
     /// Lets waves go on whose workgroup has all arrived at a barrier; those that have ended hold nobody up.
     fn release(&mut self, left: &[usize]) {
-        for slot in 0..left.len() {
+        for (slot, &left) in left.iter().enumerate() {
             let arrived = self.waves.iter().filter(|wave| wave.slot == slot && wave.at_barrier).count();
-            if arrived == 0 || arrived < left[slot] {
+            if arrived == 0 || arrived < left {
                 continue;
             }
             for index in 0..self.waves.len() {

@@ -412,6 +412,25 @@ def test_a_locked_store_stalls_no_plan(own_home: Path, affected_machine: Path) -
             holder.close()
 
 
+def test_a_new_plan_asks_the_store_nothing(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    asked: list[str] = []
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            return getattr(store, name)
+
+    with unhang.enabled(rehearse=True):
+        F.conv2d(torch.randn(1, 2, 7, 7), torch.randn(2, 2, 3, 3))
+        store = _state.state().store
+        monkeypatch.setattr(_state.state(), "store", Watched())
+        for size in range(8, 14):
+            F.conv2d(torch.randn(1, 2, size, size), torch.randn(2, 2, 3, 3))
+        monkeypatch.undo()
+    assert not {"canary", "canaries", "records"} & set(asked), asked
+
+
 def test_an_enable_that_fails_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
     flags, before = torch.backends.cudnn, torch.backends.cudnn.enabled
     _canary._known_here["aten (rehearsed)"] = ("works", "made up")

@@ -30,15 +30,16 @@ impl Home {
     }
 
     /// Runs this program on the card.
-    fn on_the_card(&self, options: &[&str], words: &[&str]) -> Output {
+    fn on_the_card(&self, variables: &[(&str, &str)], words: &[&str]) -> Output {
         let program = env!("CARGO_BIN_EXE_unhang");
         let mut command = Command::new("timeout");
-        command.args(["-k", "5", "240", program, "card", "run", "--card", "rx5600xt"]).args(options).arg("--");
+        command.args(["-k", "5", "240", program, "card", "run", "--card", "rx5600xt", "--"]);
         command.arg(program).args(words).env("UNHANG_CARD_LIBRARY", library("libunhang_card.so"));
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("XDG_") || name.starts_with("HSA_")) {
             command.env_remove(name);
         }
-        command.env("HOME", self.0.path()).env("UNHANG_HOME", self.0.path().join("home")).output().unwrap()
+        command.env("HOME", self.0.path()).env("UNHANG_HOME", self.0.path().join("home"));
+        command.envs(variables.iter().copied()).output().unwrap()
     }
 
     fn json(&self, words: &[&str]) -> Value {
@@ -93,6 +94,18 @@ fn the_probe_tries_kernels_that_were_warmed_without_torch_and_times_them() {
         assert!((1e-5..100.0).contains(&seconds), "{record}");
     }
     assert_eq!(objects(), warmed, "nothing had to be compiled");
+}
+
+#[test]
+fn a_probe_whose_every_attempt_is_an_error_does_not_say_that_all_is_well() {
+    let Some(home) = Home::new() else { return };
+    let layers = home.layers();
+    let words = ["probe", "--layers", &layers, "--engines", "jit", "--python", "/bin/false", "--json"];
+    // Neither a compiler nor kernels that came with a package.
+    let ran = home.on_the_card(&[("UNHANG_COMPILE", "0")], &words);
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert_eq!(report["summary"]["error"], 3, "{report}");
+    assert_eq!(ran.status.code(), Some(3), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 #[test]

@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn kernels_are_tried_in_every_direction() {
-        assert_eq!(kernel_problems(false).len(), 15);
+        assert_eq!(kernel_problems(false).len(), 18);
         assert_eq!(kernel_problems(true).len(), 6);
     }
 

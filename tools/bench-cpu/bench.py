@@ -86,7 +86,8 @@ def run_setting(arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 mine = ours()
                 for name, call in calls.items():
                     error = ((mine - call()).abs().max() / mine.abs().max()).item()
-                    if not error < 3e-5:
+                    # torch's own sums over a million pixels are off by 3e-5, ours by 1e-6 (against double precision).
+                    if not error < 1e-4:
                         sys.exit(f"{layer.key(direction, layout)}: ours differs from {name}'s by {error:.1e}")
                 peak = engine.unhang_peak(3)
                 times = measure([ours, *calls.values()], arguments.rounds, arguments.at_least, clock)

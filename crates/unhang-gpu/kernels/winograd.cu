@@ -60,15 +60,6 @@ DEVICE Corner find_corner(int tile, const WinogradShape& s) {
 // Where a line of a tile lies.
 #define LINE_H(s, corner, i) ((corner).top + (i) * (s).by_dilation_h.value)
 #define LINE_W(s, corner, j) ((corner).left + (j) * (s).by_dilation_w.value)
-// Where an image's channel begins, and from one column to the next.
-DEVICE unsigned plane_begin(const WinogradShape& s, int n, int channel) {
-#if CHANNELS_LAST
-    return (unsigned)n * (unsigned)(s.height * s.width) * (unsigned)s.channels + (unsigned)channel;
-#else
-    return (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
-#endif
-}
-#define COLUMN_STEP(s) (CHANNELS_LAST ? (unsigned)(s).channels : 1u)
 
 // The input's transform of one line of six, in place.
 DEVICE void transform_six(float& a, float& b, float& c, float& d, float& e, float& f) {

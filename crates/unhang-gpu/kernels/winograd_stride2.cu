@@ -61,16 +61,6 @@ struct Places {
     static METHOD int phase_slot(int j, int phase_h, int phase_w) { return phase_h * (j == 4 ? 1 : 2) + phase_w; }
 };
 
-// Where an image's channel begins, and from one column to the next.
-DEVICE unsigned plane_begin(const Stride2Shape& s, int n, int channel) {
-#if CHANNELS_LAST
-    return (unsigned)n * (unsigned)(s.height * s.width) * (unsigned)s.channels + (unsigned)channel;
-#else
-    return (unsigned)(n * s.channels + channel) * (unsigned)(s.height * s.width);
-#endif
-}
-#define COLUMN_STEP(s) (CHANNELS_LAST ? (unsigned)(s).channels : 1u)
-
 template <int H, int W>
 DEVICE void read_square(const Storage* source, const Stride2Shape& s, const Lane& lane, int top, int left, int step_h, float (&v)[H][W]) {
     const unsigned plane = plane_begin(s, lane.n, lane.channel);

@@ -35,6 +35,7 @@ pub enum Source {
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
 const TILE: &str = include_str!("../kernels/tile.cuh");
+const IMAGES: &str = include_str!("../kernels/images.cuh");
 const LINES: &str = include_str!("../kernels/lines.cuh");
 const NUMBERS: &str = include_str!("../kernels/numbers.cuh");
 const PHASES: &str = include_str!("../kernels/phases.cuh");
@@ -92,8 +93,8 @@ impl Source {
             Source::Weights => (&[TILE, NUMBERS], include_str!("../kernels/weights.cu")),
             Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
             Source::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
-            Source::Winograd => (&[], include_str!("../kernels/winograd.cu")),
-            Source::WinogradStride2 => (&[], include_str!("../kernels/winograd_stride2.cu")),
+            Source::Winograd => (&[IMAGES], include_str!("../kernels/winograd.cu")),
+            Source::WinogradStride2 => (&[IMAGES], include_str!("../kernels/winograd_stride2.cu")),
             Source::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             Source::Support => (&[], include_str!("../kernels/support.cu")),
             Source::Strided => (&[], include_str!("../kernels/strided.cu")),

@@ -95,6 +95,22 @@ pub(crate) struct GemmPart {
     pub steps_per_split: i32,
 }
 
+impl GemmPart {
+    /// Winograd's products: a batch of 1×1 convolutions with a packed filter, each sum in one part.
+    pub(super) fn of_products(products: &Geometry, tile: Tile) -> GemmPart {
+        GemmPart {
+            tile,
+            packed: true,
+            flat: false,
+            planes: false,
+            skip_empty: false,
+            half: false,
+            splits: 1,
+            steps_per_split: gemm_steps(products, tile, false) as i32,
+        }
+    }
+}
+
 pub(super) fn tile_constants(tile: Tile, pad_a: bool, pad_b: bool) -> Vec<(&'static str, i64)> {
     vec![
         ("BM", tile.rows as i64),

@@ -158,16 +158,7 @@ fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<Plan, String> {
         by_lane: Divisor::new(filter_lanes),
     };
     let filter_threads = filter_lanes * if forward { channels } else { out_channels };
-    let part = GemmPart {
-        tile,
-        packed: true,
-        flat: false,
-        planes: false,
-        skip_empty: false,
-        half: false,
-        splits: 1,
-        steps_per_split: gemm_steps(&products, tile, false) as i32,
-    };
+    let part = GemmPart::of_products(&products, tile);
     let multiply = gemm(&products, &part, [filter, source, Pointer::Null, sums])?;
     let transform = |entry, phases, channels: usize, size, begin| {
         let shape = launches.shape(channels, size, begin);

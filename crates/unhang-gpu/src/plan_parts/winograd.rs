@@ -240,20 +240,10 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         true => p.padding()[axis],
         false => p.dilation()[axis] * (filter_size - 1) - p.padding()[axis],
     });
-    let part = GemmPart {
-        tile,
-        packed: true,
-        flat: false,
-        planes: false,
-        skip_empty: false,
-        half: false,
-        splits: 1,
-        steps_per_split: gemm_steps(&products, tile, false) as i32,
-    };
     let stages = vec![
         stage("winograd_filter", padded_rows * padded_reduced, vec![geometry.second, filter], filter_shape.into()),
         stage("winograd_input", reduced * padded, vec![geometry.first, source], shape(reduced, source_size, pad)),
-        gemm(&products, &part, [filter, source, Pointer::Null, sums])?,
+        gemm(&products, &GemmPart::of_products(&products, tile), [filter, source, Pointer::Null, sums])?,
         stage(
             "winograd_output",
             rows * padded,

@@ -279,9 +279,10 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
         }
         exchange::read(opened).with_context(refused)?
     };
-    let not_taken = || not_done(store, "nothing was taken");
-    let count = store.record_all(records).ok_or_else(not_taken)?;
-    let fastest = store.import_tunings(tunings).ok_or_else(not_taken)?;
+    let count = store.record_all(records).ok_or_else(|| not_done(store, "nothing was taken"))?;
+    let fastest = store
+        .import_tunings(tunings)
+        .ok_or_else(|| not_done(store, &format!("{count} records were taken, and the tunings were not")))?;
     let text = format!(
         "took {count} records, as suspicion: they make no engine proven here; and {fastest} tunings, for convolutions that were \
          not measured here"

@@ -11,7 +11,6 @@ import random
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from unhang import _core
 from unhang._engines import DATA_TYPES, Geometry, run_on_cpu
@@ -21,7 +20,7 @@ Tensor = torch.Tensor
 _CHANNELS = 4
 _PLACES = 8
 # More pixels than this are compared in one channel only.
-_MANY_PIXELS = 1 << 20
+_MANY_PIXELS = 1 << 18
 
 
 class Finding(NamedTuple):
@@ -88,25 +87,23 @@ def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(places))
 
 
-def _cut(
-    tensor: Tensor, image: int, channels: tuple[int, int], rows: tuple[int, int], columns: tuple[int, int]
+def _gather(
+    tensor: Tensor, channels: tuple[int, int], starts: list[tuple[int, int, int]], lengths: list[int]
 ) -> Tensor:
-    """A window of one image on the CPU; what lies outside of the image is zero."""
+    """Windows of some channels on the CPU, one for each image, row and column where one starts.
+
+    What lies outside of the image is zero. One launch and one copy for all of them: each copy waits for the device.
+    """
+    image, row, column = torch.tensor(starts).unbind(1)
+    rows = row[:, None] + torch.arange(lengths[0])
+    columns = column[:, None] + torch.arange(lengths[1])
     height, width = tensor.shape[2:]
-    inside = tensor[
-        image : image + 1,
-        channels[0] : channels[1],
-        max(rows[0], 0) : max(min(rows[1], height), 0),
-        max(columns[0], 0) : max(min(columns[1], width), 0),
-    ].to("cpu")
-    margins = (
-        max(-columns[0], 0), max(columns[1] - max(width, columns[0]), 0),
-        max(-rows[0], 0), max(rows[1] - max(height, rows[0]), 0),
-    )  # fmt: skip
-    window = F.pad(inside, margins)
-    missing = (columns[1] - columns[0] - window.shape[3], rows[1] - rows[0] - window.shape[2])
-    # A window that lies outside altogether.
-    return F.pad(window, (0, missing[0], 0, missing[1])) if any(missing) else window
+    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
+    indices = torch.cat([image[:, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)], 1).to(tensor.device)
+    image, rows, columns = indices.split([1, *lengths], 1)
+    pixels = tensor[:, channels[0] : channels[1]].permute(0, 2, 3, 1)
+    windows = pixels[image[:, :, None], rows[:, :, None], columns[:, None, :]].to("cpu").permute(0, 3, 1, 2)
+    return windows.masked_fill(~inside, 0)
 
 
 def _pixels(
@@ -120,34 +117,31 @@ def _pixels(
     seen = [r // s + 1 for r, s in zip(reach, stride)]
     group_rows = result.shape[1] // groups
     group_channels = first.shape[1] // groups
+    places = _places(result.shape[0], *result.shape[2:])
+    starts, inside = [], []
+    for image, *place in places:
+        if forward:
+            start = [at * s - p for at, s, p in zip(place, stride, padding)]
+            inside.append((0, 0))
+        else:
+            start = [(at + p) // s - n + 1 for at, s, p, n in zip(place, stride, padding, seen)]
+            row, column = (at - (begin * s - p) for at, begin, s, p in zip(place, start, stride, padding))
+            inside.append((row, column))
+        starts.append((image, start[0], start[1]))
+    lengths = [reach[0] + 1, reach[1] + 1] if forward else seen
     samples = []
     for group in sorted({0, groups - 1}):
+        windows = _gather(first, (group * group_channels, (group + 1) * group_channels), starts, lengths)
         for begin, end in _ends(group_rows):
-            windows, inside, values = [], [], []
-            for image, row, column in _places(result.shape[0], *result.shape[2:]):
-                if forward:
-                    starts = [row * stride[0] - padding[0], column * stride[1] - padding[1]]
-                    lengths = [reach[0] + 1, reach[1] + 1]
-                    inside.append((0, 0))
-                else:
-                    lasts = [(row + padding[0]) // stride[0], (column + padding[1]) // stride[1]]
-                    starts = [last - n + 1 for last, n in zip(lasts, seen)]
-                    lengths = seen
-                    inside.append(
-                        (row - (starts[0] * stride[0] - padding[0]), column - (starts[1] * stride[1] - padding[1]))
-                    )
-                spans = [(start, start + length) for start, length in zip(starts, lengths)]
-                channels = (group * group_channels, (group + 1) * group_channels)
-                windows.append(_cut(first, image, channels, spans[0], spans[1]))
-                rows = slice(group * group_rows + begin, group * group_rows + end)
-                values.append(result[image, rows, row, column])
+            rows = slice(group * group_rows + begin, group * group_rows + end)
+            values = _gather(result, (rows.start, rows.stop), places, [1, 1])[:, :, 0, 0]
             if forward:
-                filters = weight[group * group_rows + begin : group * group_rows + end]
+                filters = weight[rows]
             else:
                 filters = weight[group * group_channels : (group + 1) * group_channels, begin:end]
-            spread = bias[group * group_rows + begin : group * group_rows + end].to("cpu") if bias is not None else None
-            want, magnitude = _small(direction, torch.cat(windows), filters.to("cpu"), spread, stride, dilation, inside)
-            samples.append(_Sample(torch.stack(values).to("cpu"), want, magnitude))
+            spread = bias[rows].to("cpu") if bias is not None else None
+            want, magnitude = _small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside)
+            samples.append(_Sample(values, want, magnitude))
     return samples
 
 

@@ -16,8 +16,8 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_gpu::choice::{Choice, candidates};
 use unhang_gpu::driver::{Driver, Hip, HipChip};
-use unhang_gpu::model::Device;
-use unhang_gpu::{DevicePointers, GpuEngine, Settings};
+use unhang_gpu::model::DeviceModel;
+use unhang_gpu::{DevicePointers, GpuEngine, GpuSettings};
 use unhang_suite::check;
 
 /// Names the reported architecture in the child, and its folder for compiled kernels.
@@ -138,7 +138,7 @@ fn trials() -> Vec<(Problem, Choice)> {
         for direction in Direction::ALL {
             for (data_type, layout) in [(DataType::F32, Layout::Nchw), (DataType::F16, Layout::Nhwc)] {
                 let problem = Problem::new(Specification { direction, data_type, layout, ..specification }).unwrap();
-                let all = candidates(&problem, &Device::rx_5600_xt(), 1 << 24);
+                let all = candidates(&problem, &DeviceModel::rx_5600_xt(), 1 << 24);
                 trials.extend(all.into_iter().map(|candidate| (problem.clone(), candidate.choice)));
             }
         }
@@ -168,7 +168,7 @@ fn the_engine_computes_in_this_process() {
     let memory = Memory { library: unsafe { Library::new("libamdhip64.so.5") }.unwrap() };
     let cache_folder = std::env::var_os(CACHE).map(Into::into);
     let settings =
-        Settings { workspace_limit: Some(1 << 24), cache_folder, cache_limit: 1 << 30, shipped_folder: None };
+        GpuSettings { workspace_limit: Some(1 << 24), cache_folder, cache_limit: 1 << 30, shipped_folder: None };
     let engine = HipEngine { gpu: GpuEngine::new(Box::new(driver), settings), memory, choice: Mutex::default() };
     let mut families = BTreeSet::new();
     for (turn, (problem, choice)) in trials().into_iter().enumerate() {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 
-use crate::record::{Filter, Record, Source};
+use crate::record::{Filter, Record, RecordSource};
 use crate::store::Store;
 use crate::time;
 
@@ -110,7 +110,7 @@ impl Evidence {
         if realm == Realm::Real {
             // What others saw is suspicion wherever they saw it: it costs a probe at most, and their fingerprints
             // differ by as little as a kernel version.
-            let imported = store.records_in_order(&Filter { source: Some(Source::Import), ..Filter::default() });
+            let imported = store.records_in_order(&Filter { source: Some(RecordSource::Import), ..Filter::default() });
             records.extend(imported.into_iter().filter(|(_, record)| record.machine != machine));
         }
         for (place, _, intent) in store.unresolved_in_order(machine) {
@@ -154,8 +154,8 @@ impl Evidence {
     /// Adds what was seen; tells whether it changed a judgement. A record of another world, or a fact of another
     /// machine, is not taken.
     pub fn learn(&mut self, record: Record) -> bool {
-        let realm = if record.source == Source::Rehearsal { Realm::Rehearsal } else { Realm::Real };
-        if realm != self.realm || (record.source != Source::Import && record.machine != self.machine) {
+        let realm = if record.source == RecordSource::Rehearsal { Realm::Rehearsal } else { Realm::Real };
+        if realm != self.realm || (record.source != RecordSource::Import && record.machine != self.machine) {
             return false;
         }
         let before = self.about(&record.problem, record.engine, &record.variant);
@@ -194,8 +194,8 @@ impl Evidence {
         let mut claims = Vec::new();
         for record in records.iter().filter(|record| record.engine == engine && record.variant == variant) {
             match record.source {
-                Source::Probe | Source::Run | Source::Rehearsal => facts.push(record),
-                Source::Rule | Source::Import => claims.push(record),
+                RecordSource::Probe | RecordSource::Run | RecordSource::Rehearsal => facts.push(record),
+                RecordSource::Rule | RecordSource::Import => claims.push(record),
             }
         }
         let mut decided: Option<&Record> = None;
@@ -204,7 +204,7 @@ impl Evidence {
         for record in facts {
             let stands = decided.is_some_and(|known| {
                 matches!(known.verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong)
-                    && record.source == Source::Run
+                    && record.source == RecordSource::Run
                     && record.verdict.is_good()
             });
             if !stands {
@@ -245,7 +245,7 @@ mod tests {
         "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap()
     }
 
-    fn record(source: Source, verdict: Verdict, unix_seconds: i64) -> Record {
+    fn record(source: RecordSource, verdict: Verdict, unix_seconds: i64) -> Record {
         Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, source) }
     }
 
@@ -263,7 +263,7 @@ mod tests {
 
     #[test]
     fn judgement() {
-        use Source::{Import, Probe, Rule, Run};
+        use RecordSource::{Import, Probe, Rule, Run};
         use Standing::{Fact, Suspicion};
         use Verdict::{Error, Hangs, Works};
         check(&[], None);
@@ -283,24 +283,24 @@ mod tests {
     #[test]
     fn a_rehearsal_never_mixes_with_the_real() {
         let mut evidence = Evidence::empty("here");
-        assert!(!evidence.learn(record(Source::Rehearsal, Verdict::Hangs, 1)));
+        assert!(!evidence.learn(record(RecordSource::Rehearsal, Verdict::Hangs, 1)));
         assert!(evidence.about(&problem(), EngineName::Miopen, "").is_none());
         evidence.realm = Realm::Rehearsal;
-        assert!(!evidence.learn(record(Source::Probe, Verdict::Works, 1)));
-        assert!(evidence.learn(record(Source::Rehearsal, Verdict::Hangs, 1)));
+        assert!(!evidence.learn(record(RecordSource::Probe, Verdict::Works, 1)));
+        assert!(evidence.learn(record(RecordSource::Rehearsal, Verdict::Hangs, 1)));
     }
 
     #[test]
     fn facts_of_other_machines_are_not_facts_here() {
         let mut evidence = Evidence::empty("here");
-        assert!(!evidence.learn(Record { machine: "there".into(), ..record(Source::Probe, Verdict::Hangs, 1) }));
-        assert!(evidence.learn(Record { machine: "there".into(), ..record(Source::Import, Verdict::Hangs, 1) }));
+        assert!(!evidence.learn(Record { machine: "there".into(), ..record(RecordSource::Probe, Verdict::Hangs, 1) }));
+        assert!(evidence.learn(Record { machine: "there".into(), ..record(RecordSource::Import, Verdict::Hangs, 1) }));
     }
 
     #[test]
     fn a_variant_says_nothing_of_another() {
         let mut evidence = Evidence::empty("here");
-        evidence.learn(record(Source::Probe, Verdict::Works, 1).with_variant("implicit-gemm"));
+        evidence.learn(record(RecordSource::Probe, Verdict::Works, 1).with_variant("implicit-gemm"));
         assert!(evidence.about(&problem(), EngineName::Miopen, "").is_none());
         assert!(evidence.about(&problem(), EngineName::Miopen, "implicit-gemm").unwrap().is_proof());
     }
@@ -309,14 +309,14 @@ mod tests {
     fn a_run_without_a_time_keeps_what_a_probe_measured() {
         let mut evidence = Evidence::empty("here");
         let seconds = |evidence: &Evidence| evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds;
-        evidence.learn(record(Source::Probe, Verdict::Works, 1).with_seconds(0.5));
-        evidence.learn(record(Source::Run, Verdict::Works, 2));
+        evidence.learn(record(RecordSource::Probe, Verdict::Works, 1).with_seconds(0.5));
+        evidence.learn(record(RecordSource::Run, Verdict::Works, 2));
         assert_eq!(seconds(&evidence), Some(0.5));
-        evidence.learn(record(Source::Run, Verdict::Error, 3));
+        evidence.learn(record(RecordSource::Run, Verdict::Error, 3));
         assert_eq!(seconds(&evidence), None, "what fails has no time");
-        evidence.learn(record(Source::Run, Verdict::Works, 4));
+        evidence.learn(record(RecordSource::Run, Verdict::Works, 4));
         assert_eq!(seconds(&evidence), None, "and what works again was not measured since");
-        evidence.learn(record(Source::Import, Verdict::Works, 5).with_seconds(0.1));
+        evidence.learn(record(RecordSource::Import, Verdict::Works, 5).with_seconds(0.1));
         assert_eq!(seconds(&evidence), None, "others' times are not ours");
     }
 
@@ -324,10 +324,10 @@ mod tests {
     fn the_generation_moves_with_judgements_only() {
         let mut evidence = Evidence::empty("here");
         let start = evidence.generation();
-        assert!(evidence.learn(record(Source::Run, Verdict::Works, 1).with_seconds(0.5)));
+        assert!(evidence.learn(record(RecordSource::Run, Verdict::Works, 1).with_seconds(0.5)));
         let learnt = evidence.generation();
         assert_ne!(start, learnt);
-        assert!(!evidence.learn(record(Source::Run, Verdict::Works, 2)), "nothing new, and the time is kept");
+        assert!(!evidence.learn(record(RecordSource::Run, Verdict::Works, 2)), "nothing new, and the time is kept");
         assert_eq!(evidence.generation(), learnt);
         assert_eq!(evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds, Some(0.5));
     }

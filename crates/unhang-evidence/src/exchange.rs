@@ -20,7 +20,7 @@ use thiserror::Error;
 use unhang_conv::Problem;
 use unhang_engine::Tuned;
 
-use crate::record::{Record, Source, Tuning};
+use crate::record::{Record, RecordSource, Tuning};
 use crate::time;
 
 mod private;
@@ -151,7 +151,7 @@ pub fn write(
 
 /// A record as a line that [`read`] would take, or none.
 fn line(record: &Record, private: &Private) -> Option<Line> {
-    if !matches!(record.source, Source::Probe | Source::Run) {
+    if !matches!(record.source, RecordSource::Probe | RecordSource::Run) {
         return None;
     }
     let detail: String = sanitise(&record.detail, private).chars().take(MAX_DETAIL).collect();
@@ -267,7 +267,7 @@ pub enum ImportError {
 }
 
 /// Reads a file of somebody else's findings: all of it, or why nothing of it is taken. What comes out has the source
-/// [`Source::Import`] and printable text only.
+/// [`RecordSource::Import`] and printable text only.
 pub fn read(input: impl Read) -> Result<Imported, ImportError> {
     // One byte more than is taken tells "exactly the limit" from "cut at the limit".
     let mut reader = BufReader::new(input.take(MAX_BYTES + 1));
@@ -319,7 +319,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
             if !tuned.insert((line.device, line.problem)) {
                 return Err(refusal(number, "it says again what an earlier line says".to_owned()));
             }
-            tunings.push(Tuning { source: Source::Import, ..tuning });
+            tunings.push(Tuning { source: RecordSource::Import, ..tuning });
             continue;
         }
         let line: Line = serde_json::from_str(&text).map_err(|error| refusal(number, error.to_string()))?;
@@ -330,7 +330,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
         if !seen.insert(about) {
             return Err(refusal(number, "it says again what an earlier line says".to_owned()));
         }
-        records.push(Record { source: Source::Import, ..record });
+        records.push(Record { source: RecordSource::Import, ..record });
     }
     let found = (records.len() + tunings.len()) as u64;
     if found != announced {
@@ -391,9 +391,9 @@ fn check_problem(key: &str) -> Result<Problem, String> {
     }
 }
 
-fn check_source(name: &str) -> Result<Source, String> {
-    let source: Source = name.parse().map_err(|error| format!("{error}"))?;
-    if matches!(source, Source::Probe | Source::Run) {
+fn check_source(name: &str) -> Result<RecordSource, String> {
+    let source: RecordSource = name.parse().map_err(|error| format!("{error}"))?;
+    if matches!(source, RecordSource::Probe | RecordSource::Run) {
         return Ok(source);
     }
     Err(format!("its source is {source}: only what was seen by a probe or in a run is taken"))

@@ -27,5 +27,5 @@ pub mod time;
 pub use evidence::{Evidence, Finding, Realm, Standing};
 pub use home::home;
 pub use quarantine::{Quarantined, quarantined};
-pub use record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
+pub use record::{Canary, Filter, Intent, IntentId, Record, RecordSource, Seen, Tuning};
 pub use store::Store;

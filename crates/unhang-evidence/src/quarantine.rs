@@ -3,7 +3,7 @@
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 
-use crate::{Evidence, Record, Source};
+use crate::{Evidence, Record, RecordSource};
 
 /// Something that hung.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub fn quarantined(text: &str) -> Vec<Quarantined> {
 impl Evidence {
     /// Learns that these hung earlier in this run, even where no store could keep it. What is known not to work stays as it is: the
     /// first to see it says more.
-    pub fn quarantine(&mut self, hung: &[Quarantined], machine: &str, source: Source) {
+    pub fn quarantine(&mut self, hung: &[Quarantined], machine: &str, source: RecordSource) {
         for Quarantined { engine, variant, problem } in hung {
             if !self.about(problem, *engine, variant).is_some_and(|known| known.is_refutation()) {
                 let record = Record::new(problem.clone(), *engine, machine, Verdict::Hangs, source);
@@ -50,14 +50,14 @@ mod tests {
     fn what_is_known_not_to_work_stays_as_it_was_seen() {
         let problem: Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
         let mut evidence = Evidence::load(&Store::none(), "here");
-        let wrong = Record::new(problem.clone(), EngineName::Jit, "here", Verdict::Wrong, Source::Run);
+        let wrong = Record::new(problem.clone(), EngineName::Jit, "here", Verdict::Wrong, RecordSource::Run);
         evidence.learn(wrong.with_detail("off by one"));
         let hung = [EngineName::Jit, EngineName::Miopen].map(|engine| Quarantined {
             engine,
             variant: String::new(),
             problem: problem.clone(),
         });
-        evidence.quarantine(&hung, "here", Source::Run);
+        evidence.quarantine(&hung, "here", RecordSource::Run);
         let known = |engine| evidence.about(&problem, engine, "").unwrap();
         assert_eq!(known(EngineName::Jit).record.detail, "off by one");
         assert!(known(EngineName::Miopen).is_refutation());

@@ -38,13 +38,13 @@ impl Notices {
 /// Work that waits for the store's thread.
 #[derive(Default)]
 pub(crate) struct Queue {
-    state: Mutex<State>,
+    state: Mutex<Backlog>,
     work_came: Condvar,
     work_done: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Backlog {
     waiting: VecDeque<Work>,
     /// The thread has taken work out and is not done with it.
     busy: bool,
@@ -52,7 +52,7 @@ struct State {
 }
 
 impl Queue {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Backlog> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

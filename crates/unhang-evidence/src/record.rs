@@ -8,7 +8,7 @@ use unhang_engine::{EngineName, Tuned, Verdict};
 
 /// Where a record comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
+pub enum RecordSource {
     /// It was tried in a supervised child.
     Probe,
     /// It was seen in a user's run.
@@ -21,33 +21,34 @@ pub enum Source {
     Rehearsal,
 }
 
-impl Source {
+impl RecordSource {
     /// Every source.
-    pub const ALL: [Source; 5] = [Source::Probe, Source::Run, Source::Rule, Source::Import, Source::Rehearsal];
+    pub const ALL: [RecordSource; 5] =
+        [RecordSource::Probe, RecordSource::Run, RecordSource::Rule, RecordSource::Import, RecordSource::Rehearsal];
 
     /// The name in text.
     pub const fn name(self) -> &'static str {
         match self {
-            Source::Probe => "probe",
-            Source::Run => "run",
-            Source::Rule => "rule",
-            Source::Import => "import",
-            Source::Rehearsal => "rehearsal",
+            RecordSource::Probe => "probe",
+            RecordSource::Run => "run",
+            RecordSource::Rule => "rule",
+            RecordSource::Import => "import",
+            RecordSource::Rehearsal => "rehearsal",
         }
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for RecordSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-impl FromStr for Source {
+impl FromStr for RecordSource {
     type Err = UnknownName;
 
     fn from_str(text: &str) -> Result<Self, UnknownName> {
-        Source::ALL.into_iter().find(|source| source.name() == text).ok_or_else(|| UnknownName {
+        RecordSource::ALL.into_iter().find(|source| source.name() == text).ok_or_else(|| UnknownName {
             what: "source",
             found: text.chars().take(80).collect(),
             expected: "probe, run, rule, import, rehearsal",
@@ -75,14 +76,14 @@ pub struct Record {
     /// What else was seen, in words: the signal, the error's text, where it hung.
     pub detail: String,
     /// Where it comes from.
-    pub source: Source,
+    pub source: RecordSource,
     /// When, in seconds since 1970.
     pub unix_seconds: i64,
 }
 
 impl Record {
     /// A record of now, with no times and no detail.
-    pub fn new(problem: Problem, engine: EngineName, machine: &str, verdict: Verdict, source: Source) -> Record {
+    pub fn new(problem: Problem, engine: EngineName, machine: &str, verdict: Verdict, source: RecordSource) -> Record {
         Record {
             problem,
             engine,
@@ -128,7 +129,7 @@ pub struct Intent {
     /// The fingerprint of the machine.
     pub machine: String,
     /// Who tries: a probe, a run or a rehearsal.
-    pub source: Source,
+    pub source: RecordSource,
     /// When, in seconds since 1970.
     pub unix_seconds: i64,
 }
@@ -169,7 +170,7 @@ pub struct Tuning {
     /// What was measured.
     pub tuned: Tuned,
     /// A probe (`unhang bench --tune`), a run (on first use) or a rehearsal, whose times are those of an emulator.
-    pub source: Source,
+    pub source: RecordSource,
     /// When, in seconds since 1970.
     pub unix_seconds: i64,
 }
@@ -186,5 +187,5 @@ pub struct Filter {
     /// Those with this verdict.
     pub verdict: Option<Verdict>,
     /// Those from there.
-    pub source: Option<Source>,
+    pub source: Option<RecordSource>,
 }

@@ -7,7 +7,7 @@ use unhang_conv::Problem;
 use unhang_engine::{EngineName, Tuned};
 
 use crate::process::Owner;
-use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
+use crate::record::{Canary, Filter, Intent, IntentId, Record, RecordSource, Seen, Tuning};
 use crate::time;
 
 pub(crate) fn put_record(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
@@ -165,7 +165,7 @@ pub(crate) fn put_tuning(connection: &Connection, tuning: &Tuning) -> rusqlite::
 
 /// What others measured makes room for what was measured here, and never the other way round.
 pub(crate) fn import_tuning(connection: &Connection, tuning: &Tuning) -> rusqlite::Result<()> {
-    let about = params![tuning.tuned.device, tuning.tuned.problem.to_string(), Source::Import.name()];
+    let about = params![tuning.tuned.device, tuning.tuned.problem.to_string(), RecordSource::Import.name()];
     let own: i64 = connection
         .prepare_cached("SELECT count(*) FROM tunings WHERE device = ?1 AND problem = ?2 AND source <> ?3")?
         .query_row(about, |row| row.get(0))?;

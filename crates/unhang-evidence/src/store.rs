@@ -13,7 +13,7 @@ use unhang_conv::Problem;
 use crate::database::Database;
 use crate::process::Owner;
 use crate::queue::{Notices, Queue, Work};
-use crate::record::{Canary, Filter, Intent, IntentId, Record, Seen, Source, Tuning};
+use crate::record::{Canary, Filter, Intent, IntentId, Record, RecordSource, Seen, Tuning};
 use crate::{rows, time};
 
 /// The most that opening may take before work goes on without the store.
@@ -336,9 +336,9 @@ impl Store {
         if !self.foreign {
             return found;
         }
-        let claims = found.into_iter().filter(|(_, record)| record.source != Source::Rehearsal);
-        let claims = claims.map(|(place, record)| (place, Record { source: Source::Import, ..record }));
-        claims.filter(|_| filter.source.is_none_or(|source| source == Source::Import)).collect()
+        let claims = found.into_iter().filter(|(_, record)| record.source != RecordSource::Rehearsal);
+        let claims = claims.map(|(place, record)| (place, Record { source: RecordSource::Import, ..record }));
+        claims.filter(|_| filter.source.is_none_or(|source| source == RecordSource::Import)).collect()
     }
 
     /// Writes all of them or none; how many, or none if they could not be written.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use unhang_engine::{EngineName, Tuned, Verdict};
 use unhang_evidence::exchange::{self, Private};
-use unhang_evidence::{Record, Source, Store, Tuning};
+use unhang_evidence::{Record, RecordSource, Store, Tuning};
 
 const HEADER: &str = r#"{"unhang_evidence":1,"records":1}"#;
 const LINE: &str = r#"{"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c","verdict":"hangs","seconds":0.5,"detail":"","source":"probe","unix_seconds":1770768000}"#;
@@ -12,7 +12,7 @@ fn sample() -> Record {
     let problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
     Record {
         unix_seconds: 1_770_768_000,
-        ..Record::new(problem, EngineName::Miopen, "4f1c", Verdict::Hangs, Source::Probe)
+        ..Record::new(problem, EngineName::Miopen, "4f1c", Verdict::Hangs, RecordSource::Probe)
     }
 }
 
@@ -27,8 +27,8 @@ fn what_goes_out_comes_in_as_an_import() {
     let records = [
         sample().with_variant("implicit-gemm").with_detail("in /home/kevin/run.py: \"queue preemption\""),
         Record { verdict: Verdict::Works, ..sample() }.with_seconds(1.25e-3),
-        Record { source: Source::Rehearsal, ..sample() },
-        Record { source: Source::Import, ..sample() },
+        Record { source: RecordSource::Rehearsal, ..sample() },
+        Record { source: RecordSource::Import, ..sample() },
         Record { machine: "a host name with spaces".to_owned(), ..sample() },
     ];
     let mut file = Vec::new();
@@ -38,14 +38,14 @@ fn what_goes_out_comes_in_as_an_import() {
     assert!(!text.contains("kevin") && !text.contains("rehearsal") && !text.contains("host name"), "{text}");
     let read = exchange::read(text.as_bytes()).unwrap().records;
     assert_eq!(read[0].detail, "in <path> \"queue preemption\"");
-    assert_eq!(read[1], Record { source: Source::Import, ..records[1].clone() });
+    assert_eq!(read[1], Record { source: RecordSource::Import, ..records[1].clone() });
 }
 
 #[test]
 fn a_good_file_is_taken() {
     for file in [format!("{HEADER}\n{LINE}\n"), format!("{HEADER}\n{LINE}")] {
         let records = exchange::read(file.as_bytes()).unwrap().records;
-        assert_eq!((records.len(), records[0].source), (1, Source::Import));
+        assert_eq!((records.len(), records[0].source), (1, RecordSource::Import));
     }
     assert!(exchange::read(r#"{"unhang_evidence":1,"records":0}"#.as_bytes()).unwrap().records.is_empty());
 }
@@ -129,7 +129,7 @@ proptest! {
         file[HEADER.len() + 1 + at] = byte;
         if let Ok(exchange::Imported { records, .. }) = exchange::read(&file[..]) {
             prop_assert_eq!(records.len(), 1);
-            prop_assert_eq!(records[0].source, Source::Import);
+            prop_assert_eq!(records[0].source, RecordSource::Import);
             prop_assert!(!records[0].detail.chars().any(char::is_control));
         }
     }
@@ -159,12 +159,12 @@ fn tuning() -> Tuning {
         candidates: 6,
         detail: "one failed in /home/kevin".to_owned(),
     };
-    Tuning { tuned, source: Source::Run, unix_seconds: 1_770_768_000 }
+    Tuning { tuned, source: RecordSource::Run, unix_seconds: 1_770_768_000 }
 }
 
 #[test]
 fn tunings_travel_as_hints_and_rehearsals_stay_at_home() {
-    let rehearsed = Tuning { source: Source::Rehearsal, ..tuning() };
+    let rehearsed = Tuning { source: RecordSource::Rehearsal, ..tuning() };
     let mut private = tuning();
     private.tuned.device = "card of /home/kevin/machine".to_owned();
     let mut file = Vec::new();
@@ -173,7 +173,7 @@ fn tunings_travel_as_hints_and_rehearsals_stay_at_home() {
     let text = String::from_utf8(file).unwrap();
     assert!(!text.contains("kevin"), "{text}");
     let read = exchange::read(text.as_bytes()).unwrap();
-    let mut expected = Tuning { source: Source::Import, ..tuning() };
+    let mut expected = Tuning { source: RecordSource::Import, ..tuning() };
     expected.tuned.detail = String::new();
     assert_eq!(read.tunings, [expected]);
     let line = text.lines().nth(1).unwrap();
@@ -192,7 +192,7 @@ fn what_was_measured_here_is_not_replaced_by_what_others_measured() {
     let own = tuning();
     store.keep_tuning(own.clone());
     assert!(store.flush(std::time::Duration::from_secs(10)));
-    let mut other = Tuning { source: Source::Import, ..tuning() };
+    let mut other = Tuning { source: RecordSource::Import, ..tuning() };
     other.tuned.choice = "plain".to_owned();
     let mut elsewhere = other.clone();
     elsewhere.tuned.device = "another card".to_owned();

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use rusqlite::Connection;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Tuned, Verdict};
-use unhang_evidence::{Canary, Evidence, Filter, Intent, Record, Source, Store, Tuning, time};
+use unhang_evidence::{Canary, Evidence, Filter, Intent, Record, RecordSource, Store, Tuning, time};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -22,7 +22,7 @@ fn problem(size: usize) -> Problem {
 }
 
 fn record(size: usize, verdict: Verdict) -> Record {
-    Record::new(problem(size), EngineName::Miopen, "here", verdict, Source::Probe)
+    Record::new(problem(size), EngineName::Miopen, "here", verdict, RecordSource::Probe)
 }
 
 fn intent(size: usize) -> Intent {
@@ -31,7 +31,7 @@ fn intent(size: usize) -> Intent {
         engine: EngineName::Miopen,
         variant: String::new(),
         machine: "here".to_owned(),
-        source: Source::Probe,
+        source: RecordSource::Probe,
         unix_seconds: time::now(),
     }
 }
@@ -239,7 +239,7 @@ fn a_version_1_file_is_brought_up_to_date() {
     assert_eq!(version, 4);
 }
 
-fn tuning(size: usize, source: Source, choice: &str) -> Tuning {
+fn tuning(size: usize, source: RecordSource, choice: &str) -> Tuning {
     let tuned = Tuned {
         problem: problem(size),
         device: "a card (gfx1010, 36 units)".into(),
@@ -261,22 +261,25 @@ fn tuning(size: usize, source: Source, choice: &str) -> Tuning {
 fn the_last_tuning_of_a_convolution_on_a_device_counts() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(folder.path());
-    store.keep_tuning(tuning(64, Source::Run, "narrow:2"));
-    store.keep_tuning(tuning(64, Source::Probe, "narrow:4"));
-    store.keep_tuning(tuning(32, Source::Rehearsal, "fused"));
+    store.keep_tuning(tuning(64, RecordSource::Run, "narrow:2"));
+    store.keep_tuning(tuning(64, RecordSource::Probe, "narrow:4"));
+    store.keep_tuning(tuning(32, RecordSource::Rehearsal, "fused"));
     drop(store);
     let store = Store::open(folder.path());
-    assert_eq!(store.tunings(), [tuning(32, Source::Rehearsal, "fused"), tuning(64, Source::Probe, "narrow:4")]);
+    assert_eq!(
+        store.tunings(),
+        [tuning(32, RecordSource::Rehearsal, "fused"), tuning(64, RecordSource::Probe, "narrow:4")]
+    );
     // They are our kernels': forgetting another engine, a verdict or another machine leaves them.
     for filter in [
         Filter { engine: Some(EngineName::Miopen), ..Filter::default() },
         Filter { verdict: Some(Verdict::Works), ..Filter::default() },
         Filter { machine: Some("there".into()), ..Filter::default() },
-        Filter { source: Some(Source::Run), ..Filter::default() },
+        Filter { source: Some(RecordSource::Run), ..Filter::default() },
     ] {
         assert_eq!(store.forget(&filter), Some(0), "{filter:?}");
     }
-    assert_eq!(store.forget(&Filter { source: Some(Source::Rehearsal), ..Filter::default() }), Some(1));
+    assert_eq!(store.forget(&Filter { source: Some(RecordSource::Rehearsal), ..Filter::default() }), Some(1));
     assert_eq!(store.forget(&Filter { engine: Some(EngineName::Jit), ..Filter::default() }), Some(1));
     assert_eq!(store.tunings(), []);
 }

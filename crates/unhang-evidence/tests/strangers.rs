@@ -6,7 +6,7 @@ use std::path::Path;
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Filter, Record, Source, Standing, Store};
+use unhang_evidence::{Canary, Evidence, Filter, Record, RecordSource, Standing, Store};
 
 const SOMEBODY: u32 = 65534;
 
@@ -15,7 +15,7 @@ fn problem() -> Problem {
 }
 
 fn record(verdict: Verdict, unix_seconds: i64) -> Record {
-    Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, Source::Probe) }
+    Record { unix_seconds, ..Record::new(problem(), EngineName::Miopen, "here", verdict, RecordSource::Probe) }
 }
 
 fn filled(home: &Path, verdict: Verdict) {
@@ -36,8 +36,8 @@ fn check_foreign(home: &Path, notice: &str) {
     let store = Store::open(home);
     let notices = store.notices();
     assert!(notices.len() == 1 && notices[0].contains(notice), "{notices:?}");
-    let sources: Vec<Source> = store.records(&Filter::default()).iter().map(|it| it.source).collect();
-    assert!(sources.iter().all(|source| *source == Source::Import), "{sources:?}");
+    let sources: Vec<RecordSource> = store.records(&Filter::default()).iter().map(|it| it.source).collect();
+    assert!(sources.iter().all(|source| *source == RecordSource::Import), "{sources:?}");
     assert_eq!(store.canary("here", "aten"), None, "no engine is let in by what others wrote");
     let finding = Evidence::load(&store, "here").about(&problem(), EngineName::Miopen, "");
     assert!(finding.is_none_or(|finding| finding.standing == Standing::Suspicion));

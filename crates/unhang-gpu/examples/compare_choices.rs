@@ -4,14 +4,14 @@
 
 use unhang_conv::{Direction, Problem};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::model::{Device, estimate};
-use unhang_gpu::plan::Plan;
+use unhang_gpu::model::{DeviceModel, estimate};
+use unhang_gpu::plan::LaunchPlan;
 
 fn main() {
     let file = std::env::args().nth(1).expect("a file of gpu_bench.py bench --json");
     let text = std::fs::read_to_string(&file).expect("the file reads");
     let data: serde_json::Value = serde_json::from_str(&text).expect("the file is JSON");
-    let device = Device::h200();
+    let device = DeviceModel::h200();
     for direction in Direction::ALL {
         let (mut lost, mut against, mut count) = (0.0, 0.0, 0);
         for row in data["rows"].as_array().into_iter().flatten() {
@@ -22,7 +22,7 @@ fn main() {
             let mut measured: Vec<(f64, f64, Choice)> = Vec::new();
             for (name, value) in row["ours"].as_object().into_iter().flatten() {
                 let Ok(choice) = name.parse::<Choice>() else { continue };
-                let Ok(plan) = Plan::new(&problem, &choice) else { continue };
+                let Ok(plan) = LaunchPlan::new(&problem, &choice) else { continue };
                 let microseconds = value["us"].as_f64().unwrap_or(f64::NAN);
                 measured.push((estimate(&problem, &choice, &plan, &device) * 1e6, microseconds, choice));
             }

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use unhang_conv::{Problem, Specification};
 use unhang_engine::{Engine, Operands};
-use unhang_gpu::Settings;
+use unhang_gpu::GpuSettings;
 use unhang_gpu::choice::candidates;
 use unhang_gpu::compiler::Hiprtc;
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 use unhang_suite::Tensor;
 
@@ -45,7 +45,7 @@ fn measure(engine: &EmulatedEngine, problem: &Problem) -> Result<f64, String> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let compiler = Arc::new(Hiprtc::find()?);
     let settings =
-        Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
+        GpuSettings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1010, Chip::Gfx1010, compiler);
     card.use_threads(1);
     let engine = EmulatedEngine::new(card, settings);
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Specification { batch: 2, in_size: [14, 14], kernel: [3, 3], padding: [1, 1], ..Specification::default() };
     let problem = Problem::new(Specification { in_channels: 64, out_channels: 64, ..base })?;
     let mut seen = BTreeSet::new();
-    for candidate in candidates(&problem, &Device::rx_5600_xt(), 1 << 28) {
+    for candidate in candidates(&problem, &DeviceModel::rx_5600_xt(), 1 << 28) {
         if !seen.insert(candidate.choice.family()) {
             continue;
         }

@@ -13,8 +13,8 @@ use crate::cache::Cache;
 use crate::choice::{Candidate, Choice, general_candidates, half_candidates};
 use crate::compiler::Nvrtc;
 use crate::driver::Cuda;
-use crate::plan::{Form, Plan};
-use crate::{DevicePointers, GpuEngine, Prepared, Settings};
+use crate::plan::{Form, LaunchPlan};
+use crate::{DevicePointers, GpuEngine, GpuSettings, Prepared};
 
 thread_local! {
     static LAST_ERROR: RefCell<CString> = RefCell::default();
@@ -88,7 +88,7 @@ pub extern "C" fn unhang_gpu_error() -> *const c_char {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unhang_gpu_open(ordinal: i32, cache_folder: *const c_char) -> *mut GpuEngine {
     let engine = (|| {
-        let mut settings = Settings::default();
+        let mut settings = GpuSettings::default();
         if !cache_folder.is_null() {
             // SAFETY: the caller's promise.
             settings.cache_folder = Some(unsafe { read(cache_folder) }?.into());
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn unhang_gpu_compile(
         let (problem, choice, architecture, folder) =
             unsafe { (read_problem(problem)?, read_choice(choice)?, read(architecture)?, read(cache_folder)?) };
         let (choice, form) = choice.unwrap_or((Choice::Plain, Form::Specialised));
-        let plan = Plan::with_form(&problem, &choice, form).map_err(|error| error.to_string())?;
+        let plan = LaunchPlan::with_form(&problem, &choice, form).map_err(|error| error.to_string())?;
         let compiler = Nvrtc::find().map_err(|error| error.to_string())?;
         let cache = Cache::open(folder.as_ref(), u64::MAX).map_err(|error| error.to_string())?;
         for stage in &plan.stages {

@@ -13,7 +13,7 @@ use crate::cache::Cache;
 use crate::choice::{Candidate, candidates};
 use crate::compiler::Compiler;
 use crate::engine::object_for;
-use crate::model::Device;
+use crate::model::DeviceModel;
 use crate::object::{self, Figures};
 use crate::sources::Kernel;
 
@@ -29,7 +29,7 @@ pub struct Selection {
 }
 
 /// The model's choice for every layer in every direction.
-pub fn select(layers: &[Layer], device: &Device, workspace_limit: u64) -> Vec<Selection> {
+pub fn select(layers: &[Layer], device: &DeviceModel, workspace_limit: u64) -> Vec<Selection> {
     select_some(layers, 1, |problem| candidates(problem, device, workspace_limit))
 }
 
@@ -62,7 +62,7 @@ pub fn longest_of_each_family(selections: Vec<Selection>) -> Vec<Selection> {
 
 /// A compiled kernel with its figures.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct CompiledKernel {
     /// The kernel.
     pub kernel: Kernel,
     /// The first problem that needs it.
@@ -80,7 +80,7 @@ pub fn compile(
     reported: Chip,
     cache: Option<&Cache>,
     progress: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Vec<Entry>, GpuError> {
+) -> Result<Vec<CompiledKernel>, GpuError> {
     let mut kernels: BTreeMap<&Kernel, &Problem> = BTreeMap::new();
     for selection in selections {
         for stage in &selection.candidate.plan.stages {
@@ -89,13 +89,13 @@ pub fn compile(
     }
     let jobs: Vec<(&Kernel, &Problem)> = kernels.into_iter().collect();
     let (next, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let results: Mutex<Vec<(usize, Result<Entry, GpuError>)>> = Mutex::default();
+    let results: Mutex<Vec<(usize, Result<CompiledKernel, GpuError>)>> = Mutex::default();
     let work = || {
         while let Some((index, (kernel, problem))) = {
             let index = next.fetch_add(1, Ordering::Relaxed);
             jobs.get(index).map(|job| (index, *job))
         } {
-            let entry = compile_one(compiler, cache, kernel, chip, reported).map(|figures| Entry {
+            let entry = compile_one(compiler, cache, kernel, chip, reported).map(|figures| CompiledKernel {
                 kernel: kernel.clone(),
                 problem: problem.clone(),
                 figures,

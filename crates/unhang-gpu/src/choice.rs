@@ -7,8 +7,8 @@ use std::str::FromStr;
 use thiserror::Error;
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
-use crate::model::{Device, estimate, general_slowdown};
-use crate::plan::{Form, Plan};
+use crate::model::{DeviceModel, estimate, general_slowdown};
+use crate::plan::{Form, LaunchPlan};
 use crate::plan_parts::{Geometry, gemm_steps, winograd_products};
 
 /// The tile of a matrix kernel: what a workgroup and what a thread computes.
@@ -288,18 +288,18 @@ pub struct Candidate {
     /// Whether its kernels are the problem's own or general ones.
     pub form: Form,
     /// What it would run.
-    pub plan: Plan,
+    pub plan: LaunchPlan,
     /// Seconds, by the model.
     pub seconds: f64,
 }
 
 /// All ways that come into question, fastest by the model first; never empty for a problem that is supported at all.
-pub fn candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+pub fn candidates(problem: &Problem, device: &DeviceModel, workspace_limit: u64) -> Vec<Candidate> {
     rate(problem, propose(problem, device).into_iter(), Form::Specialised, device, workspace_limit)
 }
 
 /// The ways with general kernels, fastest by the model first, the plain ones among them.
-pub fn general_candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+pub fn general_candidates(problem: &Problem, device: &DeviceModel, workspace_limit: u64) -> Vec<Candidate> {
     let choices = propose(problem, device).into_iter().filter_map(Choice::as_general);
     let choices: BTreeSet<Choice> = choices.collect();
     rate(problem, choices.into_iter(), Form::General, device, workspace_limit)
@@ -309,12 +309,12 @@ fn rate(
     problem: &Problem,
     choices: impl Iterator<Item = Choice>,
     form: Form,
-    device: &Device,
+    device: &DeviceModel,
     workspace_limit: u64,
 ) -> Vec<Candidate> {
     let mut found: Vec<Candidate> = choices
         .filter_map(|choice| {
-            let plan = Plan::with_form(problem, &choice, form).ok()?;
+            let plan = LaunchPlan::with_form(problem, &choice, form).ok()?;
             (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
                 choice,
                 form,
@@ -329,7 +329,7 @@ fn rate(
 }
 
 /// The ways with products of f16 in pairs, for a caller who asked for them; empty where there are none.
-pub fn half_candidates(problem: &Problem, device: &Device, workspace_limit: u64) -> Vec<Candidate> {
+pub fn half_candidates(problem: &Problem, device: &DeviceModel, workspace_limit: u64) -> Vec<Candidate> {
     let geometry = Geometry::new(problem, Form::Specialised);
     let p = &geometry.problem;
     if p.data_type() != DataType::F16 || p.direction() == Direction::BackwardWeights || p.is_depthwise() {
@@ -342,7 +342,7 @@ pub fn half_candidates(problem: &Problem, device: &Device, workspace_limit: u64)
     rate(problem, choices, Form::Specialised, device, workspace_limit)
 }
 
-fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
+fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
     let geometry = Geometry::new(problem, Form::Specialised);
     let p = &geometry.problem;
     let mut choices = vec![Choice::Plain];
@@ -352,7 +352,7 @@ fn propose(problem: &Problem, device: &Device) -> Vec<Choice> {
     if p.is_depthwise() {
         choices.extend(propose_depthwise(p, device));
         // A matrix product with one channel is mostly waste: it is left for filters too large to unroll.
-        if choices.iter().any(|choice| *choice != Choice::Plain && Plan::new(problem, choice).is_ok()) {
+        if choices.iter().any(|choice| *choice != Choice::Plain && LaunchPlan::new(problem, choice).is_ok()) {
             return choices;
         }
     }
@@ -405,7 +405,7 @@ fn tiles_for(rows: usize) -> impl Iterator<Item = Tile> {
 }
 
 /// Splits that give each compute unit one, two, four or eight workgroups, if the reduction is long enough.
-fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &Device) -> Vec<u32> {
+fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel) -> Vec<u32> {
     let most = (steps * tile.depth / 64).max(1);
     let units = device.compute_units.max(1);
     let mut counts: Vec<u32> = [1usize, 2, 4, 8]
@@ -418,7 +418,7 @@ fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &Device) -> Vec<
     counts
 }
 
-fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
+fn propose_gemm(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let (reduced, rows) = geometry.reduced_and_rows();
@@ -452,7 +452,7 @@ fn propose_gemm(geometry: &Geometry, device: &Device) -> Vec<Choice> {
 }
 
 /// Where one side has few channels: its channels in even parts, and as many columns and rows as leave registers.
-fn propose_direct(geometry: &Geometry, device: &Device) -> Vec<Choice> {
+fn propose_direct(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
     let p = &geometry.problem;
     let (reduced, rows) = geometry.reduced_and_rows();
     if reduced.min(rows) > 48 {
@@ -479,7 +479,7 @@ fn propose_direct(geometry: &Geometry, device: &Device) -> Vec<Choice> {
     choices
 }
 
-fn propose_depthwise(p: &Problem, device: &Device) -> Vec<Choice> {
+fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
     let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
@@ -520,7 +520,7 @@ mod tests {
 
     #[test]
     fn choices_read_back() {
-        let device = Device::rx_5600_xt();
+        let device = DeviceModel::rx_5600_xt();
         for layer in unhang_suite::layers() {
             for direction in Direction::ALL {
                 let found = candidates(&layer.problem.with_direction(direction), &device, 1 << 30);

@@ -21,14 +21,14 @@ use crate::choice::{Candidate, Choice, candidates, general_candidates};
 use crate::compiler::CompileError;
 use crate::driver::{Driver, DriverError, Function};
 use crate::object::ObjectError;
-use crate::plan::{Form, Plan, PlanError};
+use crate::plan::{Form, LaunchPlan, PlanError};
 use crate::shipped::Shipped;
-use crate::sources::{Kernel, Source};
+use crate::sources::{Kernel, SourceFile};
 use crate::workshop::Workshop;
 
 /// What an engine may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Settings {
+pub struct GpuSettings {
     /// The most workspace of one problem in bytes; `None` for a sixteenth of the device's memory, 1 GiB at most.
     pub workspace_limit: Option<u64>,
     /// The folder of compiled objects; `None` to keep none.
@@ -39,9 +39,9 @@ pub struct Settings {
     pub shipped_folder: Option<PathBuf>,
 }
 
-impl Default for Settings {
-    fn default() -> Settings {
-        Settings {
+impl Default for GpuSettings {
+    fn default() -> GpuSettings {
+        GpuSettings {
             workspace_limit: None,
             cache_folder: Cache::default_folder(),
             cache_limit: 512 << 20,
@@ -129,7 +129,7 @@ pub struct Prepared {
     problem: Problem,
     choice: Choice,
     form: Form,
-    plan: Plan,
+    plan: LaunchPlan,
     functions: Vec<Function>,
     kernels: String,
     /// What would be better and is being compiled, the best first.
@@ -161,7 +161,7 @@ impl Prepared {
     }
 
     /// What is launched.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &LaunchPlan {
         &self.plan
     }
 
@@ -229,7 +229,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl GpuEngine {
     /// An engine on a driver.
-    pub fn new(driver: Box<dyn Driver>, settings: Settings) -> GpuEngine {
+    pub fn new(driver: Box<dyn Driver>, settings: GpuSettings) -> GpuEngine {
         let memory = driver.description().model.memory;
         let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(1 << 30));
         // Without a cache everything works, only slower at the next start.
@@ -269,7 +269,7 @@ impl GpuEngine {
     /// What makes our kernels what they are here: their sources, the compiler, the chip. Canaries are kept under it.
     pub fn identity(&self) -> String {
         let (description, compiler) = (self.driver.description(), self.driver.compiler().version());
-        let sources = Source::ALL.map(Source::text);
+        let sources = SourceFile::ALL.map(SourceFile::text);
         let chip = [&compiler, &description.true_architecture, &description.reported_architecture];
         let texts = sources.iter().chain(chip).map(String::as_str);
         let texts = texts.chain(self.shipped().map(|shipped| shipped.compiler()));
@@ -288,7 +288,7 @@ impl GpuEngine {
 
     /// Whether a problem is taken; if not, why. Cheap: nothing is compiled.
     pub fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
-        Plan::new(problem, &Choice::Plain)
+        LaunchPlan::new(problem, &Choice::Plain)
             .map(|_| ())
             .map_err(|error| Unsupported { engine: EngineName::Jit, reason: error.reason })
     }
@@ -359,7 +359,7 @@ impl GpuEngine {
     }
 
     /// Whether kernels of a problem's own may be had: there is room for more, or they are loaded.
-    fn has_room_for(&self, plan: &Plan) -> bool {
+    fn has_room_for(&self, plan: &LaunchPlan) -> bool {
         self.kernels() < self.most_kernels
             || plan.stages.iter().all(|stage| lock(&self.functions).contains_key(&stage.kernel))
     }
@@ -393,7 +393,7 @@ impl GpuEngine {
     /// A preferred choice that is no candidate because it is only ever taken when asked for.
     fn asked_for(&self, problem: &Problem, choice: Choice, limit: u64) -> Option<Candidate> {
         let allowed = lock(&self.allowed).as_ref().is_none_or(|allowed| allowed.contains(choice.family()));
-        let plan = Plan::new(problem, &choice).ok().filter(|plan| plan.workspace_bytes <= limit)?;
+        let plan = LaunchPlan::new(problem, &choice).ok().filter(|plan| plan.workspace_bytes <= limit)?;
         (matches!(choice, Choice::HalfGemm { .. }) && allowed).then_some(Candidate {
             choice,
             form: Form::Specialised,
@@ -500,18 +500,18 @@ impl GpuEngine {
             return Ok(prepared.clone());
         }
         self.supports(problem)?;
-        let plan = Plan::with_form(problem, &choice, form)?;
+        let plan = LaunchPlan::with_form(problem, &choice, form)?;
         self.finish(problem, Candidate { choice, form, plan, seconds: 0.0 }, key, Vec::new())
     }
 
     /// Asks for a plan's kernels to be compiled in the background.
-    pub fn compile_later(&self, plan: &Plan) {
+    pub fn compile_later(&self, plan: &LaunchPlan) {
         let missing = |kernel: &&Kernel| !lock(&self.functions).contains_key(kernel);
         self.workshop.later(plan.stages.iter().map(|stage| &stage.kernel).filter(missing));
     }
 
     /// Whether a plan's kernels can be had without compiling. An error is that of compiling one in the background.
-    pub fn is_at_hand(&self, plan: &Plan) -> Result<bool, GpuError> {
+    pub fn is_at_hand(&self, plan: &LaunchPlan) -> Result<bool, GpuError> {
         for stage in &plan.stages {
             if lock(&self.functions).contains_key(&stage.kernel) {
                 continue;
@@ -549,7 +549,7 @@ impl GpuEngine {
     }
 
     /// Compiles a plan's kernels into the cache without loading them; what `warm` does in parallel.
-    pub fn compile(&self, plan: &Plan) -> Result<(), GpuError> {
+    pub fn compile(&self, plan: &LaunchPlan) -> Result<(), GpuError> {
         for stage in &plan.stages {
             self.workshop.now(&stage.kernel)?;
         }

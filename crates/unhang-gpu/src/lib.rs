@@ -45,5 +45,5 @@ pub mod strided;
 pub mod tuning;
 mod workshop;
 
-pub use engine::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};
+pub use engine::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
 pub use from_host::FromHost;

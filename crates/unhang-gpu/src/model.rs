@@ -9,13 +9,13 @@
 use unhang_conv::{Layout, Problem};
 
 use crate::choice::{Choice, Tile};
-use crate::plan::{Plan, Stage};
+use crate::plan::{LaunchPlan, Stage};
 use crate::shapes::Shape;
-use crate::sources::Source;
+use crate::sources::SourceFile;
 
 /// What the model knows of a device.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
+pub struct DeviceModel {
     /// Compute units (AMD) or multiprocessors (NVIDIA).
     pub compute_units: usize,
     /// Peak f32 operations a second, a multiply-add counted as two.
@@ -32,11 +32,11 @@ pub struct Device {
     pub memory: u64,
 }
 
-impl Device {
+impl DeviceModel {
     /// An RX 5600 XT: 36 compute units, 7.2 TFLOP/s, 288 GB/s, 4 MiB of L2: the vendor's figures, not measured here. Its
     /// efficiency is what other people's OpenCL GEMM kernels were seen to reach on the card.
-    pub fn rx_5600_xt() -> Device {
-        Device {
+    pub fn rx_5600_xt() -> DeviceModel {
+        DeviceModel {
             compute_units: 36,
             flops: 7.2e12,
             bandwidth: 288e9,
@@ -48,8 +48,8 @@ impl Device {
     }
 
     /// One NVIDIA H200: 132 multiprocessors at 1.98 GHz, 4.3 TB/s measured by a copy, 60 MB of L2.
-    pub fn h200() -> Device {
-        Device {
+    pub fn h200() -> DeviceModel {
+        DeviceModel {
             compute_units: 132,
             flops: 132.0 * 256.0 * 1.75e9,
             bandwidth: 4.3e12,
@@ -91,19 +91,19 @@ pub fn general_slowdown(choice: &Choice) -> f64 {
 }
 
 /// Seconds of a plan on a device.
-pub fn estimate(problem: &Problem, choice: &Choice, plan: &Plan, device: &Device) -> f64 {
+pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &DeviceModel) -> f64 {
     plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()
 }
 
-fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Device) -> f64 {
+fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let all: f64 = elements.iter().sum();
     let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
     match stage.kernel.source {
         // One or two loads for each product, mostly from caches, and 64-bit addressing.
-        Source::Plain => (problem.flops() / (device.flops * 0.02)).max(all * size / device.bandwidth),
-        Source::Gemm | Source::Weights => {
+        SourceFile::Plain => (problem.flops() / (device.flops * 0.02)).max(all * size / device.bandwidth),
+        SourceFile::Gemm | SourceFile::Weights => {
             let tile = match *choice {
                 Choice::Gemm { tile, .. }
                 | Choice::HalfGemm { tile, .. }
@@ -113,7 +113,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             };
             matrix_seconds(problem, choice, stage, tile, device)
         }
-        Source::Narrow => {
+        SourceFile::Narrow => {
             // A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter,
             // beside the products; threads that are too few leave units idle. Fitted to an H200.
             let (strip, rows) = (constant("STRIP"), constant("ROWS"));
@@ -135,12 +135,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             };
             (products * apart).max((all + again) * size / (device.bandwidth * 0.8)) + 1.2e-6
         }
-        Source::Direct => direct_seconds(problem, stage, device),
-        Source::Depthwise | Source::DepthwiseQuads => depthwise_seconds(problem, stage, device),
-        Source::WinogradFused if stage.kernel.entry == "fused_filter" => {
+        SourceFile::Direct => direct_seconds(problem, stage, device),
+        SourceFile::Depthwise | SourceFile::DepthwiseQuads => depthwise_seconds(problem, stage, device),
+        SourceFile::WinogradFused if stage.kernel.entry == "fused_filter" => {
             elements[1] * (size + 64.0 / 9.0) / device.bandwidth
         }
-        Source::WinogradFused => {
+        SourceFile::WinogradFused => {
             let blocks = f64::from(stage.grid[0]);
             let Shape::Fused(shape) = stage.shape else { return f64::INFINITY };
             let steps = (f64::from(shape.reduced) / 8.0).ceil();
@@ -153,8 +153,8 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.72 * filled;
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
-        Source::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
-        Source::Winograd | Source::Support | Source::Strided => {
+        SourceFile::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
+        SourceFile::Winograd | SourceFile::Support | SourceFile::Strided => {
             // 36 numbers of f32 for each filter.
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
@@ -182,7 +182,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
 }
 
 /// Winograd's transforms for stride 2: what they move. A thread has 25 numbers of a transformed tensor, or 81 in four phases.
-fn stride2_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Device) -> f64 {
+fn stride2_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let threads = f64::from(stage.grid[0]) * 128.0;
@@ -226,7 +226,7 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
     (rows, each)
 }
 
-fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
+fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
@@ -255,11 +255,11 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
     overlapped(issued.max(waited), moved / (device.bandwidth * 0.8), 0.12)
 }
 
-fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &Device) -> f64 {
+fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
     let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
-    let quads = stage.kernel.source == Source::DepthwiseQuads;
+    let quads = stage.kernel.source == SourceFile::DepthwiseQuads;
     let channels_last = constant("CHANNELS_LAST") == 1.0;
     let (strip, width) = (constant("STRIP"), if quads { constant("WIDTH") } else { 1.0 });
     let taps = constant("FILTER_H") * constant("FILTER_W");
@@ -305,7 +305,7 @@ fn splits_of(choice: &Choice) -> f64 {
     }
 }
 
-fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &Device) -> f64 {
+fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile, device: &DeviceModel) -> f64 {
     let blocks: f64 = stage.grid.iter().map(|&n| f64::from(n)).product();
     let (steps, backward_data) = match stage.shape {
         Shape::Gemm(shape) => (shape.steps_per_split, shape.backward == 1),
@@ -375,14 +375,14 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
     // smallest groups of threads in Winograd's products.
-    let pointwise = stage.kernel.source == Source::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
+    let pointwise = stage.kernel.source == SourceFile::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
     let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
     let waiting = match choice {
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
         // Large tiles end beyond the phases that a place has, and there are few of them.
         Choice::Winograd { .. }
-            if stage.kernel.source == Source::Gemm
+            if stage.kernel.source == SourceFile::Gemm
                 && stage.kernel.constant("NESTED") == Some(2)
                 && tile.rows * tile.columns >= 8192 =>
         {
@@ -390,7 +390,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         }
         // Both sides of the filter's gradient are read across: tall tiles share more of it.
         Choice::Winograd { .. }
-            if stage.kernel.source == Source::Weights && tile.rows == 64 && tile.thread_rows == 8 =>
+            if stage.kernel.source == SourceFile::Weights && tile.rows == 64 && tile.thread_rows == 8 =>
         {
             0.89
         }
@@ -398,7 +398,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
     let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
-        (Source::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
+        (SourceFile::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
     };
     let unit_rate = device.flops / 2.0 / device.compute_units as f64

@@ -55,7 +55,7 @@ pub enum Form {
 
 /// Everything that computes one problem.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct LaunchPlan {
     /// The launches, in order, on one stream.
     pub stages: Vec<Stage>,
     /// Bytes that the caller has to provide, aligned to 256.
@@ -86,19 +86,19 @@ pub(crate) const MAX_PHASES: usize = 16;
 const MAX_PHASE_PLANES: u64 = 255;
 pub(crate) const MAX_GRID_YZ: u64 = 65535;
 
-impl Plan {
+impl LaunchPlan {
     /// Makes a choice concrete, with kernels for this problem.
-    pub fn new(problem: &Problem, choice: &Choice) -> Result<Plan, PlanError> {
-        Plan::with_form(problem, choice, Form::Specialised)
+    pub fn new(problem: &Problem, choice: &Choice) -> Result<LaunchPlan, PlanError> {
+        LaunchPlan::with_form(problem, choice, Form::Specialised)
     }
 
     /// The same with general kernels; an error where there are none for the choice.
-    pub fn general(problem: &Problem, choice: &Choice) -> Result<Plan, PlanError> {
-        Plan::with_form(problem, choice, Form::General)
+    pub fn general(problem: &Problem, choice: &Choice) -> Result<LaunchPlan, PlanError> {
+        LaunchPlan::with_form(problem, choice, Form::General)
     }
 
     /// The same in either form.
-    pub fn with_form(problem: &Problem, choice: &Choice, form: Form) -> Result<Plan, PlanError> {
+    pub fn with_form(problem: &Problem, choice: &Choice, form: Form) -> Result<LaunchPlan, PlanError> {
         let fail = |reason: String| PlanError { choice: choice.to_string(), problem: problem.to_string(), reason };
         let geometry = Geometry::new(problem, form);
         if let Some(extent) = geometry.largest_extent()
@@ -143,7 +143,7 @@ fn tile_fits(tile: Tile) -> Result<(), String> {
     if crate::choice::TILES.contains(&tile) { Ok(()) } else { Err(format!("{tile} is not a tile that we have")) }
 }
 
-fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Result<Plan, String> {
+fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Result<LaunchPlan, String> {
     if geometry.problem.data_type() != DataType::F16 {
         return Err("products in pairs are for f16".into());
     }
@@ -153,7 +153,7 @@ fn half_gemm(geometry: &Geometry, tile: Tile, packed: bool, splits: u32) -> Resu
     gemm(geometry, tile, [packed, false, true], splits)
 }
 
-fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits: u32) -> Result<Plan, String> {
+fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits: u32) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     if !packed || half {
         geometry.refuse_general()?;
@@ -218,10 +218,10 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
         let by_phase = if flat { Vec::new() } else { parts::phase_planes(geometry, tile, per_split) };
         stages.push(parts::reduce(geometry, splits as u32, &by_phase, result));
     }
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
-fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     if problem.direction() != Direction::BackwardWeights {
@@ -245,10 +245,10 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String>
         parts::weights(geometry, tile, splits, per_split as i32, [geometry.second, geometry.first, planes]),
         parts::reduce_weights(geometry, splits, planes),
     ];
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
-fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan, String> {
     let problem = &geometry.problem;
     if problem.in_channels() != problem.groups() {
         return Err(format!(
@@ -264,7 +264,7 @@ fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, Strin
     parts::depthwise(geometry, strip, splits)
 }
 
-fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan, String> {
     let problem = &geometry.problem;
     if problem.in_channels() != problem.groups() || problem.out_channels() != problem.groups() {
         return Err("quads is for one input and one output channel in a group".into());
@@ -276,7 +276,7 @@ fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan,
     parts::depthwise_quads(geometry, strip, splits)
 }
 
-fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     let strided = parts::is_stride2_winograd(problem);

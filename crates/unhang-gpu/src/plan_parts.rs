@@ -23,13 +23,13 @@ pub(crate) use winograd::{is_winograd, winograd, winograd_fused, winograd_produc
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::choice::Tile;
-use crate::plan::{Form, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Plan, Pointer, Stage};
+use crate::plan::{Form, LaunchPlan, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Pointer, Stage};
 use crate::shapes::{
     DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape, GemmShape, NarrowShape,
     PackShape, PlainShape, ReduceShape, ReduceWeightsShape, WeightsShape, WinogradFilterShape, WinogradShape,
     WinogradWeightsShape,
 };
-use crate::sources::{Kernel, Source};
+use crate::sources::{Kernel, SourceFile};
 
 /// A problem as the kernels see it: never transposed, and which pointer is which of its operands.
 pub(crate) struct Geometry {

@@ -12,7 +12,7 @@ use crate::compiler::Compiler;
 use crate::driver::DriverError;
 use crate::driver::emulated::{failed, pack_arguments};
 use crate::engine::object_for;
-use crate::plan::{Plan, Pointer, Stage};
+use crate::plan::{LaunchPlan, Pointer, Stage};
 
 /// One launch of a plan on each of the cards.
 #[derive(Debug, Clone)]
@@ -40,7 +40,12 @@ struct Addresses {
 }
 
 /// Every launch of a plan, in order, on every card.
-pub fn predict(problem: &Problem, plan: &Plan, objects: &Objects<'_>, cards: &[Card]) -> Result<Vec<Launch>, GpuError> {
+pub fn predict(
+    problem: &Problem,
+    plan: &LaunchPlan,
+    objects: &Objects<'_>,
+    cards: &[Card],
+) -> Result<Vec<Launch>, GpuError> {
     // Hazards are looked for elsewhere; here it is the path that counts.
     let mut machine = Machine::new(Mode::Compute);
     let size = problem.data_type().size();

@@ -190,7 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::sources::Source;
+    use crate::sources::SourceFile;
 
     proptest! {
         #[test]
@@ -229,7 +229,7 @@ mod tests {
     #[test]
     fn structures_are_those_of_the_kernels() {
         let declared: BTreeMap<String, Vec<(String, String)>> =
-            Source::ALL.iter().flat_map(|source| structures(&source.text())).collect();
+            SourceFile::ALL.iter().flat_map(|source| structures(&source.text())).collect();
         for (name, fields) in DECLARED {
             let fields: Vec<(String, String)> = fields.iter().map(|(f, t)| ((*f).into(), (*t).into())).collect();
             assert_eq!(declared.get(*name), Some(&fields), "{name}");

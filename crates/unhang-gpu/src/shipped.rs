@@ -37,7 +37,7 @@ const FORMAT: u32 = 1;
 
 /// One object of the package.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct ShippedObject {
     /// What it is, in words.
     pub name: String,
     /// What it was made of: source and constants.
@@ -69,7 +69,7 @@ pub struct Entry {
 struct List {
     format: u32,
     compiler: String,
-    objects: Vec<Entry>,
+    objects: Vec<ShippedObject>,
 }
 
 /// Why an object of the package is not used.
@@ -102,7 +102,7 @@ pub enum ShippedError {
 pub struct Shipped {
     folder: PathBuf,
     compiler: String,
-    entries: Vec<Entry>,
+    entries: Vec<ShippedObject>,
     /// By key and chip.
     index: HashMap<(String, String), usize>,
 }
@@ -141,7 +141,7 @@ impl Shipped {
     }
 
     /// Every object.
-    pub fn entries(&self) -> &[Entry] {
+    pub fn entries(&self) -> &[ShippedObject] {
         &self.entries
     }
 
@@ -151,12 +151,12 @@ impl Shipped {
     }
 
     /// The object of a kernel for a chip.
-    pub fn entry(&self, kernel: &Kernel, chip: &str) -> Option<&Entry> {
+    pub fn entry(&self, kernel: &Kernel, chip: &str) -> Option<&ShippedObject> {
         self.index.get(&(key_of(kernel), chip.to_owned())).map(|&at| &self.entries[at])
     }
 
     /// The bytes of an object, as they were listed.
-    pub fn read(&self, entry: &Entry) -> Result<Vec<u8>, ShippedError> {
+    pub fn read(&self, entry: &ShippedObject) -> Result<Vec<u8>, ShippedError> {
         use std::os::unix::fs::FileExt;
         let path = self.folder.join(OBJECTS);
         let unreadable = |error| ShippedError::Unreadable(path.clone(), error);

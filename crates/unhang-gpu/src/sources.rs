@@ -6,7 +6,7 @@ use unhang_conv::DataType;
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Source {
+pub enum SourceFile {
     /// The definition of a convolution, one result a thread.
     Plain,
     /// Implicit GEMM: forward and backward-data.
@@ -46,58 +46,58 @@ const GEMM: [&str; 4] = [
     include_str!("../kernels/gemm_result.cuh"),
 ];
 
-impl Source {
+impl SourceFile {
     /// Every file.
-    pub const ALL: [Source; 12] = [
-        Source::Plain,
-        Source::Gemm,
-        Source::Narrow,
-        Source::Direct,
-        Source::Weights,
-        Source::Depthwise,
-        Source::DepthwiseQuads,
-        Source::Winograd,
-        Source::WinogradStride2,
-        Source::WinogradFused,
-        Source::Support,
-        Source::Strided,
+    pub const ALL: [SourceFile; 12] = [
+        SourceFile::Plain,
+        SourceFile::Gemm,
+        SourceFile::Narrow,
+        SourceFile::Direct,
+        SourceFile::Weights,
+        SourceFile::Depthwise,
+        SourceFile::DepthwiseQuads,
+        SourceFile::Winograd,
+        SourceFile::WinogradStride2,
+        SourceFile::WinogradFused,
+        SourceFile::Support,
+        SourceFile::Strided,
     ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
         match self {
-            Source::Plain => "plain",
-            Source::Gemm => "gemm",
-            Source::Narrow => "narrow",
-            Source::Direct => "direct",
-            Source::Weights => "weights",
-            Source::Depthwise => "depthwise",
-            Source::DepthwiseQuads => "depthwise_quads",
-            Source::Winograd => "winograd",
-            Source::WinogradStride2 => "winograd_stride2",
-            Source::WinogradFused => "winograd_fused",
-            Source::Support => "support",
-            Source::Strided => "strided",
+            SourceFile::Plain => "plain",
+            SourceFile::Gemm => "gemm",
+            SourceFile::Narrow => "narrow",
+            SourceFile::Direct => "direct",
+            SourceFile::Weights => "weights",
+            SourceFile::Depthwise => "depthwise",
+            SourceFile::DepthwiseQuads => "depthwise_quads",
+            SourceFile::Winograd => "winograd",
+            SourceFile::WinogradStride2 => "winograd_stride2",
+            SourceFile::WinogradFused => "winograd_fused",
+            SourceFile::Support => "support",
+            SourceFile::Strided => "strided",
         }
     }
 
     /// The whole text that a compiler is given: run-time compilers are handed one text, so headers come first in it.
     pub fn text(self) -> String {
         let (headers, own): (&[&str], &str) = match self {
-            Source::Plain => (&[], include_str!("../kernels/plain.cu")),
-            Source::Gemm => {
+            SourceFile::Plain => (&[], include_str!("../kernels/plain.cu")),
+            SourceFile::Gemm => {
                 (&[TILE, NUMBERS, PHASES, GEMM[0], GEMM[1], GEMM[2], GEMM[3]], include_str!("../kernels/gemm.cu"))
             }
-            Source::Narrow => (&[NUMBERS, PHASES], include_str!("../kernels/narrow.cu")),
-            Source::Direct => (&[NUMBERS, LINES], include_str!("../kernels/direct.cu")),
-            Source::Weights => (&[TILE, NUMBERS], include_str!("../kernels/weights.cu")),
-            Source::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
-            Source::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
-            Source::Winograd => (&[IMAGES], include_str!("../kernels/winograd.cu")),
-            Source::WinogradStride2 => (&[IMAGES], include_str!("../kernels/winograd_stride2.cu")),
-            Source::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
-            Source::Support => (&[], include_str!("../kernels/support.cu")),
-            Source::Strided => (&[], include_str!("../kernels/strided.cu")),
+            SourceFile::Narrow => (&[NUMBERS, PHASES], include_str!("../kernels/narrow.cu")),
+            SourceFile::Direct => (&[NUMBERS, LINES], include_str!("../kernels/direct.cu")),
+            SourceFile::Weights => (&[TILE, NUMBERS], include_str!("../kernels/weights.cu")),
+            SourceFile::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
+            SourceFile::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
+            SourceFile::Winograd => (&[IMAGES], include_str!("../kernels/winograd.cu")),
+            SourceFile::WinogradStride2 => (&[IMAGES], include_str!("../kernels/winograd_stride2.cu")),
+            SourceFile::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
+            SourceFile::Support => (&[], include_str!("../kernels/support.cu")),
+            SourceFile::Strided => (&[], include_str!("../kernels/strided.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }
@@ -107,7 +107,7 @@ impl Source {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kernel {
     /// The file.
-    pub source: Source,
+    pub source: SourceFile,
     /// The function.
     pub entry: &'static str,
     /// Constants, by name, in the order in which they are given to the compiler.

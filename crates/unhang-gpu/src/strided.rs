@@ -6,7 +6,7 @@ use crate::driver::Function;
 use crate::plan::{Pointer, Stage};
 use crate::plan_parts::{grid_x, type_number};
 use crate::shapes::{Divisor, StridedShape};
-use crate::sources::{Kernel, Source};
+use crate::sources::{Kernel, SourceFile};
 use crate::{DevicePointers, GpuEngine, GpuError};
 
 /// What the kernels of this module are called where families of kernels are named.
@@ -105,7 +105,7 @@ impl Numbers {
         };
         let constants = vec![("TYPE", type_number(data_type))];
         Some(Stage {
-            kernel: Kernel { source: Source::Strided, entry, constants },
+            kernel: Kernel { source: SourceFile::Strided, entry, constants },
             grid,
             block: 256,
             pointers: vec![Pointer::First, Pointer::Result],

@@ -9,12 +9,12 @@ use unhang_engine::Tuned;
 use crate::cache::Key;
 use crate::choice::{Candidate, Choice};
 use crate::driver::{Description, Driver};
-use crate::sources::Source;
+use crate::sources::SourceFile;
 use crate::{DevicePointers, GpuEngine, GpuError};
 
 /// What our kernels are, by the texts of their sources: what was measured of others is out of date.
 pub fn kernels() -> String {
-    let sources = Source::ALL.map(Source::text);
+    let sources = SourceFile::ALL.map(SourceFile::text);
     let key = Key::of(sources.iter().map(String::as_str)).to_string();
     key.chars().take(16).collect()
 }
@@ -145,7 +145,7 @@ mod tests {
 
     use super::*;
     use crate::choice::candidates;
-    use crate::model::Device;
+    use crate::model::DeviceModel;
 
     #[test]
     fn the_first_and_one_of_each_family_are_measured() {
@@ -158,7 +158,7 @@ mod tests {
             ..Specification::default()
         })
         .unwrap();
-        let all = candidates(&problem, &Device::rx_5600_xt(), 1 << 30);
+        let all = candidates(&problem, &DeviceModel::rx_5600_xt(), 1 << 30);
         let taken = shortlist(all.clone(), 3);
         assert_eq!(taken[0].choice, all[0].choice);
         let families: std::collections::BTreeSet<&str> = taken.iter().map(|it| it.choice.family()).collect();

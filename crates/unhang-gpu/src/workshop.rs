@@ -26,12 +26,12 @@ pub(crate) struct Workshop {
     shipped: Option<Shipped>,
     true_architecture: String,
     reported_architecture: String,
-    state: Mutex<State>,
+    state: Mutex<Jobs>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Jobs {
     queue: VecDeque<Kernel>,
     being_compiled: HashSet<Kernel>,
     /// What was compiled in the background and not yet asked for.
@@ -62,7 +62,7 @@ impl Workshop {
     }
 
     /// The state behind a poisoned lock is whole: no code of ours leaves it half changed.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Jobs> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

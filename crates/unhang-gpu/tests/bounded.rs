@@ -9,10 +9,10 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_gpu::compiler::{CompileError, Compiler};
 use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_gpu::plan::Form;
 use unhang_gpu::sources::Kernel;
-use unhang_gpu::{GpuEngine, Request, Settings};
+use unhang_gpu::{GpuEngine, GpuSettings, Request};
 
 #[derive(Default)]
 struct Nothing;
@@ -92,9 +92,9 @@ fn engine(most_kernels: usize) -> (GpuEngine, Arc<AtomicUsize>) {
         reported_architecture: "none".to_owned(),
         true_architecture: "none".to_owned(),
         driver: "counting".to_owned(),
-        model: Device::rx_5600_xt(),
+        model: DeviceModel::rx_5600_xt(),
     };
-    let settings = Settings { cache_folder: None, ..Settings::default() };
+    let settings = GpuSettings { cache_folder: None, ..GpuSettings::default() };
     let driver = Counting { description, loaded: loaded.clone() };
     (GpuEngine::new(Box::new(driver), settings).with_room_for(most_kernels), loaded)
 }

@@ -4,7 +4,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::compiler::{Clang, Compiler, Hiprtc, Nvrtc};
 use unhang_gpu::object;
-use unhang_gpu::plan::Plan;
+use unhang_gpu::plan::LaunchPlan;
 use unhang_gpu::sources::Kernel;
 use unhang_isa::Chip;
 use unhang_isa::elf::CodeObject;
@@ -30,13 +30,13 @@ fn kernels() -> Vec<Kernel> {
     let mut plans = Vec::new();
     for tile in TILES {
         let forward = problem(Direction::Forward, DataType::F32, Layout::Nchw);
-        plans.push(Plan::new(&forward, &Choice::Gemm { tile, packed: true, flat: false, splits: 1 }));
+        plans.push(LaunchPlan::new(&forward, &Choice::Gemm { tile, packed: true, flat: false, splits: 1 }));
         let weights = problem(Direction::BackwardWeights, DataType::F32, Layout::Nchw);
         if tile.is_for_weights(false) {
-            plans.push(Plan::new(&weights, &Choice::Weights { tile, splits: 8 }));
+            plans.push(LaunchPlan::new(&weights, &Choice::Weights { tile, splits: 8 }));
         }
         if tile.is_for_weights(true) {
-            plans.push(Plan::new(&weights, &Choice::Winograd { tile, splits: 8 }));
+            plans.push(LaunchPlan::new(&weights, &Choice::Winograd { tile, splits: 8 }));
         }
     }
     for strip in [2, 4, 8] {
@@ -44,7 +44,7 @@ fn kernels() -> Vec<Kernel> {
             in_channels: 3,
             ..problem(Direction::BackwardData, DataType::F32, Layout::Nchw).specification()
         };
-        plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Narrow { strip }));
+        plans.push(LaunchPlan::new(&Problem::new(few).unwrap(), &Choice::Narrow { strip }));
     }
     let depthwise = |direction, layout, stride| {
         let forward = problem(direction, DataType::F32, layout).specification();
@@ -57,7 +57,7 @@ fn kernels() -> Vec<Kernel> {
                 continue;
             }
             let choice = Choice::DepthwiseQuads { strip, splits: 8 };
-            plans.push(Plan::new(&depthwise(direction, layout, stride), &choice));
+            plans.push(LaunchPlan::new(&depthwise(direction, layout, stride), &choice));
         }
     }
     // As much as a strip may need: four columns of f32, eight of 16 bits.
@@ -65,7 +65,7 @@ fn kernels() -> Vec<Kernel> {
         for direction in Direction::ALL {
             let forward = depthwise(direction, Layout::Nchw, 1).specification();
             let five = Specification { kernel: [5, 5], padding: [2, 2], data_type, ..forward };
-            plans.push(Plan::new(&Problem::new(five).unwrap(), &Choice::DepthwiseQuads { strip, splits: 8 }));
+            plans.push(LaunchPlan::new(&Problem::new(five).unwrap(), &Choice::DepthwiseQuads { strip, splits: 8 }));
         }
     }
     for (kernel, stride, [rows, width, strip]) in
@@ -83,33 +83,33 @@ fn kernels() -> Vec<Kernel> {
                 data_type,
                 ..Specification::default()
             };
-            plans.push(Plan::new(&Problem::new(few).unwrap(), &Choice::Direct { rows, width, strip, splits: 1 }));
+            plans.push(LaunchPlan::new(&Problem::new(few).unwrap(), &Choice::Direct { rows, width, strip, splits: 1 }));
         }
     }
     let fused = problem(Direction::Forward, DataType::F32, Layout::Nchw);
-    plans.push(Plan::new(&fused, &Choice::WinogradFused));
-    plans.push(Plan::new(&fused.with_layout(Layout::Nhwc), &Choice::Winograd { tile: TILES[2], splits: 1 }));
+    plans.push(LaunchPlan::new(&fused, &Choice::WinogradFused));
+    plans.push(LaunchPlan::new(&fused.with_layout(Layout::Nhwc), &Choice::Winograd { tile: TILES[2], splits: 1 }));
     for tile in TILES.into_iter().filter(|tile| tile.is_for_half()) {
         let half = problem(Direction::Forward, DataType::F16, Layout::Nchw);
-        plans.push(Plan::new(&half, &Choice::HalfGemm { tile, packed: true, splits: 1 }));
+        plans.push(LaunchPlan::new(&half, &Choice::HalfGemm { tile, packed: true, splits: 1 }));
     }
     let tile = TILES[0];
     for (data_type, layout) in [(DataType::F16, Layout::Nchw), (DataType::Bf16, Layout::Nhwc)] {
         let data = problem(Direction::BackwardData, data_type, layout);
-        plans.push(Plan::new(&data, &Choice::Gemm { tile, packed: false, flat: false, splits: 2 }));
-        plans.push(Plan::new(&data, &Choice::Plain));
+        plans.push(LaunchPlan::new(&data, &Choice::Gemm { tile, packed: false, flat: false, splits: 2 }));
+        plans.push(LaunchPlan::new(&data, &Choice::Plain));
     }
     for direction in Direction::ALL {
         let f32 = problem(direction, DataType::F32, Layout::Nchw);
-        plans.push(Plan::new(&f32, &Choice::Winograd { tile, splits: 1 }));
-        plans.push(Plan::new(&f32.with_data_type(DataType::F64), &Choice::Plain));
+        plans.push(LaunchPlan::new(&f32, &Choice::Winograd { tile, splits: 1 }));
+        plans.push(LaunchPlan::new(&f32.with_data_type(DataType::F64), &Choice::Plain));
     }
     for direction in Direction::ALL {
         let dense = problem(direction, DataType::F32, Layout::Nchw).specification();
         let strided = Problem::new(Specification { stride: [2, 2], ..dense }).unwrap();
         for layout in Layout::ALL {
             for tile in [TILES[0], TILES[2], TILES[6]] {
-                plans.push(Plan::new(&strided.with_layout(layout), &Choice::Winograd { tile, splits: 1 }));
+                plans.push(LaunchPlan::new(&strided.with_layout(layout), &Choice::Winograd { tile, splits: 1 }));
             }
         }
     }
@@ -193,7 +193,8 @@ fn objects_for_another_chip_are_refused() {
         Err(error) => return println!("skipped: {error}"),
     };
     let forward = problem(Direction::Forward, DataType::F32, Layout::Nchw);
-    let plan = Plan::new(&forward, &Choice::Gemm { tile: TILES[0], packed: true, flat: false, splits: 1 }).unwrap();
+    let plan =
+        LaunchPlan::new(&forward, &Choice::Gemm { tile: TILES[0], packed: true, flat: false, splits: 1 }).unwrap();
     let kernel = &plan.stages[1].kernel;
     let object = compiler.compile(kernel, &compiler.options(kernel, "gfx1030")).unwrap();
     // What a spoof would run: it has the hazards that the compiler does not know of for its target.
@@ -207,7 +208,7 @@ fn retagging_changes_the_tags_and_not_the_code() {
         Ok(compiler) => compiler,
         Err(error) => return println!("skipped: {error}"),
     };
-    let plan = Plan::new(&problem(Direction::Forward, DataType::F32, Layout::Nchw), &Choice::Plain).unwrap();
+    let plan = LaunchPlan::new(&problem(Direction::Forward, DataType::F32, Layout::Nchw), &Choice::Plain).unwrap();
     let kernel = &plan.stages[0].kernel;
     let object = compiler.compile(kernel, &compiler.options(kernel, "gfx1010")).unwrap();
     let tagged = object::retag(&object, Chip::Gfx1010, Chip::Gfx1030).unwrap();

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_emulator::{Perturbation, Unit};
-use unhang_gpu::Settings;
+use unhang_gpu::GpuSettings;
 use unhang_gpu::choice::{Candidate, Choice, candidates, general_candidates};
 use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc, NoCompiler};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_gpu::object;
 use unhang_gpu::plan::Form;
 use unhang_gpu::shipped;
@@ -71,8 +71,8 @@ impl Compiler for Memory {
     }
 }
 
-const NO_CACHE: Settings =
-    Settings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0, shipped_folder: None };
+const NO_CACHE: GpuSettings =
+    GpuSettings { workspace_limit: Some(1 << 26), cache_folder: None, cache_limit: 0, shipped_folder: None };
 
 /// A card with gfx1010 silicon for which code is compiled natively, under a runtime that reports `reported`.
 fn native(compiler: Arc<Memory>, reported: Chip) -> EmulatedEngine {
@@ -128,8 +128,8 @@ fn trials() -> Vec<Trial> {
     trials_of(candidates)
 }
 
-fn trials_of(candidates: fn(&Problem, &Device, u64) -> Vec<Candidate>) -> Vec<Trial> {
-    let device = Device::rx_5600_xt();
+fn trials_of(candidates: fn(&Problem, &DeviceModel, u64) -> Vec<Candidate>) -> Vec<Trial> {
+    let device = DeviceModel::rx_5600_xt();
     let mut trials = Vec::new();
     for problem in problems() {
         for candidate in candidates(&problem, &device, 1 << 26) {
@@ -213,7 +213,7 @@ fn shipped_kernels_are_right_on_every_chip_without_a_compiler() {
     };
     let trials: Vec<Trial> = trials.into_iter().filter(carried).collect();
     let none = Arc::new(NoCompiler(CompileError::Unusable("there is none in this test".into())));
-    let settings = Settings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
+    let settings = GpuSettings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
     let card =
         |chip, reported| EmulatedEngine::new(Emulated::new(chip, reported, chip, none.clone()), settings.clone());
     let engines = [
@@ -262,7 +262,7 @@ fn a_shipped_object_whose_hash_differs_is_not_loaded() {
     assert!(changed.contains("is not loaded"), "{changed}");
     assert!(matches!(shipped.object(&kernels[0], "gfx1010", "gfx1030"), Some(Err(_))));
     let none = Arc::new(NoCompiler(CompileError::Unusable("there is none in this test".into())));
-    let settings = Settings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
+    let settings = GpuSettings { shipped_folder: Some(folder.path().to_owned()), ..NO_CACHE };
     let engine = EmulatedEngine::new(Emulated::new(Chip::Gfx1010, Chip::Gfx1010, Chip::Gfx1010, none), settings);
     assert!(engine.gpu.prepare_form(&trial.problem, trial.choice, trial.form).is_err());
 }

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::Tuned;
 use unhang_gpu::choice::{Choice, TILES};
-use unhang_gpu::plan::{Form, Plan};
+use unhang_gpu::plan::{Form, LaunchPlan};
 use unhang_gpu::tuning::{Times, is_current, tuned};
 use unhang_gpu::{GpuError, Request};
 use unhang_suite::{CheckFailure, Tolerance, any_problem, check};
@@ -70,7 +70,7 @@ fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     }
     let strip = problem.lower().problem.stride()[0] as u32 * (1 + turn as u32 % 3);
     choices.extend([Choice::Depthwise { strip, splits }, Choice::DepthwiseQuads { strip, splits }]);
-    choices.retain(|choice| Plan::new(problem, choice).is_ok());
+    choices.retain(|choice| LaunchPlan::new(problem, choice).is_ok());
     choices
 }
 
@@ -120,7 +120,7 @@ fn general_kernels_are_right_on_random_problems() {
                     .filter(|choice| !matches!(choice, Choice::Depthwise { .. } | Choice::DepthwiseQuads { .. }))
                     .collect();
                 for choice in choices {
-                    if Plan::general(&problem, &choice).is_ok() {
+                    if LaunchPlan::general(&problem, &choice).is_ok() {
                         check_choice(&engine, &problem, choice, turn as u64);
                         *families.entry(choice.family()).or_insert(0) += 1;
                     }
@@ -212,7 +212,7 @@ fn depthwise_kernels_in_vectors_are_right() {
             if layout == Layout::Nchw || direction == Direction::BackwardWeights {
                 check_choice(&engine, &problem, choice, turn as u64);
             } else {
-                assert!(Plan::new(&problem, &choice).is_err());
+                assert!(LaunchPlan::new(&problem, &choice).is_err());
             }
         }
     }
@@ -250,7 +250,7 @@ fn direct_kernels_are_right() {
             for splits in [1, 3] {
                 let choice = Choice::Direct { rows, width, strip, splits };
                 check_choice(&engine, &problem, choice, turn as u64);
-                assert!(Plan::new(&problem.with_layout(Layout::Nhwc), &choice).is_err());
+                assert!(LaunchPlan::new(&problem.with_layout(Layout::Nhwc), &choice).is_err());
             }
         }
     }
@@ -364,7 +364,7 @@ fn winograd_is_right_at_every_edge() {
             for layout in Layout::ALL {
                 let problem = problem.with_layout(layout);
                 check_choice(&engine, &problem, Choice::Winograd { tile: TILES[6], splits: 2 }, turn);
-                if Plan::new(&problem, &Choice::WinogradFused).is_ok() {
+                if LaunchPlan::new(&problem, &Choice::WinogradFused).is_ok() {
                     check_choice(&engine, &problem, Choice::WinogradFused, turn);
                 }
             }
@@ -516,7 +516,7 @@ fn many_filters_are_added_up_by_a_thread_each() {
             ..Specification::default()
         });
         for choice in [Choice::Weights { tile: TILES[9], splits: 2 }, Choice::Winograd { tile: TILES[9], splits: 1 }] {
-            let plan = Plan::new(&wide, &choice).unwrap();
+            let plan = LaunchPlan::new(&wide, &choice).unwrap();
             assert!(plan.stages.last().unwrap().kernel.entry.ends_with("_filters"), "{choice}");
             check_choice(&engine, &wide, choice, 1);
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use unhang_engine::Verdict;
-use unhang_evidence::{Record, Source, Store};
+use unhang_evidence::{Record, RecordSource, Store};
 use unhang_guard::{Identity, PrivateFolder};
 use unhang_watchdog::{Hang, Place};
 
@@ -50,7 +50,7 @@ impl Farewell {
     }
 
     fn record(&self, hang: &Hang<Subject>, subject: &Subject) {
-        let source = if subject.rehearsed { Source::Rehearsal } else { Source::Run };
+        let source = if subject.rehearsed { RecordSource::Rehearsal } else { RecordSource::Run };
         for problem in &subject.problems {
             let record = Record::new(problem.clone(), subject.engine, &self.machine, Verdict::Hangs, source);
             let mut record = record.with_variant(&subject.candidate);

@@ -163,7 +163,7 @@ impl<'a> Site<'a> {
 }
 
 /// What shall be done, in order.
-struct Plan {
+struct WorkList {
     work: Vec<Work>,
     notes: Vec<String>,
 }
@@ -175,8 +175,8 @@ enum Work {
     MoveAside { path: PathBuf },
 }
 
-fn plan(site: &Site, profile: &Profile) -> Result<Plan, InstallError> {
-    let mut plan = Plan { work: Vec::new(), notes: Vec::new() };
+fn plan(site: &Site, profile: &Profile) -> Result<WorkList, InstallError> {
+    let mut plan = WorkList { work: Vec::new(), notes: Vec::new() };
     let found = match site.scope {
         Scope::System => leftovers::find_system(site.system),
         Scope::User => leftovers::find_home(site.system, &site.base),
@@ -228,7 +228,7 @@ fn plan(site: &Site, profile: &Profile) -> Result<Plan, InstallError> {
     Ok(plan)
 }
 
-fn describe(site: &Site, plan: &Plan) -> Vec<Change> {
+fn describe(site: &Site, plan: &WorkList) -> Vec<Change> {
     plan.work
         .iter()
         .map(|work| match work {
@@ -312,7 +312,7 @@ fn is_current(site: &Site, journal: &Journal, profile: &Profile) -> Result<bool,
     Ok(same)
 }
 
-fn carry_out(site: &Site, profile: &Profile, plan: Plan) -> Result<(), InstallError> {
+fn carry_out(site: &Site, profile: &Profile, plan: WorkList) -> Result<(), InstallError> {
     let backups = site.state_path().join("backup");
     let mut steps = Vec::new();
     let mut folders: Vec<PathBuf> = Vec::new();

@@ -8,7 +8,7 @@ use crate::system::{LARGE, System};
 
 /// The kernel and the amdgpu driver.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Kernel {
+pub struct OsKernel {
     /// As `uname -r` gives it.
     pub release: Option<String>,
     /// The version of an amdgpu that was installed beside the kernel (DKMS); the kernel's own has none.
@@ -55,7 +55,7 @@ pub(crate) fn parse_proc_version(text: &str) -> Option<String> {
     (words.next()? == "Linux" && words.next()? == "version").then(|| words.next().map(str::to_owned))?
 }
 
-pub(crate) fn inspect(system: &System) -> Kernel {
+pub(crate) fn inspect(system: &System) -> OsKernel {
     let release = system
         .line("/proc/sys/kernel/osrelease")
         .or_else(|| parse_proc_version(&system.line("/proc/version")?))
@@ -73,7 +73,7 @@ pub(crate) fn inspect(system: &System) -> Kernel {
             })
         })
         .collect();
-    Kernel {
+    OsKernel {
         release,
         amdgpu_version: system.line("/sys/module/amdgpu/version").map(|version| version.chars().take(64).collect()),
         // Read rather than looked for, so that a bundle holds it.
@@ -83,7 +83,7 @@ pub(crate) fn inspect(system: &System) -> Kernel {
     }
 }
 
-impl Kernel {
+impl OsKernel {
     /// Major and minor version, as far as behaviour goes: `6.8`.
     pub(crate) fn major_minor(&self) -> Option<String> {
         let mut parts = self.release.as_deref()?.split(['.', '-']);
@@ -218,7 +218,7 @@ mod tests {
         let text = "Linux version 6.8.0-45-generic (builder@host) (gcc 13.2) #45-Ubuntu SMP\n";
         assert_eq!(parse_proc_version(text).as_deref(), Some("6.8.0-45-generic"));
         assert_eq!(parse_proc_version("FreeBSD 14"), None);
-        let kernel = Kernel { release: Some("6.8.0-45-generic".to_owned()), ..Kernel::default() };
+        let kernel = OsKernel { release: Some("6.8.0-45-generic".to_owned()), ..OsKernel::default() };
         assert_eq!(kernel.major_minor().as_deref(), Some("6.8"));
     }
 

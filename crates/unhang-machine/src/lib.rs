@@ -33,7 +33,7 @@ pub use bundle::Bundle;
 pub use chips::gfx_of_override;
 pub use findings::{Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, examine};
 pub use gpu::Gpu;
-pub use kernel::{Kernel, LogKind, LogLine, Parameter};
+pub use kernel::{LogKind, LogLine, OsKernel, Parameter};
 pub use leftovers::{Assignment, Leftover};
 pub use machine::{Machine, is_shielded};
 pub use software::{LoadedLibrary, Rocm, Software, Torch};

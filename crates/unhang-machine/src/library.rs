@@ -74,11 +74,11 @@ struct Section {
 }
 
 /// Anything that can be read at an offset; a short read at the end is not an error.
-trait Source {
+trait ReadAt {
     fn read_some(&self, offset: u64, most: usize) -> Option<Vec<u8>>;
 }
 
-impl Source for File {
+impl ReadAt for File {
     fn read_some(&self, offset: u64, most: usize) -> Option<Vec<u8>> {
         let mut content = vec![0; most];
         let mut filled = 0;
@@ -94,7 +94,7 @@ impl Source for File {
     }
 }
 
-impl Source for &[u8] {
+impl ReadAt for &[u8] {
     fn read_some(&self, offset: u64, most: usize) -> Option<Vec<u8>> {
         let start = usize::try_from(offset).ok()?.min(self.len());
         let end = start.checked_add(most)?.min(self.len());
@@ -114,7 +114,7 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.get(at..at.checked_add(8)?)?.try_into().ok()?))
 }
 
-fn sections(source: &impl Source) -> Option<Vec<Section>> {
+fn sections(source: &impl ReadAt) -> Option<Vec<Section>> {
     let header = source.read_some(0, 64)?;
     // 64 bits, little endian: the only kind that ROCm comes in.
     if header.get(..6)? != b"\x7fELF\x02\x01" {
@@ -144,7 +144,7 @@ fn sections(source: &impl Source) -> Option<Vec<Section>> {
     Some(all.collect())
 }
 
-fn read(source: &impl Source) -> Option<Library> {
+fn read(source: &impl ReadAt) -> Option<Library> {
     const DYNAMIC: u32 = 6;
     const RUNPATH: u64 = 29;
     let sections = sections(source)?;
@@ -161,7 +161,7 @@ fn read(source: &impl Source) -> Option<Library> {
 }
 
 /// Walks the row of bundles and adds the chips that they name.
-fn bundles(source: &impl Source, start: u64, size: u64, found: &mut Vec<String>) {
+fn bundles(source: &impl ReadAt, start: u64, size: u64, found: &mut Vec<String>) {
     let Some(end) = start.checked_add(size) else { return };
     let mut at = start;
     let mut unchanged = 0;
@@ -219,7 +219,7 @@ fn entries(head: &[u8], found: &mut Vec<String>) -> Option<u64> {
 /// ```text
 /// CCOB  version:u16  method:u16  [2: length:u32] [3: length:u64]  uncompressed:u32|u64  hash:u64  data
 /// ```
-fn compressed(source: &impl Source, at: u64, found: &mut Vec<String>) -> Option<u64> {
+fn compressed(source: &impl ReadAt, at: u64, found: &mut Vec<String>) -> Option<u64> {
     let content = source.read_some(at, 256 * 1024)?;
     let (version, method) = (u16_at(&content, 4)?, u16_at(&content, 6)?);
     let (length, data) = match version {

@@ -1,7 +1,7 @@
 //! A machine, as far as running convolutions on it goes.
 
 use crate::gpu::{self, Gpu};
-use crate::kernel::{self, Kernel};
+use crate::kernel::{self, OsKernel};
 use crate::system::{DeviceAccess, System};
 
 /// What is here: GPUs, kernel, access. Fast to find out: a few dozen small files, and no Python is looked at.
@@ -10,7 +10,7 @@ pub struct Machine {
     /// The GPUs: those that KFD knows first, in KFD's order, then the others by PCI address.
     pub gpus: Vec<Gpu>,
     /// The kernel and the amdgpu driver.
-    pub kernel: Kernel,
+    pub kernel: OsKernel,
     /// Whether this process may use `/dev/kfd`, the door to compute on AMD GPUs.
     pub kfd_access: DeviceAccess,
     /// The folder that describes the machine, if it is not the one that we run on. Every output then says so.
@@ -127,7 +127,7 @@ mod tests {
             render_access: DeviceAccess::Granted,
             kfd_node: Some(1),
         };
-        let kernel = Kernel { release: Some(kernel.to_owned()), ..Kernel::default() };
+        let kernel = OsKernel { release: Some(kernel.to_owned()), ..OsKernel::default() };
         Machine { gpus: vec![gpu], kernel, kfd_access: DeviceAccess::Granted, described_by: None, unreadable: vec![] }
     }
 

@@ -184,7 +184,7 @@ pub struct Checked {
     pub records: Vec<find_db::Record>,
     /// The kernels of a kernel database.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub kernels: Vec<kernel_db::Kernel>,
+    pub kernels: Vec<kernel_db::CachedKernel>,
 }
 
 /// Reads everything: each line, each page, each kernel with its md5.

@@ -7,10 +7,10 @@ use std::thread::ThreadId;
 
 use unhang_conv::{DataType, TensorShape};
 use unhang_engine::Verdict;
-use unhang_evidence::{Source, Store};
+use unhang_evidence::{RecordSource, Store};
 use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Settings};
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
@@ -74,11 +74,12 @@ impl Device {
             bandwidth: gpu.bandwidth.unwrap_or(0),
         };
         let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
-        let engine = GpuEngine::new(Box::new(driver), Settings { shipped_folder: shipped(), ..Settings::default() });
+        let engine =
+            GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder: shipped(), ..GpuSettings::default() });
         // What was measured before on this device, by these kernels.
         for tuning in store.map(Store::tunings).unwrap_or_default() {
-            if tuning.source != Source::Rehearsal {
-                engine.take_tuning(&tuning.tuned, tuning.source == Source::Import);
+            if tuning.source != RecordSource::Rehearsal {
+                engine.take_tuning(&tuning.tuned, tuning.source == RecordSource::Import);
             }
         }
         let place = if machine.gpus.len() < 2 { String::new() } else { format!("@{address}") };

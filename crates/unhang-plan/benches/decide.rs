@@ -5,7 +5,7 @@ use std::hint::black_box;
 use criterion::{Criterion, criterion_group, criterion_main};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Record, Source};
+use unhang_evidence::{Evidence, Record, RecordSource};
 use unhang_plan::{PlanCache, Settings, Situation, plan};
 
 fn layers() -> Vec<Problem> {
@@ -17,7 +17,7 @@ fn decide(criterion: &mut Criterion) {
     let (settings, situation) = (Settings::default(), Situation::affected_accelerator());
     let mut evidence = Evidence::empty("here");
     for problem in &problems {
-        let works = Record::new(problem.clone(), EngineName::Aten, "here", Verdict::Works, Source::Probe);
+        let works = Record::new(problem.clone(), EngineName::Aten, "here", Verdict::Works, RecordSource::Probe);
         evidence.learn(works.with_seconds(1e-3));
     }
     let cache = PlanCache::new();

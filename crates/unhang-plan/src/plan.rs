@@ -3,7 +3,7 @@
 use std::fmt;
 
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Finding, Source, rules::Rule};
+use unhang_evidence::{Finding, RecordSource, rules::Rule};
 
 /// A piece of evidence that a plan rests on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct Reference {
     /// How it ended, or is claimed to end.
     pub verdict: Verdict,
     /// Where it comes from.
-    pub source: Source,
+    pub source: RecordSource,
     /// All of it in words.
     pub text: String,
 }
@@ -25,7 +25,7 @@ impl Reference {
     }
 
     pub(crate) fn to_rule(rule: &Rule) -> Reference {
-        Reference { engine: rule.engine, verdict: Verdict::Hangs, source: Source::Rule, text: rule.to_string() }
+        Reference { engine: rule.engine, verdict: Verdict::Hangs, source: RecordSource::Rule, text: rule.to_string() }
     }
 }
 

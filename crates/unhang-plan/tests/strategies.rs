@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use unhang_conv::{DataType, Problem, tile};
 use unhang_engine::EngineName::{self, Aten, Cpu, Jit, Miopen, Tiled};
 use unhang_engine::Verdict::{self, Hangs, Works, Wrong};
-use unhang_evidence::{Evidence, Record, Source};
+use unhang_evidence::{Evidence, Record, RecordSource};
 use unhang_plan::{Availability, Device, MiopenFamilies, Plan, Settings, Situation, Strategy, plan};
 
 const SMALL: &str = "forward:f32:nchw:1x16x32x32:32x3x3:s1x1:p1x1:d1x1:g1";
@@ -19,7 +19,7 @@ fn settings(strategy: Strategy) -> Settings {
     Settings { strategy, ..Settings::default() }
 }
 
-fn evidence(key: &str, known: &[(EngineName, Verdict, Source, Option<f64>)]) -> Evidence {
+fn evidence(key: &str, known: &[(EngineName, Verdict, RecordSource, Option<f64>)]) -> Evidence {
     let mut evidence = Evidence::empty("here");
     for &(engine, verdict, source, seconds) in known {
         let record = Record::new(problem(key), engine, "here", verdict, source);
@@ -53,41 +53,41 @@ fn auto_on_an_affected_card_without_evidence() {
     let plan = check(LARGE, &auto, &no_jit, &none, &[Aten, Cpu]);
     assert!(plan.reason.starts_with("aten is available, and there is no evidence against it; jit"), "{}", plan.reason);
     assert!(plan.reason.contains("jit is not available (no kernels); miopen is suspect"), "{}", plan.reason);
-    assert!(plan.evidence.iter().any(|it| it.source == Source::Rule), "the rules about miopen are shown");
+    assert!(plan.evidence.iter().any(|it| it.source == RecordSource::Rule), "the rules about miopen are shown");
 }
 
 #[test]
 fn auto_takes_the_fastest_that_was_seen_to_work() {
     let auto = settings(Strategy::Auto);
-    let known = [(Jit, Works, Source::Probe, Some(2e-3)), (Aten, Works, Source::Run, Some(1e-3))];
+    let known = [(Jit, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Run, Some(1e-3))];
     let plan = check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Aten, Jit, Cpu]);
     assert!(plan.reason.contains("fastest"), "{}", plan.reason);
     // MIOpen comes in by proof, even where rules speak against it.
-    let known = [(Miopen, Works, Source::Probe, Some(1e-4)), (Jit, Works, Source::Probe, Some(1e-3))];
+    let known = [(Miopen, Works, RecordSource::Probe, Some(1e-4)), (Jit, Works, RecordSource::Probe, Some(1e-3))];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Miopen, Jit, Aten, Cpu]);
     // The CPU wins where it was measured to be fastest,
     let known = [
-        (Cpu, Works, Source::Run, Some(1e-5)),
-        (Jit, Works, Source::Probe, Some(1e-3)),
-        (Aten, Wrong, Source::Probe, None),
+        (Cpu, Works, RecordSource::Run, Some(1e-5)),
+        (Jit, Works, RecordSource::Probe, Some(1e-3)),
+        (Aten, Wrong, RecordSource::Probe, None),
     ];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Cpu, Jit]);
     // but not over one that was never tried.
-    let known = [(Cpu, Works, Source::Run, Some(1e-5))];
+    let known = [(Cpu, Works, RecordSource::Run, Some(1e-5))];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Jit, Aten, Cpu]);
 }
 
 #[test]
 fn bad_verdicts_are_out_and_suspicion_stands_behind() {
     let auto = settings(Strategy::Auto);
-    let known = [(Jit, Hangs, Source::Run, None)];
+    let known = [(Jit, Hangs, RecordSource::Run, None)];
     let plan = check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Aten, Cpu]);
     assert!(plan.reason.contains("known here: jit hangs (run"), "{}", plan.reason);
-    let known = [(Jit, Hangs, Source::Import, None)];
+    let known = [(Jit, Hangs, RecordSource::Import, None)];
     let plan = check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Aten, Cpu]);
     assert!(plan.reason.contains("jit is suspect"), "{}", plan.reason);
     // An import that says "works" proves nothing.
-    let known = [(Miopen, Works, Source::Import, Some(1e-9))];
+    let known = [(Miopen, Works, RecordSource::Import, Some(1e-9))];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Jit, Aten, Cpu]);
 }
 
@@ -98,12 +98,12 @@ fn a_machine_that_is_not_affected_is_left_alone() {
     check(LARGE, &auto, &Situation::accelerator(), &none, &[Miopen, Aten]);
     check(LARGE, &auto, &Situation::cuda_accelerator(), &none, &[Aten]);
     // Neither rules nor strangers' files change that;
-    let known = [(Miopen, Hangs, Source::Import, None)];
+    let known = [(Miopen, Hangs, RecordSource::Import, None)];
     check(LARGE, &auto, &Situation::accelerator(), &evidence(LARGE, &known), &[Miopen, Aten]);
     // what was seen here does.
-    let known = [(Miopen, Wrong, Source::Probe, None)];
+    let known = [(Miopen, Wrong, RecordSource::Probe, None)];
     check(LARGE, &auto, &Situation::accelerator(), &evidence(LARGE, &known), &[Aten, Cpu]);
-    let known = [(Miopen, Works, Source::Probe, Some(2e-3)), (Aten, Works, Source::Probe, Some(1e-3))];
+    let known = [(Miopen, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Probe, Some(1e-3))];
     check(LARGE, &auto, &Situation::accelerator(), &evidence(LARGE, &known), &[Aten, Miopen]);
     // Tensors in the host's memory are safe beside an affected card too.
     let beside = Situation { affected: true, ..Situation::cpu_tensors() };
@@ -125,7 +125,7 @@ fn the_seeds_strategies_are_literal_and_warn() {
     let plan = check(LARGE, &settings(Strategy::ImplicitGemm), &Situation::accelerator(), &none, &[Miopen, Aten]);
     assert!(plan.warnings.is_empty());
     // Where it was seen to work, neither.
-    let known = evidence(SMALL, &[(Miopen, Works, Source::Probe, None)]);
+    let known = evidence(SMALL, &[(Miopen, Works, RecordSource::Probe, None)]);
     assert!(check(SMALL, &settings(Strategy::Selective), &unproven, &known, &[Miopen, Cpu]).warnings.is_empty());
 }
 
@@ -172,7 +172,7 @@ fn with_the_cpu_turned_off_the_next_best_is_used_and_said() {
 
 #[test]
 fn a_known_hang_is_out_whatever_was_asked_for() {
-    let hangs = evidence(LARGE, &[(Miopen, Hangs, Source::Run, None)]);
+    let hangs = evidence(LARGE, &[(Miopen, Hangs, RecordSource::Run, None)]);
     let plan = check(LARGE, &settings(Strategy::ImplicitGemm), &canaries_passed(), &hangs, &[Jit, Aten, Cpu]);
     assert!(plan.reason.starts_with("implicit_gemm asks for MIOpen, but known here: miopen hangs"), "{}", plan.reason);
 }
@@ -218,7 +218,7 @@ fn tiles_carry_their_engine_and_limit() {
     assert_eq!(plan.tile, None, "it fits");
     // The inner engine is judged on the tile and not on the whole.
     let inner = "forward:f32:nchw:1x16x32x32:32x3x3:s1x1:p0x0:d1x1:g1";
-    let known = evidence(inner, &[(Miopen, Works, Source::Probe, Some(1e-4))]);
+    let known = evidence(inner, &[(Miopen, Works, RecordSource::Probe, Some(1e-4))]);
     let plan = check(LARGE, &settings(Strategy::Tiled), &canaries_passed(), &known, &[Tiled, Jit, Aten, Cpu]);
     assert_eq!(plan.tile.unwrap().inner, Miopen);
     let asked = Settings { tile_engine: Some(Cpu), ..settings(Strategy::Tiled) };
@@ -270,7 +270,7 @@ proptest! {
         let settings = Settings { strategy, cpu_fallback_enabled: cpu_allowed, tile_limit, ..Settings::default() };
         let mut evidence = Evidence::empty("here");
         for (engine, verdict, seconds) in verdicts {
-            let record = Record::new(problem.clone(), engine, "here", verdict, Source::Probe);
+            let record = Record::new(problem.clone(), engine, "here", verdict, RecordSource::Probe);
             evidence.learn(Record { seconds, ..record });
         }
         let plan = plan(&problem, &settings, &situation, &evidence);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unhang_evidence::{Intent, IntentId, Record, Source, Store, time};
+use unhang_evidence::{Intent, IntentId, Record, RecordSource, Store, time};
 
 use crate::protocol::{CameBack, Request};
 use crate::recorder::{Recorder, recorder};
@@ -34,8 +34,8 @@ pub enum Event<'a> {
 pub struct Prober<'a> {
     /// The fingerprint under which verdicts are kept.
     pub machine: &'a str,
-    /// [`Source::Probe`] or [`Source::Rehearsal`].
-    pub source: Source,
+    /// [`RecordSource::Probe`] or [`RecordSource::Rehearsal`].
+    pub source: RecordSource,
     /// Said behind every verdict, such as which torch it is about; or empty.
     pub note: &'a str,
     /// Where verdicts are kept.
@@ -89,7 +89,7 @@ pub struct Outcome {
 /// What earlier probes of this kind began on the machine and never came back from, as the verdicts that it becomes.
 ///
 /// The machine or the prober went down while these ran. That is suspicion enough not to run them again unasked.
-pub fn culprits(store: &Store, machine: &str, source: Source) -> Vec<Record> {
+pub fn culprits(store: &Store, machine: &str, source: RecordSource) -> Vec<Record> {
     let mut found = Vec::new();
     for (id, intent) in store.unresolved_intents(machine) {
         if intent.source != source {

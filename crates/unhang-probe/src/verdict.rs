@@ -2,7 +2,7 @@
 
 use unhang_conv::{DataType, Problem};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Record, Source, time};
+use unhang_evidence::{Record, RecordSource, time};
 
 use crate::explain::{explain, shortened, signal};
 use crate::process::Ended;
@@ -157,7 +157,7 @@ impl Tried {
     }
 
     /// What the store keeps of it.
-    pub fn record(&self, machine: &str, source: Source) -> Record {
+    pub fn record(&self, machine: &str, source: RecordSource) -> Record {
         Record {
             problem: self.attempt.problem.clone(),
             engine: self.attempt.engine,

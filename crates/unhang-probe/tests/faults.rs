@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use unhang_conv::Problem;
 use unhang_cpu::CpuEngine;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Filter, Source, Store};
+use unhang_evidence::{Evidence, Filter, RecordSource, Store};
 use unhang_probe::rehearsal::{Behaviour, Table, serve};
 use unhang_probe::{Attempt, Deadlines, End, Launch, Probed, Prober, Stage, Tried, culprits};
 
@@ -122,7 +122,7 @@ fn run(
 ) -> Probed {
     let prober = Prober {
         machine: MACHINE,
-        source: Source::Rehearsal,
+        source: RecordSource::Rehearsal,
         note: "",
         store,
         deadlines,
@@ -501,12 +501,12 @@ fn a_prober_that_is_killed_leaves_the_culprits_names_and_goes_on() {
     }
     let (before, known) = (store.records(&Filter::default()), hangs(&store));
     assert!(before.iter().filter(|record| record.verdict == Verdict::Works).count() >= 20, "{}", before.len());
-    let found = culprits(&store, MACHINE, Source::Rehearsal);
+    let found = culprits(&store, MACHINE, RecordSource::Rehearsal);
     assert!((1..=4).contains(&found.len()), "one for each worker at most: {found:?}");
     for record in &found {
         assert!(record.verdict == Verdict::Hangs && record.detail.contains("went down"), "{record:?}");
     }
-    assert!(culprits(&store, MACHINE, Source::Rehearsal).is_empty(), "they are verdicts now");
+    assert!(culprits(&store, MACHINE, RecordSource::Rehearsal).is_empty(), "they are verdicts now");
     assert!(store.flush(Duration::from_secs(10)));
     let evidence = Evidence::load_rehearsal(&store, MACHINE);
     assert!(found.iter().all(|it| evidence.about(&it.problem, it.engine, "").is_some()));

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_evidence::{Source as Seen, Tuning, time};
+use unhang_evidence::{RecordSource as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
-use unhang_gpu::plan::Plan;
+use unhang_gpu::plan::LaunchPlan;
 use unhang_gpu::tuning::{self, Times};
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, Prepared, Request, Settings, Timing};
+use unhang_gpu::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
 use unhang_isa::Chip;
 use unhang_machine::Machine;
 
@@ -57,7 +57,7 @@ pub struct PyGpu {
 
 impl PyGpu {
     fn new(driver: Box<dyn Driver>, cache_folder: Option<PathBuf>, shipped_folder: Option<PathBuf>) -> PyGpu {
-        let mut settings = Settings { shipped_folder, ..Settings::default() };
+        let mut settings = GpuSettings { shipped_folder, ..GpuSettings::default() };
         if cache_folder.is_some() {
             settings.cache_folder = cache_folder;
         }
@@ -301,8 +301,8 @@ fn parsed(choice: &str) -> PyResult<Choice> {
     choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))
 }
 
-fn planned(problem: &PyProblem, choice: &str) -> PyResult<Plan> {
-    Plan::new(&problem.problem, &parsed(choice)?).map_err(|error| raise(&error.into()))
+fn planned(problem: &PyProblem, choice: &str) -> PyResult<LaunchPlan> {
+    LaunchPlan::new(&problem.problem, &parsed(choice)?).map_err(|error| raise(&error.into()))
 }
 
 /// What the kernel driver knows of the device at a PCI address.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Quarantined, Record, Source, Store, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Quarantined, Record, RecordSource, Store, quarantined, time};
 use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System, is_shielded};
 use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
@@ -280,7 +280,7 @@ impl PyPlanner {
             rehearsed: OnceLock::new(),
             quarantine: quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()),
         };
-        planner.quarantine_in(&planner.evidence, Source::Run);
+        planner.quarantine_in(&planner.evidence, RecordSource::Run);
         planner
     }
 
@@ -322,7 +322,7 @@ impl PyPlanner {
     ) -> PyResult<bool> {
         let engine: EngineName = engine.parse().map_err(invalid)?;
         let verdict: Verdict = verdict.parse().map_err(invalid)?;
-        let mut record = Record::new(problem.problem.clone(), engine, &self.machine, verdict, Source::Run);
+        let mut record = Record::new(problem.problem.clone(), engine, &self.machine, verdict, RecordSource::Run);
         record.seconds = seconds;
         record.detail = detail.to_owned();
         self.store.record(record.clone());
@@ -376,13 +376,13 @@ impl PyPlanner {
         }
         self.rehearsed.get_or_init(|| {
             let evidence = RwLock::new(Evidence::load_rehearsal(&self.store, &self.machine));
-            self.quarantine_in(&evidence, Source::Rehearsal);
+            self.quarantine_in(&evidence, RecordSource::Rehearsal);
             evidence
         })
     }
 
     /// What hung before this process was started again is out, even where no store could keep it.
-    fn quarantine_in(&self, evidence: &RwLock<Evidence>, source: Source) {
+    fn quarantine_in(&self, evidence: &RwLock<Evidence>, source: RecordSource) {
         let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
         evidence.quarantine(&self.quarantine, &self.machine, source);
     }

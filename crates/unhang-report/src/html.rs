@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Source, time};
+use unhang_evidence::{RecordSource, time};
 use unhang_plan::Plan;
 
 use crate::data::Report;
@@ -183,7 +183,7 @@ impl Report {
                 (position(&Layout::ALL, &problem.layout()), Layout::ALL.len()),
                 (position(&EngineName::ALL, &record.engine), EngineName::ALL.len()),
                 (position(&SEVERITY, &record.verdict), SEVERITY.len()),
-                (position(&Source::ALL, &record.source), Source::ALL.len()),
+                (position(&RecordSource::ALL, &record.source), RecordSource::ALL.len()),
                 (usize::from(is_drawn(record)), 2),
             ];
             let packed = facets.iter().fold(0, |packed, (value, base)| packed * base + value);
@@ -220,7 +220,7 @@ impl Report {
             "layouts": Layout::ALL.map(Layout::name),
             "engines": EngineName::ALL.map(EngineName::name),
             "verdicts": SEVERITY.map(Verdict::name),
-            "sources": Source::ALL.map(Source::name),
+            "sources": RecordSource::ALL.map(RecordSource::name),
             "firstDay": first_day,
             "words": words.texts,
             "shapes": shapes,

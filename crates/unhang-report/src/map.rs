@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use unhang_conv::{DataType, Direction};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Record, Source};
+use unhang_evidence::{Record, RecordSource};
 
 use crate::axes::Axes;
 use crate::data::Report;
@@ -55,7 +55,7 @@ fn severity(verdict: Verdict) -> usize {
 
 /// Whether a record belongs in the map: what was seen here or rehearsed. What others claim is listed, not drawn.
 pub(crate) fn is_drawn(record: &Record) -> bool {
-    matches!(record.source, Source::Probe | Source::Run | Source::Rehearsal)
+    matches!(record.source, RecordSource::Probe | RecordSource::Run | RecordSource::Rehearsal)
 }
 
 impl Report {

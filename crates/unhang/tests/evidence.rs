@@ -7,7 +7,7 @@ use std::process::Output;
 use assert_cmd::Command;
 use serde_json::Value;
 use unhang_engine::{EngineName, Tuned, Verdict};
-use unhang_evidence::{Filter, Record, Source, Store, Tuning};
+use unhang_evidence::{Filter, Record, RecordSource, Store, Tuning};
 
 fn unhang(home: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::cargo_bin("unhang").unwrap();
@@ -27,7 +27,7 @@ fn json(output: &Output) -> Value {
 fn record(size: usize, verdict: Verdict) -> Record {
     let problem = format!("forward:f32:nchw:1x16x{size}x{size}:32x3x3:s1x1:p1x1:d1x1:g1").parse().unwrap();
     let detail = "asked by kevin in /home/kevin/train.py \x1b[31m";
-    Record::new(problem, EngineName::Miopen, "4f1c", verdict, Source::Probe).with_detail(detail)
+    Record::new(problem, EngineName::Miopen, "4f1c", verdict, RecordSource::Probe).with_detail(detail)
 }
 
 fn filled(home: &Path) {
@@ -118,7 +118,7 @@ fn a_store_that_cannot_be_used_is_said_and_no_more() {
     assert_eq!(output.status.code(), Some(2), "forgetting was asked for and not done");
 }
 
-fn tuning(size: usize, source: Source, kernels: &str, seconds: f64) -> Tuning {
+fn tuning(size: usize, source: RecordSource, kernels: &str, seconds: f64) -> Tuning {
     let tuned = Tuned {
         problem: record(size, Verdict::Works).problem,
         device: "a card (gfx1010, 36 units)".into(),
@@ -143,11 +143,11 @@ fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
     assert!(stdout.starts_with("nothing was tuned"), "{stdout}");
     let store = Store::open(home.path());
     let ours = unhang_gpu::tuning::kernels();
-    store.keep_tuning(tuning(32, Source::Run, &ours, 4e-5));
-    store.keep_tuning(tuning(64, Source::Probe, &ours, 1e-5));
+    store.keep_tuning(tuning(32, RecordSource::Run, &ours, 4e-5));
+    store.keep_tuning(tuning(64, RecordSource::Probe, &ours, 1e-5));
     // Neither counts: other kernels, and an emulator.
-    store.keep_tuning(tuning(16, Source::Probe, "those of last year", 1e-6));
-    store.keep_tuning(tuning(8, Source::Rehearsal, &ours, 1e-6));
+    store.keep_tuning(tuning(16, RecordSource::Probe, "those of last year", 1e-6));
+    store.keep_tuning(tuning(8, RecordSource::Rehearsal, &ours, 1e-6));
     drop(store);
     let (stdout, stderr) = text(&unhang(home.path(), &["evidence", "tunings"]));
     assert!(stderr.is_empty() && !stdout.contains('\x1b'), "{stdout:?} {stderr}");

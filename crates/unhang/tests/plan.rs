@@ -7,7 +7,7 @@ use std::process::Output;
 use assert_cmd::Command;
 use serde_json::Value;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Record, Source, Store};
+use unhang_evidence::{Canary, Record, RecordSource, Store};
 
 const KEY: &str = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
 
@@ -72,7 +72,7 @@ fn an_affected_card_is_planned_around_until_something_is_proven() {
     drop(store);
     assert_eq!(bench.plan(&[KEY])["engines"], serde_json::json!(["aten", "cpu"]));
     let store = Store::open(&bench.home());
-    let wrong = Record::new(KEY.parse().unwrap(), EngineName::Aten, machine, Verdict::Wrong, Source::Probe);
+    let wrong = Record::new(KEY.parse().unwrap(), EngineName::Aten, machine, Verdict::Wrong, RecordSource::Probe);
     store.record(wrong.with_detail("relative error 0.3"));
     drop(store);
     let plan = bench.plan(&[KEY]);
@@ -110,9 +110,9 @@ fn what_is_kept_under_another_torch_is_said_and_does_not_count() {
     let store = Store::open(&bench.home());
     let hangs =
         |machine: &str, source| Record::new(KEY.parse().unwrap(), EngineName::Miopen, machine, Verdict::Hangs, source);
-    store.record(hangs(probed["fingerprint"].as_str().unwrap(), Source::Probe));
-    store.record(hangs("0123456789abcdef", Source::Run));
-    store.record(hangs("of somebody else", Source::Import));
+    store.record(hangs(probed["fingerprint"].as_str().unwrap(), RecordSource::Probe));
+    store.record(hangs("0123456789abcdef", RecordSource::Run));
+    store.record(hangs("of somebody else", RecordSource::Import));
     drop(store);
 
     let plan = bench.plan(&[KEY]);

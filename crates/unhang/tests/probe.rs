@@ -211,7 +211,7 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
 #[test]
 fn what_was_found_is_compared_by_size_engine_and_version() {
     use unhang_engine::Verdict;
-    use unhang_evidence::{Record, Source, Store};
+    use unhang_evidence::{Record, RecordSource, Store};
     let home = tempfile::tempdir().unwrap();
     let root = tempfile::tempdir().unwrap();
     let root = root.path().to_str().unwrap();
@@ -224,12 +224,12 @@ fn what_was_found_is_compared_by_size_engine_and_version() {
     let record = |engine, variant: &str, verdict, source| {
         Record::new(problem.clone(), engine, &machine, verdict, source).with_variant(variant)
     };
-    let elsewhere = record(EngineName::Miopen, "", Verdict::Hangs, Source::Import);
+    let elsewhere = record(EngineName::Miopen, "", Verdict::Hangs, RecordSource::Import);
     let store = Store::open(home.path());
     let written = store.record_all(vec![
-        record(EngineName::Miopen, "winograd", Verdict::Works, Source::Probe).with_seconds(0.002),
-        record(EngineName::Miopen, "gemm", Verdict::Hangs, Source::Probe),
-        record(EngineName::Aten, "", Verdict::Works, Source::Probe).with_seconds(0.004),
+        record(EngineName::Miopen, "winograd", Verdict::Works, RecordSource::Probe).with_seconds(0.002),
+        record(EngineName::Miopen, "gemm", Verdict::Hangs, RecordSource::Probe),
+        record(EngineName::Aten, "", Verdict::Works, RecordSource::Probe).with_seconds(0.004),
         Record {
             machine: "feedbeef00000000".to_owned(),
             ..elsewhere.with_detail("no answer; torch 2.2.2+rocm5.7 hip5.7")

@@ -246,7 +246,7 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_repaired() {
         }
     };
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1030, compiler);
-    let settings = unhang_gpu::Settings {
+    let settings = unhang_gpu::GpuSettings {
         workspace_limit: Some(1 << 26),
         cache_folder: None,
         cache_limit: 0,
@@ -260,7 +260,9 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_repaired() {
         "forward:f32:nchw:1x12x7x9:12x3x3:s2x2:p1x1:d1x1:g12",
     ] {
         let problem: unhang_conv::Problem = problem.parse().unwrap();
-        for candidate in unhang_gpu::choice::candidates(&problem, &unhang_gpu::model::Device::rx_5600_xt(), 1 << 26) {
+        for candidate in
+            unhang_gpu::choice::candidates(&problem, &unhang_gpu::model::DeviceModel::rx_5600_xt(), 1 << 26)
+        {
             if families.insert(candidate.choice.family()) {
                 engine.use_choice(Some(candidate.choice));
                 if let Err(failure) = unhang_suite::check(&engine, &problem, 5) {

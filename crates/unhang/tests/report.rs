@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Record, Source, Store};
+use unhang_evidence::{Record, RecordSource, Store};
 
 const HOSTILE: &str =
     "</script><script>document.title='stolen'</script><img src=x onerror=\"document.title='stolen'\">\u{1b}[2J";
@@ -69,8 +69,8 @@ impl Bench {
         records.push(record(&at.replace("f32", "f16"), EngineName::Miopen, Verdict::Crashes));
         let backward = at.replace("forward", "backward-data");
         records.push(record(&backward, EngineName::Cpu, Verdict::Works).with_seconds(0.5));
-        records.push(Record { source: Source::Rehearsal, ..record(at, EngineName::Jit, Verdict::Hangs) });
-        records.push(Record { source: Source::Import, ..record(at, EngineName::Jit, Verdict::Crashes) });
+        records.push(Record { source: RecordSource::Rehearsal, ..record(at, EngineName::Jit, Verdict::Hangs) });
+        records.push(Record { source: RecordSource::Import, ..record(at, EngineName::Jit, Verdict::Crashes) });
         self.fill(records);
         let store = Store::open(&self.folder.path().join("home"));
         let machine = self.json(&[])["fingerprint"].as_str().unwrap().to_owned();
@@ -79,7 +79,7 @@ impl Bench {
 }
 
 fn record(key: &str, engine: EngineName, verdict: Verdict) -> Record {
-    Record::new(key.parse().unwrap(), engine, "", verdict, Source::Probe)
+    Record::new(key.parse().unwrap(), engine, "", verdict, RecordSource::Probe)
 }
 
 /// The page's document after its script ran, or none where there is no browser.

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Problem};
-use unhang_gpu::Settings;
+use unhang_gpu::GpuSettings;
 use unhang_gpu::cache::Key;
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{CompileError, NoCompiler};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::plan::{Form, Plan, Stage};
+use unhang_gpu::plan::{Form, LaunchPlan, Stage};
 use unhang_gpu::shapes::Shape;
 use unhang_gpu::shipped::{self, Shipped};
 use unhang_isa::Chip;
@@ -107,7 +107,7 @@ fn trials(shipped: &Shipped) -> Vec<Trial> {
 fn trials_of(shipped: &Shipped, target: Chip, problem: &Problem) -> Vec<Trial> {
     let mut found = Vec::new();
     for choice in shipped::general_choices(problem) {
-        let Ok(plan) = Plan::general(problem, &choice) else { continue };
+        let Ok(plan) = LaunchPlan::general(problem, &choice) else { continue };
         let mut trial = Trial {
             target,
             problem: problem.clone(),
@@ -155,8 +155,12 @@ fn proven(cache: &Path) -> HashSet<String> {
 pub fn prove([share, of]: [usize; 2], folder: &Path, cache: &Path) -> Outcome {
     let (shipped, program, known) = (Shipped::open(folder)?, program()?, proven(cache));
     let none = Arc::new(NoCompiler(CompileError::Unusable("the package's own bytes are to be run".into())));
-    let settings =
-        Settings { workspace_limit: None, cache_folder: None, cache_limit: 0, shipped_folder: Some(folder.to_owned()) };
+    let settings = GpuSettings {
+        workspace_limit: None,
+        cache_folder: None,
+        cache_limit: 0,
+        shipped_folder: Some(folder.to_owned()),
+    };
     let card = |chip, reported| {
         let card = Emulated::new(chip, reported, chip, none.clone());
         card.use_threads(1);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
 use crate::compiler::{Compiler, Nvrtc};
 use crate::dynamic::{self, Found, LibraryMissing, Wanted, function_table};
-use crate::model::Device;
+use crate::model::DeviceModel;
 
 function_table! {
     /// The functions of libcuda that we call.
@@ -92,7 +92,7 @@ impl Cuda {
             reported_architecture: architecture.clone(),
             true_architecture: architecture,
             driver: format!("CUDA {}.{}", version / 1000, version % 1000 / 10),
-            model: Device {
+            model: DeviceModel {
                 compute_units: units as usize,
                 // Clocks under load lie below the highest that is reported.
                 flops: f64::from(units) * 256.0 * clock * 0.88,

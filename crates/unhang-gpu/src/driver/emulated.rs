@@ -17,21 +17,21 @@ use super::{Description, Driver, DriverError, Event, Function};
 use crate::choice::Choice;
 use crate::compiler::Compiler;
 use crate::from_host::{UNWRITTEN, bytes_of, size_of, write};
-use crate::model::Device;
+use crate::model::DeviceModel;
 use crate::plan::Form;
-use crate::{DevicePointers, GpuEngine, Settings};
+use crate::{DevicePointers, GpuEngine, GpuSettings};
 
 /// An emulated card. Clones are the same card.
 #[derive(Clone)]
 pub struct Emulated(Arc<Card>);
 
 struct Card {
-    state: Mutex<State>,
+    state: Mutex<EmulatedCard>,
     compiler: Arc<dyn Compiler>,
     description: Description,
 }
 
-struct State {
+struct EmulatedCard {
     machine: Machine,
     functions: Vec<(Object, String)>,
     events: Vec<Option<Instant>>,
@@ -47,9 +47,9 @@ impl Emulated {
             reported_architecture: reported.name().into(),
             true_architecture: target.name().into(),
             driver: "emulator".into(),
-            model: Device::rx_5600_xt(),
+            model: DeviceModel::rx_5600_xt(),
         };
-        let state = State {
+        let state = EmulatedCard {
             machine: Machine::new(Mode::Hazards(silicon)),
             functions: Vec::new(),
             events: Vec::new(),
@@ -59,7 +59,7 @@ impl Emulated {
     }
 
     /// A fault leaves the machine as it is on a card: stopped, with its memory whole.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EmulatedCard> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -253,7 +253,7 @@ pub struct EmulatedEngine {
 
 impl EmulatedEngine {
     /// An engine that compiles anew or takes objects from `settings`' cache.
-    pub fn new(card: Emulated, settings: Settings) -> EmulatedEngine {
+    pub fn new(card: Emulated, settings: GpuSettings) -> EmulatedEngine {
         EmulatedEngine { gpu: GpuEngine::new(Box::new(card.clone()), settings), card, choice: Mutex::default() }
     }
 

@@ -11,7 +11,7 @@ use super::hip_runtime::{self, LastError};
 use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
 use crate::compiler::{self, Compiler};
 use crate::dynamic::{Found, function_table};
-use crate::model::Device;
+use crate::model::DeviceModel;
 
 function_table! {
     /// The functions of libamdhip64 that we call.
@@ -61,15 +61,15 @@ pub struct HipChip {
 
 impl HipChip {
     /// What the model knows of the device; where KFD does not tell, as if it were an RX 5600 XT.
-    fn model(&self, memory: u64) -> Device {
-        let like = Device::rx_5600_xt();
+    fn model(&self, memory: u64) -> DeviceModel {
+        let like = DeviceModel::rx_5600_xt();
         let units = if self.compute_units == 0 { like.compute_units } else { self.compute_units };
         let for_each_unit = match self.clock_mhz {
             0 => like.flops / like.compute_units as f64,
             // 64 lanes of a multiply-add. Clocks under load lie below the highest that is reported.
             clock => 128.0 * f64::from(clock) * 1e6 * 0.88,
         };
-        Device {
+        DeviceModel {
             compute_units: units,
             flops: units as f64 * for_each_unit,
             bandwidth: if self.bandwidth == 0 { like.bandwidth } else { self.bandwidth as f64 },
@@ -367,9 +367,9 @@ mod tests {
             bandwidth,
         };
         // The figures that KFD gives for an RX 5600 XT come to what the vendor says of it.
-        let (found, vendor) = (chip(36, 1780, 288_000_000_000).model(6 << 30), Device::rx_5600_xt());
+        let (found, vendor) = (chip(36, 1780, 288_000_000_000).model(6 << 30), DeviceModel::rx_5600_xt());
         assert!((found.flops / vendor.flops - 1.0).abs() < 0.01, "{found:?}");
-        assert_eq!(Device { flops: vendor.flops, ..found }, vendor);
+        assert_eq!(DeviceModel { flops: vendor.flops, ..found }, vendor);
         let larger = chip(40, 2100, 448_000_000_000).model(8 << 30);
         assert_eq!((larger.compute_units, larger.bandwidth, larger.memory), (40, 448e9, 8 << 30));
         assert_eq!(chip(0, 0, 0).model(6 << 30), vendor, "nothing is known");

@@ -19,7 +19,7 @@ pub use events::DeviceEvents;
 pub use hip::{Hip, HipChip};
 
 use crate::compiler::{CompileError, Compiler};
-use crate::model::Device;
+use crate::model::DeviceModel;
 
 /// A call of the driver that failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -58,7 +58,7 @@ pub struct Description {
     /// The driver, with its version.
     pub driver: String,
     /// What the model knows of it.
-    pub model: Device,
+    pub model: DeviceModel,
 }
 
 impl Description {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let strip = strip.max(1) as usize;
     let channels_last = geometry.channels_last();
@@ -32,7 +32,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
         by_multiplier: Divisor::new(multiplier),
     };
     let stage = |entry, grid, pointers, shape: DepthwiseShape| Stage {
-        kernel: Kernel { source: Source::Depthwise, entry, constants: constants.clone() },
+        kernel: Kernel { source: SourceFile::Depthwise, entry, constants: constants.clone() },
         grid,
         block: 256,
         pointers,
@@ -49,7 +49,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
             let threads = p.batch() * outputs * strips * ow;
             let grid = grid_x(threads as u64, 256);
             let stages = vec![stage("depthwise_forward", grid, operands, parameters(p.out_size(), strips, threads, 0))];
-            Ok(Plan { stages, workspace_bytes: 0 })
+            Ok(LaunchPlan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardData => {
             if !strip.is_multiple_of(p.stride()[0]) {
@@ -61,7 +61,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
             let grid = grid_x(threads as u64, 256);
             let stages =
                 vec![stage("depthwise_backward_data", grid, operands, parameters(p.in_size(), strips, threads, 0))];
-            Ok(Plan { stages, workspace_bytes: 0 })
+            Ok(LaunchPlan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardWeights => {
             let pixels = p.batch() * oh * ow;
@@ -79,7 +79,7 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
                 ),
                 reduce_weights(geometry, splits, planes),
             ];
-            Ok(Plan { stages, workspace_bytes: workspace.bytes })
+            Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
         }
     }
 }
@@ -109,7 +109,7 @@ fn depthwise_width(geometry: &Geometry) -> Result<usize, String> {
         .ok_or_else(|| format!("rows of {input} and {output} are not whole vectors"))
 }
 
-pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Plan, String> {
+pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let strip = strip.max(1) as usize;
     let channels_last = geometry.channels_last();
@@ -137,7 +137,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         by_channels: Divisor::new(channels),
     };
     let stage = |entry, grid, pointers, shape: DepthwiseQuadsShape| Stage {
-        kernel: Kernel { source: Source::DepthwiseQuads, entry, constants: constants.clone() },
+        kernel: Kernel { source: SourceFile::DepthwiseQuads, entry, constants: constants.clone() },
         grid,
         block: 256,
         pointers,
@@ -171,7 +171,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
             let threads = p.batch() * channels * strips * vectors;
             let parameters = parameters([p.out_size()[0], vectors], strips, threads, 0);
             let stages = vec![stage("depthwise_quads_forward", grid_x(threads as u64, 256), operands, parameters)];
-            Ok(Plan { stages, workspace_bytes: 0 })
+            Ok(LaunchPlan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardData => {
             if !strip.is_multiple_of(p.stride()[0]) {
@@ -183,7 +183,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
             let parameters = parameters([p.in_size()[0], vectors], strips, threads, 0);
             let stages =
                 vec![stage("depthwise_quads_backward_data", grid_x(threads as u64, 256), operands, parameters)];
-            Ok(Plan { stages, workspace_bytes: 0 })
+            Ok(LaunchPlan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardWeights => {
             unrolled((strip - 1) * p.stride()[0] + (p.kernel()[0] - 1) * p.dilation()[0] + 1)?;
@@ -203,7 +203,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
                 ),
                 reduce_weights(geometry, splits, planes),
             ];
-            Ok(Plan { stages, workspace_bytes: workspace.bytes })
+            Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
         }
     }
 }

@@ -7,7 +7,11 @@ const LDS_BYTES: usize = 16 << 10;
 /// Multiply-adds that a channel may be unrolled to.
 const MOST_UNROLLED: usize = 1800;
 
-pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3], splits: u32) -> Result<Plan, String> {
+pub(crate) fn direct(
+    geometry: &Geometry,
+    [block_rows, width, strip]: [u32; 3],
+    splits: u32,
+) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let forward = match p.direction() {
         Direction::Forward => true,
@@ -98,7 +102,7 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3], 
         false => (Pointer::Bias, Pointer::Result),
     };
     let stage = Stage {
-        kernel: Kernel { source: Source::Direct, entry: "direct", constants },
+        kernel: Kernel { source: SourceFile::Direct, entry: "direct", constants },
         grid: [blocks as u32, p.groups() as u32, splits as u32],
         block: 128,
         pointers: vec![geometry.second, geometry.first, bias, result_pointer],
@@ -123,5 +127,5 @@ pub(crate) fn direct(geometry: &Geometry, [block_rows, width, strip]: [u32; 3], 
     if planes {
         stages.push(reduce(geometry, splits as u32, &[], result_pointer));
     }
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }

@@ -39,7 +39,11 @@ pub(crate) fn pack(
     let data_type = p.data_type();
     let bytes = (groups * taps * padded_reduced * padded_rows * data_type.size()) as u64;
     let stage = move |at: u64| Stage {
-        kernel: Kernel { source: Source::Support, entry: "pack", constants: vec![("TYPE", type_number(data_type))] },
+        kernel: Kernel {
+            source: SourceFile::Support,
+            entry: "pack",
+            constants: vec![("TYPE", type_number(data_type))],
+        },
         grid: [((padded_reduced * padded_rows) as u64).div_ceil(256) as u32, groups as u32, 1],
         block: 256,
         pointers: vec![filter, Pointer::Workspace(at)],
@@ -212,7 +216,7 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         by_reduced: Divisor::new(reduced),
     };
     Ok(Stage {
-        kernel: Kernel { source: Source::Gemm, entry: "gemm", constants },
+        kernel: Kernel { source: SourceFile::Gemm, entry: "gemm", constants },
         grid: [tiles as u32, (phases * p.groups()) as u32, part.splits],
         block: part.tile.threads() as u32,
         pointers: pointers.to_vec(),
@@ -272,7 +276,7 @@ pub(crate) fn reduce(geometry: &Geometry, planes: u32, by_phase: &[u32], from: P
     };
     Stage {
         kernel: Kernel {
-            source: Source::Support,
+            source: SourceFile::Support,
             entry: "reduce",
             constants: vec![("TYPE", type_number(p.data_type()))],
         },

@@ -5,7 +5,7 @@ use super::*;
 /// LDS that the taps of a narrow kernel may take.
 const NARROW_LDS_BYTES: usize = 16 << 10;
 
-pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
+pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let forward = match p.direction() {
         Direction::Forward => true,
@@ -53,7 +53,7 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
     constants.extend(geometry.window_constants());
     constants.extend([("STRIP", strip as i64), ("CHUNK", chunk as i64)]);
     let stage = Stage {
-        kernel: Kernel { source: Source::Narrow, entry: "narrow_rows", constants },
+        kernel: Kernel { source: SourceFile::Narrow, entry: "narrow_rows", constants },
         grid: [threads.div_ceil(128).max(1) as u32, (phases * p.groups()) as u32, 1],
         block: 128,
         pointers: vec![geometry.second, geometry.first, Pointer::Bias, Pointer::Result],
@@ -67,5 +67,5 @@ pub(crate) fn narrow(geometry: &Geometry, strip: u32) -> Result<Plan, String> {
         }
         .into(),
     };
-    Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
+    Ok(LaunchPlan { stages: vec![stage], workspace_bytes: 0 })
 }

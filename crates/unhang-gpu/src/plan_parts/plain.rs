@@ -2,7 +2,7 @@
 
 use super::*;
 
-pub(crate) fn plain(geometry: &Geometry) -> Result<Plan, String> {
+pub(crate) fn plain(geometry: &Geometry) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let (entry, pointers) = match p.direction() {
         Direction::Forward => ("plain_forward", vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result]),
@@ -40,7 +40,7 @@ pub(crate) fn plain(geometry: &Geometry) -> Result<Plan, String> {
         dilation_w: int(p.dilation()[1]),
         channels_last: i32::from(geometry.channels_last()),
     };
-    let kernel = Kernel { source: Source::Plain, entry, constants: vec![("TYPE", type_number(p.data_type()))] };
+    let kernel = Kernel { source: SourceFile::Plain, entry, constants: vec![("TYPE", type_number(p.data_type()))] };
     let stage = Stage { kernel, grid: [groups as u32, 1, 1], block: 256, pointers, shape: shape.into() };
-    Ok(Plan { stages: vec![stage], workspace_bytes: 0 })
+    Ok(LaunchPlan { stages: vec![stage], workspace_bytes: 0 })
 }

@@ -90,7 +90,7 @@ impl Launches<'_> {
             ("CHANNELS_LAST", i64::from(self.geometry.channels_last())),
         ];
         Stage {
-            kernel: Kernel { source: Source::WinogradStride2, entry, constants },
+            kernel: Kernel { source: SourceFile::WinogradStride2, entry, constants },
             grid: [threads.div_ceil(128) as u32, phases as u32, 1],
             block: 128,
             pointers,
@@ -115,7 +115,7 @@ impl Launches<'_> {
     }
 }
 
-pub(crate) fn stride2_winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+pub(crate) fn stride2_winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     geometry.refuse_general()?;
     let p = &geometry.problem;
     let tiles = stride2_tiles(p);
@@ -132,7 +132,7 @@ pub(crate) fn stride2_winograd(geometry: &Geometry, tile: Tile, splits: u32) -> 
 }
 
 /// Forward and backward-data: the filter and the source are transformed, multiplied, and the products brought back.
-fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<Plan, String> {
+fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<LaunchPlan, String> {
     let geometry = launches.geometry;
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
@@ -188,10 +188,10 @@ fn stride2_images(launches: &Launches<'_>, tile: Tile) -> Result<Plan, String> {
         nested(multiply, if forward { Nested::Reduction } else { Nested::Side }),
         after,
     ];
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
-fn stride2_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<Plan, String> {
+fn stride2_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     let geometry = launches.geometry;
     let p = &geometry.problem;
     let (channels, rows) = (p.in_channels(), p.out_channels());
@@ -229,5 +229,5 @@ fn stride2_weights(launches: &Launches<'_>, tile: Tile, splits: u32) -> Result<P
             Stride2WeightsShape { rows: int(rows), channels: int(channels), planes: splits as i32 }.into(),
         ),
     ];
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }

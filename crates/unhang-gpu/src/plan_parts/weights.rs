@@ -56,7 +56,7 @@ pub(crate) fn weights(
         by_filter_w: Divisor::new(p.kernel()[1]),
     };
     Stage {
-        kernel: Kernel { source: Source::Weights, entry: "weights", constants },
+        kernel: Kernel { source: SourceFile::Weights, entry: "weights", constants },
         grid: [tiles as u32, p.groups() as u32, splits],
         block: tile.threads() as u32,
         pointers: pointers.to_vec(),
@@ -111,7 +111,7 @@ pub(crate) fn reduce_weights(geometry: &Geometry, planes: u32, from: Pointer) ->
         ("reduce_weights", grid_x(elements, 32))
     };
     Stage {
-        kernel: Kernel { source: Source::Support, entry, constants: vec![("TYPE", type_number(p.data_type()))] },
+        kernel: Kernel { source: SourceFile::Support, entry, constants: vec![("TYPE", type_number(p.data_type()))] },
         grid,
         block: 256,
         pointers: vec![from, Pointer::Result],

@@ -4,7 +4,7 @@ use super::*;
 use crate::shapes::Shape;
 
 /// Winograd F(2×2, 3×3) in one kernel, behind the transform of the filter.
-pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
+pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let forward = match p.direction() {
         Direction::Forward => true,
@@ -34,7 +34,7 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
     }
     let filter = Pointer::Workspace(workspace.take(filter_bytes));
     let strides = if forward { [9 * reduced, 9] } else { [9, 9 * rows] };
-    let kernel = |entry| Kernel { source: Source::WinogradFused, entry, constants: constants.clone() };
+    let kernel = |entry| Kernel { source: SourceFile::WinogradFused, entry, constants: constants.clone() };
     let stages = vec![
         Stage {
             kernel: kernel("fused_filter"),
@@ -74,7 +74,7 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<Plan, String> {
             .into(),
         },
     ];
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
 /// Whether Winograd's kernels compute an ordinary convolution.
@@ -119,7 +119,7 @@ pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
 }
 
 /// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
-pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<Plan, String> {
+pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let weights_direction = p.direction() == Direction::BackwardWeights;
@@ -162,7 +162,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
         ("CHANNELS_LAST", i64::from(geometry.channels_last())),
     ];
     let stage = |entry, threads: usize, pointers, shape: Shape| Stage {
-        kernel: Kernel { source: Source::Winograd, entry, constants: constants.clone() },
+        kernel: Kernel { source: SourceFile::Winograd, entry, constants: constants.clone() },
         grid: grid_x(threads as u64, 128),
         block: 128,
         pointers,
@@ -210,7 +210,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
                 ..stage(entry, 0, vec![planes, Pointer::Result], finish.into())
             }),
         ];
-        return Ok(Plan { stages, workspace_bytes: workspace.bytes });
+        return Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes });
     }
 
     let padded_rows = rows.next_multiple_of(tile.rows);
@@ -251,7 +251,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<P
             shape(rows, result_size, [0, 0]),
         ),
     ];
-    Ok(Plan { stages, workspace_bytes: workspace.bytes })
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
 /// The last launch of the filter's gradient: with few planes and many filters a thread for each of them, else eight.

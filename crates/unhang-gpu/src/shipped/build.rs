@@ -10,7 +10,7 @@ use flate2::write::DeflateEncoder;
 use thiserror::Error;
 use unhang_isa::Chip;
 
-use super::{Entry, FORMAT, LIST, List, OBJECTS, Shipped, ShippedError, hash_of, key_of};
+use super::{FORMAT, LIST, List, OBJECTS, Shipped, ShippedError, ShippedObject, hash_of, key_of};
 use crate::GpuError;
 use crate::cache::{Cache, Key};
 use crate::compiler::{CompileError, Compiler};
@@ -57,7 +57,7 @@ impl Compiler for Keeping<'_> {
 
 /// An object that is ready to be carried.
 struct Made {
-    entry: Entry,
+    entry: ShippedObject,
     object: Vec<u8>,
 }
 
@@ -126,7 +126,7 @@ fn make(kernel: &Kernel, compiler: &dyn Compiler, target: Chip, chips: &[Chip]) 
         }
     }
     let most = |of: fn(&object::Figures) -> u32| figures.iter().map(of).max().unwrap_or(0);
-    let entry = Entry {
+    let entry = ShippedObject {
         name: kernel.to_string(),
         key: key_of(kernel),
         target: target.name().into(),

@@ -6,7 +6,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 
 use super::key_of;
 use crate::choice::{Choice, GENERAL_TILES};
-use crate::plan::Plan;
+use crate::plan::LaunchPlan;
 use crate::sources::Kernel;
 
 /// The kernels that a package carries, each once: what general plans of problems of every kind ask for.
@@ -14,7 +14,7 @@ pub fn kernels() -> Vec<Kernel> {
     let mut found: BTreeMap<String, Kernel> = BTreeMap::new();
     for problem in kinds() {
         for choice in general_choices(&problem) {
-            let Ok(plan) = Plan::general(&problem, &choice) else { continue };
+            let Ok(plan) = LaunchPlan::general(&problem, &choice) else { continue };
             for stage in plan.stages {
                 found.entry(key_of(&stage.kernel)).or_insert(stage.kernel);
             }

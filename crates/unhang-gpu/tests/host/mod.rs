@@ -10,10 +10,10 @@ use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Oper
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler::{CompileError, Compiler};
 use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_gpu::plan::Form;
 use unhang_gpu::sources::Kernel;
-use unhang_gpu::{DevicePointers, GpuEngine, Settings};
+use unhang_gpu::{DevicePointers, GpuEngine, GpuSettings};
 
 /// Host compilers that know `_Float16`, in the order in which they are tried.
 const COMPILERS: [&str; 5] = ["clang++-15", "clang++-19", "clang++-16", "clang++-14", "clang++"];
@@ -84,7 +84,7 @@ impl HostDriver {
             reported_architecture: "host".into(),
             true_architecture: "host".into(),
             driver: "host".into(),
-            model: Device::rx_5600_xt(),
+            model: DeviceModel::rx_5600_xt(),
         };
         HostDriver { compiler: Arc::new(compiler), description }
     }
@@ -162,7 +162,7 @@ pub struct HostEngine {
 impl HostEngine {
     pub fn find() -> Option<HostEngine> {
         let settings =
-            Settings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
+            GpuSettings { workspace_limit: Some(1 << 28), cache_folder: None, cache_limit: 0, shipped_folder: None };
         let gpu = GpuEngine::new(Box::new(HostDriver::new(HostCompiler::find()?)), settings);
         Some(HostEngine { gpu, choice: Mutex::new(None), form: Mutex::default() })
     }

@@ -19,7 +19,7 @@ const MOST_ROWS: usize = 1_000_000;
 
 /// One compiled kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Kernel {
+pub struct CachedKernel {
     /// The row.
     pub row: i64,
     /// The source file or kernel that it was compiled from.
@@ -40,7 +40,7 @@ pub(crate) struct Bad {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KernelDb {
     pub sound: usize,
-    pub kernels: Vec<Kernel>,
+    pub kernels: Vec<CachedKernel>,
     pub bad: Vec<Bad>,
 }
 
@@ -128,7 +128,7 @@ impl KernelDb {
             match outcome {
                 Ok(size) => {
                     self.sound += 1;
-                    self.kernels.push(Kernel { row: id, name, size });
+                    self.kernels.push(CachedKernel { row: id, name, size });
                 }
                 Err(problem) => self.bad.push(Bad { row: Some(id), record: Some(name), problem }),
             }

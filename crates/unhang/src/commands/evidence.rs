@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::exchange::{self, Exported, Imported, Private};
-use unhang_evidence::{Filter, Record, Source, Store, time};
+use unhang_evidence::{Filter, Record, RecordSource, Store, time};
 
 use super::knowledge::{open_store, say_notices};
 use super::text::{print_safe_json, print_text};
@@ -110,7 +110,7 @@ struct Which {
     verdict: Option<Verdict>,
     /// Those from there: probe, run, import or rehearsal.
     #[arg(long, value_name = "SOURCE")]
-    source: Option<Source>,
+    source: Option<RecordSource>,
     /// Those of the machine with this fingerprint.
     #[arg(long, value_name = "FINGERPRINT")]
     machine: Option<String>,

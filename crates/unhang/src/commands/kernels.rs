@@ -13,10 +13,10 @@ use serde::Serialize;
 use unhang_conv::table::{self, Layer};
 use unhang_conv::{DataType, Problem};
 use unhang_gpu::cache::Cache;
-use unhang_gpu::catalogue::{self, Entry, Selection};
+use unhang_gpu::catalogue::{self, CompiledKernel, Selection};
 use unhang_gpu::choice::{candidates, half_candidates};
 use unhang_gpu::compiler::{Compiler, Hiprtc};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python};
@@ -154,7 +154,7 @@ impl Kernels {
 
 impl List {
     fn predict(&self) -> anyhow::Result<ExitCode> {
-        let (layers, device) = (self.selected.read_layers()?, Device::rx_5600_xt());
+        let (layers, device) = (self.selected.read_layers()?, DeviceModel::rx_5600_xt());
         let ways = |problem: &Problem| match self.packed_half {
             true => half_candidates(&problem.with_data_type(DataType::F16), &device, WORKSPACE_LIMIT),
             false => candidates(problem, &device, WORKSPACE_LIMIT),
@@ -201,10 +201,10 @@ impl Selected {
     }
 
     fn select(&self) -> anyhow::Result<Vec<Selection>> {
-        Ok(catalogue::select(&self.read_layers()?, &Device::rx_5600_xt(), WORKSPACE_LIMIT))
+        Ok(catalogue::select(&self.read_layers()?, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT))
     }
 
-    fn compile(&self, cache: Option<&Cache>) -> anyhow::Result<(String, Vec<Selection>, Vec<Entry>)> {
+    fn compile(&self, cache: Option<&Cache>) -> anyhow::Result<(String, Vec<Selection>, Vec<CompiledKernel>)> {
         let selections = self.select()?;
         let compiler = find_compiler()?;
         let reported = self.reported_as.unwrap_or(self.arch);
@@ -250,7 +250,7 @@ fn find_compiler() -> anyhow::Result<Hiprtc> {
         .context("hint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; in a ROCm torch it is there")
 }
 
-fn report(entry: &Entry, arch: Chip, reported: Chip) -> KernelReport {
+fn report(entry: &CompiledKernel, arch: Chip, reported: Chip) -> KernelReport {
     let figures = &entry.figures;
     KernelReport {
         name: entry.kernel.to_string(),
@@ -270,7 +270,7 @@ fn report(entry: &Entry, arch: Chip, reported: Chip) -> KernelReport {
 
 fn layer_report(selection: &Selection) -> LayerReport {
     let seconds = selection.candidate.seconds;
-    let share = selection.problem.flops() / seconds / Device::rx_5600_xt().flops;
+    let share = selection.problem.flops() / seconds / DeviceModel::rx_5600_xt().flops;
     LayerReport {
         name: selection.layer.clone(),
         problem: selection.problem.to_string(),

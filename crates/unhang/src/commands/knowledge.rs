@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::EngineName;
-use unhang_evidence::{Evidence, Filter, Realm, Source, Store};
+use unhang_evidence::{Evidence, Filter, Realm, RecordSource, Store};
 use unhang_machine::{Machine, Software, Torch, is_shielded};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
@@ -128,7 +128,7 @@ impl Knowledge {
     /// and what rehearsals played is not among it.
     pub fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
         let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
-        for source in [Source::Probe, Source::Run] {
+        for source in [RecordSource::Probe, RecordSource::Run] {
             for record in self.store.records(&Filter { source: Some(source), ..Filter::default() }) {
                 *verdicts.entry(record.machine).or_default() += 1;
             }
@@ -231,7 +231,7 @@ pub fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &s
 /// The key of the rehearsal that was last added to.
 fn rehearsed(store: &Store, fingerprint: &str) -> String {
     let prefix = format!("{fingerprint} rehearsal ");
-    let all = store.records(&Filter { source: Some(Source::Rehearsal), ..Filter::default() });
+    let all = store.records(&Filter { source: Some(RecordSource::Rehearsal), ..Filter::default() });
     let last = all.into_iter().rev().find(|record| record.machine.starts_with(&prefix));
     last.map_or(fingerprint.to_owned(), |record| record.machine)
 }

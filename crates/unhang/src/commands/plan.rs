@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use unhang_conv::{Problem, Specification};
 use unhang_engine::EngineName;
-use unhang_evidence::{Realm, Source, Tuning};
+use unhang_evidence::{Realm, RecordSource, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
 use super::evidence::tunings;
@@ -108,7 +108,7 @@ impl PlanCommand {
             .store
             .tunings()
             .into_iter()
-            .filter(|it| it.tuned.problem == problem && (it.source == Source::Rehearsal) == self.rehearsal)
+            .filter(|it| it.tuned.problem == problem && (it.source == RecordSource::Rehearsal) == self.rehearsal)
             .collect();
         if self.json {
             let mut value = plan_to_json(&problem, &plan);

@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use unhang_cpu::CpuEngine;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Realm, Source, Store};
+use unhang_evidence::{Evidence, Realm, RecordSource, Store};
 use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culprits};
 
@@ -120,7 +120,7 @@ pub struct Probe {
 /// Where attempts are made: a real torch, or a played card.
 struct Ground<'a> {
     machine: String,
-    source: Source,
+    source: RecordSource,
     /// What every verdict says it is about.
     note: String,
     store: &'a Store,
@@ -271,7 +271,7 @@ impl Probe {
             if self.engines.is_empty() { vec![EngineName::Miopen, EngineName::Cpu] } else { self.engines.clone() };
         Ok(Ground {
             machine: rehearsal_key(&knowledge.machine, &knowledge.fingerprint, &base_name(name), &text),
-            source: Source::Rehearsal,
+            source: RecordSource::Rehearsal,
             note: format!("rehearsal of {}", base_name(name)),
             store: &knowledge.store,
             deadlines: Deadlines {
@@ -321,7 +321,7 @@ impl Probe {
         let launch = kernels::Gpu::launch()?;
         Ok(Ground {
             machine: knowledge.machine.fingerprint(Some(&gpu.software)),
-            source: Source::Probe,
+            source: RecordSource::Probe,
             note: gpu.software.clone(),
             store: &knowledge.store,
             deadlines: HARDWARE_DEADLINES,
@@ -347,7 +347,7 @@ impl Probe {
         let launches: HashMap<String, Launch> = variants.iter().map(launch).collect::<anyhow::Result<_>>()?;
         Ok(Ground {
             machine: knowledge.machine.fingerprint(Some(&library.software)),
-            source: Source::Probe,
+            source: RecordSource::Probe,
             note: library.software.clone(),
             store: &knowledge.store,
             deadlines: HARDWARE_DEADLINES,
@@ -399,7 +399,7 @@ impl Probe {
         let canary = python.accelerator.then(|| python.launch(EngineName::Aten, ""));
         Ok(Ground {
             machine,
-            source: Source::Probe,
+            source: RecordSource::Probe,
             note: format!("torch {}", python.torch),
             store: if affected && !python.accelerator { nowhere } else { &knowledge.store },
             deadlines: HARDWARE_DEADLINES,

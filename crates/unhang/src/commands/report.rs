@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use unhang_evidence::{Realm, Source};
+use unhang_evidence::{Realm, RecordSource};
 use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
@@ -60,7 +60,7 @@ impl ReportCommand {
             write_whole(path, |output| output.write_all(page.as_bytes()))?;
             tell(&format!("wrote {}", path.display()));
         }
-        if !self.rehearsal && report.records.iter().all(|it| it.source == Source::Import) {
+        if !self.rehearsal && report.records.iter().all(|it| it.source == RecordSource::Import) {
             for kept in knowledge.kept_elsewhere() {
                 tell(&format!("hint: {}", kept.in_words()));
             }

@@ -15,7 +15,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_cpu::CpuEngine;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Reference, Verdict};
 use unhang_evidence::{Canary, time};
-use unhang_gpu::{FromHost, GpuEngine, Settings};
+use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
 use unhang_machine::Machine;
 use unhang_probe::{Child, Ended, Outcome, canary, supervise};
 
@@ -239,7 +239,7 @@ pub fn to_json(tried: &[Tried]) -> Value {
 pub fn child(engine: &str) -> anyhow::Result<ExitCode> {
     let (verdict, detail) = if engine == EngineName::Jit.name() {
         let engine = match open_driver() {
-            Ok(driver) => GpuEngine::new(driver, Settings::default()),
+            Ok(driver) => GpuEngine::new(driver, GpuSettings::default()),
             Err(error) => {
                 let answer = canary::answer_line(Verdict::Unsupported, &format!("not here: {error:#}"));
                 print_text(&format!("{answer}\n"))?;

@@ -8,7 +8,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Realm, Record, Source, time};
+use unhang_evidence::{Evidence, Realm, Record, RecordSource, time};
 
 use super::super::knowledge::{Knowledge, KnowledgeArguments};
 use super::super::text::{print_safe_json, print_text};
@@ -91,7 +91,7 @@ fn elsewhere(record: &Record) -> String {
 fn rows(evidence: &Evidence) -> Rows {
     let mut rows = Rows::new();
     for record in evidence.records() {
-        let here = record.source != Source::Import;
+        let here = record.source != RecordSource::Import;
         let column = Column {
             elsewhere: if here { String::new() } else { elsewhere(record) },
             engine: record.engine,
@@ -220,7 +220,7 @@ mod tests {
     fn a_version_is_found_in_a_detail() {
         let problem: Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse().unwrap();
         let record = |detail: &str| {
-            Record::new(problem.clone(), EngineName::Miopen, "4f1c0123456789ab", Verdict::Hangs, Source::Import)
+            Record::new(problem.clone(), EngineName::Miopen, "4f1c0123456789ab", Verdict::Hangs, RecordSource::Import)
                 .with_detail(detail)
         };
         assert_eq!(

@@ -13,10 +13,10 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, table};
 use unhang_engine::Tuned;
-use unhang_evidence::{Source, Tuning, time};
+use unhang_evidence::{RecordSource, Tuning, time};
 use unhang_gpu::choice::{Candidate, half_candidates};
 use unhang_gpu::tuning::{self, Bench, Times, shortlist};
-use unhang_gpu::{GpuEngine, Settings};
+use unhang_gpu::{GpuEngine, GpuSettings};
 
 use super::super::knowledge::{open_store, say_notices};
 use super::device::open_driver;
@@ -153,7 +153,7 @@ impl Tune {
         let program = std::env::current_exe().context("this program does not find itself")?;
         let store = open_store();
         let keep = |tuned: Tuned| {
-            store.keep_tuning(Tuning { tuned, source: Source::Probe, unix_seconds: time::now() });
+            store.keep_tuning(Tuning { tuned, source: RecordSource::Probe, unix_seconds: time::now() });
         };
         let report = self.measure(&problems, &keep, &|| {
             let mut command = Command::new(&program);
@@ -272,7 +272,7 @@ impl Tune {
 
     /// The child: opens the GPU and times what it is given.
     fn work(&self) -> anyhow::Result<ExitCode> {
-        let engine = GpuEngine::new(open_driver()?, Settings::default());
+        let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
         let description = engine.driver().description();
         say(&Event::Device {
             name: tuning::device(description),

@@ -6,12 +6,12 @@ use std::time::Instant;
 
 use unhang_conv::{Direction, Problem};
 use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference};
-use unhang_gpu::Settings;
+use unhang_gpu::GpuSettings;
 use unhang_gpu::catalogue::{self, Selection};
 use unhang_gpu::choice::{Choice, candidates};
 use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
 use crate::output::{Colour, Style};
@@ -38,7 +38,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         .filter_map(|direction| {
             let problem = problem.with_direction(direction);
             // So small a problem is the generic kernels' by the model; here the others are to be seen.
-            let found = candidates(&problem, &Device::rx_5600_xt(), WORKSPACE_LIMIT);
+            let found = candidates(&problem, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT);
             let candidate = found.into_iter().find(|candidate| candidate.choice != Choice::Plain)?;
             Some(Selection { layer: direction.to_string(), problem, candidate })
         })
@@ -61,8 +61,12 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     }
     writeln!(text, "  {} kernels in {:.1} s\n", entries.len(), started.elapsed().as_secs_f64())?;
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1010, Arc::new(compiler));
-    let settings =
-        Settings { workspace_limit: Some(WORKSPACE_LIMIT), cache_folder: None, cache_limit: 0, shipped_folder: None };
+    let settings = GpuSettings {
+        workspace_limit: Some(WORKSPACE_LIMIT),
+        cache_folder: None,
+        cache_limit: 0,
+        shipped_folder: None,
+    };
     let engine = EmulatedEngine::new(card, settings);
     for selection in &selections {
         engine.use_choice(Some(selection.candidate.choice));

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
 use unhang_conv::Problem;
-use unhang_gpu::Settings;
+use unhang_gpu::GpuSettings;
 use unhang_gpu::choice::{Candidate, candidates};
 use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
-use unhang_gpu::model::Device;
+use unhang_gpu::model::DeviceModel;
 use unhang_gpu::sources::Kernel;
 use unhang_isa::audit::{Context as Circumstances, Hazards, Rule, audit};
 use unhang_isa::elf::CodeObject;
@@ -73,7 +73,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     // The kernel in whose code for gfx1030 most is wrong shows most.
     let mut shown: Option<(Candidate, Kernel, Vec<u8>)> = None;
     let mut most = 0;
-    for candidate in candidates(&problem, &Device::rx_5600_xt(), WORKSPACE_LIMIT).into_iter().take(3) {
+    for candidate in candidates(&problem, &DeviceModel::rx_5600_xt(), WORKSPACE_LIMIT).into_iter().take(3) {
         let [stage] = candidate.plan.stages.as_slice() else { continue };
         let kernel = stage.kernel.clone();
         let object = compiler.compile(&kernel, &compiler.options(&kernel, "gfx1030"))?;
@@ -103,7 +103,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         }
         writeln!(text, "\n{}", super::wrapped(&finding.explanation(), 2, 2))?;
     }
-    let settings = || Settings {
+    let settings = || GpuSettings {
         workspace_limit: Some(WORKSPACE_LIMIT),
         cache_folder: None,
         cache_limit: 0,

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Source, Store, time};
+use unhang_evidence::{Evidence, RecordSource, Store, time};
 use unhang_plan::{Settings, Situation, plan};
 use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, Event, Prober};
@@ -46,7 +46,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     };
     let prober = Prober {
         machine: MACHINE,
-        source: Source::Rehearsal,
+        source: RecordSource::Rehearsal,
         note: "",
         store: &store,
         deadlines: Deadlines {

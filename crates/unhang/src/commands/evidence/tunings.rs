@@ -2,7 +2,7 @@
 
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
-use unhang_evidence::{Source, Store, Tuning, time};
+use unhang_evidence::{RecordSource, Store, Tuning, time};
 use unhang_gpu::tuning::kernels;
 
 use super::super::text::{print_safe_json, print_text};
@@ -61,7 +61,7 @@ pub fn in_words(tuning: &Tuning) -> String {
 fn shares(tunings: &[Tuning]) -> Vec<(&Tuning, f64)> {
     let counts = |it: &&Tuning| {
         is_current(it)
-            && it.source != Source::Rehearsal
+            && it.source != RecordSource::Rehearsal
             && !it.tuned.choice.starts_with("half:")
             && it.tuned.share() > 0.0
     };
@@ -82,7 +82,7 @@ pub fn summary(tunings: &[Tuning]) -> String {
         return String::new();
     }
     let stale = tunings.iter().filter(|it| !is_current(it)).count();
-    let rehearsed = tunings.iter().filter(|it| it.source == Source::Rehearsal).count();
+    let rehearsed = tunings.iter().filter(|it| it.source == RecordSource::Rehearsal).count();
     let mut text = format!("\n{} convolutions whose fastest kernels were measured", tunings.len());
     if stale > 0 {
         text += &format!(", {stale} of them out of date (of other kernels than this version's: not used)");

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
-use unhang_gpu::shipped::{Entry, Shipped};
+use unhang_gpu::shipped::{Shipped, ShippedObject};
 
 use crate::commands::{run, text};
 use crate::output::{self, FOUND_ERRORS};
@@ -14,7 +14,7 @@ use crate::output::{self, FOUND_ERRORS};
 #[derive(Serialize)]
 struct Line<'a> {
     #[serde(flatten)]
-    entry: &'a Entry,
+    entry: &'a ShippedObject,
     intact: bool,
 }
 

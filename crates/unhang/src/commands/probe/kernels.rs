@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use unhang_conv::Problem;
 use unhang_engine::{Engine, EngineName, Operands};
 use unhang_gpu::tuning::{self, Bench};
-use unhang_gpu::{FromHost, GpuEngine, GpuError, Settings};
+use unhang_gpu::{FromHost, GpuEngine, GpuError, GpuSettings};
 use unhang_probe::trial::{Convolved, Convolves, Element, NotComputed};
 use unhang_probe::{Child, Launch, supervise, trial};
 
@@ -67,7 +67,7 @@ fn command(part: Part) -> anyhow::Result<Vec<String>> {
 
 /// Plays the child's part.
 pub fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
-    let engine = GpuEngine::new(open_driver()?, Settings::default());
+    let engine = GpuEngine::new(open_driver()?, GpuSettings::default());
     let description = engine.driver().description();
     let software = format!("{} with {}", description.driver, engine.driver().compiler().version());
     match part {

@@ -173,10 +173,16 @@ DEVICE void multiply_slice_half(const Cell* a, const Cell* b, int thread_x, int 
 }
 // The short sums go into the long ones and begin anew.
 DEVICE void flush_half(HalfPair (&from)[TM][TN / 2], float (&sums)[TM][TN]) {
+    // AMD's mixed multiply-add takes a half as it lies in its pair: one instruction where a conversion and an addition are two. It is
+    // emitted only for a factor that the compiler cannot see to be one.
+    float one = 1.0f;
+#if !defined(UNHANG_HOST) && !defined(UNHANG_CUDA)
+    asm("" : "+s"(one));
+#endif
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll
-        for (int j = 0; j < TN; ++j) sums[i][j] += half_of(from[i][j / 2], j % 2);
+        for (int j = 0; j < TN; ++j) sums[i][j] = multiply_add(half_of(from[i][j / 2], j % 2), one, sums[i][j]);
 #pragma unroll
     for (int i = 0; i < TM; ++i)
 #pragma unroll

@@ -31,6 +31,7 @@ pub mod compiler;
 pub mod driver;
 mod dynamic;
 mod engine;
+pub mod fit;
 mod from_host;
 pub mod model;
 pub mod object;

@@ -3,12 +3,13 @@
 //!
 //! A launch takes the longer of its arithmetic and its memory traffic, and a fixed cost. Arithmetic of matrix kernels runs
 //! at the peak rate, times the share of multiply-adds in the tile's loop, times how well the workgroups fill the compute
-//! units; that of the others is counted in instructions. The numbers were fitted to what 72 layers took on an H200 in all
-//! directions with about eight choices each (`examples/compare_choices.rs` says how well they fit).
+//! units; that of the others is counted in instructions. What was fitted for each kind of chip is in [`crate::fit`]
+//! (`examples/compare_choices.rs` says how well it fits).
 
 use unhang_conv::{Layout, Problem};
 
 use crate::choice::{Choice, Tile};
+use crate::fit::{H200, RDNA1, Shares};
 use crate::plan::{LaunchPlan, Stage};
 use crate::shapes::Shape;
 use crate::sources::SourceFile;
@@ -30,11 +31,14 @@ pub struct DeviceModel {
     pub cache: f64,
     /// Bytes of memory.
     pub memory: u64,
+    /// What kernels reach of that, by kind.
+    pub shares: &'static Shares,
 }
 
 impl DeviceModel {
     /// An RX 5600 XT: 36 compute units, 7.2 TFLOP/s, 288 GB/s, 4 MiB of L2: the vendor's figures, not measured here. Its
-    /// efficiency is what other people's OpenCL GEMM kernels were seen to reach on the card.
+    /// efficiency is what other people's OpenCL GEMM kernels were seen to reach on the card; the shares of kernels come from
+    /// predictions.
     pub fn rx_5600_xt() -> DeviceModel {
         DeviceModel {
             compute_units: 36,
@@ -44,6 +48,7 @@ impl DeviceModel {
             efficiency: 0.8,
             cache: 4e6,
             memory: 6 << 30,
+            shares: &RDNA1,
         }
     }
 
@@ -57,18 +62,19 @@ impl DeviceModel {
             efficiency: 0.66,
             cache: 50e6,
             memory: 139 << 30,
+            shares: &H200,
         }
     }
 }
 
 /// What a tile reaches, relative to the best one: small tiles read LDS more often for each product, and small or flat
-/// ones read memory more often. Fitted to what was measured on an H200.
-fn tile_share(tile: Tile) -> f64 {
+/// ones read memory more often.
+fn tile_share(tile: Tile, shares: &Shares) -> f64 {
     let shape = match (tile.thread_rows, tile.thread_columns) {
         (8, 8) => 1.0,
-        (8, 4) => 0.90,
-        (4, 8) => 0.89,
-        _ => 0.88,
+        (8, 4) => shares.eight_by_four,
+        (4, 8) => shares.four_by_eight,
+        _ => shares.four_by_four,
     };
     // Products for each element that is read from memory, in the tile; 128 × 128 has 64.
     let shared = (tile.rows * tile.columns) as f64 / (tile.rows + tile.columns) as f64;
@@ -244,7 +250,9 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
     let instructions = reduced * channel + 40.0 + sums * 2.0;
     let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * splits * 128.0;
     let registers = sums + rows * if data { width + 2.0 } else { vectors * width };
-    let issued = threads * instructions / (device.flops / 2.0 * 0.6) * crowded(registers, 0.46);
+    let shares = device.shares;
+    let share = if constant("BLOCK_ROWS") >= 16.0 { shares.direct_many_rows } else { shares.direct };
+    let issued = threads * instructions / (device.flops / 2.0 * 0.6 * share) * crowded(registers, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
     let waited = reduced * 0.52e-6 / if taps == 1.0 { 4.0 } else { 1.0 };
     // A large window keeps a thread busy for longer than its lines take.
@@ -345,69 +353,30 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
-    let (channels_first, small) = (problem.layout() == Layout::Nchw, elements[1] * size < 128e3);
-    let direct = match *choice {
-        Choice::Gemm { flat: true, .. } => 0.71,
-        // Rows of the filter lie a window apart: neighbouring threads read neighbouring lines, and deep slices more of them.
-        // A small filter stays in the first cache.
-        Choice::Gemm { packed: false, .. }
-            if backward_data && channels_first && problem.kernel() != [1, 1] && !small =>
-        {
-            if tile.depth > 8 {
-                0.66
-            } else {
-                0.87
-            }
-        }
-        Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => 0.945,
-        // Columns are gathered tap by tap, rows in quads.
-        Choice::Weights { tile, .. } if tile.columns > tile.rows => 0.93,
-        Choice::Weights { .. } => 0.96,
+    let reached = device.efficiency
+        * tile_share(tile, device.shares)
+        * reading_share(problem, choice, backward_data, device.shares)
+        * waiting_share(choice, stage, tile, device.shares);
+    let shares = device.shares;
+    // A slice of eight pixels is a quarter of a line: of many workgroups none finds the rest of it in the first caches.
+    let crowded = match stage.kernel.source == SourceFile::Weights && tile.depth == 8 && each > 2.0 {
+        true if tile.rows * tile.columns < 128 * 128 => shares.weights_crowded,
         _ => 1.0,
     };
     // Phases of a stride differ in length and write every other pixel.
     let strided = match backward_data && problem.stride() != [1, 1] {
         false => 1.0,
         // The longest phase is the last to end: with few workgroups small ones fill the gaps.
-        true if !are_many && tile.rows == 32 && tile.columns <= 64 => 0.89,
-        true if !are_many => 0.64,
-        true => 0.755,
-    };
-    // A 1×1 layer does nothing but read and multiply: few threads with many sums each wait for their reads, as do the
-    // smallest groups of threads in Winograd's products.
-    let pointwise = stage.kernel.source == SourceFile::Gemm && stage.kernel.constant("POINTWISE") == Some(1);
-    let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
-    let waiting = match choice {
-        Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => 0.96,
-        Choice::Winograd { .. } if pointwise && tile.threads() == 64 => 0.88,
-        // Large tiles end beyond the phases that a place has, and there are few of them.
-        Choice::Winograd { .. }
-            if stage.kernel.source == SourceFile::Gemm
-                && stage.kernel.constant("NESTED") == Some(2)
-                && tile.rows * tile.columns >= 8192 =>
-        {
-            0.89
-        }
-        // Both sides of the filter's gradient are read across: tall tiles share more of it.
-        Choice::Winograd { .. }
-            if stage.kernel.source == SourceFile::Weights && tile.rows == 64 && tile.thread_rows == 8 =>
-        {
-            0.89
-        }
-        _ => 1.0,
+        true if !are_many && tile.rows == 32 && tile.columns <= 64 => shares.strided_in_small_tiles,
+        true if !are_many => shares.strided_in_few_tiles,
+        true => shares.strided,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
     let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
         (SourceFile::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
     };
-    let unit_rate = device.flops / 2.0 / device.compute_units as f64
-        * device.efficiency
-        * tile_share(tile)
-        * direct
-        * strided
-        * waiting
-        * turned;
+    let unit_rate = device.flops / 2.0 / device.compute_units as f64 * reached * strided * crowded * turned;
     // A start and an end that nothing overlaps.
     let fixed = 1.2e-6;
     let moved = match choice {
@@ -419,9 +388,62 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // With few workgroups the unit that has the longest phase of a stride is waited for.
     let active = if splits_of(choice) > 1.0 { each * steps / longest } else { each };
-    let late = match strided < 1.0 && active < 2.5 {
+    let is_strided = backward_data && problem.stride() != [1, 1];
+    let late = match is_strided && active < 2.5 {
         true => 0.6 * (tile.rows * tile.columns * tile.depth) as f64 * longest / unit_rate,
         false => 0.0,
     };
     (rounds * products / unit_rate + late + fixed).max(moved / (device.bandwidth * 0.8))
+}
+
+/// What is left where operands are not read as a tile likes them.
+fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares: &Shares) -> f64 {
+    let filter_bytes = problem.operand_shapes()[1].iter().product::<usize>() * problem.data_type().size();
+    let is_pointwise = problem.kernel() == [1, 1];
+    match *choice {
+        Choice::Gemm { flat: true, .. } => shares.flat,
+        // Rows of the filter lie a window apart: neighbouring threads read neighbouring lines, and deep slices more of them.
+        // A small filter stays in the first cache.
+        Choice::Gemm { tile, packed: false, .. }
+            if backward_data && problem.layout() == Layout::Nchw && !is_pointwise && filter_bytes >= 128_000 =>
+        {
+            if tile.depth > 8 { shares.unpacked_data_deep } else { shares.unpacked_data }
+        }
+        Choice::Gemm { packed: false, .. } | Choice::HalfGemm { packed: false, .. }
+            if is_pointwise && !backward_data =>
+        {
+            shares.unpacked_pointwise
+        }
+        Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => shares.unpacked,
+        Choice::HalfGemm { packed: false, .. } if !is_pointwise => shares.unpacked_half,
+        // Columns are gathered tap by tap, rows in quads.
+        Choice::Weights { tile, .. } if tile.columns > tile.rows => shares.weights_wide,
+        Choice::Weights { tile, .. } if tile.rows * tile.columns == 128 * 128 => shares.weights_large,
+        Choice::Weights { .. } => shares.weights,
+        _ => 1.0,
+    }
+}
+
+/// What is left where few threads with many sums each wait for their reads, in kernels that do little beside reading and multiplying.
+fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
+    let is_gemm = stage.kernel.source == SourceFile::Gemm;
+    let pointwise = is_gemm && stage.kernel.constant("POINTWISE") == Some(1);
+    let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
+    let is_nested = stage.kernel.constant("NESTED").is_some();
+    let winograd = if is_nested { 1.0 } else { shares.winograd };
+    match choice {
+        Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => shares.pointwise_few_threads,
+        Choice::Winograd { .. } if pointwise && tile.threads() == 64 => winograd * shares.winograd_few_threads,
+        // Large tiles end beyond the phases that a place has, and there are few of them.
+        Choice::Winograd { .. }
+            if is_gemm && stage.kernel.constant("NESTED") == Some(2) && tile.rows * tile.columns >= 8192 =>
+        {
+            shares.winograd_nested_large
+        }
+        Choice::Winograd { .. } if is_gemm => winograd,
+        // Both sides of the filter's gradient are read across: tall tiles share more of it.
+        Choice::Winograd { .. } if tile.rows == 64 && tile.thread_rows == 8 => shares.winograd_weights_tall,
+        Choice::Winograd { .. } if tile.rows * tile.columns == 128 * 128 && !is_nested => shares.winograd_weights_large,
+        _ => 1.0,
+    }
 }

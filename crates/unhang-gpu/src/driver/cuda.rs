@@ -101,6 +101,7 @@ impl Cuda {
                 efficiency: 0.66,
                 cache: cache * 0.8,
                 memory: memory as u64,
+                shares: &crate::fit::H200,
             },
         };
         let compiler = Arc::new(Nvrtc::find()?);

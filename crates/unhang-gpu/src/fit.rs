@@ -1,0 +1,114 @@
+//! What kernels reach of a chip's peak, by kind: the fitted part of [`crate::model`], one table for each kind of chip.
+
+/// Factors on the best tile's rate: 1 where a kind of kernel loses nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Shares {
+    /// Where the numbers come from.
+    pub source: &'static str,
+    /// Threads of 8 × 4 sums.
+    pub eight_by_four: f64,
+    /// Threads of 4 × 8 sums.
+    pub four_by_eight: f64,
+    /// Threads of 4 × 4 sums.
+    pub four_by_four: f64,
+    /// Taps and channels as one axis.
+    pub flat: f64,
+    /// A filter that is not packed, with a window.
+    pub unpacked: f64,
+    /// The same, with products of f16 in pairs.
+    pub unpacked_half: f64,
+    /// A filter that is not packed, of a 1 × 1 layer, forward.
+    pub unpacked_pointwise: f64,
+    /// A large filter that is not packed, backward-data.
+    pub unpacked_data: f64,
+    /// The same in slices of more than eight channels.
+    pub unpacked_data_deep: f64,
+    /// Backward-weights, and in tiles that are wider than high, and in the largest tile.
+    pub weights: f64,
+    /// See `weights`.
+    pub weights_wide: f64,
+    /// See `weights`.
+    pub weights_large: f64,
+    /// Backward-weights (Winograd's too) in slices of eight pixels, where a unit has more than two workgroups.
+    pub weights_crowded: f64,
+    /// Backward-data with a stride, by many workgroups.
+    pub strided: f64,
+    /// The same by few.
+    pub strided_in_few_tiles: f64,
+    /// The same by few small ones.
+    pub strided_in_small_tiles: f64,
+    /// 1 × 1 layers by workgroups of fewer than 256 threads.
+    pub pointwise_few_threads: f64,
+    /// Winograd's products, forward and backward-data.
+    pub winograd: f64,
+    /// The same by workgroups of 64 threads.
+    pub winograd_few_threads: f64,
+    /// The same with stride 2, in large tiles.
+    pub winograd_nested_large: f64,
+    /// Winograd's products of the filter's gradient in tiles of 64 rows.
+    pub winograd_weights_tall: f64,
+    /// The same in the largest tile.
+    pub winograd_weights_large: f64,
+    /// Instructions of the direct kernel.
+    pub direct: f64,
+    /// The same where a thread has 16 channels.
+    pub direct_many_rows: f64,
+}
+
+/// An NVIDIA H200.
+pub const H200: Shares = Shares {
+    source: "measured: 72 layers in all directions, about eight choices each",
+    eight_by_four: 0.90,
+    four_by_eight: 0.89,
+    four_by_four: 0.88,
+    flat: 0.71,
+    unpacked: 0.945,
+    unpacked_half: 1.0,
+    unpacked_pointwise: 1.0,
+    unpacked_data: 0.87,
+    unpacked_data_deep: 0.66,
+    weights: 0.96,
+    weights_wide: 0.93,
+    weights_large: 0.96,
+    weights_crowded: 1.0,
+    strided: 0.755,
+    strided_in_few_tiles: 0.64,
+    strided_in_small_tiles: 0.89,
+    pointwise_few_threads: 0.96,
+    winograd: 1.0,
+    winograd_few_threads: 0.88,
+    winograd_nested_large: 0.89,
+    winograd_weights_tall: 0.89,
+    winograd_weights_large: 1.0,
+    direct: 1.0,
+    direct_many_rows: 1.0,
+};
+
+/// RDNA1. Not measured: nobody here has a card.
+pub const RDNA1: Shares = Shares {
+    source: "predicted by unhang-model from the kernels' instructions: 16 layers in all directions, about six choices each",
+    eight_by_four: 0.80,
+    four_by_eight: 0.85,
+    four_by_four: 0.70,
+    flat: 0.71,
+    unpacked: 0.45,
+    unpacked_half: 0.35,
+    unpacked_pointwise: 0.80,
+    unpacked_data: 0.60,
+    unpacked_data_deep: 0.45,
+    weights: 0.85,
+    weights_wide: 0.85,
+    weights_large: 0.86,
+    weights_crowded: 0.62,
+    strided: 1.20,
+    strided_in_few_tiles: 1.0,
+    strided_in_small_tiles: 1.0,
+    pointwise_few_threads: 0.96,
+    winograd: 1.35,
+    winograd_few_threads: 1.0,
+    winograd_nested_large: 1.0,
+    winograd_weights_tall: 0.85,
+    winograd_weights_large: 1.15,
+    direct: 1.3,
+    direct_many_rows: 0.6,
+};

@@ -71,8 +71,11 @@ class _Contest:
         for choice in [it for it in self.choices if planner.refuses(self.problem, "jit", it, rehearsed)]:
             self.leave_out(choice, "it did not come back when it was measured before")
         self.times = {choice: [] for choice in self.choices}
-        for choice in self.choices:
-            self.gpu.compile_later(self.problem, choice)
+        for choice in list(self.choices):
+            try:
+                self.gpu.compile_later(self.problem, choice)
+            except _core.GpuDeclined as declined:  # as many kernels are loaded as may be
+                self.leave_out(choice, declined)
         if self.gpu.is_emulated:
             say("tuning on the emulated card: the times are the emulator's and say nothing about a real one")
 
@@ -91,7 +94,7 @@ class _Contest:
                     self.leave_out(choice, f"not compiled within {_COMPILING:.0f} s")
                 else:
                     return False
-            except _core.GpuFailure as error:
+            except (_core.GpuFailure, _core.GpuDeclined) as error:
                 self.leave_out(choice, error)
         return True
 

@@ -94,6 +94,32 @@ pub enum GpuError {
     /// The stream records a graph and the problem was not prepared before.
     #[error("the stream is recording a graph, in which nothing can be compiled or loaded: run the problem once before")]
     Capturing,
+    /// As many kernels are loaded as may be, and modules are never unloaded.
+    #[error(
+        "{most} GPU kernels are loaded in this process and no more are: {choice} for {problem} gets none of its own"
+    )]
+    NoRoom {
+        /// The most that may be loaded.
+        most: usize,
+        /// The choice whose kernels were asked for.
+        choice: String,
+        /// The problem's key.
+        problem: String,
+    },
+}
+
+impl GpuError {
+    /// Whether nothing was begun: another engine may take the problem, and nothing is held against this one.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            GpuError::Unsupported(_)
+            | GpuError::Plan(_)
+            | GpuError::NoneAllowed { .. }
+            | GpuError::Capturing
+            | GpuError::NoRoom { .. } => true,
+            GpuError::Compile(_) | GpuError::Object(_) | GpuError::Driver(_) | GpuError::Misaligned { .. } => false,
+        }
+    }
 }
 
 /// Device memory for one launch. Null for what is not there.
@@ -364,6 +390,15 @@ impl GpuEngine {
             || plan.stages.iter().all(|stage| lock(&self.functions).contains_key(&stage.kernel))
     }
 
+    /// Refuses kernels that would be more than there is room for. General ones are few, and always had.
+    fn make_room_for(&self, problem: &Problem, wanted: &Candidate) -> Result<(), GpuError> {
+        if wanted.form == Form::General || self.has_room_for(&wanted.plan) {
+            return Ok(());
+        }
+        let (choice, problem) = (wanted.choice.to_string(), problem.to_string());
+        Err(GpuError::NoRoom { most: self.most_kernels, choice, problem })
+    }
+
     /// What is to compute a problem within a limit of workspace: what was measured, else the model's first. Where general
     /// kernels are as good by the model, nothing is compiled for the problem alone.
     fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
@@ -451,10 +486,11 @@ impl GpuEngine {
         key: (Problem, Wanted),
     ) -> Result<Arc<Prepared>, GpuError> {
         let Some(taken) = ranks.pop() else { return self.prepare(problem) };
-        // General kernels are few and serve other problems too: they come first.
-        for better in ranks.iter().rev() {
-            self.compile_later(&better.plan);
-        }
+        // General kernels are few and serve other problems too: they come first. What there is no room for any more would
+        // be waited for in vain.
+        ranks.reverse();
+        ranks.retain(|better| self.compile_later(problem, better).is_ok());
+        ranks.reverse();
         self.finish(problem, taken, key, ranks)
     }
 
@@ -500,14 +536,23 @@ impl GpuEngine {
             return Ok(prepared.clone());
         }
         self.supports(problem)?;
-        let plan = LaunchPlan::with_form(problem, &choice, form)?;
-        self.finish(problem, Candidate { choice, form, plan, seconds: 0.0 }, key, Vec::new())
+        let wanted = Candidate { choice, form, plan: LaunchPlan::with_form(problem, &choice, form)?, seconds: 0.0 };
+        self.make_room_for(problem, &wanted)?;
+        self.finish(problem, wanted, key, Vec::new())
     }
 
-    /// Asks for a plan's kernels to be compiled in the background.
-    pub fn compile_later(&self, plan: &LaunchPlan) {
+    /// Asks for the kernels of one way to compute a problem to be compiled in the background.
+    pub fn compile_later(&self, problem: &Problem, wanted: &Candidate) -> Result<(), GpuError> {
+        self.make_room_for(problem, wanted)?;
         let missing = |kernel: &&Kernel| !lock(&self.functions).contains_key(kernel);
-        self.workshop.later(plan.stages.iter().map(|stage| &stage.kernel).filter(missing));
+        self.workshop.later(wanted.plan.stages.iter().map(|stage| &stage.kernel).filter(missing));
+        Ok(())
+    }
+
+    /// The same for a choice.
+    pub fn compile_choice_later(&self, problem: &Problem, choice: Choice) -> Result<(), GpuError> {
+        let plan = LaunchPlan::new(problem, &choice)?;
+        self.compile_later(problem, &Candidate { choice, form: Form::Specialised, plan, seconds: 0.0 })
     }
 
     /// Whether a plan's kernels can be had without compiling. An error is that of compiling one in the background.

@@ -12,7 +12,7 @@ use unhang_gpu::driver::{Description, Driver, DriverError, Event, Function};
 use unhang_gpu::model::DeviceModel;
 use unhang_gpu::plan::Form;
 use unhang_gpu::sources::Kernel;
-use unhang_gpu::{GpuEngine, GpuSettings, Request};
+use unhang_gpu::{GpuEngine, GpuError, GpuSettings, Request};
 
 #[derive(Default)]
 struct Nothing;
@@ -133,4 +133,32 @@ fn kernels_that_nobody_comes_back_for_are_not_compiled_for_ever() {
     assert!(engine.kernels() < 40 + 20, "{} kernels are held", engine.kernels());
     assert!(engine.compiled() < 40 + 20, "{} kernels were compiled", engine.compiled());
     assert!(engine.kernels() >= 40, "only {} kernels are held: nothing came to the limit", engine.kernels());
+}
+
+#[test]
+fn candidates_that_are_measured_come_to_the_limit_too() {
+    let (engine, loaded) = engine(40);
+    let mut refused = 0;
+    for number in 0..400 {
+        let problem = convolution(number);
+        // As tuning does: the first candidates are compiled in the background, then loaded and timed.
+        for candidate in engine.candidates(&problem).into_iter().take(3) {
+            let compiled = engine.compile_choice_later(&problem, candidate.choice);
+            let prepared = engine.prepare_as(&problem, Some(candidate.choice));
+            for refusal in [compiled.err(), prepared.err()].into_iter().flatten() {
+                assert!(matches!(refusal, GpuError::NoRoom { most: 40, .. }), "{refusal}");
+                assert!(refusal.is_refusal());
+                refused += 1;
+            }
+        }
+    }
+    assert!(engine.settle(Duration::from_secs(60)));
+    assert!(refused > 1000, "only {refused} were refused");
+    assert!(engine.kernels() < 40 + 20, "{} kernels are held", engine.kernels());
+    assert!(loaded.load(Ordering::Relaxed) < 40 + 20, "{loaded:?} kernels were loaded");
+    // What is loaded can be measured again, and general kernels can always be had.
+    let first = engine.candidates(&convolution(0)).remove(0).choice;
+    engine.prepare_as(&convolution(0), Some(first)).unwrap();
+    let served = engine.prepare_on(&convolution(500), Request { wait: true, ..Request::default() }).unwrap();
+    assert_eq!(served.form(), Form::General);
 }

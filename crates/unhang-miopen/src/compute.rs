@@ -57,9 +57,7 @@ fn is_of_the_device(code: i32) -> bool {
 impl From<GpuError> for Failure {
     fn from(error: GpuError) -> Failure {
         match &error {
-            GpuError::Unsupported(_) | GpuError::Capturing | GpuError::NoneAllowed { .. } | GpuError::Plan(_) => {
-                Failure::Declined(error.to_string())
-            }
+            _ if error.is_refusal() => Failure::Declined(error.to_string()),
             GpuError::Driver(DriverError::Call { code: 2, .. }) => Failure::NoMemory(error.to_string()),
             GpuError::Driver(DriverError::Call { code, .. }) if is_of_the_device(*code) => {
                 Failure::Device(error.to_string())

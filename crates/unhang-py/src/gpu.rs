@@ -29,12 +29,7 @@ pyo3::create_exception!(
 );
 
 fn raise(error: &GpuError) -> PyErr {
-    match error {
-        GpuError::Unsupported(_) | GpuError::Capturing | GpuError::NoneAllowed { .. } | GpuError::Plan(_) => {
-            GpuDeclined::new_err(error.to_string())
-        }
-        _ => GpuFailure::new_err(error.to_string()),
-    }
+    if error.is_refusal() { GpuDeclined::new_err(error.to_string()) } else { GpuFailure::new_err(error.to_string()) }
 }
 
 fn failed(error: impl std::fmt::Display) -> PyErr {
@@ -221,8 +216,8 @@ impl PyGpu {
 
     /// Asks for the kernels of a choice to be compiled in the background.
     fn compile_later(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
-        self.own()?.compile_later(&planned(problem, choice)?);
-        Ok(())
+        let (engine, choice) = (self.own()?, parsed(choice)?);
+        engine.compile_choice_later(&problem.problem, choice).map_err(|error| raise(&error))
     }
 
     /// Whether the kernels of a choice can be had without compiling.

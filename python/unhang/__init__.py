@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING, Any
 
 from unhang import _boundary, _core
 from unhang._core import __version__
 
+TYPE_CHECKING = False  # typing's own would import it: half of what importing this package takes
 if TYPE_CHECKING:
+    from typing import Any
+
     from unhang._bypass import (
         Conv2dBypassConfig,
         FallbackStrategy,

@@ -5,13 +5,14 @@ planner. A call that was planned here already passes it untouched. See ``docs/mi
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import sys
-from collections.abc import Callable
 
 from unhang import _core
+
+TYPE_CHECKING = False  # typing's own would import it, for which every program would wait
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FILE = os.path.join(os.path.dirname(__file__), "libunhang_miopen.so")
 
@@ -26,6 +27,10 @@ def load_before_torch() -> None:
     machine = _core.Machine.inspect("")
     if not machine.affected or machine.described_by_folder:
         return
+    # Here, since few need them and every program would wait for them.
+    import contextlib
+    import ctypes
+
     # Another architecture, or a C library that is too old: torch is reached by its dispatcher.
     with contextlib.suppress(OSError):
         ctypes.CDLL(_FILE, mode=ctypes.RTLD_GLOBAL)
@@ -33,6 +38,8 @@ def load_before_torch() -> None:
 
 def _find() -> Callable[[int], None] | None:
     """The library's own word for it, where it is preloaded or was loaded before torch."""
+    import ctypes
+
     try:
         found = ctypes.CDLL(None).unhang_miopen_planned
     except (OSError, AttributeError):

@@ -19,7 +19,6 @@ mod watchdog;
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 
 /// The Rust side of unhang.
 #[pymodule(name = "_core")]
@@ -87,12 +86,9 @@ fn invalid(error: impl std::fmt::Display) -> PyErr {
 /// Raises `ImportError` under a Python without the global interpreter lock: the package relies on it.
 #[pyfunction]
 fn refuse_free_threaded(py: Python<'_>) -> PyResult<()> {
-    static CHECKED: PyOnceLock<bool> = PyOnceLock::new();
-    let free = CHECKED.get_or_try_init(py, || -> PyResult<bool> {
-        let probe = py.import("sysconfig")?.call_method1("get_config_var", ("Py_GIL_DISABLED",))?;
-        probe.is_truthy()
-    })?;
-    if *free {
+    // The build's letters. `sysconfig` says it in more words, and takes longer to import than all of this package.
+    let letters: String = py.import("sys")?.getattr("abiflags")?.extract()?;
+    if letters.contains('t') {
         return Err(pyo3::exceptions::PyImportError::new_err(
             "unhang does not support free-threaded builds of Python yet: use a build with the global interpreter lock",
         ));

@@ -17,7 +17,19 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, engines_used
-from unhang import SafeConv2d, Settings, _canary, _convolve, _core, _dispatch, _engines, _faults, _state, _statistics
+from unhang import (
+    SafeConv2d,
+    Settings,
+    _canary,
+    _convolve,
+    _core,
+    _dispatch,
+    _engines,
+    _faults,
+    _launch,
+    _state,
+    _statistics,
+)
 
 NEW_TORCH = hasattr(torch, "compile")
 OURS = Settings(strategy="cpu_fallback")
@@ -151,6 +163,26 @@ def test_compiled_training_on_a_chunk_of_channels_last(patched: bool) -> None:
     for ours, plain in zip(got, want):
         torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
     assert "cpu" in engines_used()
+
+
+@new_torch
+@pytest.mark.parametrize("form", ["channels_last", "chunk"])
+def test_a_compiled_graph_expects_the_strides_that_it_gets(form: str) -> None:
+    torch._dynamo.reset()
+    layer = unhang.patch_model(nn.Conv2d(8, 4, 3), OURS)
+    x = torch.randn(2, 16, 6, 6).to(memory_format=torch.channels_last)
+    x = x.chunk(2, 1)[0] if form == "chunk" else x[:, :8].contiguous(memory_format=torch.channels_last)
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def compute(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+        y = layer(x)
+        return y, y.stride()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y, expected = compute(x)
+    assert y.stride() == expected == nn.Conv2d.forward(layer, x).stride()
+    assert y.is_contiguous(memory_format=torch.channels_last)
 
 
 # ---- 4: whose fault ----
@@ -325,6 +357,34 @@ def test_counts_survive_a_plan_with_other_engines_in_another_order() -> None:
     assert (second.total, second.bypasses) == (3, 1)
 
 
+def test_a_plan_with_more_engines_than_the_one_before_counts_each_under_its_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, w = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
+    honest = _convolve._plan
+
+    def shorter(*arguments: object) -> _convolve.Route:
+        route = honest(*arguments)
+        assert route is not None
+        return route._replace(
+            names=route.names[1:], engines=route.engines[1:], bypass=route.bypass[1:], labels=route.labels[1:],
+            tally=_core.Tally(list(route.names[1:])),
+        )  # fmt: skip
+
+    def broken(*_: object) -> None:
+        raise _core.GpuDeclined("not now")
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        with monkeypatch.context() as patch:
+            patch.setattr(_convolve, "_plan", shorter)
+            F.conv2d(x, w)
+        _convolve.replan()
+        monkeypatch.setattr(_core, "run_cpu", broken)
+        F.conv2d(x, w)
+    (route,) = _convolve.routes.values()
+    assert dict(zip(route.names, route.tally.by_place)) == {"cpu": 0, "aten": 2}
+
+
 def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
     failing = threading.local()
@@ -471,6 +531,29 @@ def test_ever_new_sizes_do_not_fill_a_layers_counts() -> None:
     assert len(_statistics.layer_of(layer).counts) <= 6
     assert layer.get_bypass_stats()["engines"] == {"cpu": 20}
     unhang.report().text()
+
+
+def test_ever_new_failures_and_verdicts_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_convolve, "_MOST_ROUTES", 5)
+    monkeypatch.setattr(_state, "_MOST_SAID", 5)
+    monkeypatch.setattr(_state, "_MOST_CANARIES", 5)
+    monkeypatch.setattr(_launch, "_MOST_VERDICTS", 5)
+    monkeypatch.setattr(_launch, "_verdicts", {})
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("the kernel fell over")
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        monkeypatch.setattr(_core, "run_cpu", broken)
+        for size in range(3, 23):
+            F.conv2d(torch.ones(1, 1, size, size), torch.ones(1, 1, 3, 3))
+            _state.state().keep_canary(f"jit:kernel:{size}", "works", "made up")
+            _launch._note(f"jit:kernel:{size}", "works")
+        found = {it: len(it_) for it, it_ in (
+            ("failures", _state.state().failures), ("said", _state._said),
+            ("canaries", _state.state()._canaries), ("verdicts", _launch._verdicts),
+        )}  # fmt: skip
+    assert all(0 < count <= 5 for count in found.values()), found
 
 
 # ---- 16: several cards ----

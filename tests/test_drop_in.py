@@ -42,6 +42,22 @@ def test_safe_layers_under_autocast() -> None:
     _same(double, nn.Conv2d(2, 2, 3, padding=1))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_recorded_safe_layers_under_autocast(dtype: torch.dtype) -> None:
+    """A recorded graph holds our op, which torch's autocast does not know."""
+    x = torch.randn(1, 2, 6, 6, dtype=dtype)
+
+    def recorded(layer: nn.Module) -> list[torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+            return [torch.jit.trace(layer, x)(x)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _same(lambda it: [t.to(torch.float32) for t in recorded(it)], nn.Conv2d(2, 2, 3, dtype=dtype))
+        layer = unhang.patch_model(nn.Conv2d(2, 2, 3, dtype=dtype), OURS)
+        assert recorded(layer)[0].dtype == (torch.float64 if dtype is torch.float64 else torch.bfloat16)
+
+
 def test_safe_layers_on_meta_and_on_complex_numbers() -> None:
     layer = SafeConv2d(2, 3, 3, config=OURS, device="meta")
     assert layer(torch.randn(1, 2, 6, 6, device="meta")).shape == (1, 3, 4, 4)

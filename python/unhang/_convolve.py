@@ -295,6 +295,8 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     current = state()
     name = engine.partition("(")[0]
+    if len(current.failures) >= _MOST_ROUTES:
+        current.failures.pop(next(iter(current.failures)))
     current.failures[(route.key, name, route.task.device)] = detail
     if not route.task.rehearsed and (route.task.device != "cpu" or current.learns_from_cpu):
         current.planner.learn(route.problem, name, getattr(error, "verdict", "error"), None, detail)

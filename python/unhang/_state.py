@@ -94,6 +94,8 @@ _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 _state: State | None = None
 _forked = False
 _said: set[str] = set()
+# What is said names the convolution, and a program may see ever new sizes.
+_MOST_SAID = 10_000
 
 
 def state() -> State:
@@ -139,17 +141,25 @@ def threads() -> int:
     return 1 if _forked else torch.get_num_threads()
 
 
+def _is_new(message: str) -> bool:
+    """Whether a message was not said yet; it counts as said from now on."""
+    if message in _said:
+        return False
+    if len(_said) >= _MOST_SAID:
+        _said.clear()
+    _said.add(message)
+    return True
+
+
 def say(message: str) -> None:
     """Says something once per process, so that a training log is not flooded."""
-    if f"unhang: {message}" not in _said:
-        _said.add(f"unhang: {message}")
+    if _is_new(f"unhang: {message}"):
         _talk.say(message)
 
 
 def warn_once(message: str) -> None:
     """Issues a warning, once per process."""
-    if message not in _said:
-        _said.add(message)
+    if _is_new(message):
         try:
             _talk.warn(message, UnhangWarning)
         except UnhangWarning:

@@ -22,7 +22,7 @@ pub struct Rule {
     pub document: &'static str,
     /// The versions for which it is claimed.
     pub versions: &'static str,
-    /// What speaks against it.
+    /// Evidence to the contrary.
     pub contradicted_by: &'static str,
     applies: fn(&Problem) -> bool,
 }

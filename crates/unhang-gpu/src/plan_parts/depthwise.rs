@@ -144,7 +144,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         shape: shape.into(),
     };
     // gfx1010's compiler has all reads of a strip under way at once, as they lie in memory, beside sums and taps; more would
-    // cost it waves. Those of a gradient of the filter it has by and by, in a loop.
+    // cost it waves. Those of a filter's gradient it has one after the other, in a loop.
     let line = if channels_last {
         p.kernel()[1] * width
     } else {

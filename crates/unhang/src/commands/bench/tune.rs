@@ -47,7 +47,7 @@ pub struct Tune {
     /// Time f16 kernels with products in pairs too: faster, and less exact. They are never taken otherwise.
     #[arg(long)]
     packed_half: bool,
-    /// The least geometric mean of the model's choices' speed over the fastest ones' that is well.
+    /// The least geometric mean of the model's choices' speed over the fastest ones' that passes.
     #[arg(long, default_value_t = 0.85, value_name = "SHARE")]
     at_least: f64,
     /// Seconds without a sign of life after which the child is ended.

@@ -82,7 +82,8 @@ def test_the_wheel_says_what_it_is(wheel: Path) -> None:
         names = content.namelist()
         metadata = content.read(next(name for name in names if name.endswith("METADATA"))).decode()
     assert "unhang/_core.abi3.so" in names
-    assert {"unhang/libunhang_shield.so", "unhang/libunhang_card.so"} <= set(names)
+    libraries = {f"unhang/libunhang_{name}.so" for name in ("shield", "card", "miopen", "miopen_audit")}
+    assert libraries <= set(names)
     assert "unhang/py.typed" in names
     assert "conv2d_fallback/__init__.py" in names
     assert any(name.endswith("scripts/unhang") for name in names)

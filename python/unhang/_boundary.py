@@ -37,16 +37,18 @@ def load_before_torch() -> None:
 
 
 def _find() -> Callable[[int], None] | None:
-    """The library's own word for it, where it is preloaded or was loaded before torch."""
+    """The library's own word for it, where it is preloaded, was loaded before torch, or came with torch by auditing."""
     import ctypes
 
-    try:
-        found = ctypes.CDLL(None).unhang_miopen_planned
-    except (OSError, AttributeError):
-        return None
-    found.argtypes, found.restype = [ctypes.c_int], None
-    say: Callable[[int], None] = found
-    return say
+    for name in (None, os.environ.get("UNHANG_MIOPEN"), _FILE):
+        # What is not there already is not loaded.
+        mode = ctypes.DEFAULT_MODE if not name else os.RTLD_NOLOAD | os.RTLD_NOW
+        with contextlib.suppress(OSError, AttributeError):
+            found = ctypes.CDLL(name or None, mode=mode).unhang_miopen_planned
+            found.argtypes, found.restype = [ctypes.c_int], None
+            say: Callable[[int], None] = found
+            return say
+    return None
 
 
 class planned:

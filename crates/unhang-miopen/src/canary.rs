@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -107,6 +108,12 @@ pub(crate) fn ensure(process: &Process, device: &Device) -> Vec<CanaryFact> {
 /// Runs the child; what it found of each family that it got to.
 fn run(ordinal: i32, families: &[String]) -> Families {
     let Some(own) = lookup::own_path() else { return Families::default() };
+    // The loader's list has no quotes: a path that it cannot hold is opened, and named by that.
+    let opened = own.contains([' ', ':']).then(|| std::fs::File::open(&own));
+    let own = match &opened {
+        Some(Ok(file)) => format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd()),
+        _ => own,
+    };
     let mut preload = std::env::var("LD_PRELOAD").unwrap_or_default();
     if !preload.split([':', ' ']).any(|it| it == own) {
         preload = if preload.is_empty() { own } else { format!("{preload}:{own}") };

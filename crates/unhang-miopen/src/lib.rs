@@ -1,6 +1,7 @@
 //! `libunhang_miopen.so`: MIOpen's convolution calls, planned and computed by ours, for any framework and without Python.
 //!
-//! The library is preloaded (`unhang run`), or loaded with RTLD_GLOBAL before a framework (`unhang.enable()`). It exports those
+//! The library is preloaded (`unhang run`), loaded with RTLD_GLOBAL before a framework (`unhang.enable()`), or by the loader itself in
+//! front of MIOpen (`unhang-miopen-audit`). It exports those
 //! functions of MIOpen's C interface that compute convolutions ([`interpose`]) and `dlsym` ([`lookup`]), for frameworks that
 //! look functions up. Handles and descriptors stay MIOpen's: what a call means is read back through MIOpen's own getters
 //! ([`describe`]), and every other call goes to MIOpen untouched.

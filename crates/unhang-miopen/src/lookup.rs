@@ -15,14 +15,26 @@ static REAL: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// The version of `dlsym` before and since it moved into the C library.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.34", c"GLIBC_2.2.5", c"GLIBC_2.17"];
 
+/// Where `dlsym` is, now and before it moved.
+const HOMES: [&CStr; 2] = [c"libc.so.6", c"libdl.so.2"];
+
+/// `dlsym` in a library, or behind this one.
+fn versioned_in(library: *mut c_void) -> *mut c_void {
+    // SAFETY: looks a name up, by a handle of the loader's and C strings.
+    let look = |version: &&CStr| unsafe { libc::dlvsym(library, c"dlsym".as_ptr(), version.as_ptr()) };
+    VERSIONS.iter().map(look).find(|found| !found.is_null()).unwrap_or(std::ptr::null_mut())
+}
+
 fn real() -> Option<Dlsym> {
     let mut found = REAL.load(Ordering::Acquire);
     if found.is_null() {
-        for version in VERSIONS {
-            // SAFETY: looks a name up in the libraries behind this one.
-            found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
-            if !found.is_null() {
-                break;
+        found = versioned_in(libc::RTLD_NEXT);
+        // Loaded as what another library needs, this one stands behind the C library and not before it.
+        for name in HOMES {
+            if found.is_null() {
+                // SAFETY: a C string; nothing is loaded that is not there already.
+                let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+                found = if library.is_null() { found } else { versioned_in(library) };
             }
         }
         REAL.store(found, Ordering::Release);
@@ -61,7 +73,8 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
     if found.is_null() {
         return found;
     }
-    if let Some((_, base)) = object_at(found as usize) {
+    // Behind a proxy what was found is ours; this function is MIOpen's alone.
+    if let Some((_, base)) = object_at(real_dlsym(handle, c"miopenGetTensorDescriptor") as usize) {
         LOOKED_UP.store(base, Ordering::Release);
     }
     ours
@@ -111,7 +124,8 @@ struct Search {
     found: Option<(CString, usize)>,
 }
 
-fn object_at(address: usize) -> Option<(CString, usize)> {
+/// The file that is mapped at an address, and where it begins.
+pub(crate) fn object_at(address: usize) -> Option<(CString, usize)> {
     // SAFETY: plain data, filled in by the call below.
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };
     // SAFETY: any address may be asked about.
@@ -146,7 +160,10 @@ pub(crate) fn caller() -> Option<(CString, usize)> {
 
 /// This library's own file.
 pub(crate) fn own_path() -> Option<String> {
-    object_at(visit as *const () as usize).map(|(path, _)| path.to_string_lossy().into_owned())
+    let path = object_at(visit as *const () as usize)?.0.to_string_lossy().into_owned();
+    // A canary's child may know it by a number alone.
+    let named = path.starts_with("/proc/").then(|| std::fs::read_link(&path).ok()).flatten();
+    Some(named.map_or(path, |it| it.to_string_lossy().into_owned()))
 }
 
 /// Where the library is mapped that a caller's reference to a function would lead to without us.

@@ -185,7 +185,9 @@ impl Real {
     fn load(path: &CStr, base: usize) -> Option<Real> {
         // SAFETY: the file is mapped already; this only counts a reference, which is never given back.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        if library.is_null() || lookup::real_dlsym(library, c"miopenGetTensorDescriptor").is_null() {
+        let getter = lookup::real_dlsym(library, c"miopenGetTensorDescriptor");
+        // A proxy has the name of MIOpen and none of its functions: they are in the library that it needs.
+        if library.is_null() || lookup::object_at(getter as usize).is_none_or(|(_, defined)| defined != base) {
             return None;
         }
         let functions = Functions::load(library);

@@ -50,8 +50,23 @@ fn built() -> &'static Path {
         miopen("old/libMIOpen.so.1", "libMIOpen.so.1", &["-DWITHOUT_BYTES", "-Wl,-rpath,$ORIGIN/.."]);
         compile("libtorch_like.so", "client.c", &["-shared", "libMIOpen.so.1", old_rpath]);
         compile("libother_like.so", "client.c", &["-shared", "libMIOpen.so", old_rpath]);
-        compile("libxla_like.so", "client.c", &["-shared", "-DBY_DLSYM", old_rpath]);
+        compile("libxla_like.so", "client.c", &["-shared", "-DBY_DLSYM", LINKS_HIP, old_rpath]);
         compile("old/libtorch_like.so", "client.c", &["-shared", "old/libMIOpen.so.1", old_rpath]);
+        // Versioned as AMD's is, and a client that insists on the version, as onnxruntime does.
+        std::fs::write(folder.path().join("versions"), "MIOPEN_HIP_1 { global: *; };").unwrap();
+        miopen(
+            "versioned/libMIOpen.so.1",
+            "libMIOpen.so.1",
+            &["-Wl,--version-script=versions", "-Wl,-rpath,$ORIGIN/.."],
+        );
+        let runpath = "-Wl,--enable-new-dtags,-rpath,$ORIGIN";
+        compile("versioned/libonnx_like.so", "client.c", &["-shared", "versioned/libMIOpen.so.1", runpath, LINKS_HIP]);
+        compile("libtable_like.so", "client.c", &["-shared", "-fno-plt", "-Wl,-z,now", "libMIOpen.so.1", old_rpath]);
+        compile(
+            "linked",
+            "client.c",
+            &["-DPROGRAM", "libMIOpen.so.1", LINKS_HIP, old_rpath, "-ldl", "-lpthread", "-lm"],
+        );
         compile("program", "program.c", &["-ldl", "-lpthread"]);
         if Path::new(RUNTIME).exists() {
             let real = |name: &str, file: &str, more: &[&str]| {
@@ -62,6 +77,7 @@ fn built() -> &'static Path {
             real("card/libMIOpen.so.1", "miopen.c", &["-Wl,-soname,libMIOpen.so.1"]);
             real("hangs/libMIOpen.so.1", "miopen.c", &["-Wl,-soname,libMIOpen.so.1", "-DHANGS"]);
             real("card/libtorch_like.so", "client.c", &["card/libMIOpen.so.1", old_rpath]);
+            real("card/libxla_like.so", "client.c", &["-DBY_DLSYM", old_rpath]);
             real("hangs/libtorch_like.so", "client.c", &["hangs/libMIOpen.so.1", old_rpath]);
         }
         folder
@@ -69,6 +85,8 @@ fn built() -> &'static Path {
     folder.path()
 }
 
+/// The stand-in for it, which clients allocate by.
+const LINKS_HIP: &str = "libamdhip64.so.6";
 /// AMD's own runtime.
 const RUNTIME: &str = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5";
 
@@ -85,12 +103,20 @@ fn on_the_card<'a>() -> Option<Run<'a>> {
 struct Run<'a> {
     machine: &'a str,
     variables: Vec<(&'a str, &'a str)>,
-    preload: bool,
+    route: Route,
+}
+
+/// How the library comes into a program.
+#[derive(Clone, Copy, PartialEq)]
+enum Route {
+    None,
+    Preload,
+    Audit,
 }
 
 impl Default for Run<'_> {
     fn default() -> Self {
-        Run { machine: "rx5700xt-native", variables: vec![("UNHANG_STRATEGY", "cpu_fallback")], preload: true }
+        Run { machine: "rx5700xt-native", variables: vec![("UNHANG_STRATEGY", "cpu_fallback")], route: Route::Preload }
     }
 }
 
@@ -99,10 +125,18 @@ impl Run<'_> {
         let home = tempfile::tempdir().unwrap();
         let folder = built();
         let mut command = Command::new("timeout");
-        command.arg("120").arg(folder.join("program"));
-        for pair in words.chunks(2) {
-            command.arg(folder.join(pair[0])).arg(pair[1]);
-        }
+        command.arg("120");
+        match words {
+            // A program of its own, and its parts.
+            ["linked", parts @ ..] => command.arg(folder.join("linked")).args(parts),
+            pairs => {
+                command.arg(folder.join("program"));
+                for pair in pairs.chunks(2) {
+                    command.arg(folder.join(pair[0])).arg(pair[1]);
+                }
+                &mut command
+            }
+        };
         for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("UNHANG_") || name == "LD_PRELOAD") {
             command.env_remove(name);
         }
@@ -114,7 +148,10 @@ impl Run<'_> {
         command.env("LD_LIBRARY_PATH", folder);
         let card = library("libunhang_card.so").display().to_string();
         let ours = library("libunhang_miopen.so").display().to_string();
-        command.env("LD_PRELOAD", if self.preload { format!("{card}:{ours}") } else { card });
+        command.env("LD_PRELOAD", if self.route == Route::Preload { format!("{card}:{ours}") } else { card });
+        if self.route == Route::Audit {
+            command.env("LD_AUDIT", library("libunhang_miopen_audit.so"));
+        }
         command.envs(self.variables.iter().copied()).output().unwrap()
     }
 
@@ -142,8 +179,74 @@ fn a_client_that_looks_functions_up_like_xla_is_reached() {
 }
 
 #[test]
+fn a_client_that_uses_nothing_but_immediate_mode_like_jax_is_reached() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        Run::default().assert_right(&[client, "immediate only"]);
+    }
+}
+
+#[test]
+fn by_auditing_the_loader_every_client_is_reached_however_it_is_bound() {
+    let run = Run { route: Route::Audit, ..Run::default() };
+    for part in ["find", "immediate", "immediate only", "biases"] {
+        for client in ["libtorch_like.so", "libxla_like.so", "libtable_like.so", "versioned/libonnx_like.so"] {
+            run.assert_right(&[client, part]);
+        }
+        run.assert_right(&["linked", part]);
+    }
+}
+
+#[test]
+fn a_client_that_is_loaded_with_deepbind_or_in_its_own_namespace_is_reached_by_auditing_alone() {
+    // Whoever is loaded so does not see the library that plays the machine either: its files are named, and on a machine that is
+    // described and not there our library computes nothing. It is reached if it refuses; MIOpen would not.
+    let folder = machine("rx5700xt-native");
+    let variables = vec![("UNHANG_STRATEGY", "cpu_fallback"), ("UNHANG_ROOT", folder.to_str().unwrap())];
+    let preloaded = Run { variables: variables.clone(), ..Run::default() };
+    let audited = Run { route: Route::Audit, variables, ..Run::default() };
+    for place in ["deep", "apart"] {
+        preloaded.assert_right(&["libtorch_like.so", &format!("{place}:reached")]);
+        for client in ["libtorch_like.so", "libxla_like.so", "libtable_like.so", "versioned/libonnx_like.so"] {
+            audited.assert_right(&[client, &format!("{place}:refused")]);
+        }
+    }
+}
+
+#[test]
+fn audited_programs_have_the_faults_threads_forks_and_second_libraries_of_preloaded_ones() {
+    let run = Run { route: Route::Audit, ..Run::default() };
+    for part in ["faults", "planned", "recording", "threads", "forked"] {
+        run.assert_right(&["libtorch_like.so", part]);
+    }
+    let said =
+        run.assert_right(&["libtorch_like.so", "find", "libother_like.so", "find", "libtorch_like.so", "immediate"]);
+    assert!(said.contains("2 MIOpen libraries are in this process"), "{said}");
+}
+
+#[test]
+fn preloaded_and_audited_at_once_the_library_is_there_once() {
+    let mut run = Run { route: Route::Audit, ..Run::default() };
+    let (card, ours) = (library("libunhang_card.so"), library("libunhang_miopen.so"));
+    let both = format!("{}:{}", card.display(), ours.display());
+    run.variables.extend([("LD_PRELOAD", both.as_str()), ("UNHANG_SETTINGS", "verbose=True")]);
+    let said = run.assert_right(&["libtorch_like.so", "find", "libxla_like.so", "find", "libtable_like.so", "find"]);
+    assert!(said.contains("asked for 9 convolutions that cpu computed"), "one library counts all of them: {said}");
+    // Whoever looks functions up has the library in which it does, of two as of one.
+    run.assert_right(&["libother_like.so", "find", "libtorch_like.so", "find", "libxla_like.so", "find"]);
+}
+
+#[test]
+fn auditing_that_is_switched_off_leaves_miopen_alone() {
+    for variable in [("UNHANG_DISABLE", "1"), ("UNHANG_MIOPEN", "0")] {
+        let mut run = Run { route: Route::Audit, ..Run::default() };
+        run.variables.push(variable);
+        run.assert_right(&["libtorch_like.so", "reached"]);
+    }
+}
+
+#[test]
 fn loaded_for_everybody_before_a_client_that_is_linked_like_torch_it_is_reached_without_preloading() {
-    let run = Run { preload: false, ..Run::default() };
+    let run = Run { route: Route::None, ..Run::default() };
     let ours = library("libunhang_miopen.so");
     run.assert_right(&[ours.to_str().unwrap(), "global", "libtorch_like.so", "find"]);
     // Too late, and where functions are looked up in a handle, the real one is reached.
@@ -153,7 +256,7 @@ fn loaded_for_everybody_before_a_client_that_is_linked_like_torch_it_is_reached_
 
 #[test]
 fn without_the_library_the_stand_in_is_reached() {
-    let run = Run { preload: false, ..Run::default() };
+    let run = Run { route: Route::None, ..Run::default() };
     for client in ["libtorch_like.so", "libxla_like.so"] {
         run.assert_right(&[client, "reached"]);
         assert!(!run.of(&[client, "find"]).status.success(), "the client's check can fail");
@@ -235,6 +338,36 @@ fn our_kernels_compute_on_the_card_and_threads_of_one_stream_do_not_mix() {
         let said = run.assert_right(&["card/libtorch_like.so", part]);
         assert!(part == "biases" || said.contains("convolutions that jit computed"), "{part}: {said}");
     }
+}
+
+#[test]
+fn clients_that_bind_like_torch_xla_and_jax_are_computed_on_the_card_by_every_route() {
+    let Some(mut run) = on_the_card() else { return };
+    for route in [Route::Preload, Route::Audit] {
+        run.route = route;
+        for (client, part) in [
+            ("card/libtorch_like.so", "find"),
+            ("card/libxla_like.so", "find"),
+            ("card/libtorch_like.so", "immediate only"),
+            ("card/libxla_like.so", "immediate only"),
+        ] {
+            let said = run.assert_right(&[client, part]);
+            assert!(said.contains("asked for 3 convolutions that jit computed"), "{client} {part}: {said}");
+        }
+    }
+}
+
+#[test]
+fn a_library_whose_path_cannot_be_preloaded_is_reached_by_auditing_and_tries_its_kernels() {
+    let Some(mut run) = on_the_card() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("with space");
+    std::os::unix::fs::symlink(library("libunhang_miopen_audit.so").parent().unwrap(), &folder).unwrap();
+    let audit = folder.join("libunhang_miopen_audit.so").display().to_string();
+    run.route = Route::None;
+    run.variables.push(("LD_AUDIT", &audit));
+    let said = run.assert_right(&["card/libtorch_like.so", "find"]);
+    assert!(said.contains("asked for 3 convolutions that jit computed"), "{said}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // A framework in small, as a library: it asks MIOpen for convolutions and compares them with its own sums.
 //   run(part): 0 where everything was as it should be, else the number of the line that was not.
 // -DBY_DLSYM: every function is looked up in a handle, as XLA does it; else by reference, as torch does.
-// -DREAL_HIP: on a real HIP runtime, with memory that host and card share.
+// -DREAL_HIP: on a real HIP runtime, with memory that host and card share. -DPROGRAM: a program and not a library.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <math.h>
@@ -32,6 +32,9 @@ int miopenConvolutionForwardGetSolutionWorkspaceSize(), miopenConvolutionForward
 int miopenConvolutionBackwardDataImmediate(), miopenConvolutionBackwardWeightsImmediate(), miopenCreateFusionPlan(), miopenCreateOpConvForward();
 int miopenCreateOpActivationForward(), miopenCompileFusionPlan(), miopenDestroyFusionPlan(), miopenCreateConvProblem(), miopenFindSolutions();
 int miopenConvolutionForwardBias(), miopenConvolutionBackwardBias();
+int miopenConvolutionBackwardDataGetSolutionCount(), miopenConvolutionBackwardDataGetSolution(), miopenConvolutionBackwardDataCompileSolution();
+int miopenConvolutionBackwardDataGetSolutionWorkspaceSize(), miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize();
+int miopenConvolutionBackwardWeightsGetSolutionCount(), miopenConvolutionBackwardWeightsGetSolution(), miopenConvolutionBackwardWeightsCompileSolution();
 #endif
 #define CHECK(condition) do { if (!(condition)) { fprintf(stderr, "client.c:%d: %s\n", __LINE__, #condition); return __LINE__; } } while (0)
 
@@ -87,6 +90,7 @@ int hipGraphInstantiate(P *, P, P, P, size_t), hipGraphLaunch(P, P), hipMalloc(v
 static Case *room(void) { void *it = 0; return hipHostMalloc(&it, sizeof(Case), 0) == 0 ? it : 0; }
 static void settle(void) { hipDeviceSynchronize(); }
 #else
+int hipMalloc(void **, size_t);
 static Case *room(void) { return malloc(sizeof(Case)); }
 static void settle(void) {}
 #endif
@@ -150,6 +154,30 @@ static int immediate(void) {
     expect(&c, 2);
     CHECK(CALL(miopenConvolutionBackwardWeightsImmediate, c.handle, c.y, c.yd, c.x, c.xd, c.it, c.w, c.wd, (P)0, (size_t)0, (uint64_t)87) == 0);
     CHECK(compare(c.wd, c.want, WS));
+    return 0;
+}
+// As JAX does it: no search and no execution, only solutions; each is compiled and run in the workspace that it asks for.
+#define SOLVED(Name, direction, at, ap, bt, bp, ct, cp, size) do { \
+        size_t count = 0, told = 99; \
+        Solution all[4] = {{-1, 99, 0, -1}}; \
+        P workspace = 0; \
+        CHECK(CALL(miopenConvolution##Name##GetSolutionCount, c.handle, at, bt, c.it, ct, &count) == 0 && count == 1); \
+        CHECK(CALL(miopenConvolution##Name##GetSolution, c.handle, at, bt, c.it, ct, count, &count, all) == 0 && count == 1); \
+        CHECK(CALL(miopenConvolution##Name##GetSolutionWorkspaceSize, c.handle, at, bt, c.it, ct, all[0].id, &told) == 0 && told == all[0].workspace); \
+        CHECK(told == 0 || hipMalloc(&workspace, told) == 0); \
+        CHECK(CALL(miopenConvolution##Name##CompileSolution, c.handle, at, bt, c.it, ct, all[0].id) == 0); \
+        expect(&c, direction); \
+        CHECK(CALL(miopenConvolution##Name##Immediate, c.handle, at, ap, bt, bp, c.it, ct, cp, workspace, told, all[0].id) == 0); \
+        CHECK(compare(cp, c.want, size)); \
+    } while (0)
+static int immediate_only(void) {
+    Case *place = room();
+    CHECK(place != NULL);
+    int line = prepare(&c, 0);
+    if (line) return line;
+    SOLVED(Forward, 0, c.w, c.wd, c.x, c.xd, c.y, c.yd, YS);
+    SOLVED(BackwardData, 1, c.y, c.yd, c.w, c.wd, c.x, c.xd, XS);
+    SOLVED(BackwardWeights, 2, c.y, c.yd, c.x, c.xd, c.w, c.wd, WS);
     return 0;
 }
 static int faults(void) {
@@ -358,6 +386,7 @@ int run(const char *part) {
 
     if (!strcmp(part, "find")) return find_and_execute(0);
     if (!strcmp(part, "immediate")) return immediate();
+    if (!strcmp(part, "immediate only")) return immediate_only();
     if (!strcmp(part, "faults")) return faults();
     if (!strcmp(part, "biases")) return biases();
     if (!strcmp(part, "recording")) return recording();
@@ -369,3 +398,15 @@ int run(const char *part) {
     if (!strcmp(part, "forked")) return forked();
     return -1;
 }
+
+#ifdef PROGRAM
+// A program that is linked to MIOpen itself, as MIOpenDriver is.
+int main(int count, char **words) {
+    for (int i = 1; i < count; i++) {
+        int line = run(words[i]);
+        if (line) { fprintf(stderr, "%s: line %d\n", words[i], line); return 1; }
+    }
+    puts("right");
+    return 0;
+}
+#endif

@@ -38,6 +38,7 @@ def load_before_torch() -> None:
 
 def _find() -> Callable[[int], None] | None:
     """The library's own word for it, where it is preloaded, was loaded before torch, or came with torch by auditing."""
+    import contextlib
     import ctypes
 
     for name in (None, os.environ.get("UNHANG_MIOPEN"), _FILE):

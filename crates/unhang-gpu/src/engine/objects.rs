@@ -15,13 +15,22 @@ pub(crate) fn key_of(
     true_architecture: &str,
     reported_architecture: &str,
 ) -> Key {
-    let options = compiler.options(kernel, true_architecture);
+    let options = compiler.options(kernel, target(true_architecture, reported_architecture));
     let (text, version) = (kernel.source.text(), compiler.version());
     Key::of(
         [text.as_str(), &version, true_architecture, reported_architecture]
             .into_iter()
             .chain(options.iter().map(String::as_str)),
     )
+}
+
+/// What is compiled for: the chip that is there. One whose objects we cannot relabel (a gfx1103 that passes as gfx1100) gets code
+/// for the chip that the runtime believes in, as everything else does that runs on it.
+fn target<'a>(true_architecture: &'a str, reported_architecture: &'a str) -> &'a str {
+    match true_architecture.parse::<Chip>() {
+        Ok(_) => true_architecture,
+        Err(_) => reported_architecture,
+    }
 }
 
 /// The object of a kernel, from the cache or compiled: for `true_architecture`, tagged for `reported_architecture`.
@@ -33,7 +42,7 @@ pub(crate) fn object_for(
     true_architecture: &str,
     reported_architecture: &str,
 ) -> Result<Vec<u8>, GpuError> {
-    let options = compiler.options(kernel, true_architecture);
+    let options = compiler.options(kernel, target(true_architecture, reported_architecture));
     let key = key_of(compiler, kernel, true_architecture, reported_architecture);
     let (chip, reported) = (true_architecture.parse::<Chip>().ok(), reported_architecture.parse::<Chip>().ok());
     let kept = cache.and_then(|cache| match chip {
@@ -67,4 +76,17 @@ pub(crate) fn audited_and_tagged(
         object::refuse_unsafe(&object, chip)?;
     }
     if target == reported { Ok(object) } else { object::retag(&object, target, reported) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::target;
+
+    #[test]
+    fn chips_that_cannot_be_relabelled_get_code_for_the_reported_one() {
+        assert_eq!(target("gfx1010", "gfx1030"), "gfx1010", "relabelled after the audit");
+        assert_eq!(target("gfx1103", "gfx1100"), "gfx1100");
+        assert_eq!(target("gfx1100", "gfx1100"), "gfx1100");
+        assert_eq!(target("sm_90", "sm_90"), "sm_90");
+    }
 }

@@ -19,6 +19,7 @@ use crate::machine::Machine;
 use crate::miopen;
 use crate::software::Software;
 use crate::system::System;
+use crate::unrepaired::{self, Unrepaired};
 
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -112,6 +113,7 @@ pub const IDS: &[&str] = &[
     "env-bad-value",
     "miopen-cache-corrupt",
     "miopen-cache-narrowed",
+    "kernels-stay-unsafe",
     "runtime-version-mismatch",
     "torch-missing",
     "torch-without-hip",
@@ -171,6 +173,8 @@ pub struct Setting {
 pub struct Options {
     /// Interpreters or environments to look for torch in, besides the active one.
     pub pythons: Vec<PathBuf>,
+    /// Where unhang keeps its data on the machine.
+    pub data: Option<PathBuf>,
 }
 
 /// Everything that the doctor saw and has to say.
@@ -227,6 +231,7 @@ struct Seen<'a> {
     machine: &'a Machine,
     software: &'a Software,
     leftovers: &'a [Leftover],
+    unrepaired: Option<&'a Unrepaired>,
 }
 
 impl Seen<'_> {
@@ -245,7 +250,9 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let log = kernel::log_lines(system);
     machine.unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
 
-    let seen = Seen { system, machine: &machine, software: &software, leftovers: &leftovers };
+    let unrepaired = options.data.as_deref().and_then(|folder| unrepaired::read(system, folder));
+    let seen =
+        Seen { system, machine: &machine, software: &software, leftovers: &leftovers, unrepaired: unrepaired.as_ref() };
     let mut findings = hardware::findings(&seen, &log);
     findings.extend(environment::findings(&seen));
     findings.extend(software::findings(&seen, &caches));

@@ -27,6 +27,7 @@ mod software;
 mod steps;
 pub mod symptoms;
 mod system;
+pub mod unrepaired;
 pub mod variables;
 
 pub use bundle::Bundle;

@@ -13,6 +13,8 @@ use unhang_isa::audit::{Context, audit};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::{Chip, Program};
 
+use crate::left::Left;
+
 /// Content by 128 bits of hash and its length.
 type Key = (u64, u64, usize);
 
@@ -31,8 +33,13 @@ type Repaired = Option<&'static [u8]>;
 
 static KNOWN: Mutex<Option<HashMap<Key, Repaired>>> = Mutex::new(None);
 
-/// What an object became when it came before, or else what `repair` makes of it.
-pub(crate) fn find_or_insert(object: &[u8], chip: Chip, repair: impl FnOnce() -> Option<Vec<u8>>) -> Repaired {
+/// What an object became when it came before, or else what `repair` makes of it; with that it says what stays unsafe, and
+/// where the object was kept from an earlier process, so does this.
+pub(crate) fn find_or_insert(
+    object: &[u8],
+    chip: Chip,
+    repair: impl FnOnce() -> (Option<Vec<u8>>, Vec<Left>),
+) -> Repaired {
     let key = key(object);
     let lock = || KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(&known) = lock().get_or_insert_default().get(&key) {
@@ -41,11 +48,15 @@ pub(crate) fn find_or_insert(object: &[u8], chip: Chip, repair: impl FnOnce() ->
     // Not under the lock: other threads load other objects meanwhile.
     let kept = folder().map(|folder| Kept { folder, name: file_name(key, chip), chip });
     let found = match kept.as_ref().and_then(Kept::read) {
-        Some(repaired) => Some(repaired),
+        Some((repaired, left)) => {
+            crate::log::name_what_is_left(&left, chip);
+            Some(repaired)
+        }
         None => {
-            let repaired = repair();
+            let (repaired, left) = repair();
+            crate::log::name_what_is_left(&left, chip);
             if let (Some(kept), Some(repaired)) = (&kept, &repaired) {
-                kept.write(repaired);
+                kept.write(repaired, &left);
             }
             repaired
         }
@@ -79,19 +90,28 @@ struct Kept {
 }
 
 impl Kept {
-    /// The object behind its hash and the number of its findings. A file that is cut off, damaged, not ours, or less safe
-    /// than it was when it was written is not there.
-    fn read(&self) -> Option<Vec<u8>> {
+    /// The object, and what stays unsafe in it. A file that is cut off, damaged, not ours, or less safe than it was when it was
+    /// written is not there.
+    fn read(&self) -> Option<(Vec<u8>, Vec<Left>)> {
         let mut bytes = self.folder.read(&self.name, crate::MAX_OBJECT as u64).ok()??;
-        let contents = bytes.split_off(24.min(bytes.len()));
-        let (hash, findings) = bytes.split_at_checked(16)?;
-        let findings = u64::from_le_bytes(findings.try_into().ok()?);
-        (hash == checksum(&contents) && self.findings(&contents)? <= findings).then_some(contents)
+        let rest = bytes.split_off(CHECKSUM.min(bytes.len()));
+        if bytes != checksum(&rest) {
+            return None;
+        }
+        let (findings, rest) = take_number(&rest)?;
+        let (length, rest) = take_number(rest)?;
+        let (left, contents) = rest.split_at_checked(usize::try_from(length).ok()?)?;
+        let left = Left::parse_all(&String::from_utf8_lossy(left));
+        (self.findings(contents)? <= findings).then(|| (contents.to_vec(), left))
     }
 
-    fn write(&self, contents: &[u8]) {
+    /// A checksum over the rest; the number of findings; the lines of what stays unsafe behind their length; the object.
+    fn write(&self, contents: &[u8], left: &[Left]) {
         let Some(findings) = self.findings(contents) else { return };
-        let bytes = [&checksum(contents), &findings.to_le_bytes()[..], contents].concat();
+        let left: String = left.iter().map(Left::line).collect();
+        let length = left.len() as u64;
+        let rest = [&findings.to_le_bytes()[..], &length.to_le_bytes(), left.as_bytes(), contents].concat();
+        let bytes = [&checksum(&rest)[..], &rest].concat();
         if let Err(error) = self.folder.write(&self.name, &bytes) {
             crate::log::line(format_args!("what was repaired is not kept: {error}"));
         }
@@ -112,7 +132,15 @@ impl Kept {
     }
 }
 
-fn checksum(contents: &[u8]) -> [u8; 16] {
+fn take_number(bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*number), rest))
+}
+
+/// The length of a checksum in bytes.
+const CHECKSUM: usize = 16;
+
+fn checksum(contents: &[u8]) -> [u8; CHECKSUM] {
     let (first, second, _) = key(contents);
     ((first as u128) << 64 | second as u128).to_le_bytes()
 }

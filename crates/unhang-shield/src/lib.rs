@@ -15,6 +15,8 @@ mod cache;
 mod chips;
 mod hsa;
 #[deny(unsafe_code)]
+mod left;
+#[deny(unsafe_code)]
 mod log;
 mod switches;
 
@@ -69,13 +71,13 @@ fn repair(object: &[u8]) -> Option<&'static [u8]> {
         match repair_object(object, Options { chip, keep_size: false }) {
             Ok(repair) => {
                 log::line(format_args!("{}, {:.1} ms", summary(object, &repair), start.elapsed().as_secs_f64() * 1e3));
-                log::name_what_is_left(&repair, chip);
                 functions = repair.functions.iter().filter(|it| it.treatment != Treatment::Untouched).count();
-                repair.bytes
+                let left = left::Left::all_of(&repair);
+                (repair.bytes, left)
             }
             Err(error) => {
                 log::line(format_args!("an object of {} bytes goes through: {error}", object.len()));
-                None
+                (None, Vec::new())
             }
         }
     });

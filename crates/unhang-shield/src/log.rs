@@ -9,8 +9,8 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use unhang_isa::Chip;
-use unhang_isa::repair::ObjectRepair;
 
+use crate::left::Left;
 use crate::switches::what_avoids;
 
 /// Appends a line to the file that `UNHANG_SHIELD_LOG` names; `stderr` means standard error. A log that cannot be
@@ -31,10 +31,15 @@ pub(crate) fn line(text: fmt::Arguments<'_>) {
 /// Tells `unhang run` of an object that was repaired, with how many functions of it were repaired just now (none where it was
 /// kept from before): a line in the run's own folder, for the last line of the run.
 pub(crate) fn count(functions: usize) {
+    tell_run("repaired", &format!("{functions}\n"));
+}
+
+/// Appends to this process's file of that kind in the folder of `unhang run`, if this is such a run.
+fn tell_run(kind: &str, lines: &str) {
     let Some(folder) = std::env::var_os("UNHANG_RUN_FOLDER").filter(|folder| !folder.is_empty()) else { return };
-    let path = Path::new(&folder).join(format!("repaired-{}", std::process::id()));
+    let path = Path::new(&folder).join(format!("{kind}-{}", std::process::id()));
     if let Ok(mut file) = open(&path) {
-        let _ = file.write_all(format!("{functions}\n").as_bytes());
+        let _ = file.write_all(lines.as_bytes());
     }
 }
 
@@ -47,18 +52,24 @@ fn open(path: &Path) -> std::io::Result<File> {
 /// Names that were told, so that each is told once in a process.
 static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
-/// Names the functions that stay unsafe: each with its reason in the log, and the first of an object on standard error,
-/// where people see it who asked for no log.
-pub(crate) fn name_what_is_left(repair: &ObjectRepair, chip: Chip) {
+/// `unhang run` is told of so many functions of a process, the rest is in the log: wheels may hold thousands.
+const MOST_TOLD: usize = 200;
+
+/// Names the functions that stay unsafe: each with its reason in the log and to `unhang run`, and the first of an object on
+/// standard error, where people see it who asked for no log.
+pub(crate) fn name_what_is_left(left: &[Left], chip: Chip) {
     let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let told = told.get_or_insert_default();
-    let left = repair.functions.iter().filter_map(|function| Some((function, function.reason.as_ref()?)));
-    let new: Vec<_> = left.filter(|(function, _)| told.insert(function.name.clone())).collect();
-    for (function, reason) in &new {
-        line(format_args!("  {} stays unsafe: {reason}; {}", function.name, what_avoids(&function.name)));
+    let room = MOST_TOLD.saturating_sub(told.len());
+    let new: Vec<_> = left.iter().filter(|it| told.insert(it.function.clone())).collect();
+    for Left { function, reason } in &new {
+        line(format_args!("  {function} stays unsafe: {reason}; {}", what_avoids(function)));
     }
-    let Some((function, reason)) = new.first() else { return };
-    let name: String = function.name.chars().filter(|it| !it.is_control()).take(80).collect();
+    let Some(Left { function, reason }) = new.first() else { return };
+    let shown = |name: &str, length: usize| name.chars().take(length).collect::<String>();
+    let words = |it: &&Left| format!("{}\t{}\t{}\n", shown(&it.function, 200), it.reason, what_avoids(&it.function));
+    tell_run("unsafe", &new.iter().take(room).map(words).collect::<String>());
+    let name = shown(function, 80);
     let others = match new.len() - 1 {
         0 => String::new(),
         count => format!(", and {count} others (UNHANG_SHIELD_LOG=FILE lists them)"),
@@ -66,7 +77,7 @@ pub(crate) fn name_what_is_left(repair: &ObjectRepair, chip: Chip) {
     let text = format!(
         "unhang: a kernel that was loaded stays unsafe on this {chip}: {name}: {reason}{others}. It matters only if it is \
          launched; {} (docs/repair.md).\n",
-        what_avoids(&function.name)
+        what_avoids(function)
     );
     let _ = std::io::stderr().write_all(text.as_bytes());
 }

@@ -183,8 +183,15 @@ fn what_stays_unsafe_is_named_once_on_standard_error() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "in_a_process_of_its_own", "--test-threads=1", "--nocapture"]);
     command.env("UNHANG_SHIELD_PART", "repairs").env("UNHANG_ROOT", machine.path()).env_remove("UNHANG_SHIELD_LOG");
+    let run = tempfile::tempdir().unwrap();
+    command.env("UNHANG_RUN_FOLDER", run.path());
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stderr);
+    let told = std::fs::read_dir(run.path()).unwrap().map(|it| it.unwrap().path());
+    let told = told.filter(|path| path.file_name().unwrap().to_string_lossy().starts_with("unsafe-"));
+    let lines: String = told.map(|path| std::fs::read_to_string(path).unwrap()).collect();
+    let line = lines.lines().find(|line| line.starts_with("left_illegal\t")).expect(&lines);
+    assert_eq!(line.split('\t').nth(2), Some("no switch is known that avoids it"), "{line}");
     assert_eq!(text.matches("stays unsafe on this gfx1010: ").count(), 1, "{text}");
     assert!(text.contains("others (UNHANG_SHIELD_LOG=FILE lists them)"), "{text}");
 }
@@ -322,6 +329,7 @@ fn a_folder_keeps_what_was_repaired_for_the_next_process() {
     assert_eq!(files().len(), 2);
     let second = run_part("repairs", "100100", settings);
     assert!(!second.contains("28 findings"), "repaired again: {second}");
+    assert!(second.contains("left_illegal stays unsafe"), "named from what was kept, too: {second}");
     // Damaged files are not trusted.
     for file in files() {
         let mut bytes = std::fs::read(&file).unwrap();

@@ -153,6 +153,45 @@ fn variables_come_from_the_file_or_the_process() {
     assert_eq!(report["machine"]["described_by"], "rx6800");
 }
 
+/// What `unhang run` leaves behind where the shield could not repair all (`tests/run.rs` has that it does).
+#[test]
+fn kernels_that_the_shield_could_not_repair_are_named_with_the_switch_that_avoids_them() {
+    let machine = tempfile::tempdir().unwrap();
+    let node = "sys/class/kfd/kfd/topology/nodes/1";
+    fs::create_dir_all(machine.path().join(node)).unwrap();
+    fs::copy(fixtures().join("rx5500xt").join(node).join("properties"), machine.path().join(node).join("properties"))
+        .unwrap();
+    fs::write(machine.path().join("environment"), "HOME=/home/user\n").unwrap();
+    let data = machine.path().join("home/user/.local/share/unhang");
+    fs::create_dir_all(&data).unwrap();
+    let root = machine.path().to_str().unwrap();
+    let look = || json(&["doctor", "--root", root, "--json"]).0;
+    assert!(!ids(&look()).contains(&"kernels-stay-unsafe"));
+
+    let kernel =
+        |name: &str, remedy: &str| serde_json::json!({"name": name, "reason": "no register is free", "remedy": remedy});
+    let kernels = [
+        kernel("Cijk_Ailk_Bljk_I8II", "MIOPEN_DEBUG_CONV_GEMM=0 keeps MIOpen from it"),
+        kernel("Cijk_Ailk_Bjlk_I8II", "MIOPEN_DEBUG_CONV_GEMM=0 keeps MIOpen from it"),
+        kernel("MIOpenConvUni\u{1b}[2J", "MIOPEN_DEBUG_CONV_DIRECT=0 avoids it"),
+    ];
+    let record = serde_json::json!({"program": "train", "version": "0.9", "kernels": kernels});
+    fs::write(data.join("unrepaired.json"), record.to_string()).unwrap();
+    let report = look();
+    let finding = report["findings"].as_array().unwrap().iter().find(|it| it["id"] == "kernels-stay-unsafe").unwrap();
+    assert_eq!(finding["severity"], "warning");
+    assert_eq!(finding["summary"], "3 kernels that `train` loaded stay unsafe: Cijk_Ailk_Bljk_I8II and 2 others");
+    let fix = "MIOPEN_DEBUG_CONV_DIRECT=0 avoids it; MIOPEN_DEBUG_CONV_GEMM=0 keeps MIOpen from it";
+    assert_eq!(finding["fix"], fix, "each switch once");
+    let (text, _) = run(&["doctor", "--root", root, "--explain"]);
+    assert!(text.contains("warning[kernels-stay-unsafe]") && text.contains("MIOPEN_DEBUG_CONV_DIRECT=0"), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+
+    // A record that is cut off says nothing, and breaks nothing.
+    fs::write(data.join("unrepaired.json"), &record.to_string()[..40]).unwrap();
+    assert!(!ids(&look()).contains(&"kernels-stay-unsafe"));
+}
+
 #[test]
 fn torch_of_another_python_is_found_when_named() {
     let (report, _) = json(&["doctor", "--root", "container", "--json"]);

@@ -223,3 +223,29 @@ fn the_first_process_of_a_container_reaps_and_ends_as_shells_do() {
     assert_eq!(inside("kill -TERM $$").status.code(), Some(143));
     assert_eq!(inside("exit 3").status.code(), Some(3));
 }
+
+#[test]
+fn what_the_shield_could_not_repair_is_said_and_kept_for_the_doctor() {
+    let place = Place::new();
+    let record = place.path("home/.local/share/unhang/unrepaired.json");
+    // The shield's part is played by a shell; crates/unhang-shield/tests has the real one write the same files.
+    let play = |line: &str| {
+        let output = ends(place.command(&["sh", "-c", line]));
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    play("true");
+    assert!(!record.exists(), "nothing is left behind where no shield was");
+    let said = play(
+        r#"cd "$UNHANG_RUN_FOLDER"; echo 57 > repaired-5
+        printf 'Cijk_a\tno register is free\tMIOPEN_DEBUG_CONV_GEMM=0 avoids it\n' > unsafe-5"#,
+    );
+    assert!(said.contains("1 kernel could not be repaired: `unhang doctor` has it"), "{said}");
+    let kept: serde_json::Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+    assert_eq!(kept["program"], "sh");
+    assert_eq!(kept["kernels"][0]["remedy"], "MIOPEN_DEBUG_CONV_GEMM=0 avoids it");
+    play("true");
+    assert!(record.exists(), "a run without a shield says nothing about kernels");
+    play(r#"echo 3 > "$UNHANG_RUN_FOLDER/repaired-5""#);
+    assert!(!record.exists(), "in the last run with a shield everything was repaired");
+}

@@ -8,6 +8,7 @@ use crate::chips::AMD;
 use crate::miopen::{Damage, QuickLook};
 use crate::routes::{self, SPOOFED_STACK};
 use crate::software::{Torch, two_numbers};
+use crate::unrepaired::{Unrepaired, UnrepairedKernel};
 
 /// From this HIP version on, spoofed programs are reported to hang.
 const HANGS_SINCE: (u32, u32) = (5, 3);
@@ -44,7 +45,45 @@ pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
     }
     found.extend(corrupt(caches));
     found.extend(narrowed(caches));
+    if seen.machine.affected() {
+        found.extend(seen.unrepaired.and_then(stay_unsafe));
+    }
     found
+}
+
+/// What the shield could not repair in the last run, and which switches avoid it.
+fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
+    let first = record.kernels.first()?;
+    let distinct = |words: fn(&UnrepairedKernel) -> &str| -> String {
+        let mut all: Vec<&str> = record.kernels.iter().map(words).collect();
+        all.sort_unstable();
+        all.dedup();
+        all.join("; ")
+    };
+    let others = match record.kernels.len() - 1 {
+        0 => String::new(),
+        count => format!(" and {}", counted(count, "other")),
+    };
+    let (verb, pronoun) = if record.kernels.len() == 1 { ("stays", "it is") } else { ("stay", "they are") };
+    Some(Finding {
+        id: "kernels-stay-unsafe",
+        severity: Severity::Warning,
+        summary: format!(
+            "{} that `{}` loaded {verb} unsafe: {}{others}",
+            counted(record.kernels.len(), "kernel"),
+            record.program,
+            first.name
+        ),
+        why: format!(
+            "The shield could not repair all code as it was loaded: {}. It matters only where {pronoun} launched. (Source: what \
+             unhang {} wrote down in the last `unhang run` with the shield.)",
+            distinct(|kernel| &kernel.reason),
+            record.version
+        ),
+        fix: Some(distinct(|kernel| &kernel.remedy)),
+        confidence: Confidence::Inferred,
+        places: Vec::new(),
+    })
 }
 
 /// What to install, on this machine.

@@ -88,7 +88,11 @@ impl Doctor {
                 );
             }
         }
-        let options = Options { pythons: self.python.clone() };
+        let data = match self.machine.description() {
+            None => unhang_evidence::home(),
+            Some(_) => system.home().map(|home| home.join(".local/share/unhang")),
+        };
+        let options = Options { pythons: self.python.clone(), data };
         let (examination, bundle) = match &self.bundle {
             Some(path) => {
                 let bundle = Bundle::collect(system, &options);

@@ -16,13 +16,15 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
+use unhang_guard::PrivateFolder;
 use unhang_machine::profile::Profile;
+use unhang_machine::unrepaired::{self, Unrepaired};
 use unhang_machine::{Options, examine};
 use unhang_plan::Strategy;
 
 use self::child::{Ended, Signals};
 use self::environment::{Action, Decision};
-use self::folder::{HangReport, RunFolder};
+use self::folder::{HangReport, Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::text::{duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
@@ -149,9 +151,7 @@ impl Run {
                 Ok(ended) => ended,
                 Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
             };
-            if let Some(line) = folder.as_ref().and_then(RunFolder::take_summaries) {
-                inform(&line);
-            }
+            self.sum_up(folder.as_ref());
             let found = folder.as_ref().map(RunFolder::take_reports).unwrap_or_default();
             if ended == Ended::Exited(0) || found.is_empty() {
                 return Ok(end_likewise(ended, folder));
@@ -175,13 +175,50 @@ impl Run {
         unreachable!("attempts are counted")
     }
 
+    /// One line of what was computed and repaired; what could not be repaired is kept for the doctor.
+    fn sum_up(&self, folder: Option<&RunFolder>) {
+        let Some(folder) = folder else { return };
+        let repairs = folder.take_repairs();
+        let said = folder.take_summaries().into_iter().chain(repairs.as_ref().map(Repairs::in_words));
+        let said: Vec<String> = said.collect();
+        if !said.is_empty() {
+            inform(&said.join("; "));
+        }
+        if let Some(repairs) = repairs
+            && let Err(reason) = self.keep_for_the_doctor(repairs)
+        {
+            tell_more(&format!("unhang: what stays unsafe is not kept for `unhang doctor`: {reason}"));
+        }
+    }
+
+    /// The record of the last run with a shield: written where something stays unsafe, removed where nothing does.
+    fn keep_for_the_doctor(&self, repairs: Repairs) -> Result<(), String> {
+        let home = unhang_evidence::home().ok_or("neither UNHANG_HOME nor HOME is set")?;
+        if repairs.left.is_empty() && !home.join(unrepaired::FILE).exists() {
+            return Ok(());
+        }
+        let home = PrivateFolder::open(&home).map_err(|error| error.to_string())?;
+        if repairs.left.is_empty() {
+            home.remove(unrepaired::FILE);
+            return Ok(());
+        }
+        let program = std::path::Path::new(&self.command[0]).file_name().unwrap_or_default();
+        let record = Unrepaired {
+            program: program.to_string_lossy().into_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernels: repairs.left,
+        };
+        let text = serde_json::to_vec_pretty(&record).map_err(|error| error.to_string())?;
+        home.write(unrepaired::FILE, &text).map_err(|error| error.to_string())
+    }
+
     /// What to set and why, and what there is to protect.
     fn decide(&self) -> anyhow::Result<(Vec<Decision>, Protection)> {
         let system = self.machine.system()?;
         if self.rehearse && !system.is_folder() {
             bail!("a rehearsal needs a machine to play: name its folder with --root or UNHANG_ROOT");
         }
-        let examination = examine(&system, &Options { pythons: environment::python_of(&self.command[0]) });
+        let examination = examine(&system, &Options { pythons: environment::python_of(&self.command[0]), data: None });
         let is_affected = examination.machine.affected();
         let profile = match self.profile {
             ProfileName::None => None,

@@ -5,7 +5,7 @@
 //! started with it lives. A run that was killed leaves its folder; a later one takes it away. Which folders are in use is
 //! told by a lock that ends with the process that holds it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use unhang_guard::{Handle, Identity, NotPrivate, PrivateFolder, process};
+use unhang_machine::unrepaired::UnrepairedKernel;
 
 use super::super::text::counted;
 
@@ -196,26 +197,65 @@ impl RunFolder {
         } else if on_cpu > 0 {
             parts.push(format!("{} on the CPU", counted(on_cpu, "layer")));
         }
-        let computed = (!parts.is_empty()).then(|| parts.join(", "));
-        let said: Vec<String> = computed.into_iter().chain(self.take_repairs()).collect();
-        (!said.is_empty()).then(|| said.join("; "))
+        (!parts.is_empty()).then(|| parts.join(", "))
     }
 
-    /// What the shield repaired as it was loaded, over all processes of the run; and forgets it.
-    fn take_repairs(&self) -> Option<String> {
+    /// What the shield did as code was loaded, over all processes of the run; and forgets it. None where it repaired nothing
+    /// and named nothing.
+    pub fn take_repairs(&self) -> Option<Repairs> {
+        let mut repairs = Repairs::default();
+        for line in self.take_lines("repaired-") {
+            let Ok(functions) = line.parse::<u64>() else { continue };
+            repairs.objects = repairs.objects.saturating_add(1);
+            repairs.functions = repairs.functions.saturating_add(functions);
+        }
+        let left: BTreeSet<_> = self.take_lines("unsafe-").iter().filter_map(|line| kernel_of(line)).collect();
+        repairs.left = left.into_iter().collect();
+        (repairs.objects > 0 || !repairs.left.is_empty()).then_some(repairs)
+    }
+
+    /// The lines of all files whose names start so; the files are removed.
+    fn take_lines(&self, prefix: &str) -> Vec<String> {
         let names = self.folder().names().unwrap_or_default().into_iter().filter_map(|name| name.into_string().ok());
-        let (mut objects, mut functions) = (0u64, 0u64);
-        for name in names.filter(|name| name.starts_with("repaired-")).take(MOST_REPORTS) {
+        let mut lines = Vec::new();
+        for name in names.filter(|name| name.starts_with(prefix)).take(MOST_REPORTS) {
             let bytes = self.folder().read(&name, LONGEST_REPORT).ok().flatten().unwrap_or_default();
-            let counts =
-                String::from_utf8_lossy(&bytes).lines().filter_map(|line| line.parse().ok()).collect::<Vec<u64>>();
-            objects = objects.saturating_add(counts.len() as u64);
-            functions = counts.iter().fold(functions, |sum, count| sum.saturating_add(*count));
+            lines.extend(String::from_utf8_lossy(&bytes).lines().map(str::to_owned));
             self.folder().remove(&name);
         }
-        let of_functions = if functions > 0 { format!(", {}", counted(functions, "function")) } else { String::new() };
-        (objects > 0).then(|| format!("the shield repaired {}{of_functions}", counted(objects, "code object")))
+        lines
     }
+}
+
+/// What the shield did in a run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Repairs {
+    objects: u64,
+    functions: u64,
+    /// What it could not repair.
+    pub left: Vec<UnrepairedKernel>,
+}
+
+impl Repairs {
+    /// In one line.
+    pub fn in_words(&self) -> String {
+        let of_functions = match self.functions {
+            0 => String::new(),
+            functions => format!(", {}", counted(functions, "function")),
+        };
+        let left = match self.left.len() as u64 {
+            0 => String::new(),
+            1 => "; 1 kernel could not be repaired: `unhang doctor` has it".to_owned(),
+            count => format!("; {count} kernels could not be repaired: `unhang doctor` has them"),
+        };
+        format!("the shield repaired {}{of_functions}{left}", counted(self.objects, "code object"))
+    }
+}
+
+/// A line as the shield writes it: the kernel, the reason, the remedy, with tabs between them.
+fn kernel_of(line: &str) -> Option<UnrepairedKernel> {
+    let mut parts = line.split('\t').map(str::to_owned);
+    Some(UnrepairedKernel { name: parts.next()?, reason: parts.next()?, remedy: parts.next()? })
 }
 
 impl Drop for RunFolder {
@@ -372,8 +412,29 @@ mod tests {
         assert_eq!(folder.take_summaries(), None, "said once");
         folder.folder().write("repaired-7", b"57\n0\nnonsense\n").unwrap();
         folder.folder().write("repaired-8", b"3\n").unwrap();
-        let repaired = "the shield repaired 3 code objects, 60 functions";
-        assert_eq!(folder.take_summaries().as_deref(), Some(repaired));
+        assert_eq!(folder.take_summaries(), None, "the shield's lines are taken by themselves");
+        let repairs = folder.take_repairs().unwrap();
+        assert_eq!(repairs.in_words(), "the shield repaired 3 code objects, 60 functions");
+        assert_eq!(folder.take_repairs(), None);
+    }
+
+    #[test]
+    fn what_the_shield_could_not_repair_is_taken_once_a_kernel() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = make(place.path());
+        folder.folder().write("repaired-7", b"57\n").unwrap();
+        let line = "Cijk_a\tit needs a register\tMIOPEN_DEBUG_CONV_GEMM=0 avoids it\n";
+        folder.folder().write("unsafe-7", format!("{line}b\tillegal\tnone\nhalf of a li").as_bytes()).unwrap();
+        folder.folder().write("unsafe-8", line.as_bytes()).unwrap();
+        let repairs = folder.take_repairs().unwrap();
+        let names: Vec<_> = repairs.left.iter().map(|kernel| kernel.name.as_str()).collect();
+        assert_eq!(names, ["Cijk_a", "b"]);
+        assert_eq!(repairs.left[0].remedy, "MIOPEN_DEBUG_CONV_GEMM=0 avoids it");
+        assert!(
+            repairs.in_words().contains("2 kernels could not be repaired: `unhang doctor`"),
+            "{}",
+            repairs.in_words()
+        );
     }
 
     #[test]

@@ -106,6 +106,11 @@ fn a_probe_whose_every_attempt_is_an_error_does_not_say_that_all_is_well() {
     let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert_eq!(report["summary"]["error"], 3, "{report}");
     assert_eq!(ran.status.code(), Some(3), "{}", String::from_utf8_lossy(&ran.stderr));
+    // Nor does one that finds nothing but these errors in the store, and tries nothing.
+    let ran = home.on_the_card(&[("UNHANG_COMPILE", "0")], &words);
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap();
+    assert!(report["records"].as_array().unwrap().iter().all(|record| record["earlier"] == true), "{report}");
+    assert_eq!(ran.status.code(), Some(3), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 #[test]

@@ -16,22 +16,18 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use clap::Args;
 use unhang_cpu::CpuEngine;
-use unhang_engine::{EngineName, Verdict};
+use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Realm, RecordSource, Store};
 use unhang_probe::rehearsal::Table;
-use unhang_probe::{Attempt, Deadlines, End, GRACE, Launch, Probed, Prober, culprits};
+use unhang_probe::{Attempt, Deadlines, GRACE, Launch, Prober, culprits};
 
 use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
 use super::python::{find_python, interpreter};
 use super::text::duration;
-use crate::output::{CANNOT_TELL, FOUND_ERRORS, tell};
+use crate::output::tell;
 use children::{Python, VARIANTS};
-use show::{Found, Progress};
+use show::{Found, INTERRUPTED, Progress};
 
-/// The exit code when the GPU does not compute any more.
-const GPU_LOST: u8 = 4;
-/// The exit code of a command that was interrupted: 128 and the number of SIGINT.
-const INTERRUPTED: u8 = 130;
 /// How many convolutions go through all engines before the next ones do: children are kept busy, and with little time
 /// the most used convolutions are known on all engines.
 const CHUNK: usize = 32;
@@ -221,25 +217,11 @@ impl Probe {
         let probed = prober.run(to_try);
         let seconds = probing.elapsed().as_secs_f64();
         progress.finish();
-        let code = self.exit_code(&probed, &found);
         found.add(probed, seconds);
+        let code = found.exit_code();
         say_notices(ground.store);
         found.print(self.json, &knowledge, &ground.remarks)?;
         Ok(ExitCode::from(code))
-    }
-
-    fn exit_code(&self, probed: &Probed, found: &Found) -> u8 {
-        match probed.end {
-            End::Lost(_) => GPU_LOST,
-            End::Interrupted => INTERRUPTED,
-            _ if found.has_bad() || probed.tried.iter().any(|tried| show::is_bad(tried.verdict)) => FOUND_ERRORS,
-            _ if !probed.left.is_empty() => CANNOT_TELL,
-            // An engine that always fails was not tried at all: nothing is known, and nothing is well.
-            _ if !probed.tried.is_empty() && probed.tried.iter().all(|tried| tried.verdict == Verdict::Error) => {
-                CANNOT_TELL
-            }
-            _ => 0,
-        }
     }
 
     /// What was asked for takes the place of what would be.

@@ -16,8 +16,12 @@ use unhang_probe::{Attempt, End, Event, Probed, Tried};
 
 use super::super::knowledge::Knowledge;
 use super::super::text::{print_safe_json, print_text, wrapped};
-use crate::output::{Colour, Style, printable, tell};
+use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
+/// The exit code when the GPU does not compute any more.
+const GPU_LOST: u8 = 4;
+/// The exit code of a command that was interrupted: 128 and the number of SIGINT.
+pub const INTERRUPTED: u8 = 130;
 /// How often a line is printed where there is no terminal to draw on.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 /// How many bad verdicts are listed; the rest is counted.
@@ -182,9 +186,23 @@ impl Found {
         self.seconds = seconds;
     }
 
-    /// Whether anything known is bad.
-    pub fn has_bad(&self) -> bool {
-        self.entries.iter().any(|(tried, _)| is_bad(tried.verdict))
+    /// How the command ends, from what was found now and what was known before.
+    pub fn exit_code(&self) -> u8 {
+        match self.end {
+            End::Lost(_) => GPU_LOST,
+            End::Interrupted => INTERRUPTED,
+            _ if self.entries.iter().any(|(tried, _)| is_bad(tried.verdict)) => FOUND_ERRORS,
+            _ if !self.left.is_empty() => CANNOT_TELL,
+            // An engine that always fails was not tried at all: nothing is known, and nothing is well.
+            _ if self.are_errors_alone(|_| true) || self.are_errors_alone(|&is_earlier| !is_earlier) => CANNOT_TELL,
+            _ => 0,
+        }
+    }
+
+    /// Whether there are such entries and each of them is an error.
+    fn are_errors_alone(&self, wanted: impl Fn(&bool) -> bool) -> bool {
+        let mut entries = self.entries.iter().filter(|(_, is_earlier)| wanted(is_earlier)).peekable();
+        entries.peek().is_some() && entries.all(|(tried, _)| tried.verdict == Verdict::Error)
     }
 
     fn now(&self) -> usize {

@@ -8,6 +8,7 @@ use unhang_isa::{Chip, Effects, Instruction, decode};
 
 use crate::fast::Op;
 use crate::fast::stretch::{self, Stretch};
+use crate::pending::KnownStates;
 use crate::semantics::Semantics;
 use crate::waits::Touch;
 use crate::{FaultKind, Memory, Unit};
@@ -139,6 +140,11 @@ impl Function {
         function
     }
 
+    /// Whether it is code for waves of 64 lanes.
+    pub fn wave64(&self) -> bool {
+        self.reading.wave64
+    }
+
     /// The instruction that starts at an address.
     pub fn index_at(&self, address: u64) -> Option<u32> {
         self.addresses.binary_search(&address).ok().map(|index| index as u32)
@@ -260,11 +266,14 @@ pub(crate) struct Paths<'a> {
     code: &'a Code<'a>,
     pub functions: Vec<Arc<Function>>,
     jumps: HashMap<u64, (u32, u32)>,
+    /// What was pending in its waves.
+    pub known: KnownStates,
 }
 
 impl<'a> Paths<'a> {
-    pub fn new(code: &'a Code<'a>) -> Paths<'a> {
-        Paths { code, functions: Vec::new(), jumps: HashMap::new() }
+    /// `keep` says whether states of waves are remembered.
+    pub fn new(code: &'a Code<'a>, keep: bool) -> Paths<'a> {
+        Paths { code, functions: Vec::new(), jumps: HashMap::new(), known: KnownStates::new(keep) }
     }
 
     /// The function and the instruction at an address.

@@ -1,7 +1,5 @@
 //! Workgroups and their waves: the registers at the start, and instruction after instruction.
 
-use unhang_isa::audit::PathWatch;
-
 use crate::code::{Hole, NOWHERE, Paths};
 use crate::dispatch::Launch;
 use crate::fast::registers::Registers;
@@ -9,9 +7,9 @@ use crate::fast::run::run_function;
 use crate::float::FloatMode;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
+use crate::pending::{Pending, UNKNOWN};
 use crate::races::Races;
 use crate::semantics::Semantics;
-use crate::waits::Flights;
 use crate::wave::{EXEC, LANES, Standing, Wave};
 use crate::{Counts, Fault, FaultKind};
 
@@ -120,9 +118,8 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
         apertures: [packet.local_aperture, packet.private_aperture],
         reach: 0,
-        watch: PathWatch::default(),
-        watch_since_call: None,
-        flights: Flights::default(),
+        pending: Pending::default(),
+        known: UNKNOWN,
     };
     wave.set_reach();
     let mut next = 0u8;
@@ -193,7 +190,8 @@ fn run_wave(
     }
     while wave.executed < end && wave.standing == Standing::Running {
         let function = paths.functions[wave.function as usize].clone();
-        let (number, jump) = (wave.function, run_function(launch, wave, around, &function, counts, end)?);
+        let (number, jump) =
+            (wave.function, run_function(launch, wave, around, (&function, &mut paths.known), counts, end)?);
         if let Some(target) = jump {
             (wave.function, wave.index) = paths.find(target)?;
         }

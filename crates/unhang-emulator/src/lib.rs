@@ -56,6 +56,7 @@ mod memory;
 mod memory_access;
 mod observe;
 mod packed;
+mod pending;
 mod races;
 mod saturate;
 mod scalar;

@@ -66,7 +66,7 @@ pub(crate) enum Flight {
 }
 
 /// What counts a load, and in which order it arrives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
     Vector,
     Local,
@@ -183,7 +183,7 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
 }
 
 /// A load in flight.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Load {
     address: u64,
     counter: Counter,
@@ -290,7 +290,39 @@ pub(crate) struct Flights {
     owned_scalars: ScalarSet,
 }
 
+/// Loads in flight in little space, to be compared and kept.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FlightsInShort {
+    vector: Vec<Load>,
+    other: Vec<Load>,
+    owned_scalars: ScalarSet,
+}
+
 impl Flights {
+    pub fn in_short(&self) -> FlightsInShort {
+        FlightsInShort {
+            vector: self.vector.all().copied().collect(),
+            other: self.other.all().copied().collect(),
+            owned_scalars: self.owned_scalars,
+        }
+    }
+
+    pub fn of(short: &FlightsInShort) -> Flights {
+        let mut flights = Flights { owned_scalars: short.owned_scalars, ..Flights::default() };
+        for load in &short.vector {
+            flights.vector.push(*load);
+            flights.owned.add(load);
+        }
+        for load in &short.other {
+            flights.other.push(*load);
+            match load.counter {
+                Counter::Scalar => flights.unordered += 1,
+                _ => flights.owned.add(load),
+            }
+        }
+        flights
+    }
+
     /// Whether an instruction that touches these registers has to wait for a load.
     #[inline(always)]
     pub fn may_meet(&self, vectors: &VectorSet, scalars: ScalarSet) -> bool {
@@ -311,8 +343,16 @@ impl Flights {
         let flight = flight(instruction, semantics);
         for load in self.vector.all().chain(self.other.all()) {
             // Loads of one kind arrive in order, so that the later one's result stays.
-            let in_order = matches!(load.counter, Counter::Vector | Counter::Local)
-                && matches!(flight, Flight::Load { counter, .. } if counter == load.counter);
+            let in_order = match flight {
+                Flight::Load { counter, .. } if counter == load.counter => {
+                    matches!(counter, Counter::Vector | Counter::Local)
+                }
+                // A flat load that did not go to LDS, as `lgkmcnt` has said, is one of global memory.
+                Flight::Load { counter: Counter::Vector, .. } if load.counter == Counter::Flat => {
+                    !self.other.all().any(|other| (other.counter, other.address) == (Counter::Flat, load.address))
+                }
+                _ => false,
+            };
             let owned = load.vectors();
             let read = owned.first_common(&reads);
             let written = owned.first_common(&writes).filter(|_| !in_order);

@@ -1,11 +1,10 @@
 //! The state of a wave, and how operands are read and written.
 
-use unhang_isa::audit::PathWatch;
 use unhang_isa::{Field, Instruction, Slot, Source};
 
 use crate::fast::registers::Registers;
 use crate::float::FloatMode;
-use crate::waits::Flights;
+use crate::pending::Pending;
 
 /// Lanes of a wave, or of half a wave of 64.
 pub(crate) const LANES: usize = 32;
@@ -60,10 +59,10 @@ pub(crate) struct Wave {
     pub apertures: [u64; 2],
     /// How many vector registers the fast path may touch.
     pub reach: u16,
-    pub watch: PathWatch,
-    /// The same from the last call or return on, if there was one.
-    pub watch_since_call: Option<PathWatch>,
-    pub flights: Flights,
+    /// What is pending, if the number of that state is not known.
+    pub pending: Pending,
+    /// The number of the state in [`KnownStates`](crate::pending::KnownStates).
+    pub known: u32,
 }
 
 /// What the width and meaning of an operand are, for constants and sign changes.

@@ -26,6 +26,7 @@ const FLAT_LOAD_V7: &[u32] = &[0xdc30_0000, 0x077d_0005];
 const FLAT_STORE_V1: &[u32] = &[0xdc70_0000, 0x007d_0105];
 const FLAT_OR_V1: &[u32] = &[0xdce8_0000, 0x007d_0105];
 const MOVE_V4_V7: &[u32] = &[0x7e08_0307];
+const LOAD_V7: &[u32] = &[0xdc30_8000, 0x0700_0001];
 const LOAD_V8: &[u32] = &[0xdc30_8000, 0x0800_0001];
 const LOAD_V9: &[u32] = &[0xdc30_8004, 0x0900_0001];
 const MOVE_V4_V8: &[u32] = &[0x7e08_0308];
@@ -124,6 +125,16 @@ fn flat_loads_count_in_both_counters_and_arrive_by_the_vectors() {
     assert_eq!(missing(&[ADDRESS_V5, FLAT_LOAD_V7, VMCNT_0, LGKMCNT_0, MOVE_V4_V7]), None);
 }
 
+/// clang waits for the LDS part of a flat load and lets a load of global memory replace its result; random programs found it.
+#[test]
+fn a_flat_load_that_did_not_go_to_lds_is_overtaken_by_no_load_of_global_memory() {
+    let flat = "flat_load_dword v7, v[5:6]";
+    assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, FLAT_LOAD_V7, LGKMCNT_0, LOAD_V7, VMCNT_0, MOVE_V4_V7]), None);
+    assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, FLAT_LOAD_V7, LOAD_V7]), found("v7", flat));
+    let load = "global_load_dword v7, v1, s[0:1]";
+    assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, LOAD_V7, FLAT_LOAD_V7]), found("v7", load), "the other way around");
+}
+
 /// As clang counts on gfx10; random programs found that flat stores were not counted.
 #[test]
 fn flat_accesses_count_in_order_with_those_of_lds() {
@@ -133,6 +144,17 @@ fn flat_accesses_count_in_order_with_those_of_lds() {
         assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, flat, DS_READ_V2, LGKMCNT_1, MOVE_V4_V2]), found("v2", load));
         assert_eq!(missing(&[ADDRESS_V5, ZERO_V1, DS_READ_V2, flat, MOVE_V4_V2]), found("v2", load));
     }
+}
+
+/// What is pending is remembered by number: a loop comes by again and again, and what is wrong in its last round is found.
+#[test]
+fn a_wait_that_is_missing_only_behind_a_loop_is_missed_there() {
+    // s_mov_b32 s8, 5; then, five times: a load, s_sub_u32 s8, s8, 1, s_cmp_lg_u32 s8, 0, s_cbranch_scc1 back.
+    let start: [&[u32]; 3] = [ZERO_V1, &[0xbe88_0385], LOAD_V8];
+    let (count, back): (&[u32], &[u32]) = (&[0x8088_8108, 0xbf07_8008], &[0xbf85_fffb]);
+    let with = |rest: &[&'static [u32]]| [&start[..], &[count], rest].concat();
+    assert_eq!(missing(&with(&[back, VMCNT_0, MOVE_V4_V8])), None, "loads of one register arrive in order");
+    assert_eq!(missing(&with(&[back, MOVE_V4_V8])), found("v8", "global_load_dword v8, v1, s[0:1]"));
 }
 
 /// Takes each wait out of a compiler's code, one at a time.

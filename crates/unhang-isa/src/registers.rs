@@ -19,7 +19,7 @@ pub(crate) mod special {
 }
 
 /// A set of the 128 scalar registers: s0 to s105, VCC, the trap registers, M0 and EXEC.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ScalarSet(pub u128);
 
 impl ScalarSet {

@@ -1,6 +1,6 @@
 //! The loop over instructions, compiled for the host's vectors.
 
-use unhang_isa::audit::{PathWatch, Rule, Transfer};
+use unhang_isa::audit::{PathWatch, Rule};
 use unhang_isa::{Class, Format, Instruction};
 
 use super::Kind;
@@ -9,6 +9,7 @@ use super::stretch::{Minds, Stretch};
 use crate::code::{Function, Hole, NOWHERE};
 use crate::dispatch::Launch;
 use crate::memory_access::Surroundings;
+use crate::pending::{KnownStates, Pending};
 use crate::scalar::Next;
 use crate::semantics::Semantics;
 use crate::wave::{Standing, Wave};
@@ -19,18 +20,18 @@ pub(crate) fn run_function(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
-    function: &Function,
+    (function, known): (&Function, &mut KnownStates),
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
     match Host::get() {
         // SAFETY: the host has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Host::Avx512 => unsafe { with_avx512(launch, wave, around, function, counts, end) },
+        Host::Avx512 => unsafe { with_avx512(launch, wave, around, (function, known), counts, end) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Host::Avx2 => unsafe { with_avx2(launch, wave, around, function, counts, end) },
-        _ => run(launch, wave, around, function, counts, end),
+        Host::Avx2 => unsafe { with_avx2(launch, wave, around, (function, known), counts, end) },
+        _ => run(launch, wave, around, (function, known), counts, end),
     }
 }
 
@@ -40,11 +41,11 @@ fn with_avx512(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
-    function: &Function,
+    (function, known): (&Function, &mut KnownStates),
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run(launch, wave, around, function, counts, end)
+    run(launch, wave, around, (function, known), counts, end)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -53,11 +54,11 @@ fn with_avx2(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
-    function: &Function,
+    (function, known): (&Function, &mut KnownStates),
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run(launch, wave, around, function, counts, end)
+    run(launch, wave, around, (function, known), counts, end)
 }
 
 #[inline(always)]
@@ -65,7 +66,7 @@ fn run(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
-    function: &Function,
+    (function, known): (&Function, &mut KnownStates),
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
@@ -80,12 +81,12 @@ fn run(
         };
         if launch.fast
             && let Some(stretch) = function.stretches.get(start as usize)
-            && wave.enter(stretch, minds, counts)
+            && wave.enter(stretch, minds, known, counts)
         {
             run_stretch(wave, around, function, stretch, minds.hazards)?;
             continue;
         }
-        match step(launch, wave, around, function, minds, counts)? {
+        match step(launch, wave, around, (function, known), minds, counts)? {
             Next::Continue => wave.index += 1,
             Next::End => {
                 wave.standing = Standing::Ended;
@@ -98,12 +99,12 @@ fn run(
             }
             Next::Relative(_) => {
                 if function.instructions[wave.index as usize].is_call() {
-                    wave.watch_since_call = Some(PathWatch::default());
+                    known.restore(wave).watch_since_call = Some(PathWatch::default());
                 }
                 wave.index = function.target(wave.index as usize)?;
             }
             Next::Absolute(target) => {
-                wave.watch_since_call = Some(PathWatch::default());
+                known.restore(wave).watch_since_call = Some(PathWatch::default());
                 return Ok(Some(target));
             }
             Next::Trap(number) => return Err(FaultKind::Trap { number }),
@@ -118,7 +119,7 @@ fn step(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
-    function: &Function,
+    (function, known): (&Function, &mut KnownStates),
     minds: Minds,
     counts: &mut Counts,
 ) -> Result<Next, FaultKind> {
@@ -140,15 +141,14 @@ fn step(
         return Err(FaultKind::Budget { limit: minds.budget });
     }
     counts.note(function.units[index], wave.lanes_on());
-    if minds.hazards {
-        wave.mind_hazards(&function.instructions[index], &function.transfers[index])?;
-    }
     if minds.waits {
-        let touch = &function.touches[index];
-        if wave.flights.may_meet(&touch.registers, function.effects[index].touched()) {
-            wave.check_flights(function, index)?;
+        let lanes = wave.exec64();
+        if !known.pass(wave, index as u32 * 2 + 1, lanes, |it| it.take(function, index, minds.hazards, lanes).is_ok()) {
+            known.restore(wave).take(function, index, minds.hazards, lanes)?;
         }
-        wave.flights.note(touch.flight, function.addresses[index], wave.exec64());
+    }
+    if minds.hazards {
+        wave.mind_addresses(&function.instructions[index])?;
     }
     run_plain(wave, around, function, index)
 }
@@ -272,26 +272,36 @@ impl Function {
     }
 }
 
-impl Wave {
-    /// Whether an instruction touches a register that a load still owns.
-    #[cold]
-    fn check_flights(&self, function: &Function, index: usize) -> Result<(), FaultKind> {
-        let text = |address| match function.index_at(address) {
-            Some(index) => function.instructions[index as usize].text(self.wave64).to_string(),
-            None => format!("a load at {address:#x}"),
-        };
-        let what = (&function.instructions[index], &function.semantics[index]);
-        self.flights.check(what, &function.effects[index], self.exec64(), function.addresses[index], text)
-    }
-
-    /// Follows the hazard rules along the path.
-    fn mind_hazards(&mut self, instruction: &Instruction, transfer: &Transfer) -> Result<(), FaultKind> {
-        let broken = self.watch.pass(transfer);
-        let broken_since_call = self.watch_since_call.as_mut().map(|watch| watch.pass(transfer));
-        if let Some((rule, _)) = broken {
-            let across_calls = broken_since_call.is_some_and(|broken| broken.is_none());
-            return Err(FaultKind::Hazard { rule, across_calls });
+impl Pending {
+    /// Minds an instruction; where it says what is wrong, nothing has changed.
+    fn take(&mut self, function: &Function, index: usize, hazards: bool, lanes: u64) -> Result<(), FaultKind> {
+        let (touch, effects) = (&function.touches[index], &function.effects[index]);
+        let (mut watch, mut since_call) = (self.watch, self.watch_since_call);
+        if hazards {
+            let broken = watch.pass(&function.transfers[index]);
+            let broken_since_call = since_call.as_mut().map(|watch| watch.pass(&function.transfers[index]));
+            if let Some((rule, _)) = broken {
+                let across_calls = broken_since_call.is_some_and(|broken| broken.is_none());
+                return Err(FaultKind::Hazard { rule, across_calls });
+            }
         }
+        if self.flights.may_meet(&touch.registers, effects.touched()) {
+            let text = |address| match function.index_at(address) {
+                Some(index) => function.instructions[index as usize].text(function.wave64()).to_string(),
+                None => format!("a load at {address:#x}"),
+            };
+            let what = (&function.instructions[index], &function.semantics[index]);
+            self.flights.check(what, effects, lanes, function.addresses[index], text)?;
+        }
+        (self.watch, self.watch_since_call) = (watch, since_call);
+        self.flights.note(touch.flight, function.addresses[index], lanes);
+        Ok(())
+    }
+}
+
+impl Wave {
+    /// The hazard rules that look at addresses.
+    fn mind_addresses(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
             return Err(FaultKind::Hazard { rule: Rule::FlatOffset, across_calls: false });
         }

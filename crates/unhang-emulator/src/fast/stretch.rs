@@ -9,6 +9,7 @@ use unhang_isa::{Effects, ScalarSet};
 use super::Op;
 use crate::access::Access;
 use crate::code::{Function, NOWHERE};
+use crate::pending::{KnownStates, Pending};
 use crate::scalar::ScalarOperation;
 use crate::semantics::Semantics;
 use crate::waits::{Flight, VectorSet};
@@ -30,13 +31,15 @@ pub(crate) struct Stretch {
     meets_itself: bool,
     /// What they do to loads in flight, in order, with their addresses.
     flights: Vec<(Flight, u64)>,
+    /// One of them is a load.
+    loads: bool,
     hazards: StretchSummary,
     /// Instructions by unit, and how many of them count lanes.
     counts: Counts,
     with_lanes: u64,
 }
 
-/// What a wave minds.
+/// What a wave minds; who minds hazards minds waits too.
 #[derive(Clone, Copy)]
 pub(crate) struct Minds {
     pub hazards: bool,
@@ -129,6 +132,7 @@ impl Stretch {
             owned: (VectorSet::default(), ScalarSet::EMPTY),
             meets_itself: false,
             flights: Vec::new(),
+            loads: false,
             hazards: StretchSummary::EMPTY,
             counts: Counts::default(),
             with_lanes: 0,
@@ -148,6 +152,7 @@ impl Stretch {
         if touch.flight != Flight::None {
             self.flights.push((touch.flight, function.addresses[index]));
         }
+        self.loads |= matches!(touch.flight, Flight::Load { .. });
         self.hazards.push(&function.transfers[index]);
         let unit: Unit = function.units[index];
         self.counts.note(unit, 0);
@@ -155,14 +160,9 @@ impl Stretch {
     }
 }
 
-impl Wave {
-    /// Minds a whole stretch, and counts it; `false` if it has to go instruction by instruction.
-    #[inline(always)]
-    pub fn enter(&mut self, stretch: &Stretch, minds: Minds, counts: &mut Counts) -> bool {
-        let executed = self.executed + (stretch.end - stretch.first) as u64;
-        if stretch.registers > self.reach || executed > minds.budget {
-            return false;
-        }
+impl Pending {
+    /// Minds a whole stretch; `false` if it has to go instruction by instruction.
+    fn take_stretch(&mut self, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
         if minds.waits {
             // A wait stands first: whoever goes through it again waits for nothing more.
             if let Some(&(flight @ Flight::Wait { .. }, address)) = stretch.flights.first() {
@@ -181,11 +181,27 @@ impl Wave {
                 watch.pass_all(&stretch.hazards);
             }
         }
-        if minds.waits && !stretch.flights.is_empty() {
-            let lanes = self.exec64();
+        if minds.waits {
             for &(flight, address) in &stretch.flights {
                 self.flights.note(flight, address, lanes);
             }
+        }
+        true
+    }
+}
+
+impl Wave {
+    /// Minds a whole stretch, and counts it; `false` if it has to go instruction by instruction.
+    #[inline(always)]
+    pub fn enter(&mut self, stretch: &Stretch, minds: Minds, known: &mut KnownStates, counts: &mut Counts) -> bool {
+        let executed = self.executed + (stretch.end - stretch.first) as u64;
+        if stretch.registers > self.reach || executed > minds.budget {
+            return false;
+        }
+        // Where nothing is loaded, it does not matter which lanes are on.
+        let lanes = if stretch.loads { self.exec64() } else { 0 };
+        if minds.waits && !known.pass(self, stretch.first * 2, lanes, |it| it.take_stretch(stretch, minds, lanes)) {
+            return false;
         }
         self.executed = executed;
         *counts += stretch.counts;

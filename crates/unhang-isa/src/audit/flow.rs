@@ -198,7 +198,7 @@ pub(crate) fn work_arounds(program: &Program, calls: Calls) -> Vec<WorkAround> {
 /// The same rules along one path: what a program that is being executed meets, instruction by instruction.
 ///
 /// Rules that look at a whole program are not for it to see, nor the offsets of flat accesses; who executes knows better.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathWatch {
     state: State,
 }

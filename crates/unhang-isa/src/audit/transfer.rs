@@ -9,7 +9,7 @@ use super::rules;
 use crate::{Class, Instruction, ScalarSet};
 
 /// What is pending on some path.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct State {
     /// Scalar registers that a vector memory instruction may still have to read: `vmem-to-scalar-write`.
     pub memory_reads: ScalarSet,

@@ -22,10 +22,9 @@ pub fn check(program: &Path) -> anyhow::Result<()> {
     // What cannot be read is the system's to judge.
     let Ok(mut file) = File::open(program) else { return Ok(()) };
     let metadata = file.metadata()?;
-    let is_other_user = rustix::process::geteuid().as_raw() != metadata.uid();
-    if metadata.mode() & 0o4000 != 0 && is_other_user {
-        return Err(anyhow!("hint: run a copy of it that is not setuid").context(format!(
-            "{} is setuid, and the system loads no other library into such a program",
+    if let Some(privilege) = privilege(program, &metadata) {
+        return Err(anyhow!("hint: run a copy of it that has no privileges of its own").context(format!(
+            "{} {privilege}, and the system loads no other library into such a program",
             program.display()
         )));
     }
@@ -42,6 +41,20 @@ pub fn check(program: &Path) -> anyhow::Result<()> {
         };
     }
     check_binary(program)
+}
+
+/// What makes the loader take a program for one with more rights than its caller, if anything does.
+fn privilege(program: &Path, metadata: &std::fs::Metadata) -> Option<&'static str> {
+    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    if metadata.mode() & 0o4000 != 0 && user != metadata.uid() {
+        return Some("is setuid");
+    }
+    // Without execution for the group the bit means something else.
+    if metadata.mode() & 0o2010 == 0o2010 && group != metadata.gid() {
+        return Some("is setgid");
+    }
+    let has_some = || rustix::fs::getxattr_query(program, "security.capability").is_ok_and(|length| length > 0);
+    (user != 0 && has_some()).then_some("has capabilities of its own")
 }
 
 fn check_binary(program: &Path) -> anyhow::Result<()> {
@@ -73,6 +86,28 @@ fn check_binary(program: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_with_rights_of_their_own_are_refused_and_ones_that_are_ours_pass() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        std::fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+        let set_mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0o6755);
+        check(&path).expect("of the same user and group it changes nothing");
+        if chown(&path, Some(65534), Some(65534)).is_err() {
+            println!("skipped: a second user needs root");
+            return;
+        }
+        for (mode, expected) in [(0o4755, "is setuid"), (0o2755, "is setgid")] {
+            set_mode(mode);
+            let error = check(&path).unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+        set_mode(0o755);
+        check(&path).unwrap();
+    }
 
     #[test]
     fn static_programs_are_refused_and_dynamic_ones_and_scripts_pass() {

@@ -71,6 +71,9 @@ def choose(path: Path) -> tuple[bytes, list[bytes]]:
 
 def main() -> int:
     program, path = sys.argv[1], Path(sys.argv[2])
+    if not path.exists():
+        print(f"skipped: {path} is not in this root")
+        return 0
     begin, chosen = choose(path)
     print(f"{len(chosen)} cases of {len({word(record, FUNCTION) for record in chosen})} functions", flush=True)
     # Kept open and handed on: no file is left behind, however this ends.

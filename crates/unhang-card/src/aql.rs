@@ -24,6 +24,10 @@ const BARRIER_OR: u8 = 5;
 /// Vendor packets, by the byte behind the header: a barrier on a value, and an indirect buffer of PM4 commands.
 const BARRIER_VALUE: u8 = 2;
 
+/// LDS is given out in pieces of this size (128 dwords on gfx10, as LLVM has it), and a workgroup reaches all of its last one:
+/// rocFFT reads there, behind what it asked for.
+const LDS_PIECE: u32 = 512;
+
 /// What the packet processor reports to the queue's owner, in the queue's inactive signal.
 mod error {
     pub const SCRATCH_WAVE64: i64 = 1;
@@ -289,7 +293,7 @@ impl Processor {
             workgroup_size,
             grid_size,
             private_segment_size: private,
-            group_segment_size: group,
+            group_segment_size: group.next_multiple_of(LDS_PIECE),
             scratch: Scratch {
                 address: self.wide(queue, field::SCRATCH_ADDRESS),
                 size: self.wide(queue, field::SCRATCH_SIZE),

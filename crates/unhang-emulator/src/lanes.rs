@@ -15,6 +15,7 @@ use crate::float::{
     scaled_double, single, single_bits,
 };
 use crate::saturate;
+use crate::two_over_pi;
 use crate::wave::{LANES, Lanes, Type};
 
 /// A lane's result from its sources.
@@ -334,6 +335,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
             if a == 0.0 || !a.is_finite() { a.to_bits() } else { frexp(a).0.to_bits() }
         }),
         "v_ldexp_f64" => op!([D, B, B], D, |a, b, _, m| scaled_double(double(a, m), b as i32, m)),
+        "v_trig_preop_f64" => op!([D, B, B], D, |a, b, _, m| two_over_pi::segment(double(a, m), b as u32, m)),
         // Half precision.
         "v_add_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), half_value(b, m)], m)),
         "v_sub_f16" => op!([H; 3], H, |a, b, _, m| rounded_half([half_value(a, m), -half_value(b, m)], m)),

@@ -61,6 +61,7 @@ mod races;
 mod saturate;
 mod scalar;
 mod semantics;
+mod two_over_pi;
 mod vector;
 mod waits;
 mod wave;

@@ -90,6 +90,10 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_min_f64", [d(f64::NAN), d(-3.0), 0], d(-3.0)), ("v_max_f64", [d(5.0), d(-3.0), 0], d(5.0)),
     ("v_floor_f64", [d(-2.1), 0, 0], d(-3.0)), ("v_ceil_f64", [d(2.1), 0, 0], d(3.0)), ("v_trunc_f64", [d(-2.7), 0, 0], d(-2.0)), ("v_rndne_f64", [d(2.5), 0, 0], d(2.0)), ("v_fract_f64", [d(-0.25), 0, 0], d(0.75)),
     ("v_frexp_exp_i32_f64", [d(8.0), 0, 0], 4), ("v_frexp_mant_f64", [d(-12.0), 0, 0], d(-0.75)), ("v_ldexp_f64", [d(1.5), i(-3), 0], d(0.1875)), ("v_ldexp_f64", [1823 << 52 | 1 << 51, i(-1100), 0], 723 << 52 | 1 << 51), ("v_ldexp_f64", [d(1.0), i(-1074), 0], 1),
+    // 53 bits of 2/π each; the numbers were computed by Machin's formula in integers. Behind bit 1201 there are none.
+    ("v_trig_preop_f64", [d(1.0), 0, 0], 0x3fe4_5f30_6dc9_c882), ("v_trig_preop_f64", [d(1.0), 1, 0], 0x3c94_a7f0_9d5f_47d4), ("v_trig_preop_f64", [d(1.0), 34, 0], 0x394a_6ee0_6db1_4acc),
+    ("v_trig_preop_f64", [d(1e22), 0, 0], 0x3e8b_7272_20a9_4fe0), ("v_trig_preop_f64", [d(-1e22), 1, 0], 0x3b43_abe8_fa9a_6ee0), ("v_trig_preop_f64", [d(1e300), 0, 0], 0x0d0f_516b_a93d_d63f),
+    ("v_trig_preop_f64", [d(1.0), 19, 0], 0x00ff_17b3_d073_9f78), ("v_trig_preop_f64", [d(1.0), 23, 0], 0),
     ("v_div_fixup_f64", [d(1.0), d(0.0), d(-2.0)], d(f64::NEG_INFINITY)), ("v_div_fixup_f64", [d(-0.5), d(4.0), d(2.0)], d(0.5)),
     // Half precision.
     ("v_add_f16", [H_1, 0x1000, 0], H_1), ("v_add_f16", [1, 1, 0], 2), ("v_sub_f16", [H_3, H_1, 0], H_2), ("v_subrev_f16", [H_3, H_1, 0], H_MINUS_2), ("v_mul_f16", [H_2, H_HALF, 0], H_1),

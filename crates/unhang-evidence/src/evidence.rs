@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
@@ -9,6 +10,9 @@ use unhang_engine::{EngineName, Verdict};
 use crate::record::{Filter, Record, RecordSource};
 use crate::store::Store;
 use crate::time;
+
+/// Every change of any evidence in this process gets a number of its own, so that two snapshots never share one.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
 
 /// Which world evidence is about: the real one, or a rehearsed card. The two never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -80,12 +84,13 @@ pub struct Evidence {
     machine: String,
     realm: Realm,
     records: HashMap<Problem, Vec<Record>>,
+    generation: u64,
 }
 
 impl Evidence {
     /// No evidence at all.
     pub fn empty(machine: &str) -> Evidence {
-        Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new() }
+        Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new(), generation: next() }
     }
 
     /// What the store knows for the machine, what was begun there and never came back, and what others found.
@@ -141,6 +146,11 @@ impl Evidence {
         self.realm
     }
 
+    /// A number that changes whenever a judgement may have: plans made under another one are out of date.
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
     /// Adds what was seen; tells whether it changed a judgement. A record of another world, or a fact of another
     /// machine, is not taken.
     pub fn learn(&mut self, record: Record) -> bool {
@@ -166,7 +176,11 @@ impl Evidence {
         records.push(record);
         let after = self.about(&problem, engine, &variant);
         let gist = |finding: &Option<Finding>| finding.as_ref().map(|it| (it.verdict, it.standing, it.seconds));
-        gist(&before) != gist(&after)
+        let changed = gist(&before) != gist(&after);
+        if changed {
+            self.generation = next();
+        }
+        changed
     }
 
     /// What is known of a convolution on an engine under a variant; none if nothing is.
@@ -217,6 +231,10 @@ impl Evidence {
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.records.keys()
     }
+}
+
+fn next() -> u64 {
+    GENERATION.fetch_add(1, Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -303,10 +321,14 @@ mod tests {
     }
 
     #[test]
-    fn learning_tells_whether_a_judgement_changed() {
+    fn the_generation_moves_with_judgements_only() {
         let mut evidence = Evidence::empty("here");
+        let start = evidence.generation();
         assert!(evidence.learn(record(RecordSource::Run, Verdict::Works, 1).with_seconds(0.5)));
+        let learnt = evidence.generation();
+        assert_ne!(start, learnt);
         assert!(!evidence.learn(record(RecordSource::Run, Verdict::Works, 2)), "nothing new, and the time is kept");
+        assert_eq!(evidence.generation(), learnt);
         assert_eq!(evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds, Some(0.5));
     }
 }

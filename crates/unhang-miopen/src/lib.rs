@@ -27,6 +27,5 @@ mod real;
 mod route;
 mod summary;
 mod talk;
-mod tune;
 mod verify;
 mod watch;

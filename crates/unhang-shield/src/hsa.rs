@@ -34,9 +34,9 @@ const FROM_FILE: usize = 936;
 /// Where `hsa_code_object_reader_create_from_memory_fn` lies in the core table.
 const FROM_MEMORY: usize = 944;
 
-type Status = u32;
+pub(crate) type Status = u32;
 /// `HSA_STATUS_ERROR`
-const ERROR: Status = 0x1000;
+pub(crate) const ERROR: Status = 0x1000;
 type FromFile = unsafe extern "C" fn(c_int, *mut u64) -> Status;
 type FromMemory = unsafe extern "C" fn(*const c_void, usize, *mut u64) -> Status;
 
@@ -49,7 +49,7 @@ static ORIGINAL_FROM_MEMORY: AtomicUsize = AtomicUsize::new(0);
 /// # Safety
 ///
 /// `table` is null or points to the runtime's table.
-unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> {
+pub(crate) unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> {
     // SAFETY: a table begins with its version, and the caller vouches for the pointer.
     let length = |table: *mut u8, last: u32| unsafe {
         let version = &*table.cast::<Version>();
@@ -74,7 +74,7 @@ unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> {
 /// # Safety
 ///
 /// `table` is null or points to the runtime's table; `ours` has the entry's type.
-unsafe fn replace(table: *mut u8, offset: usize, ours: usize, original: &AtomicUsize) -> bool {
+pub(crate) unsafe fn replace(table: *mut u8, offset: usize, ours: usize, original: &AtomicUsize) -> bool {
     // SAFETY: the caller vouches for the table.
     let Some(entry) = (unsafe { entry(table, offset) }) else { return false };
     // SAFETY: `entry` lies within the table.
@@ -115,6 +115,8 @@ pub unsafe extern "C" fn OnLoad(
             replace(table, FROM_MEMORY, from_memory as *const () as usize, &ORIGINAL_FROM_MEMORY)
                 && replace(table, FROM_FILE, from_file as *const () as usize, &ORIGINAL_FROM_FILE)
         };
+        // SAFETY: as above.
+        unsafe { crate::watch::begin(table) };
         let what = if replaced {
             "code objects pass through here"
         } else {

@@ -5,6 +5,9 @@
 //! object that was compiled for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and
 //! handed on; everything else is handed on as it came.
 //!
+//! Under `unhang run` it also looks whether the program's queues move ([`queues`]): of all that is loaded it is the one part that
+//! sees every program's.
+//!
 //! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
 //! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa` and the small
 //! `unhang-guard`; and it knows nothing of torch, convolutions or stores.
@@ -18,7 +21,10 @@ mod hsa;
 mod left;
 #[deny(unsafe_code)]
 mod log;
+#[deny(unsafe_code)]
+mod queues;
 mod switches;
+mod watch;
 
 use std::sync::OnceLock;
 use std::time::Instant;

@@ -360,10 +360,14 @@ fn the_layout_is_that_of_the_runtime() {
     let source = folder.path().join("layout.cpp");
     std::fs::write(
         &source,
-        "#include <hsa/hsa_api_trace.h>\n#include <cstdio>\nint main() {\n  std::printf(\"%zu %zu %zu %zu %d %d\",\n\
+        "#include <hsa/hsa_api_trace.h>\n#include <cstdio>\nint main() {\n  std::printf(\"%zu %zu %zu %zu %d %d %zu %zu %zu %zu %zu\",\n\
          offsetof(HsaApiTable, core_), offsetof(CoreApiTable, hsa_code_object_reader_create_from_file_fn),\n\
          offsetof(CoreApiTable, hsa_code_object_reader_create_from_memory_fn), sizeof(CoreApiTable),\n\
-         HSA_API_TABLE_MAJOR_VERSION, HSA_CORE_API_TABLE_MAJOR_VERSION);\n}\n",
+         HSA_API_TABLE_MAJOR_VERSION, HSA_CORE_API_TABLE_MAJOR_VERSION,\n\
+         offsetof(CoreApiTable, hsa_queue_create_fn), offsetof(CoreApiTable, hsa_queue_destroy_fn),\n\
+         offsetof(CoreApiTable, hsa_queue_load_read_index_relaxed_fn),\n\
+         offsetof(CoreApiTable, hsa_queue_load_write_index_relaxed_fn),\n\
+         offsetof(CoreApiTable, hsa_executable_symbol_get_info_fn));\n}\n",
     )
     .unwrap();
     let program = folder.path().join("layout");
@@ -381,5 +385,6 @@ fn the_layout_is_that_of_the_runtime() {
     let found = String::from_utf8(output).unwrap();
     let fields: Vec<usize> = found.split(' ').map(|field| field.parse().unwrap()).collect();
     assert_eq!(fields[..3], [16, 936, 944], "core, from_file, from_memory");
-    assert!(fields[3] >= 952 && fields[4..] == [1, 1], "{found}");
+    assert!(fields[3] >= 952 && fields[4..6] == [1, 1], "{found}");
+    assert_eq!(fields[6..], [72, 88, 112, 128, 760], "queues made, destroyed, read, written; symbols");
 }

@@ -249,3 +249,23 @@ fn what_the_shield_could_not_repair_is_said_and_kept_for_the_doctor() {
     play(r#"echo 3 > "$UNHANG_RUN_FOLDER/repaired-5""#);
     assert!(!record.exists(), "in the last run with a shield everything was repaired");
 }
+
+#[test]
+fn queues_are_watched_after_the_other_watchdogs_and_not_where_nobody_watches() {
+    let place = Place::new();
+    let deadline = |options: &[&str], variables: &[(&str, &str)]| {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+        command.arg("run").args(options).args(["--", "sh", "-c", "echo \"[$UNHANG_QUEUE_DEADLINE]\""]);
+        for name in ["UNHANG_WATCHDOG", "UNHANG_HANG_DEADLINE", "UNHANG_OUTSIDE_DEADLINE", "WORLD_SIZE"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", place.path("home")).envs(variables.iter().copied()).stdin(Stdio::null());
+        text(&ends(command).stdout).trim().to_owned()
+    };
+    assert_eq!(deadline(&[], &[]), "[610]");
+    assert_eq!(deadline(&["--hang-deadline", "2s"], &[]), "[30]");
+    assert_eq!(deadline(&["--outside-deadline", "2s"], &[("UNHANG_HANG_DEADLINE", "50")]), "[12]");
+    assert_eq!(deadline(&[], &[("UNHANG_OUTSIDE_DEADLINE", "5")]), "[15]");
+    assert_eq!(deadline(&["--no-watchdog"], &[]), "[]");
+    assert_eq!(deadline(&[], &[("UNHANG_WATCHDOG", "0")]), "[]");
+}

@@ -267,6 +267,10 @@ static void part_lds() {
     CHECK(hipMemcpy(out.data(), d, n * groups * 4, hipMemcpyDeviceToHost));
     for (int g = 0; g < groups; g++)
         for (int i = 0; i < n; i++) EXPECT(out[g * n + i] == data[g * n + n - 1 - i]);
+    // The card gives LDS out in pieces of 512 bytes, and programs get away with using all of the last one.
+    reverse_in_lds<<<groups, n, n * 4 - 508>>>(d, n);
+    CHECK(hipMemcpy(out.data(), d, n * groups * 4, hipMemcpyDeviceToHost));
+    EXPECT(out == data);
 }
 
 static void part_scratch() {
@@ -428,6 +432,15 @@ static void part_endless() {
     _exit(0);
 }
 
+// The same, and the program waits for it.
+static void part_stuck() {
+    int* flag = nullptr;
+    CHECK(hipHostMalloc((void**)&flag, 4, hipHostMallocCoherent));
+    *flag = 0;
+    spin<<<1, 32>>>(flag);
+    CHECK(hipDeviceSynchronize());
+}
+
 int main(int count, char** names) {
     struct {
         const char* name;
@@ -437,7 +450,7 @@ int main(int count, char** names) {
         {"streams", part_streams}, {"events", part_events},     {"graph", part_graph},   {"lds", part_lds},
         {"scratch", part_scratch}, {"atomics", part_atomics},   {"printf", part_printf}, {"rtc", part_rtc},
         {"memory", part_memory},   {"peer", part_peer},         {"fork", part_fork},     {"fault", part_fault},
-        {"endless", part_endless}, {"watched", part_watched},
+        {"endless", part_endless}, {"watched", part_watched},   {"stuck", part_stuck},
     };
     for (int i = 1; i < count; i++) {
         bool found = false;

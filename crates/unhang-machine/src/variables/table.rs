@@ -41,6 +41,8 @@ pub const VARIABLES: &[Variable] = &[
         "seconds", "after that, a convolution on the accelerator that does not come back is a hang"),
     variable("UNHANG_OUTSIDE_DEADLINE", Owner::Unhang, UnhangStart, Plain, "ten times UNHANG_HANG_DEADLINE, among several ranks the same",
         "seconds", "after that, other work on the accelerator that does not move is a hang"),
+    variable("UNHANG_QUEUE_DEADLINE", Owner::Unhang, UnhangStart, Plain, "under `unhang run` UNHANG_OUTSIDE_DEADLINE and 10 more; else not watched",
+        "seconds", "after that, a program whose queues hold packets and do not move hangs, whether it asks for convolutions or not (the shield looks)"),
     variable("UNHANG_HOST_DEADLINE", Owner::Unhang, UnhangStart, Plain, "3600",
         "seconds", "after that, a convolution's call is a hang although the accelerator is idle (compiling, searching)"),
     variable("UNHANG_RESTART", Owner::Unhang, UnhangStart, Plain, "not set",

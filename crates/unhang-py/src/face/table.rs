@@ -84,8 +84,7 @@ impl Key {
     }
 }
 
-/// Multiplies and rotates. Keys come from the user's own model, so that nobody gains by making them collide, and the standard
-/// hash would be most of a look-up's time.
+/// Multiplies and turns: keys are short, come from torch, and are looked up at every call.
 #[derive(Default)]
 struct Quick(u64);
 

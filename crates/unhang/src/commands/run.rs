@@ -39,6 +39,11 @@ const NOT_FOUND: u8 = 127;
 /// A GPU that was hung takes that long to be reset: nine seconds until its queues are given up, and the reset itself.
 const RESET: Duration = Duration::from_secs(15);
 
+/// How long the shield lets a program's queues stand.
+const QUEUE_DEADLINE: &str = "UNHANG_QUEUE_DEADLINE";
+/// The watchdogs that know convolutions go first: they can say more.
+const AFTER_OTHER_WATCHDOGS: Duration = Duration::from_secs(10);
+
 /// Run a program with the right environment, unhang in every Python that it starts, and a watchdog.
 #[derive(Args)]
 #[command(after_help = "\
@@ -212,6 +217,34 @@ impl Run {
         home.write(unrepaired::FILE, &text).map_err(|error| error.to_string())
     }
 
+    /// Whether programs are watched, and how long is too long.
+    fn set_watchdog(&self, command: &mut Command) {
+        if self.no_watchdog {
+            command.env("UNHANG_WATCHDOG", "0");
+        } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
+            command.env("UNHANG_WATCHDOG", "1");
+        }
+        let named = [
+            ("UNHANG_HANG_DEADLINE", self.hang_deadline),
+            ("UNHANG_OUTSIDE_DEADLINE", self.outside_deadline),
+            ("UNHANG_HOST_DEADLINE", self.host_deadline),
+        ];
+        let named = named.map(|(name, deadline)| (name, deadline.map(|it| it.as_secs_f64().to_string())));
+        for (name, value) in named.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
+            command.env(name, value);
+        }
+        let is_watched = !self.no_watchdog && std::env::var("UNHANG_WATCHDOG").as_deref() != Ok("0");
+        if is_watched && std::env::var_os(QUEUE_DEADLINE).is_none() {
+            let asked = |name: &str| named.iter().find(|(it, _)| *it == name)?.1.clone();
+            let deadlines = unhang_hangs::deadlines(
+                |name| asked(name).or_else(|| std::env::var(name).ok()),
+                |nonsense| say(&nonsense),
+            );
+            let deadline = deadlines.outside_deadline + AFTER_OTHER_WATCHDOGS;
+            command.env(QUEUE_DEADLINE, deadline.as_secs_f64().to_string());
+        }
+    }
+
     /// What to set and why, and what there is to protect.
     fn decide(&self) -> anyhow::Result<(Vec<Decision>, Protection)> {
         let system = self.machine.system()?;
@@ -236,8 +269,9 @@ impl Run {
             decisions = environment::of_profile(profile, why, |name| std::env::var(name).ok());
         }
         let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
-        if is_affected && (spoofs || examination.machine.spoofed()) {
-            decisions.extend(shield::decide(|name| std::env::var(name).ok()));
+        let is_spoofed = spoofs || examination.machine.spoofed();
+        if is_affected && (is_spoofed || !(self.no_watchdog || self.rehearse)) {
+            decisions.extend(shield::decide(is_spoofed, |name| std::env::var(name).ok()));
         }
         // MIOpen is AMD's: on other machines nothing is preloaded.
         let is_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == unhang_machine::chips::AMD);
@@ -324,20 +358,7 @@ impl Run {
             Some(folder) => command.env(folder::VARIABLE, folder.path()),
             None => command.env_remove(folder::VARIABLE),
         };
-        if self.no_watchdog {
-            command.env("UNHANG_WATCHDOG", "0");
-        } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
-            command.env("UNHANG_WATCHDOG", "1");
-        }
-        for (name, deadline) in [
-            ("UNHANG_HANG_DEADLINE", self.hang_deadline),
-            ("UNHANG_OUTSIDE_DEADLINE", self.outside_deadline),
-            ("UNHANG_HOST_DEADLINE", self.host_deadline),
-        ] {
-            if let Some(deadline) = deadline {
-                command.env(name, deadline.as_secs_f64().to_string());
-            }
-        }
+        self.set_watchdog(command);
         command.env("UNHANG_RESTART", attempt.to_string());
         let pairs: Vec<String> = hangs.iter().flat_map(HangReport::pairs).collect();
         if !pairs.is_empty() {

@@ -13,9 +13,10 @@ use super::environment::{Action, Decision};
 /// The library's name.
 const LIBRARY: &str = "libunhang_shield.so";
 
-/// What to set so that kernels are compiled with the work-arounds and the shield is loaded; no shield where it is not
-/// there, and neither where `UNHANG_SHIELD=0` declines.
-pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+/// What to set so that kernels are compiled with the work-arounds, where the card passes for another one, and the shield is
+/// loaded; no shield where it is not there, and neither where `UNHANG_SHIELD=0` declines. On native code the shield has nothing to
+/// repair: there it is wanted only to look whether queues move.
+pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let named = get("UNHANG_SHIELD").filter(|it| !it.is_empty());
     if named.as_deref() == Some("0") {
         return Vec::new();
@@ -28,7 +29,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         reason: reason.to_owned(),
     };
     let mut decisions = Vec::new();
-    if let Some(value) = with_work_arounds(&get("HIPRTC_COMPILE_OPTIONS_APPEND").unwrap_or_default()) {
+    if is_spoofed && let Some(value) = with_work_arounds(&get("HIPRTC_COMPILE_OPTIONS_APPEND").unwrap_or_default()) {
         let reason = "MIOpen's HIP kernels get LLVM's work-arounds for the true chip (ROCm 6.0 and later)";
         decisions.push(set("HIPRTC_COMPILE_OPTIONS_APPEND", value, reason));
     }
@@ -36,7 +37,11 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let Some(shield) = find(LIBRARY, named.as_deref(), program.as_deref()) else { return decisions };
     let present = get("HSA_TOOLS_LIB").unwrap_or_default();
     if let Some(value) = with_tool(&present, &shield) {
-        decisions.push(set("HSA_TOOLS_LIB", value, "the shield repairs code for another chip as it is loaded"));
+        let reason = match is_spoofed {
+            true => "the shield repairs code for another chip as it is loaded, and sees queues that do not move",
+            false => "the shield sees queues that do not move; native code it leaves alone",
+        };
+        decisions.push(set("HSA_TOOLS_LIB", value, reason));
     }
     if get("HSA_TOOLS_ROCPROFILER_V1_TOOLS").is_none() {
         let reason = "ROCm 6.1 and later heed HSA_TOOLS_LIB only then";
@@ -120,13 +125,13 @@ mod tests {
                 _ => None,
             }
         };
-        let decisions = decide(get("-O2", "/not/there.so"));
+        let decisions = decide(true, get("-O2", "/not/there.so"));
         let [decision] = decisions.as_slice() else { panic!("no shield, so one variable") };
         let value = decision.value.as_deref().unwrap();
         assert!(value.starts_with("-O2 -Xclang -target-feature -Xclang +vcmpx-permlane-hazard -Xclang "), "{value}");
         assert_eq!(value.matches("-target-feature").count(), WORK_AROUND_FEATURES.len());
-        assert!(decide(get("-Xclang -target-feature -Xclang +wavefrontsize64", "/not/there.so")).is_empty());
-        assert!(decide(get("", "0")).is_empty());
+        assert!(decide(true, get("-Xclang -target-feature -Xclang +wavefrontsize64", "/not/there.so")).is_empty());
+        assert!(decide(true, get("", "0")).is_empty());
     }
 
     #[test]

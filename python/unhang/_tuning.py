@@ -14,7 +14,6 @@ convolution.
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from typing import NamedTuple
@@ -128,6 +127,9 @@ class _Contest:
         return self.rounds > 0 and (self.rounds == ROUNDS or self.spent >= BUDGET or len(self.choices) < 2)
 
     def median(self, choice: str) -> float:
+        # Its import takes longer than those of this package together, and few programs tune.
+        import statistics
+
         seconds = self.times[choice]
         return statistics.median(seconds[1:] or seconds)
 

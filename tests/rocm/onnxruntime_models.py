@@ -3,7 +3,7 @@
     python3 onnxruntime_models.py [LIBRARY [--wrong]]
 
 With LIBRARY (libunhang_miopen.so) that is preloaded, and every convolution must have been computed by our kernels, as that library counts
-them itself. `--wrong` makes their results wrong on purpose; then no model may be right. Without LIBRARY MIOpen computes. Prints a line that
+them itself. `--wrong` makes their results wrong on purpose; then every model has to be computed, and none may be right. Without LIBRARY MIOpen computes. Prints a line that
 starts with "right: " for each model that is.
 """
 
@@ -20,6 +20,8 @@ PACKAGES = "/opt/onnxruntime/packages"
 LIBRARIES = "/opt/onnxruntime/lib"
 #: Models with steps that neither MIOpen nor hipBLAS computes.
 OWN_KERNELS = ("convolution, bias and leaky ReLU", "a small residual network")
+#: How many models there are.
+MODELS = 13
 CHILD = "UNHANG_TEST_ONNXRUNTIME"
 DEADLINE = 1500
 
@@ -136,9 +138,10 @@ def compute() -> int:
     gpu_only = onnxruntime.SessionOptions()
     gpu_only.log_severity_level = 3
     gpu_only.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-    wrong = convolutions = 0
+    wrong = convolutions = seen = 0
     native = not os.environ.get("HSA_OVERRIDE_GFX_VERSION")
     for name, model, shape, kind, count, tolerance in models():
+        seen += 1
         if native and name in OWN_KERNELS:
             print(
                 f"not run: {name}: the wheel has no code for gfx1010 in its own kernels, and HIP crashes there",
@@ -159,8 +162,25 @@ def compute() -> int:
         right = got.shape == want.shape and error <= tolerance
         wrong += not right
         print(f"{'right' if right else 'wrong'}: {name}, off by {error:.1e} of the largest", flush=True)
+    if seen != MODELS:
+        print(f"failed: {seen} models were tried and not {MODELS}", flush=True)
+        wrong += 1
     print(f"asked for {convolutions} convolutions", flush=True)
     return 1 if wrong else 0
+
+
+def judge_wrong(text: str) -> int:
+    """Every model that there is has to have been computed, wrongly, or to be named as one that cannot run here."""
+    lines = text.splitlines()
+    kinds = ("right: ", "wrong: ", "failed: ", "not run: ")
+    ended = {kind: [line for line in lines if line.startswith(kind)] for kind in kinds}
+    wrong, not_run = len(ended["wrong: "]), len(ended["not run: "])
+    allowed = 0 if os.environ.get("HSA_OVERRIDE_GFX_VERSION") else len(OWN_KERNELS)
+    if wrong + not_run != MODELS or not_run != allowed or ended["right: "] or ended["failed: "]:
+        print(f"of {MODELS} models {wrong} are wrong, and {not_run} were not run: a model is missing, right or failed")
+        return 1
+    print(f"none of {wrong} models is right, as it should be")
+    return 0
 
 
 def main() -> int:
@@ -181,11 +201,7 @@ def main() -> int:
         )
         print(ran.stdout, end="", flush=True)
         if wrong:
-            found = ran.stdout.count("wrong: ")
-            if found == 0 or "right: " in ran.stdout:
-                return 1
-            print(f"none of {found} models is right, as it should be")
-            return 0
+            return judge_wrong(ran.stdout)
         if not library or ran.returncode:
             return ran.returncode
         asked = int(ran.stdout.rpartition("asked for ")[2].split()[0])

@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
@@ -10,9 +9,6 @@ use unhang_engine::{EngineName, Verdict};
 use crate::record::{Filter, Record, RecordSource};
 use crate::store::Store;
 use crate::time;
-
-/// Every change of any evidence in this process gets a number of its own, so that two snapshots never share one.
-static GENERATION: AtomicU64 = AtomicU64::new(1);
 
 /// Which world evidence is about: the real one, or a rehearsed card. The two never mix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -84,13 +80,12 @@ pub struct Evidence {
     machine: String,
     realm: Realm,
     records: HashMap<Problem, Vec<Record>>,
-    generation: u64,
 }
 
 impl Evidence {
     /// No evidence at all.
     pub fn empty(machine: &str) -> Evidence {
-        Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new(), generation: next() }
+        Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new() }
     }
 
     /// What the store knows for the machine, what was begun there and never came back, and what others found.
@@ -146,11 +141,6 @@ impl Evidence {
         self.realm
     }
 
-    /// A number that changes whenever a judgement may have: plans made under another one are out of date.
-    pub fn generation(&self) -> u64 {
-        self.generation
-    }
-
     /// Adds what was seen; tells whether it changed a judgement. A record of another world, or a fact of another
     /// machine, is not taken.
     pub fn learn(&mut self, record: Record) -> bool {
@@ -176,11 +166,7 @@ impl Evidence {
         records.push(record);
         let after = self.about(&problem, engine, &variant);
         let gist = |finding: &Option<Finding>| finding.as_ref().map(|it| (it.verdict, it.standing, it.seconds));
-        let changed = gist(&before) != gist(&after);
-        if changed {
-            self.generation = next();
-        }
-        changed
+        gist(&before) != gist(&after)
     }
 
     /// What is known of a convolution on an engine under a variant; none if nothing is.
@@ -231,10 +217,6 @@ impl Evidence {
     pub fn problems(&self) -> impl Iterator<Item = &Problem> {
         self.records.keys()
     }
-}
-
-fn next() -> u64 {
-    GENERATION.fetch_add(1, Ordering::Relaxed)
 }
 
 #[cfg(test)]
@@ -321,14 +303,10 @@ mod tests {
     }
 
     #[test]
-    fn the_generation_moves_with_judgements_only() {
+    fn learning_tells_whether_a_judgement_changed() {
         let mut evidence = Evidence::empty("here");
-        let start = evidence.generation();
         assert!(evidence.learn(record(RecordSource::Run, Verdict::Works, 1).with_seconds(0.5)));
-        let learnt = evidence.generation();
-        assert_ne!(start, learnt);
         assert!(!evidence.learn(record(RecordSource::Run, Verdict::Works, 2)), "nothing new, and the time is kept");
-        assert_eq!(evidence.generation(), learnt);
         assert_eq!(evidence.about(&problem(), EngineName::Miopen, "").unwrap().seconds, Some(0.5));
     }
 }

@@ -49,6 +49,8 @@ pub enum Runtime {
 pub struct Watchdog {
     watch: Watch<Subject>,
     runtime: Runtime,
+    /// Whether streams live as long as the process.
+    streams_last: bool,
     devices: Mutex<HashMap<i32, Arc<dyn Events>>>,
 }
 
@@ -64,7 +66,14 @@ impl Watchdog {
     /// Starts watching.
     pub fn start(settings: Settings, runtime: Runtime, farewell: Farewell) -> std::io::Result<Watchdog> {
         let watch = Watch::start(settings, move |hang| farewell.end_process(&hang))?;
-        Ok(Watchdog { watch, runtime, devices: Mutex::default() })
+        Ok(Watchdog { watch, runtime, streams_last: true, devices: Mutex::default() })
+    }
+
+    /// For programs that destroy their streams (torch never does): nothing is put into one while no call is in it. What hangs
+    /// in such a stream outside of every call is not told.
+    #[must_use]
+    pub fn for_streams_that_end(self) -> Watchdog {
+        Watchdog { streams_last: false, ..self }
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
@@ -108,7 +117,7 @@ impl Watchdog {
                 Runtime::Cuda => DeviceEvents::cuda(device),
             };
             match opened {
-                Ok(events) => Arc::new(OfDriver(events)) as Arc<dyn Events>,
+                Ok(events) => Arc::new(OfDriver { events, streams_last: self.streams_last }) as Arc<dyn Events>,
                 Err(error) => {
                     say(&format!(
                         "the watchdog cannot use device {device} ({error}): convolutions there are not watched"
@@ -122,28 +131,38 @@ impl Watchdog {
     }
 }
 
-struct OfDriver(DeviceEvents);
+struct OfDriver {
+    events: DeviceEvents,
+    streams_last: bool,
+}
+
+/// The last of the drivers' names for streams that every device or thread has: no stream, the old default, each thread's own.
+const LAST_BUILT_IN_STREAM: u64 = 2;
 
 impl Events for OfDriver {
     fn create(&self) -> Result<u64, String> {
-        self.0.create().map(|event| event.0).map_err(words)
+        self.events.create().map(|event| event.0).map_err(words)
     }
 
     fn record(&self, event: u64, stream: u64) -> Result<(), String> {
-        self.0.record(Event(event), stream).map_err(words)
+        self.events.record(Event(event), stream).map_err(words)
     }
 
     fn has_happened(&self, event: u64) -> Result<bool, String> {
-        self.0.has_happened(Event(event)).map_err(words)
+        self.events.has_happened(Event(event)).map_err(words)
     }
 
     fn is_capturing(&self, stream: u64) -> bool {
         // A driver that refuses to tell may do so because another stream records: hands off.
-        self.0.is_capturing(stream).unwrap_or(true)
+        self.events.is_capturing(stream).unwrap_or(true)
+    }
+
+    fn is_lasting(&self, stream: u64) -> bool {
+        self.streams_last || stream <= LAST_BUILT_IN_STREAM
     }
 
     fn prepare_thread(&self) {
-        self.0.relax_thread();
+        self.events.relax_thread();
     }
 }
 

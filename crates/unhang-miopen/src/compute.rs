@@ -178,7 +178,7 @@ fn operands(route: &Route, memory: Memory) -> [u64; 3] {
 }
 
 /// A workspace from its first address that kernels take.
-fn aligned(memory: Memory) -> (u64, u64) {
+pub(crate) fn aligned(memory: Memory) -> (u64, u64) {
     let (at, bytes) = (memory.workspace as u64, memory.bytes as u64);
     let begin = at.next_multiple_of(256);
     if at == 0 { (0, 0) } else { (begin, (at + bytes).saturating_sub(begin)) }
@@ -241,7 +241,12 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
 }
 
 /// Whether kernels are known to be right on this machine; those of which nothing is known are tried once.
-fn prove(process: &Process, route: &Route, prepared: &Prepared, is_recording: bool) -> Result<bool, Failure> {
+pub(crate) fn prove(
+    process: &Process,
+    route: &Route,
+    prepared: &Prepared,
+    is_recording: bool,
+) -> Result<bool, Failure> {
     let name = format!("jit:kernel:{}", prepared.kernels());
     match process.canary(&name) {
         Some((Verdict::Works, _)) => return Ok(true),

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::ThreadId;
 
 use unhang_conv::{DataType, TensorShape};
@@ -16,10 +16,7 @@ use unhang_plan::CanaryFact;
 
 use crate::describe::View;
 use crate::host::Numbers;
-use crate::{lookup, verify};
-
-/// A stream, and the thread whose it is where each thread has its own of that name.
-type Lane = (u64, Option<ThreadId>);
+use crate::{canary, lookup, verify};
 
 /// One card.
 pub(crate) struct Device {
@@ -33,7 +30,7 @@ pub(crate) struct Device {
     pub(crate) engine: GpuEngine,
     /// What its canaries found, once for the process.
     pub(crate) canaries: OnceLock<Vec<CanaryFact>>,
-    scratch: Mutex<HashMap<Lane, Arc<Mutex<Scratch>>>>,
+    scratch: Mutex<Scratches>,
 }
 
 /// HIP's name for a stream of each thread's own: the same number everywhere, and different streams.
@@ -60,6 +57,45 @@ impl Scratch {
     }
 }
 
+/// A stream, and the thread whose it is where each thread has its own of that name.
+type Lane = (u64, Option<ThreadId>);
+
+/// The memory of each stream.
+#[derive(Default)]
+struct Scratches {
+    all: HashMap<Lane, Arc<Mutex<Scratch>>>,
+    /// The threads that have streams of their own here, as long as they live.
+    threads: HashMap<ThreadId, Weak<()>>,
+}
+
+thread_local! {
+    /// Dropped when its thread ends.
+    static LIVES: Arc<()> = Arc::default();
+}
+
+impl Scratches {
+    /// The memory of a stream; and that of streams whose threads have ended, which is nobody's any more.
+    fn of(&mut self, stream: u64) -> (Arc<Mutex<Scratch>>, Vec<Arc<Mutex<Scratch>>>) {
+        let thread = (stream == STREAM_PER_THREAD).then(|| std::thread::current().id());
+        if let Some(known) = self.all.get(&(stream, thread)) {
+            return (known.clone(), Vec::new());
+        }
+        let mut left_behind = Vec::new();
+        if let Some(thread) = thread {
+            let all = &mut self.all;
+            self.threads.retain(|&ended, lives| {
+                let is_alive = lives.strong_count() > 0;
+                if !is_alive {
+                    left_behind.extend(all.remove(&(stream, Some(ended))));
+                }
+                is_alive
+            });
+            self.threads.insert(thread, LIVES.with(Arc::downgrade));
+        }
+        (self.all.entry((stream, thread)).or_default().clone(), left_behind)
+    }
+}
+
 impl Device {
     /// Opens a card; an error says why our kernels cannot be used on it.
     pub(crate) fn open(ordinal: i32, machine: &Machine, store: Option<&Store>) -> Result<Device, String> {
@@ -76,9 +112,9 @@ impl Device {
         let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
         let engine =
             GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder: shipped(), ..GpuSettings::default() });
-        // What was measured before on this device, by these kernels.
+        // What was measured before on this device, by these kernels. An emulated card goes by rehearsals alone, and a real one never does.
         for tuning in store.map(Store::tunings).unwrap_or_default() {
-            if tuning.source != RecordSource::Rehearsal {
+            if (tuning.source == RecordSource::Rehearsal) == canary::is_emulated() {
                 engine.take_tuning(&tuning.tuned, tuning.source == RecordSource::Import);
             }
         }
@@ -96,9 +132,15 @@ impl Device {
     /// Memory for one stream, kept for the next call. Whoever launches into it holds it until everything is queued: threads that share
     /// a stream would otherwise put their launches between each other's.
     pub(crate) fn scratch(&self, stream: u64) -> Arc<Mutex<Scratch>> {
-        let thread = (stream == STREAM_PER_THREAD).then(|| std::thread::current().id());
-        let mut all = self.scratch.lock().unwrap_or_else(PoisonError::into_inner);
-        all.entry((stream, thread)).or_default().clone()
+        let (found, left_behind) = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).of(stream);
+        for old in left_behind {
+            let old = old.lock().unwrap_or_else(PoisonError::into_inner);
+            if old.bytes > 0 {
+                // SAFETY: allocated by the driver, and the thread whose stream used it has ended; the driver waits for work that is queued.
+                let _ = unsafe { self.engine.driver().free(old.address) };
+            }
+        }
+        found
     }
 
     /// Computes a problem by kernels that are loaded, on numbers of our own, and compares with the definition. None where the
@@ -214,4 +256,24 @@ fn random(data_type: DataType, count: usize) -> Numbers {
         numbers.set(at, (seed >> 40) as f64 / f64::from(1u32 << 23) - 1.0);
     }
     numbers
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_threads_that_have_ended_is_given_back_and_no_other() {
+        let scratches = Mutex::new(Scratches::default());
+        let of = |stream| scratches.lock().unwrap().of(stream);
+        let (here, nothing) = of(STREAM_PER_THREAD);
+        assert!(nothing.is_empty());
+        let elsewhere = std::thread::scope(|scope| scope.spawn(|| of(STREAM_PER_THREAD).0).join().unwrap());
+        assert!(!Arc::ptr_eq(&here, &elsewhere), "streams of the same name that are not the same");
+        let (_, left_behind) = std::thread::scope(|scope| scope.spawn(|| of(STREAM_PER_THREAD)).join().unwrap());
+        assert_eq!(left_behind.len(), 1);
+        assert!(Arc::ptr_eq(&left_behind[0], &elsewhere));
+        assert!(Arc::ptr_eq(&of(STREAM_PER_THREAD).0, &here));
+        assert!(Arc::ptr_eq(&of(7).0, &of(7).0), "of other streams threads share what is there");
+    }
 }

@@ -11,10 +11,10 @@ use crate::api::{
 };
 use crate::compute::{self, Memory};
 use crate::describe::Call;
-use crate::process::{Decision, Process, process};
+use crate::process::{Decision, Process, process, stream_of};
 use crate::real::{self, Real};
 use crate::route::Route;
-use crate::{bias, fusion};
+use crate::{bias, fusion, tune};
 
 // SAFETY for the whole file: every exported function has the contract of MIOpen's function of its name, and what is passed on is
 // what was given.
@@ -84,10 +84,16 @@ struct Search {
     results: *mut Performance,
 }
 
-fn find(route: &Route, memory: Memory, search: Search) -> Status {
+fn find(process: &Process, route: &Route, call: &Call, memory: Memory, search: Search) -> Status {
     let missing = search.count.is_null() || search.results.is_null() || search.most < 1;
     if missing || memory.tensors.iter().any(|it| it.is_null()) {
         return BAD_PARAMETER;
+    }
+    // The caller has the workspace that it was told of, here or when it executes.
+    let told = route.workspace_bytes().saturating_sub(256);
+    let room = compute::aligned(memory).1.max(told).saturating_sub(route.packing.bytes);
+    if let Some(stream) = stream_of(route.real, call.handle) {
+        tune::tune(process, route, stream, room);
     }
     answer(search.count, || 1);
     answer(search.results, || Performance {
@@ -180,9 +186,9 @@ macro_rules! direction {
                         real.directions[index_of(call.direction)].find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
                         count, results, workspace, bytes, exhaustive
                     ),
-                    |_, route, _| {
+                    |process, route, call| {
                         let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
-                        find(route, memory, Search { most, count, results })
+                        find(process, route, call, memory, Search { most, count, results })
                     },
                 )
             }

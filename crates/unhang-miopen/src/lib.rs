@@ -27,5 +27,6 @@ mod real;
 mod route;
 mod summary;
 mod talk;
+mod tune;
 mod verify;
 mod watch;

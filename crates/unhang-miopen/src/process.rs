@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, RecordSource, Store, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Record, RecordSource, Store, Tuning, quarantined, time};
 use unhang_gpu::strided;
 use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
@@ -94,6 +94,7 @@ fn settings() -> ProcessSettings {
         say(&format!("UNHANG_SETTINGS is not used: {error}"));
         ProcessSettings::default()
     });
+    settings.tune |= is_set("UNHANG_TUNE");
     if let Ok(strategy) = std::env::var("UNHANG_STRATEGY")
         && !strategy.is_empty()
     {
@@ -307,12 +308,33 @@ impl Process {
         subject: impl FnOnce() -> Option<Arc<Subject>>,
         run: impl FnOnce() -> T,
     ) -> T {
+        self.watched_in(|| stream_of(real, handle), subject, run)
+    }
+
+    /// The same of a call in a stream.
+    pub(crate) fn watched_in<T>(
+        &self,
+        stream: impl FnOnce() -> Option<u64>,
+        subject: impl FnOnce() -> Option<Arc<Subject>>,
+        run: impl FnOnce() -> T,
+    ) -> T {
         // A fault of the watchdog's is no fault of the call's, and one of the call's ends the watching too.
         let _watched = catch_unwind(AssertUnwindSafe(|| {
             let watchdog = watch::watchdog(&self.store, &self.fingerprint)?;
-            watch::Watched::begin(watchdog, &subject()?, self.current_device(), stream_of(real, handle)?)
+            watch::Watched::begin(watchdog, &subject()?, self.current_device(), stream()?)
         }));
         run()
+    }
+
+    /// Whether one way of computing a problem by our kernels was seen here not to work when it was measured.
+    pub(crate) fn refuses(&self, problem: &Problem, candidate: &str) -> bool {
+        let evidence = self.evidence.read().unwrap_or_else(PoisonError::into_inner);
+        evidence.about(problem, EngineName::Jit, candidate).is_some_and(|known| known.is_refutation())
+    }
+
+    /// Keeps what was measured, for the next process.
+    pub(crate) fn keep_tuning(&self, tuning: Tuning) {
+        self.store.keep_tuning(tuning);
     }
 
     fn planned(&self, problem: &Problem, mut situation: Situation) -> Plan {

@@ -50,7 +50,7 @@ fn start(store: Arc<Store>, machine: String) -> Option<Watchdog> {
     let settings = deadlines(variable, |message| say(&message));
     let folder = variable("UNHANG_RUN_FOLDER").map(PathBuf::from);
     let farewell = Farewell { store, machine, folder, last: Box::new(|| {}) };
-    match Watchdog::start(settings, Runtime::Hip, farewell) {
+    match Watchdog::start(settings, Runtime::Hip, farewell).map(Watchdog::for_streams_that_end) {
         Ok(watchdog) => {
             // SAFETY: a function without arguments, which stays loaded. The runtime was started before it, and so is taken down after
             // it: nobody may ask it about events then.

@@ -358,6 +358,27 @@ fn clients_that_bind_like_torch_xla_and_jax_are_computed_on_the_card_by_every_ro
 }
 
 #[test]
+fn a_search_tunes_where_that_is_asked_for_and_the_next_process_goes_by_it() {
+    let Some(mut run) = on_the_card() else { return };
+    let home = tempfile::tempdir().unwrap();
+    let place = home.path().to_str().unwrap().to_owned();
+    run.variables = vec![
+        ("UNHANG_MIOPEN_FAMILIES", "plain,strided,gemm"),
+        ("UNHANG_SETTINGS", "verbose=True"),
+        ("UNHANG_HOME", &place),
+    ];
+    let untuned = run.assert_right(&["card/libtorch_like.so", "find"]);
+    assert!(!untuned.contains("tuned"), "{untuned}");
+    run.variables.push(("UNHANG_TUNE", "1"));
+    let said = run.assert_right(&["card/libtorch_like.so", "find"]);
+    assert!(said.contains("tuning on the emulated card: the times are the emulator's"), "{said}");
+    assert!(said.contains("g2: tuned, "), "{said}");
+    assert!(said.contains("asked for 3 convolutions that jit computed"), "{said}");
+    let again = run.assert_right(&["card/libtorch_like.so", "find"]);
+    assert!(!again.contains("tuned, "), "what was measured is kept: {again}");
+}
+
+#[test]
 fn a_library_whose_path_cannot_be_preloaded_is_reached_by_auditing_and_tries_its_kernels() {
     let Some(mut run) = on_the_card() else { return };
     let place = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! What deciding costs: on a problem that was planned before (aim: below a microsecond), and anew.
+//! What making a plan costs.
 
 use std::hint::black_box;
 
@@ -6,7 +6,7 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Evidence, Record, RecordSource};
-use unhang_plan::{PlanCache, Settings, Situation, plan};
+use unhang_plan::{Settings, Situation, plan};
 
 fn layers() -> Vec<Problem> {
     unhang_suite::layers().into_iter().map(|layer| layer.problem).collect()
@@ -20,15 +20,7 @@ fn decide(criterion: &mut Criterion) {
         let works = Record::new(problem.clone(), EngineName::Aten, "here", Verdict::Works, RecordSource::Probe);
         evidence.learn(works.with_seconds(1e-3));
     }
-    let cache = PlanCache::new();
-    let generation = evidence.generation();
     let mut next = problems.iter().cycle();
-    criterion.bench_function("repeated problem", |bencher| {
-        bencher.iter(|| {
-            let problem = next.next().expect("there are layers");
-            cache.plan(black_box(problem), 0, generation, || plan(problem, &settings, &situation, &evidence))
-        });
-    });
     criterion.bench_function("new problem", |bencher| {
         bencher.iter(|| {
             let problem = next.next().expect("there are layers");

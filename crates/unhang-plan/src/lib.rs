@@ -2,8 +2,8 @@
 //!
 //! [`plan`] is a pure function: of the convolution, what the user asked for ([`Settings`]), what is here
 //! ([`Situation`]) and what is known ([`Evidence`](unhang_evidence::Evidence)). A [`Plan`] carries its reason in words
-//! that a person can check, and the order to fall through when an engine fails. [`PlanCache`] makes deciding on a
-//! repeated convolution a look-up in memory.
+//! that a person can check, and the order to fall through when an engine fails. Plans are kept by who asks for
+//! them, under everything that its calls depend on.
 //!
 //! This crate does no I/O, runs no engine, and must not know torch or how a machine is inspected: the caller describes
 //! both as [`Facts`], and [`Facts::situation`] is the one judgement of what they allow.
@@ -23,7 +23,6 @@
 #![forbid(unsafe_code)]
 
 mod assess;
-mod cache;
 mod facts;
 mod plan;
 mod planner;
@@ -31,7 +30,6 @@ mod process;
 mod situation;
 mod strategy;
 
-pub use cache::PlanCache;
 pub use facts::{CanaryFact, Facts};
 pub use plan::{Plan, Reference, TilePlan};
 pub use planner::plan;

@@ -14,6 +14,11 @@ pub trait Events: Send + Sync {
     fn has_happened(&self, event: u64) -> Result<bool, String>;
     /// Whether the stream records a graph: then nothing may be put into it.
     fn is_capturing(&self, stream: u64) -> bool;
+    /// Whether a stream lives as long as the process. Into others nothing is put while no call is in them: their owner may have
+    /// destroyed them.
+    fn is_lasting(&self, _stream: u64) -> bool {
+        true
+    }
     /// Called once by the thread that will ask, before it asks.
     fn prepare_thread(&self) {}
 }
@@ -198,11 +203,12 @@ impl<T> Lane<T> {
                 Err(error) => return give_up(&mut self.state(), error),
             }
         }
-        let now = Instant::now();
+        let (now, is_lasting) = (Instant::now(), self.events.is_lasting(self.stream));
         let inside = {
             let mut state = self.state();
             let is_due = state.last_fence.is_none_or(|last| now.duration_since(last) >= fence_every);
-            if !is_due || state.broken.is_some() {
+            let may_be_gone = state.inside.is_empty() && !is_lasting;
+            if !is_due || may_be_gone || state.broken.is_some() {
                 return;
             }
             state.last_fence = Some(now);

@@ -23,6 +23,8 @@ struct Device {
     stuck: AtomicBool,
     refusing: AtomicBool,
     recorded: AtomicUsize,
+    /// Its streams are destroyed by whoever made them.
+    fleeting: AtomicBool,
 }
 
 impl Device {
@@ -61,6 +63,10 @@ impl Events for Device {
 
     fn is_capturing(&self, _: u64) -> bool {
         self.capturing.load(Ordering::SeqCst)
+    }
+
+    fn is_lasting(&self, _: u64) -> bool {
+        !self.fleeting.load(Ordering::SeqCst)
     }
 }
 
@@ -146,6 +152,26 @@ fn a_wait_with_no_call_outstanding_is_outside() {
     Bench::wait_until_all_happened(&lane);
     device.launch();
     assert_eq!(bench.hang().place, Place::Outside);
+}
+
+#[test]
+fn nothing_is_put_into_a_stream_that_may_have_been_destroyed() {
+    let bench = Bench::new();
+    let (device, lane) = bench.device(0);
+    device.fleeting.store(true, Ordering::SeqCst);
+    bench.call(&lane, &device, "first");
+    device.finish_all();
+    Bench::wait_until_all_happened(&lane);
+    let recorded = device.recorded.load(Ordering::SeqCst);
+    device.launch();
+    bench.assert_quiet();
+    assert_eq!(device.recorded.load(Ordering::SeqCst), recorded);
+    // While a call is in it, it is there, and what the call waits for is told.
+    device.finish_all();
+    let _call = bench.watch.begin(&lane, &Arc::new("second")).unwrap();
+    device.launch();
+    let hang = bench.hang();
+    assert_eq!((hang.subject.as_deref(), hang.place), (Some(&"second"), Place::Searching));
 }
 
 #[test]

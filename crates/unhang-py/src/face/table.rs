@@ -84,7 +84,8 @@ impl Key {
     }
 }
 
-/// Multiplies and turns: keys are short, come from torch, and are looked up at every call.
+/// Multiplies and rotates. Keys come from the user's own model, so that nobody gains by making them collide, and the standard
+/// hash would be most of a look-up's time.
 #[derive(Default)]
 struct Quick(u64);
 

@@ -280,6 +280,17 @@ fn bad_calls_have_the_status_codes_of_miopen() {
 }
 
 #[test]
+fn a_framework_whose_fusion_plan_is_refused_computes_the_parts() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        let said = Run::default().assert_right(&[client, "fused"]);
+        assert!(said.contains("a fusion plan with a convolution is refused"), "{said}");
+    }
+    let Some(run) = on_the_card() else { return };
+    let said = run.assert_right(&["card/libtorch_like.so", "fused"]);
+    assert!(said.contains("asked for 1 convolutions that jit computed"), "{said}");
+}
+
+#[test]
 fn while_a_graph_is_recorded_nothing_is_waited_for() {
     Run::default().assert_right(&["libtorch_like.so", "recording"]);
 }

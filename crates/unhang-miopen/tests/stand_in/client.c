@@ -180,6 +180,28 @@ static int immediate_only(void) {
     SOLVED(BackwardWeights, 2, c.y, c.yd, c.x, c.xd, c.w, c.wd, WS);
     return 0;
 }
+// As frameworks fuse: a plan of convolution and ReLU, and where that does not compile the convolution by itself and the ReLU after it.
+static int fused(void) {
+    Case *place = room();
+    CHECK(place != NULL);
+    int line = prepare(&c, 0), count = 0;
+    if (line) return line;
+    float one = 1, zero = 0;
+    Performance found = {-1, -1, 99};
+    P plan = 0, convolution = 0, activation = 0;
+    CHECK(CALL(miopenCreateFusionPlan, &plan, 0, c.x) == 0 && CALL(miopenCreateOpConvForward, plan, &convolution, c.it, c.w) == 0);
+    CHECK(CALL(miopenCreateOpActivationForward, plan, &activation, 3) == 0);
+    int compiled = CALL(miopenCompileFusionPlan, c.handle, plan);
+    CHECK(CALL(miopenDestroyFusionPlan, plan) == 0);
+    CHECK(compiled == 8);
+    expect(&c, 0);
+    CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 1, &count, &found, (P)0, (size_t)0, false) == 0);
+    CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, found.algorithm, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
+    settle();
+    for (int i = 0; i < YS; i++) c.yd[i] = fmaxf(c.yd[i], 0), c.want[i] = fmaxf(c.want[i], 0);
+    CHECK(compare(c.yd, c.want, YS));
+    return 0;
+}
 static int faults(void) {
     Case *place = room();
     CHECK(place != NULL);
@@ -387,6 +409,7 @@ int run(const char *part) {
     if (!strcmp(part, "find")) return find_and_execute(0);
     if (!strcmp(part, "immediate")) return immediate();
     if (!strcmp(part, "immediate only")) return immediate_only();
+    if (!strcmp(part, "fused")) return fused();
     if (!strcmp(part, "faults")) return faults();
     if (!strcmp(part, "biases")) return biases();
     if (!strcmp(part, "recording")) return recording();

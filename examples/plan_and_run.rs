@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Ours, and the same in tiles of 16 × 16 pixels with halo: any engine can be cut so, exactly. By definition, since sums of
     // Winograd's algorithm would differ in their last digits.
     let engine =
-        CpuEngine::with_settings(unhang_cpu::Settings { by_definition: true, ..unhang_cpu::Settings::default() });
+        CpuEngine::with_settings(unhang_cpu::CpuSettings { by_definition: true, ..unhang_cpu::CpuSettings::default() });
     let engines: [&dyn Engine; 2] = [&engine, &Tiled::new(engine, 16)];
     for (engine, result) in engines.into_iter().zip(&mut results) {
         engine.run(

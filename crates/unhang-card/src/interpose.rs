@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 
 use crate::paths::{self, Place};
-use crate::settings::{self, Settings, settings};
+use crate::settings::{self, CardSettings, settings};
 use crate::{Errno, files, kfd, process};
 
 /// Runs before the program's own code.
@@ -33,7 +33,7 @@ fn fail(error: Errno) -> c_int {
 }
 
 /// What a path is; elsewhere where no card was asked for.
-fn place(path: *const c_char) -> (Place, Option<&'static Settings>) {
+fn place(path: *const c_char) -> (Place, Option<&'static CardSettings>) {
     let Some(settings) = settings().filter(|_| !path.is_null()) else { return (Place::Elsewhere, None) };
     // SAFETY: the caller gives a C string, as for the function that we stand before.
     (paths::place(&settings.root, unsafe { CStr::from_ptr(path) }), Some(settings))

@@ -14,7 +14,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use crate::settings::Settings;
+use crate::settings::CardSettings;
 
 /// What is counted, in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct Journal {
 
 impl Journal {
     /// Opens the journal of the run; one that goes nowhere where there is none.
-    pub fn open(settings: &Settings) -> Journal {
+    pub fn open(settings: &CardSettings) -> Journal {
         let open = |name: &str| {
             let path = settings.run.as_deref()?.join(name);
             OpenOptions::new().read(true).append(true).custom_flags(libc::O_CLOEXEC).open(path).ok()

@@ -13,7 +13,7 @@ use crate::kfd::events::Events;
 use crate::kfd::interrupts::Interrupts;
 use crate::kfd::memory::{AccessFault, Memory};
 use crate::kfd::queues::Queues;
-use crate::settings::{Hazards, Settings, settings};
+use crate::settings::{CardSettings, Hazards, settings};
 use crate::{Errno, files};
 
 /// Everything that the driver would keep for a process.
@@ -64,7 +64,7 @@ pub fn current() -> Option<&'static Process> {
 }
 
 impl Process {
-    fn new(id: u32, settings: &Settings) -> Result<Process, Errno> {
+    fn new(id: u32, settings: &CardSettings) -> Result<Process, Errno> {
         let cards = card::read(&settings.root);
         let memory = Memory::new(cards.iter().map(|card| card.memory).collect())?;
         Ok(Process {
@@ -82,7 +82,7 @@ impl Process {
     }
 
     /// A descriptor for `/dev/kfd` or a render node: one more for the store.
-    pub fn open(&self, settings: &Settings, kind: files::Kind) -> Result<i32, Errno> {
+    pub fn open(&self, settings: &CardSettings, kind: files::Kind) -> Result<i32, Errno> {
         let node = match kind {
             files::Kind::Kfd => settings.root.join("dev/kfd"),
             files::Kind::Render(minor) => settings.root.join(format!("dev/dri/renderD{minor}")),

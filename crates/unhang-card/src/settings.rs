@@ -17,7 +17,7 @@ pub enum Hazards {
 
 /// The settings of a run.
 #[derive(Debug)]
-pub struct Settings {
+pub struct CardSettings {
     /// The machine folder.
     pub root: PathBuf,
     /// What hazards do.
@@ -30,10 +30,10 @@ pub struct Settings {
     pub races: bool,
 }
 
-static SETTINGS: OnceLock<Option<Settings>> = OnceLock::new();
+static SETTINGS: OnceLock<Option<CardSettings>> = OnceLock::new();
 
 /// The settings; nothing where no card was asked for, and before the library's constructor ran.
-pub fn settings() -> Option<&'static Settings> {
+pub fn settings() -> Option<&'static CardSettings> {
     SETTINGS.get()?.as_ref()
 }
 
@@ -51,7 +51,7 @@ pub fn read() {
             Some("ignore") => Hazards::Ignore,
             _ => Hazards::Fault,
         };
-        Some(Settings {
+        Some(CardSettings {
             root,
             hazards,
             run: variable("UNHANG_CARD_RUN").map(PathBuf::from),

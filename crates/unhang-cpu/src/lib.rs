@@ -45,7 +45,7 @@ use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Oper
 
 /// How a computation is to be carried out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct CpuSettings {
     /// Threads to compute with, the caller's own included. One computes on the caller's thread alone and starts no
     /// pool: what a forked child needs.
     pub threads: usize,
@@ -56,17 +56,17 @@ pub struct Settings {
     pub by_definition: bool,
 }
 
-impl Default for Settings {
+impl Default for CpuSettings {
     /// As many threads as `OMP_NUM_THREADS` says, but no more than the system lets this process use at once.
-    fn default() -> Settings {
-        Settings { threads: parallel::default_threads(), isa: None, by_definition: false }
+    fn default() -> CpuSettings {
+        CpuSettings { threads: parallel::default_threads(), isa: None, by_definition: false }
     }
 }
 
 /// The engine. Cheap to make; thread pools are made at first use and shared by all engines of the process.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CpuEngine {
-    settings: Settings,
+    settings: CpuSettings,
 }
 
 impl CpuEngine {
@@ -77,16 +77,21 @@ impl CpuEngine {
 
     /// An engine that computes with that many threads (at least one), the caller's own included.
     pub fn with_threads(threads: usize) -> CpuEngine {
-        CpuEngine { settings: Settings { threads: threads.max(1), ..Settings::default() } }
+        CpuEngine { settings: CpuSettings { threads: threads.max(1), ..CpuSettings::default() } }
     }
 
     /// An engine with those settings.
-    pub fn with_settings(settings: Settings) -> CpuEngine {
+    pub fn with_settings(settings: CpuSettings) -> CpuEngine {
         CpuEngine { settings }
     }
 
     /// Computes the problem with settings for this call alone.
-    pub fn run_with(&self, problem: &Problem, operands: Operands<'_>, settings: &Settings) -> Result<(), EngineError> {
+    pub fn run_with(
+        &self,
+        problem: &Problem,
+        operands: Operands<'_>,
+        settings: &CpuSettings,
+    ) -> Result<(), EngineError> {
         operands.validate(problem)?;
         let lowered = problem.lower();
         let Operands { mut first, mut second, bias, result } = operands;

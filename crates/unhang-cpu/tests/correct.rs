@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Problem, Specification};
-use unhang_cpu::{CpuEngine, Isa, Settings};
+use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::Operands;
 use unhang_suite::{Tensor, any_problem, check};
 
@@ -15,7 +15,7 @@ fn cases() -> ProptestConfig {
 fn passes(problem: &Problem, seed: u64) -> Result<(), TestCaseError> {
     // Every instruction set that this machine has, whatever the environment says.
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
-        let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa), ..Settings::default() });
+        let engine = CpuEngine::with_settings(CpuSettings { threads: 2, isa: Some(isa), ..CpuSettings::default() });
         check(&engine, problem, seed).map_err(|failure| TestCaseError::fail(format!("{isa}: {failure}")))?;
     }
     Ok(())
@@ -29,7 +29,7 @@ fn bits(problem: &Problem, seed: u64, threads: usize) -> Vec<u64> {
     let mut result = Tensor::unwritten(problem.data_type(), result);
     let operands =
         Operands { first: first.elements(), second: second.elements(), bias: None, result: result.elements_mut() };
-    CpuEngine::new().run_with(problem, operands, &Settings { threads, ..Settings::default() }).unwrap();
+    CpuEngine::new().run_with(problem, operands, &CpuSettings { threads, ..CpuSettings::default() }).unwrap();
     result.to_f64().into_iter().map(f64::to_bits).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The edges: one pixel, huge strides, padding beyond the image, numbers that are not finite, settings that are wrong.
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification, reference};
-use unhang_cpu::{Algorithm, CpuEngine, Isa, Settings};
+use unhang_cpu::{Algorithm, CpuEngine, CpuSettings, Isa};
 use unhang_engine::{Elements, ElementsMut, EngineError, Operands};
 use unhang_suite::check;
 
@@ -14,7 +14,8 @@ fn passes(specification: &Specification) {
         for layout in Layout::ALL {
             for isa in available() {
                 let problem = Problem::new(Specification { direction, layout, ..specification.clone() }).unwrap();
-                let engine = CpuEngine::with_settings(Settings { threads: 2, isa: Some(isa), ..Settings::default() });
+                let engine =
+                    CpuEngine::with_settings(CpuSettings { threads: 2, isa: Some(isa), ..CpuSettings::default() });
                 check(&engine, &problem, 3).unwrap_or_else(|failure| panic!("{isa}: {failure}"));
             }
         }
@@ -119,7 +120,7 @@ fn run(problem: &Problem, isa: Isa, first: &[f32], second: &[f32]) -> Vec<f32> {
         result: ElementsMut::F32(&mut result),
     };
     CpuEngine::new()
-        .run_with(problem, operands, &Settings { threads: 1, isa: Some(isa), ..Settings::default() })
+        .run_with(problem, operands, &CpuSettings { threads: 1, isa: Some(isa), ..CpuSettings::default() })
         .unwrap();
     result
 }
@@ -170,7 +171,7 @@ fn operands_of_the_wrong_length_are_refused() {
         bias: None,
         result: ElementsMut::F32(&mut result),
     };
-    let refused = CpuEngine::new().run_with(&problem, operands, &Settings::default());
+    let refused = CpuEngine::new().run_with(&problem, operands, &CpuSettings::default());
     assert!(matches!(refused, Err(EngineError::Operand { operand: "first", .. })));
 }
 
@@ -199,7 +200,7 @@ fn by_definition_sums_are_those_of_the_definition() {
                 bias: None,
                 result: ElementsMut::F32(&mut result),
             };
-            let settings = Settings { by_definition, ..Settings::default() };
+            let settings = CpuSettings { by_definition, ..CpuSettings::default() };
             CpuEngine::new().run_with(&problem, operands, &settings).unwrap();
             result.iter().zip(&expected).all(|(&got, &expected)| f64::from(got) == expected)
         };

@@ -408,7 +408,7 @@ impl Wave {
         }
         let vector =
             if instruction.bits(12, 1) == 1 { self.vector_lane(instruction.high_bits(0, 8) as usize, lane) } else { 0 };
-        let scalar = match unhang_isa::Source::from_field(instruction.high_bits(24, 8) as u16, 0) {
+        let scalar = match unhang_isa::OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0) {
             Some(source) => self.uniform(source, crate::wave::Type::Bits32, false) as u32,
             None => return Err(FaultKind::Unsupported),
         };

@@ -1,6 +1,6 @@
 //! What each instruction does, found by its name once when the code is loaded.
 
-use unhang_isa::{Field, Format, Instruction, Modifier, Source};
+use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
 use crate::access::Access;
 use crate::bytes::{self, DotProduct};
@@ -237,7 +237,7 @@ fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperati
     if slot(Field::ScalarDestination).is_some() {
         return None;
     }
-    let Source::Vector(destination) = instruction.operand(slot(Field::Destination)?) else { return None };
+    let OperandValue::Vector(destination) = instruction.operand(slot(Field::Destination)?) else { return None };
     let zero = RowSource { from: RowOperand::Constant(0), keep: u32::MAX, flip: 0 };
     let mut sources = [zero; 3];
     for (place, field) in [Field::Source0, Field::Source1, Field::Source2].into_iter().enumerate() {
@@ -247,9 +247,9 @@ fn row(instruction: &Instruction, operation: LaneOperation) -> Option<RowOperati
             return None;
         }
         let from = match instruction.operand(slot) {
-            Source::Vector(register) => RowOperand::Vector(register),
-            Source::Scalar(register) => RowOperand::Scalar(register),
-            Source::Special(_) => return None,
+            OperandValue::Vector(register) => RowOperand::Vector(register),
+            OperandValue::Scalar(register) => RowOperand::Scalar(register),
+            OperandValue::Special(_) => return None,
             constant => RowOperand::Constant(constant_bits(constant, kind)),
         };
         let (absolute, negative) = match long && kind == Type::Float32 {

@@ -1,6 +1,6 @@
 //! Vector instructions: from operands to lanes and back, with all their modifiers.
 
-use unhang_isa::{Field, Format, Instruction, Modifier, Slot, Source};
+use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue, Slot};
 
 use crate::FaultKind;
 use crate::divide;
@@ -30,7 +30,7 @@ impl Wave {
         let Some(slot) = instruction.definition.operand(field) else { return fetched };
         let wide = slot.width.registers(false) == 2;
         match instruction.operand(slot) {
-            Source::Vector(register) => {
+            OperandValue::Vector(register) => {
                 let low = self.vector(register);
                 if wide {
                     let high = self.vector(register.wrapping_add(1));
@@ -142,7 +142,7 @@ impl Wave {
     /// Writes results to the lanes that are on.
     pub fn put(&mut self, instruction: &Instruction, results: &[u64; LANES], kind: Type, on: u32) {
         let Some(slot) = instruction.definition.operand(Field::Destination) else { return };
-        let Source::Vector(register) = instruction.operand(slot) else { return };
+        let OperandValue::Vector(register) = instruction.operand(slot) else { return };
         let wide = slot.width.registers(false) == 2;
         let high_half = instruction.format() == Format::Vop3 && kind.is_half() && instruction.bits(14, 1) == 1;
         for lane in 0..LANES {
@@ -384,7 +384,7 @@ impl Wave {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(0) as usize;
                 let mut values = self.fetch(instruction, Field::Source0, bits).values;
                 let source = instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot));
-                if let (false, Some(Source::Vector(first))) = (destination, source) {
+                if let (false, Some(OperandValue::Vector(first))) = (destination, source) {
                     values = std::array::from_fn(|lane| self.vector_lane(first as usize + index, lane) as u64);
                 }
                 let target = register.saturating_add(if destination { index } else { 0 });

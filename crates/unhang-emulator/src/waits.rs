@@ -6,7 +6,7 @@
 //! arrived when `vmcnt` says so. A register that is read or overwritten before is a fault. Stores own nothing: what they
 //! write is read when they are issued; but those to LDS and flat ones are counted.
 
-use unhang_isa::{Effects, Field, Format, Instruction, ScalarSet, Source, scalar_name};
+use unhang_isa::{Effects, Field, Format, Instruction, OperandValue, ScalarSet, scalar_name};
 
 use crate::FaultKind;
 use crate::access::Access;
@@ -114,7 +114,7 @@ impl Touch {
             reads.add(instruction.high_bits(8, 8) as u8, words);
         } else {
             for &slot in instruction.definition.operands() {
-                let Source::Vector(first) = instruction.operand(slot) else { continue };
+                let OperandValue::Vector(first) = instruction.operand(slot) else { continue };
                 let mut count = slot.width.registers(false);
                 match slot.field {
                     // What an atomic does not return, it does not write.

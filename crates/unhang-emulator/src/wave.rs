@@ -1,6 +1,6 @@
 //! The state of a wave, and how operands are read and written.
 
-use unhang_isa::{Field, Instruction, Slot, Source};
+use unhang_isa::{Field, Instruction, OperandValue, Slot};
 
 use crate::fast::registers::Registers;
 use crate::float::FloatMode;
@@ -181,12 +181,14 @@ impl Wave {
     }
 
     /// A source that is the same for every lane: anything but a vector register.
-    pub fn uniform(&self, source: Source, kind: Type, wide: bool) -> u64 {
+    pub fn uniform(&self, source: OperandValue, kind: Type, wide: bool) -> u64 {
         match source {
-            Source::Scalar(register) if wide => self.scalar64(register),
-            Source::Scalar(register) => self.scalar(register) as u64,
-            Source::Integer(_) | Source::Literal(_) | Source::Float(_) => constant(source, kind, wide),
-            Source::Special(code) => match code {
+            OperandValue::Scalar(register) if wide => self.scalar64(register),
+            OperandValue::Scalar(register) => self.scalar(register) as u64,
+            OperandValue::Integer(_) | OperandValue::Literal(_) | OperandValue::Float(_) => {
+                constant(source, kind, wide)
+            }
+            OperandValue::Special(code) => match code {
                 235 => self.apertures[0],
                 237 => self.apertures[1],
                 236 | 238 => 0xffff_ffff,
@@ -195,7 +197,7 @@ impl Wave {
                 253 => self.scc as u64,
                 _ => 0,
             },
-            Source::Vector(_) => 0,
+            OperandValue::Vector(_) => 0,
         }
     }
 
@@ -206,7 +208,7 @@ impl Wave {
     }
 
     /// A scalar source operand that is a constant.
-    pub fn scalar_constant(instruction: &Instruction, slot: Slot, source: Source) -> u64 {
+    pub fn scalar_constant(instruction: &Instruction, slot: Slot, source: OperandValue) -> u64 {
         let (kind, wide) = scalar_type(instruction, slot);
         constant(source, kind, wide)
     }
@@ -214,7 +216,7 @@ impl Wave {
     /// The number of the destination register.
     pub fn destination(instruction: &Instruction, field: Field) -> Option<u8> {
         match instruction.definition.operand(field).map(|slot| instruction.operand(slot))? {
-            Source::Scalar(register) | Source::Vector(register) => Some(register),
+            OperandValue::Scalar(register) | OperandValue::Vector(register) => Some(register),
             _ => None,
         }
     }
@@ -232,25 +234,25 @@ fn scalar_type(instruction: &Instruction, slot: Slot) -> (Type, bool) {
 }
 
 /// A constant source.
-fn constant(source: Source, kind: Type, wide: bool) -> u64 {
+fn constant(source: OperandValue, kind: Type, wide: bool) -> u64 {
     match source {
-        Source::Integer(value) if wide => value as i64 as u64,
-        Source::Integer(value) => value as i32 as u32 as u64,
-        Source::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
-        Source::Literal(value) if kind == Type::Signed64 => value as i32 as i64 as u64,
-        Source::Literal(value) => value as u64,
-        Source::Float(code) => float_constant(code, kind),
-        Source::Scalar(_) | Source::Vector(_) | Source::Special(_) => 0,
+        OperandValue::Integer(value) if wide => value as i64 as u64,
+        OperandValue::Integer(value) => value as i32 as u32 as u64,
+        OperandValue::Literal(value) if kind == Type::Float64 => (value as u64) << 32,
+        OperandValue::Literal(value) if kind == Type::Signed64 => value as i32 as i64 as u64,
+        OperandValue::Literal(value) => value as u64,
+        OperandValue::Float(code) => float_constant(code, kind),
+        OperandValue::Scalar(_) | OperandValue::Vector(_) | OperandValue::Special(_) => 0,
     }
 }
 
 /// The bits of a constant of 32 bits or fewer.
-pub(crate) fn constant_bits(source: Source, kind: Type) -> u32 {
+pub(crate) fn constant_bits(source: OperandValue, kind: Type) -> u32 {
     match source {
-        Source::Integer(value) => value as i32 as u32,
-        Source::Literal(value) => value,
-        Source::Float(code) => float_constant(code, kind) as u32,
-        Source::Scalar(_) | Source::Vector(_) | Source::Special(_) => 0,
+        OperandValue::Integer(value) => value as i32 as u32,
+        OperandValue::Literal(value) => value,
+        OperandValue::Float(code) => float_constant(code, kind) as u32,
+        OperandValue::Scalar(_) | OperandValue::Vector(_) | OperandValue::Special(_) => 0,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use unhang_watchdog::Settings;
+use unhang_watchdog::WatchSettings;
 
 /// Seconds after which a convolution on the accelerator that does not come back is a hang.
 const DEADLINE: f64 = 60.0;
@@ -14,7 +14,7 @@ const DEADLINE_TOGETHER: f64 = 1800.0;
 const HOST_DEADLINE: f64 = 3600.0;
 
 /// The deadlines that variables name; `say` is told of a value that is none.
-pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(String)) -> Settings {
+pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(String)) -> WatchSettings {
     let mut seconds = |name: &str, default: f64| {
         let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return default };
         match text.trim().parse::<f64>() {
@@ -30,7 +30,7 @@ pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(
     let outside = seconds("UNHANG_OUTSIDE_DEADLINE", if is_together { deadline } else { OUTSIDE * deadline });
     let host = seconds("UNHANG_HOST_DEADLINE", HOST_DEADLINE);
     let [deadline, outside_deadline, host_deadline] = [deadline, outside, host].map(Duration::from_secs_f64);
-    Settings { deadline, outside_deadline, host_deadline }
+    WatchSettings { deadline, outside_deadline, host_deadline }
 }
 
 #[cfg(test)]

@@ -18,7 +18,7 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
-use unhang_watchdog::{Call, Events, HostCall, Settings, Watch};
+use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
 
 pub use deadlines::deadlines;
 pub use farewell::{Farewell, say};
@@ -64,7 +64,7 @@ pub enum WatchedCall {
 
 impl Watchdog {
     /// Starts watching.
-    pub fn start(settings: Settings, runtime: Runtime, farewell: Farewell) -> std::io::Result<Watchdog> {
+    pub fn start(settings: WatchSettings, runtime: Runtime, farewell: Farewell) -> std::io::Result<Watchdog> {
         let watch = Watch::start(settings, move |hang| farewell.end_process(&hang))?;
         Ok(Watchdog { watch, runtime, streams_last: true, devices: Mutex::default() })
     }

@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use crate::opcode::{Opcode, S_SETREG_IMM32_B32};
-use crate::registers::Source;
+use crate::registers::OperandValue;
 use crate::table::{Definition, Field, Flow, Format, Kind, Slot, look_up, shape};
 use crate::{Chip, ScalarSet};
 
@@ -289,22 +289,22 @@ impl Instruction {
 
     /// What a source field names; `None` for numbers that mean nothing.
     #[inline]
-    fn source(&self, field: Field) -> Option<Source> {
-        Source::from_field(self.field(field), self.literal())
+    fn source(&self, field: Field) -> Option<OperandValue> {
+        OperandValue::from_field(self.field(field), self.literal())
     }
 
     /// What an operand names.
     #[inline]
-    pub fn operand(&self, slot: Slot) -> Source {
+    pub fn operand(&self, slot: Slot) -> OperandValue {
         let number = self.field(slot.field);
         match slot.kind {
             Kind::Vector if number < 256 && self.modifier == Modifier::Sdwa && slot.field == Field::Source1 => {
-                Source::from_field(number, 0).unwrap_or(Source::Scalar(number as u8 & 127))
+                OperandValue::from_field(number, 0).unwrap_or(OperandValue::Scalar(number as u8 & 127))
             }
-            Kind::Vector => Source::Vector(number as u8),
-            Kind::Scalar => Source::Scalar(number as u8 & 127),
+            Kind::Vector => OperandValue::Vector(number as u8),
+            Kind::Scalar => OperandValue::Scalar(number as u8 & 127),
             // `decode` has made sure that these mean something.
-            Kind::Either => self.source(slot.field).unwrap_or(Source::Integer(0)),
+            Kind::Either => self.source(slot.field).unwrap_or(OperandValue::Integer(0)),
         }
     }
 

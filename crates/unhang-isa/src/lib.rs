@@ -32,5 +32,5 @@ pub use decode::{DecodeError, Instruction, Modifier, decode};
 pub use effects::{Class, Effects};
 pub use opcode::Opcode;
 pub use program::{Block, Program, ProgramError};
-pub use registers::{ScalarSet, Source, scalar_name};
+pub use registers::{OperandValue, ScalarSet, scalar_name};
 pub use table::{Definition, Field, Flow, Format, Kind, Slot, Width, definitions, look_up};

@@ -1,6 +1,6 @@
 //! Whether a value is still wanted.
 
-use crate::registers::{Source, special};
+use crate::registers::{OperandValue, special};
 use crate::table::Flow;
 use crate::{Instruction, Program, ScalarSet};
 
@@ -64,7 +64,7 @@ pub(crate) fn are_dead(program: &Program, index: usize, values: Values) -> bool 
 
 fn reads(instruction: &Instruction, values: Values, wave64: bool) -> bool {
     let names = |code: u8| {
-        instruction.definition.operands().iter().any(|&slot| instruction.operand(slot) == Source::Special(code))
+        instruction.definition.operands().iter().any(|&slot| instruction.operand(slot) == OperandValue::Special(code))
     };
     let scalars = instruction.effects(wave64).reads.meets(values.scalars)
         || values.scalars.meets(ScalarSet::VCC) && names(special::VCCZ);

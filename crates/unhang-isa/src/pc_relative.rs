@@ -15,7 +15,7 @@ use crate::opcode::{
     Opcode, S_ABS_I32, S_ADD_I32, S_ADD_U32, S_ADDC_U32, S_CBRANCH_SCC1, S_CMP_GE_I32, S_GETPC_B64, S_SETPC_B64,
     S_SUB_U32, S_SUBB_U32,
 };
-use crate::registers::Source;
+use crate::registers::OperandValue;
 use crate::table::Field;
 use crate::{Instruction, ScalarSet};
 
@@ -51,21 +51,21 @@ pub(crate) struct Reference {
 const REACH: usize = 32;
 
 /// What an operand names.
-fn operand(instruction: &Instruction, field: Field) -> Option<Source> {
+fn operand(instruction: &Instruction, field: Field) -> Option<OperandValue> {
     instruction.definition.operand(field).map(|slot| instruction.operand(slot))
 }
 
 fn constant(instruction: &Instruction, field: Field) -> Option<i32> {
     match operand(instruction, field)? {
-        Source::Literal(value) => Some(value as i32),
-        Source::Integer(value) => Some(value as i32),
+        OperandValue::Literal(value) => Some(value as i32),
+        OperandValue::Integer(value) => Some(value as i32),
         _ => None,
     }
 }
 
 fn scalar(instruction: &Instruction, field: Field) -> Option<u8> {
     match operand(instruction, field)? {
-        Source::Scalar(register) => Some(register),
+        OperandValue::Scalar(register) => Some(register),
         _ => None,
     }
 }
@@ -81,7 +81,7 @@ fn sum(instruction: &Instruction) -> Option<Sum> {
     if !instruction.is(S_ADD_I32) {
         return None;
     }
-    if matches!(operand(instruction, Field::Source1)?, Source::Literal(_)) {
+    if matches!(operand(instruction, Field::Source1)?, OperandValue::Literal(_)) {
         return None;
     }
     let (base, addend) = (constant(instruction, Field::Source0)?, constant(instruction, Field::Source1)?);

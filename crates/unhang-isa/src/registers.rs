@@ -82,7 +82,7 @@ impl BitAnd for ScalarSet {
 
 /// What a field of an instruction names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum OperandValue {
     /// A scalar register by its number, `null` (125) among them.
     Scalar(u8),
     /// A vector register.
@@ -97,18 +97,18 @@ pub enum Source {
     Special(u8),
 }
 
-impl Source {
+impl OperandValue {
     /// What the nine bits of a source field mean; `None` for numbers that mean nothing.
     #[inline]
-    pub fn from_field(field: u16, literal: u32) -> Option<Source> {
+    pub fn from_field(field: u16, literal: u32) -> Option<OperandValue> {
         Some(match field {
-            0..=127 => Source::Scalar(field as u8),
-            128..=192 => Source::Integer((field - 128) as i8),
-            193..=208 => Source::Integer(-((field - 192) as i8)),
-            235..=239 | 251..=254 => Source::Special(field as u8),
-            240..=248 => Source::Float(field as u8),
-            255 => Source::Literal(literal),
-            256..=511 => Source::Vector((field - 256) as u8),
+            0..=127 => OperandValue::Scalar(field as u8),
+            128..=192 => OperandValue::Integer((field - 128) as i8),
+            193..=208 => OperandValue::Integer(-((field - 192) as i8)),
+            235..=239 | 251..=254 => OperandValue::Special(field as u8),
+            240..=248 => OperandValue::Float(field as u8),
+            255 => OperandValue::Literal(literal),
+            256..=511 => OperandValue::Vector((field - 256) as u8),
             _ => return None,
         })
     }
@@ -116,20 +116,20 @@ impl Source {
     /// Prints it as LLVM does, `count` registers wide.
     pub(crate) fn print(self, f: &mut fmt::Formatter<'_>, count: u8) -> fmt::Result {
         match self {
-            Source::Vector(first) => print_range(f, 'v', first as u32, count),
-            Source::Scalar(first) => print_scalar(f, first, count),
-            Source::Integer(value) => write!(f, "{value}"),
-            Source::Float(248) if count == 2 => f.write_str("0.15915494309189532"),
-            Source::Float(code) => f.write_str(
+            OperandValue::Vector(first) => print_range(f, 'v', first as u32, count),
+            OperandValue::Scalar(first) => print_scalar(f, first, count),
+            OperandValue::Integer(value) => write!(f, "{value}"),
+            OperandValue::Float(248) if count == 2 => f.write_str("0.15915494309189532"),
+            OperandValue::Float(code) => f.write_str(
                 ["0.5", "-0.5", "1.0", "-1.0", "2.0", "-2.0", "4.0", "-4.0", "0.15915494"]
                     [(code.clamp(240, 248) - 240) as usize],
             ),
-            Source::Literal(value) if count == 1 => match small_number(value) {
+            OperandValue::Literal(value) if count == 1 => match small_number(value) {
                 Some(number) => number.print(f, 1),
                 None => write!(f, "{value:#x}"),
             },
-            Source::Literal(value) => write!(f, "{value:#x}"),
-            Source::Special(code) => f.write_str(match code {
+            OperandValue::Literal(value) => write!(f, "{value:#x}"),
+            OperandValue::Special(code) => f.write_str(match code {
                 235 => "src_shared_base",
                 236 => "src_shared_limit",
                 237 => "src_private_base",
@@ -145,17 +145,17 @@ impl Source {
 }
 
 /// A 32-bit constant that a field could have held as well; assembly prints it as such.
-fn small_number(value: u32) -> Option<Source> {
+fn small_number(value: u32) -> Option<OperandValue> {
     const FLOATS: [f32; 8] = [0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 4.0, -4.0];
     let signed = value as i32;
     if (-16..=64).contains(&signed) {
-        return Some(Source::Integer(signed as i8));
+        return Some(OperandValue::Integer(signed as i8));
     }
     if value == 0x3e22_f983 {
-        return Some(Source::Float(248));
+        return Some(OperandValue::Float(248));
     }
     let code = FLOATS.iter().position(|float| float.to_bits() == value)?;
-    Some(Source::Float(240 + code as u8))
+    Some(OperandValue::Float(240 + code as u8))
 }
 
 fn print_range(f: &mut fmt::Formatter<'_>, letter: char, first: u32, count: u8) -> fmt::Result {

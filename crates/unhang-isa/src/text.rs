@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::registers::{Source, print_scalar};
+use crate::registers::{OperandValue, print_scalar};
 use crate::table::{Field, Format, Kind, Slot, Width};
 use crate::{Instruction, Modifier};
 
@@ -181,7 +181,10 @@ impl Text<'_> {
         // A minus before a number would read as another number.
         let in_words = neg
             && !abs
-            && matches!(self.instruction.operand(slot), Source::Integer(_) | Source::Float(_) | Source::Literal(_));
+            && matches!(
+                self.instruction.operand(slot),
+                OperandValue::Integer(_) | OperandValue::Float(_) | OperandValue::Literal(_)
+            );
         if in_words {
             f.write_str("neg(")?;
         } else if neg {
@@ -397,7 +400,7 @@ impl Text<'_> {
         list.next(f)?;
         print_scalar(f, (instruction.high_bits(16, 5) * 4) as u8, 4)?;
         list.next(f)?;
-        match Source::from_field(instruction.high_bits(24, 8) as u16, 0) {
+        match OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0) {
             Some(source) => source.print(f, 1)?,
             None => f.write_str("?")?,
         }

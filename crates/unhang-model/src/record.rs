@@ -45,7 +45,7 @@ pub(crate) struct Record {
 }
 
 #[derive(Default)]
-struct State {
+struct Recording {
     record: Record,
     known: HashMap<u64, u32>,
     /// By the workgroup's place, z first, so that they come in the order of the grid.
@@ -54,12 +54,12 @@ struct State {
 
 /// Records each wave until it has executed so many instructions.
 pub(crate) struct Recorder {
-    state: Mutex<State>,
+    state: Mutex<Recording>,
     limit: usize,
 }
 
 impl Recorder {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Recording> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -67,7 +67,7 @@ impl Recorder {
 impl Observer for Recorder {
     fn before(&self, moment: &Moment<'_>) -> Follow {
         let mut guard = self.state();
-        let State { record, known, groups } = &mut *guard;
+        let Recording { record, known, groups } = &mut *guard;
         let [x, y, z] = moment.workgroup();
         let waves = groups.entry([z, y, x]).or_default();
         let number = moment.wave() as usize;
@@ -126,7 +126,7 @@ impl Record {
         let ran = machine.run_in(object, dispatch);
         (machine.only, machine.observer) = (None, None);
         ran?;
-        let State { mut record, groups, .. } = std::mem::take(&mut *recorder.state());
+        let Recording { mut record, groups, .. } = std::mem::take(&mut *recorder.state());
         record.groups = groups.into_values().collect();
         Ok(record)
     }

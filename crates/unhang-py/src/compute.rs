@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_conv::{DataType, Direction, Problem};
-use unhang_cpu::{CpuEngine, Settings, available_threads};
+use unhang_cpu::{CpuEngine, CpuSettings, available_threads};
 use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
 
 use crate::problem::PyProblem;
@@ -41,7 +41,7 @@ pub(crate) fn cpu_engine(threads: usize, by_definition: bool) -> CpuEngine {
     unhang_cpu::use_openmp_of("libtorch_cpu.so");
     // Torch counts the machine's processors; a container's quota may leave fewer.
     let threads = threads.min(available_threads());
-    CpuEngine::with_settings(Settings { threads, by_definition, ..Settings::default() })
+    CpuEngine::with_settings(CpuSettings { threads, by_definition, ..CpuSettings::default() })
 }
 
 /// What went wrong in a computation.

@@ -60,7 +60,7 @@ impl PyWatchdog {
             Ok(duration) if !duration.is_zero() => Ok(duration),
             _ => Err(PyValueError::new_err(format!("{name} is {value} seconds: it must be more than 0"))),
         };
-        let settings = unhang_watchdog::Settings {
+        let settings = unhang_watchdog::WatchSettings {
             deadline: seconds("the deadline", deadlines.0)?,
             outside_deadline: seconds("the deadline outside of convolutions", deadlines.1)?,
             host_deadline: seconds("the deadline on the host", deadlines.2)?,

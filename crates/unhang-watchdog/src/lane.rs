@@ -56,7 +56,7 @@ struct Marker<T> {
     follows_gap: bool,
 }
 
-struct State<T> {
+struct LaneState<T> {
     markers: VecDeque<Marker<T>>,
     /// The number of the first marker in the queue; numbers are never used again.
     first: u64,
@@ -77,7 +77,7 @@ pub struct Lane<T> {
     /// The driver's handle.
     pub stream: u64,
     events: Arc<dyn Events>,
-    state: Mutex<State<T>>,
+    state: Mutex<LaneState<T>>,
 }
 
 /// The oldest marker that has not happened.
@@ -89,7 +89,7 @@ pub(crate) struct Oldest<T> {
 
 impl<T> Lane<T> {
     pub(crate) fn new(device: i32, stream: u64, events: Arc<dyn Events>) -> Lane<T> {
-        let state = State {
+        let state = LaneState {
             markers: VecDeque::new(),
             first: 1,
             inside: Vec::new(),
@@ -102,7 +102,7 @@ impl<T> Lane<T> {
     }
 
     /// Never held while the driver is called.
-    fn state(&self) -> MutexGuard<'_, State<T>> {
+    fn state(&self) -> MutexGuard<'_, LaneState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -232,7 +232,7 @@ impl<T> Lane<T> {
 }
 
 /// The driver refused: the program will hear of it in its own calls. Nothing more can be told of this stream.
-fn give_up<T>(state: &mut State<T>, error: String) {
+fn give_up<T>(state: &mut LaneState<T>, error: String) {
     state.broken = Some(error);
     state.first += state.markers.len() as u64;
     state.markers.clear();

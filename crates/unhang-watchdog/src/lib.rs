@@ -23,4 +23,4 @@ mod lane;
 mod watch;
 
 pub use lane::{Events, Lane};
-pub use watch::{Call, Hang, HostCall, Place, Settings, Watch};
+pub use watch::{Call, Hang, HostCall, Place, Watch, WatchSettings};

@@ -10,7 +10,7 @@ use crate::lane::{Events, Lane};
 
 /// How long is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
+pub struct WatchSettings {
     /// For watched work on the accelerator, and for calls that are watched on the host.
     pub deadline: Duration,
     /// For work on the accelerator that is not watched: nobody knows how long it may take.
@@ -19,7 +19,7 @@ pub struct Settings {
     pub host_deadline: Duration,
 }
 
-impl Settings {
+impl WatchSettings {
     fn poll_every(&self) -> Duration {
         (self.deadline / 100).clamp(Duration::from_millis(2), Duration::from_millis(200))
     }
@@ -74,7 +74,7 @@ pub struct Call<T> {
 pub struct HostCall(u64);
 
 pub(crate) struct Shared<T> {
-    pub settings: Settings,
+    pub settings: WatchSettings,
     pub lanes: RwLock<Vec<Arc<Lane<T>>>>,
     pub host_calls: Mutex<Vec<(u64, Arc<T>)>>,
     pub stopped: AtomicBool,
@@ -123,7 +123,7 @@ pub struct Watch<T> {
 
 impl<T: Send + Sync + 'static> Watch<T> {
     /// Starts watching; `on_hang` is called at most once, by a thread of its own.
-    pub fn start(settings: Settings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
+    pub fn start(settings: WatchSettings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
         let shared = Arc::new(Shared {
             settings,
             lanes: RwLock::default(),

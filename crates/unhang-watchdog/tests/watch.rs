@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use unhang_watchdog::{Events, Hang, Lane, Place, Settings, Watch};
+use unhang_watchdog::{Events, Hang, Lane, Place, Watch, WatchSettings};
 
 const DEADLINE: Duration = Duration::from_millis(400);
 /// For waits that are meant to end: nothing depends on how long they take.
@@ -77,10 +77,10 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 1000 * DEADLINE })
+        Bench::with(WatchSettings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 1000 * DEADLINE })
     }
 
-    fn with(settings: Settings) -> Bench {
+    fn with(settings: WatchSettings) -> Bench {
         let (tell, hangs) = channel();
         Bench { watch: Watch::start(settings, move |hang| tell.send(hang).unwrap()).unwrap(), hangs }
     }
@@ -176,7 +176,8 @@ fn nothing_is_put_into_a_stream_that_may_have_been_destroyed() {
 
 #[test]
 fn what_is_not_watched_has_a_deadline_of_its_own() {
-    let settings = Settings { deadline: DEADLINE, outside_deadline: 1000 * DEADLINE, host_deadline: 1000 * DEADLINE };
+    let settings =
+        WatchSettings { deadline: DEADLINE, outside_deadline: 1000 * DEADLINE, host_deadline: 1000 * DEADLINE };
     let bench = Bench::with(settings);
     let (device, lane) = bench.device(0);
     bench.call(&lane, &device, "first");
@@ -234,7 +235,8 @@ fn compiling_and_loading_data_are_no_hangs() {
 
 #[test]
 fn compiling_for_ever_is_a_hang() {
-    let bench = Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
+    let bench =
+        Bench::with(WatchSettings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
     let (_device, lane) = bench.device(0);
     let _call = bench.watch.begin(&lane, &Arc::new("compiling")).unwrap();
     let hang = bench.hang();
@@ -298,7 +300,8 @@ fn a_driver_that_answers_late_is_no_hang() {
 
 #[test]
 fn a_driver_that_never_answers_is_a_hang_in_the_end() {
-    let bench = Bench::with(Settings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
+    let bench =
+        Bench::with(WatchSettings { deadline: DEADLINE, outside_deadline: DEADLINE, host_deadline: 2 * DEADLINE });
     let (device, lane) = bench.device(0);
     let (other, other_lane) = bench.device(1);
     Bench::wait_until_all_happened(&other_lane);
@@ -350,7 +353,7 @@ fn a_stopped_watch_tells_nothing_and_its_threads_end() {
 #[test]
 fn more_calls_than_can_be_watched_accuse_nobody() {
     // Long enough to fill the queue in.
-    let bench = Bench::with(Settings {
+    let bench = Bench::with(WatchSettings {
         deadline: 12 * DEADLINE,
         outside_deadline: 12 * DEADLINE,
         host_deadline: 1000 * DEADLINE,

@@ -155,7 +155,7 @@ struct Allocation {
 }
 
 #[derive(Default)]
-struct State {
+struct CardMemory {
     allocations: HashMap<u64, Allocation>,
     tables: Vec<PageTable>,
     next_handle: u64,
@@ -167,7 +167,7 @@ struct State {
 /// The memory of a process.
 pub struct Memory {
     store: Arc<OwnedFd>,
-    state: Mutex<State>,
+    state: Mutex<CardMemory>,
     doorbells: Vec<(u64, Arc<Stretch>)>,
     video: Vec<u64>,
     system: u64,
@@ -205,13 +205,13 @@ impl Memory {
             doorbells.push((offset, Arc::new(stretch_of(&store, offset, DOORBELLS)?)));
         }
         let next_offset = (video.len() as u64 + 1) * DOORBELL_STEP;
-        let mut state = State { next_handle: 1, next_offset, ..State::default() };
+        let mut state = CardMemory { next_handle: 1, next_offset, ..CardMemory::default() };
         state.tables.resize_with(video.len(), PageTable::default);
         state.video_used.resize(video.len(), 0);
         Ok(Memory { store, state: Mutex::new(state), doorbells, video, system: system_limit() })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CardMemory> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -338,7 +338,7 @@ impl Memory {
     }
 }
 
-impl State {
+impl CardMemory {
     /// A place in the store that was never used: the file is sparse, and places are plenty.
     fn take_offset(&mut self, size: u64) -> Result<u64, Errno> {
         let offset = self.next_offset;

@@ -128,7 +128,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     // Few tiles: the blocks of filters are shared out too.
     let shares = if threads > 1 { (2 * threads).div_ceil(units.len() * gather.groups) } else { 1 };
     let shares: Vec<(usize, usize)> = even_parts(blocks.len(), blocks.len().div_ceil(shares)).collect();
-    let driver = Driver {
+    let driver = ChannelWork {
         gather,
         kernels,
         lines,
@@ -147,7 +147,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
 }
 
 /// Everything that is the same for all units.
-struct Driver<'a> {
+struct ChannelWork<'a> {
     gather: &'a Gather,
     kernels: &'static Kernels,
     lines: Lines,
@@ -161,7 +161,7 @@ struct Driver<'a> {
     result: Shared,
 }
 
-impl Driver<'_> {
+impl ChannelWork<'_> {
     /// Computes some blocks of filters, the first and how many, for some tiles.
     fn unit(&self, source: &[f32], group: usize, tiles: (usize, usize), share: (usize, usize)) {
         let (gather, kernels, lanes) = (self.gather, self.kernels, self.kernels.lanes);

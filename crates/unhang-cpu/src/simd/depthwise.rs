@@ -6,7 +6,7 @@ use unhang_conv::{Direction, Layout, Problem};
 use super::Work;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
 use super::kernels::{GradientRows, Pixels, Rows};
-use super::source::{Arrangement, Source, Window};
+use super::source::{Arrangement, SourceView, Window};
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
 
@@ -31,7 +31,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
 }
 
 /// Steps of results whose packed window is small.
-fn window_steps(packed: &Source<'_>, steps: usize) -> usize {
+fn window_steps(packed: &SourceView<'_>, steps: usize) -> usize {
     let fitting = WINDOW_NUMBERS.saturating_sub(packed.rows(1) * packed.row_numbers()) / packed.step_pitch().max(1);
     (fitting + 1).min(steps)
 }
@@ -40,7 +40,7 @@ fn window_steps(packed: &Source<'_>, steps: usize) -> usize {
 fn rows(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
-    let packed = Source::arranged(gather, 1, Arrangement::Planes);
+    let packed = SourceView::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
     let of_filter = gather.weight_group;
     // The taps of each phase of rows and of columns: where they fall, and where they lie in the filter.
@@ -249,7 +249,7 @@ fn rows_weights(problem: &Problem, work: Work<'_>) {
     // The forward gather knows where taps fall on the input.
     let gather = Gather::new(&problem.with_direction(Direction::Forward));
     let [rows, columns] = &gather.axes;
-    let packed = Source::arranged(&gather, 1, Arrangement::Planes);
+    let packed = SourceView::arranged(&gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps).min((CHAIN * kernels.lanes / columns.steps).max(1));
     let (channels, lanes) = (problem.in_channels(), kernels.lanes);
     let taps = gather.weight_group;

@@ -2,11 +2,11 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::gather::{Driver, ResultBlock, Steps};
+use super::gather::{GatherWork, ResultBlock, Steps};
 use super::workspace::Shared;
 use crate::parallel::for_each_unit;
 
-impl Driver<'_> {
+impl GatherWork<'_> {
     /// Everything that the packed filters depend on, besides the filters.
     pub fn signature(&self) -> u64 {
         let mut hasher = DefaultHasher::new();

@@ -1,8 +1,8 @@
 //! Bringing the sums of the blocked direct convolution to the result.
 
-use super::gather::{Driver, ResultBlock};
+use super::gather::{GatherWork, ResultBlock};
 
-impl Driver<'_> {
+impl GatherWork<'_> {
     /// Writes a row's sums to the result from `column` on: `pixels` of every phase of columns, which lie next to each
     /// other. `to` is the row's first pixel.
     pub fn finish(

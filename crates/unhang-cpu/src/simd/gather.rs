@@ -13,7 +13,7 @@ use super::cache;
 use super::edges::{Edges, met_runs};
 use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
-use super::source::{Arrangement, Source, Window};
+use super::source::{Arrangement, SourceView, Window};
 use super::tiling::choose_tile;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
@@ -65,7 +65,7 @@ pub enum Steps {
 }
 
 /// Everything that is the same for all strips.
-pub struct Driver<'a> {
+pub struct GatherWork<'a> {
     /// What is computed.
     pub gather: &'a Gather,
     /// By which kernels.
@@ -77,7 +77,7 @@ pub struct Driver<'a> {
     /// What the steps of a run are.
     pub steps: Steps,
     /// How the source is read.
-    pub source: Source<'a>,
+    pub source: SourceView<'a>,
     /// Whether each tile takes all blocks of results before the next tile: then a pixel's channels are written
     /// together, and the packed filters stay in the cache.
     tiles_outside: bool,
@@ -104,7 +104,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let results = gather.groups * gather.result_channels;
     assert_eq!(result.len(), gather.batch * results * rows.result * columns.result, "the result's length");
     assert_eq!(weight.len(), gather.groups * gather.weight_group, "the filter's length");
-    let driver = Driver::new(gather, kernels, threads);
+    let driver = GatherWork::new(gather, kernels, threads);
 
     let row_strips = rows.steps.div_ceil(driver.strip_rows);
     let image_strips = gather.batch.div_ceil(driver.strip_images);
@@ -167,7 +167,7 @@ struct Place {
 /// One block of source channels, packed, for a strip.
 pub struct Pass<'a> {
     /// What is the same for all strips.
-    pub driver: &'a Driver<'a>,
+    pub driver: &'a GatherWork<'a>,
     strip: &'a Strip<'a>,
     packed: &'a [f32],
     block_numbers: usize,
@@ -246,7 +246,7 @@ impl Pass<'_> {
                     // Both calls are sound: the sums of this tile were sliced above, or lie in this strip's own rows of
                     // the result; a phase's begin within its first pixel. The bias has room for all vectors of the last
                     // block. The scalars of the last pixel end within the packed rows or, in place, within the source
-                    // (see `Source`; taps that meet padding are left out); the vectors within the packed filters, which
+                    // (see `SourceView`; taps that meet padding are left out); the vectors within the packed filters, which
                     // hold `channels × taps` of this block.
                     let sums = sums.wrapping_add(phase_column * by_phase);
                     let (init, init_step) = if self.is_first {
@@ -331,8 +331,8 @@ fn row_groups(rows: usize, together: usize) -> impl Iterator<Item = (usize, usiz
     (0..whole).map(move |group| (group * together, together)).chain((whole * together..rows).map(|row| (row, 1)))
 }
 
-impl<'a> Driver<'a> {
-    fn new(gather: &'a Gather, kernels: &'static Kernels, threads: usize) -> Driver<'a> {
+impl<'a> GatherWork<'a> {
+    fn new(gather: &'a Gather, kernels: &'static Kernels, threads: usize) -> GatherWork<'a> {
         let [rows, columns] = &gather.axes;
         let taps: usize =
             rows.phases.iter().map(Vec::len).sum::<usize>() * columns.phases.iter().map(Vec::len).sum::<usize>();
@@ -344,7 +344,7 @@ impl<'a> Driver<'a> {
         let source_blocks = gather.source_channels.div_ceil(most);
         let source_block = gather.source_channels.div_ceil(source_blocks);
 
-        let source = Source::new(gather, source_block);
+        let source = SourceView::new(gather, source_block);
         let dense_rows = columns.phases.len() == 1 && columns.is_dense(0);
         let steps = match source.arrangement {
             Arrangement::Planes if source_block < 4 => Steps::One,
@@ -385,7 +385,7 @@ impl<'a> Driver<'a> {
             first += channels;
         }
         let tiles_outside = gather.result[1] == 1 && source_blocks == 1 && packed <= FILTER_NUMBERS;
-        let mut driver = Driver {
+        let mut driver = GatherWork {
             gather,
             kernels,
             blocks,

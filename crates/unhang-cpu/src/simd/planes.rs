@@ -63,7 +63,7 @@ impl<'a> PackedAxis<'a> {
 }
 
 /// Everything that is the same for all strips.
-struct Driver<'a> {
+struct PlaneWork<'a> {
     gather: &'a Gather,
     kernels: &'static Kernels,
     axes: [PackedAxis<'a>; 2],
@@ -115,7 +115,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         to.fill(bias.map_or(0.0, |bias| bias[channel]));
     }
     let driver =
-        Driver { gather, kernels, axes, vectors, parts, strip_rows, pitch, filters: &filters, biases: &biases };
+        PlaneWork { gather, kernels, axes, vectors, parts, strip_rows, pitch, filters: &filters, biases: &biases };
     let result = Shared(result.as_mut_ptr());
     for_each_unit(threads, gather.batch * gather.groups * strips, |unit| {
         let (image, rest) = (unit / (gather.groups * strips), unit % (gather.groups * strips));
@@ -153,7 +153,7 @@ struct Strip<'a> {
     result: Shared,
 }
 
-impl Driver<'_> {
+impl PlaneWork<'_> {
     /// Packed rows of each remainder, for so many steps.
     fn packed_rows(&self, steps: usize) -> usize {
         steps + self.axes[0].beyond

@@ -12,7 +12,7 @@ pub enum Arrangement {
     /// Packed as `[row][column][channel]`.
     Pixels,
     /// Not packed: channels lie together in memory. Either no tap meets padding, or whoever reads leaves out the taps
-    /// that do ([`Source::has_edges`]).
+    /// that do ([`SourceView::has_edges`]).
     InPlace,
 }
 
@@ -25,7 +25,7 @@ const IN_PLACE_COLUMNS: usize = 150;
 const IN_PLACE_NUMBERS: usize = 1500;
 
 /// How a source is read.
-pub struct Source<'a> {
+pub struct SourceView<'a> {
     gather: &'a Gather,
     /// What lies next to what.
     pub arrangement: Arrangement,
@@ -72,9 +72,9 @@ pub struct Window {
     pub plane: usize,
 }
 
-impl<'a> Source<'a> {
+impl<'a> SourceView<'a> {
     /// The best arrangement for a gather whose channels are taken `block` at a time.
-    pub fn new(gather: &'a Gather, block: usize) -> Source<'a> {
+    pub fn new(gather: &'a Gather, block: usize) -> SourceView<'a> {
         let [rows, columns] = &gather.axes;
         let whole = rows.is_whole() && columns.is_whole();
         let narrow = gather.source[3] <= IN_PLACE_CHANNELS && block == gather.source_channels;
@@ -84,11 +84,11 @@ impl<'a> Source<'a> {
             1 => Arrangement::Pixels,
             _ => Arrangement::Planes,
         };
-        Source::arranged(gather, block, arrangement)
+        SourceView::arranged(gather, block, arrangement)
     }
 
     /// A given arrangement.
-    pub fn arranged(gather: &'a Gather, block: usize, arrangement: Arrangement) -> Source<'a> {
+    pub fn arranged(gather: &'a Gather, block: usize, arrangement: Arrangement) -> SourceView<'a> {
         let [rows, columns] = &gather.axes;
         let mut count = 0;
         let slot = |residue: usize| {
@@ -115,7 +115,7 @@ impl<'a> Source<'a> {
             slot.map(|slot| PhasePart::new(columns, residue, slot * phase_pitch, phase_pitch))
         };
         let parts = slots.iter().enumerate().filter_map(part).collect();
-        Source { gather, arrangement, block, phase_pitch, row_pitch, slots, parts, used_rows }
+        SourceView { gather, arrangement, block, phase_pitch, row_pitch, slots, parts, used_rows }
     }
 
     /// Whether it is read in place and some taps meet padding.

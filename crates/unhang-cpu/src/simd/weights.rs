@@ -114,7 +114,7 @@ impl Chunk {
     }
 }
 
-struct Driver<'a> {
+struct WeightWork<'a> {
     problem: &'a Problem,
     kernels: &'static Kernels,
     shape: Shape,
@@ -138,7 +138,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
-    let driver = Driver::new(problem, kernels);
+    let driver = WeightWork::new(problem, kernels);
     let result = Shared(result.as_mut_ptr());
     let groups = problem.groups();
     // Units are ranges of filters; only the last may end within a vector.
@@ -185,8 +185,8 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     });
 }
 
-impl<'a> Driver<'a> {
-    fn new(problem: &'a Problem, kernels: &'static Kernels) -> Driver<'a> {
+impl<'a> WeightWork<'a> {
+    fn new(problem: &'a Problem, kernels: &'static Kernels) -> WeightWork<'a> {
         let groups = problem.groups();
         let (channels, filters) = (problem.in_channels() / groups, problem.out_channels() / groups);
         let [tap_rows, tap_columns] = problem.kernel();
@@ -210,7 +210,7 @@ impl<'a> Driver<'a> {
         };
         // Rows of taps that lie apart meet rows of their own.
         let rows = stride[0].max(if dilation[0] > 1 { tap_rows } else { 1 });
-        Driver {
+        WeightWork {
             problem,
             kernels,
             shape,
@@ -270,7 +270,7 @@ struct PackedChunk<'a> {
 
 /// A range of one group's filters.
 struct Unit<'a> {
-    driver: &'a Driver<'a>,
+    driver: &'a WeightWork<'a>,
     group: usize,
     first: usize,
     filters: usize,
@@ -281,7 +281,7 @@ struct Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
-    fn new(driver: &'a Driver<'a>, group: usize, first: usize, filters: usize) -> Unit<'a> {
+    fn new(driver: &'a WeightWork<'a>, group: usize, first: usize, filters: usize) -> Unit<'a> {
         let (channels, lanes) = (driver.channels, driver.kernels.lanes);
         let [tap_rows, tap_columns] = driver.problem.kernel();
         let together = driver.shape == Shape::OutputVectorsRowTaps;

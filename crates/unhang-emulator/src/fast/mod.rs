@@ -13,7 +13,7 @@ mod words;
 
 use std::cell::Cell;
 
-use unhang_isa::{Class, Field, Format, Instruction, Modifier, Slot, Source};
+use unhang_isa::{Class, Field, Format, Instruction, Modifier, OperandValue, Slot};
 
 use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
@@ -155,7 +155,7 @@ fn highest(instruction: &Instruction) -> u16 {
     let slots = instruction.definition.operands().iter();
     slots
         .filter_map(|&slot| match instruction.operand(slot) {
-            Source::Vector(register) => Some(register as u16 + slot.width.registers(false) as u16),
+            OperandValue::Vector(register) => Some(register as u16 + slot.width.registers(false) as u16),
             _ => None,
         })
         .max()
@@ -185,7 +185,7 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
         }
         Semantics::Select => {
             let mask = match instruction.definition.operand(Field::Source2).map(|slot| instruction.operand(slot)) {
-                Some(Source::Scalar(register)) => register,
+                Some(OperandValue::Scalar(register)) => register,
                 None => VCC as u8,
                 _ => return None,
             };
@@ -196,7 +196,7 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
             let [a, b] = two_sources(instruction, Type::Bits32)?;
             let carry_in = match instruction.definition.operand(Field::Source2).map(|slot| instruction.operand(slot)) {
                 _ if !carry_in => None,
-                Some(Source::Scalar(register)) => Some(register),
+                Some(OperandValue::Scalar(register)) => Some(register),
                 None => Some(VCC as u8),
                 _ => return None,
             };
@@ -211,7 +211,7 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
         Semantics::Scalar(operation) => resolve_scalar(instruction, operation),
         Semantics::ReadFirstLane if instruction.format() == Format::Vop1 && instruction.modifier == Modifier::None => {
             let source = match instruction.operand(instruction.definition.operand(Field::Source0)?) {
-                Source::Vector(register) => register,
+                OperandValue::Vector(register) => register,
                 _ => return None,
             };
             Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
@@ -220,8 +220,8 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
         Semantics::MultiplyAddWide { signed: false } => {
             let slot = instruction.definition.operand(Field::Source2)?;
             let summand = match instruction.operand(slot) {
-                Source::Vector(register) => Some(register),
-                Source::Integer(0) => None,
+                OperandValue::Vector(register) => Some(register),
+                OperandValue::Integer(0) => None,
                 _ => return None,
             };
             let mask = mask_destination(instruction)?;
@@ -250,9 +250,9 @@ fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> 
     let source = |place: u32, field| {
         let slot: Slot = instruction.definition.operand(field)?;
         let from = match instruction.operand(slot) {
-            Source::Vector(register) => RowOperand::Vector(register),
-            Source::Scalar(register) => RowOperand::Scalar(register),
-            Source::Special(_) => return None,
+            OperandValue::Vector(register) => RowOperand::Vector(register),
+            OperandValue::Scalar(register) => RowOperand::Scalar(register),
+            OperandValue::Special(_) => return None,
             constant => RowOperand::Constant(constant_bits(constant, kind)),
         };
         let floats = long && kind == Type::Float32;
@@ -277,11 +277,11 @@ fn resolve_shift(instruction: &Instruction) -> Option<Kind> {
         return None;
     }
     let operand = |field| instruction.definition.operand(field).map(|slot| instruction.operand(slot));
-    let Some(Source::Vector(source)) = operand(Field::Source1) else { return None };
+    let Some(OperandValue::Vector(source)) = operand(Field::Source1) else { return None };
     let from = match operand(Field::Source0)? {
-        Source::Vector(register) => RowOperand::Vector(register),
-        Source::Scalar(register) => RowOperand::Scalar(register),
-        Source::Special(_) => return None,
+        OperandValue::Vector(register) => RowOperand::Vector(register),
+        OperandValue::Scalar(register) => RowOperand::Scalar(register),
+        OperandValue::Special(_) => return None,
         constant => RowOperand::Constant(constant_bits(constant, Type::Bits32)),
     };
     let amount = RowSource { from, keep: u32::MAX, flip: 0 };
@@ -302,10 +302,10 @@ fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Opti
         Some(slot) => {
             let wide = slot.width.registers(false) == 2;
             Some(match instruction.operand(slot) {
-                Source::Scalar(125) => ScalarOperand::Constant(0),
-                Source::Scalar(register) if wide => ScalarOperand::Pair(register),
-                Source::Scalar(register) => ScalarOperand::Register(register),
-                Source::Special(_) | Source::Vector(_) => return None,
+                OperandValue::Scalar(125) => ScalarOperand::Constant(0),
+                OperandValue::Scalar(register) if wide => ScalarOperand::Pair(register),
+                OperandValue::Scalar(register) => ScalarOperand::Register(register),
+                OperandValue::Special(_) | OperandValue::Vector(_) => return None,
                 constant => ScalarOperand::Constant(Wave::scalar_constant(instruction, slot, constant)),
             })
         }

@@ -1,13 +1,13 @@
 //! The one fixpoint over a program's blocks, and the three who ask it: the audit, repair, and whoever executes a program.
 
 use super::rules::{self, Detection, Repair, broken};
-use super::transfer::{State, Transfer};
+use super::transfer::{PendingSet, Transfer};
 use super::{Context, Finding, Rule};
 use crate::registers::number;
 use crate::{Chip, Instruction, Program, ScalarSet};
 
 /// Everything that can be pending: what code elsewhere may have left.
-const ANYTHING: State = State {
+const ANYTHING: PendingSet = PendingSet {
     memory_reads: ScalarSet(!(1 << number::NULL)),
     scalar_memory_reads: ScalarSet(!(1 << number::NULL)),
     bits: u8::MAX,
@@ -27,8 +27,8 @@ pub(crate) enum Calls {
 
 impl Calls {
     /// What is pending at a function's start.
-    fn entry(self) -> State {
-        if self == (Calls::Together { is_called: true }) { ANYTHING } else { State::NOTHING }
+    fn entry(self) -> PendingSet {
+        if self == (Calls::Together { is_called: true }) { ANYTHING } else { PendingSet::NOTHING }
     }
 }
 
@@ -36,9 +36,9 @@ impl Calls {
 ///
 /// What is pending at the start of a block only ever grows, so the search ends. Last in, first out, with the first block
 /// on top: loops are left late and most blocks are seen twice.
-fn solve(program: &Program, calls: Calls, mut through: impl FnMut(usize, State) -> State) -> Vec<State> {
+fn solve(program: &Program, calls: Calls, mut through: impl FnMut(usize, PendingSet) -> PendingSet) -> Vec<PendingSet> {
     let blocks = &program.blocks;
-    let mut entries = vec![State::default(); blocks.len()];
+    let mut entries = vec![PendingSet::default(); blocks.len()];
     if let Some(first) = entries.first_mut() {
         *first = calls.entry();
     }
@@ -129,11 +129,11 @@ fn sum_up(program: &Program, number: usize, calls: Calls, find: &mut impl FnMut(
 /// Looks at a block again with what is pending at its entry, as long as that makes a difference.
 fn check_entry(
     program: &Program,
-    (number, entry): (usize, State),
+    (number, entry): (usize, PendingSet),
     calls: Calls,
     find: &mut impl FnMut(u32, Rule, Option<u8>),
 ) {
-    let (mut state, mut within) = (entry, State::default());
+    let (mut state, mut within) = (entry, PendingSet::default());
     for (index, transfer) in transfers(program, number, calls) {
         if state == within {
             break;
@@ -200,7 +200,7 @@ pub(crate) fn work_arounds(program: &Program, calls: Calls) -> Vec<WorkAround> {
 /// Rules that look at a whole program are not for it to see, nor the offsets of flat accesses; who executes knows better.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PathWatch {
-    state: State,
+    state: PendingSet,
 }
 
 impl PathWatch {
@@ -237,20 +237,21 @@ impl PathWatch {
 pub struct StretchSummary {
     sum: Transfer,
     /// What must not be pending at its start.
-    check: State,
+    check: PendingSet,
     /// It breaks a rule whatever is pending.
     breaks: bool,
 }
 
 impl StretchSummary {
     /// No instruction.
-    pub const EMPTY: StretchSummary = StretchSummary { sum: Transfer::IDENTITY, check: State::NOTHING, breaks: false };
+    pub const EMPTY: StretchSummary =
+        StretchSummary { sum: Transfer::IDENTITY, check: PendingSet::NOTHING, breaks: false };
 
     /// Adds the next instruction.
     pub fn push(&mut self, transfer: &Transfer) {
         self.breaks |= transfer.alone.is_some() || !self.sum.add.intersection(transfer.check).is_empty();
         let let_through = |keeps: bool, set: ScalarSet| if keeps { set } else { ScalarSet::EMPTY };
-        self.check = self.check.union(State {
+        self.check = self.check.union(PendingSet {
             memory_reads: let_through(self.sum.keeps_memory_reads, transfer.check.memory_reads),
             scalar_memory_reads: let_through(self.sum.keeps_scalar_memory_reads, transfer.check.scalar_memory_reads),
             bits: transfer.check.bits & self.sum.keeps_bits,

@@ -10,7 +10,7 @@ use crate::{Class, Instruction, ScalarSet};
 
 /// What is pending on some path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct State {
+pub(super) struct PendingSet {
     /// Scalar registers that a vector memory instruction may still have to read: `vmem-to-scalar-write`.
     pub memory_reads: ScalarSet,
     /// Scalar registers that a scalar load may still have to read: `smem-to-vector-write`.
@@ -19,12 +19,13 @@ pub(super) struct State {
     pub bits: u8,
 }
 
-impl State {
-    pub const NOTHING: State = State { memory_reads: ScalarSet::EMPTY, scalar_memory_reads: ScalarSet::EMPTY, bits: 0 };
+impl PendingSet {
+    pub const NOTHING: PendingSet =
+        PendingSet { memory_reads: ScalarSet::EMPTY, scalar_memory_reads: ScalarSet::EMPTY, bits: 0 };
 
     #[inline]
-    pub fn union(self, other: State) -> State {
-        State {
+    pub fn union(self, other: PendingSet) -> PendingSet {
+        PendingSet {
             memory_reads: self.memory_reads | other.memory_reads,
             scalar_memory_reads: self.scalar_memory_reads | other.scalar_memory_reads,
             bits: self.bits | other.bits,
@@ -32,8 +33,8 @@ impl State {
     }
 
     #[inline]
-    pub fn intersection(self, other: State) -> State {
-        State {
+    pub fn intersection(self, other: PendingSet) -> PendingSet {
+        PendingSet {
             memory_reads: self.memory_reads & other.memory_reads,
             scalar_memory_reads: self.scalar_memory_reads & other.scalar_memory_reads,
             bits: self.bits & other.bits,
@@ -42,7 +43,7 @@ impl State {
 
     #[inline]
     pub fn is_empty(self) -> bool {
-        self == State::NOTHING
+        self == PendingSet::NOTHING
     }
 }
 
@@ -53,9 +54,9 @@ impl State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
     /// What it must not meet.
-    pub(super) check: State,
+    pub(super) check: PendingSet,
     /// What it adds.
-    pub(super) add: State,
+    pub(super) add: PendingSet,
     /// What it lets through of the bits; and whether it lets the sets through.
     pub(super) keeps_bits: u8,
     pub(super) keeps_memory_reads: bool,
@@ -69,8 +70,8 @@ pub struct Transfer {
 impl Transfer {
     /// It does nothing.
     pub(super) const IDENTITY: Transfer = Transfer {
-        check: State::NOTHING,
-        add: State::NOTHING,
+        check: PendingSet::NOTHING,
+        add: PendingSet::NOTHING,
         keeps_bits: u8::MAX,
         keeps_memory_reads: true,
         keeps_scalar_memory_reads: true,
@@ -109,7 +110,7 @@ impl Transfer {
 
     /// The state behind it.
     #[inline]
-    pub(super) fn apply(&self, state: State) -> State {
+    pub(super) fn apply(&self, state: PendingSet) -> PendingSet {
         let mut after = self.add;
         if self.keeps_memory_reads {
             after.memory_reads |= state.memory_reads;
@@ -129,7 +130,7 @@ impl Transfer {
     #[inline]
     pub(super) fn then(&self, next: &Transfer) -> Transfer {
         Transfer {
-            check: State::NOTHING,
+            check: PendingSet::NOTHING,
             add: next.apply(self.add),
             keeps_bits: self.keeps_bits & next.keeps_bits,
             keeps_memory_reads: self.keeps_memory_reads && next.keeps_memory_reads,

@@ -14,7 +14,7 @@ use super::NOP;
 use crate::audit::{Context, Finding, Hazards, Rule, audit, work_around};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_AND_SAVEEXEC_B32, S_CLAUSE, S_GETPC_B64, S_MOV_B32, S_WAITCNT_DEPCTR};
-use crate::registers::{Source, number};
+use crate::registers::{OperandValue, number};
 use crate::table::{Field, Flow, Format};
 use crate::{Chip, Instruction, Modifier, Program, ProgramError, ScalarSet};
 
@@ -143,11 +143,11 @@ fn compare_and_save(program: &Program, index: usize) -> Option<Patch> {
     let block = program.blocks.iter().find(|block| (block.first as usize..block.end as usize).contains(&index))?;
     let copies_exec = |instruction: &Instruction| {
         let source = instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot));
-        instruction.is(S_MOV_B32) && source == Some(Source::Scalar(number::EXEC))
+        instruction.is(S_MOV_B32) && source == Some(OperandValue::Scalar(number::EXEC))
     };
     let copy = (block.first as usize..index).rev().find(|&at| copies_exec(&program.instructions[at]))?;
     let saved_slot = program.instructions[copy].definition.operand(Field::Destination)?;
-    let Source::Scalar(saved) = program.instructions[copy].operand(saved_slot) else { return None };
+    let OperandValue::Scalar(saved) = program.instructions[copy].operand(saved_slot) else { return None };
     let vcc_low = ScalarSet::range(number::VCC, 1);
     let saved_set = ScalarSet::range(saved, 1);
     let compare_reads: ScalarSet = compare

@@ -2,7 +2,7 @@
 
 use crate::elf::KernelDescriptor;
 use crate::opcode::{V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32, V_SWAPREL_B32, long, opcodes_any};
-use crate::registers::Source;
+use crate::registers::OperandValue;
 use crate::table::Format;
 use crate::{Instruction, Program};
 
@@ -60,7 +60,7 @@ fn end(instruction: &Instruction) -> Option<u32> {
         return None;
     }
     let named = instruction.definition.operands().iter().map(|&slot| match instruction.operand(slot) {
-        Source::Vector(first) => first as u32 + slot.width.registers(false) as u32,
+        OperandValue::Vector(first) => first as u32 + slot.width.registers(false) as u32,
         _ => 0,
     });
     let most = named.max().unwrap_or(0);

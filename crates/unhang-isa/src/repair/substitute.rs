@@ -6,7 +6,7 @@
 //! bit from what gfx1030 computes.
 
 use crate::opcode::{V_DOT2C_F32_F16, V_DOT4C_I32_I8};
-use crate::registers::Source;
+use crate::registers::OperandValue;
 use crate::table::Field;
 use crate::{Instruction, Modifier};
 
@@ -44,7 +44,7 @@ pub(super) fn words(instruction: &Instruction, spare: u8) -> Option<Vec<u32>> {
 /// The number of a vector register.
 fn operand(instruction: &Instruction, field: Field) -> Option<u32> {
     match instruction.operand(instruction.definition.operand(field)?) {
-        Source::Vector(register) => Some(register as u32),
+        OperandValue::Vector(register) => Some(register as u32),
         _ => None,
     }
 }

@@ -136,7 +136,7 @@ impl Probe {
         if let Some(folder) = &self.rehearsal_child {
             return children::play(folder, &CpuEngine::with_threads(1));
         }
-        let by_definition = unhang_cpu::Settings { by_definition: true, ..unhang_cpu::Settings::default() };
+        let by_definition = unhang_cpu::CpuSettings { by_definition: true, ..unhang_cpu::CpuSettings::default() };
         if let Some(part) = self.miopen_child {
             return miopen::child(part, self.miopen.as_deref(), &CpuEngine::with_settings(by_definition));
         }
@@ -299,8 +299,8 @@ impl Probe {
 
     /// Our own kernels on the runtime that is installed, with no torch above them.
     fn kernels_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
-        let gpu = kernels::Gpu::describe(self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
-        let launch = kernels::Gpu::launch()?;
+        let gpu = kernels::ProbedGpu::describe(self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
+        let launch = kernels::ProbedGpu::launch()?;
         Ok(Ground {
             machine: knowledge.machine.fingerprint(Some(&gpu.software)),
             source: RecordSource::Probe,

@@ -32,7 +32,7 @@ pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
 }
 
 /// A computation under way.
-struct Driver<'a> {
+struct GradientWork<'a> {
     shape: &'a Shape,
     /// Tiles of a block.
     tiles: usize,
@@ -57,7 +57,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let chunk = chunk.min(shape.vectors.div_ceil(threads));
     let x_images = Images::source(shape, &gather, kernels, x);
     let dy_images = Images::gradient(shape, &gather, kernels, dy);
-    let driver = Driver { shape, tiles, kernels, x: x_images, dy: dy_images };
+    let driver = GradientWork { shape, tiles, kernels, x: x_images, dy: dy_images };
 
     let lanes = shape.lanes;
     let spoiled = AtomicBool::new(false);
@@ -103,7 +103,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     }
 }
 
-impl Driver<'_> {
+impl GradientWork<'_> {
     fn block(&self, block: usize) -> Range<usize> {
         block * self.tiles..self.shape.all_tiles().min((block + 1) * self.tiles)
     }

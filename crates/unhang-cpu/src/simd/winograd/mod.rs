@@ -34,7 +34,7 @@ use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;
 use phases::Phases;
-use plan::{Kept, Plan, Segment, Shape};
+use plan::{Cut, Kept, Segment, Shape};
 use tiles::{Images, LINE, LINES, Room};
 
 /// The vectors of a tile of sums.
@@ -57,9 +57,9 @@ pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
 }
 
 /// A computation under way.
-struct Driver<'a> {
+struct WinogradWork<'a> {
     shape: Shape,
-    plan: Plan,
+    plan: Cut,
     gather: &'a Gather,
     phases: Phases,
     kernels: &'static Kernels,
@@ -95,7 +95,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     if let Some(bias) = bias {
         vectors[..shape.results].copy_from_slice(bias);
     }
-    let driver = Driver {
+    let driver = WinogradWork {
         shape,
         plan: shape.plan(threads),
         gather,
@@ -112,7 +112,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         Kept::Filters => driver.by_tiles(threads),
         Kept::Tiles => driver.by_results(threads),
     }
-    let Driver { spoiled, spoiled_filters, .. } = driver;
+    let WinogradWork { spoiled, spoiled_filters, .. } = driver;
     drop(vectors);
     if spoiled_filters.into_inner() {
         gather::compute(gather, Work { kernels, first: source, second: weight, bias, result, threads });
@@ -126,7 +126,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     }
 }
 
-impl Driver<'_> {
+impl WinogradWork<'_> {
     /// Transforms all filters, then computes block after block of tiles.
     fn by_tiles(&self, threads: usize) {
         let Shape { vectors, .. } = self.shape;

@@ -59,7 +59,7 @@ pub enum Kept {
 
 /// How the work is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct Cut {
     /// What is transformed once.
     pub kept: Kept,
     /// Tiles of a block.
@@ -170,7 +170,7 @@ impl Shape {
     }
 
     /// Workspace with so many threads.
-    fn workspace(&self, plan: &Plan, threads: usize) -> usize {
+    fn workspace(&self, plan: &Cut, threads: usize) -> usize {
         let tiles = ELEMENTS * self.source_step(plan.tiles);
         let sums = plan.vectors * ELEMENTS * self.sums_step(plan.tiles) + self.results_room();
         let bias = self.vectors * self.lanes;
@@ -188,7 +188,7 @@ impl Shape {
     }
 
     /// The best plan whose workspace is no larger than the operands; the one with the least if all are larger.
-    pub fn plan(&self, threads: usize) -> Plan {
+    pub fn plan(&self, threads: usize) -> Cut {
         let all = self.all_tiles();
         // Blocks are even, and whole tiles of the micro-kernel as far as that goes.
         let even = |most: usize| even_parts(all, most).map(|(_, tiles)| tiles).max().unwrap_or(1);
@@ -197,17 +197,17 @@ impl Shape {
         let by_tiles = [aim, 28, 14].map(|most| {
             let tiles = even(most.min(all.div_ceil(threads)));
             let vectors = SUMS_NUMBERS / (ELEMENTS * self.sums_step(tiles)) / 2 * 2;
-            Plan { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(2).min(self.vectors) }
+            Cut { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(2).min(self.vectors) }
         });
         let most = if 4 * self.panel() > FILTER_NUMBERS { 2 } else { 4 };
         let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
             let at_once = all.div_ceil(passes);
             let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
-            Plan { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors: self.vectors.min(vectors) }
+            Cut { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors: self.vectors.min(vectors) }
         });
         // Where every filter is used for few tiles only, it is best used as soon as it is transformed.
         let few = all.div_ceil(aim) < 2 * threads;
-        let (first, then): (&[Plan], &[Plan]) = if few { (&by_results, &by_tiles) } else { (&by_tiles, &by_results) };
+        let (first, then): (&[Cut], &[Cut]) = if few { (&by_results, &by_tiles) } else { (&by_tiles, &by_results) };
         let plans = || first.iter().chain(then);
         let fitting = plans().find(|plan| self.workspace(plan, threads) <= self.operands);
         let smallest = || plans().min_by_key(|plan| self.workspace(plan, threads));

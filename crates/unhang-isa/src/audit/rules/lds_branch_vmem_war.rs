@@ -4,7 +4,7 @@
 
 use super::{Detection, Handler, Repair};
 use crate::audit::Severity;
-use crate::audit::transfer::{State, Transfer};
+use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::S_WAITCNT_VSCNT;
 use crate::registers::number;
 use crate::{Class, Effects, Instruction};
@@ -55,7 +55,7 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
     }
 }
 
-fn broken(met: State) -> Option<Option<u8>> {
+fn broken(met: PendingSet) -> Option<Option<u8>> {
     (met.bits & ARMED != 0).then_some(None)
 }
 

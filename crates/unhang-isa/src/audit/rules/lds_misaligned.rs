@@ -7,7 +7,7 @@ use crate::opcode::{
     DS_READ_B64, DS_READ_B128, DS_WRITE_B64, DS_WRITE_B128, V_MOV_B32, V_MOVRELD_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32,
     V_SWAP_B32, V_SWAPREL_B32, long, opcodes_any,
 };
-use crate::registers::Source;
+use crate::registers::OperandValue;
 use crate::table::Field;
 use crate::{Chip, Format, Instruction, Program};
 
@@ -85,7 +85,8 @@ impl Alignments {
         }
         self.forget_destination(instruction);
         if instruction.is(V_MOV_B32)
-            && let (Some(Source::Vector(register)), Some(value)) = (destination(instruction), constant(instruction))
+            && let (Some(OperandValue::Vector(register)), Some(value)) =
+                (destination(instruction), constant(instruction))
         {
             self.known.push((register, value % 16, 16));
         }
@@ -97,7 +98,7 @@ impl Alignments {
             return;
         }
         if let Some(slot) = instruction.definition.operand(Field::Destination) {
-            if let Source::Vector(first) = instruction.operand(slot) {
+            if let OperandValue::Vector(first) = instruction.operand(slot) {
                 let count = slot.width.registers(false) as u16;
                 self.known.retain(|entry| !(first as u16..first as u16 + count).contains(&(entry.0 as u16)));
             }
@@ -121,14 +122,14 @@ impl Alignments {
     }
 }
 
-fn destination(instruction: &Instruction) -> Option<Source> {
+fn destination(instruction: &Instruction) -> Option<OperandValue> {
     instruction.definition.operand(Field::Destination).map(|slot| instruction.operand(slot))
 }
 
 fn constant(instruction: &Instruction) -> Option<u32> {
     match instruction.definition.operand(Field::Source0).map(|slot| instruction.operand(slot))? {
-        Source::Integer(value) => Some(value as i32 as u32),
-        Source::Literal(value) => Some(value),
+        OperandValue::Integer(value) => Some(value as i32 as u32),
+        OperandValue::Literal(value) => Some(value),
         _ => None,
     }
 }

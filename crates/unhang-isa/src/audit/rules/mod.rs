@@ -18,7 +18,7 @@ mod vcmpx_exec_war;
 pub(super) mod vcmpx_permlane;
 mod vmem_to_scalar_write;
 
-use super::transfer::{State, Transfer};
+use super::transfer::{PendingSet, Transfer};
 use super::{Context, Rule, Severity};
 use crate::{Chip, Effects, Instruction, Program};
 
@@ -43,7 +43,7 @@ pub(super) enum Detection {
         /// Adds to an instruction's transfer function what the rule makes of it.
         build: fn(&Instruction, &Effects, &mut Transfer),
         /// Whether what an instruction met is this rule's, and the scalar register at stake.
-        broken: fn(State) -> Option<Option<u8>>,
+        broken: fn(PendingSet) -> Option<Option<u8>>,
     },
     /// By the instruction alone.
     Alone(fn(&Instruction) -> bool),
@@ -59,7 +59,7 @@ pub(crate) enum Repair {
         /// The word.
         word: fn(&Instruction) -> u32,
         /// Takes away what it relieves.
-        relieve: fn(&mut State),
+        relieve: fn(&mut PendingSet),
     },
     /// Another form of the instruction, a change of branches or of the kernel's mode: `repair` knows how.
     Elsewhere,
@@ -102,7 +102,7 @@ pub(super) fn build(instruction: &Instruction, effects: &Effects, transfer: &mut
 }
 
 /// What an instruction met that it must not, by rule, with the scalar register at stake.
-pub(super) fn broken(met: State) -> impl Iterator<Item = (Rule, Option<u8>)> {
+pub(super) fn broken(met: PendingSet) -> impl Iterator<Item = (Rule, Option<u8>)> {
     Rule::ALL.into_iter().filter_map(move |rule| match handler(rule).detection {
         Detection::Pending { broken, .. } => Some((rule, broken(met)?)),
         _ => None,

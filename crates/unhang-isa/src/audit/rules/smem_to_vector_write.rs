@@ -3,7 +3,7 @@
 
 use super::{Detection, Handler, Repair};
 use crate::audit::Severity;
-use crate::audit::transfer::{State, Transfer};
+use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{
     S_MOV_B32, S_VERSION, S_WAITCNT, S_WAITCNT_EXPCNT, S_WAITCNT_LGKMCNT, S_WAITCNT_VMCNT, S_WAITCNT_VSCNT, opcodes_any,
 };
@@ -59,7 +59,7 @@ fn waits(instruction: &Instruction) -> bool {
     instruction.format() != Format::Sopp && !opcodes_any(instruction, &others)
 }
 
-fn broken(met: State) -> Option<Option<u8>> {
+fn broken(met: PendingSet) -> Option<Option<u8>> {
     met.scalar_memory_reads.first().map(Some)
 }
 

@@ -2,7 +2,7 @@
 
 use super::{Detection, Handler, Repair};
 use crate::audit::Severity;
-use crate::audit::transfer::{State, Transfer};
+use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{V_MOV_B32, V_NOP, long};
 use crate::{Class, Effects, Instruction, ScalarSet};
 
@@ -58,7 +58,7 @@ fn move_to_itself(instruction: &Instruction) -> u32 {
     0x7e00_0100 | (V_MOV_B32.number as u32) << 9 | register << 17 | register
 }
 
-fn broken(met: State) -> Option<Option<u8>> {
+fn broken(met: PendingSet) -> Option<Option<u8>> {
     (met.bits & EXEC_COMPARED != 0).then_some(None)
 }
 

@@ -3,7 +3,7 @@
 
 use super::{Detection, Handler, Repair};
 use crate::audit::Severity;
-use crate::audit::transfer::{State, Transfer};
+use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{S_WAITCNT, S_WAITCNT_DEPCTR};
 use crate::{Class, Effects, Instruction, ScalarSet};
 
@@ -42,7 +42,7 @@ fn waits(instruction: &Instruction) -> bool {
         || instruction.is(S_WAITCNT_DEPCTR) && instruction.immediate() & 0b11100 == 0
 }
 
-fn broken(met: State) -> Option<Option<u8>> {
+fn broken(met: PendingSet) -> Option<Option<u8>> {
     met.memory_reads.first().map(Some)
 }
 

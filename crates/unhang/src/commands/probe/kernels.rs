@@ -32,16 +32,16 @@ pub enum Part {
 }
 
 /// The GPU below the runtime that is installed here.
-pub struct Gpu {
+pub struct ProbedGpu {
     /// Its driver and the compiler, as they enter the fingerprint.
     pub software: String,
     /// The device, as measurements are filed under.
     pub device: String,
 }
 
-impl Gpu {
+impl ProbedGpu {
     /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
-    pub fn describe(deadline: Duration) -> anyhow::Result<Gpu> {
+    pub fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
         let outcome = supervise(&Child { command: command(Part::Describe)?, environment: Vec::new(), deadline })?;
         let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
@@ -50,7 +50,7 @@ impl Gpu {
                 .context(printable(last))
                 .context("our kernels cannot be tried here without torch"));
         };
-        Ok(Gpu { software: printable(software), device: printable(device) })
+        Ok(ProbedGpu { software: printable(software), device: printable(device) })
     }
 
     /// The child that tries.

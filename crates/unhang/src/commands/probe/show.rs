@@ -38,10 +38,10 @@ pub struct Progress {
     drawn: bool,
     rehearsal: bool,
     total: usize,
-    state: Mutex<State>,
+    state: Mutex<Count>,
 }
 
-struct State {
+struct Count {
     began: Instant,
     last_line: Instant,
     done: usize,
@@ -59,7 +59,7 @@ impl Progress {
             bar.set_style(style);
         }
         let now = Instant::now();
-        let state = State { began: now, last_line: now, done: 0, counts: BTreeMap::new() };
+        let state = Count { began: now, last_line: now, done: 0, counts: BTreeMap::new() };
         Progress { bar, drawn: drawn && talkative, rehearsal, total, state: Mutex::new(state) }
     }
 

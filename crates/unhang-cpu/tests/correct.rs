@@ -73,6 +73,25 @@ fn depthwise() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Depthwise problems with large filters on images of several blocks of rows and vectors: taps in runs of every length.
+fn large_depthwise() -> impl Strategy<Value = Problem> {
+    let sizes = (1i64..5, [1i64..24, 1i64..80], [1i64..16, 1i64..12], [0i64..8, 0i64..8]);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (channels, in_size, kernel, padding) = sizes;
+        let specification = problem.specification();
+        Problem::new(Specification {
+            in_channels: channels,
+            out_channels: channels,
+            groups: channels,
+            in_size,
+            kernel,
+            padding,
+            ..specification
+        })
+        .ok()
+    })
+}
+
 /// 1×1 convolutions, with sizes at which panels of pixels have their edges.
 fn pointwise() -> impl Strategy<Value = Problem> {
     let sizes = (1i64..70, 1i64..70, 1i64..40, 1i64..4);
@@ -165,6 +184,12 @@ proptest! {
 
     #[test]
     fn dilated_convolutions(problem in dilated(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
+
+    #[test]
+    fn large_depthwise_convolutions(problem in large_depthwise(), seed in 0u64..1000) {
         passes(&problem, seed)?;
         prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
     }

@@ -5,7 +5,7 @@ use unhang_conv::{Direction, Layout, Problem};
 
 use super::Work;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
-use super::kernels::{GradientRows, Pixels, Rows};
+use super::kernels::{GradientRows, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
 use super::source::{Arrangement, SourceView, Window};
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
@@ -43,14 +43,17 @@ fn rows(gather: &Gather, work: Work<'_>) {
     let packed = SourceView::arranged(gather, 1, Arrangement::Planes);
     let steps = window_steps(&packed, rows.steps);
     let of_filter = gather.weight_group;
-    // The taps of each phase of rows and of columns: where they fall, and where they lie in the filter.
+    // The taps of each phase of rows and of columns, and where they lie in the filter.
     let mut places = Vec::new();
     for row_phase in &rows.phases {
+        let below_each_other = runs_of_rows(row_phase, rows.in_step);
         for column_phase in &columns.phases {
-            let of_phase = row_phase.iter().flat_map(|row| column_phase.iter().map(move |column| (row, column)));
-            let place = |(row, column): (&Tap, &Tap)| {
-                let at = packed.tap((row.offset - rows.low) as usize, (column.offset - columns.low) as usize);
-                (at, row.index * gather.weight[2] + column.index * gather.weight[3])
+            let of_phase = below_each_other.iter().flat_map(|run| column_phase.iter().map(move |tap| (run, tap)));
+            let place = |(run, column): (&Vec<Tap>, &Tap)| {
+                let offset = packed.tap((run[0].offset - rows.low) as usize, (column.offset - columns.low) as usize);
+                let column = column.index * gather.weight[3];
+                let taps: Vec<usize> = run.iter().map(|row| row.index * gather.weight[2] + column).collect();
+                (offset, taps)
             };
             places.push(of_phase.map(place).collect::<Vec<_>>());
         }
@@ -64,15 +67,15 @@ fn rows(gather: &Gather, work: Work<'_>) {
         } else {
             columns.phases.len() * steps * columns.steps
         }),
-        taps: places.iter().map(|places| places.iter().map(|&(at, _)| (at, 0.0)).collect()).collect(),
+        taps: places.iter().map(|places| places.iter().map(empty_column).collect()).collect(),
     };
     for_each_plane(threads, result, rows.result * columns.result, room, |room, plane, result| {
         let PlaneRoom { window, phase_rows, taps } = room;
         let (image, channel) = (plane / gather.groups, plane % gather.groups);
         let filter = &weight[channel * of_filter..][..of_filter];
         let bias = bias.map_or(0.0, |bias| bias[channel]);
-        for (taps, places) in taps.iter_mut().zip(&places) {
-            taps.iter_mut().zip(places).for_each(|((_, weight), &(_, tap))| *weight = filter[tap]);
+        for (column, (_, taps)) in taps.iter_mut().flatten().zip(places.iter().flatten()) {
+            column.weights.iter_mut().zip(taps).for_each(|(weight, &tap)| *weight = filter[tap]);
         }
         let mut first_row = 0;
         while first_row < rows.steps {
@@ -139,7 +142,30 @@ struct PlaneRoom {
     /// The rows of each phase of columns, where there are several.
     phase_rows: Workspace,
     /// The taps of each phase of rows and of columns: where they fall in the window, and the plane's weights.
-    taps: Vec<Vec<(usize, f32)>>,
+    taps: Vec<Vec<TapColumn>>,
+}
+
+/// Taps that fall there, without their weights.
+fn empty_column((offset, taps): &(usize, Vec<usize>)) -> TapColumn {
+    TapColumn { offset: *offset, count: taps.len(), weights: [0.0; MOST_TAPS] }
+}
+
+/// The taps of a phase of rows in runs: each tap of a run falls on the source row that the one before falls on from the
+/// next row of results.
+fn runs_of_rows(taps: &[Tap], in_step: usize) -> Vec<Vec<Tap>> {
+    let mut taps = taps.to_vec();
+    let residue = |tap: &Tap| tap.offset.rem_euclid(in_step as isize);
+    taps.sort_unstable_by_key(|tap| (residue(tap), tap.offset));
+    let mut runs = Vec::new();
+    for run in taps.chunk_by(|tap, next| next.offset - tap.offset == in_step as isize) {
+        let mut left = run;
+        while let Some(&count) = TAP_COUNTS.iter().find(|&&count| count <= left.len()) {
+            let (now, later) = left.split_at(count);
+            runs.push(now.to_vec());
+            left = later;
+        }
+    }
+    runs
 }
 
 /// Calls `work` with every plane of a tensor, several at a time as one unit, which shares one `room`.

@@ -14,6 +14,8 @@ use std::arch::x86_64::*;
 pub trait Vector: Copy {
     /// Numbers in it.
     const LANES: usize;
+    /// How many the registers hold.
+    const REGISTERS: usize;
 
     unsafe fn zero() -> Self;
     unsafe fn splat(value: f32) -> Self;
@@ -54,6 +56,7 @@ pub struct Portable([f32; 8]);
 
 impl Vector for Portable {
     const LANES: usize = 8;
+    const REGISTERS: usize = 8;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -168,6 +171,7 @@ impl Avx512 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx512 {
     const LANES: usize = 16;
+    const REGISTERS: usize = 32;
 
     #[inline(always)]
     unsafe fn zero() -> Self {
@@ -316,6 +320,7 @@ impl Avx2 {
 #[allow(clippy::undocumented_unsafe_blocks)]
 impl Vector for Avx2 {
     const LANES: usize = 8;
+    const REGISTERS: usize = 16;
 
     #[inline(always)]
     unsafe fn zero() -> Self {

@@ -1,38 +1,39 @@
 //! Kernels of depthwise convolutions.
 
-use super::{GradientRows, Pixels, Rows};
+use super::{GradientRows, Pixels, Rows, TapColumn};
+use crate::simd::geometry::even_parts;
 use crate::simd::vector::Vector;
 
 /// # Safety
 /// The features of `V` are on. At every tap of every row `x` is good for `count` numbers rounded up to whole vectors,
 /// `to` for `count` in every row.
 #[inline(always)]
-pub unsafe fn correlate<V: Vector>(rows: &Rows, taps: &[(usize, f32)], bias: f32) {
-    // SAFETY: blocks of the same rows and columns.
-    unsafe {
-        let mut row = 0;
-        while row < rows.rows {
-            // Eight sums at least, where there are so many: none waits for itself.
-            let narrow = rows.count <= V::LANES;
-            let together = match rows.rows - row {
-                8.. if narrow => 8,
-                4.. => 4,
-                2.. if narrow => 2,
-                _ => 1,
-            };
-            let mut i = 0;
-            while i < rows.count {
-                match (together, rows.count - i > V::LANES) {
-                    (8, _) => correlate_block::<V, 8, 1>(rows, row, i, taps, bias),
-                    (4, true) => correlate_block::<V, 4, 2>(rows, row, i, taps, bias),
-                    (4, false) => correlate_block::<V, 4, 1>(rows, row, i, taps, bias),
-                    (2, _) => correlate_block::<V, 2, 1>(rows, row, i, taps, bias),
-                    (_, true) => correlate_block::<V, 1, 2>(rows, row, i, taps, bias),
-                    (_, false) => correlate_block::<V, 1, 1>(rows, row, i, taps, bias),
+pub unsafe fn correlate<V: Vector>(rows: &Rows, columns: &[TapColumn], bias: f32) {
+    // Eight sums wait for none of themselves: eight rows, or two vectors of fewer. The taps of a column need registers too.
+    let most = if V::REGISTERS >= 16 { 8 } else { 4 };
+    for (row, together) in even_parts(rows.rows, most) {
+        let mut i = 0;
+        while i < rows.count {
+            let two = V::REGISTERS >= 32 && together <= 4 && rows.count - i > V::LANES;
+            // SAFETY: blocks of the same rows and columns.
+            unsafe {
+                match (together, two) {
+                    (1, false) => correlate_block::<V, 1, 1>(rows, row, i, columns, bias),
+                    (1, true) => correlate_block::<V, 1, 2>(rows, row, i, columns, bias),
+                    (2, false) => correlate_block::<V, 2, 1>(rows, row, i, columns, bias),
+                    (2, true) => correlate_block::<V, 2, 2>(rows, row, i, columns, bias),
+                    (3, false) => correlate_block::<V, 3, 1>(rows, row, i, columns, bias),
+                    (3, true) => correlate_block::<V, 3, 2>(rows, row, i, columns, bias),
+                    (4, false) => correlate_block::<V, 4, 1>(rows, row, i, columns, bias),
+                    (4, true) => correlate_block::<V, 4, 2>(rows, row, i, columns, bias),
+                    (5, false) => correlate_block::<V, 5, 1>(rows, row, i, columns, bias),
+                    (6, false) => correlate_block::<V, 6, 1>(rows, row, i, columns, bias),
+                    (7, false) => correlate_block::<V, 7, 1>(rows, row, i, columns, bias),
+                    (8, false) => correlate_block::<V, 8, 1>(rows, row, i, columns, bias),
+                    _ => unreachable!("a part has one row at least, and no more than that"),
                 }
-                i += 2 * V::LANES;
             }
-            row += together;
+            i += if two { 2 * V::LANES } else { V::LANES };
         }
     }
 }
@@ -44,19 +45,22 @@ unsafe fn correlate_block<V: Vector, const R: usize, const VECTORS: usize>(
     rows: &Rows,
     row: usize,
     column: usize,
-    taps: &[(usize, f32)],
+    columns: &[TapColumn],
     bias: f32,
 ) {
     // SAFETY: the function's own conditions.
     unsafe {
         let mut sums = [[V::splat(bias); VECTORS]; R];
         let x = rows.x.add(row * rows.x_step + column);
-        for &(offset, weight) in taps {
-            let weight = V::splat(weight);
-            for (r, of_row) in sums.iter_mut().enumerate() {
-                for (v, sum) in of_row.iter_mut().enumerate() {
-                    *sum = weight.multiply_add(V::load(x.add(offset + r * rows.x_step + v * V::LANES)), *sum);
-                }
+        // Columns with as many taps follow each other: within such a loop the sums stay in registers.
+        for columns in columns.chunk_by(|column, next| column.count == next.count) {
+            match columns[0].count {
+                7 => add_columns::<V, R, VECTORS, 7>(&mut sums, x, rows.x_step, columns),
+                5 => add_columns::<V, R, VECTORS, 5>(&mut sums, x, rows.x_step, columns),
+                4 => add_columns::<V, R, VECTORS, 4>(&mut sums, x, rows.x_step, columns),
+                3 => add_columns::<V, R, VECTORS, 3>(&mut sums, x, rows.x_step, columns),
+                2 => add_columns::<V, R, VECTORS, 2>(&mut sums, x, rows.x_step, columns),
+                _ => add_columns::<V, R, VECTORS, 1>(&mut sums, x, rows.x_step, columns),
             }
         }
         for (r, of_row) in sums.iter().enumerate() {
@@ -65,6 +69,39 @@ unsafe fn correlate_block<V: Vector, const R: usize, const VECTORS: usize>(
                 sum.store_part(rows.to.add((row + r) * rows.to_step + i), (rows.count - i).min(V::LANES));
             }
         }
+    }
+}
+
+/// Adds the products of columns of `TAPS` taps: what is loaded of a row of the source goes to all rows of results that
+/// meet it. A sum's terms come in the order of its taps, however many rows are computed together.
+///
+/// # Safety
+/// The features of `V` are on, and `x` is good for `VECTORS` vectors in `R + TAPS - 1` rows at every column's offset.
+#[inline(always)]
+unsafe fn add_columns<V: Vector, const R: usize, const VECTORS: usize, const TAPS: usize>(
+    sums: &mut [[V; VECTORS]; R],
+    x: *const f32,
+    x_step: usize,
+    columns: &[TapColumn],
+) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        let mut now = *sums;
+        for column in columns {
+            let x = x.add(column.offset);
+            let weights: [V; TAPS] = std::array::from_fn(|tap| V::splat(column.weights[tap]));
+            for row in 0..R + TAPS - 1 {
+                for v in 0..VECTORS {
+                    let x = V::load(x.add(row * x_step + v * V::LANES));
+                    for (tap, weight) in weights.iter().enumerate() {
+                        if row >= tap && row - tap < R {
+                            now[row - tap][v] = weight.multiply_add(x, now[row - tap][v]);
+                        }
+                    }
+                }
+            }
+        }
+        *sums = now;
     }
 }
 
@@ -80,7 +117,7 @@ pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
         while pixel < pixels.pixels {
             let left = pixels.pixels - pixel;
             let together = match pixels.dense {
-                3 | 5 if left >= TOGETHER => TOGETHER,
+                3 | 5 | 7 if left >= TOGETHER => TOGETHER,
                 _ if left >= 4 => 4,
                 _ => 1,
             };
@@ -90,6 +127,7 @@ pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
                 match (together, pixels.dense) {
                     (TOGETHER, 3) if whole => correlate_dense::<V, TOGETHER, 3>(pixels, pixel, c),
                     (TOGETHER, 5) if whole => correlate_dense::<V, TOGETHER, 5>(pixels, pixel, c),
+                    (TOGETHER, 7) if whole => correlate_dense::<V, TOGETHER, 7>(pixels, pixel, c),
                     (TOGETHER, _) => correlate_pixels::<V, TOGETHER, 1>(pixels, pixel, c),
                     (4, _) => correlate_pixels::<V, 4, 1>(pixels, pixel, c),
                     _ => correlate_pixels::<V, 1, 1>(pixels, pixel, c),

@@ -109,8 +109,24 @@ pub struct Rows {
     pub rows: usize,
 }
 
+/// The most taps of a [`TapColumn`].
+pub const MOST_TAPS: usize = 7;
+/// The numbers of taps that a [`TapColumn`] may have, the largest first.
+pub const TAP_COUNTS: [usize; 6] = [MOST_TAPS, 5, 4, 3, 2, 1];
+
+/// Taps of a depthwise filter below each other: each falls where the one before falls from the next row of results.
+#[derive(Debug, Clone, Copy)]
+pub struct TapColumn {
+    /// Where the first falls, from [`Rows::x`].
+    pub offset: usize,
+    /// How many: one of [`TAP_COUNTS`].
+    pub count: usize,
+    /// Their weights.
+    pub weights: [f32; MOST_TAPS],
+}
+
 /// Depthwise rows: `to[i] = bias + Σ weight × x[offset + i]` over the taps. Reads whole vectors.
-pub type CorrelateKernel = unsafe fn(&Rows, &[(usize, f32)], f32);
+pub type CorrelateKernel = unsafe fn(&Rows, &[TapColumn], f32);
 
 /// Neighbouring pixels of a depthwise result, channels together.
 #[derive(Debug, Clone, Copy)]
@@ -355,7 +371,7 @@ macro_rules! kernels {
             ) = copy::interleave);
             kernel!([$(#[$features])?] $vector; add [] (from: *const f32, to: *mut f32, count: usize) = copy::add);
             kernel!([$(#[$features])?] $vector; correlate [] (
-                rows: &Rows, taps: &[(usize, f32)], bias: f32
+                rows: &Rows, columns: &[TapColumn], bias: f32
             ) = depthwise::correlate);
             kernel!([$(#[$features])?] $vector; correlate_channels [] (
                 pixels: &Pixels<'_>

@@ -24,6 +24,8 @@ pub enum Algorithm {
     Pointwise,
     /// F(4×4, 3×3): a quarter of the products, between transforms.
     Winograd,
+    /// F(4, 3), F(4, 5) and F(4, 7) along one axis: half of the products and less, between transforms, in NCHW.
+    WinogradAxis,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
     /// Sums over taps and few channels with pixels in vectors: small groups in NCHW, forward and backward-data.
@@ -64,6 +66,7 @@ impl Algorithm {
             }
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
+            () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
@@ -74,7 +77,7 @@ impl Algorithm {
     /// The same, or the one in its place whose every result is the sum of its own products.
     pub fn by_definition(self) -> Algorithm {
         match self {
-            Algorithm::Winograd => Algorithm::Direct,
+            Algorithm::Winograd | Algorithm::WinogradAxis => Algorithm::Direct,
             Algorithm::WinogradWeights => Algorithm::Weights,
             other => other,
         }
@@ -88,6 +91,7 @@ impl Algorithm {
             Algorithm::Weights => "weights",
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
+            Algorithm::WinogradAxis => "winograd-axis",
             Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::WinogradWeights => "winograd-weights",
             Algorithm::Planes => "planes",
@@ -110,17 +114,37 @@ fn has_few_channels(problem: &Problem) -> bool {
     dense && problem.kernel() != [1, 1] && few
 }
 
+/// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.
+fn winograd_is_allowed() -> bool {
+    static ALLOWED: OnceLock<bool> = OnceLock::new();
+    *ALLOWED.get_or_init(|| std::env::var("UNHANG_CPU_WINOGRAD").map_or(true, |text| text != "0"))
+}
+
+/// The products that Winograd's algorithm along one axis has to spare.
+const AXIS_GAIN: f64 = 1.4;
+/// Pixels of results for which a filter is transformed.
+const AXIS_PIXELS: usize = 256;
+
+/// Where Winograd's algorithm wins along one axis: with 16 channels and more on either side, and where enough products are
+/// spared.
+fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
+    let channels = problem.in_channels().min(problem.out_channels());
+    let [batch, _, height, width] = problem.operand_shapes()[2];
+    winograd_is_allowed()
+        && channels >= 16
+        && batch * height * width >= AXIS_PIXELS
+        && winograd::axis::gain(problem, isa).is_some_and(|gain| gain >= AXIS_GAIN)
+}
+
 /// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products
 /// outweigh the transforms of tiles; on 24 tiles and more, so that they outweigh the transform of the filter; and on
-/// results that fill at least half of their tiles. `UNHANG_CPU_WINOGRAD=0` turns it off.
+/// results that fill at least half of their tiles.
 fn winograd_wins(problem: &Problem) -> bool {
-    static ALLOWED: OnceLock<bool> = OnceLock::new();
-    let allowed = *ALLOWED.get_or_init(|| std::env::var("UNHANG_CPU_WINOGRAD").map_or(true, |text| text != "0"));
     let channels = problem.in_channels().min(problem.out_channels());
     // What is cut into tiles: of a weight gradient the second operand.
     let tiled = if problem.direction() == Direction::BackwardWeights { 1 } else { 2 };
     let [batch, _, height, width] = problem.operand_shapes()[tiled];
     let dilation = problem.dilation();
     let tiles = batch * winograd::tiles_of(height, dilation[0]) * winograd::tiles_of(width, dilation[1]);
-    allowed && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
+    winograd_is_allowed() && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
 }

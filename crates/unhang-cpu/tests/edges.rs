@@ -237,6 +237,15 @@ fn the_table_of_algorithms() {
     let gradient = Specification { direction: Direction::BackwardWeights, ..dilated(2) };
     assert_eq!(chosen(gradient), Algorithm::Weights);
     assert_eq!(chosen(dilated(19)), Algorithm::Direct);
+    // Along one axis, with pixels lying together; not with too few pixels for the filter's transform.
+    let flat = Specification { kernel: [1, 7], padding: [0, 3], ..image.clone() };
+    assert_eq!(chosen(flat.clone()), Algorithm::WinogradAxis);
+    assert_eq!(chosen(Specification { kernel: [7, 1], padding: [3, 0], ..image.clone() }), Algorithm::WinogradAxis);
+    assert_eq!(chosen(Specification { kernel: [5, 5], padding: [2, 2], ..image.clone() }), Algorithm::WinogradAxis);
+    assert_eq!(chosen(Specification { kernel: [6, 6], padding: [2, 2], ..image.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..flat.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { stride: [1, 2], ..flat.clone() }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { in_size: [10, 10], ..flat }), Algorithm::Direct);
     assert_eq!(chosen(image.clone()), Algorithm::Pointwise);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);

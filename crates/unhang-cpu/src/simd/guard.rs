@@ -149,6 +149,13 @@ proptest! {
         let gradient = Problem::new(Specification { direction, ..problem.specification() }).expect("the same sizes");
         passes_by(&gradient, seed, |_| Algorithm::WinogradWeights)?;
     }
+
+    #[test]
+    fn nothing_beyond_operands_of_winograd_along_one_axis_is_touched(
+        problem in super::winograd::tests::any_shape_along_one_axis(), seed in 0u64..1000
+    ) {
+        passes_by(&problem, seed, |_| Algorithm::WinogradAxis)?;
+    }
 }
 
 #[test]

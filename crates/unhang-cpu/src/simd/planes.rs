@@ -275,7 +275,7 @@ impl PlaneWork<'_> {
 }
 
 /// Cuts a line into tiles of at most so many vectors: the first number and vectors of each.
-fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
+pub fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     debug_assert!(vectors <= MAX_VECTORS);
     even_parts(line.div_ceil(lanes), vectors).map(move |(first, count)| (first * lanes, count))
 }

@@ -65,7 +65,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("UNHANG_CPU_ISA", Owner::Unhang, UnhangStart, Plain, "the widest that the processor has",
         "avx512, avx2, portable", "the instructions that the CPU engine may use"),
     variable("UNHANG_CPU_WINOGRAD", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
-        "0, 1", "0 has the CPU engine compute dense 3×3 convolutions by their definition, not by Winograd's algorithm"),
+        "0, 1", "0 has the CPU engine compute every convolution by its definition, none by Winograd's algorithm"),
     variable("UNHANG_DIRECT", Owner::Unhang, UnhangStart, OnUnlessZero, "1",
         "0, 1", "0 has every convolution planned by Python: torch 2.10 and newer otherwise compute a repeated one without it"),
     variable("UNHANG_CARD_LIBRARY", Owner::Unhang, UnhangStart, Plain, "beside the program or in the package",

@@ -3,6 +3,7 @@
 //! A set of kernels is a table of functions ([`Kernels`]); drivers take one and are ordinary code. Each entry is a
 //! wrapper that carries the target features and into which the generic body is inlined.
 
+mod axes;
 mod copy;
 mod depthwise;
 mod tile;
@@ -12,6 +13,7 @@ mod winograd;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
+pub use axes::{AXIS_TILE, AxisFilters, AxisResults, AxisSource, pairs_for};
 pub use winograd::{ELEMENTS, Filters, GradientProducts, PATCH, Products, ResultTiles, SourceTiles, TILE, WeightTiles};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
@@ -242,6 +244,12 @@ pub struct Kernels {
     pub gradient_tiles: unsafe fn(&SourceTiles),
     /// Winograd: weight gradients, and whether all are finite.
     pub weight_tiles: unsafe fn(&WeightTiles) -> bool,
+    /// Winograd along one axis: rows of the source.
+    pub axis_source: unsafe fn(&AxisSource),
+    /// Winograd along one axis: filters, and whether all are finite.
+    pub axis_filters: unsafe fn(&AxisFilters) -> bool,
+    /// Winograd along one axis: rows of the result, and whether all are finite.
+    pub axis_results: unsafe fn(&AxisResults) -> bool,
 }
 
 impl Kernels {
@@ -286,6 +294,9 @@ impl Kernels {
             gradient_products: |_, _| Some(|_| {}),
             gradient_tiles: |_| {},
             weight_tiles: |_| true,
+            axis_source: |_| {},
+            axis_filters: |_| true,
+            axis_results: |_| true,
         }
     }
 
@@ -393,6 +404,9 @@ macro_rules! kernels {
             ) = winograd::gradient_products);
             kernel!([$(#[$features])?] $vector; gradient_tiles [] (tiles: &SourceTiles) = winograd::gradient);
             kernel!([$(#[$features])?] $vector; weight_tiles [] (tiles: &WeightTiles) -> bool = winograd::weights);
+            kernel!([$(#[$features])?] $vector; axis_source [] (rows: &AxisSource) = axes::source);
+            kernel!([$(#[$features])?] $vector; axis_filters [] (filters: &AxisFilters) -> bool = axes::filters);
+            kernel!([$(#[$features])?] $vector; axis_results [] (sums: &AxisResults) -> bool = axes::results);
 
             /// # Safety
             /// The machine has the features; see [`super::copy::fingerprint`].
@@ -461,6 +475,9 @@ macro_rules! kernels {
                 gradient_products,
                 gradient_tiles,
                 weight_tiles,
+                axis_source,
+                axis_filters,
+                axis_results,
             };
         }
     };

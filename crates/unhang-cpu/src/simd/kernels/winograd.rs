@@ -479,7 +479,7 @@ pub unsafe fn weights<V: Vector>(tiles: &WeightTiles) -> bool {
 /// # Safety
 /// The features of `V` are on.
 #[inline(always)]
-unsafe fn is_zero<V: Vector>(vector: V) -> bool {
+pub unsafe fn is_zero<V: Vector>(vector: V) -> bool {
     let mut numbers = [0.0f32; 16];
     // SAFETY: no vector is longer than that.
     unsafe { vector.store(numbers.as_mut_ptr()) };

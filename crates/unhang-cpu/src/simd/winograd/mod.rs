@@ -12,6 +12,7 @@
 //!
 //! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own.
 
+pub mod axis;
 mod filters;
 pub mod gradient;
 mod phases;
@@ -56,6 +57,36 @@ pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
     is_dense(problem) && Shape::new(&Gather::new(problem), lanes).fits()
 }
 
+/// What came out not finite, and has to be computed again by the definition.
+struct Spoiled {
+    /// Images with results that are not finite.
+    images: Vec<AtomicBool>,
+    /// Whether a filter is not finite.
+    filters: AtomicBool,
+}
+
+impl Spoiled {
+    fn new(batch: usize) -> Spoiled {
+        Spoiled { images: (0..batch).map(|_| AtomicBool::new(false)).collect(), filters: AtomicBool::new(false) }
+    }
+}
+
+/// Computes directly what is spoiled: all images where filters are, and else those that are themselves.
+fn compute_again(gather: &Gather, work: Work<'_>, spoiled: &Spoiled) {
+    if spoiled.filters.load(Ordering::Relaxed) {
+        gather::compute(gather, work);
+        return;
+    }
+    let Work { kernels, first, second, bias, result, threads } = work;
+    let one = Gather { batch: 1, ..gather.clone() };
+    let images = first.chunks(first.len() / gather.batch).zip(result.chunks_mut(result.len() / gather.batch));
+    for ((first, result), spoiled) in images.zip(&spoiled.images) {
+        if spoiled.load(Ordering::Relaxed) {
+            gather::compute(&one, Work { kernels, first, second, bias, result, threads });
+        }
+    }
+}
+
 /// A computation under way.
 struct WinogradWork<'a> {
     shape: Shape,
@@ -68,10 +99,7 @@ struct WinogradWork<'a> {
     /// In whole vectors.
     bias: &'a [f32],
     result: Shared,
-    /// Images with results that are not finite.
-    spoiled: Vec<AtomicBool>,
-    /// Whether a filter is not finite.
-    spoiled_filters: AtomicBool,
+    spoiled: Spoiled,
 }
 
 /// Computes it. `bias` goes along the result's channels.
@@ -105,25 +133,15 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         weight,
         bias: &vectors,
         result: Shared(result.as_mut_ptr()),
-        spoiled: (0..gather.batch).map(|_| AtomicBool::new(false)).collect(),
-        spoiled_filters: AtomicBool::new(false),
+        spoiled: Spoiled::new(gather.batch),
     };
     match driver.plan.kept {
         Kept::Filters => driver.by_tiles(threads),
         Kept::Tiles => driver.by_results(threads),
     }
-    let WinogradWork { spoiled, spoiled_filters, .. } = driver;
+    let spoiled = driver.spoiled;
     drop(vectors);
-    if spoiled_filters.into_inner() {
-        gather::compute(gather, Work { kernels, first: source, second: weight, bias, result, threads });
-        return;
-    }
-    let one = Gather { batch: 1, ..gather.clone() };
-    for (image, _) in spoiled.into_iter().enumerate().filter(|(_, spoiled)| spoiled.load(Ordering::Relaxed)) {
-        let first = &source[image * of_source..][..of_source];
-        let result = &mut result[image * of_result..][..of_result];
-        gather::compute(&one, Work { kernels, first, second: weight, bias, result, threads });
-    }
+    compute_again(gather, Work { kernels, first: source, second: weight, bias, result, threads }, &spoiled);
 }
 
 impl WinogradWork<'_> {
@@ -131,7 +149,7 @@ impl WinogradWork<'_> {
     fn by_tiles(&self, threads: usize) {
         let Shape { vectors, .. } = self.shape;
         let filters = self.all_filters(threads);
-        if self.spoiled_filters.load(Ordering::Relaxed) {
+        if self.spoiled.filters.load(Ordering::Relaxed) {
             return;
         }
         let all = self.shape.all_tiles();
@@ -183,7 +201,7 @@ impl WinogradWork<'_> {
 
     fn transform_filters(&self, vector: usize, to: &mut [f32]) {
         if !filters::transform(&self.shape, self.gather, self.kernels, self.weight, vector, to) {
-            self.spoiled_filters.store(true, Ordering::Relaxed);
+            self.spoiled.filters.store(true, Ordering::Relaxed);
         }
     }
 
@@ -199,7 +217,7 @@ impl WinogradWork<'_> {
                 let to = unsafe { std::slice::from_raw_parts_mut(panels.get().add(vector * panel), panel) };
                 self.transform_filters(vector, to);
             });
-            flag[0] = f32::from(u8::from(self.spoiled_filters.load(Ordering::Relaxed)));
+            flag[0] = f32::from(u8::from(self.spoiled.filters.load(Ordering::Relaxed)));
         };
         let pixels = self.gather.batch * self.gather.axes[0].result * self.gather.axes[1].result;
         if cache::is_worth_keeping(length, pixels) {
@@ -210,7 +228,7 @@ impl WinogradWork<'_> {
             ("winograd", sources, results, self.gather.weight, low[0] < low[1]).hash(&mut hasher);
             let filters = cache::packed(self.kernels, self.weight, hasher.finish(), length, pack);
             if filters[length - 1] != 0.0 {
-                self.spoiled_filters.store(true, Ordering::Relaxed);
+                self.spoiled.filters.store(true, Ordering::Relaxed);
             }
             filters
         } else {
@@ -284,7 +302,7 @@ impl WinogradWork<'_> {
             for (number, vector) in vectors.clone().enumerate() {
                 let sums = &sums[number * ELEMENTS * sums_step..][..ELEMENTS * sums_step];
                 if !self.write(&segment, vector, sums, &mut room) {
-                    self.spoiled[self.phases.of(segment.image).0].store(true, Ordering::Relaxed);
+                    self.spoiled.images[self.phases.of(segment.image).0].store(true, Ordering::Relaxed);
                 }
             }
         }

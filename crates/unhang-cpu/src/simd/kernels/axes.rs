@@ -1,0 +1,298 @@
+//! Kernels of Winograd's algorithm along one axis: F(4, 3), F(4, 5) and F(4, 7). Every number of a row is transformed by
+//! itself, so that pixels lie in vectors.
+//!
+//! The points are 0, pairs ± and infinity. A pair's sums over even and odd places are the same but for a sign, which halves
+//! the work. Of the simple fractions that were tried these pairs have about the least errors (`tools/bench-cpu/winograd.py`).
+
+use super::winograd::is_zero;
+use crate::simd::vector::Vector;
+
+/// Results of a tile.
+pub const AXIS_TILE: usize = 4;
+/// The most points.
+pub const MOST_POINTS: usize = 10;
+/// Pairs of points for so many taps, if there are kernels for them.
+pub const fn pairs_for(taps: usize) -> Option<usize> {
+    match taps {
+        3 | 5 | 7 => Some(taps.div_ceil(2)),
+        _ => None,
+    }
+}
+
+/// Rows of the source to be transformed.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisSource {
+    /// Pairs of points.
+    pub pairs: usize,
+    /// The rows of a tile, as many as there are points.
+    pub rows: [*const f32; MOST_POINTS],
+    /// Numbers of a row.
+    pub count: usize,
+    /// Where the first element's go.
+    pub to: *mut f32,
+    /// From one element to the next.
+    pub element_step: usize,
+}
+
+/// Filters to be transformed.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisFilters {
+    /// Pairs of points.
+    pub pairs: usize,
+    /// The first tap's numbers.
+    pub from: *const f32,
+    /// From one tap to the next.
+    pub tap_step: usize,
+    /// Numbers of a tap.
+    pub count: usize,
+    /// Where the first element's go.
+    pub to: *mut f32,
+    /// From one element to the next.
+    pub element_step: usize,
+}
+
+/// Sums to be transformed to rows of results.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisResults {
+    /// Pairs of points.
+    pub pairs: usize,
+    /// The first element's sums.
+    pub from: *const f32,
+    /// From one element to the next.
+    pub element_step: usize,
+    /// Added to every result.
+    pub bias: f32,
+    /// The first row of results.
+    pub to: *mut f32,
+    /// From one row to the next.
+    pub row_step: usize,
+    /// Rows that are wanted, a tile at most.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub count: usize,
+}
+
+/// The numbers of the transforms.
+struct Points<const PAIRS: usize> {
+    /// The positive point of each pair.
+    roots: [f32; PAIRS],
+    /// For each pair the polynomial in x² whose roots are the others' squares: all but the leading one, which is 1.
+    others: [[f32; PAIRS]; PAIRS],
+    /// The polynomial whose roots are all squares, likewise.
+    all: [f32; PAIRS],
+    /// What filters are multiplied with at each pair, and at 0.
+    over: [f32; PAIRS],
+    over_zero: f32,
+}
+
+impl<const PAIRS: usize> Points<PAIRS> {
+    const fn new(roots: [f64; PAIRS]) -> Points<PAIRS> {
+        let mut points = Points {
+            roots: [0.0; PAIRS],
+            others: [[0.0; PAIRS]; PAIRS],
+            all: [0.0; PAIRS],
+            over: [0.0; PAIRS],
+            over_zero: 0.0,
+        };
+        let mut product = 1.0;
+        let mut pair = 0;
+        while pair < PAIRS {
+            let square = roots[pair] * roots[pair];
+            let mut over = 2.0 * square;
+            let mut other = 0;
+            while other < PAIRS {
+                if other != pair {
+                    over *= square - roots[other] * roots[other];
+                }
+                other += 1;
+            }
+            product *= -square;
+            points.roots[pair] = roots[pair] as f32;
+            points.over[pair] = (1.0 / over) as f32;
+            points.others[pair] = polynomial(&roots, pair);
+            pair += 1;
+        }
+        points.over_zero = (1.0 / product) as f32;
+        points.all = polynomial(&roots, PAIRS);
+        points
+    }
+}
+
+/// The polynomial in x² whose roots are the squares, but for that of `without`: its coefficients below the leading one.
+const fn polynomial<const PAIRS: usize>(roots: &[f64; PAIRS], without: usize) -> [f32; PAIRS] {
+    // The leading one has a place of its own while the product grows.
+    let mut product = [0.0f64; MOST_POINTS];
+    product[0] = 1.0;
+    let mut degree = 0;
+    let mut root = 0;
+    while root < PAIRS {
+        if root != without {
+            degree += 1;
+            let mut power = degree;
+            while power > 0 {
+                product[power] = product[power - 1] - roots[root] * roots[root] * product[power];
+                power -= 1;
+            }
+            product[0] *= -(roots[root] * roots[root]);
+        }
+        root += 1;
+    }
+    let mut coefficients = [0.0; PAIRS];
+    let mut power = 0;
+    while power < PAIRS {
+        coefficients[power] = product[power] as f32;
+        power += 1;
+    }
+    coefficients
+}
+
+const THREE_TAPS: Points<2> = Points::new([0.625, 1.5]);
+const FIVE_TAPS: Points<3> = Points::new([0.5, 1.0, 2.0]);
+const SEVEN_TAPS: Points<4> = Points::new([0.5, 0.75, 1.25, 2.5]);
+
+/// # Safety
+/// Inlined where the features of `V` are on; all pointers are good for what the fields describe.
+#[inline(always)]
+pub unsafe fn source<V: Vector>(rows: &AxisSource) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match rows.pairs {
+            2 => source_with::<V, 2>(rows, &THREE_TAPS),
+            3 => source_with::<V, 3>(rows, &FIVE_TAPS),
+            _ => source_with::<V, 4>(rows, &SEVEN_TAPS),
+        }
+    }
+}
+
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+unsafe fn source_with<V: Vector, const PAIRS: usize>(rows: &AxisSource, points: &Points<PAIRS>) {
+    // SAFETY: all accesses stay below `count`.
+    unsafe {
+        let mut i = 0;
+        while i < rows.count {
+            let part = (rows.count - i).min(V::LANES);
+            let mut numbers = [V::zero(); MOST_POINTS];
+            for (number, row) in numbers.iter_mut().zip(rows.rows).take(2 * PAIRS + 2) {
+                *number = V::load_part(row.add(i), part);
+            }
+            let store =
+                |element: usize, number: V| number.store_part(rows.to.add(element * rows.element_step + i), part);
+            // Σ coefficient × number over every second place from `first` on; the last coefficient is 1.
+            let sum = |coefficients: &[f32], first: usize| {
+                let mut sum = numbers[first + 2 * coefficients.len()];
+                for (power, &coefficient) in coefficients.iter().enumerate() {
+                    sum = numbers[first + 2 * power].multiply_add(V::splat(coefficient), sum);
+                }
+                sum
+            };
+            store(0, sum(&points.all, 0));
+            for pair in 0..PAIRS {
+                let others = &points.others[pair][..PAIRS - 1];
+                let (even, odd) = (sum(others, 2), sum(others, 1));
+                store(1 + 2 * pair, odd.multiply_add(V::splat(points.roots[pair]), even));
+                store(2 + 2 * pair, odd.multiply_add(V::splat(-points.roots[pair]), even));
+            }
+            store(2 * PAIRS + 1, sum(&points.all, 1));
+            i += V::LANES;
+        }
+    }
+}
+
+/// Whether all transformed filters are finite.
+///
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+pub unsafe fn filters<V: Vector>(filters: &AxisFilters) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match filters.pairs {
+            2 => filters_with::<V, 2>(filters, &THREE_TAPS),
+            3 => filters_with::<V, 3>(filters, &FIVE_TAPS),
+            _ => filters_with::<V, 4>(filters, &SEVEN_TAPS),
+        }
+    }
+}
+
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+unsafe fn filters_with<V: Vector, const PAIRS: usize>(filters: &AxisFilters, points: &Points<PAIRS>) -> bool {
+    // SAFETY: all accesses stay below `count`.
+    unsafe {
+        let mut spoiled = V::zero();
+        let mut i = 0;
+        while i < filters.count {
+            let part = (filters.count - i).min(V::LANES);
+            let tap = |tap: usize| V::load_part(filters.from.add(tap * filters.tap_step + i), part);
+            let mut store = |element: usize, number: V| {
+                spoiled = number.multiply_add(V::zero(), spoiled);
+                number.store_part(filters.to.add(element * filters.element_step + i), part);
+            };
+            store(0, tap(0).multiply_add(V::splat(points.over_zero), V::zero()));
+            for pair in 0..PAIRS {
+                let (mut sums, mut power) = ([V::zero(); 2], points.over[pair]);
+                for number in 0..2 * PAIRS - 1 {
+                    let sum = &mut sums[number % 2];
+                    *sum = tap(number).multiply_add(V::splat(power), *sum);
+                    power *= points.roots[pair];
+                }
+                store(1 + 2 * pair, sums[0].add(sums[1]));
+                store(2 + 2 * pair, sums[1].multiply_add(V::splat(-1.0), sums[0]));
+            }
+            store(2 * PAIRS + 1, tap(2 * PAIRS - 2));
+            i += V::LANES;
+        }
+        is_zero(spoiled)
+    }
+}
+
+/// Whether all results that are wanted are finite.
+///
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+pub unsafe fn results<V: Vector>(sums: &AxisResults) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match sums.pairs {
+            2 => results_with::<V, 2>(sums, &THREE_TAPS),
+            3 => results_with::<V, 3>(sums, &FIVE_TAPS),
+            _ => results_with::<V, 4>(sums, &SEVEN_TAPS),
+        }
+    }
+}
+
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+unsafe fn results_with<V: Vector, const PAIRS: usize>(sums: &AxisResults, points: &Points<PAIRS>) -> bool {
+    // SAFETY: all accesses stay below `count` and `rows`.
+    unsafe {
+        let mut spoiled = V::zero();
+        let mut i = 0;
+        while i < sums.count {
+            let part = (sums.count - i).min(V::LANES);
+            let element = |element: usize| V::load_part(sums.from.add(element * sums.element_step + i), part);
+            let bias = V::splat(sums.bias);
+            let mut results = [bias.add(element(0)), bias, bias, bias.add(element(2 * PAIRS + 1))];
+            for pair in 0..PAIRS {
+                let (plus, minus) = (element(1 + 2 * pair), element(2 + 2 * pair));
+                let both = [plus.add(minus), minus.multiply_add(V::splat(-1.0), plus)];
+                let mut power = 1.0;
+                for (row, result) in results.iter_mut().enumerate() {
+                    *result = both[row % 2].multiply_add(V::splat(power), *result);
+                    power *= points.roots[pair];
+                }
+            }
+            for (row, result) in results.into_iter().enumerate().take(sums.rows) {
+                spoiled = result.multiply_add(V::zero(), spoiled);
+                result.store_part(sums.to.add(row * sums.row_step + i), part);
+            }
+            i += V::LANES;
+        }
+        is_zero(spoiled)
+    }
+}

@@ -11,7 +11,7 @@ use crate::pending::{Pending, UNKNOWN};
 use crate::races::Races;
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, Standing, Wave};
-use crate::{Counts, Fault, FaultKind};
+use crate::{Counts, Fault, FaultKind, Mode};
 
 /// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
 /// launch does not want to wait.
@@ -39,7 +39,7 @@ impl Group {
                 .map(|wave| new_wave(launch, group, size, wave, private * launch.waves() + wave as u64))
                 .collect(),
             local: vec![0; launch.packet.group_segment_size as usize],
-            races: launch.races.then(|| Races::new(waves as usize)),
+            races: launch.races.then(|| Races::new(waves as usize, matches!(launch.mode, Mode::Hazards(_)))),
         }
     }
 

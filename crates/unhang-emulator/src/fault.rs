@@ -20,8 +20,8 @@ pub struct Fault {
 /// Two waves of a workgroup that touch the same bytes with nothing between that orders them.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error(
-    "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, with neither a \
-     barrier nor atomics between"
+    "race: wave {wave} {deed} {place}, which wave {other_wave} {other_deed}, {distance:#x} bytes of code before, {}",
+    if *in_flight { "and has not waited for before the barrier" } else { "with neither a barrier nor atomics between" }
 )]
 pub struct Race {
     /// LDS or global memory, with the word's address.
@@ -36,6 +36,8 @@ pub struct Race {
     pub other_deed: &'static str,
     /// Bytes from its instruction to the other's.
     pub distance: i64,
+    /// A barrier or an atomic stands between, but the first wave had not waited for its access when it came there.
+    pub in_flight: bool,
 }
 
 /// What can stop a wave.

@@ -4,9 +4,16 @@
 //! works on, as if it acquired and released. An access is a race with an earlier one of another wave to the same bytes if one
 //! of them writes, not both are atomic, and the wave's clock does not know the earlier one. Lanes of a wave run in step and
 //! do not race; scalar loads and private memory are not looked at.
+//!
+//! Where waits are minded, an access happens only when its wave has waited for it: what was stored may not be there yet, and
+//! what was to be loaded may be overwritten, behind a barrier that was reached with it in flight. `vmcnt` counts what comes back
+//! from global memory, `vscnt` what goes there, `lgkmcnt` what goes to LDS; each in order. A flat access is counted by both
+//! sides, and has arrived when the memory says so that it went to. Barriers do not wait for memory on gfx10: compilers put a wait
+//! before each.
 
 use std::collections::HashMap;
 
+use crate::waits::{Counter, Flight};
 use crate::{FaultKind, Race};
 
 /// Waves of a workgroup: 1024 work-items in waves of 32.
@@ -49,25 +56,112 @@ struct Record {
     bytes: u8,
     /// The instruction's address.
     instruction: u64,
+    /// What counts it, and how many were counted with it.
+    line: Line,
+    place_in_line: u64,
+}
+
+/// The accesses that one counter counts; they arrive in order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Line {
+    VectorLoads,
+    VectorStores,
+    Local,
+}
+
+/// How far the accesses of a wave in one line have come.
+#[derive(Clone, Default)]
+struct Arrivals {
+    issued: u64,
+    /// How many had arrived, and the wave's own time at which it had waited for them.
+    waits: Vec<(u64, u32)>,
+}
+
+impl Arrivals {
+    fn arrived(&self) -> u64 {
+        self.waits.last().map_or(0, |&(arrived, _)| arrived)
+    }
+
+    /// Waits until no more than so many are in flight.
+    fn wait(&mut self, limit: u8, time: u32) {
+        let arrived = self.issued.saturating_sub(limit as u64);
+        if limit != u8::MAX && arrived > self.arrived() {
+            self.waits.push((arrived, time));
+        }
+    }
+
+    /// When the wave had waited for an access; nothing if it is in flight.
+    fn time_of(&self, place: u64) -> Option<u32> {
+        let first = self.waits.partition_point(|&(arrived, _)| arrived < place);
+        self.waits.get(first).map(|&(_, time)| time)
+    }
 }
 
 /// What a workgroup has done to memory.
 pub(crate) struct Races {
     clocks: Vec<Clock>,
+    /// Of each wave, by [`Line`]; nothing where waits are not minded.
+    arrivals: Vec<[Arrivals; 3]>,
+    /// What counts the instruction that is being executed where it goes to global memory.
+    global_line: Line,
     /// Accesses by word: LDS, and global memory.
     words: HashMap<Where, Vec<Record>>,
     /// The clocks that atomics left at words.
     released: HashMap<Where, Clock>,
     /// The wave that is running, and the instruction that it executes.
-    pub wave: u8,
-    pub instruction: u64,
+    wave: u8,
+    instruction: u64,
 }
 
 impl Races {
-    pub fn new(waves: usize) -> Races {
+    pub fn new(waves: usize, minds_waits: bool) -> Races {
         let mut clocks = vec![[0; WAVES]; waves.min(WAVES)];
         clocks.iter_mut().enumerate().for_each(|(wave, clock)| clock[wave] = 1);
-        Races { clocks, words: HashMap::new(), released: HashMap::new(), wave: 0, instruction: 0 }
+        Races {
+            arrivals: vec![Default::default(); if minds_waits { clocks.len() } else { 0 }],
+            clocks,
+            global_line: Line::VectorLoads,
+            words: HashMap::new(),
+            released: HashMap::new(),
+            wave: 0,
+            instruction: 0,
+        }
+    }
+
+    /// An instruction is about to be executed: by which wave, where it stands, and what it does to the counters.
+    pub fn begin(&mut self, wave: u8, instruction: u64, flight: Flight) {
+        (self.wave, self.instruction) = (wave, instruction);
+        let Some(arrivals) = self.arrivals.get_mut(wave as usize) else { return };
+        let time = self.clocks[wave as usize][wave as usize];
+        let mut issue = |line: Line| arrivals[line as usize].issued += 1;
+        match flight {
+            Flight::None => {}
+            Flight::Wait { vector, other, store } => {
+                // Scalar loads come in any order: at least all but so many of the rest have arrived.
+                let lines = [(Line::VectorLoads, vector), (Line::VectorStores, store), (Line::Local, other)];
+                lines.into_iter().for_each(|(line, limit)| arrivals[line as usize].wait(limit, time));
+            }
+            Flight::Load { counter, .. } => {
+                match counter {
+                    Counter::Vector | Counter::Flat => issue(Line::VectorLoads),
+                    Counter::Store | Counter::FlatStore => issue(Line::VectorStores),
+                    Counter::Local | Counter::Scalar => {}
+                }
+                if matches!(counter, Counter::Local | Counter::Flat | Counter::FlatStore) {
+                    issue(Line::Local);
+                }
+                let stores = matches!(counter, Counter::Store | Counter::FlatStore);
+                self.global_line = if stores { Line::VectorStores } else { Line::VectorLoads };
+            }
+        }
+    }
+
+    /// When an access had happened, by the clock of its wave; nothing if it is in flight.
+    fn happened(arrivals: &[[Arrivals; 3]], record: &Record) -> Option<u32> {
+        match arrivals.get(record.wave as usize) {
+            Some(lines) => lines[record.line as usize].time_of(record.place_in_line),
+            None => Some(record.time),
+        }
     }
 
     /// All waves have come to a barrier: what was done before is known to all.
@@ -78,8 +172,16 @@ impl Races {
             *clock = all;
             clock[wave] += 1;
         }
-        // Nothing that was done before can race with what comes.
-        self.words.clear();
+        // Nothing that was done before can race with what comes, but for what is still in flight.
+        let arrivals = &self.arrivals;
+        self.words.retain(|_, records| {
+            records.retain(|record| Races::happened(arrivals, record).is_none());
+            !records.is_empty()
+        });
+        for line in self.arrivals.iter_mut().flatten() {
+            let last = line.waits.len().saturating_sub(1);
+            line.waits.drain(..last);
+        }
     }
 
     /// Notes an access, of up to 8 bytes.
@@ -111,12 +213,17 @@ impl Races {
             let released = self.released.entry(key).or_insert([0; WAVES]);
             join(clock, released);
         }
+        let arrivals = &self.arrivals;
         let records = self.words.entry(key).or_default();
         for record in records.iter() {
             let both = (record.deed, deed);
             let harmless = matches!(both, (Deed::Read, Deed::Read) | (Deed::Atomic, Deed::Atomic));
             let other = record.wave as usize;
-            if other != wave && !harmless && record.bytes & bytes != 0 && record.time > clock[other] {
+            if other == wave || harmless || record.bytes & bytes == 0 {
+                continue;
+            }
+            let happened = Races::happened(arrivals, record);
+            if happened.is_none_or(|time| time > clock[other]) {
                 let place = match key {
                     Where::Local(address) => format!("LDS at {address:#x}"),
                     Where::Global(address) => format!("global memory at {address:#x}"),
@@ -128,17 +235,24 @@ impl Races {
                     other_wave: other as u32,
                     other_deed: record.deed.name(),
                     distance: self.instruction.wrapping_sub(record.instruction) as i64,
+                    in_flight: record.time <= clock[other],
                 })));
             }
         }
         // What is known, and not stronger than this access, will not be raced with before this one is.
         let time = clock[wave];
+        let line = if matches!(key, Where::Local(_)) { Line::Local } else { self.global_line };
         records.retain(|record| {
-            let known = record.wave as usize == wave || record.time <= clock[record.wave as usize];
+            let happened = Races::happened(arrivals, record);
+            // Of one line, the later access is in flight for longer.
+            let of_the_wave = record.wave as usize == wave && (record.line == line || happened.is_some());
+            let known = of_the_wave || happened.is_some_and(|time| time <= clock[record.wave as usize]);
             let weaker = deed == Deed::Write || record.deed == deed;
             !(known && weaker && record.bytes & !bytes == 0)
         });
-        records.push(Record { wave: wave as u8, time, deed, bytes, instruction: self.instruction });
+        let place_in_line = arrivals.get(wave).map_or(0, |lines| lines[line as usize].issued);
+        let instruction = self.instruction;
+        records.push(Record { wave: wave as u8, time, deed, bytes, instruction, line, place_in_line });
         if deed == Deed::Atomic {
             self.released.insert(key, *clock);
             clock[wave] += 1;
@@ -158,11 +272,11 @@ mod tests {
     use super::*;
 
     fn races() -> Races {
-        Races::new(3)
+        Races::new(3, false)
     }
 
     fn touch(races: &mut Races, wave: u8, at: u32, size: u32, deed: Deed) -> bool {
-        races.wave = wave;
+        races.begin(wave, 0, Flight::None);
         races.touch(Where::Local(at), size, deed).is_ok()
     }
 
@@ -196,5 +310,61 @@ mod tests {
         assert!(touch(&mut races, 1, 0, 4, Deed::Read), "the first released what the second acquired");
         assert!(touch(&mut races, 2, 8, 4, Deed::Atomic));
         assert!(!touch(&mut races, 0, 8, 4, Deed::Write), "a plain write races with them");
+    }
+
+    const STORE: Flight = Flight::Load { counter: Counter::Store, first: 0, count: 0 };
+    const LOAD: Flight = Flight::Load { counter: Counter::Vector, first: 0, count: 1 };
+    const LOCAL: Flight = Flight::Load { counter: Counter::Local, first: 0, count: 1 };
+    const FLAT_STORE: Flight = Flight::Load { counter: Counter::FlatStore, first: 0, count: 0 };
+
+    /// A wave's access and then a wait, a barrier, and what another wave does to the same bytes.
+    fn with_wait(flight: Flight, (place, deed): (Where, Deed), wait: [u8; 3], then: Deed) -> Result<(), bool> {
+        let mut races = Races::new(2, true);
+        races.begin(0, 0, flight);
+        races.touch(place, 4, deed).unwrap();
+        let [vector, other, store] = wait;
+        races.begin(0, 8, Flight::Wait { vector, other, store });
+        races.barrier();
+        races.begin(1, 16, if then == Deed::Write { STORE } else { LOAD });
+        races.touch(place, 4, then).map_err(|fault| match fault {
+            FaultKind::Race(race) => race.in_flight,
+            other => panic!("{other}"),
+        })
+    }
+
+    const NOT: u8 = u8::MAX;
+
+    #[test]
+    fn what_is_in_flight_at_a_barrier_is_not_behind_it() {
+        let (global, local) = (Where::Global(0x1000), Where::Local(8));
+        let store = |wait| with_wait(STORE, (global, Deed::Write), wait, Deed::Read);
+        assert_eq!(store([NOT, NOT, 0]), Ok(()));
+        assert_eq!(store([0, 0, NOT]), Err(true), "stores have a counter of their own");
+        assert_eq!(store([NOT, NOT, 1]), Err(true), "one may be in flight");
+        // Memory that is overwritten before a load of it was waited for.
+        let load = |wait| with_wait(LOAD, (global, Deed::Read), wait, Deed::Write);
+        assert_eq!(load([0, NOT, NOT]), Ok(()));
+        assert_eq!(load([NOT, 0, 0]), Err(true));
+        let write = |wait| with_wait(LOCAL, (local, Deed::Write), wait, Deed::Read);
+        assert_eq!(write([NOT, 0, NOT]), Ok(()));
+        assert_eq!(write([0, NOT, 0]), Err(true));
+        // A flat one is in that memory which it went to.
+        let flat = |place, wait| with_wait(FLAT_STORE, (place, Deed::Write), wait, Deed::Read);
+        assert_eq!((flat(global, [NOT, NOT, 0]), flat(global, [0, 0, NOT])), (Ok(()), Err(true)));
+        assert_eq!((flat(local, [NOT, 0, NOT]), flat(local, [0, NOT, 0])), (Ok(()), Err(true)));
+    }
+
+    #[test]
+    fn a_wait_behind_the_barrier_orders_what_the_next_one_does() {
+        let mut races = Races::new(2, true);
+        let place = Where::Local(0);
+        races.begin(0, 0, LOCAL);
+        races.touch(place, 4, Deed::Write).unwrap();
+        races.barrier();
+        races.begin(0, 4, Flight::Wait { vector: NOT, other: 0, store: NOT });
+        races.begin(1, 4, LOCAL);
+        assert!(races.touch(place, 4, Deed::Read).is_err(), "waited for, but nobody knows");
+        races.barrier();
+        assert!(races.touch(place, 4, Deed::Read).is_ok());
     }
 }

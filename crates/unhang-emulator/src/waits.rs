@@ -3,8 +3,10 @@
 //! Results are in their registers at once here. So that code which does not wait is found all the same, each load owns its
 //! destination from where it is issued to where a counter says that it has arrived: `vmcnt` for vector memory, in order;
 //! `lgkmcnt` for LDS and flat accesses, in order, and for scalar loads, in any order; flat loads count in both, and have
-//! arrived when `vmcnt` says so. A register that is read or overwritten before is a fault. Stores own nothing: what they
-//! write is read when they are issued; but those to LDS and flat ones are counted.
+//! arrived when `vmcnt` says so. A register that is read or overwritten before is a fault. Stores own no register: what they
+//! write is read when they are issued, and LLVM has no wait before such a register is written again on gfx10. Those to LDS
+//! and flat ones are counted by `lgkmcnt`; `vscnt` counts those to global memory, which matters to other waves only
+//! ([`crate::races`]). `expcnt` counts exports and global data share, which compute kernels have none of.
 
 use unhang_isa::{Effects, Field, Format, Instruction, OperandValue, ScalarSet, scalar_name};
 
@@ -56,6 +58,7 @@ pub(crate) enum Flight {
     Wait {
         vector: u8,
         other: u8,
+        store: u8,
     },
     /// A load, or something that counts like one.
     Load {
@@ -72,6 +75,21 @@ pub(crate) enum Counter {
     Local,
     Scalar,
     Flat,
+    /// Nothing comes back: `vscnt`, and `lgkmcnt` too for one that may go to LDS.
+    Store,
+    FlatStore,
+}
+
+impl Flight {
+    /// Whether it waits for registers.
+    pub fn waits(self) -> bool {
+        matches!(self, Flight::Wait { vector, other, .. } if vector != u8::MAX || other != u8::MAX)
+    }
+
+    /// Whether it is counted by what such a wait looks at.
+    pub fn is_counted(self) -> bool {
+        matches!(self, Flight::Load { counter, .. } if counter != Counter::Store)
+    }
 }
 
 /// The vector registers that an instruction reads or writes, and what it does to what is in flight.
@@ -144,13 +162,16 @@ impl Touch {
 fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
     if instruction.format() == Format::Sopp && instruction.definition.mnemonic == "s_waitcnt" {
         let bits = instruction.immediate();
-        return Flight::Wait { vector: (bits & 15 | bits >> 14 << 4) as u8, other: (bits >> 8 & 63) as u8 };
+        let (vector, other) = ((bits & 15 | bits >> 14 << 4) as u8, (bits >> 8 & 63) as u8);
+        return Flight::Wait { vector, other, store: u8::MAX };
     }
     // With a register the count is not known here: only `null` adds nothing to it.
     let limit = if instruction.bits(16, 7) == 0x7d { instruction.immediate().min(255) as u8 } else { u8::MAX };
+    let nothing = u8::MAX;
     match instruction.definition.mnemonic {
-        "s_waitcnt_vmcnt" => return Flight::Wait { vector: limit, other: u8::MAX },
-        "s_waitcnt_lgkmcnt" => return Flight::Wait { vector: u8::MAX, other: limit },
+        "s_waitcnt_vmcnt" => return Flight::Wait { vector: limit, other: nothing, store: nothing },
+        "s_waitcnt_lgkmcnt" => return Flight::Wait { vector: nothing, other: limit, store: nothing },
+        "s_waitcnt_vscnt" => return Flight::Wait { vector: nothing, other: nothing, store: limit },
         _ => {}
     }
     let Semantics::Memory(access) = *semantics else { return Flight::None };
@@ -167,11 +188,14 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
         Access::Swizzle | Access::Permute { .. } => 1,
         Access::ScalarLoad { count } => count,
         Access::Clock => 2,
-        // Nothing comes back, but `lgkmcnt` counts it; a flat one may go to LDS.
-        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. }
-            if matches!(counter, Counter::Local | Counter::Flat) =>
-        {
-            return Flight::Load { counter: Counter::Local, first: 0, count: 0 };
+        // Nothing comes back, but it is counted.
+        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. } => {
+            let counter = match counter {
+                Counter::Vector => Counter::Store,
+                Counter::Flat => Counter::FlatStore,
+                counter => counter,
+            };
+            return Flight::Load { counter, first: 0, count: 0 };
         }
         _ => return Flight::None,
     };
@@ -371,7 +395,8 @@ impl Flights {
     pub fn note(&mut self, flight: Flight, address: u64, lanes: u64) {
         match flight {
             Flight::None => {}
-            Flight::Wait { vector, other } => self.wait(vector as usize, other as usize),
+            Flight::Wait { vector, other, .. } => self.wait(vector as usize, other as usize),
+            Flight::Load { counter: Counter::Store, .. } => {}
             Flight::Load { counter, first, count } => self.start(Load { address, counter, first, count, lanes }),
         }
     }
@@ -386,8 +411,8 @@ impl Flights {
             self.owned.add(&load);
         }
         match load.counter {
-            Counter::Vector => return,
-            Counter::Flat => {}
+            Counter::Vector | Counter::Store => return,
+            Counter::Flat | Counter::FlatStore => {}
             Counter::Local => self.owned.add(&load),
             Counter::Scalar => self.owned_scalars |= load.scalars(),
         }

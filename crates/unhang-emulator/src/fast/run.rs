@@ -134,7 +134,7 @@ fn step(
         }
     }
     if let Some(races) = around.races.as_deref_mut() {
-        (races.wave, races.instruction) = (wave.number as u8, function.addresses[index]);
+        races.begin(wave.number as u8, function.addresses[index], function.touches[index].flight);
     }
     wave.executed += 1;
     if wave.executed > minds.budget {

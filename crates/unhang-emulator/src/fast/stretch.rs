@@ -97,7 +97,7 @@ pub(crate) fn cut(function: &Function) -> (Vec<Stretch>, Vec<u32>) {
     let (mut stretches, mut starts) = (Vec::new(), vec![NOWHERE; count]);
     let mut open: Option<Stretch> = None;
     for index in 0..count {
-        let waits = matches!(function.touches[index].flight, Flight::Wait { .. });
+        let waits = function.touches[index].flight.waits();
         if (is_target[index] || waits)
             && let Some(stretch) = open.take()
         {
@@ -149,10 +149,10 @@ impl Stretch {
         self.registers = self.registers.max(function.ops[index].registers);
         self.vectors = self.vectors.union(&touch.registers);
         self.scalars |= scalars;
-        if touch.flight != Flight::None {
+        if touch.flight.waits() || touch.flight.is_counted() {
             self.flights.push((touch.flight, function.addresses[index]));
         }
-        self.loads |= matches!(touch.flight, Flight::Load { .. });
+        self.loads |= touch.flight.is_counted();
         self.hazards.push(&function.transfers[index]);
         let unit: Unit = function.units[index];
         self.counts.note(unit, 0);

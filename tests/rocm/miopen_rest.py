@@ -1,0 +1,66 @@
+"""What MIOpen computes besides convolutions, by MIOpenDriver with its check on the CPU, on the card of this process.
+
+    python3 miopen_rest.py LIBRARY DRIVER
+
+LIBRARY (libunhang_miopen.so) is preloaded, as in use: none of these calls is its own, and all have to come through. Batch normalisation
+over channels is apart: MIOpen 3.4 and 3.5 compile its kernels with DPP operands that no RDNA chip has unless the chip is called gfx103x or
+later, so that on a gfx1010 by its own name it ends with MIOpen's own error. The last line says what was right.
+"""
+
+import os
+import re
+import subprocess
+import sys
+
+#: MIOpenDriver's words, and how many lines say that something verifies.
+COMMANDS = {
+    "pool -W 1x4x8x8 -M 0": 2,
+    "pool -W 1x4x8x8 -M 1 -m avg": 2,
+    "softmax -n 2 -c 8 -H 3 -W 3": 2,
+    "activ -n 2 -c 4 -H 5 -W 5 -m 3": 2,
+    "lrn -n 1 -c 6 -H 5 -W 5": 2,
+    "rnn -n 2 -k 3 -H 8 -W 8 -l 1 -m lstm -F 0": 7,
+    "rnn -n 2 -k 3 -H 8 -W 8 -l 1 -m gru -F 0": 5,
+    "bnorm -n 2 -c 4 -H 6 -W 6 -m 0 -F 1": 1,
+}
+OVER_CHANNELS = "bnorm -n 2 -c 4 -H 6 -W 6 -m 1 -F 1"
+DEADLINE = 600
+
+
+def run(library: str, driver: str, command: str) -> tuple[int, str]:
+    """How many lines say that something verifies, and everything that was printed."""
+    preload = ":".join(it for it in (os.environ.get("LD_PRELOAD"), library) if it)
+    environment = {**os.environ, "LD_PRELOAD": preload}
+    words = [driver, *command.split(), "-V", "1", "-i", "1"]
+    try:
+        ran = subprocess.run(
+            words, env=environment, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        return 0, f"no end within {DEADLINE} s"
+    text = ran.stdout + ran.stderr
+    failed = re.search("failed", text, re.IGNORECASE) or ran.returncode != 0
+    return 0 if failed else len(re.findall("Verifies on CPU and GPU", text)), text
+
+
+def main() -> int:
+    library, driver = sys.argv[1:3]
+    right = 0
+    for command, expected in COMMANDS.items():
+        verified, text = run(library, driver, command)
+        right += verified == expected
+        print(f"{command}: {verified} of {expected} results verify", flush=True)
+        if verified != expected:
+            print(text, flush=True)
+    verified, text = run(library, driver, OVER_CHANNELS)
+    is_refused = "row_bcast" in text and "not a valid operand" in text
+    ended = "right" if verified else "not compiled: row_bcast" if is_refused else "wrong"
+    print(f"{OVER_CHANNELS}: {ended}", flush=True)
+    if ended == "wrong":
+        print(text, flush=True)
+    print(f"{right} of {len(COMMANDS)} right; batch normalisation over channels: {ended}")
+    return 0 if right == len(COMMANDS) and ended != "wrong" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -17,10 +17,10 @@ const HOST_DEADLINE: f64 = 3600.0;
 pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(String)) -> WatchSettings {
     let mut seconds = |name: &str, default: f64| {
         let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return default };
-        match text.trim().parse::<f64>() {
-            Ok(value) if value > 0.0 && value < 1e9 => value,
-            _ => {
-                say(format!("{name} is '{text}', which is no number of seconds above 0: it is {default:.0} now"));
+        match unhang_guard::time::deadline(&text) {
+            Ok(time) => time.as_secs_f64(),
+            Err(reason) => {
+                say(format!("{name}: {reason}; it is {default:.0}s now"));
                 default
             }
         }
@@ -50,6 +50,7 @@ mod tests {
         assert_eq!(found(&[("WORLD_SIZE", "2")]).0, [1800, 1800, 3600]);
         assert_eq!(found(&[("UNHANG_HANG_DEADLINE", "5")]).0, [5, 50, 3600]);
         assert_eq!(found(&[("WORLD_SIZE", "2"), ("UNHANG_HANG_DEADLINE", "5")]).0, [5, 5, 3600]);
+        assert_eq!(found(&[("UNHANG_HANG_DEADLINE", "5m"), ("UNHANG_HOST_DEADLINE", "2h")]).0, [300, 3000, 7200]);
         for nonsense in ["none", "0", "-1", "inf", "NaN", "1e9"] {
             let (seconds, said) = found(&[("UNHANG_OUTSIDE_DEADLINE", nonsense), ("UNHANG_HOST_DEADLINE", "9")]);
             assert_eq!(seconds, [60, 600, 9], "{nonsense}");

@@ -22,6 +22,7 @@ use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
 
 pub use deadlines::deadlines;
 pub use farewell::{Farewell, say};
+pub use unhang_watchdog::WatchSettings;
 
 /// What is watched: a convolution on an engine. Gradients that one call computes are two convolutions.
 #[derive(Debug)]

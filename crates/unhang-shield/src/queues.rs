@@ -61,9 +61,9 @@ pub(crate) fn kernel_name(object: u64) -> Option<String> {
 /// After how long queues that do not move are a hang, as `unhang run` says; `None` where nothing is watched. Ranks of one job
 /// wait for each other on the accelerator, and have watchdogs that know of each other's deadlines.
 pub(crate) fn deadline(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
-    let seconds = variable("UNHANG_QUEUE_DEADLINE")?.trim().parse::<f64>().ok()?;
+    let deadline = unhang_guard::time::deadline(&variable("UNHANG_QUEUE_DEADLINE")?).ok()?;
     let is_together = variable("WORLD_SIZE").and_then(|ranks| ranks.parse::<u32>().ok()).is_some_and(|it| it > 1);
-    (!is_together && seconds > 0.0 && seconds < 1e9).then(|| Duration::from_secs_f64(seconds))
+    (!is_together).then_some(deadline)
 }
 
 #[cfg(test)]
@@ -98,6 +98,7 @@ mod tests {
         };
         assert_eq!(find(&[]), None);
         assert_eq!(find(&[("UNHANG_QUEUE_DEADLINE", "1.5")]), Some(Duration::from_millis(1500)));
+        assert_eq!(find(&[("UNHANG_QUEUE_DEADLINE", "5m")]), Some(Duration::from_secs(300)));
         assert_eq!(find(&[("UNHANG_QUEUE_DEADLINE", "1.5"), ("WORLD_SIZE", "1")]), Some(Duration::from_millis(1500)));
         assert_eq!(find(&[("UNHANG_QUEUE_DEADLINE", "1.5"), ("WORLD_SIZE", "2")]), None);
         for nonsense in ["", "0", "-1", "soon", "inf", "NaN"] {

@@ -117,7 +117,7 @@ pub fn write(
     records: &[Record],
     tunings: &[Tuning],
     private: &Private,
-    output: &mut impl Write,
+    output: &mut (impl Write + ?Sized),
 ) -> io::Result<Exported> {
     let (mut lines, mut fastest) = (Vec::new(), Vec::new());
     let mut exported = Exported::default();

@@ -343,32 +343,28 @@ impl Store {
 
     /// Writes all of them or none; how many, or none if they could not be written.
     pub fn record_all(&self, records: Vec<Record>) -> Option<usize> {
+        let count = records.len();
+        self.import(records, Vec::new()).map(|()| count)
+    }
+
+    /// Takes what others found, and what was the fastest for them where nothing was measured here: all of it or nothing.
+    /// None if it could not be written.
+    pub fn import(&self, records: Vec<Record>, tunings: Vec<Tuning>) -> Option<()> {
         self.ask(ANSWER_DEADLINE * 6, move |connection| {
             let transaction = connection.unchecked_transaction()?;
             for record in &records {
                 rows::put_record(&transaction, record)?;
             }
-            transaction.commit()?;
-            Ok(records.len())
+            for tuning in &tunings {
+                rows::import_tuning(&transaction, tuning)?;
+            }
+            transaction.commit()
         })
     }
 
     /// Keeps what was measured to be the fastest, soon and in the background, like [`Store::record`]; the last one counts.
     pub fn keep_tuning(&self, tuning: Tuning) {
         self.offer(Box::new(move |connection| rows::put_tuning(connection, &tuning)));
-    }
-
-    /// Keeps what was the fastest for others, all of it or nothing, where nothing was measured here; how many there were, or none if
-    /// they could not be written.
-    pub fn import_tunings(&self, tunings: Vec<Tuning>) -> Option<usize> {
-        self.ask(ANSWER_DEADLINE * 6, move |connection| {
-            let transaction = connection.unchecked_transaction()?;
-            for tuning in &tunings {
-                rows::import_tuning(&transaction, tuning)?;
-            }
-            transaction.commit()?;
-            Ok(tunings.len())
-        })
     }
 
     /// What was measured to be the fastest, on every device; those of other kernels than today's among it.

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use unhang_engine::{EngineName, Tuned, Verdict};
 use unhang_evidence::exchange::{self, Private};
-use unhang_evidence::{Record, RecordSource, Store, Tuning};
+use unhang_evidence::{Filter, Record, RecordSource, Store, Tuning};
 
 const HEADER: &str = r#"{"unhang_evidence":1,"records":1}"#;
 const LINE: &str = r#"{"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c","verdict":"hangs","seconds":0.5,"detail":"","source":"probe","unix_seconds":1770768000}"#;
@@ -196,6 +196,20 @@ fn what_was_measured_here_is_not_replaced_by_what_others_measured() {
     other.tuned.choice = "plain".to_owned();
     let mut elsewhere = other.clone();
     elsewhere.tuned.device = "another card".to_owned();
-    assert_eq!(store.import_tunings(vec![other, elsewhere.clone()]), Some(2));
+    assert_eq!(store.import(Vec::new(), vec![other, elsewhere.clone()]), Some(()));
     assert_eq!(store.tunings(), [own, elsewhere]);
+}
+
+#[test]
+fn a_file_is_taken_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path());
+    assert!(store.tunings().is_empty());
+    let database = rusqlite::Connection::open(folder.path().join("evidence.db")).unwrap();
+    database.execute_batch("ALTER TABLE tunings RENAME TO elsewhere").unwrap();
+    assert_eq!(store.import(vec![sample()], vec![tuning()]), None);
+    assert!(store.records(&Filter::default()).is_empty(), "a record without its tunings is half of a file");
+    database.execute_batch("ALTER TABLE elsewhere RENAME TO tunings").unwrap();
+    assert_eq!(store.import(vec![sample()], vec![tuning()]), Some(()));
+    assert_eq!((store.records(&Filter::default()).len(), store.tunings().len()), (1, 1));
 }

@@ -7,6 +7,7 @@ mod environment;
 mod hardware;
 mod software;
 
+use std::fmt::Display;
 use std::path::PathBuf;
 
 pub(crate) use software::holds;
@@ -96,6 +97,12 @@ pub struct Finding {
     /// The files and lines it speaks of.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub places: Vec<Place>,
+}
+
+/// So many of something whose plural takes an s.
+pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    let plural = if count == N::from(1) { "" } else { "s" };
+    format!("{count} {noun}{plural}")
 }
 
 /// Every id, the most important first. Within a severity, findings are shown in this order.

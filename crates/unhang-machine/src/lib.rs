@@ -32,11 +32,13 @@ pub mod variables;
 
 pub use bundle::Bundle;
 pub use chips::gfx_of_override;
-pub use findings::{Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, examine};
+pub use findings::{
+    Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, counted, examine,
+};
 pub use gpu::Gpu;
 pub use kernel::{LogKind, LogLine, OsKernel, Parameter};
 pub use leftovers::{Assignment, Leftover};
 pub use machine::{Machine, is_shielded};
-pub use software::{LoadedLibrary, Rocm, Software, Torch};
+pub use software::{LoadedLibrary, Rocm, Software, Torch, packages_of};
 pub use steps::{Step, steps};
 pub use system::{DeviceAccess, Environment, LARGE, Obstacle, ReadError, SMALL, System};

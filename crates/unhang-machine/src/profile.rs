@@ -275,7 +275,7 @@ impl Profile {
     fn print_lines(&self, shell: Shell, explain: bool) -> String {
         let mut text = format!("# unhang profile {}: {}\n", self.name, self.summary);
         if shell == Shell::Docker {
-            text.push_str("# docker run --env-file THIS --device /dev/kfd --device /dev/dri --group-add video --group-add render …\n");
+            text.push_str(&format!("# docker run --env-file THIS {} …\n", crate::routes::CONTAINER_DEVICES));
         }
         for line in &self.lines {
             if explain {

@@ -31,9 +31,31 @@ pub fn native_wheels(gfx: &str) -> Option<String> {
     })
 }
 
-/// The stack that owners report working under the spoof.
-pub const SPOOFED_STACK: &str = "python3.10 -m venv ~/rdna1 && ~/rdna1/bin/pip install 'numpy<2' torch==1.13.1+rocm5.2 \
-                                 torchvision==0.14.1+rocm5.2 --extra-index-url https://download.pytorch.org/whl/rocm5.2";
+/// What a container needs to reach the card. The group by its number: `render` has another one on each system, and images
+/// such as Python's have no group of that name, so that docker refuses it.
+pub const CONTAINER_DEVICES: &str = "--device /dev/kfd --device /dev/dri --group-add \"$(stat -c %g /dev/kfd)\"";
+
+/// The newest glibc that loads the stack that owners report working under the spoof.
+pub const NEWEST_GLIBC: (u32, u32) = (2, 40);
+
+/// A container whose glibc is old enough for that stack, with the card and this folder in it.
+pub fn container() -> String {
+    format!("docker run -it {CONTAINER_DEVICES} -v \"$PWD:/work\" -w /work docker.io/library/python:3.10-bookworm bash")
+}
+
+/// Whether Arch's packages are built for a chip.
+fn is_built_by_arch(gfx: &str) -> bool {
+    ["gfx1010", "gfx1012"].contains(&gfx)
+}
+
+/// Installs the stack that owners report working under the spoof into the Python that it runs in.
+pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torchvision==0.14.1+rocm5.2 --extra-index-url \
+                               https://download.pytorch.org/whl/rocm5.2";
+
+/// Installs it into an environment of its own.
+pub fn spoofed_stack() -> String {
+    format!("python3.10 -m venv ~/rdna1 && ~/rdna1/bin/{SPOOFED_PIP}")
+}
 
 /// The ways for a chip.
 pub fn routes(gfx: &str) -> Vec<Route> {
@@ -42,32 +64,37 @@ pub fn routes(gfx: &str) -> Vec<Route> {
         all.push(Route {
             title: format!("AMD's wheels with native code for {gfx}"),
             commands: vec![command],
-            start: "~/rdna1/bin/python train.py",
+            start: "unhang run -- ~/rdna1/bin/python train.py",
             notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
                     easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
                 .to_owned(),
             unhang: "none of the hardware hazards concern native code; what is left are MIOpen's speed and its failures: \
-                     `unhang run -- python train.py` brings kernels of its own and a watchdog",
+                     `unhang run` brings kernels of its own and a watchdog",
+            confidence: Confidence::SeenOnACard,
+        });
+    }
+    if is_built_by_arch(gfx) {
+        all.push(Route {
+            title: format!("Arch Linux's packages, which are built for {gfx} too"),
+            commands: vec!["sudo pacman -S python-pytorch-rocm".to_owned()],
+            start: "unhang run -- python train.py",
+            notes: "Native as well; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
+                .to_owned(),
+            unhang: "the same as with AMD's wheels",
             confidence: Confidence::SeenOnACard,
         });
     }
     all.push(Route {
-        title: "Arch Linux's packages, which are built for these chips".to_owned(),
-        commands: vec!["sudo pacman -S python-pytorch-rocm".to_owned()],
-        start: "python train.py",
-        notes:
-            "Native as well; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
-                .to_owned(),
-        unhang: "the same as with AMD's wheels",
-        confidence: Confidence::SeenOnACard,
-    });
-    all.push(Route {
         title: "torch 1.13.1 for ROCm 5.2, spoofed as gfx1030".to_owned(),
-        commands: vec![SPOOFED_STACK.to_owned()],
+        commands: vec![spoofed_stack()],
         start: "unhang run -- ~/rdna1/bin/python train.py",
-        notes: "Python 3.10 or older; glibc 2.40 or older (Debian 12, Ubuntu 22.04 or 24.04, or a container of one). The next \
-                wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)"
-            .to_owned(),
+        notes: format!(
+            "Python 3.10 or older; glibc {}.{} or older (Debian 12, Ubuntu 22.04 or 24.04). On a newer system work in a \
+             container: `{}`. The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)",
+            NEWEST_GLIBC.0,
+            NEWEST_GLIBC.1,
+            container()
+        ),
         unhang: "safety first: gfx1030 code lacks the work-arounds that RDNA1 needs; `unhang run` sets the variables, repairs \
                  code as it is loaded (emulated, not yet seen on a card), keeps convolutions off what did not pass a test, \
                  and ends a program that hangs",

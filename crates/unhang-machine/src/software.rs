@@ -190,20 +190,34 @@ fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>,
 
     let mut folders: Vec<(Option<String>, PathBuf)> = Vec::new();
     for prefix in prefixes {
-        for library in ["lib", "lib64"] {
-            let folder = prefix.join(library);
-            for name in system.entries(&folder).into_iter().filter(|name| name.starts_with("python3")) {
-                let version = name.strip_prefix("python").filter(|version| version.contains('.')).map(str::to_owned);
-                for packages in ["site-packages", "dist-packages"] {
-                    let path = folder.join(&name).join(packages);
-                    if system.is_directory(&path) && folders.len() < 64 {
-                        folders.push((version.clone(), path));
-                    }
+        folders.extend(packages_under(system, &prefix));
+    }
+    folders.truncate(64);
+    folders
+}
+
+/// The folders with packages of one environment, with the Python's version.
+fn packages_under(system: &System, prefix: &Path) -> Vec<(Option<String>, PathBuf)> {
+    let mut folders = Vec::new();
+    for library in ["lib", "lib64"] {
+        let folder = prefix.join(library);
+        for name in system.entries(&folder).into_iter().filter(|name| name.starts_with("python3")) {
+            let version = name.strip_prefix("python").filter(|version| version.contains('.')).map(str::to_owned);
+            for packages in ["site-packages", "dist-packages"] {
+                let path = folder.join(&name).join(packages);
+                if system.is_directory(&path) {
+                    folders.push((version.clone(), path));
                 }
             }
         }
     }
     folders
+}
+
+/// The folders with packages that a named interpreter or environment imports from; none where it is neither.
+pub fn packages_of(system: &System, python: &Path) -> Vec<PathBuf> {
+    let prefixes = prefixes_of(system, python).into_iter();
+    prefixes.flat_map(|prefix| packages_under(system, &prefix)).map(|(_, path)| path).collect()
 }
 
 /// An interpreter's or an environment's prefix; for a link to an interpreter both the link's and the target's.

@@ -70,16 +70,35 @@ fn about_torch(examination: &Examination, has: &dyn Fn(&str) -> bool) -> Vec<Ste
             let what = format!("Let the runtime see the true chip: this torch has code for {gfx}");
             return vec![Step::new(what, "unset HSA_OVERRIDE_GFX_VERSION", &spoofing, Confidence::Documented)];
         }
-        return Vec::new();
+        let what =
+            "Start programs with unhang's own kernels and a watchdog: MIOpen's speed and failures are what is left";
+        return vec![Step::new(what, RUN, &[], Confidence::Inferred)];
     }
     let other_ways = "`unhang explain routes` has the other ways";
     let install = |what: String, settles: &[&'static str]| match routes::native_wheels(gfx) {
         Some(command) => Step::new(what, command, settles, Confidence::SeenOnACard),
         None => {
             let what = format!("Install the torch that owners report working under a spoof; {other_ways}");
-            Step::new(what, routes::SPOOFED_STACK, settles, Confidence::SeenOnACard)
+            Step::new(what, routes::spoofed_stack(), settles, Confidence::SeenOnACard)
         }
     };
+    let too_new = examination.software.glibc.filter(|version| *version > routes::NEWEST_GLIBC);
+    if let (Some((major, minor)), None) = (too_new, routes::native_wheels(gfx)) {
+        let settled = ["glibc-too-new", "torch-missing", "torch-without-hip", "torch-lacks-architecture"];
+        let enter = format!(
+            "glibc {major}.{minor} does not load the torch that owners report working under a spoof: work in a container of Debian 12"
+        );
+        let install = "In it, install that torch and unhang, and start programs with `unhang run`";
+        return vec![
+            Step::new(enter, routes::container(), &settled, Confidence::SeenOnACard),
+            Step::new(
+                install,
+                routes::SPOOFED_PIP,
+                &["spoofed-architecture", "torch-known-to-hang"],
+                Confidence::SeenOnACard,
+            ),
+        ];
+    }
     if has("glibc-too-new") {
         let what = format!("Take a torch with native code for {gfx}, which loads with this glibc; {other_ways}");
         return vec![install(what, &["glibc-too-new", "spoofed-architecture", "torch-lacks-architecture"])];

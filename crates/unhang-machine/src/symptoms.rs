@@ -15,6 +15,18 @@ const SYMPTOMS: &[Symptom] = &[
     (&["possible database corruption"], &["miopen-cache-corrupt"]),
     (&["missing system database file"], &["miopen-missing-kdb"]),
     (&["no suitable algorithm"], &["no-solver-left"]),
+    (&["no module named 'torch'"], &["torch-missing"]),
+    (&["no module named torch"], &["torch-missing"]),
+    (&["cannot open shared object file", "libamdhip64"], &["runtime-version-mismatch", "torch-missing"]),
+    (&["cannot open shared object file", "libmiopen"], &["runtime-version-mismatch", "torch-missing"]),
+    (&["undefined symbol", "hip"], &["runtime-version-mismatch"]),
+    (&["could not initialize tensile host"], &["tensile-library", "kfd-no-access"]),
+    (&["hsa_status_error_invalid_isa"], &["torch-lacks-architecture"]),
+    (&["hsa_status_error_out_of_resources"], &["out-of-memory", "kfd-no-access"]),
+    (&["hiperroroutofmemory"], &["out-of-memory"]),
+    (&["hiperrorlaunchfailure"], &["spoofed-architecture", "torch-known-to-hang"]),
+    (&["unspecified launch failure"], &["spoofed-architecture", "torch-known-to-hang"]),
+    (&["hiperrorillegaladdress"], &["spoofed-architecture"]),
     (&["invalid elapsed time"], &["other-amd-cards"]),
     (&["miopenstatusunknownerror"], &["miopen-cache-corrupt", "other-amd-cards"]),
     (&["miopenstatusinternalerror"], &["miopen-cache-corrupt", "other-amd-cards"]),
@@ -46,7 +58,30 @@ const SYMPTOMS: &[Symptom] = &[
     (&["gray image"], &["grey-images"]),
     (&["nans was produced"], &["grey-images"]),
     (&["unhang: hang"], &["spoofed-architecture", "torch-known-to-hang"]),
+    (
+        &["is_available", "false"],
+        &["kfd-no-access", "pci-atomics", "torch-missing", "torch-without-hip", "env-bad-value"],
+    ),
+    (&["loss", "nan"], &["grey-images", "spoofed-architecture"]),
 ];
+
+/// What people say in their own words, where nothing in the text is a message that is known.
+const IN_OWN_WORDS: &[Symptom] = &[
+    (&["hang"], HANGS),
+    (&["hung"], HANGS),
+    (&["stuck"], HANGS),
+    (&["freez"], HANGS),
+    (&["frozen"], HANGS),
+    (&["never comes back"], HANGS),
+    (&["segmentation fault"], &["spoofed-architecture", "runtime-version-mismatch"]),
+    (&["slow"], &["miopen-missing-kdb", "find-enforce-search"]),
+    (&["nan"], &["grey-images", "spoofed-architecture"]),
+    (&["not detected"], &["kfd-no-access", "torch-without-hip", "gpu-hidden"]),
+    (&["not found", "gpu"], &["kfd-no-access", "torch-without-hip", "gpu-hidden"]),
+];
+
+const HANGS: &[&str] =
+    &["spoofed-architecture", "torch-known-to-hang", "find-enforce-search", "queue-preemption", "ring-timeout"];
 
 /// Sections that are no finding's: the doctor cannot see them, people ask for them.
 pub const TOPICS: &[&str] =
@@ -55,9 +90,23 @@ pub const TOPICS: &[&str] =
 /// The sections that a pasted text leads to, the most telling first; none if nothing in it is known.
 pub fn sections_for(text: &str) -> Vec<&'static str> {
     let text = text.to_lowercase();
+    let found = of_table(SYMPTOMS, |word| text.contains(word));
+    if !found.is_empty() {
+        return found;
+    }
+    // Whole words, or their beginnings: "change" is no hang, and "financial" no NaN.
+    let words: Vec<&str> = text.split(|c: char| !c.is_alphanumeric()).collect();
+    of_table(IN_OWN_WORDS, |wanted| match wanted {
+        "nan" => words.contains(&wanted),
+        phrase if phrase.contains(' ') => text.contains(phrase),
+        beginning => words.iter().any(|word| word.starts_with(beginning)),
+    })
+}
+
+fn of_table(table: &'static [Symptom], is_there: impl Fn(&'static str) -> bool) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
-    for (words, sections) in SYMPTOMS {
-        if words.iter().all(|word| text.contains(word)) {
+    for (words, sections) in table {
+        if words.iter().all(|word| is_there(word)) {
             let new = sections.iter().filter(|section| !found.contains(section));
             found.extend(new.copied().collect::<Vec<_>>());
         }
@@ -67,7 +116,7 @@ pub fn sections_for(text: &str) -> Vec<&'static str> {
 
 /// Every section that some symptom leads to.
 pub fn all_sections() -> impl Iterator<Item = &'static str> {
-    SYMPTOMS.iter().flat_map(|(_, sections)| sections.iter().copied())
+    SYMPTOMS.iter().chain(IN_OWN_WORDS).flat_map(|(_, sections)| sections.iter().copied())
 }
 
 #[cfg(test)]
@@ -89,6 +138,25 @@ mod tests {
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");
         }
-        assert!(sections_for("ModuleNotFoundError: No module named 'numpy'").is_empty());
+        for text in ["ModuleNotFoundError: No module named 'numpy'", "nothing changed, a financial model", ""] {
+            assert!(sections_for(text).is_empty(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_people_say_in_their_own_words_is_understood() {
+        for (text, first) in [
+            ("my training hangs", "spoofed-architecture"),
+            ("python is stuck at the first convolution", "spoofed-architecture"),
+            ("torch.cuda.is_available() returns False", "kfd-no-access"),
+            ("loss=nan after 3 steps", "grey-images"),
+            ("Segmentation fault (core dumped)", "spoofed-architecture"),
+            ("the first epoch is very slow", "miopen-missing-kdb"),
+            ("ModuleNotFoundError: No module named 'torch'", "torch-missing"),
+            // A message that is known says more than a word beside it.
+            ("it hangs and then: HIP out of memory", "out-of-memory"),
+        ] {
+            assert_eq!(sections_for(text).first(), Some(&first), "{text}");
+        }
     }
 }

@@ -39,3 +39,56 @@ fn the_page_of_variables_is_the_table() {
     let found = fs::read_to_string(page("environment.md")).unwrap_or_default();
     assert!(found == expected, "docs/environment.md is not the table: run this test with UPDATE_DOCS=1");
 }
+
+#[test]
+fn containers_are_started_and_made_as_the_doctor_says() {
+    let devices = unhang_machine::routes::CONTAINER_DEVICES;
+    let recipe = fs::read_to_string(page("../tools/container/Containerfile")).unwrap();
+    for (name, text) in [
+        ("docs/recipes.md", fs::read_to_string(page("recipes.md")).unwrap()),
+        ("docs/troubleshooting.md", fs::read_to_string(page("troubleshooting.md")).unwrap()),
+        ("tools/container/Containerfile", recipe.clone()),
+    ] {
+        assert!(text.contains(devices), "{name} starts containers otherwise than with {devices}");
+    }
+    // The packages, without the way to the index, which is on a line of its own there.
+    for word in unhang_machine::routes::SPOOFED_PIP.split_whitespace().filter(|word| word.contains(['=', '<', '/'])) {
+        assert!(recipe.contains(word), "the container does not install {word}");
+    }
+}
+
+/// A heading as pages link to it: small letters and digits, blanks as hyphens, everything else left out.
+fn anchor(heading: &str) -> String {
+    let heading = heading.trim_start_matches('#').trim().to_lowercase();
+    let kept = heading.chars().filter(|c| c.is_alphanumeric() || " -_".contains(*c));
+    kept.map(|c| if c == ' ' { '-' } else { c }).collect()
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let root = page("..");
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root.join(name)).into();
+    for folder in ["", "benchmarks"] {
+        pages.extend(fs::read_dir(page(folder)).unwrap().map(|entry| entry.unwrap().path()));
+    }
+    let mut checked = 0;
+    for from in pages.iter().filter(|path| path.extension().is_some_and(|ending| ending == "md")) {
+        let text = fs::read_to_string(from).unwrap();
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split([')', ' ', '\n']).next()) {
+            if link.contains("://") || link.is_empty() {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let target = if file.is_empty() { from.clone() } else { from.with_file_name(file) };
+            assert!(target.exists(), "{} links to {link}, which is not there", from.display());
+            if !heading.is_empty() {
+                let page = fs::read_to_string(&target).unwrap();
+                let is_there = page.lines().any(|line| line.starts_with('#') && anchor(line) == heading);
+                assert!(is_there, "{} links to {link}, and there is no such heading", from.display());
+            }
+            checked += 1;
+        }
+    }
+    assert!(checked > 100, "{checked} links");
+}

@@ -407,7 +407,27 @@ fn a_route_that_was_taken_is_content() {
     assert_eq!(commands(&report)[0], "unhang run -- python train.py");
     assert!(!report.to_string().contains("pip install"), "nothing else has to be installed");
     let (report, code) = json(&["doctor", "--root", "rx5700xt-native", "--json"]);
-    assert_eq!((code, commands(&report).len()), (0, 0), "{report}");
+    assert_eq!((code, commands(&report)), (0, vec!["unhang run -- python train.py"]), "{report}");
+}
+
+#[test]
+fn no_torch_is_recommended_that_does_not_load_here() {
+    let (report, _) = json(&["doctor", "--root", "bc250", "--json"]);
+    let commands = commands(&report);
+    assert!(commands[0].starts_with("docker run -it --device /dev/kfd"), "glibc 2.42, and no native wheels: {report}");
+    assert!(commands[1].starts_with("pip install 'numpy<2' torch==1.13.1+rocm5.2"), "{report}");
+    let libc = "lib/x86_64-linux-gnu/libc.so.6";
+    let old = changed("bc250", |root| fs::write(root.join(libc), "stable release version 2.36.\n").unwrap());
+    let report = examined(&old);
+    assert!(self::commands(&report)[0].starts_with("python3.10 -m venv"), "{report}");
+}
+
+#[test]
+fn containers_get_the_cards_group_by_its_number() {
+    let (report, _) = json(&["doctor", "--root", "container", "--json"]);
+    let command = commands(&report)[0];
+    assert!(command.contains("--group-add \"$(stat -c %g /dev/kfd)\""), "images have no group render: {command}");
+    assert!(!command.contains("--group-add render"), "{command}");
 }
 
 #[test]
@@ -441,6 +461,15 @@ fn a_python_that_is_not_there_is_an_error() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("there is no Python at /no/such/python"));
     let described = unhang(&["doctor", "--root", "rx5600xt-rocm5.7", "--python", "/nope"]).output().unwrap();
     assert_eq!(described.status.code(), Some(2), "a described machine has none there either");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("notes.txt");
+    fs::write(&file, "").unwrap();
+    for path in [folder.path(), &file] {
+        let output = unhang(&["doctor", "--python", path.to_str().unwrap()]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{} is no Python", path.display());
+        let plan = unhang(&["plan", "1x3x8x8", "4x3x3", "--python", path.to_str().unwrap()]).output().unwrap();
+        assert_eq!(plan.status.code(), Some(2), "{} is none for other commands either", path.display());
+    }
 }
 
 #[test]
@@ -459,6 +488,15 @@ fn explaining_a_finding_a_topic_and_a_pasted_error() {
     assert!(code == 0 && text.contains("torch[device-gfx1012]") && text.contains("[owners report]"), "{text}");
     let (report, _) = json(&["explain", "--json", "ring gfx timeout"]);
     assert_eq!(report["sections"][0]["id"], "ring-timeout");
+    let (text, code) = run(&["explain", "info[gpu-hidden]: HIP_VISIBLE_DEVICES=0 shows 1 of 2 AMD GPUs"]);
+    assert!(code == 0 && text.starts_with("gpu-hidden\n"), "a line of the doctor's own: {text}");
+    let (text, code) = run(&["explain", "my training hangs"]);
+    assert!(code == 0 && text.starts_with("spoofed-architecture\n"), "{text}");
+    let empty = unhang(&["explain", " "]).output().unwrap();
+    assert_eq!(empty.status.code(), Some(2), "nothing to explain is no text of which nothing is known");
+    let (text, _) = run(&["explain", "routes", "--root", "bc250"]);
+    assert!(!text.contains("pacman"), "Arch builds nothing for gfx1013: {text}");
+    assert!(text.lines().all(|line| line.chars().count() <= 100 || line.starts_with("       ")), "{text}");
     let (text, code) = run(&["explain", "nothing of the kind"]);
     assert!(code == 3 && text.contains("unhang doctor"), "{text}");
     let output = unhang(&["explain", "-"]).write_stdin("x\nHIP out of memory. Tried\n").output().unwrap();

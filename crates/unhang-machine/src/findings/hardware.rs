@@ -1,9 +1,10 @@
 //! Findings about the card, the driver and the way to them.
 
-use super::{Confidence, Finding, Seen, Severity};
+use super::{Confidence, Finding, Seen, Severity, counted};
 use crate::chips::AMD;
 use crate::kernel::{LogKind, LogLine};
 use crate::machine::Machine;
+use crate::routes::CONTAINER_DEVICES;
 use crate::system::DeviceAccess;
 
 pub(super) fn findings(seen: &Seen, log: &[LogLine]) -> Vec<Finding> {
@@ -29,7 +30,7 @@ fn no_access(seen: &Seen) -> Option<Finding> {
         .filter_map(|gpu| gpu.render_node.as_deref())
         .collect();
     let container = ["/.dockerenv", "/run/.containerenv"].iter().any(|path| seen.system.exists(path));
-    let enter = "docker run --device /dev/kfd --device /dev/dri --group-add video --group-add render …";
+    let enter = format!("docker run {CONTAINER_DEVICES} …");
     let (summary, why, fix) = match seen.machine.kfd_access {
         DeviceAccess::Granted if nodes.is_empty() => return None,
         DeviceAccess::Missing if container => (
@@ -208,10 +209,6 @@ fn unreadable(seen: &Seen) -> Option<Finding> {
         confidence: Confidence::Documented,
         places: Vec::new(),
     })
-}
-
-pub(super) fn counted(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 pub(super) fn not_affected(machine: &Machine) -> Finding {

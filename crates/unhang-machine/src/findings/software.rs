@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use super::hardware::counted;
-use super::{Confidence, Finding, Place, Seen, Severity};
+use super::{Confidence, Finding, Place, Seen, Severity, counted};
 use crate::chips::AMD;
 use crate::miopen::{Damage, QuickLook};
-use crate::routes::{self, SPOOFED_STACK};
+use crate::routes::{self, NEWEST_GLIBC};
 use crate::software::{Torch, two_numbers};
 use crate::unrepaired::{Unrepaired, UnrepairedKernel};
 
@@ -88,13 +87,13 @@ fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
 
 /// What to install, on this machine.
 fn known_good(seen: &Seen) -> String {
-    let old_enough = seen.software.glibc.is_none_or(|version| version < (2, 41));
+    let old_enough = seen.software.glibc.is_none_or(|version| version <= NEWEST_GLIBC);
     let place = if old_enough {
         String::new()
     } else {
         " (on a system or in a container with glibc 2.40 or older: Debian 12, Ubuntu 22.04 or 24.04)".to_owned()
     };
-    format!("`{SPOOFED_STACK}`{place}, started with `unhang run -- ~/rdna1/bin/python train.py`")
+    format!("`{}`{place}, started with `unhang run -- ~/rdna1/bin/python train.py`", routes::spoofed_stack())
 }
 
 /// The way to a torch for the card that is here, best first.
@@ -214,7 +213,7 @@ fn without_hip(seen: &Seen, torch: &Torch) -> Finding {
 
 fn glibc(seen: &Seen, torch: &Torch) -> Option<Finding> {
     let (major, minor) = seen.software.glibc?;
-    if (major, minor) < (2, 41) || torch.hip_version()? > (5, 2) {
+    if (major, minor) <= NEWEST_GLIBC || torch.hip_version()? > (5, 2) {
         return None;
     }
     Some(Finding {
@@ -357,7 +356,8 @@ fn corrupt(caches: &QuickLook) -> Option<Finding> {
             first.path, first.problem
         ),
         fix: Some(
-            "`unhang miopen-cache verify` names each record; `unhang miopen-cache repair` removes them and keeps a backup"
+            "`unhang miopen-cache repair` removes what is damaged and keeps a backup; `unhang miopen-cache verify` names each \
+             record first"
                 .to_owned(),
         ),
         confidence: Confidence::Documented,

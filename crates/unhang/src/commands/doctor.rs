@@ -4,16 +4,18 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
+use unhang_machine::chips::AMD;
 use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdict, examine, steps};
 
 use super::consent::Consent;
 use super::fix::fix;
 use super::machine_arguments::MachineArguments;
-use super::python::{find_python, interpreter};
+use super::python::{check_named, find_python, interpreter};
 use super::self_test::{self, Trial, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
+use super::whole_file::write_whole;
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
 /// What is here, what is wrong, what to do. Reads only, unless --fix is asked for; needs neither root nor a GPU.
@@ -74,20 +76,7 @@ impl Doctor {
             );
         }
         let system = self.machine.system()?;
-        for path in &self.python {
-            // On a machine that is a folder the path is that machine's, and its environment is enough.
-            let environment = path.ancestors().nth(2).map(|environment| environment.join("lib"));
-            let there = match self.machine.description() {
-                None => path.exists(),
-                Some(_) => system.exists(path) || environment.is_some_and(|lib| system.is_directory(lib)),
-            };
-            if !there {
-                bail!(
-                    anyhow::anyhow!("hint: name an interpreter, or the folder of an environment that has bin/python")
-                        .context(format!("there is no Python at {}", path.display()))
-                );
-            }
-        }
+        check_named(&system, &self.python)?;
         let data = match self.machine.description() {
             None => unhang_evidence::home(),
             Some(_) => system.home().map(|home| home.join(".local/share/unhang")),
@@ -145,9 +134,6 @@ impl Doctor {
     }
 }
 
-/// AMD's number among PCI vendors.
-const AMD: u16 = 0x1002;
-
 /// 0 no errors, 1 errors, 3 could not tell.
 fn exit_code(examination: &Examination) -> ExitCode {
     if examination.has_errors() {
@@ -160,9 +146,7 @@ fn exit_code(examination: &Examination) -> ExitCode {
 }
 
 fn write_bundle(bundle: &Bundle, path: &Path) -> anyhow::Result<()> {
-    let file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-    bundle.write(&file).with_context(|| format!("cannot write {}", path.display()))?;
-    file.sync_all().with_context(|| format!("cannot write {}", path.display()))
+    write_whole(path, |file| bundle.write(file))
 }
 
 /// The report for people: the verdict, what to do, what is here, and what was found. Everything in it that came from
@@ -356,8 +340,7 @@ fn verdict(examination: &Examination) -> String {
         }
         Verdict::Affected => "an RDNA1 card is here: unhang is for it",
         Verdict::Healthy if examination.machine.affected() => {
-            "an RDNA1 card, and all code for it is native: no hardware hazards; MIOpen's speed and failures are what is left, \
-             and `unhang run` is for those"
+            "an RDNA1 card, and all code for it is native: no hardware hazards"
         }
         Verdict::Healthy if examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD) => {
             "no RDNA1 card: the hardware hazards do not concern it"

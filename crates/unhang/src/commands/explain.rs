@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::json;
 use unhang_machine::{IDS, Machine, routes, symptoms};
@@ -44,8 +44,15 @@ impl Explain {
             [dash] if dash == "-" => read_input()?,
             words => words.join(" "),
         };
-        let id = text.trim().trim_start_matches("error[").trim_start_matches("warning[").trim_end_matches(']');
-        let sections = match IDS.iter().chain(symptoms::TOPICS).find(|known| **known == id) {
+        if text.trim().is_empty() {
+            bail!(
+                anyhow!("hint: `unhang explain` alone lists what can be explained")
+                    .context("the text to explain is empty")
+            );
+        }
+        // An id, or a line of the doctor's such as `error[kfd-no-access]: this user may not open /dev/kfd`.
+        let is_named = |known: &str| text.trim() == known || text.contains(&format!("[{known}]"));
+        let sections = match IDS.iter().chain(symptoms::TOPICS).find(|known| is_named(known)) {
             Some(known) => vec![*known],
             None => symptoms::sections_for(&text),
         };
@@ -53,10 +60,9 @@ impl Explain {
             if self.json {
                 print_safe_json(&json!({ "schema": 1, "sections": [] }))?;
             } else {
-                print_text(
-                    "Nothing is known of that text. `unhang doctor` looks at the machine, `unhang explain` alone lists \
-                     what can be explained, and `unhang doctor --bundle card.tar.gz` is for a bug report.\n",
-                )?;
+                let known = "Nothing is known of that text. `unhang doctor` looks at the machine, `unhang explain` alone lists \
+                             what can be explained, and `unhang doctor --bundle card.tar.gz` is for a bug report.";
+                print_text(&format!("{}\n", wrapped(known, 0, 0)))?;
             }
             return Ok(ExitCode::from(CANNOT_TELL));
         }
@@ -71,7 +77,7 @@ impl Explain {
         let mut out = String::new();
         for (index, id) in sections.iter().enumerate() {
             let gap = if index > 0 { "\n" } else { "" };
-            let laid_out = if *id == "routes" { body(id) } else { laid_out(&body(id)) };
+            let laid_out = if *id == "routes" { laid_out_routes(&body(id)) } else { laid_out(&body(id)) };
             let _ = writeln!(out, "{gap}{}\n\n{}", style.paint(id, Colour::Bold), laid_out.trim_end());
         }
         print_text(&out)?;
@@ -110,9 +116,6 @@ fn read_input() -> anyhow::Result<String> {
     const MOST: u64 = 4 << 20;
     let mut bytes = Vec::new();
     std::io::stdin().take(MOST).read_to_end(&mut bytes)?;
-    if bytes.is_empty() {
-        bail!("there is no text on standard input");
-    }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -139,6 +142,15 @@ fn laid_out(markdown: &str) -> String {
         }
     }
     out
+}
+
+/// The recipes: what is indented deeply is a command, there to be copied, and stays on its line.
+fn laid_out_routes(text: &str) -> String {
+    let line = |line: &str| {
+        let indent = line.len() - line.trim_start().len();
+        if indent > 3 { line.to_owned() } else { wrapped(line, indent, 3) }
+    };
+    text.lines().map(|it| line(it) + "\n").collect()
 }
 
 /// `[words](where)` as `words`.

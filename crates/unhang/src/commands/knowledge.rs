@@ -8,10 +8,11 @@ use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::EngineName;
 use unhang_evidence::{Evidence, Filter, Realm, RecordSource, Store};
-use unhang_machine::{Machine, Software, Torch, is_shielded};
+use unhang_machine::{Machine, Software, Torch, is_shielded, packages_of};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
+use super::python::check_named;
 use super::text::counted;
 use crate::output::{Colour, Style, printable, tell_more};
 
@@ -102,6 +103,7 @@ impl Knowledge {
     /// Looks at the machine and opens the store. Torch is not asked: it would take seconds, and may hang.
     pub fn gather(arguments: &KnowledgeArguments, realm: Realm) -> anyhow::Result<Knowledge> {
         let system = arguments.machine.system()?;
+        check_named(&system, &arguments.python)?;
         let machine = Machine::inspect(&system);
         let software = Software::inspect(&system, &arguments.python);
         let families = MiopenFamilies::left_on(|variable| system.environment().get(variable) == Some("0"));
@@ -109,8 +111,8 @@ impl Knowledge {
         let store = open_store();
         // An interpreter that was named comes before the one that happens to be active.
         let named = arguments.python.iter().find_map(|python| {
-            let within = python.ancestors().nth(2).unwrap_or(python).display().to_string();
-            software.torch.iter().find(|torch| torch.path.starts_with(&within))
+            let packages = packages_of(&system, python);
+            software.torch.iter().find(|torch| packages.iter().any(|folder| Path::new(&torch.path).starts_with(folder)))
         });
         let torch = named.or(software.torch.first()).cloned();
         let fingerprint = machine.fingerprint(torch.as_ref().map(runtime).as_deref());

@@ -1,6 +1,10 @@
 //! Which Python is meant where none was named.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+
+use anyhow::anyhow;
+use unhang_machine::{System, packages_of};
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub const HAS_TORCH_AND_UNHANG: &str =
@@ -17,4 +21,20 @@ pub fn find_python() -> PathBuf {
 /// `--python` takes an interpreter or the folder of an environment.
 pub fn interpreter(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("bin/python") } else { given.to_owned() }
+}
+
+/// Refuses `--python` where it names none: what was asked for must not be left out in silence.
+pub fn check_named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<()> {
+    for path in pythons {
+        let whose = if system.is_folder() { " on the machine that is described" } else { "" };
+        // Wrappers have their packages elsewhere; that they can be started is all that can be told.
+        let is_program =
+            || std::fs::metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
+        if packages_of(system, path).is_empty() && (system.is_folder() || !is_program()) {
+            let hint =
+                "hint: name an interpreter, or the folder of an environment that has lib/python3.*/site-packages";
+            return Err(anyhow!(hint).context(format!("there is no Python at {}{whose}", path.display())));
+        }
+    }
+    Ok(())
 }

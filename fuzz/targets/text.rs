@@ -13,6 +13,8 @@ fuzz_target!(|data: &[u8]| {
         let _ = variables::classify(name);
     }
     let _ = symptoms::sections_for(&text);
+    let _ = unhang_guard::time::deadline(&text);
+    let _ = unhang_conv::table::parse(&text);
     let shown = unhang_guard::printable(&text);
     assert!(!shown.chars().any(|c| c.is_control() && c != '\n' && c != '\t'));
     let name = unhang_guard::text::file_name(&text);

@@ -42,3 +42,110 @@ impl Completions {
         Ok(ExitCode::SUCCESS)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+    use clap::{Arg, Command, CommandFactory};
+
+    /// Every subcommand that does something, with its whole name.
+    fn leaves(command: &Command, name: &str) -> Vec<(String, Command)> {
+        let inner: Vec<_> = command.get_subcommands().filter(|it| it.get_name() != "help").collect();
+        if inner.is_empty() {
+            return vec![(name.to_owned(), command.clone())];
+        }
+        inner.into_iter().flat_map(|it| leaves(it, &format!("{name} {}", it.get_name()))).collect()
+    }
+
+    fn names(argument: &Arg) -> Vec<&str> {
+        argument.get_long().into_iter().chain(argument.get_all_aliases().unwrap_or_default()).collect()
+    }
+
+    #[test]
+    fn one_thing_has_the_same_names_everywhere() {
+        /// The name in help and manual first, then what it may be called besides.
+        const NAMES: [[&str; 2]; 3] = [["chip", "arch"], ["rehearse", "rehearsal"], ["dtype", "data-type"]];
+        let all = leaves(&crate::Arguments::command(), "unhang");
+        assert!(all.len() > 25, "{}", all.len());
+        for (command, definition) in &all {
+            for argument in definition.get_arguments() {
+                let given = names(argument);
+                for known in NAMES.iter().filter(|known| known.iter().any(|name| given.contains(name))) {
+                    assert_eq!(given, known, "{command}");
+                }
+                let value = argument.get_value_names().and_then(|names| names.first()).map(|name| name.as_str());
+                assert_ne!(value, Some("SECONDS"), "{command}: times are written such as 90s or 5m");
+            }
+        }
+    }
+
+    /// The words of a line as a shell would have them, up to a comment, a pipe or a redirection; none where it goes on with `…`.
+    fn words(line: &str) -> Option<Vec<String>> {
+        let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+        for c in line.chars() {
+            match (quote, c) {
+                (Some(open), _) if c == open => quote = None,
+                (None, '\'' | '"') => {
+                    quote = Some(c);
+                    word.get_or_insert_default();
+                }
+                (None, '#' | '|' | '>' | ';' | '&') if word.is_none() => break,
+                (None, ' ') => words.extend(word.take()),
+                _ => word.get_or_insert_default().push(c),
+            }
+        }
+        words.extend(word);
+        (!words.iter().any(|word| word.contains('…'))).then_some(words)
+    }
+
+    /// Every line of a page's blocks, and of a help's examples, that calls the program; with those that it goes on in.
+    fn calls(page: &str) -> Vec<String> {
+        let joined = page.replace("\\\n", " ");
+        let lines = joined.lines().map(|line| line.trim().trim_start_matches("$ "));
+        lines.filter(|line| line.starts_with("unhang ")).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn what_pages_and_help_show_can_be_typed() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut pages = vec![root.join("README.md")];
+        for folder in ["docs", "docs/benchmarks"] {
+            pages.extend(std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        let mut texts = Vec::new();
+        for page in pages.into_iter().filter(|path| path.extension().is_some_and(|ending| ending == "md")) {
+            let text = std::fs::read_to_string(&page).unwrap();
+            // Every second part is inside a block.
+            let blocks: String = text.split("```").skip(1).step_by(2).collect();
+            texts.push((page.display().to_string(), blocks));
+        }
+        for (command, definition) in leaves(&crate::Arguments::command(), "unhang") {
+            let help = definition.get_after_help().map(ToString::to_string).unwrap_or_default();
+            texts.push((format!("{command} --help"), help));
+        }
+        let mut checked = 0;
+        for (place, text) in texts {
+            for call in calls(&text) {
+                let Some(words) = words(&call) else { continue };
+                if let Err(error) = crate::Arguments::command().try_get_matches_from(words) {
+                    let is_answer = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+                    assert!(is_answer, "{place} shows `{call}`:\n{error}");
+                }
+                checked += 1;
+            }
+        }
+        assert!(checked > 100, "{checked} lines");
+    }
+
+    #[test]
+    fn every_command_says_what_it_is_for_and_gives_an_example() {
+        for (command, definition) in leaves(&crate::Arguments::command(), "unhang") {
+            assert!(definition.get_about().is_some(), "{command}");
+            let after = definition.get_after_help().map(ToString::to_string).unwrap_or_default();
+            assert!(after.contains("Example"), "{command} --help has no example: {after}");
+            for argument in definition.get_arguments().filter(|it| !it.is_hide_set()) {
+                assert!(argument.get_help().is_some(), "{command}: nothing says what {:?} does", names(argument));
+            }
+        }
+    }
+}

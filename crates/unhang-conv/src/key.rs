@@ -14,7 +14,9 @@ use crate::problem::{Problem, ProblemError, Specification, UnknownName};
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KeyError {
     /// A part of the key is not there, or there is one too many.
-    #[error("{key:?} has {found} parts separated by colons: expected 9, or 11 for a transposed convolution")]
+    #[error(
+        "{key:?} is no key: it has {found} of the parts that colons separate, and 9 are expected, or 11 for a transposed convolution"
+    )]
     Parts {
         /// The text.
         key: String,

@@ -37,6 +37,9 @@ pub enum TableError {
         /// What stood there.
         found: String,
     },
+    /// There is no line with a layer.
+    #[error("there is no layer in it: expected lines such as `stem 32 3 224 224 64 7 7 2 2 3 3 1 1 1`")]
+    Empty,
     /// The numbers make no convolution.
     #[error("line {line}: {error}")]
     Problem {
@@ -83,6 +86,9 @@ pub fn parse(text: &str) -> Result<Vec<Layer>, TableError> {
         };
         let problem = Problem::new(specification).map_err(|error| TableError::Problem { line, error })?;
         layers.push(Layer { name: words[0].to_owned(), problem });
+    }
+    if layers.is_empty() {
+        return Err(TableError::Empty);
     }
     Ok(layers)
 }

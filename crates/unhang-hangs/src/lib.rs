@@ -18,7 +18,7 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
-use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
+use unhang_watchdog::{Call, Events, HostCall, Watch};
 
 pub use deadlines::deadlines;
 pub use farewell::{Farewell, say};

@@ -77,11 +77,13 @@ fn kernels_under_a_spoof_are_those_of_the_true_chip() {
 fn a_bad_table_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("layers.tsv");
-    std::fs::write(&file, "only three words\n").unwrap();
-    let output = unhang().args(["kernels", "list", "--layers"]).arg(&file).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    let talk = String::from_utf8_lossy(&output.stderr);
-    assert!(talk.contains("layers.tsv") && talk.contains("line 1"), "{talk}");
+    for (text, expected) in [("only three words\n", "line 1"), ("# nothing\n\n", "there is no layer in it")] {
+        std::fs::write(&file, text).unwrap();
+        let output = unhang().args(["kernels", "list", "--layers"]).arg(&file).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        let talk = String::from_utf8_lossy(&output.stderr);
+        assert!(talk.contains("layers.tsv") && talk.contains(expected), "{talk}");
+    }
 }
 
 /// `script` gives the program a terminal of its own.

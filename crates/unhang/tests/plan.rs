@@ -163,6 +163,23 @@ fn shapes_are_the_same_as_keys() {
 }
 
 #[test]
+fn torchs_own_shapes_types_and_words_are_taken() {
+    let bench = Bench::new();
+    let key = "forward:f16:nhwc:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
+    let torchs = ["--dtype", "torch.float16", "--layout", "channels_last", "--padding", "same"];
+    for (input, filter) in [
+        ("1x16x64x64", "32x3x3"),
+        ("(1, 16, 64, 64)", "(32, 16, 3, 3)"),
+        ("torch.Size([1, 16, 64, 64])", "torch.Size([32, 16, 3, 3])"),
+    ] {
+        assert_eq!(bench.plan(&[&[input, filter], torchs.as_slice()].concat())["problem"], key, "{input} {filter}");
+    }
+    // The weight of a transposed layer has the input's channels first.
+    let plan = bench.plan(&["1x8x9x9", "(8, 2, 3, 3)", "--transposed", "--groups", "4", "--stride", "(2, 2)"]);
+    assert_eq!(plan["problem"], "forward:f32:nchw:1x8x9x9:8x3x3:s2x2:p0x0:d1x1:g4:t:o0x0");
+}
+
+#[test]
 fn strategies_and_settings_reach_the_planner() {
     let bench = Bench::new();
     let plan = bench.plan(&[KEY, "--strategy", "SELECTIVE", "--size-threshold", "64"]);
@@ -194,7 +211,7 @@ fn a_machine_without_a_card_is_left_alone() {
 #[test]
 fn mistakes_are_answered_with_what_would_be_right() {
     let home = tempfile::tempdir().unwrap();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 13] = [
         (&["plan"], "KEY | INPUT FILTER"),
         (&["plan", "1x16x64x64"], "hint: write it as"),
         (&["plan", "1x16x64", "32x3x3"], "expected 4 numbers such as 1x16x64x64"),
@@ -203,6 +220,11 @@ fn mistakes_are_answered_with_what_would_be_right() {
         (&["plan", "1x16x64x64", "32x3x3", "--strategy", "magic"], "implicit_gemm"),
         (&["plan", "1x16x64x64", "32x3x3", "--stride", "0"], "stride height is 0"),
         (&["plan", KEY, "--stride", "2"], "a key says all of it"),
+        (&["plan", "1x16x64x64", "32x3x3", "--stride", "1x2x3"], "expected a number such as 2, or height and width"),
+        (&["plan", "1x16x64x64", "(32, 8, 3, 3)"], "takes 8 channels, and the input has 16"),
+        (&["plan", "1x16x64x64", "32x3x3", "--padding", "same", "--stride", "2"], "needs a stride of 1"),
+        (&["plan", "1x16x64x64", "32x2x2", "--padding", "same"], "even filter"),
+        (&["plan", "1x16x64x64", "32x3x3", "--dtype", "int8"], "f32, f16, bf16, f64"),
     ];
     for (arguments, expected) in cases {
         let output = run(home.path(), arguments);

@@ -197,7 +197,7 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
         ),
         (vec!["probe", "--grid", "--root", "/"], "describes a machine"),
         (vec!["probe", "--layers", &table, "--rehearse", "rx5600xt-rocm5.7"], "cannot read the layers"),
-        (vec!["probe", "--layers", &layers, "--python", "/no/such/python"], "name a Python"),
+        (vec!["probe", "--layers", &layers, "--python", "/no/such/python"], "there is no Python at"),
         (vec!["probe", "--grid", "--layers", &layers], "cannot be used with"),
         (vec!["probe", "--grid", "--budget", "soon"], "expected"),
         (vec!["probe", "--grid", "--engines", "tiled"], "not tried by itself"),

@@ -162,6 +162,20 @@ fn the_input_is_never_overwritten() {
 }
 
 #[test]
+fn what_is_no_file_is_never_replaced_by_one() {
+    use std::os::unix::fs::FileTypeExt;
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    for output in [pipe.to_str().unwrap(), folder.path().to_str().unwrap()] {
+        let (code, _, stderr) = repair(&["-o", output], &[&kernels()]);
+        assert_eq!(code, 2, "{output}");
+        assert!(stderr.contains("is not a plain file"), "{stderr}");
+    }
+    assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo(), "as /dev/null would have been");
+}
+
+#[test]
 fn the_copy_may_be_read_by_whoever_may_read_the_original() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();

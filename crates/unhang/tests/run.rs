@@ -176,6 +176,27 @@ fn another_user_gets_a_folder_of_their_own() {
 }
 
 #[test]
+fn what_cannot_be_run_is_answered_with_what_was_meant() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    fs::write(place("train.py"), "print()\n").unwrap();
+    fs::write(place("data"), "").unwrap();
+    for (program, code, expected) in [
+        ("train.py", 127, "`unhang run -- python train.py` runs the script"),
+        ("./train.py", 126, "`unhang run -- python ./train.py` runs the script"),
+        ("./data", 126, "`chmod +x ./data` makes the file a program"),
+        (".", 126, "it is a folder"),
+        ("no-such-program", 127, "No such file"),
+    ] {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+        let output = command.current_dir(folder.path()).args(["run", "--", program]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{program}: {said}");
+        assert!(said.contains(expected), "{program}: {said}");
+    }
+}
+
+#[test]
 fn talk_that_nobody_can_hear_breaks_nothing() {
     let place = Place::new();
     let binary = assert_cmd::cargo::cargo_bin!("unhang").to_str().unwrap().to_owned();

@@ -15,6 +15,7 @@ use unhang_isa::{Chip, Program};
 use unhang_objects::survey::{FunctionSurvey, ObjectSurvey, Options, survey};
 use unhang_objects::{Event, walk};
 
+use super::text::counted;
 use crate::output::{self, Colour, Style, printable};
 
 /// Find machine code that is unsafe on an RDNA1 card.
@@ -35,7 +36,7 @@ pub struct Audit {
     #[arg(required = true)]
     files: Vec<PathBuf>,
     /// The chip on which the code would run.
-    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    #[arg(long, visible_alias = "arch", default_value = "gfx1010", value_name = "CHIP")]
     chip: Chip,
     /// Look only at code that was compiled for this chip.
     #[arg(long, value_name = "CHIP")]
@@ -368,17 +369,24 @@ impl Report {
             return writeln!(out, "There is no {what} in what was given.");
         }
         let verdict = if bad == 0 {
-            style.paint(&format!("none of {functions} functions is unsafe on {}", command.chip), Colour::Green)
+            style.paint(
+                &format!("none of {} is unsafe on {}", counted(functions, "function"), command.chip),
+                Colour::Green,
+            )
         } else {
-            style.paint(&format!("{bad} of {functions} functions are unsafe on {}", command.chip), Colour::Red)
+            let are = if bad == 1 { "is" } else { "are" };
+            let all = counted(functions, "function");
+            style.paint(&format!("{bad} of {all} {are} unsafe on {}", command.chip), Colour::Red)
         };
-        writeln!(out, "Total: {verdict} ({objects} code objects, {} findings).", self.totals.total())?;
+        let (objects, findings) = (counted(objects, "code object"), counted(self.totals.total(), "finding"));
+        writeln!(out, "Total: {verdict} ({objects}, {findings}).")?;
         let across: u64 = kernels().map(|kernel| kernel.across_calls).sum();
         if across > 0 {
             writeln!(
                 out,
-                "Not counted: {across} places that are unsafe only if a function on the other side of a call left something \
-                 pending. Compilers do not look across calls, so native code has such places too."
+                "Not counted: {} unsafe only if a function on the other side of a call left something \
+                 pending. Compilers do not look across calls, so native code has such places too.",
+                if across == 1 { "1 place that is".to_owned() } else { format!("{across} places that are") }
             )?;
         }
         for rule in Rule::ALL {

@@ -16,7 +16,8 @@ use unhang_machine::cards;
 use self::summary::Summary;
 use super::run::child::{self, Signals};
 use super::run::{cannot_start, end_likewise, shield};
-use super::text::{print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text};
+use super::whole_file::write_whole;
 use crate::output::tell;
 
 /// The library that stands before the kernel driver.
@@ -141,7 +142,8 @@ impl RunArguments {
         std::fs::write(&journal, "")?;
         if let Some(log) = &self.log {
             // Now, and not after an hour: whether it can be written.
-            std::fs::write(log, "").with_context(|| format!("cannot write the log {}", log.display()))?;
+            let opened = std::fs::OpenOptions::new().append(true).create(true).open(log);
+            opened.with_context(|| format!("cannot write the log {}", log.display()))?;
         }
         let signals = Signals::catch().context("cannot catch signals")?;
         let ended = match child::run(self.prepare(&library, &root, folder.path()), &signals, None) {
@@ -151,9 +153,10 @@ impl RunArguments {
         let summary = Summary::read(folder.path());
         inform(&summary.to_string());
         if let Some(log) = &self.log {
-            std::fs::rename(&journal, log).or_else(|_| std::fs::copy(&journal, log).map(drop))?;
-            let mut file = std::fs::OpenOptions::new().append(true).open(log)?;
-            std::io::Write::write_all(&mut file, format!("{}\n", summary.to_json()).as_bytes())?;
+            write_whole(log, |file| {
+                std::io::copy(&mut std::fs::File::open(&journal)?, file)?;
+                writeln!(file, "{}", summary.to_json())
+            })?;
         }
         drop(folder);
         Ok(end_likewise(ended, None))
@@ -174,14 +177,14 @@ impl RunArguments {
         let root = self.card.canonicalize().context("--card")?;
         let missing = cards::missing(&root);
         if let Some(first) = missing.first() {
-            let count = missing.len();
+            let more = match missing.len() - 1 {
+                0 => String::new(),
+                count => format!(", and {}", counted(count, "other file")),
+            };
             return Err(anyhow!(
                 "hint: copy what is missing from the fixtures of unhang, or from /sys of a machine with a card"
             )
-            .context(format!(
-                "{} does not describe a machine with a card: {first} is missing ({count} files are)",
-                root.display()
-            )));
+            .context(format!("{} does not describe a machine with a card: {first} is missing{more}", root.display())));
         }
         if !std::fs::read_dir(root.join("sys/class/kfd/kfd/topology/nodes")).is_ok_and(|nodes| nodes.count() > 1) {
             bail!("{} describes a machine without a card", root.display());

@@ -52,7 +52,7 @@ pub struct Emulate {
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     dynamic_lds: u32,
     /// The chip on which it runs; the one for which it was compiled unless said otherwise.
-    #[arg(long)]
+    #[arg(long, visible_alias = "arch")]
     chip: Option<Chip>,
     /// Do not stop at hazards and missing waits: as on an ideal chip.
     #[arg(long)]

@@ -3,7 +3,7 @@
 pub mod tunings;
 
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -17,7 +17,8 @@ use unhang_evidence::exchange::{self, Exported, Imported, Private};
 use unhang_evidence::{Filter, Record, RecordSource, Store, time};
 
 use super::knowledge::{open_store, say_notices};
-use super::text::{print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text};
+use super::whole_file::write_whole;
 use crate::output::{printable, tell};
 
 /// What is known of convolutions on engines here: list it, give it to others, take theirs, forget it.
@@ -139,7 +140,7 @@ impl EvidenceCommand {
                     return Err(hint.context("nothing says which evidence to forget"));
                 }
                 let count = store.forget(&filter).ok_or_else(|| not_done(&store, "nothing was forgotten"))?;
-                answer(json, &json!({ "forgotten": count }), &format!("forgot {count} records"))?;
+                answer(json, &json!({ "forgotten": count }), &format!("forgot {}", counted(count, "record")))?;
             }
         }
         Ok(ExitCode::SUCCESS)
@@ -259,7 +260,7 @@ fn export(store: &Store, filter: &Filter, file: &Path, as_json: bool) -> anyhow:
         write_whole(file, |output| exchange::write(&records, &tunings, &private, output))?
     };
     let Exported { written, tunings, left_out } = exported;
-    let text = format!("wrote {written} records and {tunings} tunings, left out {left_out}");
+    let text = format!("wrote {} and {}, left out {left_out}", counted(written, "record"), counted(tunings, "tuning"));
     if file == Path::new("-") {
         // The data has standard output for itself.
         tell(&text);
@@ -279,34 +280,13 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
         }
         exchange::read(opened).with_context(refused)?
     };
-    let count = store.record_all(records).ok_or_else(|| not_done(store, "nothing was taken"))?;
-    let fastest = store
-        .import_tunings(tunings)
-        .ok_or_else(|| not_done(store, &format!("{count} records were taken, and the tunings were not")))?;
+    let (count, fastest) = (records.len(), tunings.len());
+    store.import(records, tunings).ok_or_else(|| not_done(store, &refused()))?;
     let text = format!(
-        "took {count} records, as suspicion: they make no engine proven here; and {fastest} tunings, for convolutions that were \
-         not measured here"
+        "took {}, as suspicion: no engine is proven here by what others saw; and {}, for convolutions that were not measured \
+         here",
+        counted(count, "record"),
+        counted(fastest, "tuning")
     );
     answer(as_json, &json!({ "taken": count, "tunings": fastest }), &text)
-}
-
-/// Writes a file so that there is the whole of it or the old one: beside it first, then in its place.
-pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<T>) -> anyhow::Result<T> {
-    let context = || format!("cannot write {}", path.display());
-    let name = path.file_name().ok_or_else(|| anyhow!("{} names no file", path.display()))?;
-    let mut temporary = name.to_owned();
-    temporary.push(format!(".{}.part", std::process::id()));
-    let temporary = path.with_file_name(temporary);
-    let written = (|| -> io::Result<T> {
-        let mut output = BufWriter::new(File::create(&temporary)?);
-        let value = write(&mut output)?;
-        output.flush()?;
-        output.get_ref().sync_all()?;
-        std::fs::rename(&temporary, path)?;
-        Ok(value)
-    })();
-    if written.is_err() {
-        let _ = std::fs::remove_file(&temporary);
-    }
-    written.with_context(context)
 }

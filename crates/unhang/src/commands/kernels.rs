@@ -20,7 +20,7 @@ use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python};
-use super::text::print_text;
+use super::text::{counted, print_text};
 use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
@@ -32,11 +32,11 @@ const WORKSPACE_LIMIT: u64 = 384 << 20;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  unhang kernels list --arch gfx1010
-  unhang kernels list --arch gfx1010 --reported-as gfx1030 --json
+  unhang kernels list --chip gfx1010
+  unhang kernels list --chip gfx1010 --reported-as gfx1030 --json
   unhang kernels list --shipped
   unhang kernels list --predict
-  unhang kernels warm --arch gfx1010 --layers my-model.tsv
+  unhang kernels warm --chip gfx1010 --layers my-model.tsv
   unhang kernels warm --seen --python ~/venv/bin/python
 
 Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards or (--shipped) is not what was listed, 2 something could not be compiled,
@@ -92,7 +92,7 @@ struct Warm {
 #[derive(Args)]
 struct Selected {
     /// The chip that is really there.
-    #[arg(long, visible_alias = "chip", default_value = "gfx1010", value_name = "CHIP")]
+    #[arg(long = "chip", visible_alias = "arch", default_value = "gfx1010", value_name = "CHIP")]
     arch: Chip,
     /// The chip that the runtime believes in, where HSA_OVERRIDE_GFX_VERSION is set.
     #[arg(long, value_name = "CHIP")]
@@ -223,8 +223,8 @@ impl Selected {
                 "compiler": compiler, "kernels": entries.len(), "folder": folder.display().to_string()
             }))?;
         } else {
-            let (count, folder) = (entries.len(), folder.display());
-            print_text(&format!("{count} kernels for {} are in {folder} ({compiler})\n", self.arch))?;
+            let (kernels, folder) = (counted(entries.len(), "kernel"), folder.display());
+            print_text(&format!("{kernels} for {} in {folder} ({compiler})\n", self.arch))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -306,8 +306,9 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let spilled = report.kernels.iter().filter(|k| k.vgpr_spills + k.sgpr_spills > 0).count();
     let hazards: usize = report.kernels.iter().map(|k| k.hazards).sum();
     super::text::print_text(&format!(
-        "{table}\n\n{} kernels, {spilled} with spills, {hazards} hazards; {}\n",
-        report.kernels.len(),
+        "{table}\n\n{}, {spilled} with spills, {}; {}\n",
+        counted(report.kernels.len(), "kernel"),
+        counted(hazards, "hazard"),
         report.compiler
     ))
 }

@@ -58,5 +58,8 @@ fn read_environment(path: &PathBuf) -> anyhow::Result<Environment> {
         .take(LARGE as u64)
         .read_to_end(&mut content)
         .with_context(|| format!("cannot read the variables from {}", path.display()))?;
+    if content.contains(&0) {
+        bail!("{} is no file of variables: expected lines such as NAME=VALUE, as `env` prints them", path.display());
+    }
     Ok(Environment::parse(&String::from_utf8_lossy(&content)))
 }

@@ -11,7 +11,7 @@ use unhang_machine::miopen::{self, Checked, Kind};
 
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
-use super::text::{print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text};
 use crate::output::{Colour, FOUND_ERRORS, Style, printable};
 
 /// Inspect, verify and repair MIOpen's user databases: what it chose, what it tuned, what it compiled.
@@ -144,10 +144,10 @@ fn table(system: &System, checked: &[Checked], records: bool) -> String {
             if narrowed == 0 { String::new() } else { format!(", {narrowed} written under a narrowed set of solvers") };
         let _ = writeln!(
             text,
-            "  {}, {} bytes, {} sound records{damaged}{narrowed}",
+            "  {}, {} bytes, {}{damaged}{narrowed}",
             kind(file.database.kind),
             file.database.size,
-            file.sound
+            counted(file.sound, "sound record")
         );
         for damage in &file.damage {
             let at = match (damage.line, damage.row) {
@@ -231,11 +231,11 @@ impl Repair {
         }
         for file in &done {
             let path = printable(&file.path.display().to_string());
-            let (would, what) = (if self.dry_run { "would be " } else { "" }, file.removed);
+            let (would, what) = (if self.dry_run { "would be " } else { "" }, counted(file.removed, "record"));
             let _ = if file.moved_aside {
                 writeln!(text, "{path}: {would}moved aside; MIOpen makes a new one")
             } else {
-                writeln!(text, "{path}: {what} records {would}removed")
+                writeln!(text, "{path}: {what} {would}removed")
             };
             if let Some(backup) = &file.backup {
                 let backup = printable(&backup.display().to_string());

@@ -23,7 +23,9 @@ mod repair;
 mod report;
 mod run;
 mod self_test;
+mod shapes;
 mod text;
+mod whole_file;
 
 use std::process::ExitCode;
 

@@ -6,13 +6,14 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use unhang_conv::{Problem, Specification};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::EngineName;
 use unhang_evidence::{Realm, RecordSource, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
 use super::evidence::tunings;
 use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments};
+use super::shapes;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
@@ -23,17 +24,19 @@ Exit codes: 0 a plan was made, 2 wrong usage.
 
 Examples:
   unhang plan 1x16x64x64 32x3x3 --padding 1
+  unhang plan 'torch.Size([1, 16, 64, 64])' '(32, 16, 3, 3)' --padding same --dtype float16
   unhang plan 4x64x56x56 64x3x3 --padding 1 --direction backward-weights --strategy selective
   unhang plan forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 --json
   unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --root machine   # a machine that is a folder")]
 pub struct PlanCommand {
-    /// A convolution's key; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH.
+    /// A convolution's key; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
+    /// shapes are taken too, also of a layer's weight.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
     convolution: Vec<String>,
     /// Pixels from one application of the filter to the next, as N or HxW [default: 1].
     #[arg(long, value_name = "N")]
     stride: Option<String>,
-    /// Zeros on each side [default: 0].
+    /// Zeros on each side, as N or HxW, or torch's same and valid [default: 0].
     #[arg(long, value_name = "N")]
     padding: Option<String>,
     /// Pixels from one tap of the filter to the next [default: 1].
@@ -42,15 +45,15 @@ pub struct PlanCommand {
     /// Groups of channels [default: 1].
     #[arg(long, value_name = "N")]
     groups: Option<i64>,
-    /// f32, f16, bf16 or f64 [default: f32].
-    #[arg(long, visible_alias = "data-type", value_name = "TYPE")]
-    dtype: Option<String>,
-    /// nchw or nhwc [default: nchw].
-    #[arg(long, value_name = "LAYOUT")]
-    layout: Option<String>,
+    /// f32, f16, bf16 or f64, or torch's names for them [default: f32].
+    #[arg(long, visible_alias = "data-type", value_name = "TYPE", value_parser = shapes::data_type)]
+    dtype: Option<DataType>,
+    /// nchw or nhwc (channels_last) [default: nchw].
+    #[arg(long, value_name = "LAYOUT", value_parser = shapes::layout)]
+    layout: Option<Layout>,
     /// forward, backward-data or backward-weights [default: forward].
     #[arg(long, value_name = "DIRECTION")]
-    direction: Option<String>,
+    direction: Option<Direction>,
     /// A transposed convolution.
     #[arg(long)]
     transposed: bool,
@@ -76,7 +79,7 @@ pub struct PlanCommand {
     #[arg(long, value_name = "DEVICE", value_parser = ["gpu", "cpu"])]
     device: Option<String>,
     /// Plan from what rehearsals found instead of what was seen.
-    #[arg(long, visible_alias = "rehearse")]
+    #[arg(long = "rehearse", visible_alias = "rehearsal")]
     rehearsal: bool,
     /// Print JSON.
     #[arg(long)]
@@ -150,54 +153,62 @@ impl PlanCommand {
             [input, filter] => [input, filter],
             other => bail!("{} words make no convolution", other.len()),
         };
-        let [batch, in_channels, height, width] = numbers("the input", input, "1x16x64x64")?;
-        let [out_channels, kernel_height, kernel_width] = numbers("the filter", filter, "32x3x3")?;
-        let name = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.to_owned());
+        let [batch, in_channels, height, width] = shapes::exactly("the input", input, "1x16x64x64")?;
+        let groups = self.groups.unwrap_or(1);
+        let (out_channels, kernel) = self::filter(filter, in_channels, groups, self.transposed)?;
+        let stride = pair("--stride", self.stride.as_deref(), 1)?;
+        let dilation = pair("--dilation", self.dilation.as_deref(), 1)?;
         Ok(Problem::new(Specification {
             batch,
             in_channels,
             in_size: [height, width],
             out_channels,
-            kernel: [kernel_height, kernel_width],
-            stride: pair("--stride", self.stride.as_deref(), 1)?,
-            padding: pair("--padding", self.padding.as_deref(), 0)?,
-            dilation: pair("--dilation", self.dilation.as_deref(), 1)?,
-            groups: self.groups.unwrap_or(1),
+            kernel,
+            stride,
+            padding: padding(self.padding.as_deref(), kernel, dilation, stride)?,
+            dilation,
+            groups,
             transposed: self.transposed,
             output_padding: pair("--output-padding", self.output_padding.as_deref(), 0)?,
-            data_type: as_data_type(&name(&self.dtype, "f32")).parse()?,
-            layout: name(&self.layout, "nchw").parse()?,
-            direction: name(&self.direction, "forward").parse()?,
+            data_type: self.dtype.unwrap_or(DataType::F32),
+            layout: self.layout.unwrap_or(Layout::Nchw),
+            direction: self.direction.unwrap_or(Direction::Forward),
         })?)
     }
 }
 
-fn numbers<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
-    // Torch writes a shape as (1, 16, 64, 64) or torch.Size([1, 16, 64, 64]).
-    let bare = text.trim_start_matches("torch.Size").trim_matches(['(', ')', '[', ']', ' ']);
-    let numbers: Result<Vec<i64>, _> = bare.split(['x', ',']).map(|number| number.trim().parse()).collect();
-    match numbers.map(<[i64; N]>::try_from) {
-        Ok(Ok(numbers)) => Ok(numbers),
-        _ => bail!("{what} is {text:?}: expected {N} numbers such as {example}"),
+/// Output channels and the filter's size: `32x3x3`, or the four numbers of torch's weight, whose channels have to fit.
+fn filter(text: &str, in_channels: i64, groups: i64, transposed: bool) -> anyhow::Result<(i64, [i64; 2])> {
+    let Some(&[first, second, height, width]) = shapes::numbers(text).as_deref() else {
+        let [out_channels, height, width] = shapes::exactly("the filter", text, "32x3x3")?;
+        return Ok((out_channels, [height, width]));
+    };
+    // Torch has the output's channels first, and in a transposed convolution the input's.
+    let (out_channels, taken) =
+        if transposed { (second.saturating_mul(groups), first) } else { (first, second.saturating_mul(groups)) };
+    if taken != in_channels {
+        bail!("the filter {text:?} takes {taken} channels, and the input has {in_channels}");
     }
-}
-
-/// A type as torch names it, or as keys have it.
-fn as_data_type(name: &str) -> &str {
-    match name.strip_prefix("torch.").unwrap_or(name) {
-        "float32" | "float" | "fp32" => "f32",
-        "float16" | "half" | "fp16" => "f16",
-        "bfloat16" => "bf16",
-        "float64" | "double" | "fp64" => "f64",
-        other => other,
-    }
+    Ok((out_channels, [height, width]))
 }
 
 fn pair(what: &str, text: Option<&str>, default: i64) -> anyhow::Result<[i64; 2]> {
+    text.map_or(Ok([default; 2]), |text| shapes::pair(what, text))
+}
+
+/// Zeros on each side; torch's words too. `same` is a number only where the filter can be in the middle.
+fn padding(text: Option<&str>, kernel: [i64; 2], dilation: [i64; 2], stride: [i64; 2]) -> anyhow::Result<[i64; 2]> {
     match text {
-        None => Ok([default; 2]),
-        Some(text) if !text.contains('x') => numbers::<1>(what, text, "2").map(|[both]| [both; 2]),
-        Some(text) => numbers(what, text, "2x1"),
+        Some("valid") => Ok([0; 2]),
+        Some("same") if stride != [1; 2] => bail!("--padding same needs a stride of 1, as in torch"),
+        Some("same") => {
+            let both = [0, 1].map(|axis| dilation[axis].saturating_mul(kernel[axis].saturating_sub(1)));
+            if both.iter().any(|zeros| zeros % 2 != 0) {
+                bail!("--padding same is not the same on both sides of an even filter: torch pads the input first");
+            }
+            Ok(both.map(|zeros| zeros / 2))
+        }
+        other => pair("--padding", other, 0),
     }
 }
 

@@ -23,7 +23,7 @@ use unhang_probe::{Attempt, Deadlines, GRACE, Launch, Prober, culprits};
 
 use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
 use super::python::{find_python, interpreter};
-use super::text::duration;
+use super::text::{deadline, duration};
 use crate::output::tell;
 use children::{Python, VARIANTS};
 use show::{Found, INTERRUPTED, Progress};
@@ -63,14 +63,14 @@ pub struct Probe {
     #[command(flatten)]
     what: what::What,
     /// Play a card that behaves as a table says: rx5600xt-rocm5.2, rx5600xt-rocm5.7 or a file. Needs no GPU and no torch.
-    #[arg(long, value_name = "NAME|FILE")]
+    #[arg(long, visible_alias = "rehearsal", value_name = "NAME|FILE")]
     rehearse: Option<String>,
     /// Try these engines only (cpu, aten, jit, miopen); otherwise all that are here.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, alias = "engine", value_name = "NAME,…", value_delimiter = ',')]
     engines: Vec<EngineName>,
     /// Try MIOpen under these only: as-is, a profile of `unhang env` (rocm5.2, rocm5.7, no-spoof) or one family of
     /// solvers alone (gemm, implicit-gemm, winograd, direct, fft, naive). Otherwise under each; in a rehearsal as-is.
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, alias = "profile", value_name = "NAME,…", value_delimiter = ',')]
     profiles: Vec<String>,
     /// Begin no attempt after this time, such as 90s, 10m or 2h.
     #[arg(long, value_name = "TIME", value_parser = duration)]
@@ -79,13 +79,13 @@ pub struct Probe {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: Option<u16>,
     /// How long a child may take to start.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
     deadline_start: Option<Duration>,
     /// How long compiling, and the library's search, may take.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
     deadline_compile: Option<Duration>,
     /// How long a convolution may run.
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = deadline)]
     deadline_run: Option<Duration>,
     /// How long a GPU is given to come back after a child was killed [default: 15s on a GPU].
     #[arg(long, value_name = "TIME", value_parser = duration)]

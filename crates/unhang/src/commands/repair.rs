@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -18,6 +18,8 @@ use unhang_objects::repair::repair;
 use unhang_objects::{Event, Found, Size, rewrite, walk};
 
 use super::audit::by_name;
+use super::text::counted;
+use super::whole_file::write_whole;
 use crate::output::{self, Colour, Style, printable};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
@@ -46,7 +48,7 @@ pub struct Repair {
     #[arg(long, value_name = "FOLDER")]
     extract: Option<PathBuf>,
     /// The chip on which the code will run.
-    #[arg(long, default_value = "gfx1010", value_name = "CHIP")]
+    #[arg(long, visible_alias = "arch", default_value = "gfx1010", value_name = "CHIP")]
     chip: Chip,
     /// Change nothing in size, even where the container would allow it.
     #[arg(long)]
@@ -149,6 +151,9 @@ impl Repair {
                     .context(format!("{} is a folder; only a file can be copied", self.file.display()))
             );
         }
+        if fs::metadata(output).is_ok_and(|existing| !existing.is_file()) {
+            bail!("{} is not a plain file, and the copy would take its place; name a file with -o", output.display());
+        }
         report.output = output.display().to_string();
         let unreadable = rewrite(&self.file, output, &mut |found| self.repair(found, report))
             .with_context(|| format!("cannot repair {} into {}", self.file.display(), output.display()))
@@ -173,19 +178,16 @@ impl Repair {
                 let Some(object) = report.objects.get_mut(before) else { return };
                 let target = unhang_guard::text::file_name(&object.target);
                 let path = folder.join(format!("{container}.{before}.{target}.co"));
-                match write_atomically(&path, repaired.as_deref().unwrap_or(bytes)) {
+                match write_whole(&path, |file| file.write_all(repaired.as_deref().unwrap_or(bytes))) {
                     Ok(()) => object.output = Some(path.display().to_string()),
-                    Err(error) => failure = failure.take().or(Some((path, error))),
+                    Err(error) => failure = failure.take().or(Some(error)),
                 }
             }
             Event::OtherTarget { .. } => {}
             Event::Unreadable { path, error } => report.errors.push(format!("{path}: {error}")),
         })
         .with_context(|| format!("cannot read {}", self.file.display()))?;
-        match failure {
-            Some((path, error)) => Err(error).with_context(|| format!("cannot write {}", path.display())),
-            None => Ok(()),
-        }
+        failure.map_or(Ok(()), Err)
     }
 
     /// Repairs a code object and notes what was done. Code for RDNA1 itself and for other families is none of our concern.
@@ -229,7 +231,7 @@ impl Repair {
                 function.print(&mut out, style, &object.target)?;
             }
         }
-        for (reason, count) in counted(report.objects.iter().filter_map(|object| object.reason.as_deref())) {
+        for (reason, count) in grouped(report.objects.iter().filter_map(|object| object.reason.as_deref())) {
             writeln!(out, "{count} code objects: {}", style.paint(&printable(reason), Colour::Yellow))?;
         }
         for error in &report.errors {
@@ -241,19 +243,19 @@ impl Repair {
         }
         writeln!(
             out,
-            "{} code objects, {} functions: {} laid out anew with {} insertions, {} repaired in place.",
-            report.objects.len(),
-            totals.functions,
+            "{}, {}: {} laid out anew with {}, {} repaired in place.",
+            counted(report.objects.len(), "code object"),
+            counted(totals.functions, "function"),
             totals.laid_out_anew,
-            totals.inserted,
+            counted(totals.inserted, "insertion"),
             totals.repaired_in_place
         )?;
         for rule in Rule::ALL.into_iter().filter(|&rule| totals.before.get(rule) > 0) {
             writeln!(out, "  {:22} {:>8} → {}", rule.name(), totals.before.get(rule), totals.after.get(rule))?;
         }
         let functions = report.objects.iter().flat_map(|object| &object.functions);
-        for (reason, count) in counted(functions.filter_map(|function| function.reason.as_deref())) {
-            writeln!(out, "  left in {count} functions: {}", printable(reason))?;
+        for (reason, count) in grouped(functions.filter_map(|function| function.reason.as_deref())) {
+            writeln!(out, "  left in {}: {}", counted(count, "function"), printable(reason))?;
         }
         if totals.after.total() == 0 {
             let safe = format!("nothing is left that is unsafe on {}", report.chip);
@@ -264,7 +266,11 @@ impl Repair {
                 printable(&report.output)
             )?;
         } else {
-            let left = format!("{} findings are left in {} functions.", totals.after.total(), totals.left_unsafe);
+            let findings = match totals.after.total() {
+                1 => "1 finding is".to_owned(),
+                count => format!("{count} findings are"),
+            };
+            let left = format!("{findings} left in {}.", counted(totals.left_unsafe, "function"));
             writeln!(out, "{} Written to {}.", style.paint(&left, Colour::Yellow), printable(&report.output))?;
             let hint = if self.extract.is_none() && !self.keep_size && totals.laid_out_anew == 0 {
                 "--extract FOLDER repairs the code objects completely; the shield does it as they are loaded."
@@ -278,7 +284,7 @@ impl Repair {
 }
 
 /// How often each text comes.
-fn counted<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<&'t str, usize> {
+fn grouped<'t>(texts: impl Iterator<Item = &'t str>) -> BTreeMap<&'t str, usize> {
     let mut counts = BTreeMap::new();
     for text in texts {
         *counts.entry(text).or_default() += 1;
@@ -307,7 +313,7 @@ impl FunctionReport {
     fn print(&self, out: &mut impl Write, style: Style, target: &str) -> io::Result<()> {
         let name = style.paint(&printable(&self.name), Colour::Cyan);
         write!(out, "  {target} {name}: {}", self.treatment.name())?;
-        write!(out, ", {} findings before, {} after", self.before.total(), self.after.total())?;
+        write!(out, ", {} before, {} after", counted(self.before.total(), "finding"), self.after.total())?;
         if self.compute_unit_mode {
             write!(out, ", workgroup-processor mode turned off")?;
         }
@@ -352,15 +358,4 @@ impl Report {
 /// The last part of a path, archives' members included, as part of another file's name.
 fn file_name(path: &str) -> String {
     unhang_guard::text::file_name(path.rsplit(['/', '!']).next().unwrap_or(path))
-}
-
-fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // A temporary file is its owner's alone; this one is to be read by whoever may read other files.
-    let permissions = fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    Ok(())
 }

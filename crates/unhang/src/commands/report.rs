@@ -1,6 +1,5 @@
 //! `unhang report`: the hang map, in the terminal, as JSON or as a page.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -9,9 +8,9 @@ use unhang_evidence::{Realm, RecordSource};
 use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
-use super::evidence::write_whole;
 use super::knowledge::{Knowledge, KnowledgeArguments};
 use super::text::{print_safe_json, print_text};
+use super::whole_file::write_whole;
 use crate::output::tell;
 
 /// What is known here: the hang map of each engine, and what programs asked for with the plan and its reason.
@@ -31,7 +30,7 @@ pub struct ReportCommand {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Report what rehearsals found instead of what was seen.
-    #[arg(long, visible_alias = "rehearse")]
+    #[arg(long = "rehearse", visible_alias = "rehearsal")]
     rehearsal: bool,
     /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
     #[arg(long, value_name = "NAME", default_value = "auto")]

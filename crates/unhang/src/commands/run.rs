@@ -10,6 +10,8 @@ pub use shield::packages;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::Duration;
 
@@ -26,7 +28,7 @@ use self::child::{Ended, Signals};
 use self::environment::{Action, Decision};
 use self::folder::{HangReport, Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
-use super::text::{duration, print_safe_json, print_text};
+use super::text::{deadline, duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
 
 /// The exit code when a convolution did not come back.
@@ -117,13 +119,6 @@ enum ProfileName {
     NoSpoof,
 }
 
-fn deadline(text: &str) -> Result<Duration, String> {
-    match duration(text)? {
-        time if time.is_zero() || time.as_secs() >= 1_000_000_000 => Err("expected a time above 0".to_owned()),
-        time => Ok(time),
-    }
-}
-
 impl Run {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
@@ -168,7 +163,8 @@ impl Run {
             }
             if attempt >= self.restarts {
                 if self.restarts > 0 {
-                    say(&format!("it hung again, and was started again {} times as asked: giving up", self.restarts));
+                    let times = if self.restarts == 1 { "once".to_owned() } else { format!("{} times", self.restarts) };
+                    say(&format!("it hung again, and was started again {times} as asked: giving up"));
                 }
                 return Ok(ExitCode::from(code));
             }
@@ -207,7 +203,7 @@ impl Run {
             home.remove(unrepaired::FILE);
             return Ok(());
         }
-        let program = std::path::Path::new(&self.command[0]).file_name().unwrap_or_default();
+        let program = Path::new(&self.command[0]).file_name().unwrap_or_default();
         let record = Unrepaired {
             program: program.to_string_lossy().into_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -224,25 +220,35 @@ impl Run {
         } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
             command.env("UNHANG_WATCHDOG", "1");
         }
+        for (name, value) in self.deadlines_asked_for() {
+            command.env(name, value);
+        }
+        if self.is_watched() && std::env::var_os(QUEUE_DEADLINE).is_none() {
+            let deadline = self.deadlines(say).outside_deadline + AFTER_OTHER_WATCHDOGS;
+            command.env(QUEUE_DEADLINE, deadline.as_secs_f64().to_string());
+        }
+    }
+
+    fn is_watched(&self) -> bool {
+        !self.no_watchdog && std::env::var("UNHANG_WATCHDOG").as_deref() != Ok("0")
+    }
+
+    /// The deadlines that flags name, as variables.
+    fn deadlines_asked_for(&self) -> Vec<(&'static str, String)> {
         let named = [
             ("UNHANG_HANG_DEADLINE", self.hang_deadline),
             ("UNHANG_OUTSIDE_DEADLINE", self.outside_deadline),
             ("UNHANG_HOST_DEADLINE", self.host_deadline),
         ];
-        let named = named.map(|(name, deadline)| (name, deadline.map(|it| it.as_secs_f64().to_string())));
-        for (name, value) in named.iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
-            command.env(name, value);
-        }
-        let is_watched = !self.no_watchdog && std::env::var("UNHANG_WATCHDOG").as_deref() != Ok("0");
-        if is_watched && std::env::var_os(QUEUE_DEADLINE).is_none() {
-            let asked = |name: &str| named.iter().find(|(it, _)| *it == name)?.1.clone();
-            let deadlines = unhang_hangs::deadlines(
-                |name| asked(name).or_else(|| std::env::var(name).ok()),
-                |nonsense| say(&nonsense),
-            );
-            let deadline = deadlines.outside_deadline + AFTER_OTHER_WATCHDOGS;
-            command.env(QUEUE_DEADLINE, deadline.as_secs_f64().to_string());
-        }
+        let named = named.into_iter().filter_map(|(name, deadline)| Some((name, deadline?)));
+        named.map(|(name, deadline)| (name, deadline.as_secs_f64().to_string())).collect()
+    }
+
+    /// The deadlines that will hold; what a variable has that is none is said.
+    fn deadlines(&self, say: impl Fn(&str)) -> unhang_hangs::WatchSettings {
+        let asked = self.deadlines_asked_for();
+        let of_flag = |name: &str| asked.iter().find(|(it, _)| *it == name).map(|(_, value)| value.clone());
+        unhang_hangs::deadlines(|name| of_flag(name).or_else(|| std::env::var(name).ok()), |nonsense| say(&nonsense))
     }
 
     /// What to set and why, and what there is to protect.
@@ -398,11 +404,9 @@ impl Protection {
             let is_on = decisions.iter().any(|it| it.name == "HSA_TOOLS_LIB" && it.holds_a_value());
             parts.push(if is_on { "shield on" } else { "no shield" }.to_owned());
         }
-        parts.push(match run.hang_deadline {
-            _ if run.no_watchdog => "no watchdog".to_owned(),
-            Some(time) => format!("watchdog {} s", time.as_secs_f64()),
-            None => "watchdog 60 s".to_owned(),
-        });
+        // What is wrong with a variable is said once, where it is set.
+        let deadline = run.deadlines(|_| {}).deadline.as_secs_f64();
+        parts.push(if run.is_watched() { format!("watchdog {deadline} s") } else { "no watchdog".to_owned() });
         if run.rehearse {
             parts.push("a rehearsal: CPU tensors stand for the card's".to_owned());
         }
@@ -410,11 +414,35 @@ impl Protection {
     }
 }
 
-/// Says why a program cannot be run, and returns the code that shells have for it.
+/// Says why a program cannot be run and what to do, and returns the code that shells have for it.
 pub(super) fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
     let is_missing = error.kind() == std::io::ErrorKind::NotFound;
-    say(&format!("cannot run {}: {error}", program.to_string_lossy()));
+    let name = program.to_string_lossy();
+    say(&format!("cannot run {name}: {error}"));
+    if let Some(hint) = how_to_start(Path::new(program), &name) {
+        say(&format!("hint: {hint}"));
+    }
     if is_missing { NOT_FOUND } else { CANNOT_RUN }
+}
+
+/// What was probably meant by a name that cannot be run.
+fn how_to_start(path: &Path, name: &str) -> Option<String> {
+    if path.is_dir() {
+        return Some("it is a folder: name the program, and its file after it".to_owned());
+    }
+    if !path.is_file() {
+        return None;
+    }
+    let is_python = path.extension().is_some_and(|ending| ending == "py");
+    let is_executable = std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o111 != 0);
+    Some(match (is_python, is_executable, name.contains('/')) {
+        (true, _, _) => format!("`unhang run -- python {name}` runs the script"),
+        (false, true, false) => format!("`./{name}` is the file here; a name alone is looked up in PATH"),
+        (false, true, true) => {
+            "the file is there and can be run: its first line names an interpreter that is not".to_owned()
+        }
+        (false, false, _) => format!("`chmod +x {name}` makes the file a program, or name what runs it before it"),
+    })
 }
 
 /// Ends as the program did; one that died of a signal takes this process with it.

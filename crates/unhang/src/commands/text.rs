@@ -1,9 +1,10 @@
 //! Laying out text for people: wrapping, and output that a closed pipe does not turn into an error.
 
 use std::io::{self, Write};
-use std::time::Duration;
 
 pub use crate::output::print_json as print_safe_json;
+pub use unhang_guard::time::{deadline, duration};
+pub use unhang_machine::counted;
 
 /// How wide text is laid out; the same everywhere, so that reports can be compared.
 const WIDTH: usize = 100;
@@ -35,26 +36,6 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
     }
-}
-
-/// So many of something whose plural takes an s.
-pub fn counted(count: u64, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
-}
-
-/// A length of time: a number with ms, s, m or h.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = match unit {
-        "ms" => 1e-3,
-        "s" | "" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: expected ms, s, m or h")),
-    };
-    let number: f64 = number.parse().map_err(|_| format!("{text:?} is no time: expected such as 90s, 10m or 2h"))?;
-    Duration::try_from_secs_f64(number * unit).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ const REHEARSAL: &str =
 #[derive(Args)]
 pub struct Compare {
     /// Compare what rehearsals found instead of what was seen.
-    #[arg(long, visible_alias = "rehearse")]
+    #[arg(long = "rehearse", visible_alias = "rehearsal")]
     rehearsal: bool,
     #[command(flatten)]
     knowledge: KnowledgeArguments,

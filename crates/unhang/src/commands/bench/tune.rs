@@ -19,6 +19,8 @@ use unhang_gpu::tuning::{self, Bench, Times, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
 
 use super::super::knowledge::{open_store, say_notices};
+use super::super::shapes;
+use super::super::text::deadline;
 use super::device::open_driver;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
@@ -36,10 +38,10 @@ pub struct Tune {
     #[arg(long, value_name = "FILE")]
     layers: Option<PathBuf>,
     /// The type of the numbers: f32, f16 or bf16.
-    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    #[arg(long = "dtype", visible_alias = "data-type", default_value = "f32", value_name = "TYPE", value_parser = shapes::data_type)]
     data_type: DataType,
     /// How tensors lie in memory: nchw or nhwc (channels_last).
-    #[arg(long, default_value = "nchw", value_name = "LAYOUT")]
+    #[arg(long, default_value = "nchw", value_name = "LAYOUT", value_parser = shapes::layout)]
     layout: Layout,
     /// How many of the model's first candidates are timed, beside the first of each other kernel family.
     #[arg(long, default_value_t = 4, value_name = "N")]
@@ -50,9 +52,9 @@ pub struct Tune {
     /// The least geometric mean of the model's choices' speed over the fastest ones' that passes.
     #[arg(long, default_value_t = 0.85, value_name = "SHARE")]
     at_least: f64,
-    /// Seconds without a sign of life after which the child is ended.
-    #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
-    patience: u64,
+    /// Time without a sign of life after which the child is ended.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = deadline)]
+    patience: Duration,
     /// The watched child: reads tasks, times them.
     #[arg(long, hide = true)]
     worker: bool,
@@ -204,7 +206,7 @@ impl Tune {
             let mut failed: Vec<String> = Vec::new();
             let mut trying: Option<String> = None;
             loop {
-                match watched.next(Duration::from_secs(self.patience)) {
+                match watched.next(self.patience) {
                     Some(Event::Device { name, architecture, compiler, driver }) => {
                         (report.device, report.architecture) = (name, architecture);
                         (report.compiler, report.driver) = (compiler, driver);
@@ -499,7 +501,7 @@ mod tests {
             candidates: 2,
             packed_half: false,
             at_least: 0.9,
-            patience: 8,
+            patience: Duration::from_secs(8),
             worker: false,
         }
     }

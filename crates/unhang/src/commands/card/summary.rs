@@ -7,6 +7,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::super::text::counted;
+
 /// The size of the file of counters: the library's eight numbers of 64 bits.
 pub const COUNTERS_SIZE: usize = 64;
 
@@ -71,10 +73,18 @@ impl fmt::Display for Summary {
                 "the program never opened the emulated card: it uses no ROCm, or ROCm's libraries (libhsa-runtime64) are not there",
             );
         }
+        let dispatches =
+            if self.dispatches == 1 { "1 dispatch".to_owned() } else { format!("{} dispatches", self.dispatches) };
         write!(
             f,
-            "on the emulated card: {} dispatches of {} kernels, {} instructions, {} SDMA transfers of {} bytes, {} hazards, {} faults",
-            self.dispatches, self.kernels, self.instructions, self.transfers, self.bytes, self.hazards, self.faults
+            "on the emulated card: {} of {}, {}, {} of {}, {}, {}",
+            dispatches,
+            counted(self.kernels, "kernel"),
+            counted(self.instructions, "instruction"),
+            counted(self.transfers, "SDMA transfer"),
+            counted(self.bytes, "byte"),
+            counted(self.hazards, "hazard"),
+            counted(self.faults, "fault")
         )
     }
 }

@@ -14,6 +14,7 @@ use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
+use super::super::text::counted;
 use crate::output::{Colour, Style};
 
 /// Small enough for the emulator to compute in seconds.
@@ -59,7 +60,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
             it.hazards.len()
         )?;
     }
-    writeln!(text, "  {} kernels in {:.1} s\n", entries.len(), started.elapsed().as_secs_f64())?;
+    writeln!(text, "  {} in {:.1} s\n", counted(entries.len(), "kernel"), started.elapsed().as_secs_f64())?;
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1030, Chip::Gfx1010, Arc::new(compiler));
     let settings = GpuSettings {
         workspace_limit: Some(WORKSPACE_LIMIT),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use unhang_evidence::{RecordSource, Store, Tuning, time};
 use unhang_gpu::tuning::kernels;
 
-use super::super::text::{print_safe_json, print_text};
+use super::super::text::{counted, print_safe_json, print_text};
 use crate::output::printable;
 
 /// Whether it is of this version's kernels. Another compiler or device makes no other kernels of them; the engine looks at
@@ -83,7 +83,7 @@ pub fn summary(tunings: &[Tuning]) -> String {
     }
     let stale = tunings.iter().filter(|it| !is_current(it)).count();
     let rehearsed = tunings.iter().filter(|it| it.source == RecordSource::Rehearsal).count();
-    let mut text = format!("\n{} convolutions whose fastest kernels were measured", tunings.len());
+    let mut text = format!("\n{} whose fastest kernels were measured", counted(tunings.len(), "convolution"));
     if stale > 0 {
         text += &format!(", {stale} of them out of date (of other kernels than this version's: not used)");
     }

@@ -70,8 +70,8 @@ fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Resul
     }
     let packed: u64 = lines.iter().map(|line| line.entry.packed_bytes).sum();
     text::print_text(&format!(
-        "{table}\n\n{} objects, {packed} bytes packed, {changed} not what was listed; compiled by {}\n",
-        lines.len(),
+        "{table}\n\n{}, {packed} bytes packed, {changed} not what was listed; compiled by {}\n",
+        text::counted(lines.len(), "object"),
         shipped.compiler()
     ))
 }

@@ -8,6 +8,7 @@ use clap::Args;
 use unhang_conv::{Direction, Problem, table};
 use unhang_evidence::Store;
 
+use super::super::shapes::shape;
 use super::children::record_model;
 
 /// What to try. Without any of these: what programs that use unhang asked for so far.
@@ -24,10 +25,10 @@ pub struct What {
     #[arg(long, group = "what")]
     grid: bool,
     /// The shape of the model's input.
-    #[arg(long, value_name = "NxCxHxW", requires = "model")]
+    #[arg(long, value_name = "NxCxHxW", requires = "model", value_parser = shape)]
     input: Option<String>,
     /// In these directions (forward, backward-data, backward-weights) [default: all for layers, forward for the grid].
-    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    #[arg(long, alias = "direction", value_name = "NAME,…", value_delimiter = ',')]
     directions: Vec<Direction>,
 }
 

@@ -5,7 +5,7 @@ mod peak;
 use std::ffi::{CStr, c_char};
 
 use unhang_conv::Problem;
-use unhang_cpu::{CpuEngine, Isa, Settings};
+use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::{Elements, ElementsMut, Operands};
 
 /// Makes a problem of its key; null if the key is not one. It is never freed: a benchmark makes a few hundred.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn unhang_run(
         bias: None,
         result: ElementsMut::F32(result),
     };
-    match CpuEngine::new().run_with(problem, operands, &Settings { threads, ..Settings::default() }) {
+    match CpuEngine::new().run_with(problem, operands, &CpuSettings { threads, ..CpuSettings::default() }) {
         Ok(()) => 0,
         Err(error) => {
             eprintln!("{error}");

@@ -213,6 +213,12 @@ fn large_problems_pass_with_any_number_of_threads() {
         "backward-weights:f32:nhwc:2x12x30x40:16x1x1:s1x1:p0x0:d1x1:g2",
         "backward-weights:f32:nhwc:2x20x30x40:20x3x3:s2x1:p1x1:d1x1:g20",
         "backward-weights:f32:nhwc:1x80x40x40:70x1x1:s1x1:p0x0:d1x1:g1",
+        // Planes that fall into the same sets of a cache are packed, others are read in place.
+        "backward-weights:f32:nchw:2x20x32x32:18x3x3:s1x1:p2x2:d2x2:g1",
+        "backward-weights:f32:nchw:2x20x33x32:18x3x3:s1x1:p2x2:d2x2:g1",
+        "backward-weights:f32:nchw:2x33x64x64:5x3x3:s2x2:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:2x33x33x35:5x3x3:s2x2:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:2x36x19x19:40x1x1:s1x1:p0x0:d1x1:g2",
     ];
     for key in keys {
         let problem: Problem = key.parse().expect("a key");

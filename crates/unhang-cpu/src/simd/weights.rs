@@ -2,7 +2,8 @@
 //!
 //! For each tap it is a product of two matrices, channels × pixels by pixels × channels: one side's channels are
 //! broadcast, the other's lie in vectors, and the micro-kernel walks along the pixels whose tap does not fall on
-//! padding. Both sides are packed chunk by chunk of pixels, of the input only the rows that a tap meets. With few input
+//! padding. Both sides are packed chunk by chunk of pixels, of the input only the rows that a tap meets; but in NCHW the side
+//! that is broadcast is read in place, each channel from its own plane. With few input
 //! channels the taps of a row lie next to each other in the packed input, with zeros for padding, and count as channels.
 //!
 //! A sum runs in registers over a chunk, through memory over at most [`CHAIN`] pixels, and those chains are added in
@@ -11,7 +12,7 @@
 
 use std::ops::Range;
 
-use unhang_conv::{Layout, Problem};
+use unhang_conv::{Layout, Problem, Specification};
 
 use super::Work;
 use super::geometry::{Strides, even_parts, segments, strides};
@@ -29,6 +30,9 @@ const CHUNK_NUMBERS: usize = 128 * 1024;
 const CHUNK_PIXELS: usize = 192;
 /// Numbers of gradient that a unit of work holds: half of a second-level cache of a megabyte.
 const UNIT_NUMBERS: usize = 128 * 1024;
+
+/// Planes of so many numbers, and of multiples of them, fall into the same sets of a first-level cache: they are packed.
+const COLLIDING_NUMBERS: usize = 1024;
 
 /// Channels of pixels that are packed as they lie.
 const DENSE_CHANNELS: usize = 64;
@@ -128,6 +132,8 @@ struct WeightWork<'a> {
     columns: usize,
     left: usize,
     chunks: Vec<Chunk>,
+    /// Whether the side that is broadcast is read in place.
+    in_place: bool,
 }
 
 /// Computes a weight gradient of an ordinary problem.
@@ -138,6 +144,8 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: x, second: dy, result, threads, .. } = work;
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
+    let with_long_rows = with_long_rows(problem);
+    let problem = with_long_rows.as_ref().unwrap_or(problem);
     let driver = WeightWork::new(problem, kernels);
     let result = Shared(result.as_mut_ptr());
     let groups = problem.groups();
@@ -185,29 +193,53 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     });
 }
 
+/// Pixels of a row at most where rows are brought together.
+const LONG_ROW: usize = 512;
+
+/// A problem of one tap without stride and padding, of which rows may be brought together: as few as can be, as long as
+/// [`LONG_ROW`] at most. Short rows are transposed in parts of vectors.
+fn with_long_rows(problem: &Problem) -> Option<Problem> {
+    let [height, width] = problem.in_size();
+    let one_tap = problem.kernel() == [1, 1] && problem.stride() == [1, 1] && problem.padding() == [0, 0];
+    let together = (2..=height).rev().find(|&rows| height.is_multiple_of(rows) && rows * width <= LONG_ROW)?;
+    let in_size = [height / together, width * together].map(|size| size as i64);
+    if one_tap { Problem::new(Specification { in_size, ..problem.specification() }).ok() } else { None }
+}
+
 impl<'a> WeightWork<'a> {
     fn new(problem: &'a Problem, kernels: &'static Kernels) -> WeightWork<'a> {
         let groups = problem.groups();
         let (channels, filters) = (problem.in_channels() / groups, problem.out_channels() / groups);
         let [tap_rows, tap_columns] = problem.kernel();
         let taps = (tap_rows * tap_columns) as f64;
+        // What lies in vectors is packed: the output's gradient once, the input again for every range of filters.
+        let ranges = (filters * channels * tap_rows * tap_columns).div_ceil(UNIT_NUMBERS);
+        let strides_of_pixel = problem.stride().iter().product::<usize>().min(tap_rows * tap_columns);
+        let packed =
+            if problem.layout() == Layout::Nchw { [filters, channels * strides_of_pixel * ranges] } else { [0; 2] };
         let mut candidates = vec![
-            (Shape::OutputVectors, choose_tile(kernels, filters, channels, 1), taps),
-            (Shape::InputVectors, choose_tile(kernels, channels, filters, 1), taps),
+            (Shape::OutputVectors, choose_tile(kernels, filters, channels, 1), taps, packed[0]),
+            (Shape::InputVectors, choose_tile(kernels, channels, filters, 1), taps, packed[1]),
         ];
         if channels < 8 && problem.dilation()[1] == 1 {
             let together = choose_tile(kernels, filters, channels * tap_columns, 1);
-            candidates.push((Shape::OutputVectorsRowTaps, together, tap_rows as f64));
+            candidates.push((Shape::OutputVectorsRowTaps, together, tap_rows as f64, packed[0]));
         }
-        let cost = |(_, tile, times): &(Shape, TileShape, f64)| tile.cycles * times;
+        // For each pixel of the result; a packed number takes about a cycle.
+        let cost = |(_, tile, times, packed): &(Shape, TileShape, f64, usize)| tile.cycles * times + *packed as f64;
         let best = candidates.iter().min_by(|a, b| cost(a).total_cmp(&cost(b))).expect("there are two at least");
-        let (shape, TileShape { vectors, .. }, _) = *best;
+        let (shape, TileShape { vectors, .. }, ..) = *best;
         let [stride, dilation, out] = [problem.stride(), problem.dilation(), problem.out_size()];
         let padded = (out[1] - 1) * stride[1] + (tap_columns - 1) * dilation[1] + 1;
         let (columns, left) = match shape {
             Shape::OutputVectorsRowTaps => (padded, problem.padding()[1]),
             _ => (padded.saturating_sub(problem.padding()[1]).clamp(1, problem.in_size()[1]), 0),
         };
+        let [input, output] = [problem.input_shape(), problem.output_shape()].map(|it| strides(it, problem.layout()));
+        let plane = if shape == Shape::InputVectors { output[1] } else { input[1] };
+        let in_place = problem.layout() == Layout::Nchw
+            && shape != Shape::OutputVectorsRowTaps
+            && !plane.is_multiple_of(COLLIDING_NUMBERS);
         // Rows of taps that lie apart meet rows of their own.
         let rows = stride[0].max(if dilation[0] > 1 { tap_rows } else { 1 });
         WeightWork {
@@ -217,12 +249,19 @@ impl<'a> WeightWork<'a> {
             vectors,
             channels,
             filters,
-            input: strides(problem.input_shape(), problem.layout()),
-            output: strides(problem.output_shape(), problem.layout()),
+            input,
+            output,
             columns,
             left,
             chunks: chunks(problem, columns * rows * channels + out[1] * filters),
+            in_place,
         }
+    }
+
+    /// Whether the input and the output's gradient are read in place.
+    fn in_place(&self) -> [bool; 2] {
+        let output = self.shape == Shape::InputVectors;
+        [self.in_place && !output, self.in_place && output]
     }
 
     fn vector_parts(&self, channels: usize) -> Vec<Part> {
@@ -258,7 +297,7 @@ fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
         .collect()
 }
 
-/// A chunk with its packed operands.
+/// A chunk with its operands: packed or, in place, from the first of its channels, images and rows (of the output's) on.
 struct PackedChunk<'a> {
     chunk: &'a Chunk,
     rows: &'a InputRows,
@@ -327,14 +366,28 @@ impl<'a> Unit<'a> {
         let padded = |side: &Side, channels: usize| side.dense.unwrap_or(channels.next_multiple_of(lanes));
         let of_input = input_room * driver.columns * padded(&self.input, driver.channels);
         let of_output = output_room * width * padded(&self.output, self.filters);
-        let mut packed_input = Workspace::take(of_input + slack);
-        let mut packed_output = Workspace::take(of_output + slack);
+        let [input_in_place, output_in_place] = driver.in_place();
+        let mut packed_input = Workspace::take(if input_in_place { 0 } else { of_input + slack });
+        let mut packed_output = Workspace::take(if output_in_place { 0 } else { of_output + slack });
         let mut runs = Vec::new();
         for (chunk, rows) in chunks.iter().zip(&rows) {
             let begins = sums.begin_chunk(chunk.images * chunk.rows * width);
-            self.pack_input(chunk, rows, x, &mut packed_input);
-            self.pack_output(chunk, dy, &mut packed_output);
-            let packed = PackedChunk { chunk, rows, input: &packed_input, output: &packed_output, begins };
+            let input: &[f32] = if input_in_place {
+                let [by_image, by_channel, ..] = driver.input;
+                &x[chunk.first_image * by_image + self.group * driver.channels * by_channel..]
+            } else {
+                self.pack_input(chunk, rows, x, &mut packed_input);
+                &packed_input
+            };
+            let output: &[f32] = if output_in_place {
+                let [by_image, by_channel, by_row, _] = driver.output;
+                let channel = self.group * driver.filters + self.first;
+                &dy[chunk.first_image * by_image + channel * by_channel + chunk.first_row * by_row..]
+            } else {
+                self.pack_output(chunk, dy, &mut packed_output);
+                &packed_output
+            };
+            let packed = PackedChunk { chunk, rows, input, output, begins };
             let mut at = 0;
             for &tap in &self.taps {
                 at = self.sum_tap(&packed, tap, &mut runs, &mut sums, at);
@@ -365,14 +418,27 @@ impl<'a> Unit<'a> {
         for vector_part in &vector_side.parts {
             for scalar_part in &scalar_side.parts {
                 let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
-                let pitches = [self.input.pitch(parts.0), self.output.pitch(parts.1)];
+                let pitches = match driver.in_place() {
+                    [true, _] => [1, self.output.pitch(parts.1)],
+                    [_, true] => [self.input.pitch(parts.0), 1],
+                    _ => [self.input.pitch(parts.0), self.output.pitch(parts.1)],
+                };
                 self.runs_of(packed, tap, &columns, pitches, runs);
                 let line = vector_part.vectors * lanes;
                 let length = scalar_part.length * line;
                 let tile_sums = sums.chain(at, length).as_mut_ptr();
                 at += length;
-                let input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
-                let output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
+                let mut input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
+                let mut output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
+                let mut pitch = 1;
+                if driver.in_place {
+                    let (start, by_channel) = if swapped {
+                        (&mut output_start, driver.output[1])
+                    } else {
+                        (&mut input_start, driver.input[1])
+                    };
+                    (*start, pitch) = (scalar_part.first * by_channel, by_channel);
+                }
                 let (init, init_step) =
                     if packed.begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), line) };
                 let steps = [stride * pitches[0], pitches[1]];
@@ -380,14 +446,15 @@ impl<'a> Unit<'a> {
                 let (input, output) = (packed.input[input_start..].as_ptr(), packed.output[output_start..].as_ptr());
                 let (x, w) = if swapped { (output, input) } else { (input, output) };
                 // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
-                // slack for the vectors of the last; the sums are a slice of the tile's own length.
+                // slack for the vectors of the last, or, in place, within the operand: only pixels that a tap meets are
+                // read, of the part's own channels. The sums are a slice of the tile's own length.
                 unsafe {
-                    kernels.tile(vector_part.vectors, 1, scalar_part.length, 1)(&Tile {
+                    kernels.tile(vector_part.vectors, 1, scalar_part.length, pitch)(&Tile {
                         x,
                         w,
                         runs,
                         count: columns.len(),
-                        pitch: 1,
+                        pitch,
                         row_step: 0,
                         x_step,
                         w_step,
@@ -423,13 +490,22 @@ impl<'a> Unit<'a> {
             Shape::OutputVectorsRowTaps => 0,
             _ => input_of(problem, 1, columns.start, tap_column),
         };
+        let [input_in_place, output_in_place] = driver.in_place();
         for image in 0..chunk.images {
             for row in chunk.rows_of(problem, tap_row) {
-                let slot = packed.rows.slots[input_of(problem, 0, row, tap_row)].expect("a row that a tap meets");
-                let input_row = image * packed.rows.count + slot;
-                let output_row = image * chunk.rows + row - chunk.first_row;
-                let input = (input_row * driver.columns + column) * input_pitch;
-                let output = (output_row * problem.out_size()[1] + columns.start) * output_pitch;
+                let input_row = input_of(problem, 0, row, tap_row);
+                let output_row = row - chunk.first_row;
+                let input = if input_in_place {
+                    image * driver.input[0] + input_row * driver.input[2] + column
+                } else {
+                    let slot = packed.rows.slots[input_row].expect("a row that a tap meets");
+                    ((image * packed.rows.count + slot) * driver.columns + column) * input_pitch
+                };
+                let output = if output_in_place {
+                    image * driver.output[0] + output_row * driver.output[2] + columns.start
+                } else {
+                    ((image * chunk.rows + output_row) * problem.out_size()[1] + columns.start) * output_pitch
+                };
                 let swapped = driver.shape == Shape::InputVectors;
                 runs.push(if swapped { Run { x: output, w: input } } else { Run { x: input, w: output } });
             }

@@ -120,15 +120,11 @@ def forward(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    geometry: Geometry,
 ) -> Tensor:
     """A convolution's output, by the plan that these settings make for it."""
-    geometry = _geometry(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
+    geometry = _for_each_axis(geometry, input.dim() - 2)
+    stride, padding, dilation, transposed, output_padding, groups = geometry
     device = input.device
     # A bias of other than one dimension is torch's to refuse, whatever its sizes. To compare devices is quicker than to
     # hash.
@@ -177,16 +173,12 @@ def backward(
     input: Tensor,
     weight: Tensor,
     bias_sizes: Sequence[int] | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
+    geometry: Geometry,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """A convolution's gradients of input, weight and bias, as far as the mask asks for them."""
-    geometry = _geometry(input.dim() - 2, stride, padding, dilation, transposed, output_padding, groups)
+    geometry = _for_each_axis(geometry, input.dim() - 2)
+    stride, padding, dilation, transposed, output_padding, groups = geometry
     mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
@@ -442,21 +434,14 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     )
 
 
-def _geometry(
-    axes: int,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    transposed: bool,
-    output_padding: list[int],
-    groups: int,
-) -> Geometry:
+def _for_each_axis(geometry: Geometry, axes: int) -> Geometry:
     """With a number for each axis: torch takes one for all of them too."""
-    if len(stride) + len(padding) + len(dilation) + len(output_padding) != 4 * axes:
-        stride, padding, dilation, output_padding = (
-            it * axes if len(it) == 1 else it
-            for it in (list(stride), list(padding), list(dilation), list(output_padding))
-        )
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    if len(stride) + len(padding) + len(dilation) + len(output_padding) == 4 * axes:
+        return geometry
+    stride, padding, dilation, output_padding = (
+        it * axes if len(it) == 1 else it for it in (list(stride), list(padding), list(dilation), list(output_padding))
+    )
     return Geometry(stride, padding, dilation, transposed, output_padding, groups)
 
 

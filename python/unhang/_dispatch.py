@@ -120,7 +120,7 @@ def _kernels(device: str) -> dict[str, Any]:
                 return recorded
             settings = planned_by(weight.data_ptr())
             if settings is not None:
-                return _convolve.forward(settings, input, weight, bias, *geometry)
+                return _convolve.forward(settings, input, weight, bias, Geometry(*geometry))
             # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
             return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
 
@@ -131,17 +131,18 @@ def _kernels(device: str) -> dict[str, Any]:
             settings = planned_by(weight.data_ptr())
             if settings is None:
                 return call_with_flags(input, weight, bias, rest[:6], rest[6:])
-            return _convolve.forward(settings, input, weight, bias, *rest[:6])
+            return _convolve.forward(settings, input, weight, bias, Geometry(*rest[:6]))
 
     def convolution_backward(
         grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
     ) -> Gradients:
         with _no_torch_function():
             settings = planned_back_by(weight.data_ptr())
+            geometry, output_mask = Geometry(*rest[:6]), rest[6]
             if settings is None:
-                mask = (bool(rest[6][0]), bool(rest[6][1]), bool(rest[6][2]))
-                return call_original_backward(grad_output, input, weight, Geometry(*rest[:6]), mask, bias_sizes)
-            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, *rest)
+                mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
+                return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
+            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, geometry, output_mask)
 
     return {
         "convolution": convolution,
@@ -177,13 +178,18 @@ def _settings_of(token: str) -> Settings:
 def _token_forward(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     *geometry, token = rest
     with _no_torch_function():
-        return _convolve.forward(_settings_of(token), input, weight, bias, *geometry)
+        return _convolve.forward(_settings_of(token), input, weight, bias, Geometry(*geometry))
 
 
-def _token_backward(grad_output: Tensor, input: Tensor, *rest: Any) -> Gradients:
-    *arguments, token = rest
+def _token_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
+) -> Gradients:
+    *geometry, output_mask, token = rest
+    settings = _settings_of(token)
     with _no_torch_function():
-        gradients = _convolve.backward(_settings_of(token), grad_output, input, *arguments)
+        gradients = _convolve.backward(
+            settings, grad_output, input, weight, bias_sizes, Geometry(*geometry), output_mask
+        )
         return _defined(gradients, input)
 
 

@@ -8,8 +8,8 @@
 
 mod operands;
 mod reference;
-mod rounding;
 mod tiled;
+pub mod tolerance;
 mod tuned;
 mod verdict;
 
@@ -22,7 +22,6 @@ use unhang_conv::{Problem, UnknownName};
 pub use half::{bf16, f16};
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;
-pub use rounding::explained_by_rounding;
 pub use tiled::{PaddedChannels, Tiled};
 pub use tuned::Tuned;
 pub use verdict::Verdict;

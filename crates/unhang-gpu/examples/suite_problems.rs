@@ -6,7 +6,8 @@
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_suite::{Tolerance, any_problem, layers, more_layers};
+use unhang_engine::tolerance::Tolerance;
+use unhang_suite::{any_problem, layers, more_layers};
 
 /// Filters of 3×3 and 5×5 with stride 1, for which chance finds few: Winograd's.
 fn square(index: usize) -> Specification {

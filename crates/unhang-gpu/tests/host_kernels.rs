@@ -10,11 +10,12 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::Tuned;
+use unhang_engine::tolerance::Tolerance;
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::plan::{Form, LaunchPlan};
 use unhang_gpu::tuning::{Times, is_current, tuned};
 use unhang_gpu::{GpuError, Request};
-use unhang_suite::{CheckFailure, Tolerance, any_problem, check};
+use unhang_suite::{CheckFailure, any_problem, check};
 
 fn engine() -> Option<HostEngine> {
     let engine = HostEngine::find();

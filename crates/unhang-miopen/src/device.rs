@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 
 use unhang_conv::{DataType, TensorShape};
 use unhang_engine::Verdict;
+use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::{RecordSource, Store};
 use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
@@ -44,7 +45,7 @@ pub(crate) struct Scratch {
 }
 
 impl Scratch {
-    /// Its address, of so many bytes at least. Not while a graph is recorded.
+    /// Its address, of that many bytes at least. Not while a graph is recorded.
     pub(crate) fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
         if self.bytes < bytes {
             // What was there before may still be in use by work that is queued, and stays allocated. Doubling keeps the sum of it
@@ -199,15 +200,19 @@ impl Device {
         };
         let gathered = numbers.gathered(&view, dense);
         let pixels = shape[2] * shape[3];
-        let mut worst = 0.0f64;
+        let (mut worst, mut largest) = (0.0f64, 0.0f64);
         for channel in 0..shape[1] {
             let of_channel = |at: &usize| at / pixels % shape[1] == channel;
             let sum: f64 = (0..elements).filter(of_channel).map(|at| gathered.get(at)).sum();
             worst = worst.max((summed.get(channel) - sum).abs());
+            largest = largest.max(sum.abs());
             let off = |at: usize| (copied.get(at) - gathered.get(at) - summed.get(channel)).abs();
             worst = (0..elements).filter(of_channel).map(off).fold(worst, f64::max);
         }
-        Ok(Some((worst < 1e-5, format!("copies, sums and biases, off by {worst:.1e} at most"))))
+        Ok(Some((
+            worst <= Tolerance::of(DataType::F32).max * largest,
+            format!("copies, sums and biases, off by {worst:.1e} at most"),
+        )))
     }
 }
 

@@ -3,7 +3,7 @@
 
 use unhang_conv::reference::Indexer;
 use unhang_conv::{DataType, Direction, Problem};
-use unhang_engine::explained_by_rounding;
+use unhang_engine::tolerance::explained_by_rounding;
 
 use crate::host::Numbers;
 

@@ -30,4 +30,4 @@ pub use process::{Ended, SuperviseError};
 pub use protocol::Stage;
 pub use session::{Deadlines, Launch};
 pub use supervise::{Child, GRACE, Outcome, supervise};
-pub use verdict::{Attempt, Tried, tolerance};
+pub use verdict::{Attempt, Tried};

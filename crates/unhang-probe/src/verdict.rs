@@ -1,7 +1,7 @@
 //! From what happened to a verdict with its words.
 
-use unhang_conv::{DataType, Problem};
-use unhang_engine::{EngineName, Verdict};
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict, tolerance};
 use unhang_evidence::{Record, RecordSource, time};
 
 use crate::explain::{explain, shortened, signal};
@@ -47,17 +47,6 @@ pub struct Tried {
     pub unix_seconds: i64,
 }
 
-/// How far one number may be from the CPU engine's, relative to the largest. *Wrong* is meant for nonsense and not for
-/// rounding: engines are free to sum in another order or by Winograd's scheme, and their error is kept in any case.
-pub const fn tolerance(data_type: DataType) -> f64 {
-    match data_type {
-        DataType::F64 => 1e-9,
-        DataType::F32 => 1e-3,
-        DataType::F16 => 2e-2,
-        DataType::Bf16 => 5e-2,
-    }
-}
-
 impl Tried {
     fn new(attempt: Attempt, verdict: Verdict, elapsed: f64, detail: String) -> Tried {
         Tried {
@@ -82,7 +71,7 @@ impl Tried {
             CameBack::Unsupported => Tried::new(attempt, Verdict::Unsupported, elapsed, detail),
             CameBack::Error => Tried::new(attempt, Verdict::Error, elapsed, explain(&answer.detail).unwrap_or(detail)),
             CameBack::Computed => {
-                let limit = tolerance(attempt.problem.data_type());
+                let limit = tolerance::nonsense(attempt.problem.data_type());
                 let right = answer.not_numbers == 0 && answer.relative_error.is_some_and(|error| error <= limit);
                 let error = answer.relative_error.map_or("no finite error".to_owned(), |it| format!("error {it:.1e}"));
                 let mut words = vec![format!("largest relative {error}")];

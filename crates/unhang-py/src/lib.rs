@@ -68,6 +68,8 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(supervise::canary_deadline, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_problems, module)?)?;
     module.add_function(wrap_pyfunction!(problem::explained_by_rounding, module)?)?;
+    module.add_function(wrap_pyfunction!(problem::canary_tolerance, module)?)?;
+    module.add_function(wrap_pyfunction!(problem::engine_tolerance, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_answer, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_torch, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_begin, module)?)?;

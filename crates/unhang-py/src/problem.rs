@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use unhang_conv::{Problem, Specification, tile};
+use unhang_engine::tolerance::{self, Tolerance};
 
 use crate::invalid;
 
@@ -149,9 +150,22 @@ pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
     tile::tiles(&lowered, limit.max(1)).into_iter().map(|[rows, columns]| (span(rows), span(columns))).collect()
 }
 
-/// How far the first result of a kernel may be off: see `unhang_engine::explained_by_rounding`.
+/// How far the first result of a kernel may be off: see `unhang_engine::tolerance`.
 #[pyfunction]
 pub fn explained_by_rounding(data_type: &str, scale: f64, largest: f64) -> PyResult<f64> {
     let data_type = data_type.parse().map_err(invalid)?;
-    Ok(unhang_engine::explained_by_rounding(data_type, scale, largest))
+    Ok(tolerance::explained_by_rounding(data_type, scale, largest))
+}
+
+/// How far a canary's result may be from the CPU's, relative to the largest element.
+#[pyfunction]
+pub fn canary_tolerance(data_type: &str) -> PyResult<f64> {
+    Ok(tolerance::canary(data_type.parse().map_err(invalid)?))
+}
+
+/// What engines are held to in tests: relative error in L2, and of one element relative to the largest.
+#[pyfunction]
+pub fn engine_tolerance(data_type: &str) -> PyResult<(f64, f64)> {
+    let Tolerance { l2, max } = Tolerance::of(data_type.parse().map_err(invalid)?);
+    Ok((l2, max))
 }

@@ -1,33 +1,12 @@
-//! One check for every engine, and the tolerances, once.
+//! One check for every engine.
 
 use std::fmt;
 
-use unhang_conv::{DataType, Direction, Problem, reference};
+use unhang_conv::{Direction, Problem, reference};
+use unhang_engine::tolerance::Tolerance;
 use unhang_engine::{Engine, EngineError, Operands};
 
 use crate::data::Tensor;
-
-/// How far a result may be from the f64 reference.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Tolerance {
-    /// Relative error in the L2 norm.
-    pub l2: f64,
-    /// Largest error of one number, relative to the largest number of the reference.
-    pub max: f64,
-}
-
-impl Tolerance {
-    /// The tolerance for results of that type. For the 16-bit types it is that of rounding the result once, with room
-    /// for one bit: sums are kept in f32 or better.
-    pub const fn of(data_type: DataType) -> Tolerance {
-        match data_type {
-            DataType::F32 => Tolerance { l2: 1e-5, max: 3e-5 },
-            DataType::F16 => Tolerance { l2: 5e-4, max: 1e-3 },
-            DataType::Bf16 => Tolerance { l2: 4e-3, max: 8e-3 },
-            DataType::F64 => Tolerance { l2: 1e-13, max: 1e-12 },
-        }
-    }
-}
 
 /// How far a result was from the reference.
 #[derive(Debug, Clone, Copy, PartialEq)]

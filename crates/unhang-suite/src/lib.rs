@@ -1,7 +1,7 @@
-//! For tests and benches: generated problems, the layer table, tolerances, and one [`check`] for every engine.
+//! For tests and benches: generated problems, the layer table, and one [`check`] for every engine.
 //!
 //! Whoever writes an engine calls [`check`] over [`any_problem`] in each direction and data type. The tolerances are
-//! here once for all engines. Nothing in the product itself depends on this crate.
+//! `unhang_engine::tolerance`'s, once for all engines. Nothing in the product itself depends on this crate.
 
 #![forbid(unsafe_code)]
 
@@ -10,7 +10,7 @@ mod data;
 mod generate;
 mod measure;
 
-pub use check::{CheckFailure, Errors, Tolerance, check, compare};
+pub use check::{CheckFailure, Errors, check, compare};
 pub use data::Tensor;
 pub use generate::{any_ordinary_problem, any_problem};
 pub use measure::{Contender, Measurement, Ratio, geometric_mean, interleave};

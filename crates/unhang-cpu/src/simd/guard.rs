@@ -2,7 +2,8 @@
 
 use proptest::prelude::*;
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification, reference};
-use unhang_suite::{Tensor, Tolerance, any_ordinary_problem, compare};
+use unhang_engine::tolerance::Tolerance;
+use unhang_suite::{Tensor, any_ordinary_problem, compare};
 
 use super::kernels::Kernels;
 use crate::algorithm::Algorithm;

@@ -13,6 +13,7 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_cpu::CpuEngine;
+use unhang_engine::tolerance::Tolerance;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Reference, Verdict};
 use unhang_evidence::{Canary, time};
 use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
@@ -27,8 +28,8 @@ use crate::output::{Colour, Style, printable};
 
 /// Makes the CPU engine's child behave as a bad engine does: "hang", "crash", "wrong" or "garbage". For tests.
 const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
-/// How far one number may be from the reference, relative to the largest.
-const TOLERANCE: f64 = 3e-5;
+/// How far one element may be from the reference, relative to the largest.
+const TOLERANCE: f64 = Tolerance::of(DataType::F32).max;
 
 /// Something that is tried in a child of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

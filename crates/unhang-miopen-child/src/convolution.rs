@@ -3,14 +3,14 @@
 use std::time::Instant;
 
 use unhang_conv::reference::Indexer;
-use unhang_conv::{DataType, Direction, Layout, Problem, TensorShape};
+use unhang_conv::{Direction, Layout, Problem, TensorShape};
 use unhang_probe::trial::Convolved;
 
-use crate::library::{Functions, Handle, Miopen, MiopenError, Performance, check_miopen};
+use unhang_miopen_api::{DirectionFunctions, MODE_CONVOLUTION, Opaque, Performance, code_of};
+
+use crate::library::{Functions, Miopen, MiopenError, call};
 use crate::memory::{Descriptor, Event, Memory};
 
-/// `miopenConvolution`: torch uses this mode for everything, groups and transposed convolutions included.
-const ORDINARY: i32 = 0;
 /// How many algorithms a search may name.
 const MOST_ALGORITHMS: usize = 16;
 /// Seconds that repeating a convolution to time it may take, and how often it is repeated at most.
@@ -64,7 +64,7 @@ impl Miopen {
             "{}, the best of {count}, {:.3} ms by its own measure, {} bytes of workspace",
             algorithm_name(problem.direction(), best.algorithm),
             best.milliseconds,
-            best.workspace
+            best.memory
         );
         Ok(Convolved { first_seconds, seconds, detail })
     }
@@ -83,21 +83,17 @@ impl Miopen {
 /// What the three calls of a direction share.
 struct Call<'a> {
     functions: &'a Functions,
-    handle: Handle,
+    handle: Opaque,
     direction: Direction,
     convolution: Descriptor,
     /// Descriptors and addresses in MIOpen's order: two operands, result.
-    tensors: [Handle; 3],
-    memory: [Handle; 3],
+    tensors: [Opaque; 3],
+    memory: [Opaque; 3],
 }
 
 impl Call<'_> {
-    fn calls(&self) -> &crate::library::Direction {
-        &self.functions.directions[match self.direction {
-            Direction::Forward => 0,
-            Direction::BackwardData => 1,
-            Direction::BackwardWeights => 2,
-        }]
+    fn functions(&self) -> &DirectionFunctions {
+        self.functions.miopen.of(self.direction)
     }
 
     fn workspace_size(&self) -> Result<usize, MiopenError> {
@@ -106,21 +102,33 @@ impl Call<'_> {
         let [first, second] = if self.direction == Direction::Forward { [second, first] } else { [first, second] };
         let mut bytes = 0;
         // SAFETY: descriptors that live as long as this, and a place for the number.
-        let code = unsafe {
-            (self.calls().workspace_size)(self.handle, first, second, self.convolution.handle, result, &mut bytes)
-        };
-        check_miopen(code, "asking for the workspace's size").map(|()| bytes)
+        unsafe {
+            let (workspace_size, convolution) = (self.functions().workspace_size, self.convolution.handle);
+            call!(
+                workspace_size,
+                "query of the workspace's size",
+                self.handle,
+                first,
+                second,
+                convolution,
+                result,
+                &mut bytes
+            )?;
+        }
+        Ok(bytes)
     }
 
     /// The best algorithm and how many there are.
-    fn find(&self, workspace: Handle, bytes: usize) -> Result<(Performance, i32), MiopenError> {
+    fn find(&self, workspace: Opaque, bytes: usize) -> Result<(Performance, i32), MiopenError> {
         let ([a, b, c], [x, y, z]) = (self.tensors, self.memory);
         let mut results = [Performance::default(); MOST_ALGORITHMS];
         let mut count = 0;
         // SAFETY: descriptors and memory of the described sizes that live as long as this, and as many places as are
         // counted.
-        let code = unsafe {
-            (self.calls().find)(
+        unsafe {
+            call!(
+                self.functions().find,
+                "search for an algorithm",
                 self.handle,
                 a,
                 x,
@@ -134,26 +142,41 @@ impl Call<'_> {
                 results.as_mut_ptr(),
                 workspace,
                 bytes,
-                false,
-            )
-        };
-        check_miopen(code, "the search for an algorithm")?;
+                false
+            )?;
+        }
         if count < 1 { Err(MiopenError::NoAlgorithm) } else { Ok((results[0], count)) }
     }
 
-    fn execute(&self, algorithm: i32, workspace: Handle, bytes: usize) -> Result<(), MiopenError> {
+    fn execute(&self, algorithm: i32, workspace: Opaque, bytes: usize) -> Result<(), MiopenError> {
         let ([a, b, c], [x, y, z]) = (self.tensors, self.memory);
-        let (one, zero) = (1.0, 0.0);
+        let scalars = [1.0f32, 0.0];
+        let [one, zero] = [0, 1].map(|at| (&raw const scalars[at]).cast());
+        let convolution = self.convolution.handle;
         // SAFETY: as in `find`; the scalars are read before the call returns.
-        let code = unsafe {
-            let convolution = self.convolution.handle;
-            (self.calls().execute)(self.handle, &one, a, x, b, y, convolution, algorithm, &zero, c, z, workspace, bytes)
-        };
-        check_miopen(code, "the convolution")
+        unsafe {
+            call!(
+                self.functions().execute,
+                "convolution",
+                self.handle,
+                one,
+                a,
+                x,
+                b,
+                y,
+                convolution,
+                algorithm,
+                zero,
+                c,
+                z,
+                workspace,
+                bytes
+            )
+        }
     }
 
     /// Seconds of one call when warm: the best of a few.
-    fn time(&self, algorithm: i32, workspace: Handle, bytes: usize) -> Result<f64, MiopenError> {
+    fn time(&self, algorithm: i32, workspace: Opaque, bytes: usize) -> Result<f64, MiopenError> {
         let (mut best, mut spent) = (f64::INFINITY, 0.0);
         for _ in 0..TIMING_CALLS {
             let begin = Event::now(self.functions)?;
@@ -172,18 +195,14 @@ impl Call<'_> {
 }
 
 fn tensor(functions: &Functions, shape: TensorShape, problem: &Problem) -> Result<Descriptor, MiopenError> {
-    let data_type = match problem.data_type() {
-        DataType::F16 => 0,
-        DataType::F32 => 1,
-        DataType::Bf16 => 5,
-        DataType::F64 => 6,
-    };
-    let descriptor = Descriptor::new(functions.create_tensor, functions.destroy_tensor)?;
+    let miopen = &functions.miopen;
+    let descriptor = Descriptor::new(miopen.create_tensor, miopen.destroy_tensor)?;
     let sizes = shape.map(|size| size as i32);
-    let strides = strides(shape, problem.layout());
+    let (sizes, strides) = (sizes.as_ptr(), strides(shape, problem.layout()));
+    let (handle, data_type) = (descriptor.handle, code_of(problem.data_type()));
     // SAFETY: a descriptor, and four sizes and strides as counted.
-    let code = unsafe { (functions.set_tensor)(descriptor.handle, data_type, 4, sizes.as_ptr(), strides.as_ptr()) };
-    check_miopen(code, "miopenSetTensorDescriptor").map(|()| descriptor)
+    unsafe { call!(miopen.set_tensor, "miopenSetTensorDescriptor", handle, data_type, 4, sizes, strides.as_ptr()) }?;
+    Ok(descriptor)
 }
 
 /// How far apart neighbours lie on each of the four axes.
@@ -197,16 +216,16 @@ fn strides(shape: TensorShape, layout: Layout) -> [i32; 4] {
 }
 
 fn convolution(functions: &Functions, problem: &Problem) -> Result<Descriptor, MiopenError> {
-    let descriptor = Descriptor::new(functions.create_convolution, functions.destroy_convolution)?;
-    let [padding, stride, dilation] =
+    let miopen = &functions.miopen;
+    let descriptor = Descriptor::new(miopen.create_convolution, miopen.destroy_convolution)?;
+    let handle = descriptor.handle;
+    let [[ph, pw], [sh, sw], [dh, dw]] =
         [problem.padding(), problem.stride(), problem.dilation()].map(|pair| pair.map(|number| number as i32));
+    let set = miopen.set_convolution;
     // SAFETY: a descriptor of ours.
     unsafe {
-        let [[ph, pw], [sh, sw], [dh, dw]] = [padding, stride, dilation];
-        let code = (functions.set_convolution)(descriptor.handle, ORDINARY, ph, pw, sh, sw, dh, dw);
-        check_miopen(code, "miopenInitConvolutionDescriptor")?;
-        let code = (functions.set_groups)(descriptor.handle, problem.groups() as i32);
-        check_miopen(code, "miopenSetConvolutionGroupCount")?;
+        call!(set, "miopenInitConvolutionDescriptor", handle, MODE_CONVOLUTION, ph, pw, sh, sw, dh, dw)?;
+        call!(miopen.set_groups, "miopenSetConvolutionGroupCount", handle, problem.groups() as i32)?;
     }
     Ok(descriptor)
 }

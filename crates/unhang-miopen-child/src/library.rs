@@ -6,6 +6,7 @@ use std::ptr;
 
 use libloading::os::unix::Library;
 use thiserror::Error;
+use unhang_miopen_api::{Opaque, SUCCESS, Status, meaning};
 
 /// Where MIOpen is looked for where nobody says: by the loader's own rules, then where AMD's packages put it.
 const NAMES: [&str; 3] = ["libMIOpen.so.1", "libMIOpen.so", "/opt/rocm/lib/libMIOpen.so.1"];
@@ -38,87 +39,21 @@ pub enum MiopenError {
     NoAlgorithm,
 }
 
-/// A handle, a descriptor, or an address on the device.
-pub(crate) type Handle = *mut c_void;
-
-/// One result of a search, as the interface lays it out.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Performance {
-    pub(crate) algorithm: i32,
-    pub(crate) milliseconds: f32,
-    pub(crate) workspace: usize,
-}
-
-/// `miopen…GetWorkSpaceSize`: handle, two operands' descriptors, convolution, result's descriptor, bytes.
-pub(crate) type WorkspaceSize = unsafe extern "C" fn(Handle, Handle, Handle, Handle, Handle, *mut usize) -> i32;
-/// `miopenFind…Algorithm`, which is the same for all three directions.
-pub(crate) type Find = unsafe extern "C" fn(
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    i32,
-    *mut i32,
-    *mut Performance,
-    Handle,
-    usize,
-    bool,
-) -> i32;
-/// `miopenConvolution…`, which is the same for all three directions.
-pub(crate) type Execute = unsafe extern "C" fn(
-    Handle,
-    *const f32,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    Handle,
-    i32,
-    *const f32,
-    Handle,
-    Handle,
-    Handle,
-    usize,
-) -> i32;
-
-/// The three calls of one direction.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Direction {
-    pub(crate) workspace_size: WorkspaceSize,
-    pub(crate) find: Find,
-    pub(crate) execute: Execute,
-}
-
 /// The functions that are called; the HIP ones from the runtime that MIOpen is linked to.
 #[derive(Debug)]
 pub(crate) struct Functions {
-    version: unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> i32,
-    create: unsafe extern "C" fn(*mut Handle) -> i32,
-    pub(crate) create_tensor: unsafe extern "C" fn(*mut Handle) -> i32,
-    pub(crate) set_tensor: unsafe extern "C" fn(Handle, i32, i32, *const i32, *const i32) -> i32,
-    pub(crate) destroy_tensor: unsafe extern "C" fn(Handle) -> i32,
-    pub(crate) create_convolution: unsafe extern "C" fn(*mut Handle) -> i32,
-    pub(crate) set_convolution: unsafe extern "C" fn(Handle, i32, i32, i32, i32, i32, i32, i32) -> i32,
-    pub(crate) set_groups: unsafe extern "C" fn(Handle, i32) -> i32,
-    pub(crate) destroy_convolution: unsafe extern "C" fn(Handle) -> i32,
-    /// Forward, backward-data, backward-weights.
-    pub(crate) directions: [Direction; 3],
+    pub(crate) miopen: unhang_miopen_api::Functions,
     device_count: unsafe extern "C" fn(*mut i32) -> i32,
     device_name: unsafe extern "C" fn(*mut c_char, i32, i32) -> i32,
     runtime_version: unsafe extern "C" fn(*mut i32) -> i32,
-    pub(crate) allocate: unsafe extern "C" fn(*mut Handle, usize) -> i32,
-    pub(crate) free: unsafe extern "C" fn(Handle) -> i32,
-    pub(crate) copy: unsafe extern "C" fn(Handle, *const c_void, usize, i32) -> i32,
-    pub(crate) create_event: unsafe extern "C" fn(*mut Handle) -> i32,
-    pub(crate) record_event: unsafe extern "C" fn(Handle, Handle) -> i32,
-    pub(crate) query_event: unsafe extern "C" fn(Handle) -> i32,
-    pub(crate) elapsed: unsafe extern "C" fn(*mut f32, Handle, Handle) -> i32,
-    pub(crate) destroy_event: unsafe extern "C" fn(Handle) -> i32,
+    pub(crate) allocate: unsafe extern "C" fn(*mut Opaque, usize) -> i32,
+    pub(crate) free: unsafe extern "C" fn(Opaque) -> i32,
+    pub(crate) copy: unsafe extern "C" fn(Opaque, *const c_void, usize, i32) -> i32,
+    pub(crate) create_event: unsafe extern "C" fn(*mut Opaque) -> i32,
+    pub(crate) record_event: unsafe extern "C" fn(Opaque, Opaque) -> i32,
+    pub(crate) query_event: unsafe extern "C" fn(Opaque) -> i32,
+    pub(crate) elapsed: unsafe extern "C" fn(*mut f32, Opaque, Opaque) -> i32,
+    pub(crate) destroy_event: unsafe extern "C" fn(Opaque) -> i32,
 }
 
 /// A function of a library, or of one that it is linked to.
@@ -132,24 +67,14 @@ fn function<T: Copy>(library: &Library, name: &str) -> Result<T, MiopenError> {
 
 impl Functions {
     fn load(library: &Library) -> Result<Functions, MiopenError> {
-        let direction = |name: &str| {
-            Ok(Direction {
-                workspace_size: function(library, &format!("miopenConvolution{name}GetWorkSpaceSize"))?,
-                find: function(library, &format!("miopenFindConvolution{name}Algorithm"))?,
-                execute: function(library, &format!("miopenConvolution{name}"))?,
-            })
+        let look_up = |name: &CStr| {
+            // SAFETY: an address is asked for, and used as what the interface says.
+            unsafe { library.get::<*mut c_void>(name.to_bytes()) }.map_or(ptr::null_mut(), |it| *it)
         };
+        // SAFETY: MIOpen by its name, and never unloaded.
+        let miopen = unsafe { unhang_miopen_api::Functions::load(&look_up) };
         Ok(Functions {
-            version: function(library, "miopenGetVersion")?,
-            create: function(library, "miopenCreate")?,
-            create_tensor: function(library, "miopenCreateTensorDescriptor")?,
-            set_tensor: function(library, "miopenSetTensorDescriptor")?,
-            destroy_tensor: function(library, "miopenDestroyTensorDescriptor")?,
-            create_convolution: function(library, "miopenCreateConvolutionDescriptor")?,
-            set_convolution: function(library, "miopenInitConvolutionDescriptor")?,
-            set_groups: function(library, "miopenSetConvolutionGroupCount")?,
-            destroy_convolution: function(library, "miopenDestroyConvolutionDescriptor")?,
-            directions: [direction("Forward")?, direction("BackwardData")?, direction("BackwardWeights")?],
+            miopen,
             device_count: function(library, "hipGetDeviceCount")?,
             device_name: function(library, "hipDeviceGetName")?,
             runtime_version: function(library, "hipRuntimeGetVersion")?,
@@ -188,7 +113,7 @@ impl Description {
 pub struct Miopen {
     pub(crate) functions: Functions,
     /// Made with the first convolution.
-    handle: Handle,
+    handle: Opaque,
     _library: ManuallyDrop<Library>,
 }
 
@@ -216,7 +141,7 @@ impl Miopen {
         let (mut count, mut runtime) = (0, 0);
         // SAFETY: each call gets valid places for what it returns.
         unsafe {
-            check_miopen((functions.version)(&mut major, &mut minor, &mut patch), "miopenGetVersion")?;
+            call!(functions.miopen.version, "miopenGetVersion", &mut major, &mut minor, &mut patch)?;
             check_hip((functions.runtime_version)(&mut runtime), "hipRuntimeGetVersion")?;
             match (functions.device_count)(&mut count) {
                 // No device is an answer.
@@ -239,30 +164,31 @@ impl Miopen {
     }
 
     /// The library's handle on the default stream of the first device.
-    pub(crate) fn handle(&mut self) -> Result<Handle, MiopenError> {
+    pub(crate) fn handle(&mut self) -> Result<Opaque, MiopenError> {
         if self.handle.is_null() {
             // SAFETY: a valid place for the handle.
-            check_miopen(unsafe { (self.functions.create)(&mut self.handle) }, "miopenCreate")?;
+            unsafe { call!(self.functions.miopen.create, "miopenCreate", &mut self.handle) }?;
         }
         Ok(self.handle)
     }
 }
 
-pub(crate) fn check_miopen(code: i32, call: &'static str) -> Result<(), MiopenError> {
-    let meaning = match code {
-        0 => return Ok(()),
-        1 => "not initialized",
-        2 => "invalid value",
-        3 => "bad parameter",
-        4 => "allocation failed",
-        5 => "internal error",
-        6 => "not implemented",
-        7 => "unknown error",
-        8 => "unsupported operation",
-        _ => "an error of MIOpen's",
-    };
-    Err(MiopenError::Call { call, code, meaning })
+/// A function of MIOpen's that nothing works without.
+pub(crate) fn required<T>(function: Option<T>, name: &'static str) -> Result<T, MiopenError> {
+    function.ok_or_else(|| MiopenError::Unusable(format!("it has no {name}")))
 }
+
+pub(crate) fn check_miopen(code: Status, call: &'static str) -> Result<(), MiopenError> {
+    if code == SUCCESS { Ok(()) } else { Err(MiopenError::Call { call, code, meaning: meaning(code) }) }
+}
+
+/// Calls a function of MIOpen's by its name.
+macro_rules! call {
+    ($function:expr, $name:literal, $($argument:expr),*) => {
+        $crate::library::check_miopen($crate::library::required($function, $name)?($($argument),*), $name)
+    };
+}
+pub(crate) use call;
 
 pub(crate) fn check_hip(code: i32, call: &'static str) -> Result<(), MiopenError> {
     let meaning = match code {

@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::Duration;
 
-use crate::library::{Functions, Handle, MiopenError, check_hip};
+use unhang_miopen_api::{Create, Destroy, Opaque};
+
+use crate::library::{Functions, MiopenError, call, check_hip, required};
 
 const TO_DEVICE: i32 = 1;
 const FROM_DEVICE: i32 = 2;
@@ -13,7 +15,7 @@ const NOT_READY: i32 = 600;
 /// Memory on the device.
 pub(crate) struct Memory<'a> {
     functions: &'a Functions,
-    pub(crate) address: Handle,
+    pub(crate) address: Opaque,
     bytes: usize,
 }
 
@@ -36,7 +38,7 @@ impl<'a> Memory<'a> {
         Ok(memory)
     }
 
-    /// What is in it, as so many bytes; all patterns must be valid values of `T`.
+    /// Copies all of it into a slice of its size; all patterns must be valid values of `T`.
     pub(crate) fn read<T: Copy>(&self, data: &mut [T]) -> Result<(), MiopenError> {
         assert_eq!(size_of_val(data), self.bytes, "all of it");
         let (to, from) = (data.as_mut_ptr().cast::<c_void>(), self.address);
@@ -57,7 +59,7 @@ impl Drop for Memory<'_> {
 /// A point in the default stream's work.
 pub(crate) struct Event<'a> {
     functions: &'a Functions,
-    handle: Handle,
+    handle: Opaque,
 }
 
 impl<'a> Event<'a> {
@@ -105,19 +107,16 @@ impl Drop for Event<'_> {
 
 /// A descriptor of MIOpen's.
 pub(crate) struct Descriptor {
-    pub(crate) handle: Handle,
-    destroy: unsafe extern "C" fn(Handle) -> i32,
+    pub(crate) handle: Opaque,
+    destroy: Destroy,
 }
 
 impl Descriptor {
-    pub(crate) fn new(
-        create: unsafe extern "C" fn(*mut Handle) -> i32,
-        destroy: unsafe extern "C" fn(Handle) -> i32,
-    ) -> Result<Descriptor, MiopenError> {
+    pub(crate) fn new(create: Option<Create>, destroy: Option<Destroy>) -> Result<Descriptor, MiopenError> {
         let mut handle = ptr::null_mut();
         // SAFETY: a valid place for the handle.
-        crate::library::check_miopen(unsafe { create(&mut handle) }, "making a descriptor")?;
-        Ok(Descriptor { handle, destroy })
+        unsafe { call!(create, "function that makes descriptors", &mut handle) }?;
+        Ok(Descriptor { handle, destroy: required(destroy, "function that ends descriptors")? })
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use unhang_conv::{DataType, Layout};
 use unhang_gpu::driver::Driver;
 use unhang_gpu::strided::{self, Move};
+use unhang_miopen_api::{BAD_PARAMETER, INTERNAL_ERROR, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 
-use crate::api::{BAD_PARAMETER, INTERNAL_ERROR, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use crate::compute::Failure;
 use crate::describe::{Bias, View};
 use crate::device::Device;

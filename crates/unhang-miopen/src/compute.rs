@@ -10,10 +10,10 @@ use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::DriverError;
 use unhang_gpu::strided::Move;
 use unhang_gpu::{DevicePointers, FromHost, GpuError, Prepared, Request};
-
-use crate::api::{
-    ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status,
+use unhang_miopen_api::{
+    ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status, index_of,
 };
+
 use crate::describe::{Call, View};
 use crate::host::Numbers;
 use crate::process::{Process, stream_of};
@@ -409,13 +409,8 @@ impl Engine for Tiles<'_> {
 /// # Safety
 /// As [`execute`].
 unsafe fn naive(route: &Route, call: &Call, memory: Memory) -> Result<(), Failure> {
-    let index = match call.direction {
-        Direction::Forward => 0,
-        Direction::BackwardData => 1,
-        Direction::BackwardWeights => 2,
-    };
     let none = || Failure::Declined("this MIOpen has no immediate mode".to_owned());
-    let immediate = route.real.directions[index].immediate.ok_or_else(none)?;
+    let immediate = route.real.functions.of(call.direction).immediate.ok_or_else(none)?;
     let ([x, w, y], [xp, wp, yp]) = ([call.x, call.w, call.y], memory.tensors);
     // Queries and immediate mode have the operands of the forward direction the other way round.
     let [a, ap, b, bp, c, cp] = match call.direction {
@@ -423,7 +418,7 @@ unsafe fn naive(route: &Route, call: &Call, memory: Memory) -> Result<(), Failur
         Direction::BackwardData => [y, yp, w, wp, x, xp],
         Direction::BackwardWeights => [y, yp, x, xp, w, wp],
     };
-    let id = NAIVE_SOLVERS[index];
+    let id = NAIVE_SOLVERS[index_of(call.direction)];
     // SAFETY: the caller's descriptors and memory.
     let status = real::inside(|| unsafe {
         immediate(call.handle, a, ap, b, bp, call.convolution, c, cp, memory.workspace, memory.bytes, id)

@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification, TensorShape};
 use unhang_gpu::strided::Strides;
+use unhang_miopen_api::{MODE_TRANSPOSE, Opaque, SUCCESS, data_type_of};
 
-use crate::api::{MODE_TRANSPOSE, Opaque, SUCCESS};
 use crate::real::Real;
 
 /// The most axes of a tensor that is looked at: a batch, channels, three of space.
@@ -150,13 +150,8 @@ impl Described {
 
     /// The convolution, or why it is none that our engines know.
     pub(crate) fn convolution(&self) -> Result<Convolution, String> {
-        let data_type = match self.x.data_type {
-            0 => DataType::F16,
-            1 => DataType::F32,
-            5 => DataType::Bf16,
-            6 => DataType::F64,
-            other => return Err(format!("elements of type {other} are not supported")),
-        };
+        let data_type = data_type_of(self.x.data_type)
+            .ok_or_else(|| format!("elements of type {} are not supported", self.x.data_type))?;
         if self.w.data_type != self.x.data_type || self.y.data_type != self.x.data_type {
             return Err("tensors of different types are not supported".to_owned());
         }

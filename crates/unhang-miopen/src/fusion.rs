@@ -6,7 +6,8 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::api::Opaque;
+use unhang_miopen_api::Opaque;
+
 use crate::process::process;
 use crate::real::{self, Real};
 use crate::talk::say;

@@ -97,7 +97,7 @@ impl Numbers {
         }
     }
 
-    /// Reads so many elements from the device, when the stream has come to it.
+    /// Reads that many elements from the device, when the stream has come to it.
     ///
     /// # Safety
     /// They must lie there.

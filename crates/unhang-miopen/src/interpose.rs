@@ -4,11 +4,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use unhang_conv::Direction;
-
-use crate::api::{
+use unhang_miopen_api::{
     ALGORITHM_DIRECT, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, NOT_INITIALIZED, Opaque,
-    Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION,
+    Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION, index_of,
 };
+
 use crate::compute::{self, Memory};
 use crate::describe::Call;
 use crate::process::{Decision, Process, process, stream_of};
@@ -103,14 +103,6 @@ fn find(process: &Process, route: &Route, call: &Call, memory: Memory, search: S
     })
 }
 
-fn index_of(direction: Direction) -> usize {
-    match direction {
-        Direction::Forward => 0,
-        Direction::BackwardData => 1,
-        Direction::BackwardWeights => 2,
-    }
-}
-
 /// Exactly one: torch reads the first unchecked.
 fn solution(route: &Route, call: &Call, most: usize, count: *mut usize, to: *mut Solution) -> Status {
     if most > 0 {
@@ -169,7 +161,7 @@ macro_rules! direction {
                 boundary(
                     Kind::Question,
                     call,
-                    |real| forward!(real.directions[index_of(call.direction)].workspace_size, handle, $qa, $qb, convolution, $out, bytes),
+                    |real| forward!(real.functions.of(call.direction).workspace_size, handle, $qa, $qb, convolution, $out, bytes),
                     |_, route, _| answer(bytes, || route.workspace_bytes() as usize),
                 )
             }
@@ -183,7 +175,7 @@ macro_rules! direction {
                     Kind::Work,
                     call,
                     |real| forward!(
-                        real.directions[index_of(call.direction)].find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
+                        real.functions.of(call.direction).find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
                         count, results, workspace, bytes, exhaustive
                     ),
                     |process, route, call| {
@@ -202,7 +194,7 @@ macro_rules! direction {
                     Kind::Work,
                     call,
                     |real| forward!(
-                        real.directions[index_of(call.direction)].execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
+                        real.functions.of(call.direction).execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
                         beta, $out, $outp, workspace, bytes
                     ),
                     |process, route, call| {
@@ -223,7 +215,7 @@ macro_rules! direction {
                 boundary(
                     Kind::Question,
                     call,
-                    |real| forward!(real.directions[index_of(call.direction)].solution_count, handle, $qa, $qb, convolution, $out, count),
+                    |real| forward!(real.functions.of(call.direction).solution_count, handle, $qa, $qb, convolution, $out, count),
                     |_, _, _| answer(count, || 1),
                 )
             }
@@ -236,7 +228,7 @@ macro_rules! direction {
                 boundary(
                     Kind::Question,
                     call,
-                    |real| forward!(real.directions[index_of(call.direction)].solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
+                    |real| forward!(real.functions.of(call.direction).solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
                     |_, route, call| solution(route, call, most, count, solutions),
                 )
             }
@@ -246,7 +238,7 @@ macro_rules! direction {
                 boundary(
                     Kind::Question,
                     call,
-                    |real| forward!(real.directions[index_of(call.direction)].solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
+                    |real| forward!(real.functions.of(call.direction).solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
                     |_, route, call| match check_id(route, call, id) {
                         SUCCESS => answer(bytes, || route.workspace_bytes() as usize),
                         status => status,
@@ -259,7 +251,7 @@ macro_rules! direction {
                 boundary(
                     Kind::Work,
                     call,
-                    |real| forward!(real.directions[index_of(call.direction)].compile_solution, handle, $qa, $qb, convolution, $out, id),
+                    |real| forward!(real.functions.of(call.direction).compile_solution, handle, $qa, $qb, convolution, $out, id),
                     |_, route, call| check_id(route, call, id),
                 )
             }
@@ -273,7 +265,7 @@ macro_rules! direction {
                     Kind::Work,
                     call,
                     |real| forward!(
-                        real.directions[index_of(call.direction)].immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,
+                        real.functions.of(call.direction).immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,
                         workspace, bytes, id
                     ),
                     |process, route, call| {

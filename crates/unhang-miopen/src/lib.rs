@@ -12,7 +12,6 @@
 //! It runs in other people's processes: no panic leaves it, nothing waits without a deadline but where the caller waits for
 //! the device anyway, errors are MIOpen's status codes with MIOpen's meanings. It must not know torch or any other framework.
 
-mod api;
 mod bias;
 mod canary;
 mod compute;

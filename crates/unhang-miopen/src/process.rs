@@ -12,9 +12,9 @@ use unhang_evidence::{Canary, Evidence, Record, RecordSource, Store, Tuning, qua
 use unhang_gpu::strided;
 use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
+use unhang_miopen_api::{BAD_PARAMETER, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
 
-use crate::api::{BAD_PARAMETER, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use crate::describe::{Call, Described};
 use crate::device::Device;
 use crate::real::Real;

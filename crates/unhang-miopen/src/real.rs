@@ -6,154 +6,9 @@ use std::ffi::{CStr, CString, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use crate::api::{Opaque, Performance, Solution, Status};
+use unhang_miopen_api::Functions;
+
 use crate::lookup;
-
-/// A query of one direction: handle, two operands, convolution, result, and what is asked.
-type Query<T> = unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, T) -> Status;
-
-macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident: $symbol:literal as $type:ty;)*) => {
-        /// The functions that are called. One that the library does not have is none.
-        pub(crate) struct Functions {
-            $($(#[$doc])* pub(crate) $name: Option<$type>,)*
-        }
-
-        impl Functions {
-            fn load(library: *mut c_void) -> Functions {
-                Functions {
-                    $($name: {
-                        let found = lookup::real_dlsym(library, $symbol);
-                        // SAFETY: the type is that of the function of this name in MIOpen's header; null is none.
-                        unsafe { std::mem::transmute::<*mut c_void, Option<$type>>(found) }
-                    },)*
-                }
-            }
-        }
-    };
-}
-
-/// The eight calls of one direction.
-pub(crate) struct DirectionCalls {
-    pub(crate) workspace_size: Option<Query<*mut usize>>,
-    pub(crate) find: Option<Find>,
-    pub(crate) execute: Option<Execute>,
-    pub(crate) solution_count: Option<Query<*mut usize>>,
-    pub(crate) solution: Option<GetSolution>,
-    pub(crate) solution_workspace_size: Option<SolutionWorkspaceSize>,
-    pub(crate) compile_solution: Option<Query<u64>>,
-    pub(crate) immediate: Option<Immediate>,
-}
-
-pub(crate) type Find = unsafe extern "C" fn(
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    c_int,
-    *mut c_int,
-    *mut Performance,
-    Opaque,
-    usize,
-    bool,
-) -> Status;
-pub(crate) type Execute = unsafe extern "C" fn(
-    Opaque,
-    *const c_void,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    c_int,
-    *const c_void,
-    Opaque,
-    Opaque,
-    Opaque,
-    usize,
-) -> Status;
-pub(crate) type GetSolution =
-    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, usize, *mut usize, *mut Solution) -> Status;
-pub(crate) type SolutionWorkspaceSize =
-    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, u64, *mut usize) -> Status;
-pub(crate) type Immediate =
-    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize, u64) -> Status;
-pub(crate) type Bias =
-    unsafe extern "C" fn(Opaque, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque) -> Status;
-pub(crate) type BiasActivation = unsafe extern "C" fn(
-    Opaque,
-    *const c_void,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    c_int,
-    Opaque,
-    usize,
-    *const c_void,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-    Opaque,
-) -> Status;
-
-functions! {
-    create: c"miopenCreate" as unsafe extern "C" fn(*mut Opaque) -> Status;
-    create_with_stream: c"miopenCreateWithStream" as unsafe extern "C" fn(*mut Opaque, Opaque) -> Status;
-    version: c"miopenGetVersion" as unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> Status;
-    stream: c"miopenGetStream" as unsafe extern "C" fn(Opaque, *mut Opaque) -> Status;
-    tensor_size: c"miopenGetTensorDescriptorSize" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
-    tensor: c"miopenGetTensorDescriptor" as unsafe extern "C" fn(Opaque, *mut c_int, *mut c_int, *mut c_int) -> Status;
-    tensor_bytes: c"miopenGetTensorNumBytes" as unsafe extern "C" fn(Opaque, *mut usize) -> Status;
-    spatial: c"miopenGetConvolutionSpatialDim" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
-    convolution: c"miopenGetConvolutionNdDescriptor" as unsafe extern "C" fn(Opaque, c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int) -> Status;
-    groups: c"miopenGetConvolutionGroupCount" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
-    algorithm_of: c"miopenGetSolverIdConvAlgorithm" as unsafe extern "C" fn(u64, *mut c_int) -> Status;
-    forward_bias: c"miopenConvolutionForwardBias" as Bias;
-    backward_bias: c"miopenConvolutionBackwardBias" as Bias;
-    bias_activation: c"miopenConvolutionBiasActivationForward" as BiasActivation;
-    operator_convolution: c"miopenCreateOpConvForward" as unsafe extern "C" fn(Opaque, *mut Opaque, Opaque, Opaque) -> Status;
-    compile_plan: c"miopenCompileFusionPlan" as unsafe extern "C" fn(Opaque, Opaque) -> Status;
-    execute_plan: c"miopenExecuteFusionPlan" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque) -> Status;
-    execute_plan_in: c"miopenExecuteFusionPlan_v2" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize) -> Status;
-    destroy_plan: c"miopenDestroyFusionPlan" as unsafe extern "C" fn(Opaque) -> Status;
-    convolution_problem: c"miopenCreateConvProblem" as unsafe extern "C" fn(*mut Opaque, Opaque, c_int) -> Status;
-    find_solutions: c"miopenFindSolutions" as unsafe extern "C" fn(Opaque, Opaque, Opaque, *mut Opaque, *mut usize, usize) -> Status;
-    load_solution: c"miopenLoadSolution" as unsafe extern "C" fn(*mut Opaque, *const std::ffi::c_char, usize) -> Status;
-    destroy_problem: c"miopenDestroyProblem" as unsafe extern "C" fn(Opaque) -> Status;
-    forward_size: c"miopenConvolutionForwardGetWorkSpaceSize" as Query<*mut usize>;
-    forward_find: c"miopenFindConvolutionForwardAlgorithm" as Find;
-    forward_execute: c"miopenConvolutionForward" as Execute;
-    forward_count: c"miopenConvolutionForwardGetSolutionCount" as Query<*mut usize>;
-    forward_solution: c"miopenConvolutionForwardGetSolution" as GetSolution;
-    forward_solution_size: c"miopenConvolutionForwardGetSolutionWorkspaceSize" as SolutionWorkspaceSize;
-    forward_compile: c"miopenConvolutionForwardCompileSolution" as Query<u64>;
-    forward_immediate: c"miopenConvolutionForwardImmediate" as Immediate;
-    data_size: c"miopenConvolutionBackwardDataGetWorkSpaceSize" as Query<*mut usize>;
-    data_find: c"miopenFindConvolutionBackwardDataAlgorithm" as Find;
-    data_execute: c"miopenConvolutionBackwardData" as Execute;
-    data_count: c"miopenConvolutionBackwardDataGetSolutionCount" as Query<*mut usize>;
-    data_solution: c"miopenConvolutionBackwardDataGetSolution" as GetSolution;
-    data_solution_size: c"miopenConvolutionBackwardDataGetSolutionWorkspaceSize" as SolutionWorkspaceSize;
-    data_compile: c"miopenConvolutionBackwardDataCompileSolution" as Query<u64>;
-    data_immediate: c"miopenConvolutionBackwardDataImmediate" as Immediate;
-    weights_size: c"miopenConvolutionBackwardWeightsGetWorkSpaceSize" as Query<*mut usize>;
-    weights_find: c"miopenFindConvolutionBackwardWeightsAlgorithm" as Find;
-    weights_execute: c"miopenConvolutionBackwardWeights" as Execute;
-    weights_count: c"miopenConvolutionBackwardWeightsGetSolutionCount" as Query<*mut usize>;
-    weights_solution: c"miopenConvolutionBackwardWeightsGetSolution" as GetSolution;
-    weights_solution_size: c"miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize" as SolutionWorkspaceSize;
-    weights_compile: c"miopenConvolutionBackwardWeightsCompileSolution" as Query<u64>;
-    weights_immediate: c"miopenConvolutionBackwardWeightsImmediate" as Immediate;
-}
 
 /// One mapped MIOpen.
 pub(crate) struct Real {
@@ -162,23 +17,6 @@ pub(crate) struct Real {
     pub(crate) path: String,
     /// Where it is mapped: what tells two of them apart.
     pub(crate) base: usize,
-    /// Forward, backward-data, backward-weights.
-    pub(crate) directions: [DirectionCalls; 3],
-}
-
-macro_rules! direction_calls {
-    ($functions:ident, $size:ident, $find:ident, $execute:ident, $count:ident, $solution:ident, $solution_size:ident, $compile:ident, $immediate:ident) => {
-        DirectionCalls {
-            workspace_size: $functions.$size,
-            find: $functions.$find,
-            execute: $functions.$execute,
-            solution_count: $functions.$count,
-            solution: $functions.$solution,
-            solution_workspace_size: $functions.$solution_size,
-            compile_solution: $functions.$compile,
-            immediate: $functions.$immediate,
-        }
-    };
 }
 
 impl Real {
@@ -190,44 +28,9 @@ impl Real {
         if library.is_null() || lookup::object_at(getter as usize).is_none_or(|(_, defined)| defined != base) {
             return None;
         }
-        let functions = Functions::load(library);
-        let f = &functions;
-        let directions = [
-            direction_calls!(
-                f,
-                forward_size,
-                forward_find,
-                forward_execute,
-                forward_count,
-                forward_solution,
-                forward_solution_size,
-                forward_compile,
-                forward_immediate
-            ),
-            direction_calls!(
-                f,
-                data_size,
-                data_find,
-                data_execute,
-                data_count,
-                data_solution,
-                data_solution_size,
-                data_compile,
-                data_immediate
-            ),
-            direction_calls!(
-                f,
-                weights_size,
-                weights_find,
-                weights_execute,
-                weights_count,
-                weights_solution,
-                weights_solution_size,
-                weights_compile,
-                weights_immediate
-            ),
-        ];
-        Some(Real { functions, path: path.to_string_lossy().into_owned(), base, directions })
+        // SAFETY: the library holds MIOpen's functions, as was just seen, and is never given back.
+        let functions = unsafe { Functions::load(&|name| lookup::real_dlsym(library, name)) };
+        Some(Real { functions, path: path.to_string_lossy().into_owned(), base })
     }
 }
 

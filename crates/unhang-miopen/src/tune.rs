@@ -24,7 +24,7 @@ const CANDIDATES: usize = 4;
 const ROUNDS: usize = 6;
 /// Seconds of the GPU's time. One round is always finished.
 const BUDGET: f64 = 0.2;
-/// Candidates that take so many times the best one's time are timed no more.
+/// Candidates that take this many times as long as the best one are dropped.
 const HOPELESS: f64 = 2.0;
 
 /// The candidates of one convolution, the model's choice first, and what they took.
@@ -36,7 +36,7 @@ struct Contest {
     failures: Vec<String>,
 }
 
-/// Finds the fastest kernels for a planned convolution, within so many bytes of workspace. Whatever goes wrong, the model's choice
+/// Finds the fastest kernels for a planned convolution, within that many bytes of workspace. Whatever goes wrong, the model's choice
 /// stays.
 pub(crate) fn tune(process: &Process, route: &Route, stream: u64, workspace: u64) {
     let (engine, problem) = (&route.device.engine, &route.convolution.problem);

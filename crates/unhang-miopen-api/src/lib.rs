@@ -1,0 +1,296 @@
+//! MIOpen's C interface as its header has it: the types, and the functions that we call or stand before, found by name.
+//!
+//! The library at MIOpen's boundary and the probe's child share this one description. Nothing is loaded here: whoever has a
+//! library says how a name is looked up in it. This crate must not know what a call is for, nor any framework.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use unhang_conv::{DataType, Direction};
+
+/// What a call returns.
+pub type Status = c_int;
+/// A handle, a descriptor, or an address on the device.
+pub type Opaque = *mut c_void;
+
+/// `miopenStatusSuccess`.
+pub const SUCCESS: Status = 0;
+/// `miopenStatusNotInitialized`.
+pub const NOT_INITIALIZED: Status = 1;
+/// `miopenStatusBadParm`.
+pub const BAD_PARAMETER: Status = 3;
+/// `miopenStatusAllocFailed`.
+pub const ALLOCATION_FAILED: Status = 4;
+/// `miopenStatusInternalError`.
+pub const INTERNAL_ERROR: Status = 5;
+/// `miopenStatusNotImplemented`.
+pub const NOT_IMPLEMENTED: Status = 6;
+/// `miopenStatusUnsupportedOp`.
+pub const UNSUPPORTED_OPERATION: Status = 8;
+
+/// A status in words.
+pub const fn meaning(status: Status) -> &'static str {
+    match status {
+        SUCCESS => "success",
+        NOT_INITIALIZED => "not initialized",
+        2 => "invalid value",
+        BAD_PARAMETER => "bad parameter",
+        ALLOCATION_FAILED => "allocation failed",
+        INTERNAL_ERROR => "internal error",
+        NOT_IMPLEMENTED => "not implemented",
+        7 => "unknown error",
+        UNSUPPORTED_OPERATION => "unsupported operation",
+        _ => "an error of MIOpen's",
+    }
+}
+
+/// `miopenDataType_t` of a type of ours.
+pub const fn code_of(data_type: DataType) -> c_int {
+    match data_type {
+        DataType::F16 => 0,
+        DataType::F32 => 1,
+        DataType::Bf16 => 5,
+        DataType::F64 => 6,
+    }
+}
+
+/// The type of ours that a `miopenDataType_t` stands for.
+pub fn data_type_of(code: c_int) -> Option<DataType> {
+    [DataType::F16, DataType::F32, DataType::Bf16, DataType::F64].into_iter().find(|&it| code_of(it) == code)
+}
+
+/// The algorithm that our results are filed under: "direct" has the same number in all directions.
+pub const ALGORITHM_DIRECT: c_int = 1;
+/// MIOpen's naive solvers, forward, backward-data and backward-weights. They need neither a search nor a workspace, so that
+/// an id of these that a framework has stored stays valid where the real library computes.
+pub const NAIVE_SOLVERS: [u64; 3] = [85, 86, 87];
+
+/// `miopenConvolution` of `miopenConvolutionMode_t`: torch uses this mode for everything, groups and transposed convolutions
+/// included.
+pub const MODE_CONVOLUTION: c_int = 0;
+/// `miopenTranspose`; the other modes differ in nothing that the group count does not say.
+pub const MODE_TRANSPOSE: c_int = 1;
+
+/// `miopenConvAlgoPerf_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Performance {
+    /// The algorithm's number in its direction.
+    pub algorithm: c_int,
+    /// As MIOpen measured it.
+    pub milliseconds: f32,
+    /// Bytes of workspace.
+    pub memory: usize,
+}
+
+/// `miopenConvSolution_t`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Solution {
+    /// As MIOpen estimates or remembers it.
+    pub milliseconds: f32,
+    /// Bytes of workspace.
+    pub workspace: usize,
+    /// The solver.
+    pub id: u64,
+    /// The algorithm's number in its direction.
+    pub algorithm: c_int,
+}
+
+/// Makes something and writes its handle.
+pub type Create = unsafe extern "C" fn(*mut Opaque) -> Status;
+/// Ends something.
+pub type Destroy = unsafe extern "C" fn(Opaque) -> Status;
+/// A query of one direction: handle, two operands, convolution, result, and what is asked.
+pub type Query<T> = unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, T) -> Status;
+/// Handle, descriptor and address of both operands, convolution, descriptor and address of the result, room for how many
+/// algorithms, how many there are, these, workspace, its bytes, whether the search is exhaustive.
+#[rustfmt::skip]
+pub type Find = unsafe extern "C" fn(
+    Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *mut c_int, *mut Performance, Opaque, usize, bool,
+) -> Status;
+/// Handle, alpha, descriptor and address of both operands, convolution, algorithm, beta, descriptor and address of the result,
+/// workspace, its bytes.
+#[rustfmt::skip]
+pub type Execute = unsafe extern "C" fn(
+    Opaque, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, *const c_void, Opaque, Opaque, Opaque, usize,
+) -> Status;
+/// A query with room for how many solutions, how many there are, and these.
+pub type GetSolution =
+    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, usize, *mut usize, *mut Solution) -> Status;
+/// A query with the solver's id, for its workspace's bytes.
+pub type SolutionWorkspaceSize =
+    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, u64, *mut usize) -> Status;
+/// Handle, descriptor and address of both operands, convolution, descriptor and address of the result, workspace, its bytes,
+/// the solver's id.
+pub type Immediate =
+    unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize, u64) -> Status;
+/// Handle, alpha, descriptor and address of what is read, beta, descriptor and address of the result.
+pub type Bias = unsafe extern "C" fn(Opaque, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque) -> Status;
+/// [`Execute`] up to the algorithm, workspace, its bytes, then a scalar and a tensor to add, bias, activation and result.
+#[rustfmt::skip]
+pub type BiasActivation = unsafe extern "C" fn(
+    Opaque, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, c_int, Opaque, usize, *const c_void, Opaque, Opaque, Opaque,
+    Opaque, Opaque, Opaque, Opaque,
+) -> Status;
+
+/// How a name is looked up in a library; null where it is not there.
+type LookUp<'a> = &'a dyn Fn(&CStr) -> *mut c_void;
+
+/// The function of a name.
+///
+/// # Safety
+/// `T` is an `Option` of a function pointer of that function's type.
+unsafe fn function<T>(look_up: LookUp<'_>, name: &str) -> T {
+    let found = CString::new(name).map_or(std::ptr::null_mut(), |name| look_up(&name));
+    const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
+    // SAFETY: as the caller says; null is none.
+    unsafe { std::mem::transmute_copy::<*mut c_void, T>(&found) }
+}
+
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident: $symbol:literal as $type:ty;)*) => {
+        /// The functions, and those that each direction has. One that the library lacks is none.
+        #[derive(Debug)]
+        pub struct Functions {
+            $($(#[$doc])* #[doc = concat!("`", $symbol, "`.")] pub $name: Option<$type>,)*
+            directions: [DirectionFunctions; 3],
+        }
+
+        impl Functions {
+            /// Looks every function up.
+            ///
+            /// # Safety
+            /// What is found is MIOpen's function of that name, and stays loaded.
+            pub unsafe fn load(look_up: LookUp<'_>) -> Functions {
+                // SAFETY: the types are those of MIOpen's header.
+                unsafe {
+                    Functions {
+                        $($name: function(look_up, $symbol),)*
+                        directions: ["Forward", "BackwardData", "BackwardWeights"]
+                            .map(|direction| DirectionFunctions::load(look_up, direction)),
+                    }
+                }
+            }
+        }
+    };
+}
+
+macro_rules! direction_functions {
+    ($($name:ident: $before:literal .. $after:literal as $type:ty;)*) => {
+        /// The functions that each direction has; `…` is its name.
+        #[derive(Debug)]
+        pub struct DirectionFunctions {
+            $(#[doc = concat!("`", $before, "…", $after, "`.")] pub $name: Option<$type>,)*
+        }
+
+        impl DirectionFunctions {
+            /// # Safety
+            /// As [`Functions::load`].
+            unsafe fn load(look_up: LookUp<'_>, direction: &str) -> DirectionFunctions {
+                // SAFETY: the types are those of MIOpen's header, the same in all directions.
+                unsafe {
+                    DirectionFunctions {
+                        $($name: function(look_up, &[$before, direction, $after].concat()),)*
+                    }
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    create: "miopenCreate" as Create;
+    create_with_stream: "miopenCreateWithStream" as unsafe extern "C" fn(*mut Opaque, Opaque) -> Status;
+    version: "miopenGetVersion" as unsafe extern "C" fn(*mut usize, *mut usize, *mut usize) -> Status;
+    stream: "miopenGetStream" as unsafe extern "C" fn(Opaque, *mut Opaque) -> Status;
+    create_tensor: "miopenCreateTensorDescriptor" as Create;
+    set_tensor: "miopenSetTensorDescriptor" as unsafe extern "C" fn(Opaque, c_int, c_int, *const c_int, *const c_int) -> Status;
+    tensor_size: "miopenGetTensorDescriptorSize" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
+    tensor: "miopenGetTensorDescriptor" as unsafe extern "C" fn(Opaque, *mut c_int, *mut c_int, *mut c_int) -> Status;
+    tensor_bytes: "miopenGetTensorNumBytes" as unsafe extern "C" fn(Opaque, *mut usize) -> Status;
+    destroy_tensor: "miopenDestroyTensorDescriptor" as Destroy;
+    create_convolution: "miopenCreateConvolutionDescriptor" as Create;
+    set_convolution: "miopenInitConvolutionDescriptor" as unsafe extern "C" fn(Opaque, c_int, c_int, c_int, c_int, c_int, c_int, c_int) -> Status;
+    set_groups: "miopenSetConvolutionGroupCount" as unsafe extern "C" fn(Opaque, c_int) -> Status;
+    spatial: "miopenGetConvolutionSpatialDim" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
+    convolution: "miopenGetConvolutionNdDescriptor" as unsafe extern "C" fn(Opaque, c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int) -> Status;
+    groups: "miopenGetConvolutionGroupCount" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
+    destroy_convolution: "miopenDestroyConvolutionDescriptor" as Destroy;
+    algorithm_of: "miopenGetSolverIdConvAlgorithm" as unsafe extern "C" fn(u64, *mut c_int) -> Status;
+    forward_bias: "miopenConvolutionForwardBias" as Bias;
+    backward_bias: "miopenConvolutionBackwardBias" as Bias;
+    bias_activation: "miopenConvolutionBiasActivationForward" as BiasActivation;
+    operator_convolution: "miopenCreateOpConvForward" as unsafe extern "C" fn(Opaque, *mut Opaque, Opaque, Opaque) -> Status;
+    compile_plan: "miopenCompileFusionPlan" as unsafe extern "C" fn(Opaque, Opaque) -> Status;
+    execute_plan: "miopenExecuteFusionPlan" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque) -> Status;
+    execute_plan_in: "miopenExecuteFusionPlan_v2" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize) -> Status;
+    destroy_plan: "miopenDestroyFusionPlan" as Destroy;
+    convolution_problem: "miopenCreateConvProblem" as unsafe extern "C" fn(*mut Opaque, Opaque, c_int) -> Status;
+    find_solutions: "miopenFindSolutions" as unsafe extern "C" fn(Opaque, Opaque, Opaque, *mut Opaque, *mut usize, usize) -> Status;
+    load_solution: "miopenLoadSolution" as unsafe extern "C" fn(*mut Opaque, *const c_char, usize) -> Status;
+    destroy_problem: "miopenDestroyProblem" as Destroy;
+}
+
+direction_functions! {
+    workspace_size: "miopenConvolution" .. "GetWorkSpaceSize" as Query<*mut usize>;
+    find: "miopenFindConvolution" .. "Algorithm" as Find;
+    execute: "miopenConvolution" .. "" as Execute;
+    solution_count: "miopenConvolution" .. "GetSolutionCount" as Query<*mut usize>;
+    solution: "miopenConvolution" .. "GetSolution" as GetSolution;
+    solution_workspace_size: "miopenConvolution" .. "GetSolutionWorkspaceSize" as SolutionWorkspaceSize;
+    compile_solution: "miopenConvolution" .. "CompileSolution" as Query<u64>;
+    immediate: "miopenConvolution" .. "Immediate" as Immediate;
+}
+
+/// Where a direction stands in what has an entry for each: forward, backward-data, backward-weights.
+pub const fn index_of(direction: Direction) -> usize {
+    match direction {
+        Direction::Forward => 0,
+        Direction::BackwardData => 1,
+        Direction::BackwardWeights => 2,
+    }
+}
+
+impl Functions {
+    /// The functions of a direction.
+    pub fn of(&self, direction: Direction) -> &DirectionFunctions {
+        &self.directions[index_of(direction)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn every_name_is_looked_up_once_and_what_is_not_there_is_none() {
+        let names = RefCell::new(Vec::new());
+        let look_up = |name: &CStr| {
+            names.borrow_mut().push(name.to_str().unwrap().to_owned());
+            std::ptr::null_mut()
+        };
+        // SAFETY: nothing is found.
+        let functions = unsafe { Functions::load(&look_up) };
+        assert!(functions.create.is_none() && functions.of(Direction::BackwardData).find.is_none());
+        let mut names = names.into_inner();
+        for name in
+            ["miopenConvolutionForward", "miopenFindConvolutionBackwardDataAlgorithm", "miopenConvolutionForwardBias"]
+        {
+            assert!(names.iter().any(|it| it == name), "{name}");
+        }
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_type_is_told_by_its_code() {
+        for data_type in [DataType::F16, DataType::F32, DataType::Bf16, DataType::F64] {
+            assert_eq!(data_type_of(code_of(data_type)), Some(data_type));
+        }
+        assert_eq!(data_type_of(3), None, "whole numbers are none of ours");
+    }
+}

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::lane::{Kind, Lane, Oldest};
-use crate::watch::{Hang, Place, Shared};
+use crate::shared::{Hang, Place, Shared};
 
 /// For how long each thing has been as it is, in time in which this process ran. Time that passed while the whole
 /// process stood still (stopped, suspended, starved) counts as two ticks at most.

@@ -20,7 +20,9 @@
 
 mod judge;
 mod lane;
+mod shared;
 mod watch;
 
 pub use lane::{Events, Lane};
-pub use watch::{Call, Hang, HostCall, Place, Watch, WatchSettings};
+pub use shared::{Hang, Place, WatchSettings};
+pub use watch::{Call, HostCall, Watch};

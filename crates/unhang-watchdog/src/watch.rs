@@ -1,67 +1,13 @@
-//! The watch: its settings, its threads, and the calls that are watched.
+//! The watch: its threads, and the calls that are watched.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::judge;
 use crate::lane::{Events, Lane};
-
-/// How long is too long.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct WatchSettings {
-    /// For watched work on the accelerator, and for calls that are watched on the host.
-    pub deadline: Duration,
-    /// For work on the accelerator that is not watched: nobody knows how long it may take.
-    pub outside_deadline: Duration,
-    /// For a call that has not returned to the host while its stream is idle: compiling, searching.
-    pub host_deadline: Duration,
-}
-
-impl WatchSettings {
-    fn poll_every(&self) -> Duration {
-        (self.deadline / 100).clamp(Duration::from_millis(2), Duration::from_millis(200))
-    }
-
-    fn fence_every(&self) -> Duration {
-        (self.deadline / 20).clamp(Duration::from_millis(10), Duration::from_secs(5))
-    }
-
-    pub(crate) fn tick(&self) -> Duration {
-        (self.deadline / 20).clamp(Duration::from_millis(5), Duration::from_secs(1))
-    }
-}
-
-/// Where it hangs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// On the accelerator, after the call had returned.
-    Running,
-    /// On the accelerator, while the call had not returned: it waits for something that it launched.
-    Searching,
-    /// On the host, with an idle accelerator.
-    Host,
-    /// In a call that is watched on the host.
-    Call,
-    /// On the accelerator, in something that is not watched.
-    Outside,
-}
-
-/// What hangs.
-#[derive(Debug)]
-pub struct Hang<T> {
-    /// The call; none if it is none of those that are watched.
-    pub subject: Option<Arc<T>>,
-    /// Where.
-    pub place: Place,
-    /// For how long nothing had moved.
-    pub waited: Duration,
-    /// The device, if it is on one.
-    pub device: Option<i32>,
-    /// Whether calls before it went unwatched, so that the culprit may be one of them. Then there is no subject.
-    pub is_uncertain: bool,
-}
+use crate::shared::{Hang, Shared, WatchSettings};
 
 /// A watched call on an accelerator.
 pub struct Call<T> {
@@ -73,47 +19,6 @@ pub struct Call<T> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostCall(u64);
 
-pub(crate) struct Shared<T> {
-    pub settings: WatchSettings,
-    pub lanes: RwLock<Vec<Arc<Lane<T>>>>,
-    pub host_calls: Mutex<Vec<(u64, Arc<T>)>>,
-    pub stopped: AtomicBool,
-    /// Moves as long as the poller comes back from the driver.
-    pub polls: AtomicU64,
-    /// The lane that it is at.
-    pub polled: AtomicU64,
-    next_call: AtomicU64,
-    sleep: Mutex<()>,
-    woken: Condvar,
-}
-
-impl<T> Shared<T> {
-    pub(crate) fn lanes(&self) -> Vec<Arc<Lane<T>>> {
-        self.lanes.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn host_calls(&self) -> MutexGuard<'_, Vec<(u64, Arc<T>)>> {
-        self.host_calls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
-    /// Sleeps, or less if the watch is stopped.
-    pub(crate) fn sleep(&self, time: Duration) {
-        let until = Instant::now() + time;
-        let mut guard = self.sleep.lock().unwrap_or_else(PoisonError::into_inner);
-        while !self.is_stopped() {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            guard = self.woken.wait_timeout(guard, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-    }
-}
-
 /// Watches calls, and tells of the first that hangs.
 pub struct Watch<T> {
     shared: Arc<Shared<T>>,
@@ -124,17 +29,7 @@ pub struct Watch<T> {
 impl<T: Send + Sync + 'static> Watch<T> {
     /// Starts watching; `on_hang` is called at most once, by a thread of its own.
     pub fn start(settings: WatchSettings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
-        let shared = Arc::new(Shared {
-            settings,
-            lanes: RwLock::default(),
-            host_calls: Mutex::default(),
-            stopped: AtomicBool::new(false),
-            polls: AtomicU64::new(0),
-            polled: AtomicU64::new(0),
-            next_call: AtomicU64::new(1),
-            sleep: Mutex::default(),
-            woken: Condvar::new(),
-        });
+        let shared = Arc::new(Shared::new(settings));
         let judge = std::thread::Builder::new().name("unhang-judge".to_owned()).spawn({
             let shared = shared.clone();
             move || {
@@ -240,8 +135,7 @@ impl<T: Send + Sync + 'static> Watch<T> {
 
     fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
-        drop(self.shared.sleep.lock().unwrap_or_else(PoisonError::into_inner));
-        self.shared.woken.notify_all();
+        self.shared.wake();
     }
 }
 

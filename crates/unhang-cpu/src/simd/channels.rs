@@ -10,12 +10,12 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use super::Work;
 use super::cache;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{COMMON_PITCH, Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
 use super::pointwise::{FilterPart, pack_filters};
 use super::tiling::choose_tile;
+use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 

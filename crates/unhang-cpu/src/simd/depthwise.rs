@@ -3,10 +3,10 @@
 
 use unhang_conv::{Direction, Layout, Problem};
 
-use super::Work;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
 use super::kernels::{GradientRows, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
 use super::source::{Arrangement, SourceView, Window};
+use super::work::Work;
 use super::workspace::Workspace;
 use crate::plain::CHAIN;
 

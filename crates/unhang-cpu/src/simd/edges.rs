@@ -6,9 +6,9 @@
 //! are computed together, with a tile of so many pixels; what they add goes through memory from one such tile to the
 //! next. So no pixel is copied, and zeros are never multiplied.
 
-use super::gather::{Pass, ResultBlock, Steps};
 use super::geometry::{Axis, Gather};
-use super::kernels::{Run, Tile};
+use super::kernels::{Kernels, Run, Tile};
+use super::source::SourceView;
 
 /// Taps of a row that meet the source at the same pixels of a tile.
 #[derive(Debug, Clone, Copy)]
@@ -21,6 +21,22 @@ struct Stretch {
     begin: usize,
     /// The pixel behind the last.
     end: usize,
+}
+
+/// What a tile at the edges has to know of the work that it is a part of.
+pub struct Surroundings<'a> {
+    /// What is computed.
+    pub gather: &'a Gather,
+    /// By which kernels.
+    pub kernels: &'static Kernels,
+    /// How the source is read.
+    pub source: &'a SourceView<'a>,
+    /// Source channels of a tap.
+    pub channels: usize,
+    /// Whether the taps of a row are one run.
+    pub row_taps_together: bool,
+    /// Vectors of filters in the tile.
+    pub vectors: usize,
 }
 
 /// What the taps of one tile meet; kept from tile to tile for its room.
@@ -88,10 +104,9 @@ impl Edges {
     }
 
     /// Computes the tile that was found last; `all` is what it would be with all of its taps.
-    pub fn compute(&mut self, pass: &Pass<'_>, block: &ResultBlock, all: &Tile<'_>, phase: [usize; 2]) {
-        let driver = pass.driver;
-        let (gather, channels) = (driver.gather, driver.source_block);
-        let [rows, columns] = &gather.axes;
+    pub fn compute(&mut self, of: &Surroundings<'_>, all: &Tile<'_>, phase: [usize; 2]) {
+        let channels = of.channels;
+        let [rows, columns] = &of.gather.axes;
         let (row_taps, column_taps) = (&rows.phases[phase[0]], &columns.phases[phase[1]]);
         let columns_of = |row: usize| -> usize {
             let before: usize = columns.phases[..phase[1]].iter().map(Vec::len).sum();
@@ -107,7 +122,7 @@ impl Edges {
         } else {
             tile.runs = &[];
             // SAFETY: without runs the sums are what they begin with; see the caller for both.
-            unsafe { driver.kernels.tile(block.vectors, 1, self.pixels, tile.pitch)(&tile) };
+            unsafe { of.kernels.tile(of.vectors, 1, self.pixels, tile.pitch)(&tile) };
             (tile.init, tile.init_step) = (tile.sums, tile.sums_step);
         }
         for stretch in self.stretches.iter().filter(|stretch| stretch.begin < stretch.end) {
@@ -115,16 +130,17 @@ impl Edges {
             for &row in &self.rows {
                 let run = |tap: usize| {
                     let from_low = [row_taps[row].offset - rows.low, column_taps[tap].offset - columns.low];
-                    let x = driver.source.tap(from_low[0] as usize, from_low[1] as usize);
+                    let x = of.source.tap(from_low[0] as usize, from_low[1] as usize);
                     Run { x, w: (columns_of(row) + tap) * channels * tile.w_step }
                 };
                 let taps = stretch.first..stretch.first + stretch.taps;
-                match driver.steps {
-                    Steps::RowTaps => self.runs.push(run(stretch.first)),
-                    _ => self.runs.extend(taps.map(run)),
+                if of.row_taps_together {
+                    self.runs.push(run(stretch.first));
+                } else {
+                    self.runs.extend(taps.map(run));
                 }
             }
-            let count = if driver.steps == Steps::RowTaps { stretch.taps * channels } else { channels };
+            let count = if of.row_taps_together { stretch.taps * channels } else { channels };
             let part = Tile {
                 x: tile.x.wrapping_add(stretch.begin * tile.pitch),
                 runs: &self.runs,
@@ -134,7 +150,7 @@ impl Edges {
                 ..tile
             };
             // SAFETY: the taps of the runs meet the source at all pixels of the stretch; all else as for the whole tile.
-            unsafe { driver.kernels.tile(block.vectors, 1, stretch.end - stretch.begin, tile.pitch)(&part) };
+            unsafe { of.kernels.tile(of.vectors, 1, stretch.end - stretch.begin, tile.pitch)(&part) };
             (tile.init, tile.init_step) = (tile.sums, tile.sums_step);
         }
     }

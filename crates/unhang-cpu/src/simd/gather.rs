@@ -8,13 +8,13 @@
 
 use std::sync::Arc;
 
-use super::Work;
 use super::cache;
-use super::edges::{Edges, met_runs};
+use super::edges::{Edges, Surroundings, met_runs};
 use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 use super::source::{Arrangement, SourceView, Window};
 use super::tiling::choose_tile;
+use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
@@ -165,9 +165,9 @@ struct Place {
 }
 
 /// One block of source channels, packed, for a strip.
-pub struct Pass<'a> {
+struct Pass<'a> {
     /// What is the same for all strips.
-    pub driver: &'a GatherWork<'a>,
+    driver: &'a GatherWork<'a>,
     strip: &'a Strip<'a>,
     packed: &'a [f32],
     block_numbers: usize,
@@ -214,6 +214,14 @@ impl Pass<'_> {
         let rows_inside = rows.all_inside(strip.first_row + row, tile_rows);
         let mut met = Vec::new();
         let mut edges = Edges::default();
+        let surroundings = Surroundings {
+            gather,
+            kernels,
+            source,
+            channels: driver.source_block,
+            row_taps_together: driver.steps == Steps::RowTaps,
+            vectors: block.vectors,
+        };
         let pitch = source.pixel_pitch();
         let (count, runs) = &self.runs[block.vectors];
         let by_column = gather.result[3];
@@ -282,7 +290,7 @@ impl Pass<'_> {
                         // SAFETY: see above.
                         unsafe { tile(&all) };
                     } else {
-                        edges.compute(self, block, &all, [phase_row, phase_column]);
+                        edges.compute(&surroundings, &all, [phase_row, phase_column]);
                     }
                 }
                 if !self.is_last || in_result {

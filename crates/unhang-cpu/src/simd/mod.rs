@@ -23,6 +23,7 @@ mod tiling;
 mod vector;
 mod weights;
 pub mod winograd;
+mod work;
 mod workspace;
 
 use unhang_conv::Problem;
@@ -31,19 +32,7 @@ use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 use crate::plain;
 use kernels::Kernels;
-
-/// What is computed from what, with which kernels, which the machine must have, and by how many threads.
-pub(crate) struct Work<'a> {
-    kernels: &'static Kernels,
-    /// The first operand of the problem's direction: the input, or the output's gradient.
-    first: &'a [f32],
-    /// The second one: the filter, or the output's gradient.
-    second: &'a [f32],
-    /// Goes along the result's channels.
-    bias: Option<&'a [f32]>,
-    result: &'a mut [f32],
-    threads: usize,
-}
+use work::Work;
 
 /// Computes an ordinary problem in single precision with the kernels of an instruction set that the machine has.
 pub fn compute(

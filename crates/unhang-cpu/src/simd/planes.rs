@@ -6,10 +6,10 @@
 //! long line, the few numbers between its rows included, which is cut into vectors without regard to rows. The sums of
 //! some filters go to a small buffer, and from there row by row to the result.
 
-use super::Work;
 use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
 use super::tiling::choose_tile;
+use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 

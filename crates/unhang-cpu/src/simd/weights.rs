@@ -14,12 +14,12 @@ use std::ops::Range;
 
 use unhang_conv::{Layout, Problem, Specification};
 
-use super::Work;
 use super::geometry::{Strides, even_parts, segments, strides};
 use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
 use super::pairwise::PairwiseSums;
 use super::source::pack_pixel_row;
 use super::tiling::{TileShape, choose_tile};
+use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 use crate::plain::{CHAIN, input_of, valid_outputs};

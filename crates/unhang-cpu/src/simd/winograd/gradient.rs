@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use unhang_conv::{Direction, Problem, Specification};
 
-use super::super::Work;
 use super::super::geometry::{Gather, even_parts, strides};
 use super::super::kernels::{ELEMENTS, GradientProducts, Kernels, WeightTiles};
 use super::super::weights;
+use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::VECTORS;
 use super::plan::Shape;

@@ -28,9 +28,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use unhang_conv::Problem;
 
-use super::Work;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles, TILE};
+use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use unhang_conv::{Direction, Layout, Problem, Specification, reference};
 use unhang_suite::compare;
 
-use super::super::Work;
+use super::super::work::Work;
 use super::plan::{Kept, Shape};
 use super::*;
 use crate::algorithm::Algorithm;

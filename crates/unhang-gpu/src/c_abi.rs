@@ -119,7 +119,7 @@ pub unsafe extern "C" fn unhang_gpu_compile(
         let compiler = Nvrtc::find().map_err(|error| error.to_string())?;
         let cache = Cache::open(folder.as_ref(), u64::MAX).map_err(|error| error.to_string())?;
         for stage in &plan.stages {
-            crate::engine::object_for(&compiler, Some(&cache), &stage.kernel, architecture, architecture)
+            crate::objects::object_for(&compiler, Some(&cache), &stage.kernel, architecture, architecture)
                 .map_err(|error| error.to_string())?;
         }
         Ok(())

@@ -12,9 +12,9 @@ use crate::GpuError;
 use crate::cache::Cache;
 use crate::choice::{Candidate, candidates};
 use crate::compiler::Compiler;
-use crate::engine::object_for;
 use crate::model::DeviceModel;
 use crate::object::{self, Figures};
+use crate::objects::object_for;
 use crate::sources::Kernel;
 
 /// How a layer would be computed on a device.

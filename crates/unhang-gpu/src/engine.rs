@@ -1,17 +1,14 @@
 //! The engine: `supports`, `prepare`, `launch`.
 
 mod launch;
-mod objects;
 
 pub use launch::Timing;
-pub(crate) use objects::{audited_and_tagged, key_of, object_for};
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thiserror::Error;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Tuned, Unsupported};
 use unhang_isa::Chip;
@@ -19,11 +16,12 @@ use unhang_isa::Chip;
 use crate::cache::{Cache, Key};
 use crate::choice::{Candidate, Choice, candidates, general_candidates};
 use crate::compiler::CompileError;
-use crate::driver::{Driver, DriverError, Function};
-use crate::object::ObjectError;
-use crate::plan::{Form, LaunchPlan, PlanError};
+use crate::driver::{Driver, Function};
+use crate::error::GpuError;
+use crate::plan::{Form, LaunchPlan};
 use crate::shipped::Shipped;
 use crate::sources::{Kernel, SourceFile};
+use crate::tuning::is_current;
 use crate::workshop::Workshop;
 
 /// What an engine may do.
@@ -46,78 +44,6 @@ impl Default for GpuSettings {
             cache_folder: Cache::default_folder(),
             cache_limit: 512 << 20,
             shipped_folder: None,
-        }
-    }
-}
-
-/// Why the GPU engine did not do what was asked.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[non_exhaustive]
-pub enum GpuError {
-    /// It does not take the problem.
-    #[error(transparent)]
-    Unsupported(#[from] Unsupported),
-    /// A choice does not fit the problem.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// A kernel did not compile.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// A compiled object is refused.
-    #[error(transparent)]
-    Object(#[from] ObjectError),
-    /// The driver failed.
-    #[error(transparent)]
-    Driver(#[from] DriverError),
-    /// A pointer is not aligned as the kernels need it.
-    #[error(
-        "the {operand} pointer {address:#x} is not a multiple of {alignment} bytes, which {choice} needs; copy the tensor, or use `plain`"
-    )]
-    Misaligned {
-        /// Which.
-        operand: &'static str,
-        /// Where it points.
-        address: u64,
-        /// What it should be a multiple of.
-        alignment: u64,
-        /// The choice.
-        choice: String,
-    },
-    /// No kernel family that computes the problem may run here.
-    #[error("no kernel family that computes {problem} has passed its canary here: {families} would")]
-    NoneAllowed {
-        /// The problem's key.
-        problem: String,
-        /// The families that compute it.
-        families: String,
-    },
-    /// The stream records a graph and the problem was not prepared before.
-    #[error("the stream is recording a graph, in which nothing can be compiled or loaded: run the problem once before")]
-    Capturing,
-    /// As many kernels are loaded as may be, and modules are never unloaded.
-    #[error(
-        "{most} GPU kernels are loaded in this process and no more are: {choice} for {problem} gets none of its own"
-    )]
-    NoRoom {
-        /// The most that may be loaded.
-        most: usize,
-        /// The choice whose kernels were asked for.
-        choice: String,
-        /// The problem's key.
-        problem: String,
-    },
-}
-
-impl GpuError {
-    /// Whether nothing was begun: another engine may take the problem, and nothing is held against this one.
-    pub fn is_refusal(&self) -> bool {
-        match self {
-            GpuError::Unsupported(_)
-            | GpuError::Plan(_)
-            | GpuError::NoneAllowed { .. }
-            | GpuError::Capturing
-            | GpuError::NoRoom { .. } => true,
-            GpuError::Compile(_) | GpuError::Object(_) | GpuError::Driver(_) | GpuError::Misaligned { .. } => false,
         }
     }
 }
@@ -213,7 +139,7 @@ impl Prepared {
 enum Wanted {
     /// Those of this choice, in this form.
     Choice(Choice, Form),
-    /// The engine's own choice within so many bytes of workspace.
+    /// The engine's own choice within that many bytes of workspace.
     Within(u64),
 }
 
@@ -330,7 +256,7 @@ impl GpuEngine {
         self.candidates_within(problem, self.workspace_limit)
     }
 
-    /// The same within so many bytes of workspace.
+    /// The same within that many bytes of workspace.
     pub fn candidates_within(&self, problem: &Problem, workspace_limit: u64) -> Vec<Candidate> {
         let mut found = candidates(problem, &self.driver.description().model, workspace_limit);
         if let Some(allowed) = &*lock(&self.allowed) {
@@ -354,7 +280,7 @@ impl GpuEngine {
     /// else measured is a hint: it is still measured here where that is asked for, and never makes results less exact.
     pub fn take_tuning(&self, tuned: &Tuned, imported: bool) -> bool {
         let Ok(choice) = tuned.choice.parse::<Choice>() else { return false };
-        if !crate::tuning::is_current(tuned, &*self.driver) || (imported && matches!(choice, Choice::HalfGemm { .. })) {
+        if !is_current(tuned, &*self.driver) || (imported && matches!(choice, Choice::HalfGemm { .. })) {
             return false;
         }
         let choices = if imported { &self.hinted } else { &self.preferred };

@@ -31,12 +31,15 @@ pub mod compiler;
 pub mod driver;
 mod dynamic;
 mod engine;
+mod error;
 pub mod fit;
 mod from_host;
 pub mod model;
 pub mod object;
+mod objects;
 pub mod plan;
 mod plan_parts;
+mod planning;
 #[cfg(feature = "emulated")]
 pub mod predict;
 pub mod shapes;
@@ -46,5 +49,6 @@ pub mod strided;
 pub mod tuning;
 mod workshop;
 
-pub use engine::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
+pub use engine::{DevicePointers, GpuEngine, GpuSettings, Prepared, Request, Timing};
+pub use error::GpuError;
 pub use from_host::FromHost;

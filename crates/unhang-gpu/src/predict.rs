@@ -11,7 +11,7 @@ use crate::cache::Cache;
 use crate::compiler::Compiler;
 use crate::driver::DriverError;
 use crate::driver::emulated::{failed, pack_arguments};
-use crate::engine::object_for;
+use crate::objects::object_for;
 use crate::plan::{LaunchPlan, Pointer, Stage};
 
 /// One launch of a plan on each of the cards.

@@ -25,8 +25,8 @@ use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use crate::cache::Key;
-use crate::engine::audited_and_tagged;
 use crate::object::ObjectError;
+use crate::objects::audited_and_tagged;
 use crate::sources::Kernel;
 
 /// No kernel is larger.

@@ -3,36 +3,17 @@
 //! What was measured is kept by the callers, as evidence ([`Tuned`]); they hand it back at the next start by
 //! [`GpuEngine::prefer`], as far as [`is_current`] says.
 
+mod filing;
+
+pub use filing::{device, is_current, kernels};
+
 use unhang_conv::Problem;
 use unhang_engine::Tuned;
 
-use crate::cache::Key;
 use crate::choice::{Candidate, Choice};
-use crate::driver::{Description, Driver};
-use crate::sources::SourceFile;
-use crate::{DevicePointers, GpuEngine, GpuError};
-
-/// What our kernels are, by the texts of their sources: what was measured of others is out of date.
-pub fn kernels() -> String {
-    let sources = SourceFile::ALL.map(SourceFile::text);
-    let key = Key::of(sources.iter().map(String::as_str)).to_string();
-    key.chars().take(16).collect()
-}
-
-/// What a device's measurements are filed under.
-pub fn device(description: &Description) -> String {
-    let Description { name, true_architecture: chip, reported_architecture: reported, .. } = description;
-    let units = description.model.compute_units;
-    let reported = if chip == reported { String::new() } else { format!(" reported as {reported}") };
-    format!("{name} ({chip}{reported}, {units} units)")
-}
-
-/// Whether a measurement still holds: of this device, these kernels and this compiler.
-pub fn is_current(tuned: &Tuned, driver: &dyn Driver) -> bool {
-    tuned.device == device(driver.description())
-        && tuned.kernels == kernels()
-        && tuned.compiler == driver.compiler().version()
-}
+use crate::driver::Driver;
+use crate::engine::{DevicePointers, GpuEngine};
+use crate::error::GpuError;
 
 /// The times of one choice.
 #[derive(Debug, Clone, PartialEq)]

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 
 use crate::cache::{Cache, Key};
 use crate::compiler::{CompileError, Compiler};
-use crate::engine::{GpuError, key_of, object_for};
+use crate::error::GpuError;
+use crate::objects::{key_of, object_for};
 use crate::shipped::Shipped;
 use crate::sources::Kernel;
 
-/// At most so many threads, and half of the cores: the user's program wants some too.
+/// At most this many threads, and half of the cores: the user's program wants some too.
 const MOST_THREADS: usize = 8;
 
 /// A compiled object, or why there is none.

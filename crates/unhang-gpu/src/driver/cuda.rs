@@ -4,7 +4,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::ptr;
 use std::sync::Arc;
 
-use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
+use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing, launch_by};
 use crate::compiler::{Compiler, Nvrtc};
 use crate::dynamic::{self, Found, LibraryMissing, Wanted, function_table};
 use crate::model::DeviceModel;
@@ -180,21 +180,7 @@ impl Driver for Cuda {
     ) -> Result<(), DriverError> {
         self.in_context(|| {
             // SAFETY: the caller vouches for the arguments; the function was loaded by this driver.
-            let code = unsafe {
-                (self.functions.launch)(
-                    function.0 as *mut c_void,
-                    grid[0],
-                    grid[1],
-                    grid[2],
-                    block,
-                    1,
-                    1,
-                    0,
-                    stream as *mut c_void,
-                    arguments.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            };
+            let code = unsafe { launch_by(self.functions.launch, function, (grid, block), arguments, stream) };
             check(&self.functions, code, "cuLaunchKernel")
         })
     }

@@ -83,7 +83,7 @@ impl Emulated {
         self.state().counts
     }
 
-    /// Runs workgroups on so many threads from now on; 0 for one on each core.
+    /// Runs workgroups on that many threads from now on; 0 for one on each core.
     pub fn use_threads(&self, threads: usize) {
         self.state().machine.threads = threads;
     }

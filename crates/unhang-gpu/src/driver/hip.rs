@@ -8,7 +8,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::hip_runtime::{self, LastError};
-use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing};
+use super::{Description, Driver, DriverError, Event, FILLING, Function, capturing, launch_by};
 use crate::compiler::{self, Compiler};
 use crate::dynamic::{Found, function_table};
 use crate::model::DeviceModel;
@@ -251,21 +251,7 @@ impl Driver for Hip {
     ) -> Result<(), DriverError> {
         self.on_device(|| {
             // SAFETY: the caller vouches for the arguments; the function was loaded by this driver.
-            let code = unsafe {
-                (self.functions.launch)(
-                    function.0 as *mut c_void,
-                    grid[0],
-                    grid[1],
-                    grid[2],
-                    block,
-                    1,
-                    1,
-                    0,
-                    stream as *mut c_void,
-                    arguments.as_mut_ptr(),
-                    ptr::null_mut(),
-                )
-            };
+            let code = unsafe { launch_by(self.functions.launch, function, (grid, block), arguments, stream) };
             check(code, "hipModuleLaunchKernel")
         })
     }

@@ -79,6 +79,37 @@ pub struct Event(pub u64);
 /// What memory for measuring is filled with: 1.0 in f16, about 0.008 in f32 and bf16, 3e-19 in f64.
 const FILLING: u32 = 0x3c00_3c00;
 
+/// `cuLaunchKernel` and `hipModuleLaunchKernel`: function, grid, block, bytes of LDS, stream, arguments, nothing.
+type LaunchKernel = unsafe extern "C" fn(
+    *mut c_void,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    u32,
+    *mut c_void,
+    *mut *mut c_void,
+    *mut *mut c_void,
+) -> i32;
+
+/// Starts a kernel of workgroups in one row of threads; the vendor's code.
+///
+/// # Safety
+/// As [`Driver::launch`], with the launch of the runtime that loaded the function.
+unsafe fn launch_by(
+    launch: LaunchKernel,
+    function: Function,
+    ([x, y, z], block): ([u32; 3], u32),
+    arguments: &mut [*mut c_void],
+    stream: u64,
+) -> i32 {
+    let (function, stream) = (function.0 as *mut c_void, stream as *mut c_void);
+    // SAFETY: as the caller says.
+    unsafe { launch(function, x, y, z, block, 1, 1, 0, stream, arguments.as_mut_ptr(), std::ptr::null_mut()) }
+}
+
 /// Something that runs code objects.
 ///
 /// Streams are the driver's own handles as numbers, as torch hands them out; 0 is the default stream.

@@ -4,9 +4,10 @@ use std::ffi::c_void;
 
 use unhang_conv::DataType;
 
-use super::{DevicePointers, GpuEngine, GpuError, Prepared};
+use super::{DevicePointers, GpuEngine, Prepared};
 use crate::choice::Choice;
 use crate::driver::{DriverError, Event, Function};
+use crate::error::GpuError;
 use crate::plan::{Pointer, Stage};
 
 /// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].

@@ -245,7 +245,7 @@ impl PhaseAxis {
     }
 }
 
-/// How many planes each phase of the stride writes, where sums are split into parts of so many steps: one entry for a
+/// How many planes each phase of the stride writes, where sums are split into parts of that many steps: one entry for a
 /// convolution of one phase.
 pub(crate) fn phase_planes(geometry: &Geometry, tile: Tile, steps_per_split: u64) -> Vec<u32> {
     let p = &geometry.problem;

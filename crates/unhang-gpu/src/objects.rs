@@ -2,9 +2,9 @@
 
 use unhang_isa::Chip;
 
-use super::GpuError;
 use crate::cache::{Cache, Key};
 use crate::compiler::Compiler;
+use crate::error::GpuError;
 use crate::object::{self, ObjectError};
 use crate::sources::Kernel;
 

@@ -96,13 +96,9 @@ impl Where {
     }
 }
 
-/// Write a profile into login files, guarded by the real chip; move leftovers of earlier attempts aside.
+/// What installing and taking out have in common.
 #[derive(Args)]
-#[command(after_help = "Example:\n  unhang env install --user --dry-run")]
-struct Install {
-    /// Which profile.
-    #[arg(long, value_enum, default_value = "auto")]
-    profile: ProfileName,
+struct Change {
     #[command(flatten)]
     place: Where,
     /// Show what would be done, and do nothing.
@@ -117,22 +113,23 @@ struct Install {
     machine: MachineArguments,
 }
 
+/// Write a profile into login files, guarded by the real chip; move leftovers of earlier attempts aside.
+#[derive(Args)]
+#[command(after_help = "Example:\n  unhang env install --user --dry-run")]
+struct Install {
+    /// Which profile.
+    #[arg(long, value_enum, default_value = "auto")]
+    profile: ProfileName,
+    #[command(flatten)]
+    change: Change,
+}
+
 /// Take an installed profile out: every byte as it was before.
 #[derive(Args)]
 #[command(after_help = "Example:\n  sudo unhang env uninstall --system")]
 struct Uninstall {
     #[command(flatten)]
-    place: Where,
-    /// Show what would be done, and do nothing.
-    #[arg(long)]
-    dry_run: bool,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    consent: Consent,
-    #[command(flatten)]
-    machine: MachineArguments,
+    change: Change,
 }
 
 impl Env {
@@ -194,27 +191,28 @@ impl Print {
 
 impl Install {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let system = self.machine.system()?;
-        if !self.dry_run && !self.consent.ask_for_folder(&system, "Install a profile")? {
+        let Change { place, dry_run, json, consent, machine } = self.change;
+        let system = machine.system()?;
+        if !dry_run && !consent.ask_for_folder(&system, "Install a profile")? {
             return Ok(ExitCode::SUCCESS);
         }
         let (profile, reason) = choose(self.profile, &system)?;
-        let scope = self.place.scope();
-        let outcome = install::install(&system, scope, &profile, self.dry_run).with_context(|| hint(scope))?;
-        if self.json {
+        let scope = place.scope();
+        let outcome = install::install(&system, scope, &profile, dry_run).with_context(|| hint(scope))?;
+        if json {
             print_safe_json(&json!({
-                "schema": 1, "profile": profile.name, "chosen_because": reason, "dry_run": self.dry_run, "outcome": outcome,
+                "schema": 1, "profile": profile.name, "chosen_because": reason, "dry_run": dry_run, "outcome": outcome,
             }))?;
             return Ok(ExitCode::SUCCESS);
         }
         let because = reason.map(|reason| format!(" ({})", printable(&reason))).unwrap_or_default();
         let nothing = format!("profile {} is installed already: nothing to do\n", profile.name);
         let head = format!("profile {}{because}", profile.name);
-        print_text(&told(&system, &head, &outcome, self.dry_run, &nothing))?;
+        print_text(&told(&system, &head, &outcome, dry_run, &nothing))?;
         if !Machine::inspect(&system).affected() {
             print_text("no RDNA1 card was found here: the profile does nothing until there is one\n")?;
         }
-        if !self.dry_run && !outcome.changes.is_empty() {
+        if !dry_run && !outcome.changes.is_empty() {
             print_text("log in again for it to act; `unhang env uninstall` takes it out\n")?;
         }
         Ok(ExitCode::SUCCESS)
@@ -223,17 +221,18 @@ impl Install {
 
 impl Uninstall {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let system = self.machine.system()?;
-        if !self.dry_run && !self.consent.ask_for_folder(&system, "Take the installed profile out")? {
+        let Change { place, dry_run, json, consent, machine } = self.change;
+        let system = machine.system()?;
+        if !dry_run && !consent.ask_for_folder(&system, "Take the installed profile out")? {
             return Ok(ExitCode::SUCCESS);
         }
-        let scope = self.place.scope();
-        let outcome = install::uninstall(&system, scope, self.dry_run).with_context(|| hint(scope))?;
-        if self.json {
-            print_safe_json(&json!({ "schema": 1, "dry_run": self.dry_run, "outcome": outcome }))?;
+        let scope = place.scope();
+        let outcome = install::uninstall(&system, scope, dry_run).with_context(|| hint(scope))?;
+        if json {
+            print_safe_json(&json!({ "schema": 1, "dry_run": dry_run, "outcome": outcome }))?;
             return Ok(ExitCode::SUCCESS);
         }
-        print_text(&told(&system, "uninstall", &outcome, self.dry_run, "nothing is installed here: nothing to do\n"))?;
+        print_text(&told(&system, "uninstall", &outcome, dry_run, "nothing is installed here: nothing to do\n"))?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::environment::{Action, Decision};
+use super::environment::Decision;
 use super::shield;
 
 const LIBRARY: &str = "libunhang_miopen.so";
@@ -24,17 +24,10 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let listed = |list: &str| get(list).unwrap_or_default();
     let preload = with(&listed("LD_PRELOAD"), &library, &[' ', ':']);
     let is_blocked = preload == Listed::CannotBe;
-    let set = |name, value, reason: &str| Decision {
-        name,
-        action: Action::Set,
-        value: Some(value),
-        wanted: None,
-        reason: reason.to_owned(),
-    };
     let mut decisions = Vec::new();
     if let Listed::As(value) = preload {
         let reason = "convolutions that programs ask of MIOpen are planned, whatever framework asks";
-        decisions.push(set("LD_PRELOAD", value, reason));
+        decisions.push(Decision::set("LD_PRELOAD", value, reason));
     }
     if (asked || is_blocked)
         && audit.is_file()
@@ -45,11 +38,11 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         } else {
             "convolutions that programs ask of MIOpen are planned; LD_PRELOAD cannot hold a path with a space"
         };
-        decisions.push(set("LD_AUDIT", value, reason));
+        decisions.push(Decision::set("LD_AUDIT", value, reason));
         if named.is_none()
             && let Some(path) = library.to_str()
         {
-            decisions.push(set("UNHANG_MIOPEN", path.to_owned(), "the library that the loader is led to"));
+            decisions.push(Decision::set("UNHANG_MIOPEN", path.to_owned(), "the library that the loader is led to"));
         }
     }
     decisions

@@ -33,6 +33,11 @@ pub struct Decision {
 }
 
 impl Decision {
+    /// A variable that is set.
+    pub(super) fn set(name: &'static str, value: String, reason: &str) -> Decision {
+        Decision { name, action: Action::Set, value: Some(value), wanted: None, reason: reason.to_owned() }
+    }
+
     /// Whether the variable has a value in the run that is not empty.
     pub fn holds_a_value(&self) -> bool {
         self.value.as_deref().is_some_and(|value| !value.is_empty())

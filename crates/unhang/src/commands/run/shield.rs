@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use unhang_isa::WORK_AROUND_FEATURES;
 
-use super::environment::{Action, Decision};
+use super::environment::Decision;
 
 /// The library's name.
 const LIBRARY: &str = "libunhang_shield.so";
@@ -21,17 +21,10 @@ pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Dec
     if named.as_deref() == Some("0") {
         return Vec::new();
     }
-    let set = |name, value: String, reason: &str| Decision {
-        name,
-        action: Action::Set,
-        value: Some(value),
-        wanted: None,
-        reason: reason.to_owned(),
-    };
     let mut decisions = Vec::new();
     if is_spoofed && let Some(value) = with_work_arounds(&get("HIPRTC_COMPILE_OPTIONS_APPEND").unwrap_or_default()) {
         let reason = "MIOpen's HIP kernels get LLVM's work-arounds for the true chip (ROCm 6.0 and later)";
-        decisions.push(set("HIPRTC_COMPILE_OPTIONS_APPEND", value, reason));
+        decisions.push(Decision::set("HIPRTC_COMPILE_OPTIONS_APPEND", value, reason));
     }
     let program = std::env::current_exe().ok();
     let Some(shield) = find(LIBRARY, named.as_deref(), program.as_deref()) else { return decisions };
@@ -41,11 +34,11 @@ pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Dec
             true => "the shield repairs code for another chip as it is loaded, and sees queues that do not move",
             false => "the shield sees queues that do not move; native code it leaves alone",
         };
-        decisions.push(set("HSA_TOOLS_LIB", value, reason));
+        decisions.push(Decision::set("HSA_TOOLS_LIB", value, reason));
     }
     if get("HSA_TOOLS_ROCPROFILER_V1_TOOLS").is_none() {
         let reason = "ROCm 6.1 and later heed HSA_TOOLS_LIB only then";
-        decisions.push(set("HSA_TOOLS_ROCPROFILER_V1_TOOLS", "1".to_owned(), reason));
+        decisions.push(Decision::set("HSA_TOOLS_ROCPROFILER_V1_TOOLS", "1".to_owned(), reason));
     }
     decisions
 }

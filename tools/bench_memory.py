@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=100_000)
     parser.add_argument("--sizes", type=int, default=100_000)
     parser.add_argument("--limit", type=float, default=8.0, help="megabytes that the second half may take")
-    parser.add_argument("--most-routes", type=int, help="so many plans are kept, instead of what is built in")
+    parser.add_argument("--most-routes", type=int, help="that many plans are kept, instead of what is built in")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--strategy", default="cpu_fallback")
     chosen = parser.parse_args()

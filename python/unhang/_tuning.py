@@ -34,7 +34,7 @@ CANDIDATES = 4
 ROUNDS = 6
 # The most runs of a candidate in one turn.
 _MOST_REPEATS = 10
-# Candidates that take so many times the best one's time are timed no more.
+# Candidates that take this many times as long as the best one are dropped.
 _HOPELESS = 2.0
 # Seconds after which candidates that are still not compiled are left out.
 _COMPILING = 300.0

@@ -5,7 +5,7 @@
 //! {"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c…","verdict":"hangs","detail":"…","source":"probe","unix_seconds":1770768000}
 //! ```
 //!
-//! The header may announce tunings too (`"tunings":1`): then so many lines follow, each with the fastest of our GPU kernels for a
+//! The header may announce tunings too (`"tunings":1`): then that many lines follow, each with the fastest of our GPU kernels for a
 //! convolution on a device. They are hints: kernels are taken by them where nothing was measured, after the same checks as any.
 //!
 //! What goes out holds no user name, path or host name. What comes in is believed in nothing: the whole file is checked

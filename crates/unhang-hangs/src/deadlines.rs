@@ -6,7 +6,7 @@ use unhang_watchdog::WatchSettings;
 
 /// Seconds after which a convolution on the accelerator that does not come back is a hang.
 const DEADLINE: f64 = 60.0;
-/// For other work there, so many times that: how long a kernel may take that nobody watches is not known.
+/// For other work there, this many times that: how long a kernel may take that nobody watches is not known.
 const OUTSIDE: f64 = 10.0;
 /// The same among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
 const DEADLINE_TOGETHER: f64 = 1800.0;

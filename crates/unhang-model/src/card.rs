@@ -185,7 +185,7 @@ impl Figure {
     }
 }
 
-/// Cycles for which a load or store of so many words a lane holds the path to L0: RX 5700 XT, L0 hits, 1.9, 2.9, 4.0 and 4.9
+/// Cycles for which a load or store of that many words a lane holds the path to L0: RX 5700 XT, L0 hits, 1.9, 2.9, 4.0 and 4.9
 /// cycles for one to four words (sebbbi/perftest, raw buffers at an assumed 1.905 GHz).
 pub(crate) fn vector_memory_cycles(words: u32) -> f64 {
     0.9 + f64::from(words.max(1))

@@ -52,7 +52,7 @@ struct Recording {
     groups: BTreeMap<[u32; 3], Vec<Track>>,
 }
 
-/// Records each wave until it has executed so many instructions.
+/// Records each wave until it has executed that many instructions.
 pub(crate) struct Recorder {
     state: Mutex<Recording>,
     limit: usize,
@@ -112,7 +112,7 @@ impl Record {
         self.costs.len() as u32 - 1
     }
 
-    /// Runs workgroups of a kernel, named in ascending order, for so many instructions of each wave at most.
+    /// Runs workgroups of a kernel, named in ascending order, for that many instructions of each wave at most.
     pub fn take(
         machine: &mut Machine,
         object: Object,

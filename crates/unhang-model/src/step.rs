@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 /// How many kinds there are.
 pub(crate) const KINDS: usize = 6;
 
-/// What a wave waits for before it goes on: so many of each may still be under way.
+/// What a wave waits for before it goes on: that many of each may still be under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wait {
     pub loads: u8,

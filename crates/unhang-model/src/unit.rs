@@ -84,7 +84,7 @@ impl Wave<'_> {
     }
 }
 
-/// Removes what came first until no more than so many are under way; when that is so.
+/// Removes what came first until no more than that many are under way; when that is so.
 fn settled(queue: &mut VecDeque<u64>, most: u8) -> u64 {
     let mut at = 0;
     while queue.len() > usize::from(most) {
@@ -115,7 +115,7 @@ pub(crate) struct ComputeUnit<'a> {
 }
 
 impl<'a> ComputeUnit<'a> {
-    /// Runs workgroups, by their places in the record, so many at a time.
+    /// Runs workgroups, by their places in the record, that many at a time.
     pub fn run(record: &'a Record, groups: &[usize], resident: usize, behind: Behind) -> Work {
         let mut unit = ComputeUnit {
             record,

@@ -27,7 +27,7 @@ fn deflated(bytes: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-/// A zip archive of so many members with one packed body: each its own copy of it, or all the same one.
+/// A zip archive of that many members with one packed body: each its own copy of it, or all the same one.
 fn archive(body: &[u8], size: u32, members: usize, shared: bool) -> Vec<u8> {
     let (mut out, mut directory, mut at) = (Vec::new(), Vec::new(), 0u32);
     for index in 0..members {

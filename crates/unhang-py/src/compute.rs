@@ -14,7 +14,7 @@ pub(crate) type Memory = (usize, usize);
 /// Computes a problem on the CPU; by definition, if another engine is to be judged by it. The interpreter's lock is
 /// released meanwhile.
 ///
-/// The caller vouches that each address is that of so many elements of the problem's type, alive until this returns,
+/// The caller vouches that at each address lie as many elements as it says, of the problem's type, alive until this returns,
 /// and that nobody else writes them, or reads the result, meanwhile. Lengths are checked against the problem.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "Python names them")]
@@ -34,7 +34,7 @@ pub fn run_cpu(
     py.detach(run).map_err(PyErr::from)
 }
 
-/// Our CPU engine with so many of torch's threads.
+/// Our CPU engine with that many of torch's threads.
 pub(crate) fn cpu_engine(threads: usize, by_definition: bool) -> CpuEngine {
     // Torch's own threads, if it is there: they are awake for a while after torch has used them, and two sets of threads
     // would share the cores.

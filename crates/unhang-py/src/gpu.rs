@@ -207,7 +207,7 @@ impl PyGpu {
         self.engine.is_preferred(&problem.problem)
     }
 
-    /// The candidates that are worth measuring within so many bytes of workspace, the model's choice first: its `first`
+    /// The candidates that are worth measuring within that many bytes of workspace, the model's choice first: its `first`
     /// ones, and the first of each other kernel family.
     fn shortlist(&self, problem: &PyProblem, workspace_limit: u64, first: usize) -> Vec<String> {
         let all = self.engine.candidates_within(&problem.problem, workspace_limit);
@@ -243,7 +243,7 @@ impl PyGpu {
         Ok(())
     }
 
-    /// The kernels for a problem on a stream, within so many bytes of workspace. Without `wait` the generic kernels may
+    /// The kernels for a problem on a stream, within that many bytes of workspace. Without `wait` the generic kernels may
     /// serve a new problem while its own are compiled in the background.
     fn prepare(
         slf: Py<PyGpu>,
@@ -279,13 +279,13 @@ impl PyGpu {
         self.own()?.driver().is_capturing(stream).map_err(failed)
     }
 
-    /// Waits until nothing is being compiled in the background, for so many seconds at most; whether that is so.
+    /// Waits until nothing is being compiled in the background, for that many seconds at most; whether that is so.
     fn settle(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let (engine, patience) = (self.own()?, seconds(patience)?);
         Ok(py.detach(|| engine.settle(patience)))
     }
 
-    /// Compiles nothing more in the background, and waits for what is being compiled, for so many seconds at most.
+    /// Compiles nothing more in the background, and waits for what is being compiled, for that many seconds at most.
     fn close(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let (engine, patience) = (self.own()?, seconds(patience)?);
         Ok(py.detach(|| engine.close(patience)))
@@ -359,7 +359,7 @@ impl PyKernel {
             if address == 0 {
                 return 0;
             }
-            // SAFETY: the caller vouches that so many bytes lie at the address, and that nobody writes them meanwhile.
+            // SAFETY: the caller vouches that the bytes lie at the address, and that nobody writes them meanwhile.
             card.allocate(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
         };
         let pointers = DevicePointers {

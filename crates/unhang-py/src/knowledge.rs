@@ -156,7 +156,7 @@ impl PyStore {
         seen.into_iter().map(|it| (it.problem.to_string(), it.count)).collect()
     }
 
-    /// Writes what is queued, for at most so many seconds; whether all of it was written.
+    /// Writes what is queued, for at most that many seconds; whether all of it was written.
     fn flush(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let patience = Duration::try_from_secs_f64(seconds).map_err(invalid)?;
         Ok(py.detach(|| self.store.flush(patience)))

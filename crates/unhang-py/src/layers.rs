@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::forking::undisturbed;
 use crate::settings::{PySettings, numbered};
 
-/// A layer that sees ever new sizes must not fill the memory: those beyond so many are counted by engine alone.
+/// A layer that sees ever new sizes must not fill the memory: those beyond this number are counted by engine alone.
 static MOST_SIZES: AtomicUsize = AtomicUsize::new(1000);
 
 /// Which convolution an engine computed: what a layer's forwards are told apart by.

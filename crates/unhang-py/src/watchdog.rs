@@ -114,7 +114,7 @@ impl PyWatchdog {
         py.detach(|| self.end_unlocked(call));
     }
 
-    /// Stops watching, for at most so many seconds; whether its threads have ended.
+    /// Stops watching, for at most that many seconds; whether its threads have ended.
     fn stop(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let patience =
             Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;

@@ -52,7 +52,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 /// Names that were told, so that each is told once in a process.
 static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
-/// `unhang run` is told of so many functions of a process, the rest is in the log: wheels may hold thousands.
+/// `unhang run` hears of this many functions of a process, the rest is in the log: wheels may hold thousands.
 const MOST_TOLD: usize = 200;
 
 /// Names the functions that stay unsafe: each with its reason in the log and to `unhang run`, and the first of an object on

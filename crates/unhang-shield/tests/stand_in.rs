@@ -48,7 +48,7 @@ struct Runtime {
 }
 
 impl Runtime {
-    /// A core table of so many bytes.
+    /// A core table of that many bytes.
     fn new(major: u32, length: usize) -> Runtime {
         let version = |major: u32, length: usize| u64::from(major) | (length as u64) << 32;
         let mut core = vec![0xdead_beef; 127];

@@ -208,7 +208,7 @@ impl Progress {
         Progress { what: what.to_owned(), moving: io::stderr().is_terminal(), told }
     }
 
-    /// So many are done of so many. What comes late, from a thread that was overtaken, is left out.
+    /// How many are done, of how many. What comes late, from a thread that was overtaken, is left out.
     pub fn at(&self, done: usize, all: usize) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if done <= told.done {

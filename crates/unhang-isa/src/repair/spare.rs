@@ -43,7 +43,7 @@ pub(super) fn find(program: &Program, descriptor: &KernelDescriptor, count: u32,
     Some(Spare { first: u8::try_from(used).ok()?, resource1 })
 }
 
-/// Whether a workgroup has room on so many compute units. Each has two vector units with 1024 registers for 32 lanes and
+/// Whether a workgroup has room on that many compute units. Each has two vector units with 1024 registers for 32 lanes and
 /// room for 20 waves; LDS is 64 KiB at most in either mode.
 pub(super) fn fits(resource1: u32, wave64: bool, compute_units: u32, lanes: u32) -> bool {
     let registers = ((resource1 & GRANULES) + 1) * granule(wave64);

@@ -12,7 +12,7 @@ use crate::unrepaired::{Unrepaired, UnrepairedKernel};
 /// From this HIP version on, spoofed programs are reported to hang.
 const HANGS_SINCE: (u32, u32) = (5, 3);
 
-/// A finding names at most so many places; the commands that it points to name all.
+/// A finding names at most this many places; the commands that it points to name all.
 const MOST_PLACES: usize = 20;
 
 /// Whether a list of chips covers one, by name or by a generic target.

@@ -89,7 +89,7 @@ impl Tree {
         Ok(Tree { base, fuel: Cell::new(None) })
     }
 
-    /// In tests: allows so many changes and then stops, as a power cut would.
+    /// In tests: allows that many changes and then stops, as a power cut would.
     #[cfg(test)]
     pub(super) fn stop_after(&self, changes: u32) {
         self.fuel.set(Some(changes));

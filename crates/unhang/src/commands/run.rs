@@ -72,7 +72,7 @@ pub struct Run {
     /// [default: 1h].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     host_deadline: Option<Duration>,
-    /// Start the program again after a hang, at most so many times, with what hung quarantined and UNHANG_RESTART=n set.
+    /// Start the program again after a hang, at most that many times, with what hung quarantined and UNHANG_RESTART=n set.
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
     /// What to start then in place of the command; a line for sh.

@@ -29,7 +29,7 @@ const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
 /// Rounds in which every candidate has its turn, and runs that are timed in one; the first round warms up.
 const ROUNDS: u32 = 6;
 const REPEATS: u32 = 4;
-/// Candidates that take so many times the best one's time are timed no more.
+/// Candidates that take this many times as long as the best one are dropped.
 const HOPELESS: f64 = 2.0;
 
 #[derive(Args)]

@@ -49,7 +49,7 @@ struct Count {
 }
 
 impl Progress {
-    /// For so many attempts. What hangs or crashes is said as it happens, where wanted.
+    /// For that many attempts. What hangs or crashes is said as it happens, where wanted.
     pub fn new(total: usize, rehearsal: bool, talkative: bool) -> Progress {
         let drawn = std::io::stderr().is_terminal();
         let bar = if drawn && total > 0 { ProgressBar::new(total as u64) } else { ProgressBar::hidden() };
@@ -142,7 +142,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// For these attempts; so many came to light as culprits of an earlier crash.
+    /// For these attempts; that many came to light as culprits of an earlier crash.
     pub fn new(attempts: &[Attempt], suspects: usize, rehearsal: Option<String>) -> Found {
         Found {
             order: attempts.iter().cloned().enumerate().map(|(index, attempt)| (attempt, index)).collect(),

@@ -274,13 +274,15 @@ impl ScalarOperation {
 /// The message that interrupts the host.
 const INTERRUPT: u16 = 1;
 
-/// Hardware registers that are there: the mode, the apertures, and the two halves of the base of scratch memory.
+/// Hardware registers that are there: the mode, the apertures, the two halves of the base of scratch memory, and the cycles that
+/// gfx10.3 counts in 20 bits, which clang 15 reads for `__builtin_readcyclecounter`.
 const MODE: u16 = 1;
 const SH_MEM_BASES: u16 = 15;
 const FLAT_SCRATCH: u16 = 20;
+const SHADER_CYCLES: u16 = 29;
 
 fn is_readable_register(instruction: &Instruction) -> bool {
-    instruction.immediate() & 63 == SH_MEM_BASES || is_writable_register(instruction)
+    matches!(instruction.immediate() & 63, SH_MEM_BASES | SHADER_CYCLES) || is_writable_register(instruction)
 }
 
 fn is_writable_register(instruction: &Instruction) -> bool {
@@ -394,6 +396,8 @@ impl Wave {
                     MODE => self.mode_bits,
                     // The upper 16 bits of addresses in private memory, and above them those of LDS.
                     SH_MEM_BASES => (self.apertures[1] >> 48) as u32 | ((self.apertures[0] >> 48) as u32) << 16,
+                    // One for each instruction, as the other clock has it.
+                    SHADER_CYCLES => self.executed as u32 & 0xf_ffff,
                     _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
                 };
                 self.put_scalar(instruction, (value >> offset & mask) as u64);

@@ -35,6 +35,70 @@ fn reason(definition: &Definition) -> &'static str {
     }
 }
 
+/// Registers of the hardware that are declined, by LLVM's names for gfx10, and why.
+const REGISTERS: &[(u16, &str, &str)] = &[
+    (2, "HW_REG_STATUS", STATE_OF_THE_HARDWARE),
+    (3, "HW_REG_TRAPSTS", EXCEPTIONS),
+    (5, "HW_REG_GPR_ALLOC", STATE_OF_THE_HARDWARE),
+    (6, "HW_REG_LDS_ALLOC", STATE_OF_THE_HARDWARE),
+    (7, "HW_REG_IB_STS", STATE_OF_THE_HARDWARE),
+    (16, "HW_REG_TBA_LO", EXCEPTIONS),
+    (17, "HW_REG_TBA_HI", EXCEPTIONS),
+    (18, "HW_REG_TMA_LO", EXCEPTIONS),
+    (19, "HW_REG_TMA_HI", EXCEPTIONS),
+    (22, "HW_REG_XNACK_MASK", EXCEPTIONS),
+    (23, "HW_REG_HW_ID1", WHERE_A_WAVE_RUNS),
+    (24, "HW_REG_HW_ID2", WHERE_A_WAVE_RUNS),
+    (25, "HW_REG_POPS_PACKER", GRAPHICS),
+];
+const STATE_OF_THE_HARDWARE: &str = "the state of a wave in the hardware, which the emulator does not have";
+const EXCEPTIONS: &str = "for trap handlers, which it does not run";
+const WHERE_A_WAVE_RUNS: &str = "the unit on which a wave runs; there are none";
+const GRAPHICS: &str = "graphics only";
+
+/// Messages that are declined, and why.
+const MESSAGES: &[(u16, &str, &str)] = &[
+    (2, "MSG_GS", GRAPHICS),
+    (3, "MSG_GS_DONE", GRAPHICS),
+    (4, "MSG_SAVEWAVE", EXCEPTIONS),
+    (5, "MSG_STALL_WAVE_GEN", EXCEPTIONS),
+    (6, "MSG_HALT_WAVES", EXCEPTIONS),
+    (7, "MSG_ORDERED_PS_DONE", GRAPHICS),
+    (8, "MSG_EARLY_PRIM_DEALLOC", GRAPHICS),
+    (9, "MSG_GS_ALLOC_REQ", GRAPHICS),
+    (10, "MSG_GET_DOORBELL", EXCEPTIONS),
+    (11, "MSG_GET_DDID", GRAPHICS),
+    (15, "MSG_SYSMSG", EXCEPTIONS),
+];
+
+/// The parts of the hardware that an instruction which is known may name, and which are declined.
+fn operands_page() -> String {
+    let mut page = String::from("\n## Operands of instructions that are known otherwise\n\n");
+    for (instruction, declined) in [("s_getreg_b32", REGISTERS), ("s_sendmsg", MESSAGES)] {
+        for (_, name, reason) in declined {
+            page += &format!("* `{instruction}` of `{name}`: {reason}\n");
+        }
+    }
+    page
+}
+
+#[test]
+fn what_is_listed_as_declined_is_declined_and_the_rest_is_known() {
+    for (name, declined, last) in [("s_getreg_b32", REGISTERS, 29), ("s_sendmsg", MESSAGES, 15)] {
+        let definition = super::forms(name).next().unwrap();
+        for number in 0..=last {
+            let instruction = encode(definition, super::Extra { words: [number as u32, 0] });
+            let known = !matches!(Semantics::of(&instruction), Semantics::Unsupported);
+            let expected = match name {
+                "s_getreg_b32" => matches!(number, 1 | 15 | 20 | 21 | 29),
+                _ => number == 1,
+            };
+            assert_eq!(known, expected, "{name} {number}");
+            assert!(!known || !declined.iter().any(|row| row.0 == number), "{name} {number} is listed");
+        }
+    }
+}
+
 /// The names that are declined in every form that the tables know, by reason.
 fn declined() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let mut known = BTreeSet::new();
@@ -74,7 +138,7 @@ fn page() -> String {
             page += &format!("* `{name}`\n");
         }
     }
-    page
+    page + &operands_page()
 }
 
 #[test]

@@ -373,6 +373,10 @@ fn the_mode_register() {
         execute(&mut wave, "s_getreg_b32", constant(15 | offset << 6 | 15 << 11));
         assert_eq!(wave.scalar(DESTINATION as u8) << 16, aperture);
     }
+    // The cycles, register 29, of which there are 20 bits.
+    wave.executed = 0x12_3456;
+    execute(&mut wave, "s_getreg_b32", constant(29 | 31 << 11));
+    assert_eq!(wave.scalar(DESTINATION as u8), 0x2_3456);
     // A register that is not there is not guessed at.
     let instruction = encode(forms("s_getreg_b32").next().unwrap(), constant(4));
     assert!(ScalarOperation::of(&instruction).is_none());

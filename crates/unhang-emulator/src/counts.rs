@@ -158,6 +158,8 @@ impl Index<Unit> for Counts {
 }
 
 impl AddAssign for Counts {
+    // Stretches are counted with it.
+    #[inline(always)]
     fn add_assign(&mut self, other: Counts) {
         self.lane_operations += other.lane_operations;
         for (sum, count) in self.by_unit.iter_mut().zip(other.by_unit) {

@@ -3,7 +3,7 @@
 
 use unhang_isa::{Format, Instruction};
 
-use super::words::{Words, span, transfer};
+use super::words::{Words, all_within, span, transfer};
 use crate::access::{Access, Part};
 use crate::memory_access::Surroundings;
 use crate::wave::{EXEC, LANES, Lanes, Wave};
@@ -88,26 +88,28 @@ impl GlobalAccess {
 impl Wave {
     /// Loads or stores words of LDS; `false` if something is not in order. To be called as [`Wave::fast_rows`] is.
     #[inline(always)]
-    pub fn fast_local(&mut self, access: &LocalAccess, around: &mut Surroundings<'_>) -> bool {
+    pub fn fast_local<const WIDE: bool>(&mut self, access: &LocalAccess, around: &mut Surroundings<'_>) -> bool {
         let on = self.scalars[EXEC];
         if on == 0 {
             return true;
         }
         let addresses: Lanes = self.vectors[access.address as usize];
-        let highest = span(&addresses, on).highest;
         // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.
-        if highest as u64 + access.reach as u64 > around.local.len() as u64 {
-            return false;
+        match around.local.len().checked_sub(access.reach as usize) {
+            Some(limit) if all_within::<WIDE>(&addresses, on, limit as u32) => {}
+            _ => return false,
         }
-        // SAFETY: the sum of the highest address and the highest offset is within LDS, which is this thread's; the registers
-        // are the wave's.
-        unsafe { transfer(around.local.as_mut_ptr(), &addresses, &access.words, self.vectors.as_mut_ptr(), on) };
+        // SAFETY: the sum of each address and the highest offset is within LDS, which is this thread's; the registers are the
+        // wave's.
+        unsafe {
+            transfer::<WIDE>(around.local.as_mut_ptr(), &addresses, &access.words, self.vectors.as_mut_ptr(), on)
+        };
         true
     }
 
     /// Loads or stores words of global memory; `false` if something is not in order. To be called as [`Wave::fast_rows`] is.
     #[inline(always)]
-    pub fn fast_global(&mut self, access: &GlobalAccess, around: &mut Surroundings<'_>) -> bool {
+    pub fn fast_global<const WIDE: bool>(&mut self, access: &GlobalAccess, around: &mut Surroundings<'_>) -> bool {
         let on = self.scalars[EXEC];
         if on == 0 {
             return true;
@@ -127,7 +129,7 @@ impl Wave {
             }
         };
         let base = base.wrapping_add(access.offset as i64 as u64);
-        let span = span(&offsets, on);
+        let span = span::<WIDE>(&offsets, on);
         // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
         if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
             return false;
@@ -142,7 +144,7 @@ impl Wave {
         let at = words.as_ptr().cast_mut().cast::<u8>();
         // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
         // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
-        unsafe { transfer(at, &offsets, &access.words, self.vectors.as_mut_ptr(), on) };
+        unsafe { transfer::<WIDE>(at, &offsets, &access.words, self.vectors.as_mut_ptr(), on) };
         true
     }
 }

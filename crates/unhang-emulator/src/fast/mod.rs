@@ -4,6 +4,7 @@
 //! does not know, what reaches past the kernel's registers, waves of 64 lanes and unusual float modes go the plain way
 //! ([`crate::semantics`]), which computes the same to the bit and which the tests hold this one against.
 
+mod halves;
 pub(crate) mod memory;
 pub(crate) mod registers;
 pub(crate) mod rows;
@@ -18,6 +19,7 @@ use unhang_isa::{Class, Field, Format, Instruction, Modifier, OperandValue, Slot
 use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
 use crate::wave::{EXEC, LANES, Lanes, Type, VCC, Wave, constant_bits};
+use halves::HalvesOperation;
 use memory::{GlobalAccess, LocalAccess};
 use registers::{ROOMS, ZERO_ROOM};
 use rows::{FastCompare, FastRow};
@@ -46,6 +48,8 @@ pub(crate) enum Kind {
         rows: [u16; 4],
         sources: [RowSource; 3],
     },
+    /// With sources that are taken out of halves first.
+    Halves(HalvesOperation),
     Compare {
         run: FastCompare,
         outcomes: u8,
@@ -216,7 +220,11 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
             };
             Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
         }
-        Semantics::Lane(_) => resolve_shift(instruction),
+        Semantics::Packed(_) | Semantics::Mixed(_) => HalvesOperation::of(instruction, semantics).map(Kind::Halves),
+        Semantics::Lane(_) => {
+            let halves = HalvesOperation::of(instruction, semantics).map(Kind::Halves);
+            halves.or_else(|| resolve_shift(instruction))
+        }
         Semantics::MultiplyAddWide { signed: false } => {
             let slot = instruction.definition.operand(Field::Source2)?;
             let summand = match instruction.operand(slot) {
@@ -356,14 +364,13 @@ impl Wave {
 
     #[inline(always)]
     pub fn fast_scalar(&mut self, run: fn(&mut Wave, u64, u64) -> u64, sources: [ScalarOperand; 2]) -> u64 {
-        let [a, b] = sources.map(|source| self.operand(source));
+        let (a, b) = (self.operand(sources[0]), self.operand(sources[1]));
         run(self, a, b)
     }
 
     #[inline(always)]
     pub fn fast_compare(&mut self, holds: fn(u64, u64) -> bool, sources: [ScalarOperand; 2]) {
-        let [a, b] = sources.map(|source| self.operand(source));
-        self.scc = holds(a, b);
+        self.scc = holds(self.operand(sources[0]), self.operand(sources[1]));
     }
 
     #[inline(always)]
@@ -404,11 +411,13 @@ impl Wave {
         let rooms = self.vectors.len() - ROOMS;
         let all = Cell::from_mut(&mut *self.vectors).as_slice_of_cells();
         debug_assert!(rows.iter().all(|&row| row >= IN_ROOM || (row as usize) < rooms));
-        let [a, b, c, d] = rows.map(|row| {
+        let row = |row: u16| {
             let place = if row >= IN_ROOM { rooms + (row - IN_ROOM) as usize } else { row as usize };
             // SAFETY: a register of the wave, or a room behind them.
             unsafe { all.get_unchecked(place) }
-        });
+        };
+        // One by one: `map` is not compiled into the loop that this is a part of.
+        let (a, b, c, d) = (row(rows[0]), row(rows[1]), row(rows[2]), row(rows[3]));
         // SAFETY: it was chosen for the instructions that this host has.
         unsafe { run(d, a, b, c, on) };
     }
@@ -423,6 +432,18 @@ impl Wave {
             }
         }
         self.fast_rows(run, rows);
+    }
+
+    /// The same with sources that are taken out of halves.
+    #[inline(always)]
+    pub fn fast_halves(&mut self, operation: &HalvesOperation) {
+        let rooms = self.vectors.len() - ROOMS;
+        for (place, source) in operation.sources.iter().enumerate() {
+            let mut lanes = self.lanes_of(&source.whole());
+            source.take(&mut lanes);
+            self.vectors[rooms + place] = lanes;
+        }
+        self.fast_rows(operation.run, [IN_ROOM, IN_ROOM + 1, IN_ROOM + 2, operation.destination as u16]);
     }
 
     #[inline(always)]
@@ -442,15 +463,22 @@ impl Wave {
 
     #[inline(always)]
     fn pair(&self, register: u8) -> [u64; LANES] {
-        let [low, high] = [0, 1].map(|part| &self.vectors[register as usize + part]);
-        std::array::from_fn(|lane| low[lane] as u64 | (high[lane] as u64) << 32)
+        let (low, high) = (&self.vectors[register as usize], &self.vectors[register as usize + 1]);
+        let mut pairs = [0; LANES];
+        for lane in 0..LANES {
+            pairs[lane] = low[lane] as u64 | (high[lane] as u64) << 32;
+        }
+        pairs
     }
 
     #[inline(always)]
     fn put_pair(&mut self, register: u8, values: &[u64; LANES]) {
         let on = self.scalars[EXEC];
         for part in 0..2 {
-            let row = std::array::from_fn(|lane| (values[lane] >> (part * 32)) as u32);
+            let mut row = [0; LANES];
+            for lane in 0..LANES {
+                row[lane] = (values[lane] >> (part * 32)) as u32;
+            }
             rows::put(&mut self.vectors[register as usize + part], &row, on);
         }
     }

@@ -31,7 +31,7 @@ pub(crate) fn run_function(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Host::Avx2 => unsafe { with_avx2(launch, wave, around, (function, known), counts, end) },
-        _ => run(launch, wave, around, (function, known), counts, end),
+        _ => run::<false>(launch, wave, around, (function, known), counts, end),
     }
 }
 
@@ -45,7 +45,7 @@ fn with_avx512(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run(launch, wave, around, (function, known), counts, end)
+    run::<true>(launch, wave, around, (function, known), counts, end)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -58,11 +58,12 @@ fn with_avx2(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run(launch, wave, around, (function, known), counts, end)
+    run::<false>(launch, wave, around, (function, known), counts, end)
 }
 
+/// `WIDE` says that the host has AVX-512.
 #[inline(always)]
-fn run(
+fn run<const WIDE: bool>(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
@@ -81,9 +82,9 @@ fn run(
         };
         if launch.fast
             && let Some(stretch) = function.stretches.get(start as usize)
-            && wave.enter(stretch, minds, known, counts)
+            && wave.enter((function, stretch), minds, known, counts)
         {
-            run_stretch(wave, around, function, stretch, minds.hazards)?;
+            run_stretch::<WIDE>(wave, around, function, stretch, minds.hazards)?;
             continue;
         }
         match step(launch, wave, around, (function, known), minds, counts)? {
@@ -155,7 +156,7 @@ fn step(
 
 /// Executes a stretch that was [entered](Wave::enter).
 #[inline(always)]
-fn run_stretch(
+fn run_stretch<const WIDE: bool>(
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     function: &Function,
@@ -167,6 +168,7 @@ fn run_stretch(
         match op.kind {
             Kind::Rows { run, rows } => wave.fast_rows(run, rows),
             Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
+            Kind::Halves(ref operation) => wave.fast_halves(operation),
             Kind::Nothing => {}
             Kind::Local(ref access) => {
                 // Which address it has is known only now.
@@ -178,12 +180,12 @@ fn run_stretch(
                     wave.index = (first + place) as u32;
                     return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
                 }
-                if !wave.fast_local(access, around) {
+                if !wave.fast_local::<WIDE>(access, around) {
                     plain_in_stretch(wave, around, function, first + place)?;
                 }
             }
             Kind::Global(ref access) => {
-                if !wave.fast_global(access, around) {
+                if !wave.fast_global::<WIDE>(access, around) {
                     plain_in_stretch(wave, around, function, first + place)?;
                 }
             }
@@ -274,7 +276,7 @@ impl Function {
 
 impl Pending {
     /// Minds an instruction; where it says what is wrong, nothing has changed.
-    fn take(&mut self, function: &Function, index: usize, hazards: bool, lanes: u64) -> Result<(), FaultKind> {
+    pub fn take(&mut self, function: &Function, index: usize, hazards: bool, lanes: u64) -> Result<(), FaultKind> {
         let (touch, effects) = (&function.touches[index], &function.effects[index]);
         let (mut watch, mut since_call) = (self.watch, self.watch_since_call);
         if hazards {

@@ -12,16 +12,29 @@ use crate::code::{Function, NOWHERE};
 use crate::pending::{KnownStates, Pending};
 use crate::scalar::ScalarOperation;
 use crate::semantics::Semantics;
-use crate::waits::{Flight, VectorSet};
+use crate::waits::{Flight, Flights, Touch, VectorSet};
 use crate::wave::Wave;
 use crate::{Counts, Unit};
 
-/// Instructions that are executed together. The first may wait, the last may branch or turn lanes on and off.
+/// Instructions that are executed together. The last may branch or turn lanes on and off.
 pub(crate) struct Stretch {
     pub first: u32,
     pub end: u32,
     /// One more than the highest vector register that one of them names.
     registers: u16,
+    /// What they do to loads in flight, from wait to wait.
+    parts: Vec<Part>,
+    /// One of them is a load.
+    loads: bool,
+    hazards: StretchSummary,
+    /// Instructions by unit, and how many of them count lanes.
+    counts: Counts,
+    with_lanes: u64,
+}
+
+/// Instructions of a stretch of which only the first may wait.
+#[derive(Default)]
+struct Part {
     /// Registers that they touch.
     vectors: VectorSet,
     scalars: ScalarSet,
@@ -31,12 +44,6 @@ pub(crate) struct Stretch {
     meets_itself: bool,
     /// What they do to loads in flight, in order, with their addresses.
     flights: Vec<(Flight, u64)>,
-    /// One of them is a load.
-    loads: bool,
-    hazards: StretchSummary,
-    /// Instructions by unit, and how many of them count lanes.
-    counts: Counts,
-    with_lanes: u64,
 }
 
 /// What a wave minds; who minds hazards minds waits too.
@@ -97,8 +104,7 @@ pub(crate) fn cut(function: &Function) -> (Vec<Stretch>, Vec<u32>) {
     let (mut stretches, mut starts) = (Vec::new(), vec![NOWHERE; count]);
     let mut open: Option<Stretch> = None;
     for index in 0..count {
-        let waits = function.touches[index].flight.waits();
-        if (is_target[index] || waits)
+        if is_target[index]
             && let Some(stretch) = open.take()
         {
             stretches.push(stretch);
@@ -127,11 +133,7 @@ impl Stretch {
             first: index as u32,
             end: index as u32,
             registers: 0,
-            vectors: VectorSet::default(),
-            scalars: ScalarSet::EMPTY,
-            owned: (VectorSet::default(), ScalarSet::EMPTY),
-            meets_itself: false,
-            flights: Vec::new(),
+            parts: vec![Part::default()],
             loads: false,
             hazards: StretchSummary::EMPTY,
             counts: Counts::default(),
@@ -141,16 +143,13 @@ impl Stretch {
 
     fn push(&mut self, function: &Function, index: usize) {
         let touch = &function.touches[index];
-        let scalars = function.effects[index].touched();
-        self.meets_itself |= self.owned.0.meets(&touch.registers) || self.owned.1.meets(scalars);
-        let (vectors, scalars_loaded) = touch.loads();
-        self.owned = (self.owned.0.union(&vectors), self.owned.1 | scalars_loaded);
         self.end = index as u32 + 1;
         self.registers = self.registers.max(function.ops[index].registers);
-        self.vectors = self.vectors.union(&touch.registers);
-        self.scalars |= scalars;
-        if touch.flight.waits() || touch.flight.is_counted() {
-            self.flights.push((touch.flight, function.addresses[index]));
+        if touch.flight.waits() && self.end - self.first > 1 {
+            self.parts.push(Part::default());
+        }
+        if let Some(part) = self.parts.last_mut() {
+            part.push(touch, function.effects[index].touched(), function.addresses[index]);
         }
         self.loads |= touch.flight.is_counted();
         self.hazards.push(&function.transfers[index]);
@@ -160,17 +159,59 @@ impl Stretch {
     }
 }
 
+impl Part {
+    fn push(&mut self, touch: &Touch, scalars: ScalarSet, address: u64) {
+        self.meets_itself |= self.owned.0.meets(&touch.registers) || self.owned.1.meets(scalars);
+        let (vectors, scalars_loaded) = touch.loads();
+        self.owned = (self.owned.0.union(&vectors), self.owned.1 | scalars_loaded);
+        self.vectors = self.vectors.union(&touch.registers);
+        self.scalars |= scalars;
+        if touch.flight.waits() || touch.flight.is_counted() {
+            self.flights.push((touch.flight, address));
+        }
+    }
+}
+
+impl Flights {
+    /// Waits as a part of a stretch does; says whether it touches nothing that a load owns.
+    fn is_free_for(&mut self, part: &Part) -> bool {
+        // A wait stands first: whoever goes through it again waits for nothing more.
+        if let Some(&(flight @ Flight::Wait { .. }, address)) = part.flights.first() {
+            self.note(flight, address, 0);
+        }
+        !part.meets_itself && !self.may_meet(&part.vectors, part.scalars)
+    }
+
+    fn note_part(&mut self, part: &Part, lanes: u64) {
+        part.flights.iter().for_each(|&(flight, address)| self.note(flight, address, lanes));
+    }
+}
+
 impl Pending {
-    /// Minds a whole stretch; `false` if it has to go instruction by instruction.
-    fn take_stretch(&mut self, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
-        if minds.waits {
-            // A wait stands first: whoever goes through it again waits for nothing more.
-            if let Some(&(flight @ Flight::Wait { .. }, address)) = stretch.flights.first() {
-                self.flights.note(flight, address, 0);
-            }
-            if stretch.meets_itself || self.flights.may_meet(&stretch.vectors, stretch.scalars) {
-                return false;
-            }
+    /// Minds a whole stretch; `false`, and nothing has changed but for waits, if it has to go instruction by instruction.
+    fn take_stretch(&mut self, function: &Function, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
+        if stretch.parts.len() == 1 && self.take_sums(stretch, minds, lanes) {
+            return true;
+        }
+        let mut copy = self.clone();
+        let mut taken = stretch.parts.len() > 1 && copy.take_sums(stretch, minds, lanes);
+        // What sums do not settle its instructions do; without a load in it the lanes are not known here.
+        if !taken && stretch.loads {
+            copy = self.clone();
+            let mut places = stretch.first as usize..stretch.end as usize;
+            taken = places.all(|index| copy.take(function, index, minds.hazards, lanes).is_ok());
+        }
+        if taken {
+            *self = copy;
+        }
+        taken
+    }
+
+    /// The same by what is summed up; of several parts the first may have been gone through where it fails.
+    fn take_sums(&mut self, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
+        let [first, later @ ..] = &stretch.parts[..] else { return false };
+        if !self.flights.is_free_for(first) {
+            return false;
         }
         if minds.hazards {
             if !self.watch.pass_all(&stretch.hazards) {
@@ -181,27 +222,36 @@ impl Pending {
                 watch.pass_all(&stretch.hazards);
             }
         }
-        if minds.waits {
-            for &(flight, address) in &stretch.flights {
-                self.flights.note(flight, address, lanes);
-            }
-        }
-        true
+        self.flights.note_part(first, lanes);
+        later.iter().all(|part| {
+            let free = self.flights.is_free_for(part);
+            self.flights.note_part(part, lanes);
+            free
+        })
     }
 }
 
 impl Wave {
     /// Minds a whole stretch, and counts it; `false` if it has to go instruction by instruction.
     #[inline(always)]
-    pub fn enter(&mut self, stretch: &Stretch, minds: Minds, known: &mut KnownStates, counts: &mut Counts) -> bool {
+    pub fn enter(
+        &mut self,
+        (function, stretch): (&Function, &Stretch),
+        minds: Minds,
+        known: &mut KnownStates,
+        counts: &mut Counts,
+    ) -> bool {
         let executed = self.executed + (stretch.end - stretch.first) as u64;
         if stretch.registers > self.reach || executed > minds.budget {
             return false;
         }
         // Where nothing is loaded, it does not matter which lanes are on.
         let lanes = if stretch.loads { self.exec64() } else { 0 };
-        if minds.waits && !known.pass(self, stretch.first * 2, lanes, |it| it.take_stretch(stretch, minds, lanes)) {
-            return false;
+        if minds.waits {
+            let take = |pending: &mut Pending| pending.take_stretch(function, stretch, minds, lanes);
+            if !known.pass(self, stretch.first * 2, lanes, take) {
+                return false;
+            }
         }
         self.executed = executed;
         *counts += stretch.counts;

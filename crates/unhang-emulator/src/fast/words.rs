@@ -31,11 +31,11 @@ pub(crate) struct Span {
     pub bits: u32,
 }
 
-/// The span of addresses in the lanes that are on; there must be one.
+/// The span of addresses in the lanes that are on; there must be one. `WIDE` says that the host has AVX-512.
 #[inline(always)]
-pub(crate) fn span(addresses: &Lanes, on: u32) -> Span {
+pub(crate) fn span<const WIDE: bool>(addresses: &Lanes, on: u32) -> Span {
     #[cfg(target_arch = "x86_64")]
-    if super::rows::Host::get() == super::rows::Host::Avx512 {
+    if WIDE {
         // SAFETY: the host has the instructions.
         return unsafe { span_avx512(addresses, on) };
     }
@@ -46,6 +46,31 @@ pub(crate) fn span(addresses: &Lanes, on: u32) -> Span {
         bits |= addresses[lane];
     }
     Span { lowest, highest, bits }
+}
+
+/// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
+#[inline(always)]
+pub(crate) fn all_within<const WIDE: bool>(addresses: &Lanes, on: u32, limit: u32) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    if WIDE {
+        // SAFETY: the host has the instructions.
+        return unsafe { above_avx512(addresses, limit) } & on == 0;
+    }
+    (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & on == 0
+}
+
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn above_avx512(addresses: &Lanes, limit: u32) -> u32 {
+    use std::arch::x86_64::*;
+    let limit = _mm512_set1_epi32(limit as i32);
+    // SAFETY: both halves of a row.
+    let [low, high] = unsafe {
+        let from = addresses.as_ptr();
+        [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())]
+    };
+    _mm512_cmpgt_epu32_mask(low, limit) as u32 | (_mm512_cmpgt_epu32_mask(high, limit) as u32) << 16
 }
 
 /// The same; compilers make a branch for each lane of the loop.
@@ -60,9 +85,10 @@ fn span_avx512(addresses: &Lanes, on: u32) -> Span {
         let from = addresses.as_ptr();
         [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())]
     };
-    let [low, high] = [0, 1].map(|half| _mm512_maskz_mov_epi32(masks[half], halves[half]));
+    let (low, high) = (_mm512_maskz_mov_epi32(masks[0], halves[0]), _mm512_maskz_mov_epi32(masks[1], halves[1]));
     let all = _mm512_set1_epi32(-1);
-    let [low_or_all, high_or_all] = [0, 1].map(|half| _mm512_mask_mov_epi32(all, masks[half], halves[half]));
+    let low_or_all = _mm512_mask_mov_epi32(all, masks[0], halves[0]);
+    let high_or_all = _mm512_mask_mov_epi32(all, masks[1], halves[1]);
     Span {
         lowest: _mm512_reduce_min_epu32(_mm512_min_epu32(low_or_all, high_or_all)),
         highest: _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)),
@@ -75,14 +101,25 @@ fn span_avx512(addresses: &Lanes, on: u32) -> Span {
 /// # Safety
 ///
 /// For each lane that is on, each word at `base + offsets[lane] + words.offsets[…]` must lie in memory that lives on, and may be
-/// written if it is stored to; offsets are less than 2³¹. Every register of `words` must be one of `rows`.
+/// written if it is stored to; offsets are less than 2³¹. Every register of `words` must be one of `rows`. The host must have
+/// AVX-512 where `WIDE` says so.
 #[inline(always)]
-pub(crate) unsafe fn transfer(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) {
+pub(crate) unsafe fn transfer<const WIDE: bool>(
+    base: *mut u8,
+    offsets: &Lanes,
+    words: &Words,
+    rows: *mut Lanes,
+    on: u32,
+) {
     #[cfg(target_arch = "x86_64")]
-    if super::rows::Host::get() == super::rows::Host::Avx512 {
-        // SAFETY: the host has the instructions; the rest is what was asked for here.
-        let done = unsafe { transfer_avx512(base, offsets, words, rows, on) };
-        if done {
+    if WIDE {
+        if !words.store {
+            // SAFETY: the host has the instructions; the rest is what was asked for here.
+            unsafe { load_avx512(base, offsets, words, rows, on) };
+            return;
+        }
+        // SAFETY: as above.
+        if unsafe { store_avx512(base, offsets, words, rows, on) } {
             return;
         }
     }
@@ -110,59 +147,113 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
     }
 }
 
-/// The same sixteen lanes at a time; `false`, and nothing moved, where the order in which lanes store matters.
+/// How the addresses of sixteen lanes lie.
 #[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lie {
+    Same,
+    InOrder,
+    Anyhow,
+}
+
+/// Sixteen addresses. Closures and iterators would not be compiled for these instructions, so that there are none here.
+#[cfg(target_arch = "x86_64")]
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn transfer_avx512(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) -> bool {
+fn sixteen(offsets: &Lanes, half: usize) -> std::arch::x86_64::__m512i {
     use std::arch::x86_64::*;
-    let count = words.count as usize;
-    let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    // SAFETY: both halves of a row.
-    let halves = unsafe {
-        let from = offsets.as_ptr();
-        [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())]
-    };
-    let first = |half: usize| _mm_cvtsi128_si32(_mm512_castsi512_si128(halves[half]));
-    if words.store && count > 1 {
-        // Lanes that lie one behind the other do not meet.
-        let stride = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(count as i32 * 4));
-        let adjacent = (1..count).all(|place| words.offsets[place] == words.offsets[0] + place as u32 * 4);
-        let apart = |half: usize| {
-            let expected = _mm512_add_epi32(_mm512_set1_epi32(first(half)), stride);
-            _mm512_cmpeq_epi32_mask(halves[half], expected) == u16::MAX
-        };
-        if !adjacent || !apart(0) || !apart(1) {
-            return false;
-        }
+    // SAFETY: half of a row.
+    unsafe { _mm512_loadu_si512(offsets.as_ptr().add((half & 1) * 16).cast()) }
+}
+
+/// The first of sixteen addresses, and how they lie if all of their lanes are on.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+fn lie(places: std::arch::x86_64::__m512i, on: u16) -> (usize, Lie) {
+    use std::arch::x86_64::*;
+    let in_order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    let first = _mm512_castsi512_si128(places);
+    let relative = _mm512_sub_epi32(places, _mm512_broadcastd_epi32(first));
+    let start = _mm_cvtsi128_si32(first) as u32 as usize;
+    if on != u16::MAX {
+        (start, Lie::Anyhow)
+    } else if _mm512_test_epi32_mask(relative, relative) == 0 {
+        (start, Lie::Same)
+    } else if _mm512_cmpneq_epi32_mask(relative, in_order) == 0 {
+        (start, Lie::InOrder)
+    } else {
+        (start, Lie::Anyhow)
     }
+}
+
+/// Loads sixteen lanes at a time.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+unsafe fn load_avx512(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) {
+    use std::arch::x86_64::*;
+    let count = (words.count as usize).min(4);
     for half in 0..2 {
         let mask = (on >> (half * 16)) as u16;
-        let (places, start) = (halves[half], first(half));
-        let all = _mm512_set1_epi32(start);
-        let whole = mask == u16::MAX;
-        let same = whole && _mm512_cmpeq_epi32_mask(places, all) == u16::MAX;
-        let in_order = _mm512_add_epi32(all, _mm512_slli_epi32::<2>(numbers));
-        let in_order = whole && _mm512_cmpeq_epi32_mask(places, in_order) == u16::MAX;
+        let places = sixteen(offsets, half);
+        let (start, lie) = lie(places, mask);
         for place in 0..count {
             // SAFETY: the caller vouches for the words of lanes that are on, for the others nothing is touched; a stretch is
             // made of such words, and a row has 32.
             unsafe {
                 let at = base.add(words.offsets[place] as usize);
                 let row = rows.add(words.registers[place] as usize).cast::<u32>().add(half * 16);
-                let old = _mm512_loadu_si512(row.cast());
-                match words.store {
-                    true if in_order => _mm512_storeu_si512(at.add(start as usize).cast(), old),
-                    true => _mm512_mask_i32scatter_epi32::<1>(at.cast(), mask, places, old),
-                    false => {
-                        let found = if same {
-                            _mm512_set1_epi32(at.add(start as usize).cast::<i32>().read_unaligned())
-                        } else if in_order {
-                            _mm512_loadu_si512(at.add(start as usize).cast())
-                        } else {
-                            _mm512_mask_i32gather_epi32::<1>(old, mask, places, at.cast())
-                        };
-                        _mm512_storeu_si512(row.cast(), found);
+                let found = match lie {
+                    Lie::Same => _mm512_set1_epi32(at.add(start).cast::<i32>().read_unaligned()),
+                    Lie::InOrder => _mm512_loadu_si512(at.add(start).cast()),
+                    Lie::Anyhow => {
+                        _mm512_mask_i32gather_epi32::<1>(_mm512_loadu_si512(row.cast()), mask, places, at.cast())
                     }
+                };
+                _mm512_storeu_si512(row.cast(), found);
+            }
+        }
+    }
+}
+
+/// Stores sixteen lanes at a time; `false`, and nothing moved, where the order in which lanes store matters.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+unsafe fn store_avx512(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) -> bool {
+    use std::arch::x86_64::*;
+    let count = (words.count as usize).min(4);
+    if count > 1 {
+        // Lanes that lie one behind the other do not meet.
+        let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let stride = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(count as i32 * 4));
+        let mut apart = true;
+        for place in 1..count {
+            apart &= words.offsets[place] == words.offsets[0] + place as u32 * 4;
+        }
+        for half in 0..2 {
+            let places = sixteen(offsets, half);
+            let first = _mm512_broadcastd_epi32(_mm512_castsi512_si128(places));
+            apart &= _mm512_cmpneq_epi32_mask(places, _mm512_add_epi32(first, stride)) == 0;
+        }
+        if !apart {
+            return false;
+        }
+    }
+    for half in 0..2 {
+        let mask = (on >> (half * 16)) as u16;
+        let places = sixteen(offsets, half);
+        let (start, lie) = lie(places, mask);
+        for place in 0..count {
+            // SAFETY: as for loads; what is written is memory that may be.
+            unsafe {
+                let at = base.add(words.offsets[place] as usize);
+                let row = rows.add(words.registers[place] as usize).cast::<u32>().add(half * 16);
+                let values = _mm512_loadu_si512(row.cast());
+                match lie {
+                    Lie::InOrder => _mm512_storeu_si512(at.add(start).cast(), values),
+                    _ => _mm512_mask_i32scatter_epi32::<1>(at.cast(), mask, places, values),
                 }
             }
         }

@@ -4,6 +4,7 @@ use unhang_isa::{Definition, Field, Format, Instruction, definitions};
 
 use super::{Extra, LANE, encode, wave};
 use crate::Memory;
+use crate::fast::rows::Host;
 use crate::fast::{Kind, Op};
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
@@ -71,6 +72,7 @@ fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
     match op.kind {
         Kind::Rows { run, rows } => wave.fast_rows(run, rows),
         Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
+        Kind::Halves(ref operation) => wave.fast_halves(operation),
         Kind::ScalarConstant { run, constant, destination } => wave.fast_constant(run, constant, destination),
         Kind::ConstantCompare { holds, source, constant } => wave.fast_constant_compare(holds, source, constant),
         Kind::FirstLane { source, destination } => wave.fast_first_lane(source, destination),
@@ -96,8 +98,10 @@ fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
             wave.fast_multiply_add(sources, summand, mask, destination);
         }
         Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
-        Kind::Local(ref access) => return wave.fast_local(access, around),
-        Kind::Global(ref access) => return wave.fast_global(access, around),
+        Kind::Local(ref access) if Host::get() == Host::Avx512 => return wave.fast_local::<true>(access, around),
+        Kind::Local(ref access) => return wave.fast_local::<false>(access, around),
+        Kind::Global(ref access) if Host::get() == Host::Avx512 => return wave.fast_global::<true>(access, around),
+        Kind::Global(ref access) => return wave.fast_global::<false>(access, around),
         Kind::Plain | Kind::Nothing | Kind::Branch { .. } => return false,
     }
     true
@@ -123,6 +127,10 @@ fn vary(definition: &'static Definition, random: &mut Random) -> Instruction {
             words[0] = 0;
         }
     }
+    if definition.format == Format::Vop3p {
+        // Selection of halves and signs; the bits that say which are halves are where the selection is.
+        words = [(random.next() & 0x7f) << 8, (random.next() & 0x1f) << 27];
+    }
     if definition.operand(Field::Constant).is_some() {
         words[1] = random.value();
     }
@@ -144,7 +152,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
             check(&instruction, &op, &start, &mut compared);
         }
     }
-    if crate::fast::rows::Host::get() != crate::fast::rows::Host::Plain {
+    if Host::get() != Host::Plain {
         assert!(compared.len() > 150, "only {} instructions have a fast path", compared.len());
         for name in [
             "v_fmac_f32_e32",
@@ -156,6 +164,11 @@ fn the_fast_path_computes_what_the_plain_one_does() {
             "v_mad_u64_u32",
             "s_and_saveexec_b32",
         ] {
+            assert!(compared.contains(name), "{name}");
+        }
+    }
+    if Host::get() == Host::Avx512 {
+        for name in ["v_pk_fma_f16", "v_pk_add_f16", "v_pk_mul_f16", "v_fma_mix_f32", "v_cvt_f32_f16_e32"] {
             assert!(compared.contains(name), "{name}");
         }
     }
@@ -184,7 +197,14 @@ fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
             let found = [fast, plain].map(|wave| wave.vectors[register][lane]);
             // Which NaN comes out of two is the host's choice.
             let nan = found.iter().all(|&bits| f32::from_bits(bits).is_nan());
-            assert!(found[0] == found[1] || nan, "{name}: v{register} lane {lane}: {found:#x?}");
+            let halves = [0, 16].iter().all(|bit| {
+                let [a, b] = found.map(|bits| half::f16::from_bits((bits >> bit) as u16));
+                a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
+            });
+            assert!(
+                found[0] == found[1] || nan || name.starts_with("v_pk_") && halves,
+                "{name}: v{register} lane {lane}: {found:#x?}"
+            );
         }
     }
 }
@@ -241,7 +261,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             compared.insert(definition.mnemonic);
         }
     }
-    if crate::fast::rows::Host::get() != crate::fast::rows::Host::Plain {
+    if Host::get() != Host::Plain {
         for name in ["ds_read2st64_b64", "ds_write_b96", "global_load_dwordx4", "global_store_dwordx3"] {
             assert!(compared.contains(name), "{name}");
         }

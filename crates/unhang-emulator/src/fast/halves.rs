@@ -1,0 +1,284 @@
+//! Packed halves, and singles made of halves, on whole registers: what kernels in half precision spend their time in.
+//!
+//! For AVX-512 only; other hosts take the plain path.
+
+use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
+
+use super::rows::{ByHost, FastRow, Host};
+use crate::lanes;
+use crate::semantics::{MixedResult, RowOperand, RowSource, Semantics};
+use crate::wave::{LANES, Lanes, Type, Wave, constant_bits};
+
+/// An instruction whose sources are taken out of halves first.
+#[derive(Clone, Copy)]
+pub(crate) struct HalvesOperation {
+    pub run: FastRow,
+    pub sources: [HalvesSource; 3],
+    pub destination: u8,
+}
+
+/// A source, what is taken from it, and the bits that are kept of that and turned over.
+#[derive(Clone, Copy)]
+pub(crate) struct HalvesSource {
+    pub from: RowOperand,
+    part: HalvesPart,
+    keep: u32,
+    flip: u32,
+}
+
+#[derive(Clone, Copy)]
+enum HalvesPart {
+    Whole,
+    /// The lower or the upper half as a single.
+    Single {
+        upper: bool,
+    },
+    /// A pair, of which each half is the lower or the upper one of the source.
+    Pair {
+        lower_from_upper: bool,
+        upper_from_upper: bool,
+    },
+}
+
+const UNUSED: HalvesSource =
+    HalvesSource { from: RowOperand::Constant(0), part: HalvesPart::Whole, keep: u32::MAX, flip: 0 };
+const FIELDS: [Field; 3] = [Field::Source0, Field::Source1, Field::Source2];
+
+impl HalvesOperation {
+    /// Resolves an instruction, if it is one of these.
+    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Option<HalvesOperation> {
+        if Host::get() != Host::Avx512 {
+            return None;
+        }
+        match semantics {
+            Semantics::Packed(packed) => HalvesOperation::packed(instruction, packed.accumulates),
+            Semantics::Mixed(MixedResult::Single) => HalvesOperation::mixed(instruction),
+            Semantics::Lane(_) if instruction.definition.base_name() == "v_cvt_f32_f16" => {
+                HalvesOperation::conversion(instruction)
+            }
+            _ => None,
+        }
+    }
+
+    fn packed(instruction: &Instruction, accumulates: bool) -> Option<HalvesOperation> {
+        let run = packed(instruction.definition.base_name())?;
+        let short = instruction.format() != Format::Vop3p;
+        let destination = Wave::destination(instruction, Field::Destination)?;
+        if instruction.modifier != Modifier::None || !short && instruction.bits(15, 1) == 1 {
+            return None;
+        }
+        let mut sources = [UNUSED; 3];
+        for (place, source) in sources.iter_mut().enumerate() {
+            let Some(from) = operand(instruction, FIELDS[place], Type::Packed16)? else { continue };
+            let bit = |bits: u32| bits >> place & 1 == 1;
+            let (lower, upper, signs) = match short {
+                true => (false, true, 0),
+                false => {
+                    let upper_select = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
+                    let lower_sign = (bit(instruction.high_bits(29, 3)) as u32) << 15;
+                    let upper_sign = (bit(instruction.bits(8, 3)) as u32) << 31;
+                    (bit(instruction.bits(11, 3)), bit(upper_select), lower_sign | upper_sign)
+                }
+            };
+            let part = HalvesPart::Pair { lower_from_upper: lower, upper_from_upper: upper };
+            *source = HalvesSource { from, part, flip: signs, ..UNUSED };
+        }
+        if accumulates {
+            sources[2].from = RowOperand::Vector(destination);
+        }
+        Some(HalvesOperation { run, sources, destination })
+    }
+
+    /// `v_fma_mix_f32`: sources are singles, or halves that are made singles.
+    fn mixed(instruction: &Instruction) -> Option<HalvesOperation> {
+        if instruction.modifier != Modifier::None || instruction.bits(15, 1) == 1 {
+            return None;
+        }
+        let halves = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
+        let mut sources = [UNUSED; 3];
+        for (place, source) in sources.iter_mut().enumerate() {
+            let bit = |bits: u32| bits >> place & 1;
+            let is_half = bit(halves) == 1;
+            let kind = if is_half { Type::Float16 } else { Type::Float32 };
+            let from = operand(instruction, FIELDS[place], kind)??;
+            let part = match is_half {
+                true => HalvesPart::Single { upper: bit(instruction.bits(11, 3)) == 1 },
+                false => HalvesPart::Whole,
+            };
+            let keep = u32::MAX >> bit(instruction.bits(8, 3));
+            *source = HalvesSource { from, part, keep, flip: bit(instruction.high_bits(29, 3)) << 31 };
+        }
+        let run = lanes::operation("v_fma_f32")?.fast.and_then(ByHost::chosen)?;
+        Some(HalvesOperation { run, sources, destination: Wave::destination(instruction, Field::Destination)? })
+    }
+
+    fn conversion(instruction: &Instruction) -> Option<HalvesOperation> {
+        let from = operand(instruction, Field::Source0, Type::Float16)??;
+        let (upper, keep, flip) = match (instruction.format(), instruction.modifier) {
+            (Format::Vop1, Modifier::None) => (false, u32::MAX, 0),
+            // The whole destination, neither clamp nor scale, and half of a source that is not made longer.
+            (Format::Vop1, Modifier::Sdwa)
+                if instruction.high_bits(8, 3) == 6
+                    && instruction.high_bits(13, 3) == 0
+                    && matches!(instruction.high_bits(16, 4), 4 | 5) =>
+            {
+                let (negative, absolute) = (instruction.high_bits(20, 1), instruction.high_bits(21, 1));
+                (instruction.high_bits(16, 1) == 1, u32::MAX >> absolute, negative << 31)
+            }
+            _ => return None,
+        };
+        let source = HalvesSource { from, part: HalvesPart::Single { upper }, keep, flip };
+        let run = lanes::operation("v_mov_b32")?.fast.and_then(ByHost::chosen)?;
+        let destination = Wave::destination(instruction, Field::Destination)?;
+        Some(HalvesOperation { run, sources: [source, UNUSED, UNUSED], destination })
+    }
+}
+
+/// A source by its field: nothing inside if the instruction has none, nothing at all if it is a special one.
+fn operand(instruction: &Instruction, field: Field, kind: Type) -> Option<Option<RowOperand>> {
+    let Some(slot) = instruction.definition.operand(field) else { return Some(None) };
+    Some(Some(match instruction.operand(slot) {
+        OperandValue::Vector(register) => RowOperand::Vector(register),
+        OperandValue::Scalar(register) => RowOperand::Scalar(register),
+        OperandValue::Special(_) => return None,
+        constant => RowOperand::Constant(constant_bits(constant, kind)),
+    }))
+}
+
+impl HalvesSource {
+    /// The source as it lies in a register, without what is taken from it.
+    pub fn whole(&self) -> RowSource {
+        RowSource { from: self.from, keep: u32::MAX, flip: 0 }
+    }
+
+    /// Takes its part out of whole lanes.
+    #[inline(always)]
+    pub fn take(&self, lanes: &mut Lanes) {
+        match self.part {
+            HalvesPart::Whole => {}
+            HalvesPart::Pair { lower_from_upper, upper_from_upper } => {
+                let (right, left) = (if lower_from_upper { 16 } else { 0 }, if upper_from_upper { 0 } else { 16 });
+                for lane in lanes.iter_mut() {
+                    *lane = *lane >> right & 0xffff | *lane << left & 0xffff_0000;
+                }
+            }
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: there are such sources only where the host has AVX-512.
+            HalvesPart::Single { upper } => unsafe { avx512::singles(lanes, if upper { 16 } else { 0 }) },
+            #[cfg(not(target_arch = "x86_64"))]
+            HalvesPart::Single { .. } => {}
+        }
+        for lane in lanes.iter_mut() {
+            *lane = *lane & self.keep ^ self.flip;
+        }
+    }
+}
+
+/// The function of packed halves by its name.
+#[cfg(target_arch = "x86_64")]
+fn packed(name: &str) -> Option<FastRow> {
+    Some(match name {
+        "v_pk_fma_f16" | "v_pk_fmac_f16" => avx512::multiply_add,
+        "v_pk_add_f16" => avx512::add,
+        "v_pk_mul_f16" => avx512::multiply,
+        _ => return None,
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn packed(_: &str) -> Option<FastRow> {
+    None
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx512 {
+    use std::arch::x86_64::*;
+    use std::cell::Cell;
+
+    use super::{LANES, Lanes};
+
+    /// Sixteen lanes of a register.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn part(lanes: &Lanes, half: usize) -> __m512i {
+        // SAFETY: half of a row.
+        unsafe { _mm512_loadu_si512(lanes.as_ptr().add(half * (LANES / 2)).cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn put(lanes: &mut Lanes, half: usize, value: __m512i) {
+        // SAFETY: half of a row.
+        unsafe { _mm512_storeu_si512(lanes.as_mut_ptr().add(half * (LANES / 2)).cast(), value) }
+    }
+
+    /// The halves that begin at a bit, as singles.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn half_as_single(lanes: __m512i, bit: u32) -> __m512 {
+        let shifted = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(bit as i32));
+        _mm512_cvtph_ps(_mm512_cvtepi32_epi16(shifted))
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub fn singles(lanes: &mut Lanes, bit: u32) {
+        for half in 0..2 {
+            let value = half_as_single(part(lanes, half), bit);
+            put(lanes, half, _mm512_castps_si512(value));
+        }
+    }
+
+    /// The sum of two singles, rounded to an odd last bit if it is not exact, and then to halves: one rounding to nearest
+    /// even of the exact sum, since a single has more than two bits more than a half. Terms are halves, or products of two,
+    /// which are exact as singles.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn half_of_sum(a: __m512, b: __m512) -> __m512i {
+        let sum = _mm512_add_ps(a, b);
+        let back = _mm512_sub_ps(sum, a);
+        let error = _mm512_add_ps(_mm512_sub_ps(a, _mm512_sub_ps(sum, back)), _mm512_sub_ps(b, back));
+        let bits = _mm512_castps_si512(sum);
+        let one = _mm512_set1_epi32(1);
+        // Of infinity and NaN the error is none, and not unequal to zero.
+        let inexact = _mm512_cmp_ps_mask::<_CMP_NEQ_OQ>(error, _mm512_setzero_ps());
+        let even = inexact & _mm512_testn_epi32_mask(bits, one);
+        let toward_zero = _mm512_movepi32_mask(_mm512_xor_si512(bits, _mm512_castps_si512(error)));
+        let bits = _mm512_mask_add_epi32(bits, even & !toward_zero, bits, one);
+        let bits = _mm512_mask_sub_epi32(bits, even & toward_zero, bits, one);
+        let half = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(bits));
+        _mm512_cvtepu16_epi32(half)
+    }
+
+    /// Two terms of each half of three registers, added.
+    macro_rules! sums {
+        ($($name:ident: |$a:ident, $b:ident, $c:ident| $terms:expr;)*) => {$(
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+            #[allow(unused_variables, reason = "not every sum has three sources")]
+            pub fn $name(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
+                let (mut results, sources) = (d.get(), [a.get(), b.get(), c.get()]);
+                for half in 0..2 {
+                    let mut pair = _mm512_setzero_si512();
+                    for bit in [16, 0] {
+                        let $a = half_as_single(part(&sources[0], half), bit);
+                        let $b = half_as_single(part(&sources[1], half), bit);
+                        let $c = half_as_single(part(&sources[2], half), bit);
+                        let (first, second) = $terms;
+                        pair = _mm512_or_si512(_mm512_slli_epi32::<16>(pair), half_of_sum(first, second));
+                    }
+                    let on = (on >> (half * 16)) as u16;
+                    let old = part(&results, half);
+                    put(&mut results, half, _mm512_mask_mov_epi32(old, on, pair));
+                }
+                d.set(results);
+            }
+        )*};
+    }
+
+    sums! {
+        multiply_add: |a, b, c| (_mm512_mul_ps(a, b), c);
+        add: |a, b, c| (a, b);
+        // A product and the zero that changes none.
+        multiply: |a, b, c| (_mm512_mul_ps(a, b), _mm512_set1_ps(-0.0));
+    }
+}

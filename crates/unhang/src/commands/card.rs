@@ -41,6 +41,7 @@ pub struct CardCommand {
 #[derive(Subcommand)]
 enum Action {
     /// List the cards that come with the program.
+    #[command(after_help = "Example:\n  unhang card list --json")]
     List {
         /// Print JSON.
         #[arg(long)]
@@ -53,7 +54,11 @@ enum Action {
 #[derive(Args)]
 #[command(after_help = "\
 Exit codes: the program's own; 126 the command cannot be run, 127 it was not found, 2 wrong usage. A program that dies of a
-signal takes `unhang card run` with it.")]
+signal takes `unhang card run` with it.
+
+Examples:
+  unhang card run -- rocminfo
+  unhang card run --card rx5700xt --log card.jsonl -- ./my-hip-program")]
 struct RunArguments {
     /// Which card: a name of `unhang card list`, or a folder that describes a machine (as for `unhang doctor --root`).
     #[arg(long, value_name = "NAME|FOLDER", default_value = cards::DEFAULT)]

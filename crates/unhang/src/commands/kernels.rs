@@ -56,6 +56,7 @@ enum Action {
 }
 
 #[derive(Args)]
+#[command(after_help = "Examples:\n  unhang kernels list --chip gfx1012\n  unhang kernels list --shipped")]
 struct List {
     #[command(flatten)]
     selected: Selected,
@@ -78,6 +79,7 @@ struct List {
 }
 
 #[derive(Args)]
+#[command(after_help = "Example:\n  unhang kernels warm --chip gfx1010 --layers my-model.tsv")]
 struct Warm {
     #[command(flatten)]
     selected: Selected,

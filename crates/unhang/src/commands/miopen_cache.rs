@@ -38,6 +38,7 @@ enum CacheCommand {
 
 /// List the databases; with --records each problem and each kernel.
 #[derive(Args)]
+#[command(after_help = "Example:\n  unhang miopen-cache list --records")]
 struct List {
     /// Each problem with its solvers, each kernel with its size.
     #[arg(long)]
@@ -48,6 +49,7 @@ struct List {
 
 /// Read everything: each line, each page, each kernel with its md5.
 #[derive(Args)]
+#[command(after_help = "Example:\n  unhang miopen-cache verify")]
 struct Verify {
     #[command(flatten)]
     common: Common,
@@ -55,6 +57,7 @@ struct Verify {
 
 /// Remove damaged records; the bytes from before are kept beside the file.
 #[derive(Args)]
+#[command(after_help = "Example:\n  unhang miopen-cache repair --narrowed --dry-run")]
 struct Repair {
     /// Also remove records that were written while families of solvers were off.
     #[arg(long)]

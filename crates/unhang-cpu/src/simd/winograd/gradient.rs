@@ -15,7 +15,7 @@ use super::super::weights;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::VECTORS;
-use super::plan::Shape;
+use super::plan::{Segment, Shape};
 use super::tiles::{Images, Room};
 use crate::parallel::for_each_unit;
 
@@ -53,7 +53,8 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let gather = Gather::new(&forward(problem).expect("its forward computation"));
     let shape = &Shape::new(&gather, kernels.lanes);
     let (tiles, chunk) = shape.gradient_plan().unwrap_or_else(|| shape.smallest_gradient_plan());
-    // Every thread has vectors of its own and transforms the source for itself: waiting for each other costs more.
+    // Every thread has vectors of its own. Where all tiles are one block the source is transformed once for all of them;
+    // else each transforms it for itself: waiting for each other costs more.
     let chunk = chunk.min(shape.vectors.div_ceil(threads));
     let x_images = Images::source(shape, &gather, kernels, x);
     let dy_images = Images::gradient(shape, &gather, kernels, dy);
@@ -64,15 +65,30 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let blocks = shape.all_tiles().div_ceil(tiles);
     let weight = strides(problem.weight_shape(), problem.layout());
     let to = Shared(result.as_mut_ptr());
+    let of_source = ELEMENTS * shape.source_step(tiles);
+    let mut common_tiles = Workspace::take(if blocks == 1 { of_source } else { 0 });
+    if blocks == 1 {
+        let room = driver.source_room(&mut common_tiles);
+        let segments: Vec<Segment> = shape.segments(driver.block(0)).collect();
+        // SAFETY: the room is the slice that we borrow, and every unit has tiles of its own.
+        for_each_unit(threads, segments.len(), |unit| unsafe {
+            driver.x.transform(&segments[unit], 0..shape.blocks, room);
+        });
+    }
+    let common_tiles: &[f32] = &common_tiles;
     for_each_unit(threads, shape.vectors.div_ceil(chunk), |unit| {
         let vectors = unit * chunk..shape.vectors.min((unit + 1) * chunk);
-        let mut x_tiles = Workspace::take(ELEMENTS * shape.source_step(tiles));
+        let mut x_tiles = Workspace::take(if blocks == 1 { 0 } else { of_source });
         let mut dy_tiles = Workspace::take(ELEMENTS * shape.gradient_step(tiles, chunk));
         let mut sums = Workspace::take(ELEMENTS * shape.weight_step(chunk));
         sums.fill(0.0);
         for block in 0..blocks {
-            driver.transform(block, vectors.clone(), &mut x_tiles, &mut dy_tiles, chunk);
-            driver.multiply(block, vectors.len(), &x_tiles, &dy_tiles, &mut sums, chunk);
+            if blocks > 1 {
+                driver.transform_source(block, &mut x_tiles);
+            }
+            driver.transform_gradient(block, vectors.clone(), &mut dy_tiles, chunk);
+            let x_tiles = if blocks == 1 { common_tiles } else { &x_tiles };
+            driver.multiply(block, vectors.len(), x_tiles, &dy_tiles, &mut sums, chunk);
         }
         let mut taps = Workspace::take(9 * shape.blocks * lanes * lanes);
         for (number, vector) in vectors.enumerate() {
@@ -108,24 +124,31 @@ impl GradientWork<'_> {
         block * self.tiles..self.shape.all_tiles().min((block + 1) * self.tiles)
     }
 
-    /// Transforms the tiles of a block: of some vectors of the gradient, and of the source.
-    fn transform(&self, block: usize, vectors: Range<usize>, x_tiles: &mut [f32], dy_tiles: &mut [f32], chunk: usize) {
-        // The micro-kernel goes along the tiles: all of them are one group.
-        let room = |to: &mut [f32], vectors: usize, element_step: usize| Room {
-            start: Shared(to.as_mut_ptr()),
-            length: to.len(),
-            group: self.tiles,
-            vectors,
-            element_step,
-        };
-        let x_room = room(x_tiles, self.shape.blocks, self.shape.source_step(self.tiles));
-        let dy_room = room(dy_tiles, chunk, self.shape.gradient_step(self.tiles, chunk));
+    /// The room for tiles with so many vectors of channels. The micro-kernel goes along the tiles: all of them are one group.
+    fn room(&self, to: &mut [f32], vectors: usize, element_step: usize) -> Room {
+        Room { start: Shared(to.as_mut_ptr()), length: to.len(), group: self.tiles, vectors, element_step }
+    }
+
+    /// The room for tiles of the source.
+    fn source_room(&self, to: &mut [f32]) -> Room {
+        self.room(to, self.shape.blocks, self.shape.source_step(self.tiles))
+    }
+
+    /// Transforms the source's tiles of a block.
+    fn transform_source(&self, block: usize, x_tiles: &mut [f32]) {
+        let room = self.source_room(x_tiles);
         for segment in self.shape.segments(self.block(block)) {
-            // SAFETY: the rooms are the slices that we borrow.
-            unsafe {
-                self.x.transform(&segment, 0..self.shape.blocks, x_room);
-                self.dy.transform(&segment, vectors.clone(), dy_room);
-            }
+            // SAFETY: the room is the slice that we borrow.
+            unsafe { self.x.transform(&segment, 0..self.shape.blocks, room) };
+        }
+    }
+
+    /// Transforms the gradient's tiles of a block, those vectors of channels.
+    fn transform_gradient(&self, block: usize, vectors: Range<usize>, dy_tiles: &mut [f32], chunk: usize) {
+        let room = self.room(dy_tiles, chunk, self.shape.gradient_step(self.tiles, chunk));
+        for segment in self.shape.segments(self.block(block)) {
+            // SAFETY: the room is the slice that we borrow.
+            unsafe { self.dy.transform(&segment, vectors.clone(), room) };
         }
     }
 

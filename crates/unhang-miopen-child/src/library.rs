@@ -73,6 +73,8 @@ impl Functions {
         };
         // SAFETY: MIOpen by its name, and never unloaded.
         let miopen = unsafe { unhang_miopen_api::Functions::load(&look_up) };
+        // Another library is told apart at once; every later function is asked for where it is called.
+        required(miopen.version, "miopenGetVersion")?;
         Ok(Functions {
             miopen,
             device_count: function(library, "hipGetDeviceCount")?,

@@ -32,7 +32,7 @@ const fn tile(rows: usize, columns: usize, depth: usize, thread_rows: usize, thr
 
 /// The tiles that kernels are built for. Each stays within 128 vector registers on gfx1010 and does not spill: the tests
 /// compile them all.
-pub const TILES: [Tile; 13] = [
+pub const TILES: [Tile; 14] = [
     tile(128, 128, 8, 8, 8),
     tile(128, 64, 8, 8, 8),
     tile(64, 128, 8, 8, 8),
@@ -46,7 +46,11 @@ pub const TILES: [Tile; 13] = [
     tile(16, 256, 8, 4, 8),
     tile(16, 128, 16, 4, 4),
     tile(4, 256, 8, 4, 4),
+    DEEP_TILE,
 ];
+
+/// For filters' gradients on chips where slices of eight pixels hold workgroups up ([`crate::fit::Shares::takes_deep_tile`]).
+pub const DEEP_TILE: Tile = tile(64, 64, 16, 8, 4);
 
 /// The tiles of general kernels: few, since each is carried in the package for every type and layout, and none that spills
 /// where windows and channels come with the launch.
@@ -373,7 +377,9 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
             let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
             // The smallest tile has few columns: worth half of its rows where the filters have few taps and channels.
             let small = |tile: &Tile| tile.rows == 16 || (tile.rows == 32 && tile.columns == 32);
-            for tile in TILES.into_iter().filter(|tile| tile.rows < channels[1] * 2 || small(tile)) {
+            let offered = |tile: &Tile| *tile != DEEP_TILE || device.shares.takes_deep_tile;
+            let wasteful = |tile: &Tile| tile.rows >= channels[1] * 2 && !small(tile);
+            for tile in TILES.into_iter().filter(|tile| offered(tile) && !wasteful(tile)) {
                 let tiles = channels[1].div_ceil(tile.rows) * (channels[0] * taps).div_ceil(tile.columns) * p.groups();
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });
@@ -397,7 +403,7 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
 
 /// Tiles that do not waste more than half of their rows, or are small; the flat one for few rows only.
 fn tiles_for(rows: usize) -> impl Iterator<Item = Tile> {
-    TILES.into_iter().filter(move |tile| match tile.rows {
+    TILES.into_iter().filter(|tile| *tile != DEEP_TILE).filter(move |tile| match tile.rows {
         4 => rows <= 8,
         16 => rows > 4,
         more => more < rows * 2,

@@ -53,6 +53,8 @@ pub struct Shares {
     pub direct: f64,
     /// The same where a thread has 16 channels.
     pub direct_many_rows: f64,
+    /// Whether filters' gradients gain by [`crate::choice::DEEP_TILE`].
+    pub takes_deep_tile: bool,
 }
 
 /// An NVIDIA H200.
@@ -82,6 +84,7 @@ pub const H200: Shares = Shares {
     winograd_weights_large: 1.0,
     direct: 1.0,
     direct_many_rows: 1.0,
+    takes_deep_tile: false,
 };
 
 /// RDNA1. Not measured: nobody here has a card.
@@ -111,4 +114,5 @@ pub const RDNA1: Shares = Shares {
     winograd_weights_large: 1.15,
     direct: 1.3,
     direct_many_rows: 0.6,
+    takes_deep_tile: true,
 };

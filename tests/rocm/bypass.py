@@ -16,16 +16,25 @@ SMALL = "-n 2 -c 4 -H 9 -W 7 -k 6"
 THREE = "-y 3 -x 3 -p 1 -q 1"
 LAST = "-I NHWC -O NHWC -f NHWC"
 
+#: The reports' grid, at the sizes around which they saw it begin to hang.
+CHANNELS = ((1, 32), (3, 16), (3, 64), (16, 32), (32, 64))
+CELLS = [(pair, size) for pair in CHANNELS for size in (32, 42, 44)] + [((64, 64), 32)]
+GRID = tuple(
+    (f"{channels}→{filters}, 3x3 at {size}x{size}", f"-n 1 -c {channels} -H {size} -W {size} -k {filters} {THREE}")
+    for (channels, filters), size in CELLS
+)
+
 #: What it is, and MIOpenDriver's words for it.
 GEOMETRIES = (
-    ("16→32, 3x3 at 32x32", "-n 1 -c 16 -H 32 -W 32 -k 32 -y 3 -x 3 -p 1 -q 1"),
-    ("16→32, 3x3 at 42x42", "-n 1 -c 16 -H 42 -W 42 -k 32 -y 3 -x 3 -p 1 -q 1"),
-    ("16→32, 3x3 at 44x44", "-n 1 -c 16 -H 44 -W 44 -k 32 -y 3 -x 3 -p 1 -q 1"),
+    *GRID,
     ("3x3", f"{SMALL} {THREE}"),
     ("1x1", f"{SMALL} -y 1 -x 1"),
     ("7x7, stride 2", "-n 1 -c 3 -H 19 -W 23 -k 8 -y 7 -x 7 -p 3 -q 3 -u 2 -v 2"),
     ("5x3, stride 2x1", f"{SMALL} -y 5 -x 3 -p 2 -q 1 -u 2 -v 1"),
     ("1x5, no padding", f"{SMALL} -y 1 -x 5"),
+    ("4x4, stride 2", f"{SMALL} -y 4 -x 4 -p 1 -q 1 -u 2 -v 2"),
+    ("11x11, stride 4", "-n 1 -c 3 -H 35 -W 31 -k 4 -y 11 -x 11 -p 2 -q 2 -u 4 -v 4"),
+    ("1x1, stride 2", f"{SMALL} -y 1 -x 1 -u 2 -v 2"),
     ("dilation 2x3", "-n 1 -c 4 -H 13 -W 15 -k 5 -y 3 -x 3 -p 2 -q 3 -l 2 -j 3"),
     ("4 groups", "-n 2 -c 8 -H 7 -W 9 -k 12 -g 4 -y 3 -x 3 -p 1 -q 1"),
     ("depthwise", "-n 2 -c 6 -H 9 -W 8 -k 6 -g 6 -y 3 -x 3 -p 1 -q 1"),
@@ -41,11 +50,15 @@ GEOMETRIES = (
 HALF = (
     "3x3",
     "1x1",
+    "7x7, stride 2",
     "5x3, stride 2x1",
+    "4x4, stride 2",
     "dilation 2x3",
     "4 groups",
     "depthwise",
+    "depthwise, two filters a channel, stride 2",
     "transposed, stride 2",
+    "transposed, 2 groups",
     "3x3, NHWC",
     "3x3, immediate mode",
 )

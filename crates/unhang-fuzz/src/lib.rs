@@ -15,3 +15,4 @@ pub mod generate;
 pub mod minimise;
 pub mod program;
 pub mod random;
+pub mod recorded;

@@ -313,4 +313,12 @@ fn generated_encodings_of_every_instruction_read_as_llvm_reads_them() {
     println!("not compared: {missing:?}");
     assert!(missing.iter().all(|name| known(name)), "not compared: {missing:?}");
     assert!(missing.len() < 30, "not compared: {missing:?}");
+    // The emulator's table of sources is made from it.
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/compared-with-llvm.txt");
+    let names: String = compared.keys().map(|name| format!("{name}\n")).collect();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, &names).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(written == names, "{path} is out of date: UPDATE_DOCS=1 cargo test -p unhang-isa --test encodings");
 }

@@ -244,6 +244,10 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(with([7, 1], [3, 0])), Algorithm::WinogradAxis);
     assert_eq!(chosen(with([5, 5], [2, 2])), Algorithm::WinogradAxis);
     assert_eq!(chosen(with([6, 6], [2, 2])), Algorithm::Direct);
+    // Seven taps have the largest errors, and are not summed over many channels and taps of the other axis.
+    let seven = with([7, 7], [3, 3]);
+    assert_eq!(chosen(Specification { in_channels: 140, batch: 4, ..seven.clone() }), Algorithm::WinogradAxis);
+    assert_eq!(chosen(Specification { in_channels: 160, batch: 4, ..seven }), Algorithm::Direct);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..flat.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { stride: [1, 2], ..flat.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { in_size: [10, 10], ..flat }), Algorithm::Direct);

@@ -33,6 +33,10 @@ const UNIT_NUMBERS: usize = 256 * 1024;
 /// Numbers of a line at least: with fewer too much of the last vectors is in vain.
 const LEAST_LINE: usize = 48;
 
+/// Terms of a sum at most with seven taps along the axis, whose errors are the largest and grow with the root of their number:
+/// with 512 they are 5e-6 (`tools/bench-cpu/winograd.py`), where the suite allows 1e-5.
+const MOST_TERMS_OF_SEVEN_TAPS: usize = 1024;
+
 /// The axis that is transformed, if an ordinary problem has one: rows, or columns where there is but one row of taps.
 fn axis_of(problem: &Problem) -> Option<usize> {
     let axis = usize::from(problem.kernel()[0] == 1);
@@ -41,12 +45,15 @@ fn axis_of(problem: &Problem) -> Option<usize> {
 }
 
 /// How many products the definition has for each one here, if an ordinary problem can be computed so, and within the
-/// operands' memory.
+/// operands' memory and with small errors.
 pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let axis = axis_of(problem)?;
     let gather = Gather::new(problem);
     let shape = Shape::new(&gather, axis, Kernels::of(isa));
     shape.unit_tiles(1)?;
+    if shape.pairs == 4 && shape.sources * shape.wide_taps > MOST_TERMS_OF_SEVEN_TAPS {
+        return None;
+    }
     let [tall, wide] = [&gather.axes[axis], &gather.axes[1 - axis]];
     let products = shape.points * shape.tiles * shape.pitch;
     Some((tall.phases[0].len() * tall.result * wide.result) as f64 / products as f64)

@@ -1,4 +1,4 @@
-"""What Winograd's algorithm F(4x4, 3x3) loses in single precision, by the points that it evaluates at.
+"""What Winograd's algorithm loses in single precision, by the points that it evaluates at: F(4x4, 3x3), and along one axis.
 
 Errors are against double precision, relative as in the suite (L2, and the largest by the largest number), for random
 filters and images, and for images that are nowhere negative. Filters are transformed in double precision and rounded.
@@ -19,6 +19,15 @@ POINTS = {
     "0, ±3/4, ±3/2": ("0", "3/4", "-3/4", "3/2", "-3/2"),
     "0, ±5/8, ±3/2": ("0", "5/8", "-5/8", "3/2", "-3/2"),
 }
+#: Along one axis, by the number of taps: the engine uses the first of each.
+AXIS_POINTS = {
+    3: [("0", "5/8", "-5/8", "3/2", "-3/2")],
+    5: [("0", "1/2", "-1/2", "1", "-1", "2", "-2"), ("0", "1/2", "-1/2", "1", "-1", "3/2", "-3/2")],
+    7: [
+        ("0", "1/2", "-1/2", "3/4", "-3/4", "5/4", "-5/4", "5/2", "-5/2"),
+        ("0", "1/2", "-1/2", "1", "-1", "3/2", "-3/2", "2", "-2"),
+    ],
+}
 
 
 def polynomial(roots: list[Fraction]) -> list[Fraction]:
@@ -30,8 +39,8 @@ def polynomial(roots: list[Fraction]) -> list[Fraction]:
     return coefficients
 
 
-def transforms(names: tuple[str, ...]) -> list[torch.Tensor]:
-    """The transforms of input, filter and output for five points and infinity."""
+def transforms(names: tuple[str, ...], taps: int = 3) -> list[torch.Tensor]:
+    """The transforms of input, filter and output for so many taps: two points more than taps, and infinity."""
     points = [Fraction(name) for name in names]
     of_input, of_filter = [], []
     for point in points:
@@ -40,9 +49,9 @@ def transforms(names: tuple[str, ...]) -> list[torch.Tensor]:
         for other in others:
             scale *= point - other
         of_input.append([*polynomial(others), Fraction(0)])
-        of_filter.append([point**power / scale for power in range(3)])
+        of_filter.append([point**power / scale for power in range(taps)])
     of_input.append(polynomial(points))
-    of_filter.append([Fraction(0), Fraction(0), Fraction(1)])
+    of_filter.append([*[Fraction(0)] * (taps - 1), Fraction(1)])
     of_output = [[*(point**power for point in points), Fraction(int(power == 3))] for power in range(4)]
     matrices = (of_input, of_filter, of_output)
     return [torch.tensor([[float(x) for x in row] for row in matrix], dtype=torch.float64) for matrix in matrices]
@@ -61,21 +70,39 @@ def winograd(x: torch.Tensor, w: torch.Tensor, matrices: list[torch.Tensor]) -> 
     return result.transpose(3, 4).reshape(n, k, rows * 4, columns * 4)
 
 
+def winograd_axis(x: torch.Tensor, w: torch.Tensor, matrices: list[torch.Tensor]) -> torch.Tensor:
+    """The same along the columns, for filters of one row."""
+    of_input, of_filter, of_output = matrices
+    tiles = x.unfold(3, len(of_input), 4) @ of_input.float().T
+    filters = (w[:, :, 0].double() @ of_filter.T).float()
+    products = torch.zeros(x.shape[0], w.shape[0], *tiles.shape[2:])
+    for channel in range(x.shape[1]):
+        products += tiles[:, channel, None] * filters[None, :, channel, None, None]
+    return (products @ of_output.float().T).flatten(3)
+
+
 def errors(got: torch.Tensor, want: torch.Tensor) -> str:
     """Relative error in L2 and of the largest number."""
     error = (got.double() - want).abs()
     return f"{(error.norm() / want.norm()).item():.1e}, {(error.max() / want.abs().max()).item():.1e}"
 
 
-def main() -> None:
-    """Prints a table."""
-    torch.manual_seed(0)
+def cases_of(kernel: tuple[int, int]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Images and filters, by name."""
     cases = {}
     for channels in (64, 512):
         for positive in (False, True):
-            x, w = torch.randn(1, channels, 18, 18), torch.randn(16, channels, 3, 3)
+            size = [16 + taps - 1 for taps in kernel]
+            x, w = torch.randn(1, channels, *size), torch.randn(16, channels, *kernel)
             name = f"{channels} channels" + (", none negative" if positive else "")
             cases[name] = (x.relu() if positive else x, w)
+    return cases
+
+
+def main() -> None:
+    """Prints a table for both axes, and one along one."""
+    torch.manual_seed(0)
+    cases = cases_of((3, 3))
     print("| points | " + " | ".join(cases) + " |\n|---|" + "---:|" * len(cases))
     wanted = [F.conv2d(x.double(), w.double()) for x, w in cases.values()]
     direct = [errors(F.conv2d(x, w), want) for (x, w), want in zip(cases.values(), wanted)]
@@ -84,6 +111,14 @@ def main() -> None:
         matrices = transforms(points)
         cells = [errors(winograd(x, w, matrices), want) for (x, w), want in zip(cases.values(), wanted)]
         print(f"| {name} | " + " | ".join(cells) + " |")
+    print("\n| taps, points | " + " | ".join(cases) + " |\n|---|" + "---:|" * len(cases))
+    for taps, sets in AXIS_POINTS.items():
+        cases = cases_of((1, taps))
+        for points in sets:
+            matrices = transforms(points, taps)
+            cells = [errors(winograd_axis(x, w, matrices), F.conv2d(x.double(), w.double())) for x, w in cases.values()]
+            pairs = ", ".join(f"±{point}" for point in points[1::2])
+            print(f"| {taps}: 0, {pairs} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":

@@ -1,27 +1,41 @@
-"""What tests of the torch face share: the suite's tolerances for comparing with torch, and which engines computed."""
+"""What tests of the torch face share: comparing with torch, by the tolerances of ``unhang-engine``, and which engines computed."""
 
 from __future__ import annotations
 
 import torch
 
-#: Relative error in L2 and of the largest number, by type; the same numbers as unhang-suite's.
-TOLERANCES = {
-    torch.float64: (1e-13, 1e-12),
-    torch.float32: (1e-5, 3e-5),
-    torch.float16: (5e-4, 1e-3),
-    torch.bfloat16: (4e-3, 8e-3),
-}
+from unhang import _core
+from unhang._engines import DATA_TYPES
 
 
 def assert_close(got: torch.Tensor, want: torch.Tensor, slack: float = 1.0) -> None:
     """Compares with a result of higher precision; ``slack`` for what was computed in several steps."""
-    l2, largest = (limit * slack for limit in TOLERANCES[got.dtype])
+    l2, largest = (limit * slack for limit in _core.engine_tolerance(DATA_TYPES[got.dtype]))
     assert got.shape == want.shape
     error = (got.double() - want.double()).abs()
     scale, norm = want.double().abs().max().clamp(min=1e-300), want.double().norm().clamp(min=1e-300)
     assert torch.isfinite(got).all() == torch.isfinite(want).all()
     assert (error.max() / scale).item() <= largest, f"largest error {(error.max() / scale).item():.2e}"
     assert (error.norm() / norm).item() <= l2, f"error in L2 {(error.norm() / norm).item():.2e}"
+
+
+def difference(got: torch.Tensor, want: torch.Tensor) -> str | None:
+    """How a result differs from torch's of the same type, where it does by more than both sides' rounding."""
+    if (got.shape, got.dtype) != (want.shape, want.dtype):
+        return f"{got.dtype} of {tuple(got.shape)}, not {want.dtype} of {tuple(want.shape)}"
+    if got.numel() == 0:
+        return None
+    if not (got.isfinite() == want.isfinite()).all():
+        return "not finite in the same places"
+    exact = torch.complex128 if got.is_complex() else torch.float64
+    error = (got.to(exact) - want.to(exact)).nan_to_num().abs().max().item()
+    allowed = _core.canary_tolerance(DATA_TYPES.get(got.dtype, "f32")) * want.abs().nan_to_num().max().item()
+    return f"off by {error:.1e} (allowed {allowed:.1e})" if error > allowed else None
+
+
+def assert_same(got: torch.Tensor, want: torch.Tensor) -> None:
+    """Compares with what torch computed in the same type."""
+    assert difference(got, want) is None, difference(got, want)
 
 
 def engines_used() -> set[str]:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import unhang
-from comparing import assert_close, engines_used
+from comparing import assert_close, assert_same, difference, engines_used
 from unhang import (
     SafeConv2d,
     Settings,
@@ -50,7 +50,7 @@ def test_switching_while_other_threads_convolve_changes_no_result() -> None:
             try:
                 y = F.conv2d(x, w)
                 y.sum().backward()
-                if not torch.allclose(y, want, atol=1e-5):
+                if difference(y, want) is not None:
                     errors.append("another result")
             except Exception as error:
                 errors.append(error)
@@ -161,7 +161,7 @@ def test_compiled_training_on_a_chunk_of_channels_last(patched: bool) -> None:
         got = compute(torch.compile(lambda x: layer(x), backend="aot_eager"))
     assert got[0].stride() == want[0].stride()
     for ours, plain in zip(got, want):
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+        assert_same(ours, plain)
     assert "cpu" in engines_used()
 
 
@@ -589,13 +589,13 @@ def test_miopens_own_ops_do_not_reach_it_on_an_affected_card(affected_machine: P
     weight, bias, mean, var = torch.rand(4), torch.rand(4), torch.zeros(4), torch.ones(4)
     with unhang.enabled(rehearse=True):
         got = torch.ops.aten.miopen_convolution(x, w, b, [1, 1], [1, 1], [1, 1], 1, False, False)
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert_same(got, want)
         assert engines_used() == {"aten"}
         wt = torch.randn(4, 2, 3, 3)
         got = torch.ops.aten.miopen_convolution_transpose(x, wt, None, [1, 1], [0, 0], [2, 2], [1, 1], 1, False, False)
-        torch.testing.assert_close(got, F.conv_transpose2d(x, wt, stride=2, padding=1), rtol=1e-4, atol=1e-4)
+        assert_same(got, F.conv_transpose2d(x, wt, stride=2, padding=1))
         found = torch.ops.aten.miopen_batch_norm(x, weight, bias, mean.clone(), var.clone(), True, 0.1, 1e-5)
-        torch.testing.assert_close(found[0], F.batch_norm(x, None, None, weight, bias, True), rtol=1e-4, atol=1e-4)
+        assert_same(found[0], F.batch_norm(x, None, None, weight, bias, True))
         with pytest.raises(RuntimeError, match="unproven"):
             torch.ops.aten.miopen_rnn(x, [w], 4, x, None, 0, 1, 1, False, 0.0, True, False, [], None)
 
@@ -631,7 +631,7 @@ def test_models_saved_with_a_patched_layer_load_and_count() -> None:
     plain = nn.Conv2d(1, 1, 3)
     plain.load_state_dict(torch.load(saved))
     x = torch.randn(1, 1, 5, 5)
-    torch.testing.assert_close(model(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert_same(model(x), plain(x))
 
 
 def test_frozen_flags_do_not_keep_unhang_from_an_affected_card(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import unhang
-from comparing import engines_used
+from comparing import assert_same, engines_used
 from unhang import SafeConv2d, Settings, _convolve
 
 OURS = Settings(strategy="cpu_fallback")
@@ -21,7 +21,7 @@ def _same(compute, layer: nn.Conv2d) -> None:
     got = compute(unhang.patch_model(layer, OURS))
     for ours, plain in zip(got, want):
         assert ours.dtype == plain.dtype
-        torch.testing.assert_close(ours, plain, rtol=1e-4, atol=1e-4)
+        assert_same(ours, plain)
 
 
 def test_safe_layers_under_autocast() -> None:
@@ -138,7 +138,7 @@ def test_safe_layers_are_fused_with_batch_norms() -> None:
     x = torch.randn(1, 2, 6, 6)
     want = fuse_modules(make(), ["0", "1", "2"])(x)
     fused = fuse_modules(unhang.patch_model(make(), OURS), ["0", "1", "2"])
-    torch.testing.assert_close(fused(x), want, rtol=1e-4, atol=1e-4)
+    assert_same(fused(x), want)
     assert [type(it) for it in fused.modules() if isinstance(it, nn.Conv2d)] == [SafeConv2d]
     assert engines_used() == {"cpu"}
 

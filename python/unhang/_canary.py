@@ -269,7 +269,8 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
         error = trials[engine](device)
         worst, limit, unit = error, 1.0, "of what rounding explains"
     else:
-        worst, limit, unit = _largest_relative_error(runners[engine], device), 1e-4, "relative"
+        limit = _core.canary_tolerance("f32")
+        worst, unit = _largest_relative_error(runners[engine], device), "relative"
     if mood == "wrong":
         worst = 2.0 * limit
     prefix = "rehearsed on the CPU: " if rehearsed else ""
@@ -338,9 +339,10 @@ def _product_error(shape: tuple[int, int, int], dtype: torch.dtype, device: str)
 
 def _error_beyond_rounding(got: torch.Tensor, want: torch.Tensor, dtype: torch.dtype) -> float:
     """The largest error relative to what the type's rounding explains; infinite where a number is not finite."""
-    import torch
+    from unhang import _core
+    from unhang._engines import DATA_TYPES
 
-    limit = (1e-4 if dtype == torch.float32 else 2e-3) * want.abs().max()
+    limit = _core.canary_tolerance(DATA_TYPES[dtype]) * want.abs().max()
     error = (got.to("cpu").double() - want).abs().max() / limit
     return error.item() if error.isfinite() else float("inf")
 

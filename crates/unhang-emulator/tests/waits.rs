@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicBool;
 use common::{Arguments, numbers};
 use unhang_emulator::{Dispatch, FaultKind, Machine, Memory, Mode, Packet, Scratch};
 use unhang_isa::Chip;
+use unhang_isa::audit::Rule;
 use unhang_isa::elf::CodeObject;
 
 const KERNELS: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
@@ -203,6 +204,24 @@ fn memory_that_is_overwritten_before_a_load_of_it_was_waited_for_is_found() {
     let race = |wait: &'static [u32]| race_of_two_waves(&[LOAD_OWN, wait], &[VMCNT_0, STORE_OTHERS]);
     assert_eq!(race(VMCNT_0), None);
     assert_eq!((race(VSCNT_0), race(LGKMCNT_0)), (Some(true), Some(true)));
+}
+
+/// A hazard whose first half was left pending before a call is one that compilers, which look at each function by itself, do not
+/// see; it is told apart.
+#[test]
+fn a_hazard_across_a_call_is_told_apart_from_one_within_a_function() {
+    const BRANCH_TO_NEXT: &[u32] = &[0xbf82_0000];
+    // s_getpc_b64 s[2:3], s_add_u32 s2, s2, 8, s_setpc_b64 s[2:3]: to what stands behind.
+    const JUMP_TO_NEXT: &[u32] = &[0xbe82_1f00, 0x8002_8802, 0xbe80_2002];
+    let hazard = |jump: &'static [u32]| {
+        let code = [ZERO_V1, DS_READ_V2, LGKMCNT_0, BRANCH_TO_NEXT, jump, LOAD_V8, VMCNT_0];
+        match dispatch(&code, Machine::new(Mode::Hazards(Chip::Gfx1010)), 32) {
+            Err(FaultKind::Hazard { rule: Rule::LocalBranchMemory, across_calls }) => across_calls,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(!hazard(&[]));
+    assert!(hazard(JUMP_TO_NEXT));
 }
 
 /// What is pending is remembered by number: a loop comes by again and again, and what is wrong in its last round is found.

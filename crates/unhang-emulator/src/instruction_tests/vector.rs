@@ -553,7 +553,8 @@ fn lanes_and_masks() {
             wave.scalars[register as usize] = value;
             wave.vectors[register as usize] = [value; LANES];
         }
-        execute(&mut wave, one(name), Extra::default());
+        // Whole numbers have no signs: clang 15 sets these bits all the same.
+        execute(&mut wave, one(name), Extra { words: [7 << 8, 7 << 29] });
         for lane in 0..LANES {
             let select = (low as u64 | (high as u64) << 32) >> ((lane & 15) * 4) & 15;
             let from = ((lane & 16) ^ across) + select as usize;

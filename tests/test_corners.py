@@ -93,6 +93,7 @@ def test_a_gradient_of_the_wrong_shape_is_torchs_to_refuse() -> None:
     with unhang.enabled("cpu_fallback", devices=("cpu",)), pytest.raises(RuntimeError) as ours:
         torch.ops.aten.convolution_backward(*arguments)
     assert str(ours.value) == str(plain.value)
+    assert not unhang.report().data["failures"], "no engine was blamed for it"
 
 
 # ---- 3, 11: layouts ----

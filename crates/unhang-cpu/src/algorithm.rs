@@ -34,7 +34,7 @@ pub enum Algorithm {
     Direct,
 }
 
-/// The largest stride with kernels: the packed source is dealt out into so many phases.
+/// The largest stride with kernels: the packed source is dealt out into this many phases.
 const MAX_STRIDE: usize = 16;
 
 /// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.

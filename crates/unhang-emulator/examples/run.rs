@@ -1,6 +1,6 @@
 //! Runs one kernel of a code object: `run FILE KERNEL WORKGROUPS LANES ARGUMENT…`.
 //!
-//! An argument is `floats=N` (a buffer of so many floats, numbered 0, 1, 2, …), `int=N` or `float=X`. It is run as on
+//! An argument is `floats=N` (a buffer of this many floats, numbered 0, 1, 2, …), `int=N` or `float=X`. It is run as on
 //! gfx1010, stopping at hazards; what was executed and how the buffers begin afterwards is printed.
 
 use std::process::ExitCode;

@@ -31,7 +31,7 @@ fn unsigned_normal(value: f64) -> u64 {
     (value.clamp(0.0, 1.0) * 65535.0).round_ties_even() as u16 as u64
 }
 
-/// The product of each pair of parts of so many bits, summed.
+/// The product of each pair of parts of this many bits, summed.
 fn dot_signed(a: u64, b: u64, bits: u32) -> i64 {
     let part = |value: u64, place: u32| ((value as u32) << (32 - bits * (place + 1))) as i32 as i64 >> (32 - bits);
     (0..32 / bits).map(|place| part(a, place) * part(b, place)).sum()

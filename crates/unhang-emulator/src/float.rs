@@ -321,7 +321,7 @@ pub(crate) fn scaled_double(value: f64, power: i32, mode: FloatMode) -> u64 {
     double_bits(f64::from_bits(kept + away as u64).copysign(value), mode)
 }
 
-/// Moves a finite number other than zero by so many units in the last place, away from zero or towards it.
+/// Moves a finite number other than zero by this many units in the last place, away from zero or towards it.
 fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, down]: [u64; 2]) -> u64 {
     let special = bits & exponent_mask == 0 || bits & exponent_mask == exponent_mask;
     match perturbation {

@@ -118,7 +118,7 @@ enum Target {
         lane: u8,
         lanes: u8,
     },
-    /// In a buffer, with so many bytes left in it; past them, loads are zero and stores are lost.
+    /// In a buffer, with this many bytes left in it; past them, loads are zero and stores are lost.
     Buffer {
         address: u64,
         left: u32,
@@ -318,7 +318,7 @@ impl Wave {
         (start.wrapping_add(relative) & !3, relative)
     }
 
-    /// In which memory, and where in it, a lane's access of so many bytes begins; nothing past the end of a buffer, or where
+    /// In which memory, and where in it, a lane's access of this many bytes begins; nothing past the end of a buffer, or where
     /// it is a fault.
     pub fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
         let target = self.target(instruction, lane).ok()?;

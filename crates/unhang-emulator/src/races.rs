@@ -82,7 +82,7 @@ impl Arrivals {
         self.waits.last().map_or(0, |&(arrived, _)| arrived)
     }
 
-    /// Waits until no more than so many are in flight.
+    /// Waits until no more than this many are in flight.
     fn wait(&mut self, limit: u8, time: u32) {
         let arrived = self.issued.saturating_sub(limit as u64);
         if limit != u8::MAX && arrived > self.arrived() {
@@ -137,7 +137,7 @@ impl Races {
         match flight {
             Flight::None => {}
             Flight::Wait { vector, other, store } => {
-                // Scalar loads come in any order: at least all but so many of the rest have arrived.
+                // Scalar loads come in any order: at least all but this many of the rest have arrived.
                 let lines = [(Line::VectorLoads, vector), (Line::VectorStores, store), (Line::Local, other)];
                 lines.into_iter().for_each(|(line, limit)| arrivals[line as usize].wait(limit, time));
             }

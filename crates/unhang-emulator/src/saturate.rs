@@ -20,7 +20,7 @@ fn signed32(value: i64) -> u64 {
     value.clamp(i32::MIN as i64, i32::MAX as i64) as u32 as u64
 }
 
-/// The sum of absolute differences of parts of so many bits.
+/// The sum of absolute differences of parts of this many bits.
 pub(crate) fn absolute_differences(a: u64, b: u64, bits: u32) -> u64 {
     let mask = (1u64 << bits) - 1;
     (0..32 / bits).map(|part| (a >> (part * bits) & mask).abs_diff(b >> (part * bits) & mask)).sum()

@@ -54,7 +54,7 @@ impl VectorSet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Flight {
     None,
-    /// It waits until no more than so many are in flight.
+    /// It waits until no more than this many are in flight.
     Wait {
         vector: u8,
         other: u8,
@@ -429,7 +429,7 @@ impl Flights {
         self.unordered += (load.counter == Counter::Scalar) as usize;
     }
 
-    /// Lets results arrive until no more than so many are in flight. Waiting twice is waiting once.
+    /// Lets results arrive until no more than this many are in flight. Waiting twice is waiting once.
     #[inline(always)]
     pub fn wait(&mut self, vector: usize, other: usize) {
         while self.vector.count > vector {

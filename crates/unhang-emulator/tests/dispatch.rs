@@ -30,7 +30,7 @@ impl Host {
         Host { memory: Memory::default(), next: 0x7f00_0000_0000 }
     }
 
-    /// Maps so many bytes, and returns their address and the words behind it.
+    /// Maps this many bytes, and returns their address and the words behind it.
     fn map(&mut self, size: usize) -> (u64, Words) {
         let words: Words = Arc::new((0..size.div_ceil(8)).map(|_| AtomicU64::new(0)).collect());
         let address = self.next;

@@ -10,7 +10,7 @@ use unhang_isa::Chip;
 
 const NATIVE: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 
-/// Keeps what waves do to memory, and ends each after so many instructions.
+/// Keeps what waves do to memory, and ends each after this many instructions.
 #[derive(Default)]
 struct Watch {
     touched: Mutex<Vec<([u32; 3], Touched)>>,

@@ -2,7 +2,7 @@
 
 use crate::program::{Phase, Program, Statement};
 
-/// The smallest program found for which `fails` still holds, in at most so many trials.
+/// The smallest program found for which `fails` still holds, in at most this many trials.
 pub fn minimise(program: &Program, trials: usize, mut fails: impl FnMut(&Program) -> bool) -> Program {
     let mut best = program.clone();
     let mut left = trials;

@@ -28,7 +28,7 @@ impl Random {
         choices[self.below(choices.len())]
     }
 
-    /// True once in so many times.
+    /// True once in this many times.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

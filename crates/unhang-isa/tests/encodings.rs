@@ -320,5 +320,9 @@ fn generated_encodings_of_every_instruction_read_as_llvm_reads_them() {
         std::fs::write(path, &names).unwrap();
     }
     let written = std::fs::read_to_string(path).unwrap_or_default();
-    assert!(written == names, "{path} is out of date: UPDATE_DOCS=1 cargo test -p unhang-isa --test encodings");
+    let compared = |name: &&str| compared.contains_key(*name);
+    // Another release of LLVM may take more encodings; fewer would make the table say what is not so.
+    let lost: Vec<&str> = written.lines().filter(|name| !compared(name)).collect();
+    let again = "UPDATE_DOCS=1 cargo test -p unhang-isa --test encodings";
+    assert!(!written.is_empty() && lost.is_empty(), "{path} lists what was not compared: {lost:?}: {again}");
 }

@@ -13,7 +13,7 @@ use super::workspace::Workspace;
 
 /// Numbers that are kept in all: 64 MiB.
 const LIMIT: usize = 16 * 1024 * 1024;
-/// A filter that has been used within so many calls is not dropped for another. A model whose filters do not all fit
+/// A filter that has been used within this many calls is not dropped for another. A model whose filters do not all fit
 /// keeps some of them, rather than each only until just before it is needed again.
 const RECENT: u64 = 500;
 /// Pixels from which on packing is too small a part of the work to be spared.
@@ -38,7 +38,7 @@ struct Cache {
 
 static CACHE: Mutex<Cache> = Mutex::new(Cache { entries: Vec::new(), calls: 0 });
 
-/// Whether a filter that packs to so many numbers, and is used for so many pixels of results, is worth keeping.
+/// Whether a filter that packs to this many numbers, and is used for this many pixels of results, is worth keeping.
 pub fn is_worth_keeping(numbers: usize, pixels: usize) -> bool {
     (SMALL..=LIMIT / 2).contains(&numbers) && pixels <= FEW_PIXELS
 }

@@ -100,7 +100,7 @@ fn rows(gather: &Gather, work: Work<'_>) {
                     rows: count,
                 };
                 // Both calls are sound: each tap's numbers lie in the window, rounded up to whole vectors with its
-                // slack; what is read there beyond a row is not stored. The results are slices of so many rows.
+                // slack; what is read there beyond a row is not stored. The results are slices of this many rows.
                 if columns.out_step == 1 {
                     let to_step = rows.out_step * columns.result;
                     let of_rows = of_rows(to.as_mut_ptr(), to_step, columns.result);

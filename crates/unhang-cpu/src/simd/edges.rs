@@ -3,7 +3,7 @@
 //! Of a packed source, with its zeros, that are those that meet nothing else at any pixel of a tile. The rest is about a
 //! source that is read in place.
 //! Along a row a tap meets the source from some pixel of a tile to some other. The taps that meet it at the same pixels
-//! are computed together, with a tile of so many pixels; what they add goes through memory from one such tile to the
+//! are computed together, with a tile of this many pixels; what they add goes through memory from one such tile to the
 //! next. So no pixel is copied, and zeros are never multiplied.
 
 use super::geometry::{Axis, Gather};
@@ -83,7 +83,7 @@ pub fn met_runs<'a>(
 }
 
 impl Edges {
-    /// Finds what the taps of a phase meet for a tile of so many pixels at a row and a column, in steps. True if all
+    /// Finds what the taps of a phase meet for a tile of this many pixels at a row and a column, in steps. True if all
     /// taps meet the source at all pixels.
     pub fn find(&mut self, gather: &Gather, [row, column]: [usize; 2], pixels: usize, phase: [usize; 2]) -> bool {
         let [rows, columns] = &gather.axes;

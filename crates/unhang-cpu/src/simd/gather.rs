@@ -26,7 +26,7 @@ const SOURCE_BLOCK_TOGETHER: usize = 128;
 const SOURCE_BLOCK_ONE_TAP: usize = 512;
 /// Numbers of packed source that a strip aims at: a part of the second-level cache.
 const STRIP_NUMBERS: usize = 96 * 1024;
-/// Pixels of a strip at least, where images are small: so many times the packed filters are used.
+/// Pixels of a strip at least, where images are small: this many times the packed filters are used.
 const STRIP_PIXELS: usize = 800;
 
 /// Strips of all images together at least, where threads have no say in it.
@@ -307,7 +307,7 @@ impl Pass<'_> {
     }
 }
 
-/// Asks for the cache lines of so many numbers; touches nothing, so that they need not exist.
+/// Asks for the cache lines of this many numbers; touches nothing, so that they need not exist.
 #[inline(always)]
 fn prefetch(from: *const f32, numbers: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -532,7 +532,7 @@ impl<'a> GatherWork<'a> {
         }
     }
 
-    /// The steps of a run, and the runs of each phase, for a block of so many channels and filters of so many numbers.
+    /// The steps of a run, and the runs of each phase, for a block of this many channels and filters of this many numbers.
     fn runs(&self, phases: &[[usize; 2]], channels: usize, plane: usize, width: usize) -> (usize, Vec<Vec<Run>>) {
         let taps = self.taps;
         let mut before = 0;

@@ -74,7 +74,7 @@ impl Axis {
         self.low >= 0 && (self.steps - 1) * self.in_step + self.low as usize + self.span <= self.source
     }
 
-    /// Whether no tap of so many steps falls on padding.
+    /// Whether no tap of this many steps falls on padding.
     pub fn all_inside(&self, first: usize, count: usize) -> bool {
         let begin = (first * self.in_step) as isize + self.low;
         begin >= 0 && begin as usize + (count - 1) * self.in_step + self.span <= self.source

@@ -23,7 +23,7 @@ impl PairwiseSums {
         PairwiseSums { kernels, length, chain, terms: 0, chains: 0, levels: Vec::new(), spare: Vec::new() }
     }
 
-    /// Announces so many terms more; true if with them a new chain begins, whose sums start from zero.
+    /// Announces this many terms more; true if with them a new chain begins, whose sums start from zero.
     pub fn begin_chunk(&mut self, terms: usize) -> bool {
         let begins = self.terms == 0 || self.terms + terms > CHAIN;
         if begins && self.terms > 0 {

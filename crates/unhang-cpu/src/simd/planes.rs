@@ -96,7 +96,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
 
     let axes = [PackedAxis::new(rows), PackedAxis::new(columns)];
     let pitch = columns.steps + axes[1].beyond;
-    // A row of results needs so many packed numbers, and so many sums.
+    // A row of results needs this many packed numbers, and this many sums.
     let of_row = gather.source_channels * axes[0].used * axes[1].used * pitch + pitch * gather.result_channels.min(16);
     let strip_rows = (STRIP_NUMBERS / of_row).saturating_sub(axes[0].beyond).clamp(1, rows.steps);
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
@@ -154,7 +154,7 @@ struct Strip<'a> {
 }
 
 impl PlaneWork<'_> {
-    /// Packed rows of each remainder, for so many steps.
+    /// Packed rows of each remainder, for this many steps.
     fn packed_rows(&self, steps: usize) -> usize {
         steps + self.axes[0].beyond
     }
@@ -274,7 +274,7 @@ impl PlaneWork<'_> {
     }
 }
 
-/// Cuts a line into tiles of at most so many vectors: the first number and vectors of each.
+/// Cuts a line into tiles of at most this many vectors: the first number and vectors of each.
 pub fn tiles(line: usize, vectors: usize, lanes: usize) -> impl Iterator<Item = (usize, usize)> {
     debug_assert!(vectors <= MAX_VECTORS);
     even_parts(line.div_ceil(lanes), vectors).map(move |(first, count)| (first * lanes, count))

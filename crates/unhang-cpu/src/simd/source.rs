@@ -123,7 +123,7 @@ impl<'a> SourceView<'a> {
         self.arrangement == Arrangement::InPlace && !self.gather.axes.iter().all(Axis::is_whole)
     }
 
-    /// Source rows that so many steps of results need.
+    /// Source rows that this many steps of results need.
     pub fn rows(&self, steps: usize) -> usize {
         let rows = &self.gather.axes[0];
         (steps - 1) * rows.in_step + rows.span
@@ -138,7 +138,7 @@ impl<'a> SourceView<'a> {
         }
     }
 
-    /// From one packed channel to the next, and the packed numbers of a block, for so many steps.
+    /// From one packed channel to the next, and the packed numbers of a block, for this many steps.
     pub fn plane_and_block(&self, steps: usize) -> (usize, usize) {
         let numbers = self.rows(steps) * self.row_pitch;
         match self.arrangement {

@@ -14,7 +14,7 @@ pub struct TileShape {
     pub cycles: f64,
 }
 
-/// Chooses the shape with the least estimated cycles for so many channels in vectors and scalars beside each other, in
+/// Chooses the shape with the least estimated cycles for this many channels in vectors and scalars beside each other, in
 /// up to `rows` rows.
 ///
 /// A step costs a cycle for two multiply-adds or two loads, and four at least, because sums that depend on each other

@@ -26,12 +26,12 @@ use crate::plain::{CHAIN, input_of, valid_outputs};
 
 /// Numbers of packed operands that a chunk aims at.
 const CHUNK_NUMBERS: usize = 128 * 1024;
-/// Pixels of a chunk at least, where there are so many: so many steps a tile's sums stay in registers.
+/// Pixels of a chunk at least, where there are this many: this many steps a tile's sums stay in registers.
 const CHUNK_PIXELS: usize = 192;
 /// Numbers of gradient that a unit of work holds: half of a second-level cache of a megabyte.
 const UNIT_NUMBERS: usize = 128 * 1024;
 
-/// Planes of so many numbers, and of multiples of them, fall into the same sets of a first-level cache: they are packed.
+/// Planes of this many numbers, and of multiples of them, fall into the same sets of a first-level cache: they are packed.
 const COLLIDING_NUMBERS: usize = 1024;
 
 /// Channels of pixels that are packed as they lie.
@@ -72,7 +72,7 @@ impl Side {
         self.dense.unwrap_or(width)
     }
 
-    /// Where a part of a chunk with so many pixels begins. Parts before the last are full: as wide as they are long.
+    /// Where a part of a chunk with this many pixels begins. Parts before the last are full: as wide as they are long.
     fn start(&self, part: &Part, pixels: usize) -> usize {
         if self.dense.is_some() { part.first } else { part.first * pixels }
     }
@@ -279,7 +279,7 @@ impl<'a> WeightWork<'a> {
     }
 }
 
-/// Cuts the pixels into chunks; one row of a chunk packs to so many numbers.
+/// Cuts the pixels into chunks; one row of a chunk packs to this many numbers.
 fn chunks(problem: &Problem, row_numbers: usize) -> Vec<Chunk> {
     let [height, width] = problem.out_size();
     // Small problems in parts too: the workspace is to stay below the operands.

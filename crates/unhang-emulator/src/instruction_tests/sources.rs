@@ -55,8 +55,8 @@ fn page() -> String {
     // The first two say nothing about results, or are our own reading.
     let computed =
         implemented.iter().filter(|name| sources[2..].iter().any(|source| source.names.contains(*name))).count();
-    page += &format!("\nWhat {computed} of them compute is confirmed by a source beside our own reading");
-    page += ".\n\n| instruction |";
+    page += &format!("\nFor {computed} of them a source beside our own reading says what they compute: ");
+    page += "LLVM folds them alike, or they are in the code of programs whose results agreed.\n\n| instruction |";
     sources.iter().for_each(|source| page += &format!(" {} |", source.column));
     page += &format!("\n|---|{}\n", "---|".repeat(sources.len()));
     for name in &implemented {

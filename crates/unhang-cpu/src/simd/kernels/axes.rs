@@ -11,7 +11,7 @@ use crate::simd::vector::Vector;
 pub const AXIS_TILE: usize = 4;
 /// The most points.
 pub const MOST_POINTS: usize = 10;
-/// Pairs of points for so many taps, if there are kernels for them.
+/// Pairs of points for this many taps, if there are kernels for them.
 pub const fn pairs_for(taps: usize) -> Option<usize> {
     match taps {
         3 | 5 | 7 => Some(taps.div_ceil(2)),

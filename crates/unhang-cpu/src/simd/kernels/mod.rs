@@ -228,7 +228,7 @@ pub struct Kernels {
     pub products: ProductsKernel,
     /// Depthwise weight gradients by pixels.
     pub products_channels: ProductsChannelsKernel,
-    /// What stands for so many numbers.
+    /// What stands for this many numbers.
     pub fingerprint: unsafe fn(*const f32, usize) -> u64,
     /// Winograd: sums by vectors and scalars.
     element_products: fn(usize, usize) -> Option<ProductsKernelOfElement>,
@@ -300,7 +300,7 @@ impl Kernels {
         }
     }
 
-    /// The most scalars in each of so many rows of a tile with that many vectors; none if there is no such tile.
+    /// The most scalars in each of this many rows of a tile with that many vectors; none if there is no such tile.
     pub fn most_scalars(&self, vectors: usize, rows: usize) -> usize {
         match rows {
             1 | 2 => self.scalars[vectors] / rows,
@@ -309,7 +309,7 @@ impl Kernels {
         }
     }
 
-    /// The micro-kernel for so many vectors and rows of scalars, and the distance of neighbouring scalars.
+    /// The micro-kernel for this many vectors and rows of scalars, and the distance of neighbouring scalars.
     ///
     /// # Panics
     /// When there is no such tile: see [`Kernels::most_scalars`].
@@ -322,7 +322,7 @@ impl Kernels {
         tiles(vectors, rows, scalars).expect("the tile fits the registers")
     }
 
-    /// Winograd's sums for so many vectors and tiles.
+    /// Winograd's sums for this many vectors and tiles.
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].
@@ -330,7 +330,7 @@ impl Kernels {
         (self.element_products)(vectors, scalars).expect("the tiles fit the registers")
     }
 
-    /// Winograd's sums of a weight gradient for so many vectors and source channels.
+    /// Winograd's sums of a weight gradient for this many vectors and source channels.
     ///
     /// # Panics
     /// When there is no such kernel: see [`Kernels::most_scalars`].

@@ -121,7 +121,7 @@ impl Shape {
         }
     }
 
-    /// Numbers of a line of so many tiles.
+    /// Numbers of a line of this many tiles.
     fn line(&self, tiles: usize) -> usize {
         (tiles - 1) * self.pitch + self.columns
     }
@@ -151,7 +151,7 @@ impl Shape {
         (self.points + 1 - AXIS_TILE) * self.wide_taps * self.sources * self.scalars.min(self.results)
     }
 
-    /// Workspace with so many threads and units of so many tiles.
+    /// Workspace with this many threads and units of this many tiles.
     fn workspace(&self, threads: usize, tiles: usize) -> usize {
         let source = self.sources * self.source_step(tiles);
         let sums = self.scalars.min(self.results) * self.sums_step(tiles);
@@ -401,7 +401,7 @@ impl AxisWork<'_> {
         } else {
             let (from, count) = (&plane[inside.start as usize..], (inside.end - inside.start) as usize);
             let to = &mut turned[..count * wide.source];
-            // SAFETY: so many columns of all rows of the plane, each to a row of its own.
+            // SAFETY: this many columns of all rows of the plane, each to a row of its own.
             unsafe {
                 let offsets = self.turned[0][..count].as_ptr();
                 (self.kernels.transpose)(from.as_ptr(), by_row, wide.source, count, to.as_mut_ptr(), offsets);

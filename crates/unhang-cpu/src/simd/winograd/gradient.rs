@@ -100,7 +100,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
                 to: taps.as_mut_ptr(),
                 channels_together: weight[1] == 1,
             };
-            // SAFETY: the sums have so many channels in each element, and there is room for nine taps of each channel.
+            // SAFETY: the sums have this many channels in each element, and there is room for nine taps of each channel.
             // A vector's filters are written by no other unit; the last of them ends with the result, whose length was
             // checked.
             unsafe {
@@ -124,7 +124,7 @@ impl GradientWork<'_> {
         block * self.tiles..self.shape.all_tiles().min((block + 1) * self.tiles)
     }
 
-    /// The room for tiles with so many vectors of channels. The micro-kernel goes along the tiles: all of them are one group.
+    /// The room for tiles with this many vectors of channels. The micro-kernel goes along the tiles: all of them are one group.
     fn room(&self, to: &mut [f32], vectors: usize, element_step: usize) -> Room {
         Room { start: Shared(to.as_mut_ptr()), length: to.len(), group: self.tiles, vectors, element_step }
     }

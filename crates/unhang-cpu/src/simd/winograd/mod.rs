@@ -46,7 +46,7 @@ fn is_dense(problem: &Problem) -> bool {
     problem.kernel() == [3, 3] && problem.stride() == [1, 1] && problem.groups() == 1
 }
 
-/// The tiles that so many rows or columns of results are cut into, with taps that lie so far apart.
+/// The tiles that this many rows or columns of results are cut into, with taps that lie so far apart.
 pub fn tiles_of(results: usize, dilation: usize) -> usize {
     phases::count(dilation, results) * results.div_ceil(dilation).div_ceil(TILE)
 }
@@ -354,7 +354,7 @@ impl WinogradWork<'_> {
     /// Writes a line of pixels, each with its channels together, to planes; `by` are the distances there.
     ///
     /// # Safety
-    /// Both pointers are good for so many pixels and channels, no more than a segment and a vector have.
+    /// Both pointers are good for this many pixels and channels, no more than a segment and a vector have.
     unsafe fn write_line(
         &self,
         from: *const f32,

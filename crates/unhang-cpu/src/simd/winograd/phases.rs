@@ -28,7 +28,7 @@ pub fn dilation(axis: &Axis) -> usize {
     (axis.span / 2).max(1)
 }
 
-/// How many phases an axis of so many results has.
+/// How many phases an axis of this many results has.
 pub fn count(dilation: usize, results: usize) -> usize {
     dilation.min(results)
 }

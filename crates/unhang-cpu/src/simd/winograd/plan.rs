@@ -85,7 +85,7 @@ pub struct Segment {
     pub at: usize,
 }
 
-/// Steps of so many numbers that do not fall into the same sets of a cache: an odd number of cache lines.
+/// Steps of this many numbers that do not fall into the same sets of a cache: an odd number of cache lines.
 pub fn odd_lines(numbers: usize) -> usize {
     numbers.div_ceil(16) / 2 * 32 + 16
 }
@@ -127,19 +127,19 @@ impl Shape {
         odd_lines(self.blocks * self.lanes * self.lanes)
     }
 
-    /// Tiles of a group, in blocks of so many: those that the micro-kernel takes at a time lie together.
+    /// Tiles of a group, in blocks of this many: those that the micro-kernel takes at a time lie together.
     pub fn group(&self, tiles: usize) -> usize {
         // As many as the registers hold with two vectors.
         let most = if self.lanes == 16 { 14 } else { 6 };
         tiles.div_ceil(tiles.div_ceil(most))
     }
 
-    /// From one element of transformed tiles to the next, in blocks of so many tiles.
+    /// From one element of transformed tiles to the next, in blocks of this many tiles.
     pub fn source_step(&self, tiles: usize) -> usize {
         odd_lines(self.blocks * tiles.next_multiple_of(self.group(tiles)) * self.lanes)
     }
 
-    /// From one element of sums to the next, in blocks of so many tiles.
+    /// From one element of sums to the next, in blocks of this many tiles.
     pub fn sums_step(&self, tiles: usize) -> usize {
         odd_lines(tiles * self.lanes)
     }
@@ -169,7 +169,7 @@ impl Shape {
         9 * self.packed_blocks() * self.lanes * self.lanes
     }
 
-    /// Workspace with so many threads.
+    /// Workspace with this many threads.
     fn workspace(&self, plan: &Cut, threads: usize) -> usize {
         let tiles = ELEMENTS * self.source_step(plan.tiles);
         let sums = plan.vectors * ELEMENTS * self.sums_step(plan.tiles) + self.results_room();
@@ -219,12 +219,12 @@ impl Shape {
         self.workspace(&self.plan(1), 1) <= self.operands
     }
 
-    /// From one element of the gradient's tiles to the next, in blocks of so many tiles and vectors.
+    /// From one element of the gradient's tiles to the next, in blocks of this many tiles and vectors.
     pub fn gradient_step(&self, tiles: usize, vectors: usize) -> usize {
         odd_lines(vectors * tiles * self.lanes)
     }
 
-    /// From one element of a weight gradient's sums to the next, for so many vectors of result channels.
+    /// From one element of a weight gradient's sums to the next, for this many vectors of result channels.
     pub fn weight_step(&self, vectors: usize) -> usize {
         odd_lines(self.blocks * self.lanes * vectors * self.lanes)
     }

@@ -106,7 +106,7 @@ fn both_directions(shape: &str) -> impl Iterator<Item = Problem> {
         .into_iter()
 }
 
-/// Three, five and seven taps along rows or columns, of so many images and channels of that size, to so many filters.
+/// Three, five and seven taps along rows or columns, of this many images and channels of that size, to this many filters.
 fn along_one_axis(images: &str, filters: usize) -> impl Iterator<Item = Problem> {
     let taps = ["3x1:s1x1:p1x0", "1x5:s1x1:p0x2", "5x5:s1x1:p2x2", "7x1:s1x1:p3x0", "1x7:s1x1:p0x3"];
     let directions = ["forward", "backward-data"];

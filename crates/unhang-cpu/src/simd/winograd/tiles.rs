@@ -208,7 +208,7 @@ impl<'a> Images<'a> {
         assert!(pixels <= LINE);
         offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
         let transpose = self.kernels.transpose;
-        // SAFETY: the last number was just checked; each pixel goes to a place of its own. Lines have room for so many
+        // SAFETY: the last number was just checked; each pixel goes to a place of its own. Lines have room for this many
         // channels and pixels.
         unsafe {
             if by_channel == 1 {
@@ -248,7 +248,7 @@ impl<'a> Images<'a> {
             let tiles = (segment.tiles - tile).min(room.group - in_group);
             let at = (group * room.vectors + vectors.start) * block_step + in_group * lanes;
             assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
-            // SAFETY: both callers' rows are good for all pixels of the segment with so many channels, and the last
+            // SAFETY: both callers' rows are good for all pixels of the segment with this many channels, and the last
             // number that is written was just checked, in a room that is ours by the condition of `transform`.
             unsafe {
                 let to = room.start.get().add(at);

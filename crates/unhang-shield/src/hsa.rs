@@ -130,7 +130,9 @@ pub unsafe extern "C" fn OnLoad(
 /// Called by the runtime when it shuts down. What was repaired stays: the runtime may still read it.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
-pub extern "C" fn OnUnload() {}
+pub extern "C" fn OnUnload() {
+    crate::watch::end();
+}
 
 fn original_from_memory() -> Option<FromMemory> {
     let address = ORIGINAL_FROM_MEMORY.load(Ordering::SeqCst);

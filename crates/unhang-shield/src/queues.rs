@@ -61,7 +61,9 @@ pub(crate) fn kernel_name(object: u64) -> Option<String> {
 /// After how long queues that do not move are a hang, as `unhang run` says; `None` where nothing is watched. Ranks of one job
 /// wait for each other on the accelerator, and have watchdogs that know of each other's deadlines.
 pub(crate) fn deadline(variable: impl Fn(&str) -> Option<String>) -> Option<Duration> {
-    let deadline = unhang_guard::time::deadline(&variable("UNHANG_QUEUE_DEADLINE")?).ok()?;
+    let text = variable("UNHANG_QUEUE_DEADLINE").filter(|text| !text.is_empty())?;
+    let explained = |error| crate::log::line(format_args!("queues are not watched: UNHANG_QUEUE_DEADLINE: {error}"));
+    let deadline = unhang_guard::time::deadline(&text).map_err(explained).ok()?;
     let is_together = variable("WORLD_SIZE").and_then(|ranks| ranks.parse::<u32>().ok()).is_some_and(|it| it > 1);
     (!is_together).then_some(deadline)
 }

@@ -31,6 +31,12 @@ const TAKEN: u16 = 1;
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The exit code of a process that hangs in something else than a convolution; see docs/run.md.
 const HANG_OUTSIDE: c_int = 87;
+/// The most that saying so may take, whatever gets stuck: nobody may read standard error.
+const LONGEST: Duration = Duration::from_secs(20);
+
+unsafe extern "C" {
+    fn _exit(code: c_int) -> !;
+}
 
 type QueueCreate = unsafe extern "C" fn(u64, u32, u32, *const c_void, *mut c_void, u32, u32, *mut *mut Queue) -> Status;
 type QueueDestroy = unsafe extern "C" fn(*mut Queue) -> Status;
@@ -77,8 +83,6 @@ pub(crate) unsafe fn begin(table: *mut u8) {
     // SAFETY: the caller vouches for the table.
     let address = |offset| unsafe { entry(table, offset).map(|entry| entry.read()) };
     let (Some(read), Some(write)) = (address(LOAD_READ_INDEX), address(LOAD_WRITE_INDEX)) else { return };
-    READ_INDEX.store(read, Ordering::SeqCst);
-    WRITE_INDEX.store(write, Ordering::SeqCst);
     // SAFETY: the caller vouches for the table, and the functions have the entries' types.
     let is_watched = unsafe {
         replace(table, QUEUE_DESTROY, queue_destroy as *const () as usize, &ORIGINAL_DESTROY)
@@ -87,12 +91,20 @@ pub(crate) unsafe fn begin(table: *mut u8) {
     if !is_watched {
         return;
     }
+    // Not before: a second runtime, which was refused just now, must not read the first one's queues.
+    READ_INDEX.store(read, Ordering::SeqCst);
+    WRITE_INDEX.store(write, Ordering::SeqCst);
     // SAFETY: as above. Without it kernels have no names.
     unsafe { replace(table, SYMBOL_GET_INFO, symbol_get_info as *const () as usize, &ORIGINAL_GET_INFO) };
     static THREAD: Once = Once::new();
     THREAD.call_once(|| {
         let _ = std::thread::Builder::new().name("unhang-queues".to_owned()).spawn(move || look_on(deadline));
     });
+}
+
+/// Forgets every queue: they go with the runtime, which need not have destroyed each.
+pub(crate) fn end() {
+    QUEUES.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 /// In place of `hsa_queue_create`.
@@ -202,6 +214,7 @@ fn look_on(deadline: Duration) {
         if let Some(time) = shortest.filter(|time| *time >= deadline) {
             let names: Vec<String> =
                 standing.iter().filter_map(|(queue, reading, _)| kernel_at(*queue, *reading)).collect();
+            drop(queues);
             end_process(time, standing.len(), &names);
         }
     }
@@ -243,6 +256,10 @@ fn kernel_at(queue: usize, reading: Reading) -> Option<String> {
 
 /// Writes it down for `unhang run`, says it, and ends.
 fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
+    let _ = std::thread::Builder::new().name("unhang-farewell".to_owned()).spawn(|| {
+        std::thread::sleep(LONGEST);
+        exit_at_once()
+    });
     let this = Identity::of_this_process();
     if let Some(folder) = std::env::var_os("UNHANG_RUN_FOLDER").filter(|folder| !folder.is_empty())
         && let Ok(folder) = PrivateFolder::open_existing(folder.as_ref())
@@ -268,9 +285,10 @@ fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
     );
     crate::log::line(format_args!("{}", text.trim_end()));
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
-    unsafe extern "C" {
-        fn _exit(code: c_int) -> !;
-    }
+    exit_at_once()
+}
+
+fn exit_at_once() -> ! {
     // SAFETY: ends the process without running anything of it; threads that wait for the card would keep `exit` waiting.
     unsafe { _exit(HANG_OUTSIDE) }
 }

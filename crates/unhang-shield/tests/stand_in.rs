@@ -8,8 +8,10 @@ use std::ffi::{c_int, c_void};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use libloading::Library;
 use unhang_isa::Chip;
@@ -37,6 +39,46 @@ unsafe extern "C" fn note_file(file: c_int, _reader: *mut u64) -> u32 {
     0
 }
 
+/// What the stand-in's queue was filled to, and how often each runtime was asked how far it was read.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+static LOOKS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+/// A queue without packets that could be looked at.
+static QUEUE: [u64; 8] = [0; 8];
+
+/// The functions of one of two runtimes.
+unsafe extern "C" fn create<const RUNTIME: usize>(
+    _agent: u64,
+    _size: u32,
+    _kind: u32,
+    _callback: *const c_void,
+    _data: *mut c_void,
+    _private_size: u32,
+    _group_size: u32,
+    queue: *mut *const u64,
+) -> u32 {
+    // SAFETY: the caller gave a place for the address.
+    unsafe { *queue = QUEUE.as_ptr() };
+    // Two runtimes have two functions, which a compiler must not make one.
+    std::hint::black_box(RUNTIME);
+    0
+}
+
+unsafe extern "C" fn destroy<const RUNTIME: usize>(_queue: *const u64) -> u32 {
+    std::hint::black_box(RUNTIME);
+    0
+}
+
+unsafe extern "C" fn read_index<const RUNTIME: usize>(_queue: *const u64) -> u64 {
+    LOOKS[RUNTIME].fetch_add(1, Ordering::SeqCst);
+    0
+}
+
+unsafe extern "C" fn write_index<const RUNTIME: usize>(_queue: *const u64) -> u64 {
+    std::hint::black_box(RUNTIME);
+    WRITTEN.load(Ordering::SeqCst)
+}
+
+type Create = unsafe extern "C" fn(u64, u32, u32, *const c_void, *mut c_void, u32, u32, *mut *const u64) -> u32;
 type FromMemory = unsafe extern "C" fn(*const c_void, usize, *mut u64) -> u32;
 type FromFile = unsafe extern "C" fn(c_int, *mut u64) -> u32;
 type OnLoad = unsafe extern "C" fn(*mut c_void, u64, u64, *const *const i8) -> bool;
@@ -58,6 +100,25 @@ impl Runtime {
         core[944 / 8] = note_memory as *const () as u64;
         let root = vec![version(major, 48), 0, core.as_mut_ptr() as u64, 0, 0, 0];
         Runtime { root, core }
+    }
+
+    /// With the queues of one of two runtimes.
+    fn with_queues<const RUNTIME: usize>() -> Runtime {
+        let mut runtime = Runtime::new(1, 1016);
+        runtime.core[72 / 8] = create::<RUNTIME> as *const () as u64;
+        runtime.core[88 / 8] = destroy::<RUNTIME> as *const () as u64;
+        runtime.core[112 / 8] = read_index::<RUNTIME> as *const () as u64;
+        runtime.core[128 / 8] = write_index::<RUNTIME> as *const () as u64;
+        runtime
+    }
+
+    fn make_queue(&self) {
+        // SAFETY: the table holds a function of this type.
+        let function = unsafe { std::mem::transmute::<u64, Create>(self.core[72 / 8]) };
+        let (nothing, mut queue) = (std::ptr::null_mut(), std::ptr::null());
+        // SAFETY: there is a place for the address.
+        assert_eq!(unsafe { function(0, 64, 0, nothing, nothing, 0, 0, &mut queue) }, 0);
+        assert_eq!(queue, QUEUE.as_ptr());
     }
 
     fn load(&mut self, library: &Library) -> bool {
@@ -145,6 +206,8 @@ fn in_a_process_of_its_own() {
         Ok("marks") => part_marks(),
         Ok("threads") => part_threads(),
         Ok("passes") => part_passes(),
+        Ok("two runtimes") => part_two_runtimes(),
+        Ok("hangs unread") => part_hangs_unread(),
         Ok(other) => panic!("no part {other}"),
         Err(_) => {}
     }
@@ -297,6 +360,74 @@ fn part_passes() {
     let mut runtime = Runtime::new(1, 1016);
     assert!(runtime.load(&library));
     assert_eq!(runtime.load_memory(KERNELS), KERNELS);
+}
+
+#[test]
+fn queues_are_read_by_their_own_runtime_and_not_after_it_has_shut_down() {
+    run_part("two runtimes", "100100", &[("UNHANG_QUEUE_DEADLINE", Path::new("600"))]);
+}
+
+fn part_two_runtimes() {
+    let library = library();
+    let (mut first, mut second) = (Runtime::with_queues::<0>(), Runtime::with_queues::<1>());
+    assert!(first.load(&library));
+    first.make_queue();
+    assert!(second.load(&library));
+    let looks = || [0, 1].map(|runtime: usize| LOOKS[runtime].load(Ordering::SeqCst));
+    let (before, started) = (looks()[0], Instant::now());
+    while looks()[0] < before + 2 {
+        assert!(started.elapsed() < Duration::from_secs(60) && looks()[1] == 0, "{:?}", looks());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(looks()[1], 0, "the second runtime read the first one's queue");
+    // SAFETY: the library's function, called as the runtime calls it.
+    unsafe { library.get::<extern "C" fn()>(b"OnUnload").unwrap()() };
+    let before = looks();
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(looks(), before, "a queue was read after its runtime had shut down");
+}
+
+#[test]
+fn a_deadline_that_is_none_is_named_in_the_log() {
+    let log = run_part("passes", "100300", &[("UNHANG_QUEUE_DEADLINE", Path::new("soon"))]);
+    assert!(log.contains("queues are not watched: UNHANG_QUEUE_DEADLINE: 'soon' is no time"), "{log}");
+}
+
+#[test]
+fn a_process_that_hangs_ends_though_nobody_reads_its_standard_error() {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "in_a_process_of_its_own", "--nocapture"]).env("UNHANG_SHIELD_PART", "hangs unread");
+    command.env("UNHANG_QUEUE_DEADLINE", "1").env("UNHANG_SHIELD_LOG", "stderr");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            None if started.elapsed() < Duration::from_secs(90) => std::thread::sleep(Duration::from_millis(50)),
+            None => {
+                child.kill().unwrap();
+                panic!("it did not end: {}", child.wait().unwrap());
+            }
+            Some(status) => break status,
+        }
+    };
+    assert_eq!(status.code(), Some(87));
+}
+
+fn part_hangs_unread() {
+    let library = library();
+    let mut runtime = Runtime::with_queues::<0>();
+    assert!(runtime.load(&library));
+    // Fills the pipe, and waits from then on.
+    std::thread::spawn(|| {
+        loop {
+            let _ = std::io::Write::write_all(&mut std::io::stderr(), &[b'.'; 4096]);
+        }
+    });
+    // Nothing is said before the pipe is full.
+    std::thread::sleep(Duration::from_secs(2));
+    WRITTEN.store(1, Ordering::SeqCst);
+    runtime.make_queue();
+    std::thread::sleep(Duration::from_secs(120));
 }
 
 #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use unhang_conv::{Problem, Specification};
 use unhang_engine::{Engine, Operands};
 use unhang_gpu::GpuSettings;
-use unhang_gpu::choice::candidates;
+use unhang_gpu::candidates::candidates;
 use unhang_gpu::compiler::Hiprtc;
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::DeviceModel;

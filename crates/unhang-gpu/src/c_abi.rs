@@ -10,7 +10,8 @@ use std::sync::Arc;
 use unhang_conv::Problem;
 
 use crate::cache::Cache;
-use crate::choice::{Candidate, Choice, general_candidates, half_candidates};
+use crate::candidates::{Candidate, general_candidates, half_candidates};
+use crate::choice::Choice;
 use crate::compiler::Nvrtc;
 use crate::driver::Cuda;
 use crate::plan::{Form, LaunchPlan};

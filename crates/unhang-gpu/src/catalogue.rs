@@ -10,7 +10,7 @@ use unhang_isa::Chip;
 
 use crate::GpuError;
 use crate::cache::Cache;
-use crate::choice::{Candidate, candidates};
+use crate::candidates::{Candidate, candidates};
 use crate::compiler::Compiler;
 use crate::model::DeviceModel;
 use crate::object::{self, Figures};

@@ -14,14 +14,15 @@ use unhang_engine::{EngineName, Tuned, Unsupported};
 use unhang_isa::Chip;
 
 use crate::cache::{Cache, Key};
-use crate::choice::{Candidate, Choice, candidates, general_candidates};
+use crate::candidates::{Candidate, candidates, general_candidates};
+use crate::choice::Choice;
 use crate::compiler::CompileError;
 use crate::driver::{Driver, Function};
 use crate::error::GpuError;
 use crate::plan::{Form, LaunchPlan};
 use crate::shipped::Shipped;
 use crate::sources::{Kernel, SourceFile};
-use crate::tuning::is_current;
+use crate::tuning::filing::is_current;
 use crate::workshop::Workshop;
 
 /// What an engine may do.

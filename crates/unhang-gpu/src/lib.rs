@@ -25,6 +25,7 @@
 #[cfg(feature = "c-abi")]
 mod c_abi;
 pub mod cache;
+pub mod candidates;
 pub mod catalogue;
 pub mod choice;
 pub mod compiler;

@@ -3,14 +3,15 @@
 //! What was measured is kept by the callers, as evidence ([`Tuned`]); they hand it back at the next start by
 //! [`GpuEngine::prefer`], as far as [`is_current`] says.
 
-mod filing;
+pub(crate) mod filing;
 
 pub use filing::{device, is_current, kernels};
 
 use unhang_conv::Problem;
 use unhang_engine::Tuned;
 
-use crate::choice::{Candidate, Choice};
+use crate::candidates::Candidate;
+use crate::choice::Choice;
 use crate::driver::Driver;
 use crate::engine::{DevicePointers, GpuEngine};
 use crate::error::GpuError;
@@ -125,7 +126,7 @@ mod tests {
     use unhang_conv::Specification;
 
     use super::*;
-    use crate::choice::candidates;
+    use crate::candidates::candidates;
     use crate::model::DeviceModel;
 
     #[test]

@@ -275,7 +275,7 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_repaired() {
     ] {
         let problem: unhang_conv::Problem = problem.parse().unwrap();
         for candidate in
-            unhang_gpu::choice::candidates(&problem, &unhang_gpu::model::DeviceModel::rx_5600_xt(), 1 << 26)
+            unhang_gpu::candidates::candidates(&problem, &unhang_gpu::model::DeviceModel::rx_5600_xt(), 1 << 26)
         {
             if families.insert(candidate.choice.family()) {
                 engine.use_choice(Some(candidate.choice));

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, table};
 use unhang_engine::Tuned;
 use unhang_evidence::{RecordSource, Tuning, time};
-use unhang_gpu::choice::{Candidate, half_candidates};
+use unhang_gpu::candidates::{Candidate, half_candidates};
 use unhang_gpu::tuning::{self, Bench, Times, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
 

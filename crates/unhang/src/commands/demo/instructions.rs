@@ -8,7 +8,7 @@ use anyhow::Context;
 use comfy_table::{CellAlignment, Table, presets};
 use unhang_conv::Problem;
 use unhang_gpu::GpuSettings;
-use unhang_gpu::choice::{Candidate, candidates};
+use unhang_gpu::candidates::{Candidate, candidates};
 use unhang_gpu::compiler::{CompileError, Compiler, Hiprtc};
 use unhang_gpu::driver::{Emulated, EmulatedEngine};
 use unhang_gpu::model::DeviceModel;

@@ -178,7 +178,7 @@ fn operands(route: &Route, memory: Memory) -> [u64; 3] {
 }
 
 /// A workspace from its first address that kernels take.
-pub(crate) fn aligned(memory: Memory) -> (u64, u64) {
+fn aligned(memory: Memory) -> (u64, u64) {
     let (at, bytes) = (memory.workspace as u64, memory.bytes as u64);
     let begin = at.next_multiple_of(256);
     if at == 0 { (0, 0) } else { (begin, (at + bytes).saturating_sub(begin)) }

@@ -89,9 +89,8 @@ fn find(process: &Process, route: &Route, call: &Call, memory: Memory, search: S
     if missing || memory.tensors.iter().any(|it| it.is_null()) {
         return BAD_PARAMETER;
     }
-    // The caller has the workspace that it was told of, here or when it executes.
-    let told = route.workspace_bytes().saturating_sub(256);
-    let room = compute::aligned(memory).1.max(told).saturating_sub(route.packing.bytes);
+    // A caller may search with more than it was told of, and then has no more than that when it executes.
+    let room = route.workspace_bytes().saturating_sub(256 + route.packing.bytes);
     if let Some(stream) = stream_of(route.real, call.handle) {
         tune::tune(process, route, stream, room);
     }

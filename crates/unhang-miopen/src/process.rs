@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, RecordSource, Store, Tuning, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Record, Store, Tuning, quarantined, time};
 use unhang_gpu::strided;
 use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
@@ -143,9 +143,10 @@ impl Process {
             say(&notice);
         }
         let fingerprint = machine.fingerprint(Some(&software(real)));
-        let mut evidence = Evidence::load(&store, &fingerprint);
+        let load = if canary::is_emulated() { Evidence::load_rehearsal } else { Evidence::load };
+        let mut evidence = load(&store, &fingerprint);
         let here = quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default());
-        evidence.quarantine(&here, &fingerprint, RecordSource::Run);
+        evidence.quarantine(&here, &fingerprint, canary::source());
         let here =
             |canary: Canary| (canary.machine == fingerprint).then_some((canary.name, (canary.verdict, canary.detail)));
         let canaries = store.canaries().into_iter().filter_map(here).collect();
@@ -290,7 +291,7 @@ impl Process {
                     problems,
                     engine,
                     candidate: String::new(),
-                    rehearsed: false,
+                    rehearsed: canary::is_emulated(),
                 })))
             }
             Some(_) => {
@@ -395,7 +396,7 @@ impl Process {
     /// Learns how a convolution ended on an engine in this run.
     pub(crate) fn learn(&self, problem: &Problem, engine: EngineName, verdict: Verdict, detail: &str) {
         let record =
-            Record::new(problem.clone(), engine, &self.fingerprint, verdict, RecordSource::Run).with_detail(detail);
+            Record::new(problem.clone(), engine, &self.fingerprint, verdict, canary::source()).with_detail(detail);
         self.store.record(record.clone());
         self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record);
     }

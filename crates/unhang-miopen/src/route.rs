@@ -10,6 +10,7 @@ use unhang_gpu::{GpuError, Prepared};
 use unhang_hangs::Subject;
 use unhang_plan::TilePlan;
 
+use crate::canary::is_emulated;
 use crate::describe::{Convolution, View};
 use crate::device::Device;
 use crate::real::Real;
@@ -173,7 +174,8 @@ impl Route {
     /// What the watchdog is told that an engine computes.
     pub(crate) fn subject(&self, engine: EngineName) -> Arc<Subject> {
         let problems = || vec![self.convolution.problem.clone()];
-        let subject = || Arc::new(Subject { problems: problems(), engine, candidate: String::new(), rehearsed: false });
+        let subject =
+            || Arc::new(Subject { problems: problems(), engine, candidate: String::new(), rehearsed: is_emulated() });
         self.subjects[engine as usize].get_or_init(subject).clone()
     }
 

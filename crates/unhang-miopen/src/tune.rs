@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
-use unhang_evidence::{RecordSource, Tuning, time};
+use unhang_evidence::{Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::tuning::{Bench, Times, shortlist, tuned};
 use unhang_gpu::{GpuEngine, GpuError};
 use unhang_hangs::Subject;
 
-use crate::canary::is_emulated;
+use crate::canary::{is_emulated, source};
 use crate::compute;
 use crate::process::Process;
 use crate::route::Route;
@@ -110,7 +110,7 @@ fn timed(process: &Process, route: &Route, bench: &Bench<'_>, choice: Choice) ->
     let subject = || {
         let problems = vec![route.convolution.problem.clone()];
         let candidate = choice.to_string();
-        Some(Arc::new(Subject { problems, engine: EngineName::Jit, candidate, rehearsed: false }))
+        Some(Arc::new(Subject { problems, engine: EngineName::Jit, candidate, rehearsed: is_emulated() }))
     };
     // The bench measures in the stream that every device has.
     process.watched_in(|| Some(0), subject, || bench.seconds(choice, 1))
@@ -142,8 +142,7 @@ fn keep(process: &Process, route: &Route, contest: &Contest, winner: usize) {
     route.take_tuned(seconds);
     let times: Vec<Times> = contest.times.iter().filter(|it| !it.seconds.is_empty()).cloned().collect();
     if let Some(tuned) = tuned(problem, engine.driver(), &times, name, &contest.failures.join("; ")) {
-        let source = if is_emulated() { RecordSource::Rehearsal } else { RecordSource::Run };
-        process.keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
+        process.keep_tuning(Tuning { tuned, source: source(), unix_seconds: time::now() });
     }
     if process.settings.verbose {
         say(&format!("{problem}: tuned, {name} is the fastest of {}", times.len()));

@@ -411,11 +411,13 @@ fn what_is_new_while_a_graph_is_recorded_is_declined_and_what_is_known_is_record
 #[test]
 fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
     let Some(mut run) = on_the_card() else { return };
+    let home = tempfile::tempdir().unwrap();
     run.variables = vec![
         ("UNHANG_STRATEGY", "selective"),
         ("UNHANG_WATCHDOG", "1"),
         ("UNHANG_HANG_DEADLINE", "3"),
         ("UNHANG_SETTINGS", "verbose=True"),
+        ("UNHANG_HOME", home.path().to_str().unwrap()),
     ];
     let ran = run.of(&["hangs/libtorch_like.so", "hanging"]);
     let said = String::from_utf8_lossy(&ran.stderr);
@@ -423,6 +425,14 @@ fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
     let expected =
         "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen has not come back for";
     assert!(said.contains(expected), "{said}");
+    // What an emulated card did is no evidence about a real one, and the next process on the emulated card goes by it.
+    let store = unhang_evidence::Store::open(home.path());
+    let kept = store.records(&unhang_evidence::Filter::default());
+    let hung = kept.iter().filter(|it| it.verdict == unhang_engine::Verdict::Hangs).collect::<Vec<_>>();
+    assert!(hung.len() == 1 && hung[0].source == unhang_evidence::RecordSource::Rehearsal, "{kept:?}");
+    let again = run.of(&["hangs/libtorch_like.so", "hanging"]);
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(again.status.code() != Some(86) && !said.contains("HANG in a convolution"), "{said}");
 }
 
 #[test]

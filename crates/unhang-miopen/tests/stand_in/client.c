@@ -198,7 +198,7 @@ static int fused(void) {
     CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 1, &count, &found, (P)0, (size_t)0, false) == 0);
     CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, found.algorithm, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
     settle();
-    for (int i = 0; i < YS; i++) c.yd[i] = fmaxf(c.yd[i], 0), c.want[i] = fmaxf(c.want[i], 0);
+    for (int i = 0; i < YS; i++) c.yd[i] = c.yd[i] > 0 ? c.yd[i] : 0, c.want[i] = c.want[i] > 0 ? c.want[i] : 0;
     CHECK(compare(c.yd, c.want, YS));
     return 0;
 }

@@ -473,6 +473,32 @@ fn a_python_that_is_not_there_is_an_error() {
 }
 
 #[test]
+fn a_python_may_be_named_without_its_folder() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    let python = folder.path().join("bin/python3.10");
+    let torch = folder.path().join("lib/python3.10/site-packages/torch");
+    fs::create_dir_all(python.parent().unwrap()).unwrap();
+    fs::create_dir_all(&torch).unwrap();
+    fs::write(torch.join("version.py"), "__version__ = '2.4.0+named'\n").unwrap();
+    fs::write(&python, "#!/bin/sh\n").unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let with_path = |arguments: &[&str]| {
+        let mut command = unhang(arguments);
+        command.env("PATH", python.parent().unwrap()).env("HOME", folder.path()).output().unwrap()
+    };
+    let report = with_path(&["doctor", "--json", "--python", "python3.10"]);
+    let report: Value = serde_json::from_slice(&report.stdout).expect("JSON");
+    let torches = report["machine"]["torch"].as_array().unwrap();
+    assert!(torches.iter().any(|torch| torch["version"] == "2.4.0+named"), "{report}");
+    let plan = ["plan", "1x3x8x8", "4x3x3", "--python"];
+    assert_eq!(with_path(&[&plan[..], &["python3.10"]].concat()).status.code(), Some(0));
+    assert_eq!(with_path(&[&plan[..], &["python3.9"]].concat()).status.code(), Some(2), "there is none of that name");
+    let described = with_path(&["doctor", "--root", "no-gpu", "--python", "python3.10"]);
+    assert_eq!(described.status.code(), Some(2), "this machine's PATH is not that of another");
+}
+
+#[test]
 fn findings_are_counted_in_english() {
     let (text, _) = run(&["doctor", "--root", "no-gpu"]);
     assert!(text.contains("Findings: 0 errors, 0 warnings, 1 note\n"), "{text}");

@@ -20,7 +20,7 @@ use unhang_machine::{Environment, Options, System, examine, example};
 use unhang_plan::{Availability, Settings, Situation, plan};
 
 use super::doctor;
-use super::python::{HAS_TORCH_AND_UNHANG, find_python};
+use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
 
@@ -126,7 +126,7 @@ impl Demo {
         if self.part == Some(Part::Machine) {
             return Ok(ExitCode::SUCCESS);
         }
-        let python = self.python.unwrap_or_else(find_python);
+        let python = self.python.as_deref().map_or_else(find_python, interpreter);
         run_torch_part(&python, SECTIONS.len() + 1)
     }
 }

@@ -12,7 +12,7 @@ use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdi
 use super::consent::Consent;
 use super::fix::fix;
 use super::machine_arguments::MachineArguments;
-use super::python::{check_named, find_python, interpreter};
+use super::python::{find_python, interpreter, named};
 use super::self_test::{self, Trial, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
@@ -76,12 +76,12 @@ impl Doctor {
             );
         }
         let system = self.machine.system()?;
-        check_named(&system, &self.python)?;
+        let pythons = named(&system, &self.python)?;
         let data = match self.machine.description() {
             None => unhang_evidence::home(),
             Some(_) => system.home().map(|home| home.join(".local/share/unhang")),
         };
-        let options = Options { pythons: self.python.clone(), data };
+        let options = Options { pythons, data };
         let (examination, bundle) = match &self.bundle {
             Some(path) => {
                 let bundle = Bundle::collect(system, &options);

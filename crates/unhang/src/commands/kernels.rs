@@ -19,7 +19,7 @@ use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
 
-use super::python::{HAS_TORCH_AND_UNHANG, find_python};
+use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{counted, print_text};
 use crate::output::{self, FOUND_ERRORS, Progress};
 
@@ -175,7 +175,7 @@ impl List {
 impl Warm {
     /// Torch brings its own compiler, and what that makes is filed under its version: so it is done in torch's process.
     fn run_seen(self) -> anyhow::Result<ExitCode> {
-        let python = self.python.unwrap_or_else(find_python);
+        let python = self.python.as_deref().map_or_else(find_python, interpreter);
         let run = |arguments: &[&str]| {
             Command::new(&python)
                 .args(arguments)

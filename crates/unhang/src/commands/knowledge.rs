@@ -12,7 +12,7 @@ use unhang_machine::{Machine, Software, Torch, is_shielded, packages_of};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
 use super::machine_arguments::MachineArguments;
-use super::python::check_named;
+use super::python::named;
 use super::text::counted;
 use crate::output::{Colour, Style, printable, tell_more};
 
@@ -103,14 +103,14 @@ impl Knowledge {
     /// Looks at the machine and opens the store. Torch is not asked: it would take seconds, and may hang.
     pub fn gather(arguments: &KnowledgeArguments, realm: Realm) -> anyhow::Result<Knowledge> {
         let system = arguments.machine.system()?;
-        check_named(&system, &arguments.python)?;
+        let pythons = named(&system, &arguments.python)?;
         let machine = Machine::inspect(&system);
-        let software = Software::inspect(&system, &arguments.python);
+        let software = Software::inspect(&system, &pythons);
         let families = MiopenFamilies::left_on(|variable| system.environment().get(variable) == Some("0"));
         let shielded = is_shielded(system.environment().get("HSA_TOOLS_LIB"));
         let store = open_store();
         // An interpreter that was named comes before the one that happens to be active.
-        let named = arguments.python.iter().find_map(|python| {
+        let named = pythons.iter().find_map(|python| {
             let packages = packages_of(&system, python);
             software.torch.iter().find(|torch| packages.iter().any(|folder| Path::new(&torch.path).starts_with(folder)))
         });

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use unhang_machine::{System, packages_of};
 
+use super::run::find_on_path;
+
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub const HAS_TORCH_AND_UNHANG: &str =
     "import importlib.util as u; raise SystemExit(0 if u.find_spec('torch') and u.find_spec('unhang') else 3)";
@@ -18,14 +20,21 @@ pub fn find_python() -> PathBuf {
     beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// `--python` takes an interpreter or the folder of an environment.
+/// `--python` takes an interpreter, by its path or its name alone, or the folder of an environment.
 pub fn interpreter(given: &Path) -> PathBuf {
-    if given.is_dir() { given.join("bin/python") } else { given.to_owned() }
+    if given.is_dir() { given.join("bin/python") } else { find_on_path(given).unwrap_or_else(|| given.to_owned()) }
 }
 
-/// Refuses `--python` where it names none: what was asked for must not be left out in silence.
-pub fn check_named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<()> {
-    for path in pythons {
+/// What `--python` names, names alone looked up in PATH. Refused where that is none: what was asked for must not be left out in
+/// silence.
+pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    // Of a machine that is described nobody knows the PATH.
+    let looked_up = |given: &PathBuf| match given.is_dir() || system.is_folder() {
+        true => given.clone(),
+        false => interpreter(given),
+    };
+    let pythons: Vec<PathBuf> = pythons.iter().map(looked_up).collect();
+    for path in &pythons {
         let whose = if system.is_folder() { " on the machine that is described" } else { "" };
         // Wrappers have their packages elsewhere; that they can be started is all that can be told.
         let is_program =
@@ -36,5 +45,5 @@ pub fn check_named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<()> {
             return Err(anyhow!(hint).context(format!("there is no Python at {}{whose}", path.display())));
         }
     }
-    Ok(())
+    Ok(pythons)
 }

@@ -6,6 +6,7 @@ mod environment;
 mod folder;
 pub(super) mod shield;
 
+pub use environment::find_on_path;
 pub use shield::packages;
 
 use std::ffi::OsString;

@@ -94,7 +94,8 @@ pub fn python_of(program: &OsString) -> Vec<PathBuf> {
     interpreter.filter(|path| is_python(path)).into_iter().collect()
 }
 
-fn find_on_path(program: &Path) -> Option<PathBuf> {
+/// The program that a name means, as the system finds it.
+pub fn find_on_path(program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
     }

@@ -54,6 +54,31 @@ fn a_program_sees_the_card_and_its_end_is_ours() {
 }
 
 #[test]
+fn a_log_goes_through_a_pipe_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
+    let mut reader = Command::new("timeout");
+    let reader = reader.args(["60", "cat"]).arg(&pipe).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["60", env!("CARGO_BIN_EXE_unhang"), "card", "run", "--log"]).arg(&pipe).args(["--", "true"]);
+    let output = command.env("UNHANG_CARD_LIBRARY", library()).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
+    let read = String::from_utf8(reader.wait_with_output().unwrap().stdout).unwrap();
+    assert!(read.lines().last().is_some_and(|line| line.contains("summary")), "{read}");
+}
+
+#[test]
+fn a_script_that_cannot_be_run_is_answered_with_this_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("train.py");
+    std::fs::write(&script, "print()").unwrap();
+    let output = unhang(&["card", "run", "--", script.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(126), "{}", errors(&output));
+    assert!(errors(&output).contains("`unhang card run -- python "), "{}", errors(&output));
+}
+
+#[test]
 fn what_cannot_be_run_is_refused_with_a_reason() {
     let refused = |arguments: &[&str], expected: &[&str]| {
         let output = unhang(arguments);

@@ -177,22 +177,33 @@ fn another_user_gets_a_folder_of_their_own() {
 
 #[test]
 fn what_cannot_be_run_is_answered_with_what_was_meant() {
-    let folder = tempfile::tempdir().unwrap();
-    let place = |name: &str| folder.path().join(name);
-    fs::write(place("train.py"), "print()\n").unwrap();
-    fs::write(place("data"), "").unwrap();
+    let place = Place::new();
+    let folder = place.path("home");
+    for (name, mode, contents) in [
+        ("train.py", 0o644, "print()\n"),
+        ("data", 0o644, ""),
+        ("script", 0o755, "#!/no/such/interpreter\n"),
+        ("scrap", 0o755, "\u{1}"),
+    ] {
+        fs::write(folder.join(name), contents).unwrap();
+        fs::set_permissions(folder.join(name), Permissions::from_mode(mode)).unwrap();
+    }
     for (program, code, expected) in [
         ("train.py", 127, "`unhang run -- python train.py` runs the script"),
         ("./train.py", 126, "`unhang run -- python ./train.py` runs the script"),
         ("./data", 126, "`chmod +x ./data` makes the file a program"),
         (".", 126, "it is a folder"),
         ("no-such-program", 127, "No such file"),
+        ("./script", 127, "its first line names an interpreter that is not"),
+        ("./scrap", 126, "Exec format error"),
     ] {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
-        let output = command.current_dir(folder.path()).args(["run", "--", program]).output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let mut command = place.command(&[program]);
+        command.current_dir(&folder);
+        let output = ends(command);
+        let said = text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{program}: {said}");
         assert!(said.contains(expected), "{program}: {said}");
+        assert!(program == "./script" || !said.contains("first line"), "{program}: {said}");
     }
 }
 
@@ -271,17 +282,33 @@ fn what_the_shield_could_not_repair_is_said_and_kept_for_the_doctor() {
     assert!(!record.exists(), "in the last run with a shield everything was repaired");
 }
 
+/// What a developer may have set.
+const WATCH_VARIABLES: [&str; 6] = [
+    "UNHANG_WATCHDOG",
+    "UNHANG_HANG_DEADLINE",
+    "UNHANG_OUTSIDE_DEADLINE",
+    "UNHANG_HOST_DEADLINE",
+    "UNHANG_QUEUE_DEADLINE",
+    "WORLD_SIZE",
+];
+
+/// `unhang run` with options of its own, and nothing set that concerns the watch but these.
+fn watched(place: &Place, options: &[&str], variables: &[(&str, &str)], line: &str) -> Output {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+    command.arg("run").args(options).args(["--", "sh", "-c", line]).stdin(Stdio::null());
+    for name in WATCH_VARIABLES.into_iter().chain(["XDG_RUNTIME_DIR", "UNHANG_ROOT", "HSA_TOOLS_LIB"]) {
+        command.env_remove(name);
+    }
+    command.env("HOME", place.path("home")).envs(variables.iter().copied());
+    ends(command)
+}
+
 #[test]
 fn queues_are_watched_after_the_other_watchdogs_and_not_where_nobody_watches() {
     let place = Place::new();
     let deadline = |options: &[&str], variables: &[(&str, &str)]| {
-        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
-        command.arg("run").args(options).args(["--", "sh", "-c", "echo \"[$UNHANG_QUEUE_DEADLINE]\""]);
-        for name in ["UNHANG_WATCHDOG", "UNHANG_HANG_DEADLINE", "UNHANG_OUTSIDE_DEADLINE", "WORLD_SIZE"] {
-            command.env_remove(name);
-        }
-        command.env("HOME", place.path("home")).envs(variables.iter().copied()).stdin(Stdio::null());
-        text(&ends(command).stdout).trim().to_owned()
+        let output = watched(&place, options, variables, "echo \"[$UNHANG_QUEUE_DEADLINE]\"");
+        text(&output.stdout).trim().to_owned()
     };
     assert_eq!(deadline(&[], &[]), "[610]");
     assert_eq!(deadline(&["--hang-deadline", "2s"], &[]), "[30]");
@@ -289,4 +316,50 @@ fn queues_are_watched_after_the_other_watchdogs_and_not_where_nobody_watches() {
     assert_eq!(deadline(&[], &[("UNHANG_OUTSIDE_DEADLINE", "5")]), "[15]");
     assert_eq!(deadline(&["--no-watchdog"], &[]), "[]");
     assert_eq!(deadline(&[], &[("UNHANG_WATCHDOG", "0")]), "[]");
+    // As in a run within another one.
+    let outer = ("UNHANG_QUEUE_DEADLINE", "5m");
+    assert_eq!(deadline(&[], &[outer]), "[300]");
+    assert_eq!(deadline(&["--host-deadline", "2s"], &[outer]), "[300]");
+    assert_eq!(deadline(&["--outside-deadline", "2s"], &[outer]), "[12]");
+    assert_eq!(deadline(&["--hang-deadline", "2s"], &[outer]), "[30]");
+    assert_eq!(deadline(&["--no-watchdog"], &[outer]), "[]");
+    for off in ["0", ""] {
+        assert_eq!(deadline(&[], &[outer, ("UNHANG_WATCHDOG", off)]), "[]");
+    }
+}
+
+#[test]
+fn a_queue_deadline_that_is_none_is_said_once_and_the_default_holds() {
+    let place = Place::new();
+    let variables = [("UNHANG_QUEUE_DEADLINE", "soon")];
+    let output = watched(&place, &[], &variables, "echo $UNHANG_QUEUE_DEADLINE");
+    assert_eq!(text(&output.stdout).trim(), "610");
+    let said = text(&output.stderr);
+    assert_eq!(said.matches("UNHANG_QUEUE_DEADLINE").count(), 1, "{said}");
+    assert!(said.contains("'soon'") && said.contains("it is 610s now"), "{said}");
+}
+
+#[test]
+fn whether_a_program_is_watched_is_read_in_one_way() {
+    let place = Place::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures/rx5700xt-native");
+    let root = root.to_str().unwrap();
+    // Nothing here loads it: a file of any kind stands for it.
+    let shield = place.path("home/shield.so");
+    fs::write(&shield, "").unwrap();
+    let run = |options: &[&str], variables: &[(&str, &str)]| {
+        let variables = [&[("UNHANG_SHIELD", shield.to_str().unwrap())], variables].concat();
+        let options = [&["--root", root, "--profile", "none"], options].concat();
+        let output = watched(&place, &options, &variables, "echo \"[$UNHANG_WATCHDOG $HSA_TOOLS_LIB]\"");
+        (text(&output.stdout).trim().to_owned(), text(&output.stderr))
+    };
+    let (set, said) = run(&[], &[]);
+    assert!(set.starts_with("[1 /") && said.contains("; watchdog 60 s"), "the shield looks at queues: {set} {said}");
+    for (options, variables) in
+        [(&["--no-watchdog"][..], &[][..]), (&[], &[("UNHANG_WATCHDOG", "0")]), (&[], &[("UNHANG_WATCHDOG", "")])]
+    {
+        let (set, said) = run(options, variables);
+        assert_eq!(set, "[0 ]", "nobody needs the shield: {options:?} {variables:?}");
+        assert!(said.contains("; no watchdog"), "{said}");
+    }
 }

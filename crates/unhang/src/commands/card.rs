@@ -145,7 +145,9 @@ impl RunArguments {
         std::fs::write(folder.path().join("counters"), [0; summary::COUNTERS_SIZE])?;
         let journal = folder.path().join("journal");
         std::fs::write(&journal, "")?;
-        if let Some(log) = &self.log {
+        // Who reads from a pipe would take a trial for the end of it.
+        let can_be_tried = |log: &&PathBuf| std::fs::metadata(log).map_or(true, |it| it.is_file() || it.is_dir());
+        if let Some(log) = self.log.as_ref().filter(can_be_tried) {
             // Now, and not after an hour: whether it can be written.
             let opened = std::fs::OpenOptions::new().append(true).create(true).open(log);
             opened.with_context(|| format!("cannot write the log {}", log.display()))?;
@@ -153,7 +155,7 @@ impl RunArguments {
         let signals = Signals::catch().context("cannot catch signals")?;
         let ended = match child::run(self.prepare(&library, &root, folder.path()), &signals, None) {
             Ok(ended) => ended,
-            Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
+            Err(error) => return Ok(ExitCode::from(cannot_start("unhang card run", &self.command[0], &error))),
         };
         let summary = Summary::read(folder.path());
         inform(&summary.to_string());

@@ -11,6 +11,7 @@ pub use shield::packages;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io::{ErrorKind, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -150,7 +151,7 @@ impl Run {
             self.set_environment(&mut command, &decisions, folder.as_ref(), &hangs, attempt)?;
             let ended = match child::run(command, &signals, folder.as_ref()) {
                 Ok(ended) => ended,
-                Err(error) => return Ok(ExitCode::from(cannot_start(&self.command[0], &error))),
+                Err(error) => return Ok(ExitCode::from(cannot_start("unhang run", &self.command[0], &error))),
             };
             self.sum_up(folder.as_ref());
             let found = folder.as_ref().map(RunFolder::take_reports).unwrap_or_default();
@@ -215,23 +216,35 @@ impl Run {
     }
 
     /// Whether programs are watched, and how long is too long.
-    fn set_watchdog(&self, command: &mut Command) {
-        if self.no_watchdog {
-            command.env("UNHANG_WATCHDOG", "0");
-        } else if std::env::var_os("UNHANG_WATCHDOG").is_none() {
-            command.env("UNHANG_WATCHDOG", "1");
-        }
+    fn set_watchdog(&self, command: &mut Command, say: impl Fn(&str)) {
+        command.env("UNHANG_WATCHDOG", if self.is_watched() { "1" } else { "0" });
         for (name, value) in self.deadlines_asked_for() {
             command.env(name, value);
         }
-        if self.is_watched() && std::env::var_os(QUEUE_DEADLINE).is_none() {
-            let deadline = self.deadlines(say).outside_deadline + AFTER_OTHER_WATCHDOGS;
-            command.env(QUEUE_DEADLINE, deadline.as_secs_f64().to_string());
+        if self.is_watched() {
+            command.env(QUEUE_DEADLINE, self.queue_deadline(say).as_secs_f64().to_string());
+        } else {
+            // A run around this one may have set it.
+            command.env_remove(QUEUE_DEADLINE);
         }
     }
 
+    /// An empty variable is one that is off, as in Python.
     fn is_watched(&self) -> bool {
-        !self.no_watchdog && std::env::var("UNHANG_WATCHDOG").as_deref() != Ok("0")
+        let is_on = |value: &OsString| !value.is_empty() && value != "0";
+        !self.no_watchdog && std::env::var_os("UNHANG_WATCHDOG").as_ref().is_none_or(is_on)
+    }
+
+    /// How long queues may stand: as flags say, else the variable, which may be that of a run around this one.
+    fn queue_deadline(&self, say: impl Fn(&str)) -> Duration {
+        let default = self.deadlines(&say).outside_deadline + AFTER_OTHER_WATCHDOGS;
+        let is_asked_for = self.hang_deadline.or(self.outside_deadline).is_some();
+        let variable = std::env::var_os(QUEUE_DEADLINE).filter(|value| !value.is_empty() && !is_asked_for);
+        let Some(variable) = variable else { return default };
+        deadline(&variable.to_string_lossy()).unwrap_or_else(|reason| {
+            say(&format!("{QUEUE_DEADLINE}: {reason}; it is {}s now", default.as_secs_f64()));
+            default
+        })
     }
 
     /// The deadlines that flags name, as variables.
@@ -277,7 +290,7 @@ impl Run {
         }
         let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
         let is_spoofed = spoofs || examination.machine.spoofed();
-        if is_affected && (is_spoofed || !(self.no_watchdog || self.rehearse)) {
+        if is_affected && (is_spoofed || (self.is_watched() && !self.rehearse)) {
             decisions.extend(shield::decide(is_spoofed, |name| std::env::var(name).ok()));
         }
         // MIOpen is AMD's: on other machines nothing is preloaded.
@@ -365,7 +378,11 @@ impl Run {
             Some(folder) => command.env(folder::VARIABLE, folder.path()),
             None => command.env_remove(folder::VARIABLE),
         };
-        self.set_watchdog(command);
+        self.set_watchdog(command, |nonsense| {
+            if attempt == 0 {
+                say(nonsense);
+            }
+        });
         command.env("UNHANG_RESTART", attempt.to_string());
         let pairs: Vec<String> = hangs.iter().flat_map(HangReport::pairs).collect();
         if !pairs.is_empty() {
@@ -416,34 +433,41 @@ impl Protection {
 }
 
 /// Says why a program cannot be run and what to do, and returns the code that shells have for it.
-pub(super) fn cannot_start(program: &OsString, error: &std::io::Error) -> u8 {
-    let is_missing = error.kind() == std::io::ErrorKind::NotFound;
+pub(super) fn cannot_start(command: &str, program: &OsString, error: &std::io::Error) -> u8 {
+    let is_missing = error.kind() == ErrorKind::NotFound;
     let name = program.to_string_lossy();
     say(&format!("cannot run {name}: {error}"));
-    if let Some(hint) = how_to_start(Path::new(program), &name) {
+    if let Some(hint) = how_to_start(command, Path::new(program), error.kind()) {
         say(&format!("hint: {hint}"));
     }
     if is_missing { NOT_FOUND } else { CANNOT_RUN }
 }
 
 /// What was probably meant by a name that cannot be run.
-fn how_to_start(path: &Path, name: &str) -> Option<String> {
+fn how_to_start(command: &str, path: &Path, error: ErrorKind) -> Option<String> {
     if path.is_dir() {
         return Some("it is a folder: name the program, and its file after it".to_owned());
     }
     if !path.is_file() {
         return None;
     }
+    let name = path.to_string_lossy();
     let is_python = path.extension().is_some_and(|ending| ending == "py");
     let is_executable = std::fs::metadata(path).is_ok_and(|it| it.permissions().mode() & 0o111 != 0);
     Some(match (is_python, is_executable, name.contains('/')) {
-        (true, _, _) => format!("`unhang run -- python {name}` runs the script"),
+        (true, _, _) => format!("`{command} -- python {name}` runs the script"),
         (false, true, false) => format!("`./{name}` is the file here; a name alone is looked up in PATH"),
+        (false, true, true) if error != ErrorKind::NotFound || !names_interpreter(path) => return None,
         (false, true, true) => {
             "the file is there and can be run: its first line names an interpreter that is not".to_owned()
         }
         (false, false, _) => format!("`chmod +x {name}` makes the file a program, or name what runs it before it"),
     })
+}
+
+fn names_interpreter(script: &Path) -> bool {
+    let mut start = [0; 2];
+    std::fs::File::open(script).and_then(|mut file| file.read_exact(&mut start)).is_ok() && start == *b"#!"
 }
 
 /// Ends as the program did; one that died of a signal takes this process with it.

@@ -172,6 +172,15 @@ fn what_is_no_file_is_never_replaced_by_one() {
         assert_eq!(code, 2, "{output}");
         assert!(stderr.contains("is not a plain file"), "{stderr}");
     }
+    // Redirected output is a plain file by a name of the system's.
+    let (stdout, link) = (folder.path().join("stdout"), folder.path().join("link"));
+    std::os::unix::fs::symlink("/dev/stdout", &link).unwrap();
+    let mut command = std::process::Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+    command.arg("repair").arg(kernels()).arg("-o").arg(&link).stdout(std::fs::File::create(stdout).unwrap());
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("is not a plain file"));
+    assert!(link.is_symlink(), "as /dev/stdout itself would not have been");
     assert!(std::fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo(), "as /dev/null would have been");
 }
 

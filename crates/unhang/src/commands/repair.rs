@@ -19,7 +19,7 @@ use unhang_objects::{Event, Found, Size, rewrite, walk};
 
 use super::audit::by_name;
 use super::text::counted;
-use super::whole_file::write_whole;
+use super::whole_file::{belongs_to_the_system, write_whole};
 use crate::output::{self, Colour, Style, printable};
 
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
@@ -151,7 +151,7 @@ impl Repair {
                     .context(format!("{} is a folder; only a file can be copied", self.file.display()))
             );
         }
-        if fs::metadata(output).is_ok_and(|existing| !existing.is_file()) {
+        if fs::metadata(output).is_ok_and(|existing| !existing.is_file()) || belongs_to_the_system(output) {
             bail!("{} is not a plain file, and the copy would take its place; name a file with -o", output.display());
         }
         report.output = output.display().to_string();

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, anyhow, bail};
 
 /// Writes a file beside its place first, under a name that nobody can guess, and then puts it there. A link in that place
-/// is replaced and not followed; into a device or a pipe it is written as it comes.
+/// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
 pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
     let context = || format!("cannot write {}", path.display());
     if path.file_name().is_none() {
@@ -17,24 +17,49 @@ pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
     match fs::metadata(path) {
         Ok(there) if there.is_dir() => Err(anyhow!("hint: name a file in it").context("it is a folder")),
         // Putting a file in the place of /dev/null would break the system that it is on.
-        Ok(there) if !there.is_file() => into_what_is_there(path, write).map_err(Into::into),
+        Ok(there) if !there.is_file() || belongs_to_the_system(path) => {
+            into_what_is_there(path, write).map_err(Into::into)
+        }
         _ => beside_it_first(path, write).map_err(Into::into),
     }
     .with_context(context)
 }
 
+/// Whether a name, or what it leads to as a link, is one of the system's: `/dev/stdout` names a plain file where output is
+/// redirected, and is none that could be replaced.
+pub fn belongs_to_the_system(path: &Path) -> bool {
+    /// As many as Linux follows.
+    const LINKS: usize = 40;
+    let mut path = path.to_owned();
+    for _ in 0..LINKS {
+        let Ok(folder) = folder_of(&path).canonicalize() else { return false };
+        if folder.starts_with("/proc") || (folder.starts_with("/dev") && !folder.starts_with("/dev/shm")) {
+            return true;
+        }
+        match fs::read_link(&path) {
+            Ok(target) => path = folder.join(target),
+            Err(_) => return false,
+        }
+    }
+    false
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 fn into_what_is_there<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
-    let mut output = BufWriter::new(OpenOptions::new().write(true).open(path)?);
+    // After what a plain file has already: a stream that is redirected with >> keeps it.
+    let mut output = BufWriter::new(OpenOptions::new().append(true).open(path)?);
     let value = write(&mut output)?;
     output.flush()?;
     Ok(value)
 }
 
 fn beside_it_first<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // A temporary file is its owner's alone; this one is to be read by whoever may read other files.
     let permissions = Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder)?;
+    let mut file = tempfile::Builder::new().prefix(".unhang-").permissions(permissions).tempfile_in(folder_of(path))?;
     let value = {
         let mut output = BufWriter::new(file.as_file_mut());
         let value = write(&mut output)?;
@@ -79,6 +104,24 @@ mod tests {
         write_whole(&path, |file| file.write_all(b"new")).unwrap();
         assert_eq!(fs::read_to_string(&target).unwrap(), "mine");
         assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+    }
+
+    #[test]
+    fn streams_of_this_process_are_written_to_and_keep_their_names() {
+        use std::os::fd::AsRawFd;
+        let folder = tempfile::tempdir().unwrap();
+        let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+        let mut stream = fs::File::create(&target).unwrap();
+        stream.write_all(b"before ").unwrap();
+        let name = std::path::PathBuf::from(format!("/dev/fd/{}", stream.as_raw_fd()));
+        std::os::unix::fs::symlink(&name, &link).unwrap();
+        write_whole(&name, |file| file.write_all(b"one ")).unwrap();
+        write_whole(&link, |file| file.write_all(b"two")).unwrap();
+        assert_eq!(fs::read_to_string(&target).unwrap(), "before one two");
+        assert_eq!(fs::read_link(&link).unwrap(), name);
+        let is_of_the_system = |path: &str| belongs_to_the_system(Path::new(path));
+        assert!(is_of_the_system("/dev/stdout") && is_of_the_system("/dev/null"));
+        assert!(!is_of_the_system("/dev/shm/report.html"), "a folder for files of anybody's");
     }
 
     #[test]

@@ -20,6 +20,7 @@ const SYMPTOMS: &[Symptom] = &[
     (&["cannot open shared object file", "libamdhip64"], &["runtime-version-mismatch", "torch-missing"]),
     (&["cannot open shared object file", "libmiopen"], &["runtime-version-mismatch", "torch-missing"]),
     (&["undefined symbol", "hip"], &["runtime-version-mismatch"]),
+    (&["undefined symbol", "libamdhip64"], &["runtime-version-mismatch"]),
     (&["could not initialize tensile host"], &["tensile-library", "kfd-no-access"]),
     (&["hsa_status_error_invalid_isa"], &["torch-lacks-architecture"]),
     (&["hsa_status_error_out_of_resources"], &["out-of-memory", "kfd-no-access"]),
@@ -62,7 +63,6 @@ const SYMPTOMS: &[Symptom] = &[
         &["is_available", "false"],
         &["kfd-no-access", "pci-atomics", "torch-missing", "torch-without-hip", "env-bad-value"],
     ),
-    (&["loss", "nan"], &["grey-images", "spoofed-architecture"]),
 ];
 
 /// What people say in their own words, where nothing in the text is a message that is known.
@@ -90,7 +90,7 @@ pub const TOPICS: &[&str] =
 /// The sections that a pasted text leads to, the most telling first; none if nothing in it is known.
 pub fn sections_for(text: &str) -> Vec<&'static str> {
     let text = text.to_lowercase();
-    let found = of_table(SYMPTOMS, |word| text.contains(word));
+    let found = of_table(SYMPTOMS, |word| has_beginning(&text, word));
     if !found.is_empty() {
         return found;
     }
@@ -101,6 +101,12 @@ pub fn sections_for(text: &str) -> Vec<&'static str> {
         phrase if phrase.contains(' ') => text.contains(phrase),
         beginning => words.iter().any(|word| word.starts_with(beginning)),
     })
+}
+
+/// Whether a text has the words, with no letter before them: "chip" is not HIP, and "during" no ring. Digits may be there:
+/// C++ writes the length of a name before it.
+fn has_beginning(text: &str, words: &str) -> bool {
+    text.match_indices(words).any(|(at, _)| !text[..at].ends_with(char::is_alphabetic))
 }
 
 fn of_table(table: &'static [Symptom], is_there: impl Fn(&'static str) -> bool) -> Vec<&'static str> {
@@ -134,11 +140,20 @@ mod tests {
             ("[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx_0.0.0 timeout, signaled seq=1", "ring-timeout"),
             ("kfd kfd: amdgpu: skipped device 1002:731f, PCI rejects atomics 730<0", "pci-atomics"),
             ("torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB", "out-of-memory"),
+            ("libtorch.so: undefined symbol: _ZN3c103hip9getStreamEv", "runtime-version-mismatch"),
+            ("/opt/rocm/lib/libamdhip64.so.5: undefined symbol: hsa_amd_x", "runtime-version-mismatch"),
             ("MIOpen(HIP): Warning [SQLiteBase] Missing system database file: gfx1030_18.kdb", "miopen-missing-kdb"),
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");
         }
-        for text in ["ModuleNotFoundError: No module named 'numpy'", "nothing changed, a financial model", ""] {
+        for text in [
+            "ModuleNotFoundError: No module named 'numpy'",
+            "nothing changed, a financial model",
+            "the loss of a financial model",
+            "libchip.so: undefined symbol: chip_open",
+            "TimeoutError: timeout during a download",
+            "",
+        ] {
             assert!(sections_for(text).is_empty(), "{text}");
         }
     }

@@ -110,3 +110,23 @@ fn what_cannot_be_run_is_refused_with_a_reason() {
     let output = unhang(&["card", "run", "--", "/not/there"]);
     assert_eq!(output.status.code(), Some(127), "{}", errors(&output));
 }
+
+#[test]
+fn a_library_whose_path_has_a_space_or_a_colon_is_loaded_all_the_same() {
+    let place = tempfile::tempdir().unwrap();
+    let folder = place.path().join("a space: and a colon");
+    std::fs::create_dir(&folder).unwrap();
+    let copy = folder.join("libunhang_card.so");
+    std::fs::copy(library(), &copy).unwrap();
+    let run = |temporary: &Path| {
+        let words = ["card", "run", "--", "cat", "/sys/class/kfd/kfd/topology/nodes/1/name"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_unhang"));
+        command.args(words).env("UNHANG_CARD_LIBRARY", &copy).env("TMPDIR", temporary).output().unwrap()
+    };
+    let output = run(place.path());
+    assert!(output.status.success(), "{}", errors(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "navi10");
+    let output = run(&folder);
+    assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
+    assert!(errors(&output).contains("can be preloaded") && errors(&output).contains("TMPDIR"), "{}", errors(&output));
+}

@@ -4,6 +4,7 @@ mod program;
 mod summary;
 
 use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -128,6 +129,24 @@ fn list(json: bool) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The library by a path that `LD_PRELOAD` can hold: its list ends at spaces and colons, and the loader has no way to quote.
+fn preloadable(library: PathBuf, run: &Path) -> anyhow::Result<PathBuf> {
+    let is_listable = |path: &Path| !path.as_os_str().as_bytes().iter().any(|byte| matches!(byte, b' ' | b':'));
+    if is_listable(&library) {
+        return Ok(library);
+    }
+    let link = run.join(LIBRARY);
+    if !is_listable(&link) {
+        return Err(anyhow!("hint: set TMPDIR to a folder without spaces and colons in its path").context(format!(
+            "neither {} nor a link in {} can be preloaded",
+            library.display(),
+            run.display()
+        )));
+    }
+    std::os::unix::fs::symlink(&library, &link).with_context(|| format!("cannot link {}", library.display()))?;
+    Ok(link)
+}
+
 impl RunArguments {
     fn run(self) -> anyhow::Result<ExitCode> {
         let program = std::env::current_exe().ok();
@@ -138,6 +157,7 @@ impl RunArguments {
         })?;
         let folder =
             tempfile::Builder::new().prefix("unhang-card-").tempdir().context("cannot make a folder for the run")?;
+        let library = preloadable(library, folder.path())?;
         let root = self.machine(&folder)?;
         if let Some(path) = program::find(&self.command[0], std::env::var_os("PATH").as_deref()) {
             program::check(&path)?;

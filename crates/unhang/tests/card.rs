@@ -59,9 +59,12 @@ fn a_log_goes_through_a_pipe_whole() {
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0).unwrap();
     let mut reader = Command::new("timeout");
-    let reader = reader.args(["60", "cat"]).arg(&pipe).stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let reader = reader.args(["-k", "5", "60", "cat"]).arg(&pipe).stdout(std::process::Stdio::piped()).spawn().unwrap();
     let mut command = Command::new("timeout");
-    command.args(["60", env!("CARGO_BIN_EXE_unhang"), "card", "run", "--log"]).arg(&pipe).args(["--", "true"]);
+    command
+        .args(["-k", "5", "60", env!("CARGO_BIN_EXE_unhang"), "card", "run", "--log"])
+        .arg(&pipe)
+        .args(["--", "true"]);
     let output = command.env("UNHANG_CARD_LIBRARY", library()).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}", errors(&output));
     let read = String::from_utf8(reader.wait_with_output().unwrap().stdout).unwrap();

@@ -2,10 +2,13 @@
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
+use rustix::fs::OFlags;
+use rustix::io::Errno;
 
 /// Writes a file beside its place first, under a name that nobody can guess, and then puts it there. A link in that place
 /// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
@@ -50,10 +53,34 @@ fn folder_of(path: &Path) -> &Path {
 
 fn into_what_is_there<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
     // After what a plain file has already: a stream that is redirected with >> keeps it.
-    let mut output = BufWriter::new(OpenOptions::new().append(true).open(path)?);
+    let mut output = BufWriter::new(open_for_reader(path, Duration::from_secs(10))?);
     let value = write(&mut output)?;
     output.flush()?;
     Ok(value)
+}
+
+/// Opens what is there to write to it. A pipe that nobody reads would be waited for without end: a reader has this long to come.
+fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
+    let began = Instant::now();
+    loop {
+        let opened = OpenOptions::new().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
+        match opened {
+            Ok(file) => {
+                // Once it is there, it may take its time.
+                let flags = rustix::fs::fcntl_getfl(&file)?;
+                rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
+                return Ok(file);
+            }
+            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+                if began.elapsed() >= patience {
+                    let waited = format!("it is a pipe that nobody has read for {} s", patience.as_secs());
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, waited));
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 fn beside_it_first<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> io::Result<T> {
@@ -80,6 +107,22 @@ mod tests {
             fs::read_dir(folder).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_pipe_that_nobody_reads_is_not_waited_for_without_end() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+        let error = open_for_reader(&pipe, Duration::from_millis(50)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).unwrap()
+        });
+        write_whole(&pipe, |file| file.write_all(b"all of it")).unwrap();
+        assert_eq!(reader.join().unwrap(), "all of it");
     }
 
     #[test]

@@ -42,11 +42,11 @@ static FIRST_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// ```
 /// # let folder = tempfile::tempdir()?;
 /// use unhang_engine::{EngineName, Verdict};
-/// use unhang_evidence::{Evidence, Record, Source, Store};
+/// use unhang_evidence::{Evidence, Record, RecordSource, Store};
 ///
 /// let problem: unhang_conv::Problem = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1".parse()?;
 /// let store = Store::open(folder.path());
-/// store.record(Record::new(problem.clone(), EngineName::Miopen, "4f1c", Verdict::Hangs, Source::Probe));
+/// store.record(Record::new(problem.clone(), EngineName::Miopen, "4f1c", Verdict::Hangs, RecordSource::Probe));
 /// let evidence = Evidence::load(&store, "4f1c");
 /// assert_eq!(evidence.about(&problem, EngineName::Miopen, "").unwrap().verdict, Verdict::Hangs);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

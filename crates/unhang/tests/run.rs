@@ -35,7 +35,8 @@ impl Place {
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
         command.args(["run", "--"]).args(arguments).stdin(Stdio::null());
-        for name in ["XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "PYTHONPATH", "UNHANG_ROOT", "UNHANG_RUN_FOLDER"] {
+        let elsewhere = ["XDG_RUNTIME_DIR", "XDG_CACHE_HOME", "XDG_DATA_HOME", "UNHANG_HOME"];
+        for name in elsewhere.into_iter().chain(["PYTHONPATH", "UNHANG_ROOT", "UNHANG_RUN_FOLDER"]) {
             command.env_remove(name);
         }
         command.env("HOME", self.path("home")).env("TMPDIR", self.path("shared"));

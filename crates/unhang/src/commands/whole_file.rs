@@ -2,7 +2,7 @@
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -61,6 +61,7 @@ fn into_what_is_there<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::
 
 /// Opens what is there to write to it. A pipe that nobody reads would be waited for without end: a reader has this long to come.
 fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
+    let is_pipe = fs::metadata(path)?.file_type().is_fifo();
     let began = Instant::now();
     loop {
         let opened = OpenOptions::new().append(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path);
@@ -71,7 +72,8 @@ fn open_for_reader(path: &Path, patience: Duration) -> io::Result<fs::File> {
                 rustix::fs::fcntl_setfl(&file, flags - OFlags::NONBLOCK)?;
                 return Ok(file);
             }
-            Err(error) if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
+            // Devices without a driver and sockets are refused in the same way, and no reader will come.
+            Err(error) if is_pipe && error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => {
                 if began.elapsed() >= patience {
                     let waited = format!("it is a pipe that nobody has read for {} s", patience.as_secs());
                     return Err(io::Error::new(io::ErrorKind::TimedOut, waited));
@@ -123,6 +125,11 @@ mod tests {
         });
         write_whole(&pipe, |file| file.write_all(b"all of it")).unwrap();
         assert_eq!(reader.join().unwrap(), "all of it");
+        // Opened for writing, a socket looks like a pipe that nobody reads.
+        let socket = folder.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        let error = open_for_reader(&socket, Duration::from_secs(600)).unwrap_err();
+        assert_ne!(error.kind(), io::ErrorKind::TimedOut, "{error}");
     }
 
     #[test]

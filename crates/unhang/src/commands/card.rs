@@ -16,7 +16,7 @@ use unhang_machine::cards;
 
 use self::summary::Summary;
 use super::run::child::{self, Signals};
-use super::run::{cannot_start, end_likewise, shield};
+use super::run::{cannot_start, end_likewise, find_on_path, shield};
 use super::text::{counted, print_safe_json, print_text};
 use super::whole_file::write_whole;
 use crate::output::tell;
@@ -159,7 +159,7 @@ impl RunArguments {
             tempfile::Builder::new().prefix("unhang-card-").tempdir().context("cannot make a folder for the run")?;
         let library = preloadable(library, folder.path())?;
         let root = self.machine(&folder)?;
-        if let Some(path) = program::find(&self.command[0], std::env::var_os("PATH").as_deref()) {
+        if let Some(path) = find_on_path(Path::new(&self.command[0])) {
             program::check(&path)?;
         }
         std::fs::write(folder.path().join("counters"), [0; summary::COUNTERS_SIZE])?;

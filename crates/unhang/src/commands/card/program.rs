@@ -1,21 +1,13 @@
 //! Whether a library can be loaded into a program before it starts.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::anyhow;
-
-/// The program that a command means.
-pub fn find(command: &OsString, path: Option<&OsStr>) -> Option<PathBuf> {
-    if command.as_bytes().contains(&b'/') {
-        return Some(PathBuf::from(command)).filter(|it| it.is_file());
-    }
-    std::env::split_paths(path?).map(|folder| folder.join(command)).find(|it| it.is_file())
-}
 
 /// Refuses programs that the loader would start without us, with the reason.
 pub fn check(program: &Path) -> anyhow::Result<()> {
@@ -127,7 +119,5 @@ mod tests {
         assert!(check(&path).unwrap_err().to_string().contains("64-bit"));
         std::fs::write(&path, format!("#!/bin/sh\n{}", " ".repeat(100))).unwrap();
         check(&path).unwrap();
-        assert_eq!(find(&"sh".into(), Some(OsStr::new("/nowhere:/bin"))), Some(PathBuf::from("/bin/sh")));
-        assert_eq!(find(&"/not/there".into(), None), None);
     }
 }

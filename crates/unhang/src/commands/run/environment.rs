@@ -1,6 +1,6 @@
 //! Which variables a run gets. What the user has set wins, and is said.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -96,16 +96,28 @@ pub fn python_of(program: &OsString) -> Vec<PathBuf> {
 
 /// The program that a name means, as the system finds it.
 pub fn find_on_path(program: &Path) -> Option<PathBuf> {
+    find_in(std::env::var_os("PATH").as_deref(), program)
+}
+
+fn find_in(folders: Option<&OsStr>, program: &Path) -> Option<PathBuf> {
     if program.components().count() > 1 {
         return program.is_file().then(|| program.to_owned());
     }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file())
+    std::env::split_paths(folders?).map(|folder| folder.join(program)).find(|path| path.is_file())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn programs_are_found_in_the_order_of_folders_and_by_their_path() {
+        let find = |folders: Option<&str>, program: &str| find_in(folders.map(OsStr::new), Path::new(program));
+        assert_eq!(find(Some("/nowhere:/bin"), "sh"), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(find(Some("/nowhere"), "/bin/sh"), Some(PathBuf::from("/bin/sh")));
+        assert_eq!(find(None, "/not/there"), None);
+        assert_eq!(find(None, "sh"), None);
+    }
 
     #[test]
     fn what_the_user_set_stays() {

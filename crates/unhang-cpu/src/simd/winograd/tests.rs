@@ -115,18 +115,20 @@ fn along_one_axis(images: &str, filters: usize) -> impl Iterator<Item = Problem>
     keys.into_iter().map(|key| problem(&key))
 }
 
+fn assert_threads_change_nothing(problem: &Problem, isa: Isa) {
+    let operands = operands(problem);
+    let bits = |threads: usize| {
+        let result = run(problem, isa, &operands, None, threads);
+        result.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    };
+    let alone = bits(1);
+    assert!(alone == bits(2) && alone == bits(7), "{isa} {problem}");
+}
+
 #[test]
 fn threads_do_not_change_what_is_computed_along_one_axis() {
     for problem in along_one_axis("3x24x50x37", 40).chain(along_one_axis("2x130x6x9", 90)) {
-        let operands = operands(&problem);
-        for isa in available() {
-            let bits = |threads: usize| {
-                let result = run(&problem, isa, &operands, None, threads);
-                result.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-            };
-            let alone = bits(1);
-            assert!(alone == bits(2) && alone == bits(7), "{isa} {problem}");
-        }
+        available().for_each(|isa| assert_threads_change_nothing(&problem, isa));
     }
 }
 
@@ -135,14 +137,8 @@ fn threads_and_plans_change_nothing() {
     let mut seen = Vec::new();
     for shape in ["2x24x50x37:40x3x3", "1x130x6x9:90x3x3"] {
         for problem in both_directions(shape) {
-            let operands = operands(&problem);
             for isa in available() {
-                let bits = |threads: usize| {
-                    let result = run(&problem, isa, &operands, None, threads);
-                    result.into_iter().map(f32::to_bits).collect::<Vec<_>>()
-                };
-                let alone = bits(1);
-                assert!(alone == bits(2) && alone == bits(7), "{isa} {problem}");
+                assert_threads_change_nothing(&problem, isa);
                 let shape = Shape::new(&Gather::new(&problem), isa.lanes());
                 seen.extend([1, 2, 7].map(|threads| shape.plan(threads).kept));
             }

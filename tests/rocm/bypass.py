@@ -7,10 +7,10 @@ MIOpen again, that is: us). `--wrong` makes every result wrong on purpose; then 
 did of how many; what unhang did not compute, or not by our kernels, does not count as verified.
 """
 
-import os
 import re
-import subprocess
 import sys
+
+import preloaded
 
 SMALL = "-n 2 -c 4 -H 9 -W 7 -k 6"
 THREE = "-y 3 -x 3 -p 1 -q 1"
@@ -74,22 +74,15 @@ DEADLINE = 1200
 
 def run(library: str, driver: str, command: str, options: str, wrong: bool) -> tuple[int, str]:
     """How many directions verified, and what there is to say."""
-    environment = dict(os.environ)
-    preload = [it for it in (environment.get("LD_PRELOAD"), library) if it]
-    environment.update(
-        LD_PRELOAD=":".join(preload),
+    words = [driver, command, *options.split(), "-F", "0", "-i", "1", "-V", "1", "-t", "0"]
+    _, text = preloaded.run(
+        library,
+        words,
+        DEADLINE,
         MIOPEN_DRIVER_USE_GPU_REFERENCE="0",
         UNHANG_SETTINGS="verbose=True",
         UNHANG_MIOPEN_WRONG="1" if wrong else "0",
     )
-    words = [driver, command, *options.split(), "-F", "0", "-i", "1", "-V", "1", "-t", "0"]
-    try:
-        ran = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return 0, f"no end within {DEADLINE} s"
-    text = ran.stdout + ran.stderr
     verified = sum(f"{direction} Verifies OK on CPU reference" in text for direction in DIRECTIONS)
     failed = sum(bool(re.search(rf"{direction} (Failed|FAILED)", text, re.IGNORECASE)) for direction in DIRECTIONS)
     by_us = sum(int(count) for count in re.findall(r"asked for (\d+) convolutions that jit computed", text))

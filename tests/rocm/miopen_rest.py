@@ -7,10 +7,10 @@ over channels is apart: MIOpen 3.4 and 3.5 compile its kernels with DPP operands
 later, so that on a gfx1010 by its own name it ends with MIOpen's own error. The last line says what was right.
 """
 
-import os
 import re
-import subprocess
 import sys
+
+import preloaded
 
 #: MIOpenDriver's words, and how many lines say that something verifies.
 COMMANDS = {
@@ -29,17 +29,8 @@ DEADLINE = 600
 
 def run(library: str, driver: str, command: str) -> tuple[int, str]:
     """How many lines say that something verifies, and everything that was printed."""
-    preload = ":".join(it for it in (os.environ.get("LD_PRELOAD"), library) if it)
-    environment = {**os.environ, "LD_PRELOAD": preload}
-    words = [driver, *command.split(), "-V", "1", "-i", "1"]
-    try:
-        ran = subprocess.run(
-            words, env=environment, capture_output=True, text=True, timeout=DEADLINE, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        return 0, f"no end within {DEADLINE} s"
-    text = ran.stdout + ran.stderr
-    failed = re.search("failed", text, re.IGNORECASE) or ran.returncode != 0
+    ended, text = preloaded.run(library, [driver, *command.split(), "-V", "1", "-i", "1"], DEADLINE)
+    failed = re.search("failed", text, re.IGNORECASE) or ended != 0
     return 0 if failed else len(re.findall("Verifies on CPU and GPU", text)), text
 
 

@@ -6,6 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::OnceLock;
 
+use unhang_conv::Problem;
+use unhang_gpu::candidates::candidates;
+use unhang_gpu::model::DeviceModel;
+
 /// A library of ours that was built with the tests.
 fn library(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
@@ -387,6 +391,29 @@ fn a_search_tunes_where_that_is_asked_for_and_the_next_process_goes_by_it() {
     assert!(said.contains("asked for 3 convolutions that jit computed"), "{said}");
     let again = run.assert_right(&["card/libtorch_like.so", "find"]);
     assert!(!again.contains("tuned, "), "what was measured is kept: {again}");
+}
+
+#[test]
+fn a_search_measures_nothing_that_needs_more_workspace_than_the_caller_was_told_of() {
+    // The client's convolution: by the model the plain kernels are the fastest for its filter's gradient, and need no workspace.
+    let problem: Problem = "backward-weights:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2".parse().unwrap();
+    let all = candidates(&problem, &DeviceModel::rx_5600_xt(), u64::MAX);
+    let bytes = |family| {
+        let first = all.iter().find(|candidate| candidate.choice.family() == family).unwrap();
+        (first.seconds, first.plan.workspace_bytes)
+    };
+    assert!(bytes("plain") < bytes("weights") && bytes("plain").1 == 0 && bytes("weights").1 > 0, "{all:?}");
+    let Some(mut run) = on_the_card() else { return };
+    run.variables = vec![
+        ("UNHANG_MIOPEN_FAMILIES", "plain,strided,weights"),
+        ("UNHANG_SETTINGS", "verbose=True"),
+        ("UNHANG_TUNE", "1"),
+    ];
+    // What it is told of is for its tensors with gaps alone, and no room for other kernels.
+    let said = run.assert_right(&["card/libtorch_like.so", "find"]);
+    assert!(said.contains("canary of jit, weights: works"), "{said}");
+    assert!(!said.contains("tuning on the emulated card") && !said.contains(": tuned, "), "{said}");
+    assert!(said.contains("asked for 3 convolutions that jit computed"), "{said}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ pub enum Algorithm {
     WinogradAxis,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
-    /// Sums over taps and few channels with pixels in vectors: small groups in NCHW, forward and backward-data.
+    /// Sums over taps and few channels with pixels in vectors: small groups and data gradients of images in NCHW, forward and backward-data.
     Planes,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
@@ -103,15 +103,17 @@ impl Algorithm {
 /// Channels of a group, on either side, with which pixels lie in vectors: with fewer channels of the source filters in
 /// vectors are as good.
 const FEW_CHANNELS: std::ops::RangeInclusive<usize> = 4..=16;
+/// Channels of a result with which pixels lie in vectors whatever the source has: filters would fill a fifth of a vector.
+const FEW_RESULTS: usize = 4;
 
 /// Whether a forward or backward-data problem has so few channels that results are best computed with pixels in vectors:
-/// few filters do not fill them, and over few channels transposing the results costs as much as summing them. Results with
-/// gaps between their pixels (strided backward-data) are not computed so.
+/// few filters do not fill them, and over few channels transposing the results costs as much as summing them. Of results with
+/// gaps between their pixels (strided backward-data) only the fewest are: bringing the phases together costs as much.
 fn has_few_channels(problem: &Problem) -> bool {
     let dense = problem.direction() == Direction::Forward || problem.stride() == [1, 1];
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
-    let few = FEW_CHANNELS.contains(&source) && result <= *FEW_CHANNELS.end();
-    dense && problem.kernel() != [1, 1] && few
+    let most = if dense && source <= *FEW_CHANNELS.end() { *FEW_CHANNELS.end() } else { FEW_RESULTS };
+    problem.kernel() != [1, 1] && source >= *FEW_CHANNELS.start() && result <= most
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

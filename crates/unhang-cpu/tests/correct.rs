@@ -123,6 +123,19 @@ fn grouped() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Few channels of the image, as stems have them: data gradients with pixels in vectors, in as many phases as there are
+/// strides.
+fn stems() -> impl Strategy<Value = Problem> {
+    let sizes = (1i64..6, 1i64..40, 1i64..3, [1i64..40, 1i64..90], [1i64..6, 1i64..6], [1i64..8, 1i64..8]);
+    (any_problem(DataType::F32), sizes).prop_filter_map("makes no convolution", |(problem, sizes)| {
+        let (in_group, out_group, groups, in_size, stride, kernel) = sizes;
+        let (in_channels, out_channels) = (groups * in_group, groups * out_group);
+        let specification = problem.specification();
+        let changed = Specification { in_channels, out_channels, groups, in_size, stride, kernel, ..specification };
+        Problem::new(changed).ok()
+    })
+}
+
 /// Taps that lie far apart, most of which meet padding somewhere, and some everywhere.
 fn dilated() -> impl Strategy<Value = Problem> {
     let sizes = ([1i64..30, 1i64..30], [1i64..13, 1i64..13], [0i64..13, 0i64..13]);
@@ -178,6 +191,12 @@ proptest! {
 
     #[test]
     fn grouped_convolutions(problem in grouped(), seed in 0u64..1000) {
+        passes(&problem, seed)?;
+        prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
+    }
+
+    #[test]
+    fn convolutions_of_stems(problem in stems(), seed in 0u64..1000) {
         passes(&problem, seed)?;
         prop_assert_eq!(bits(&problem, seed, 1), bits(&problem, seed, 3));
     }

@@ -231,6 +231,10 @@ fn the_table_of_algorithms() {
     let strided = Specification { stride: [2, 2], direction: Direction::BackwardData, ..small.clone() };
     assert_eq!(chosen(strided), Algorithm::Direct);
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..small }), Algorithm::Direct);
+    // The data gradient of a stem, whatever its stride, and the last layer of what makes images.
+    let stem = Specification { in_channels: 3, stride: [2, 2], ..three.clone() };
+    assert_eq!(chosen(Specification { direction: Direction::BackwardData, ..stem }), Algorithm::Planes);
+    assert_eq!(chosen(Specification { out_channels: 3, ..three.clone() }), Algorithm::Planes);
     // Dilated, where the phases fill their tiles.
     let dilated = |by: i64| Specification { dilation: [by, by], padding: [by, by], ..three.clone() };
     assert_eq!(chosen(dilated(2)), Algorithm::Winograd);

@@ -123,6 +123,17 @@ proptest! {
     }
 
     #[test]
+    fn nothing_beyond_operands_of_stems_is_touched(
+        problem in any_ordinary_problem(DataType::F32), channels in [1i64..5, 4i64..20], stride in [1i64..6, 1i64..6],
+        seed in 0u64..1000
+    ) {
+        let [in_channels, out_channels] = channels;
+        let stem = Specification { in_channels, out_channels, groups: 1, stride, ..problem.specification() };
+        let Ok(problem) = Problem::new(stem) else { return Err(TestCaseError::reject("makes no convolution")) };
+        passes_between_guards(&problem, seed)?;
+    }
+
+    #[test]
     fn nothing_beyond_pointwise_operands_is_touched(
         problem in any_ordinary_problem(DataType::F32), channels in [1i64..70, 1i64..70], seed in 0u64..1000
     ) {

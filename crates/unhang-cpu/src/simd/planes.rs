@@ -1,12 +1,13 @@
-//! Convolutions over few channels in NCHW, forward and backward-data without gaps: pixels lie in vectors, and the
-//! filters' numbers are broadcast.
+//! Convolutions with few channels in NCHW, forward and backward-data: pixels lie in vectors, and the filters' numbers
+//! are broadcast.
 //!
 //! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns, so
 //! that for every tap the pixels of all results lie next to each other, row after row. A strip of results is then one
 //! long line, the few numbers between its rows included, which is cut into vectors without regard to rows. The sums of
-//! some filters go to a small buffer, and from there row by row to the result.
+//! some filters go to a small buffer, and from there row by row to the result. Backward-data with a stride has such a line
+//! for each phase of the results, and their columns are brought together on the way to the result.
 
-use super::geometry::{Axis, Gather, even_parts};
+use super::geometry::{Axis, Gather, Tap, even_parts};
 use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
 use super::tiling::choose_tile;
 use super::work::Work;
@@ -15,6 +16,8 @@ use crate::parallel::for_each_unit;
 
 /// Numbers of the packed source and of sums that a strip aims at: they stay in a second-level cache.
 const STRIP_NUMBERS: usize = 48 * 1024;
+/// The same with phases, whose strips are read once for each of them: a strip packs again what the one before it packed last.
+const STRIP_NUMBERS_OF_PHASES: usize = 96 * 1024;
 
 /// One axis of the packed source.
 struct PackedAxis<'a> {
@@ -75,19 +78,30 @@ struct PlaneWork<'a> {
     strip_rows: usize,
     /// Numbers from one row of a remainder to the next: of the packed source and of the sums.
     pitch: usize,
-    /// All filters as `[group][part][tap][source channel][filter]`, and the bias of each filter of a tile in vectors.
+    /// All filters as `[group][part][phase][tap][source channel][filter]`, and the bias of each filter of a tile in vectors.
     filters: &'a [f32],
     biases: &'a [f32],
+}
+
+/// The taps of a phase of rows and one of columns, in the order of their filters.
+fn taps_of([rows, columns]: [&[Tap]; 2]) -> impl Iterator<Item = [Tap; 2]> + '_ {
+    rows.iter().flat_map(move |&row| columns.iter().map(move |&column| [row, column]))
+}
+
+/// The phases of a gather, those of columns within those of rows.
+fn phases(gather: &Gather) -> impl Iterator<Item = [&[Tap]; 2]> + '_ {
+    let [rows, columns] = &gather.axes;
+    rows.phases.iter().flat_map(|row| columns.phases.iter().map(move |column| [row.as_slice(), column.as_slice()]))
 }
 
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
-/// When a slice is not as long as the gather says, or the gather has gaps between results or between pixels.
+/// When a slice is not as long as the gather says, or the pixels of a row do not lie together.
 pub fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
-    assert!(rows.out_step * columns.out_step == 1 && gather.source[3] == 1 && gather.result[3] == 1);
+    assert!(gather.source[3] == 1 && gather.result[3] == 1);
     let sources = gather.groups * gather.source_channels;
     assert_eq!(source.len(), gather.batch * sources * rows.source * columns.source, "the source's length");
     let results = gather.groups * gather.result_channels;
@@ -96,9 +110,12 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
 
     let axes = [PackedAxis::new(rows), PackedAxis::new(columns)];
     let pitch = columns.steps + axes[1].beyond;
-    // A row of results needs this many packed numbers, and this many sums.
-    let of_row = gather.source_channels * axes[0].used * axes[1].used * pitch + pitch * gather.result_channels.min(16);
-    let strip_rows = (STRIP_NUMBERS / of_row).saturating_sub(axes[0].beyond).clamp(1, rows.steps);
+    // A step of rows needs this many packed numbers, and this many sums.
+    let phases = rows.phases.len() * columns.phases.len();
+    let of_row =
+        gather.source_channels * axes[0].used * axes[1].used * pitch + pitch * phases * gather.result_channels.min(16);
+    let aim = if phases > 1 { STRIP_NUMBERS_OF_PHASES } else { STRIP_NUMBERS };
+    let strip_rows = (aim / of_row).saturating_sub(axes[0].beyond).clamp(1, rows.steps);
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);
@@ -125,14 +142,13 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     });
 }
 
-/// Packs all filters as `[group][part][tap][source channel][filter]`; taps in the order of their phases.
+/// Packs all filters as `[group][part][phase][tap][source channel][filter]`. Taps that no result meets are left out.
 fn pack_filters(gather: &Gather, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
     let [by_result, by_source, by_row, by_column] = gather.weight;
-    let [rows, columns] = gather.axes.each_ref().map(|axis| &axis.phases[0]);
     let mut to = to.iter_mut();
     for group in 0..gather.groups {
         for &(first, count) in parts {
-            for (row, column) in rows.iter().flat_map(|row| columns.iter().map(move |column| (row, column))) {
+            for [row, column] in phases(gather).flat_map(taps_of) {
                 let tap = group * gather.weight_group + row.index * by_row + column.index * by_column;
                 for channel in 0..gather.source_channels {
                     let from = &weight[tap + channel * by_source + first * by_result..];
@@ -171,50 +187,61 @@ impl PlaneWork<'_> {
         self.pack(strip, remainder, plane, &mut packed);
         let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
         let sums_step = line.next_multiple_of(width);
-        let mut sums = Workspace::take(most * sums_step);
+        let mut sums = Workspace::take(phases(gather).count() * most * sums_step);
 
-        let [rows, of_columns] = gather.axes.each_ref().map(|axis| &axis.phases[0]);
-        let taps = rows.iter().flat_map(|row| of_columns.iter().map(move |column| [row.offset, column.offset]));
-        let offsets: Vec<usize> = taps
-            .map(|offsets| {
-                let (row, column) = (self.axes[0].tap(offsets[0]), self.axes[1].tap(offsets[1]));
-                (row.0 * self.axes[1].used + column.0) * remainder + row.1 * self.pitch + column.1
+        // Of each phase the taps before it, and where its own fall.
+        let mut before = 0;
+        let offsets: Vec<(usize, Vec<usize>)> = phases(gather)
+            .map(|phase| {
+                let offset = |[row, column]: [Tap; 2]| {
+                    let (row, column) = (self.axes[0].tap(row.offset), self.axes[1].tap(column.offset));
+                    (row.0 * self.axes[1].used + column.0) * remainder + row.1 * self.pitch + column.1
+                };
+                let offsets: Vec<usize> = taps_of(phase).map(offset).collect();
+                before += offsets.len();
+                (before - offsets.len(), offsets)
             })
             .collect();
-        let mut runs = Vec::new();
+        let of_filter = before * gather.source_channels;
         for &(first, count) in &self.parts {
             let of_tap = gather.source_channels * count;
-            runs.clear();
-            runs.extend(offsets.iter().enumerate().map(|(tap, &w)| Run { x: tap * of_tap, w }));
+            let run = |(tap, &w): (usize, &usize)| Run { x: tap * of_tap, w };
+            let runs: Vec<(usize, Vec<Run>)> = offsets
+                .iter()
+                .map(|(before, offsets)| (before * of_tap, offsets.iter().enumerate().map(run).collect()))
+                .collect();
             // Parts before this one are as long as they have filters.
-            let filters =
-                &self.filters[strip.group * gather.source_channels * offsets.len() * gather.result_channels..];
-            let filters = &filters[first * gather.source_channels * offsets.len()..][..offsets.len() * of_tap];
+            let filters = &self.filters[(strip.group * gather.result_channels + first) * of_filter..];
+            let filters = &filters[..count * of_filter];
             let channel = strip.group * gather.result_channels + first;
             let biases = &self.biases[channel * width..][..count * width];
             for (begin, vectors) in tiles(line, self.vectors, kernels.lanes) {
-                // SAFETY: the filters are those of all taps and channels of this part. A tile's vectors begin in the line
-                // and end a tile's width behind it at most: for every tap within the packed channels and the width behind
-                // them, and in the sums, whose lines are whole tiles.
-                unsafe {
-                    kernels.tile(vectors, 1, count, 1)(&Tile {
-                        x: filters.as_ptr(),
-                        w: packed.as_ptr().add(begin),
-                        runs: &runs,
-                        count: gather.source_channels,
-                        pitch: 1,
-                        row_step: 0,
-                        x_step: count,
-                        w_step: plane,
-                        init: biases.as_ptr(),
-                        init_step: width,
-                        sums: sums.as_mut_ptr().add(begin),
-                        sums_step,
-                        fetch: false,
-                    });
+                for (phase, (filter, runs)) in runs.iter().enumerate() {
+                    // SAFETY: the filters are those of all taps and channels of this part, and a phase's begin with its first
+                    // tap's. A tile's vectors begin in the line and end a tile's width behind it at most: for every tap
+                    // within the packed channels and the width behind them, and in the sums, whose lines are whole tiles.
+                    unsafe {
+                        kernels.tile(vectors, 1, count, 1)(&Tile {
+                            x: filters.as_ptr().wrapping_add(*filter),
+                            w: packed.as_ptr().add(begin),
+                            runs,
+                            count: gather.source_channels,
+                            pitch: 1,
+                            row_step: 0,
+                            x_step: count,
+                            w_step: plane,
+                            init: biases.as_ptr(),
+                            init_step: width,
+                            sums: sums.as_mut_ptr().add(phase * most * sums_step + begin),
+                            sums_step,
+                            fetch: false,
+                        });
+                    }
                 }
             }
-            self.write(strip, channel, &sums[..count * sums_step], sums_step);
+            for number in 0..count {
+                self.write(strip, channel + number, &sums[number * sums_step..], most * sums_step);
+            }
         }
     }
 
@@ -259,16 +286,59 @@ impl PlaneWork<'_> {
         }
     }
 
-    /// Writes the sums of some filters, from that channel on.
-    fn write(&self, strip: &Strip<'_>, channel: usize, sums: &[f32], sums_step: usize) {
+    /// Writes the sums of one filter; those of a phase lie so far from the next's.
+    fn write(&self, strip: &Strip<'_>, channel: usize, sums: &[f32], phase_step: usize) {
         let [by_image, by_channel, by_row, _] = self.gather.result;
-        let columns = self.gather.axes[1].steps;
-        let first = strip.image * by_image + channel * by_channel + strip.first_row * by_row;
-        for (number, sums) in sums.chunks(sums_step).enumerate() {
-            // SAFETY: this strip's own rows of the result, which no other unit writes; the sums have as many.
-            unsafe {
-                let to = strip.result.get().add(first + number * by_channel);
-                (self.kernels.rows)(sums.as_ptr(), self.pitch, to, by_row, columns, strip.rows);
+        let [rows, columns] = &self.gather.axes;
+        let phases = columns.phases.len();
+        let mut room = Workspace::take(if phases == 4 { columns.result } else { 0 });
+        for phase_row in 0..rows.phases.len() {
+            let first = strip.first_row * rows.out_step + phase_row;
+            // The last step may have no row of this phase.
+            let count = strip.rows.min(rows.result.saturating_sub(first).div_ceil(rows.out_step));
+            let sums = &sums[phase_row * phases * phase_step..];
+            let to = strip.image * by_image + channel * by_channel + first * by_row;
+            if phases == 1 && columns.out_step == 1 && count > 0 {
+                assert!((count - 1) * self.pitch + columns.result <= sums.len());
+                // SAFETY: this strip's own rows of the result, which no other unit writes; the sums have as many.
+                unsafe {
+                    let to = strip.result.get().add(to);
+                    (self.kernels.rows)(sums.as_ptr(), self.pitch, to, by_row * rows.out_step, columns.result, count);
+                }
+                continue;
+            }
+            for row in 0..count {
+                // SAFETY: one of this strip's own rows of the result, which no other unit writes.
+                let to = unsafe {
+                    let to = strip.result.get().add(to + row * rows.out_step * by_row);
+                    std::slice::from_raw_parts_mut(to, columns.result)
+                };
+                let line = |phase: usize| &sums[phase * phase_step + row * self.pitch..][..columns.steps];
+                self.bring_together(line, to, &mut room);
+            }
+        }
+    }
+
+    /// Brings the columns of a row's phases together.
+    fn bring_together<'l>(&self, line: impl Fn(usize) -> &'l [f32], to: &mut [f32], room: &mut [f32]) {
+        let columns = &self.gather.axes[1];
+        let interleave = |even: &[f32], odd: &[f32], to: &mut [f32]| {
+            assert!(even.len() >= to.len().div_ceil(2) && odd.len() >= to.len() / 2);
+            // SAFETY: the lengths were just checked.
+            unsafe { (self.kernels.interleave)(even.as_ptr(), odd.as_ptr(), to.len(), to.as_mut_ptr()) };
+        };
+        match (columns.phases.len(), columns.out_step) {
+            (2, 2) => interleave(line(0), line(1), to),
+            (4, 4) => {
+                let (even, odd) = room[..to.len()].split_at_mut(to.len().div_ceil(2));
+                interleave(line(0), line(2), even);
+                interleave(line(1), line(3), odd);
+                interleave(even, odd, to);
+            }
+            (phases, step) => {
+                for phase in 0..phases {
+                    to[phase..].iter_mut().step_by(step).zip(line(phase)).for_each(|(to, from)| *to = *from);
+                }
             }
         }
     }

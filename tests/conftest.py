@@ -34,12 +34,23 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     _convolve.replan()
 
 
+@pytest.fixture(scope="module")
+def kernels_of_this_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One cache of compiled kernels for all tests of a file: hiprtc takes a second a kernel."""
+    return tmp_path_factory.mktemp("kernels")
+
+
 @pytest.fixture
 def affected_machine(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The machine of the reports: an RX 5600 XT told to be gfx1030. A folder; every use of it is a rehearsal."""
+    return on_machine("rx5600xt-rocm5.7", monkeypatch)
+
+
+def on_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Describes that machine to everything that asks, with no canary known."""
     from unhang import _canary, _state
 
-    folder = MACHINES / "rx5600xt-rocm5.7"
+    folder = MACHINES / name
     monkeypatch.setenv("UNHANG_ROOT", str(folder))
     _canary._known_here.clear()
     _state.forget()

@@ -17,37 +17,14 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
-from unhang import _canary, _convolve, _core, _direct, _gpu, _jit, _launch, _situation, _verify, _watchdog
-
-
-@pytest.fixture(scope="module")
-def kernels_of_this_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests here: hiprtc takes a second a kernel."""
-    return tmp_path_factory.mktemp("kernels")
+from emulating import emulated_card, let
+from unhang import _convolve, _core, _direct, _gpu, _jit, _launch, _verify, _watchdog
 
 
 @pytest.fixture
-def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_core.Gpu]:
-    monkeypatch.setenv("UNHANG_REHEARSE_GPU", "emulator")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
-    _gpu.close()
-    _launch._verdicts.clear()
-    _situation._allowed.clear()
-    try:
-        yield _gpu.gpu(_gpu.REHEARSED)
-    except _core.GpuDeclined as declined:
-        pytest.skip(str(declined))
-    finally:
-        for gpu in _gpu.opened():
-            gpu.close(60.0)
-        _gpu.close()
-
-
-def let(gpu: _core.Gpu, verdict: str = "works") -> None:
-    """What the families' canaries would say: they are tried in a test of their own."""
-    for family in _canary.families(gpu):
-        _canary._known_here[_canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)] = (verdict, "made up")
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+def card(affected_machine: Path, kernels_of_this_file: Path) -> Iterator[_core.Gpu]:
+    with emulated_card(kernels_of_this_file) as gpu:
+        yield gpu
 
 
 def test_kernels_are_for_the_chip_that_is_there(card: _core.Gpu) -> None:

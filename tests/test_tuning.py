@@ -13,48 +13,31 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _canary, _convolve, _core, _gpu, _launch, _situation, _state, _tuning, _verify
+from emulating import emulated_card, forget_card, let
+from unhang import _convolve, _core, _gpu, _launch, _state, _tuning, _verify
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
 
 
-@pytest.fixture(scope="module")
-def kernels_of_this_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all tests here: hiprtc takes a second a kernel."""
-    return tmp_path_factory.mktemp("kernels")
-
-
 @pytest.fixture
 def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_core.Gpu]:
     """The emulated card, with all kernel families but one that passed their canaries, and few rounds: it takes its time."""
-    monkeypatch.setenv("UNHANG_REHEARSE_GPU", "emulator")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(kernels_of_this_file))
     monkeypatch.setattr(_tuning, "CANDIDATES", 2)
     monkeypatch.setattr(_tuning, "BUDGET", 1e9)
     monkeypatch.setattr(_tuning, "ROUNDS", 2)
     monkeypatch.setattr(_tuning, "_MOST_REPEATS", 1)
     monkeypatch.setattr(_tuning, "_HOPELESS", 1e9)
     forget()
-    try:
-        gpu = _gpu.gpu(_gpu.REHEARSED)
-    except _core.GpuDeclined as declined:
-        pytest.skip(str(declined))
-    for family in _canary.families(gpu):
-        verdict = "hangs" if family == "winograd" else "works"
-        _canary._known_here[_canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)] = (verdict, "made up")
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
-    yield gpu
+    with emulated_card(kernels_of_this_file) as gpu:
+        let(gpu, winograd="hangs")
+        yield gpu
     forget()
 
 
 def forget() -> None:
     """What a new process does not know."""
-    for gpu in _gpu.opened():
-        gpu.close(60.0)
-    _gpu.close()
-    _launch._verdicts.clear()
-    _situation._allowed.clear()
+    forget_card()
     _tuning._contests.clear()
     _convolve.routes.clear()
     _state.forget()

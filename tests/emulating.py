@@ -1,0 +1,45 @@
+"""What tests of our GPU kernels on the emulated card share: the card, opened and closed, and its canaries' verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from unhang import _canary, _core, _gpu, _launch, _situation
+
+
+@contextmanager
+def emulated_card(kernels: Path) -> Iterator[_core.Gpu]:
+    """The card of the machine that ``UNHANG_ROOT`` describes, which keeps compiled kernels in that folder. Skips where
+    hiprtc is not here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNHANG_REHEARSE_GPU", "emulator")
+        patch.setenv("XDG_CACHE_HOME", str(kernels))
+        forget_card()
+        try:
+            yield _gpu.gpu(_gpu.REHEARSED)
+        except _core.GpuDeclined as declined:
+            pytest.skip(str(declined))
+        finally:
+            forget_card()
+
+
+def forget_card() -> None:
+    """What a new process does not know of any card."""
+    for gpu in _gpu.opened():
+        gpu.close(60.0)
+    _gpu.close()
+    _launch._verdicts.clear()
+    _situation._allowed.clear()
+
+
+def let(gpu: _core.Gpu, verdict: str = "works", **others: str) -> None:
+    """What the families' canaries would say (they are tried in a test of their own): one verdict for all, but where a
+    family has another."""
+    for family in _canary.families(gpu):
+        name = _canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)
+        _canary._known_here[name] = (others.get(family, verdict), "made up")
+    _canary._known_here["aten (rehearsed)"] = ("works", "made up")

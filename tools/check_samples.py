@@ -2,8 +2,8 @@
 """Torch's own samples of every convolution, with unhang and without: results, strides, gradients and errors compared.
 
 ``OpInfo`` and ``ModuleInfo`` are what torch tests its operators and layers with. Each sample is also given in channels_last,
-and as a view with gaps. Prints one line for each kind of convolution and those samples that differ; exits with 1 if any
-does.
+and as a view with gaps, and is computed often enough for the direct path, which sees no call that is new. Prints one line
+for each kind of convolution and those samples that differ; exits with 1 if any does.
 
     tools/check_samples.py --device cpu --strategy cpu_fallback
     tools/check_samples.py --device cuda --strategy jit
@@ -17,7 +17,7 @@ import sys
 import tempfile
 import types
 import unittest
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,15 @@ OPERATORS = (
     "nn.functional.conv_transpose2d",
     "nn.functional.conv_transpose3d",
 )
-MODULES = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+_LAYERS = ("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+MODULES = (*_LAYERS, *(f"Lazy{name}" for name in _LAYERS))
+# Torch lists single and double precision for layers, and has both on every device; halves it has too.
+_HALVES = (torch.float16, torch.bfloat16)
+
+# A call is timed four times on the CPU, then remembered, and computed without Python from then on.
+TURNS = 6
+
+Sample = tuple[str, str, Callable[[], list[Any]]]
 
 
 def forms(tensor: Any) -> Iterator[tuple[str, Any]]:
@@ -96,16 +104,16 @@ def _stand_in_for_expecttest() -> None:
         sys.modules["expecttest"] = stand_in
 
 
-def operator_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
+def operator_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     for info in op_db:
         if info.name not in OPERATORS or dtype not in info.supported_dtypes(torch.device(device).type):
             continue
-        samples = list(info.sample_inputs(device, dtype))
+        given = list(info.sample_inputs(device, dtype))
         if info.error_inputs_func is not None:
-            samples += [it.sample_input for it in info.error_inputs(device)]
-        for number, sample in enumerate(samples):
+            given += [it.sample_input for it in info.error_inputs(device)]
+        for number, sample in enumerate(given):
             for form, first in forms(sample.input):
                 tensors = [first, *(it for it in sample.args if isinstance(it, torch.Tensor))]
 
@@ -117,52 +125,66 @@ def operator_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[str, str
 
                     return with_gradients(call, tensors)
 
-                yield info.name, f"sample {number}, {form}", compute
+                yield info.name, f"{str(dtype)[6:]}, sample {number}, {form}", compute
 
 
-def module_samples(device: str, dtype: torch.dtype) -> Iterator[tuple[str, str, Callable[[], list[Any]]]]:
+def module_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
     from torch.testing._internal.common_modules import module_db
 
     for info in module_db:
-        if info.module_cls.__name__ not in MODULES or dtype not in info.dtypes:
+        if info.module_cls.__name__ not in MODULES or dtype not in (*info.dtypes, *_HALVES):
             continue
-        samples = info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=True)
-        for number, sample in enumerate(samples):
-            torch.manual_seed(number)
-            built = sample.constructor_input
-            module = info.module_cls(*built.args, **built.kwargs).to(device, dtype)
+        given = info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=True)
+        for number, sample in enumerate(given):
             for form, first in forms(sample.forward_input.args[0]):
+                rest = (first, *sample.forward_input.args[1:])
 
-                def compute(module=module, sample=sample, first=first) -> list[Any]:  # type: ignore[no-untyped-def]
+                def compute(info=info, sample=sample, rest=rest, number=number) -> list[Any]:  # type: ignore[no-untyped-def]
+                    torch.manual_seed(number)
+                    built = sample.constructor_input
+                    module = info.module_cls(*built.args, **built.kwargs).to(device, dtype)
+                    # What a layer is made for here is its first call: a lazy one has no parameters before it.
+                    made = module(*rest, **sample.forward_input.kwargs).detach()
                     names = [name for name, _ in module.named_parameters()]
 
                     def call(input: torch.Tensor, *parameters: torch.Tensor) -> Any:
                         state = dict(zip(names, parameters))
-                        rest = (input, *sample.forward_input.args[1:])
-                        return torch.func.functional_call(module, state, rest, sample.forward_input.kwargs)
+                        arguments = (input, *rest[1:])
+                        return torch.func.functional_call(module, state, arguments, sample.forward_input.kwargs)
 
-                    return with_gradients(call, [first, *module.parameters()])
+                    return [made, *with_gradients(call, [rest[0], *module.parameters()])]
 
-                yield info.module_cls.__name__, f"sample {number}, {form}", compute
+                yield info.module_cls.__name__, f"{str(dtype)[6:]}, sample {number}, {form}", compute
+
+
+def samples(device: str, dtypes: Iterable[torch.dtype]) -> list[Sample]:
+    """All of them: the kind of convolution, which sample it is, and what computes it."""
+    _stand_in_for_expecttest()
+    return [it for dtype in dtypes for source in (operator_samples, module_samples) for it in source(device, dtype)]
 
 
 def check(
-    device: str, strategy: str, dtypes: tuple[torch.dtype, ...], *, strides: bool = True
+    listed: Iterable[Sample],
+    strategy: str,
+    device: str,
+    *,
+    strides: bool = True,
+    turns: int = TURNS,
+    rehearse: bool = False,
 ) -> tuple[dict[str, int], list[str]]:
-    """How many samples there are of each kind, and those that differ."""
-    _stand_in_for_expecttest()
+    """How many samples there are of each kind, and those that differ in any turn."""
+    plain = [(name, what, compute, outcome(compute)) for name, what, compute in listed]
     counts: dict[str, int] = {}
     wrong: list[str] = []
-    for dtype in dtypes:
-        for source in (operator_samples, module_samples):
-            for name, what, compute in source(device, dtype):
-                plain = outcome(compute)
-                with unhang.enabled(strategy, devices=(device,)):
-                    ours = outcome(compute)
-                counts[name] = counts.get(name, 0) + 1
-                found = first_difference(ours, plain, strides=strides)
+    devices = None if rehearse else (device,)
+    with unhang.enabled(strategy, devices=devices, rehearse=rehearse):
+        for name, what, compute, want in plain:
+            counts[name] = counts.get(name, 0) + 1
+            for turn in range(turns):
+                found = first_difference(outcome(compute), want, strides=strides)
                 if found is not None:
-                    wrong.append(f"{name}, {str(dtype)[6:]}, {what}: {found}")
+                    wrong.append(f"{name}, {what}, turn {turn}: {found}")
+                    break
     return counts, wrong
 
 
@@ -175,7 +197,8 @@ def main() -> int:
     chosen = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-    counts, wrong = check(chosen.device, chosen.strategy, dtypes, strides=not chosen.no_strides)
+    listed = samples(chosen.device, dtypes)
+    counts, wrong = check(listed, chosen.strategy, chosen.device, strides=not chosen.no_strides)
     for name, count in sorted(counts.items()):
         print(f"{name:36}{count:6} samples{sum(it.startswith(f'{name},') for it in wrong):6} differ")
     for line in wrong[: chosen.show]:

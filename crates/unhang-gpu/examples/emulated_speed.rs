@@ -1,7 +1,8 @@
 //! How fast the emulator runs our own kernels, in processor time of one core: one of each family, forward, single precision,
 //! minding the hazards of gfx1010; the plain path of the emulator and the fast one in turn. Needs hiprtc.
 //!
-//! `cargo run --release -p unhang-gpu --features emulated --example emulated_speed`
+//! `cargo run --release -p unhang-gpu --features emulated --example emulated_speed`; words behind it (`winograd fast`) choose
+//! families, and the fast path alone, for a profiler.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -52,18 +53,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let base =
         Specification { batch: 2, in_size: [14, 14], kernel: [3, 3], padding: [1, 1], ..Specification::default() };
     let problem = Problem::new(Specification { in_channels: 64, out_channels: 64, ..base })?;
+    let (only_fast, families): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|word| word == "fast");
+    let paths: &[bool] = if only_fast.is_empty() { &[false, true] } else { &[true] };
     let mut seen = BTreeSet::new();
     for candidate in candidates(&problem, &DeviceModel::rx_5600_xt(), 1 << 28) {
-        if !seen.insert(candidate.choice.family()) {
+        let family = candidate.choice.family();
+        if !families.is_empty() && !families.iter().any(|name| name == family) || !seen.insert(family) {
             continue;
         }
         engine.use_choice(Some(candidate.choice));
         let mut rates = Vec::new();
-        for fast in [false, true] {
+        for &fast in paths {
             engine.card.use_fast_path(fast);
-            rates.push(measure(&engine, &problem)? / 1e6);
+            let rate = measure(&engine, &problem)? / 1e6;
+            rates.push(format!("{rate:.0} {}", if fast { "fast" } else { "plain" }));
         }
-        println!("{}: {:.0} million lane operations a second plain, {:.0} fast", candidate.choice, rates[0], rates[1]);
+        println!("{}: {} million lane operations a second", candidate.choice, rates.join(", "));
     }
     Ok(())
 }

@@ -189,9 +189,9 @@ fn run_wave(
         (wave.function, wave.index) = paths.find(wave.entry)?;
     }
     while wave.executed < end && wave.standing == Standing::Running {
-        let function = paths.functions[wave.function as usize].clone();
+        let function = &paths.functions[wave.function as usize];
         let (number, jump) =
-            (wave.function, run_function(launch, wave, around, (&function, &mut paths.known), counts, end)?);
+            (wave.function, run_function(launch, wave, around, (function, &mut paths.known), counts, end)?);
         if let Some(target) = jump {
             (wave.function, wave.index) = paths.find(target)?;
         }

@@ -293,16 +293,7 @@ impl Wave {
 
     /// Whether an access to local memory is wider than a lane's address is aligned.
     pub fn is_misaligned(&self, instruction: &Instruction) -> bool {
-        if instruction.format() != Format::Ds {
-            return false;
-        }
-        let size = match instruction.definition.mnemonic {
-            "ds_read_b64" | "ds_write_b64" | "ds_read2_b64" | "ds_write2_b64" => 8,
-            "ds_read_b96" | "ds_write_b96" | "ds_read_b128" | "ds_write_b128" => 16,
-            _ => return false,
-        };
-        // The offsets of pairs are multiples of their size.
-        let offset = if instruction.definition.mnemonic.contains("2_") { 0 } else { instruction.bits(0, 16) };
+        let Some((size, offset)) = local_alignment(instruction) else { return false };
         let addresses = self.vector(instruction.high_bits(0, 8) as u8);
         (0..LANES).any(|lane| self.exec() >> lane & 1 == 1 && addresses[lane].wrapping_add(offset) % size != 0)
     }
@@ -434,6 +425,20 @@ impl Wave {
             let value = if exec >> from & 1 == 1 { values[from] } else { 0 };
             self.set_vector_lane(destination, lane, value);
         }
+    }
+}
+
+/// What a lane's address in LDS should be a multiple of, and what is added to it first, for accesses wider than a word.
+pub(crate) fn local_alignment(instruction: &Instruction) -> Option<(u32, u32)> {
+    if instruction.format() != Format::Ds {
+        return None;
+    }
+    match instruction.definition.mnemonic {
+        // The offsets of pairs are multiples of their size.
+        "ds_read2_b64" | "ds_write2_b64" => Some((8, 0)),
+        "ds_read_b64" | "ds_write_b64" => Some((8, instruction.bits(0, 16))),
+        "ds_read_b96" | "ds_write_b96" | "ds_read_b128" | "ds_write_b128" => Some((16, instruction.bits(0, 16))),
+        _ => None,
     }
 }
 

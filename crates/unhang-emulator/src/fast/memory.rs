@@ -3,10 +3,10 @@
 
 use unhang_isa::{Format, Instruction};
 
-use super::words::{Words, all_within, span, transfer};
+use super::words::{Addresses, Words};
 use crate::access::{Access, Part};
-use crate::memory_access::Surroundings;
-use crate::wave::{EXEC, LANES, Lanes, Wave};
+use crate::memory_access::{Surroundings, local_alignment};
+use crate::wave::Wave;
 
 /// Whole words of LDS.
 #[derive(Clone, Copy)]
@@ -14,15 +14,11 @@ pub(crate) struct LocalAccess {
     address: u8,
     words: Words,
     reach: u32,
+    /// What addresses must be multiples of with an offset, where a workgroup spans both compute units.
+    alignment: (u32, u32),
 }
 
 impl LocalAccess {
-    /// Whether a lane's words lie together.
-    #[inline(always)]
-    pub fn is_wide(&self) -> bool {
-        self.words.count > 1
-    }
-
     pub fn of(instruction: &Instruction, access: Access) -> Option<LocalAccess> {
         if instruction.format() != Format::Ds {
             return None;
@@ -35,8 +31,8 @@ impl LocalAccess {
             Access::StoreTwo { count, stride } => (true, true, count, stride),
             _ => return None,
         };
-        let mut words = Words { store, count: count << pair as u8, registers: [0; 4], offsets: [0; 4] };
-        for place in 0..words.count {
+        let (mut registers, mut offsets) = ([0; 4], [0; 4]);
+        for place in 0..count << pair as u8 {
             // The second of a pair has its own offset, and what is stored its own register.
             let (second, word) = (place / count, place % count);
             let offset = match (pair, second) {
@@ -44,14 +40,16 @@ impl LocalAccess {
                 (true, 0) => instruction.bits(0, 8) * stride,
                 (true, _) => instruction.bits(8, 8) * stride,
             };
-            words.offsets[place as usize] = offset + word as u32 * 4;
-            words.registers[place as usize] = match (store, second) {
+            offsets[place as usize] = offset + word as u32 * 4;
+            registers[place as usize] = match (store, second) {
                 (true, 0) => field(8).checked_add(word)?,
                 (true, _) => field(16).checked_add(word)?,
                 (false, _) => field(24).checked_add(place)?,
             };
         }
-        Some(LocalAccess { address: field(0), reach: words.reach(), words })
+        let words = Words::new(store, count << pair as u8, registers, offsets);
+        let alignment = local_alignment(instruction).unwrap_or((1, 0));
+        Some(LocalAccess { address: field(0), reach: words.reach(), words, alignment })
     }
 }
 
@@ -80,56 +78,77 @@ impl GlobalAccess {
         let register = if store { field(8) } else { field(24) };
         register.checked_add(count)?;
         let registers = std::array::from_fn(|place| register.saturating_add(place as u8));
-        let words = Words { store, count, registers, offsets: [0, 4, 8, 12] };
+        let words = Words::new(store, count, registers, [0, 4, 8, 12]);
         Some(GlobalAccess { address: field(0), base, offset: instruction.flat_offset(), words })
     }
 }
 
 impl Wave {
-    /// Loads or stores words of LDS; `false` if something is not in order. To be called as [`Wave::fast_rows`] is.
+    /// Loads or stores words of LDS; `false` if something is not in order. To be called as [`Wave::compute`] is.
     #[inline(always)]
-    pub fn fast_local<const WIDE: bool>(&mut self, access: &LocalAccess, around: &mut Surroundings<'_>) -> bool {
-        let on = self.scalars[EXEC];
+    pub(super) fn fast_local<const WIDE: bool>(
+        &mut self,
+        access: &LocalAccess,
+        around: &mut Surroundings<'_>,
+        minds_alignment: bool,
+        half: usize,
+    ) -> bool {
+        let on = self.on(half);
         if on == 0 {
             return true;
         }
-        let addresses: Lanes = self.vectors[access.address as usize];
+        // SAFETY: the registers are the wave's, and the wave lives on.
+        let (rows, addresses) = unsafe {
+            let rows = self.vectors.as_mut_ptr().add(half * self.registers);
+            (rows, Addresses::new(rows.add(access.address as usize), on))
+        };
+        let (size, offset) = access.alignment;
+        if minds_alignment && size > 1 && !addresses.are_aligned::<WIDE>(size, offset) {
+            return false;
+        }
         // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.
         match around.local.len().checked_sub(access.reach as usize) {
-            Some(limit) if all_within::<WIDE>(&addresses, on, limit as u32) => {}
+            Some(limit) if addresses.are_within::<WIDE>(limit as u32) => {}
             _ => return false,
         }
         // SAFETY: the sum of each address and the highest offset is within LDS, which is this thread's; the registers are the
         // wave's.
-        unsafe {
-            transfer::<WIDE>(around.local.as_mut_ptr(), &addresses, &access.words, self.vectors.as_mut_ptr(), on)
-        };
+        unsafe { addresses.transfer::<WIDE>(around.local.as_mut_ptr(), 0, &access.words, rows) };
         true
     }
 
-    /// Loads or stores words of global memory; `false` if something is not in order. To be called as [`Wave::fast_rows`] is.
+    /// Loads or stores words of global memory; `false` if something is not in order. To be called as [`Wave::compute`] is.
     #[inline(always)]
-    pub fn fast_global<const WIDE: bool>(&mut self, access: &GlobalAccess, around: &mut Surroundings<'_>) -> bool {
-        let on = self.scalars[EXEC];
+    pub(super) fn fast_global<const WIDE: bool>(
+        &mut self,
+        access: &GlobalAccess,
+        around: &mut Surroundings<'_>,
+        half: usize,
+    ) -> bool {
+        let on = self.on(half);
         if on == 0 {
             return true;
         }
-        let mut offsets: Lanes = self.vectors[access.address as usize];
+        // Upper halves of addresses may lie past the registers of a kernel that is not in order.
+        let needed = access.address as usize + access.base.is_none() as usize;
+        if needed >= self.registers {
+            return false;
+        }
+        // SAFETY: the registers are the wave's, and the wave lives on.
+        let (rows, addresses, upper) = unsafe {
+            let rows = self.vectors.as_mut_ptr().add(half * self.registers);
+            let at = |register: usize| Addresses::new(rows.add(register), on);
+            (rows, at(access.address as usize), at(needed))
+        };
         let base = match access.base {
             Some(base) => self.scalar64(base),
-            None => {
-                // The upper halves of the addresses must be one.
-                let Some(high) = self.vectors.get(access.address as usize + 1) else { return false };
-                let first = high[on.trailing_zeros() as usize & 31];
-                let different = (0..LANES).fold(0, |bits, lane| bits | (high[lane] ^ first) & lane_mask(on, lane));
-                if different != 0 {
-                    return false;
-                }
-                (first as u64) << 32
-            }
+            None => match upper.only::<WIDE>() {
+                Some(upper) => (upper as u64) << 32,
+                None => return false,
+            },
         };
         let base = base.wrapping_add(access.offset as i64 as u64);
-        let span = span::<WIDE>(&offsets, on);
+        let span = addresses.span::<WIDE>();
         // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
         if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
             return false;
@@ -138,18 +157,10 @@ impl Wave {
         let (Some(lowest), Some(highest)) = (lowest, highest) else { return false };
         let words = around.global.words(lowest, highest, access.words.count as u64 * 4, access.words.store);
         let Some(words) = words else { return false };
-        for lane in 0..LANES {
-            offsets[lane] = offsets[lane].wrapping_sub(span.lowest);
-        }
         let at = words.as_ptr().cast_mut().cast::<u8>();
         // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
         // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
-        unsafe { transfer::<WIDE>(at, &offsets, &access.words, self.vectors.as_mut_ptr(), on) };
+        unsafe { addresses.transfer::<WIDE>(at, span.lowest, &access.words, rows) };
         true
     }
-}
-
-#[inline(always)]
-fn lane_mask(on: u32, lane: usize) -> u32 {
-    ((on >> lane & 1) as i32).wrapping_neg() as u32
 }

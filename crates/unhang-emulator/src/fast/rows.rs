@@ -76,7 +76,7 @@ impl FloatMode {
 
 /// The body of every such function; inlined into each, so that it is compiled with its instructions.
 #[inline(always)]
-pub(crate) fn apply(
+pub(crate) fn apply<const WIDE: bool>(
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 3],
     on: u32,
@@ -89,17 +89,23 @@ pub(crate) fn apply(
     }
     if on != u32::MAX {
         let mut old = destination.get();
-        put(&mut old, &results, on);
+        put::<WIDE>(&mut old, &results, on);
         results = old;
     }
     destination.set(results);
 }
 
-/// Writes results where lanes are on.
+/// Writes results where lanes are on. `WIDE` says that the host has AVX-512.
 #[inline(always)]
-pub(crate) fn put(destination: &mut Lanes, results: &Lanes, on: u32) {
+pub(crate) fn put<const WIDE: bool>(destination: &mut Lanes, results: &Lanes, on: u32) {
     if on == u32::MAX {
         *destination = *results;
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
+    if WIDE {
+        // SAFETY: the host has the instructions.
+        unsafe { super::wide::avx512::put_row(destination, results, on) };
         return;
     }
     for place in 0..LANES {
@@ -118,11 +124,11 @@ macro_rules! for_hosts {
             use $crate::wave::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(d, [a, b, c], on, $lane)
+                apply::<true>(d, [a, b, c], on, $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(d, [a, b, c], on, $lane)
+                apply::<false>(d, [a, b, c], on, $lane)
             }
             Some(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow })
         }
@@ -132,7 +138,17 @@ macro_rules! for_hosts {
 }
 pub(crate) use for_hosts;
 
-/// Which lanes of two registers are less and which are equal; the others are greater, or not ordered.
+/// Which lanes have one of these outcomes; what is neither less nor equal nor greater is not ordered.
+#[inline(always)]
+fn pick(outcomes: u8, less: u32, equal: u32, greater: u32) -> u32 {
+    let mut lanes = 0;
+    for (outcome, found) in [(LESS, less), (EQUAL, equal), (GREATER, greater), (UNORDERED, !(less | equal | greater))] {
+        lanes |= if outcomes & outcome != 0 { found } else { 0 };
+    }
+    lanes
+}
+
+/// Which lanes of two registers have one of these outcomes.
 #[inline(always)]
 fn compare(a: &Lanes, b: &Lanes, outcomes: u8, order: impl Fn(u32, u32) -> (bool, bool, bool)) -> u32 {
     let (mut less, mut equal, mut greater) = (0, 0, 0);
@@ -142,18 +158,30 @@ fn compare(a: &Lanes, b: &Lanes, outcomes: u8, order: impl Fn(u32, u32) -> (bool
         equal |= (is_equal as u32) << place;
         greater |= (is_greater as u32) << place;
     }
-    let pick = |outcome: u8, lanes: u32| if outcomes & outcome != 0 { lanes } else { 0 };
-    pick(LESS, less) | pick(EQUAL, equal) | pick(GREATER, greater) | pick(UNORDERED, !(less | equal | greater))
+    pick(outcomes, less, equal, greater)
 }
 
 macro_rules! comparisons {
-    ($($name:ident: $order:expr;)*) => {$(
+    ($($name:ident: $order:expr, |$left:ident, $right:ident| $masks:expr;)*) => {$(
         pub(crate) fn $name() -> Option<FastCompare> {
             #[cfg(target_arch = "x86_64")]
             {
+                // Compilers make no masks of loops over bits.
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
                 fn avx512(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
-                    compare(a, b, outcomes, $order)
+                    use std::arch::x86_64::*;
+                    let (mut less, mut equal, mut greater) = (0, 0, 0);
+                    for part in 0..2 {
+                        // SAFETY: half of a row.
+                        let ($left, $right) = unsafe {
+                            (_mm512_loadu_si512(a.as_ptr().add(part * 16).cast()), _mm512_loadu_si512(b.as_ptr().add(part * 16).cast()))
+                        };
+                        let masks: (u16, u16, u16) = $masks;
+                        less |= (masks.0 as u32) << (part * 16);
+                        equal |= (masks.1 as u32) << (part * 16);
+                        greater |= (masks.2 as u32) << (part * 16);
+                    }
+                    pick(outcomes, less, equal, greater)
                 }
                 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
                 fn avx2(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
@@ -168,10 +196,25 @@ macro_rules! comparisons {
 }
 
 comparisons! {
-    unsigned: |a: u32, b: u32| (a < b, a == b, a > b);
-    signed: |a: u32, b: u32| ((a as i32) < b as i32, a == b, a as i32 > b as i32);
+    unsigned: |a: u32, b: u32| (a < b, a == b, a > b), |left, right| (
+        _mm512_cmplt_epu32_mask(left, right),
+        _mm512_cmpeq_epi32_mask(left, right),
+        _mm512_cmpgt_epu32_mask(left, right),
+    );
+    signed: |a: u32, b: u32| ((a as i32) < b as i32, a == b, a as i32 > b as i32), |left, right| (
+        _mm512_cmplt_epi32_mask(left, right),
+        _mm512_cmpeq_epi32_mask(left, right),
+        _mm512_cmpgt_epi32_mask(left, right),
+    );
     float: |a: u32, b: u32| {
         let (a, b) = (f32::from_bits(a), f32::from_bits(b));
         (a < b, a == b, a > b)
+    }, |left, right| {
+        let (left, right) = (_mm512_castsi512_ps(left), _mm512_castsi512_ps(right));
+        (
+            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(left, right),
+        )
     };
 }

@@ -27,17 +27,26 @@ pub(crate) fn run_function(
     match Host::get() {
         // SAFETY: the host has these instructions.
         #[cfg(target_arch = "x86_64")]
-        Host::Avx512 => unsafe { with_avx512(launch, wave, around, (function, known), counts, end) },
+        Host::Avx512 if wave.wave64 => unsafe {
+            with_avx512::<2>(launch, wave, around, (function, known), counts, end)
+        },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Host::Avx2 => unsafe { with_avx2(launch, wave, around, (function, known), counts, end) },
-        _ => run::<false>(launch, wave, around, (function, known), counts, end),
+        Host::Avx512 => unsafe { with_avx512::<1>(launch, wave, around, (function, known), counts, end) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Host::Avx2 if wave.wave64 => unsafe { with_avx2::<2>(launch, wave, around, (function, known), counts, end) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Host::Avx2 => unsafe { with_avx2::<1>(launch, wave, around, (function, known), counts, end) },
+        _ if wave.wave64 => run::<false, 2>(launch, wave, around, (function, known), counts, end),
+        _ => run::<false, 1>(launch, wave, around, (function, known), counts, end),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn with_avx512(
+fn with_avx512<const HALVES: usize>(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
@@ -45,12 +54,12 @@ fn with_avx512(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run::<true>(launch, wave, around, (function, known), counts, end)
+    run::<true, HALVES>(launch, wave, around, (function, known), counts, end)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn with_avx2(
+fn with_avx2<const HALVES: usize>(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
@@ -58,12 +67,12 @@ fn with_avx2(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run::<false>(launch, wave, around, (function, known), counts, end)
+    run::<false, HALVES>(launch, wave, around, (function, known), counts, end)
 }
 
-/// `WIDE` says that the host has AVX-512.
+/// `WIDE` says that the host has AVX-512, `HALVES` how many halves of 32 lanes the wave has.
 #[inline(always)]
-fn run<const WIDE: bool>(
+fn run<const WIDE: bool, const HALVES: usize>(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
@@ -84,7 +93,7 @@ fn run<const WIDE: bool>(
             && let Some(stretch) = function.stretches.get(start as usize)
             && wave.enter((function, stretch), minds, known, counts)
         {
-            run_stretch::<WIDE>(wave, around, function, stretch, minds.hazards)?;
+            run_stretch::<WIDE, HALVES>(wave, around, function, stretch, minds.hazards)?;
             continue;
         }
         match step(launch, wave, around, (function, known), minds, counts)? {
@@ -156,7 +165,7 @@ fn step(
 
 /// Executes a stretch that was [entered](Wave::enter).
 #[inline(always)]
-fn run_stretch<const WIDE: bool>(
+fn run_stretch<const WIDE: bool, const HALVES: usize>(
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     function: &Function,
@@ -164,80 +173,49 @@ fn run_stretch<const WIDE: bool>(
     hazards: bool,
 ) -> Result<(), FaultKind> {
     let (first, end) = (stretch.first as usize, stretch.end as usize);
+    let minds_alignment = hazards && wave.spans_units;
     for (place, op) in function.ops[first..end].iter().enumerate() {
-        match op.kind {
-            Kind::Rows { run, rows } => wave.fast_rows(run, rows),
-            Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
-            Kind::Halves(ref operation) => wave.fast_halves(operation),
-            Kind::Nothing => {}
-            Kind::Local(ref access) => {
-                // Which address it has is known only now.
-                if hazards
-                    && wave.spans_units
-                    && access.is_wide()
-                    && wave.is_misaligned(&function.instructions[first + place])
-                {
-                    wave.index = (first + place) as u32;
-                    return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
-                }
-                if !wave.fast_local::<WIDE>(access, around) {
-                    plain_in_stretch(wave, around, function, first + place)?;
-                }
+        if let Kind::Branch { taken } = op.kind {
+            if taken(wave) {
+                wave.index = (first + place) as u32;
+                wave.index = function.target(first + place)?;
+                return Ok(());
             }
-            Kind::Global(ref access) => {
-                if !wave.fast_global::<WIDE>(access, around) {
-                    plain_in_stretch(wave, around, function, first + place)?;
-                }
-            }
-            Kind::Scalar { run, sources, destination, wide } => {
-                let value = wave.fast_scalar(run, sources);
-                match wide {
-                    true => wave.set_scalar64(destination, value),
-                    false => wave.set_scalar(destination, value as u32),
-                }
-            }
-            Kind::SaveExec { run, source, destination, wide } => wave.fast_save_exec(run, source, destination, wide),
-            Kind::ShiftWide { shift, source, amount, destination } => {
-                wave.fast_shift(shift, source, &amount, destination);
-            }
-            Kind::MultiplyAddWide { ref sources, summand, mask, destination } => {
-                wave.fast_multiply_add(sources, summand, mask, destination);
-            }
-            Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
-            Kind::ScalarConstant { run, constant, destination } => wave.fast_constant(run, constant, destination),
-            Kind::ConstantCompare { holds, source, constant } => wave.fast_constant_compare(holds, source, constant),
-            Kind::FirstLane { source, destination } => wave.fast_first_lane(source, destination),
-            Kind::Branch { taken } => {
-                if taken(wave) {
-                    wave.index = (first + place) as u32;
-                    wave.index = function.target(first + place)?;
-                    return Ok(());
-                }
-            }
-            Kind::Compare { run, outcomes, ref sources, destination } => {
-                wave.fast_mask(run, outcomes, sources, destination);
-            }
-            Kind::Select { ref sources, mask, destination } => wave.fast_select(sources, mask, destination),
-            Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } => {
-                wave.fast_carry(sources, subtract, (carry_in, carry_out), destination);
-            }
-            Kind::Plain => plain_in_stretch(wave, around, function, first + place)?,
+        } else if !wave.compute::<WIDE, HALVES>(&op.kind, around, minds_alignment) {
+            plain_in_stretch(wave, around, function, first + place, minds_alignment)?;
         }
     }
     wave.index = stretch.end;
     Ok(())
 }
 
-/// Executes an instruction of a stretch the plain way; it goes on with the next.
+/// Executes an instruction of a stretch the plain way, from the half that is not done on; it goes on with the next.
 #[inline(never)]
 fn plain_in_stretch(
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     function: &Function,
     index: usize,
+    minds_alignment: bool,
 ) -> Result<(), FaultKind> {
     wave.index = index as u32;
-    run_plain(wave, around, function, index).map(|_| ())
+    let instruction = &function.instructions[index];
+    // Which address it has is known only now.
+    let misaligned = minds_alignment && wave.is_misaligned(instruction);
+    let half = std::mem::take(&mut wave.half);
+    if misaligned {
+        return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
+    }
+    match function.semantics[index] {
+        // The lower half is done, and may have overwritten its addresses.
+        Semantics::Memory(access) if half == 1 => {
+            wave.half = half;
+            let result = wave.run_memory(instruction, access, around);
+            wave.half = 0;
+            result
+        }
+        _ => run_plain(wave, around, function, index).map(|_| ()),
+    }
 }
 
 /// Executes one instruction the plain way.

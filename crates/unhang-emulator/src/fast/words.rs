@@ -1,7 +1,7 @@
 //! Words that the lanes of a wave load or store, moved by the host's vectors.
 //!
-//! Half a wave at a time: lanes with one address take one word, lanes in a row take a stretch of memory, others gather and
-//! scatter. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
+//! Sixteen lanes at a time: lanes with one address take one word, lanes in a row take a stretch of memory, others gather and
+//! scatter, or move what lies together of each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
 use crate::wave::{LANES, Lanes};
@@ -14,9 +14,22 @@ pub(crate) struct Words {
     /// The register of each word, and its offset.
     pub registers: [u8; 4],
     pub offsets: [u32; 4],
+    /// How many words lie together: 1, 2 or 4.
+    pub run: u8,
 }
 
 impl Words {
+    pub fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
+        let together = |from: usize| offsets[from + 1] == offsets[from] + 4;
+        let run = match count {
+            4 if together(0) && together(1) && together(2) => 4,
+            4 if together(0) && together(2) => 2,
+            2 if together(0) => 2,
+            _ => 1,
+        };
+        Words { store, count, registers, offsets, run }
+    }
+
     /// Bytes from a lane's address to the end of its last word.
     pub fn reach(&self) -> u32 {
         self.offsets[..self.count as usize].iter().max().map_or(0, |&offset| offset + 4)
@@ -31,100 +44,112 @@ pub(crate) struct Span {
     pub bits: u32,
 }
 
-/// The span of addresses in the lanes that are on; there must be one. `WIDE` says that the host has AVX-512.
-#[inline(always)]
-pub(crate) fn span<const WIDE: bool>(addresses: &Lanes, on: u32) -> Span {
-    #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
-        return unsafe { span_avx512(addresses, on) };
-    }
-    let (mut lowest, mut highest, mut bits) = (u32::MAX, 0, 0);
-    for lane in (0..LANES).filter(|lane| on >> lane & 1 == 1) {
-        lowest = lowest.min(addresses[lane]);
-        highest = highest.max(addresses[lane]);
-        bits |= addresses[lane];
-    }
-    Span { lowest, highest, bits }
-}
-
-/// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
-#[inline(always)]
-pub(crate) fn all_within<const WIDE: bool>(addresses: &Lanes, on: u32, limit: u32) -> bool {
-    #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
-        return unsafe { above_avx512(addresses, limit) } & on == 0;
-    }
-    (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & on == 0
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn above_avx512(addresses: &Lanes, limit: u32) -> u32 {
-    use std::arch::x86_64::*;
-    let limit = _mm512_set1_epi32(limit as i32);
-    // SAFETY: both halves of a row.
-    let [low, high] = unsafe {
-        let from = addresses.as_ptr();
-        [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())]
-    };
-    _mm512_cmpgt_epu32_mask(low, limit) as u32 | (_mm512_cmpgt_epu32_mask(high, limit) as u32) << 16
-}
-
-/// The same; compilers make a branch for each lane of the loop.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn span_avx512(addresses: &Lanes, on: u32) -> Span {
-    use std::arch::x86_64::*;
-    let masks = [on as u16, (on >> 16) as u16];
-    // SAFETY: both halves of a row.
-    let halves = unsafe {
-        let from = addresses.as_ptr();
-        [_mm512_loadu_si512(from.cast()), _mm512_loadu_si512(from.add(16).cast())]
-    };
-    let (low, high) = (_mm512_maskz_mov_epi32(masks[0], halves[0]), _mm512_maskz_mov_epi32(masks[1], halves[1]));
-    let all = _mm512_set1_epi32(-1);
-    let low_or_all = _mm512_mask_mov_epi32(all, masks[0], halves[0]);
-    let high_or_all = _mm512_mask_mov_epi32(all, masks[1], halves[1]);
-    Span {
-        lowest: _mm512_reduce_min_epu32(_mm512_min_epu32(low_or_all, high_or_all)),
-        highest: _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)),
-        bits: _mm512_reduce_or_epi32(_mm512_or_si512(low, high)) as u32,
-    }
-}
-
-/// Moves words between the registers and memory at `base` and each lane's offset.
-///
-/// # Safety
-///
-/// For each lane that is on, each word at `base + offsets[lane] + words.offsets[…]` must lie in memory that lives on, and may be
-/// written if it is stored to; offsets are less than 2³¹. Every register of `words` must be one of `rows`. The host must have
-/// AVX-512 where `WIDE` says so.
-#[inline(always)]
-pub(crate) unsafe fn transfer<const WIDE: bool>(
-    base: *mut u8,
-    offsets: &Lanes,
-    words: &Words,
-    rows: *mut Lanes,
+/// Addresses of lanes, and what is asked of them.
+pub(crate) struct Addresses {
+    row: *const Lanes,
     on: u32,
-) {
-    #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        if !words.store {
-            // SAFETY: the host has the instructions; the rest is what was asked for here.
-            unsafe { load_avx512(base, offsets, words, rows, on) };
-            return;
-        }
-        // SAFETY: as above.
-        if unsafe { store_avx512(base, offsets, words, rows, on) } {
-            return;
-        }
+}
+
+impl Addresses {
+    /// # Safety
+    ///
+    /// The row must be one that lives as long as this is used; one lane at least must be on.
+    #[inline(always)]
+    pub unsafe fn new(row: *const Lanes, on: u32) -> Addresses {
+        Addresses { row, on }
     }
-    // SAFETY: as asked for here.
-    unsafe { transfer_one_by_one(base, offsets, words, rows, on) };
+
+    #[inline(always)]
+    fn lanes(&self) -> Lanes {
+        // SAFETY: a row that lives, as asked for.
+        unsafe { self.row.read() }
+    }
+
+    /// The span of addresses in the lanes that are on. `WIDE` says that the host has AVX-512.
+    #[inline(always)]
+    pub fn span<const WIDE: bool>(&self) -> Span {
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: the host has the instructions, and the row lives.
+            return unsafe { avx512::span(self.row, self.on) };
+        }
+        let (addresses, mut span) = (self.lanes(), Span { lowest: u32::MAX, highest: 0, bits: 0 });
+        for lane in (0..LANES).filter(|lane| self.on >> lane & 1 == 1) {
+            span.lowest = span.lowest.min(addresses[lane]);
+            span.highest = span.highest.max(addresses[lane]);
+            span.bits |= addresses[lane];
+        }
+        span
+    }
+
+    /// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
+    #[inline(always)]
+    pub fn are_within<const WIDE: bool>(&self, limit: u32) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: as above.
+            return unsafe { avx512::above(self.row, limit) } & self.on == 0;
+        }
+        let addresses = self.lanes();
+        (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & self.on == 0
+    }
+
+    /// Whether each lane that is on has an address that is a multiple of a power of two, with an offset.
+    #[inline(always)]
+    pub fn are_aligned<const WIDE: bool>(&self, size: u32, offset: u32) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: as above.
+            return unsafe { avx512::beside(self.row, size - 1, offset) } & self.on == 0;
+        }
+        let addresses = self.lanes();
+        (0..LANES).all(|lane| self.on >> lane & 1 == 0 || addresses[lane].wrapping_add(offset) & (size - 1) == 0)
+    }
+
+    /// The one value of all lanes that are on, if there is one.
+    #[inline(always)]
+    pub fn only<const WIDE: bool>(&self) -> Option<u32> {
+        // SAFETY: a row that lives, as asked for.
+        let first = unsafe { self.row.cast::<u32>().add(self.on.trailing_zeros() as usize & 31).read() };
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: as above.
+            return (unsafe { avx512::unlike(self.row, first) } & self.on == 0).then_some(first);
+        }
+        let lanes = self.lanes();
+        let different = (0..LANES).fold(0, |mask, lane| mask | ((lanes[lane] != first) as u32) << lane) & self.on;
+        (different == 0).then_some(first)
+    }
+
+    /// Moves words between the registers and memory: that of each lane lies at `base`, plus its address, less `lowest`.
+    ///
+    /// # Safety
+    ///
+    /// For each lane that is on, each word at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
+    /// be written if it is stored to; no address lies 2³¹ above `lowest`. Every register of `words` must be one of `rows`. The host
+    /// must have AVX-512 where `WIDE` says so.
+    #[inline(always)]
+    pub unsafe fn transfer<const WIDE: bool>(&self, base: *mut u8, lowest: u32, words: &Words, rows: *mut Lanes) {
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: the host has the instructions; the rest is what was asked for here.
+            unsafe {
+                if !words.store {
+                    avx512::load(base, (self.row, lowest), words, rows, self.on);
+                    return;
+                }
+                if avx512::store(base, (self.row, lowest), words, rows, self.on) {
+                    return;
+                }
+            }
+        }
+        let mut offsets = self.lanes();
+        for lane in 0..LANES {
+            offsets[lane] = offsets[lane].wrapping_sub(lowest);
+        }
+        // SAFETY: as asked for here.
+        unsafe { transfer_one_by_one(base, &offsets, words, rows, self.on) };
+    }
 }
 
 /// Lane after lane: where stores meet, the last one's words stay.
@@ -147,116 +172,290 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
     }
 }
 
-/// How the addresses of sixteen lanes lie.
+/// Closures and iterators would not be compiled for these instructions, so that there are none here.
 #[cfg(target_arch = "x86_64")]
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Lie {
-    Same,
-    InOrder,
-    Anyhow,
-}
-
-/// Sixteen addresses. Closures and iterators would not be compiled for these instructions, so that there are none here.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn sixteen(offsets: &Lanes, half: usize) -> std::arch::x86_64::__m512i {
+mod avx512 {
     use std::arch::x86_64::*;
-    // SAFETY: half of a row.
-    unsafe { _mm512_loadu_si512(offsets.as_ptr().add((half & 1) * 16).cast()) }
-}
 
-/// The first of sixteen addresses, and how they lie if all of their lanes are on.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-fn lie(places: std::arch::x86_64::__m512i, on: u16) -> (usize, Lie) {
-    use std::arch::x86_64::*;
-    let in_order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
-    let first = _mm512_castsi512_si128(places);
-    let relative = _mm512_sub_epi32(places, _mm512_broadcastd_epi32(first));
-    let start = _mm_cvtsi128_si32(first) as u32 as usize;
-    if on != u16::MAX {
-        (start, Lie::Anyhow)
-    } else if _mm512_test_epi32_mask(relative, relative) == 0 {
-        (start, Lie::Same)
-    } else if _mm512_cmpneq_epi32_mask(relative, in_order) == 0 {
-        (start, Lie::InOrder)
-    } else {
-        (start, Lie::Anyhow)
+    use super::{Span, Words};
+    use crate::wave::Lanes;
+
+    /// How the addresses of sixteen lanes lie, those of lanes that are off aside.
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    enum Lie {
+        Same,
+        InOrder,
+        Anyhow,
     }
-}
 
-/// Loads sixteen lanes at a time.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn load_avx512(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) {
-    use std::arch::x86_64::*;
-    let count = (words.count as usize).min(4);
-    for half in 0..2 {
-        let mask = (on >> (half * 16)) as u16;
-        let places = sixteen(offsets, half);
-        let (start, lie) = lie(places, mask);
-        for place in 0..count {
-            // SAFETY: the caller vouches for the words of lanes that are on, for the others nothing is touched; a stretch is
-            // made of such words, and a row has 32.
-            unsafe {
-                let at = base.add(words.offsets[place] as usize);
-                let row = rows.add(words.registers[place] as usize).cast::<u32>().add(half * 16);
-                let found = match lie {
-                    Lie::Same => _mm512_set1_epi32(at.add(start).cast::<i32>().read_unaligned()),
-                    Lie::InOrder => _mm512_loadu_si512(at.add(start).cast()),
-                    Lie::Anyhow => {
-                        _mm512_mask_i32gather_epi32::<1>(_mm512_loadu_si512(row.cast()), mask, places, at.cast())
-                    }
-                };
-                _mm512_storeu_si512(row.cast(), found);
+    /// Sixteen lanes of a row.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn sixteen(row: *const Lanes, part: usize) -> __m512i {
+        // SAFETY: half of a row.
+        unsafe { _mm512_loadu_si512(row.cast::<u32>().add((part & 1) * 16).cast()) }
+    }
+
+    /// The lanes whose value is above a limit.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn above(row: *const Lanes, limit: u32) -> u32 {
+        let limit = _mm512_set1_epi32(limit as i32);
+        // SAFETY: both halves of a row.
+        let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
+        _mm512_cmpgt_epu32_mask(low, limit) as u32 | (_mm512_cmpgt_epu32_mask(high, limit) as u32) << 16
+    }
+
+    /// The lanes whose value, with an offset, has one of these bits.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn beside(row: *const Lanes, bits: u32, offset: u32) -> u32 {
+        let (bits, offset) = (_mm512_set1_epi32(bits as i32), _mm512_set1_epi32(offset as i32));
+        // SAFETY: both halves of a row.
+        let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
+        let (low, high) = (_mm512_add_epi32(low, offset), _mm512_add_epi32(high, offset));
+        _mm512_test_epi32_mask(low, bits) as u32 | (_mm512_test_epi32_mask(high, bits) as u32) << 16
+    }
+
+    /// The lanes that hold another value.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn unlike(row: *const Lanes, value: u32) -> u32 {
+        let value = _mm512_set1_epi32(value as i32);
+        // SAFETY: both halves of a row.
+        let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
+        _mm512_cmpneq_epi32_mask(low, value) as u32 | (_mm512_cmpneq_epi32_mask(high, value) as u32) << 16
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn span(row: *const Lanes, on: u32) -> Span {
+        let (first, second) = (on as u16, (on >> 16) as u16);
+        // SAFETY: both halves of a row.
+        let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
+        let all = _mm512_set1_epi32(-1);
+        let (low_or_all, high_or_all) =
+            (_mm512_mask_mov_epi32(all, first, low), _mm512_mask_mov_epi32(all, second, high));
+        let (low, high) = (_mm512_maskz_mov_epi32(first, low), _mm512_maskz_mov_epi32(second, high));
+        Span {
+            lowest: _mm512_reduce_min_epu32(_mm512_min_epu32(low_or_all, high_or_all)),
+            highest: _mm512_reduce_max_epu32(_mm512_max_epu32(low, high)),
+            bits: _mm512_reduce_or_epi32(_mm512_or_si512(low, high)) as u32,
+        }
+    }
+
+    /// The first of sixteen addresses, and how they lie. If its lane is off it may be less than nothing, as those behind it show.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn lie(places: __m512i, on: u16) -> (isize, Lie) {
+        let in_order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+        let first = _mm512_castsi512_si128(places);
+        let relative = _mm512_sub_epi32(places, _mm512_broadcastd_epi32(first));
+        let start = _mm_cvtsi128_si32(first) as isize;
+        if _mm512_mask_test_epi32_mask(on, relative, relative) == 0 {
+            (start, Lie::Same)
+        } else if _mm512_mask_cmpneq_epi32_mask(on, relative, in_order) == 0 {
+            (start, Lie::InOrder)
+        } else {
+            (start, Lie::Anyhow)
+        }
+    }
+
+    /// Four words of each of four lanes that alternate become words of four lanes each, in each quarter of the registers.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    fn transpose(lanes: [__m512i; 4]) -> [__m512i; 4] {
+        let (a, b) = (_mm512_unpacklo_epi32(lanes[0], lanes[1]), _mm512_unpackhi_epi32(lanes[0], lanes[1]));
+        let (c, d) = (_mm512_unpacklo_epi32(lanes[2], lanes[3]), _mm512_unpackhi_epi32(lanes[2], lanes[3]));
+        [
+            _mm512_unpacklo_epi64(a, c),
+            _mm512_unpackhi_epi64(a, c),
+            _mm512_unpacklo_epi64(b, d),
+            _mm512_unpackhi_epi64(b, d),
+        ]
+    }
+
+    /// Four words of each of sixteen lanes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn load_fours(at: *const u8, places: __m512i) -> [__m512i; 4] {
+        let mut offsets = [0u32; 16];
+        let mut lanes = [_mm512_setzero_si512(); 4];
+        // SAFETY: the caller vouches for sixteen bytes at each place.
+        unsafe {
+            _mm512_storeu_si512(offsets.as_mut_ptr().cast(), places);
+            for first in 0..4 {
+                let one = _mm_loadu_si128(at.add(offsets[first] as usize).cast());
+                let two = _mm_loadu_si128(at.add(offsets[first + 4] as usize).cast());
+                let three = _mm_loadu_si128(at.add(offsets[first + 8] as usize).cast());
+                let four = _mm_loadu_si128(at.add(offsets[first + 12] as usize).cast());
+                let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(one), two);
+                lanes[first] = _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, three), four);
             }
         }
+        transpose(lanes)
     }
-}
 
-/// Stores sixteen lanes at a time; `false`, and nothing moved, where the order in which lanes store matters.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-unsafe fn store_avx512(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) -> bool {
-    use std::arch::x86_64::*;
-    let count = (words.count as usize).min(4);
-    if count > 1 {
-        // Lanes that lie one behind the other do not meet.
-        let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        let stride = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(count as i32 * 4));
-        let mut apart = true;
-        for place in 1..count {
-            apart &= words.offsets[place] == words.offsets[0] + place as u32 * 4;
-        }
-        for half in 0..2 {
-            let places = sixteen(offsets, half);
-            let first = _mm512_broadcastd_epi32(_mm512_castsi512_si128(places));
-            apart &= _mm512_cmpneq_epi32_mask(places, _mm512_add_epi32(first, stride)) == 0;
-        }
-        if !apart {
-            return false;
-        }
+    /// Two words of each of sixteen lanes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn load_twos(at: *const u8, places: __m512i) -> [__m512i; 2] {
+        let (lower, upper) = (_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64::<1>(places));
+        // SAFETY: the caller vouches for eight bytes at each place.
+        let (low, high) =
+            unsafe { (_mm512_i32gather_epi64::<1>(lower, at.cast()), _mm512_i32gather_epi64::<1>(upper, at.cast())) };
+        let even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        let odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+        [_mm512_permutex2var_epi32(low, even, high), _mm512_permutex2var_epi32(low, odd, high)]
     }
-    for half in 0..2 {
-        let mask = (on >> (half * 16)) as u16;
-        let places = sixteen(offsets, half);
-        let (start, lie) = lie(places, mask);
-        for place in 0..count {
-            // SAFETY: as for loads; what is written is memory that may be.
+
+    /// Sixteen lanes of the register of a word.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
+        // SAFETY: the caller vouches for the register; a row has 32 lanes.
+        unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
+    }
+
+    /// Loads sixteen lanes at a time.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn load(
+        base: *mut u8,
+        (addresses, lowest): (*const Lanes, u32),
+        words: &Words,
+        rows: *mut Lanes,
+        on: u32,
+    ) {
+        let (count, lowest) = ((words.count as usize).min(4), _mm512_set1_epi32(lowest as i32));
+        // Before anything is loaded: the row of the addresses may be overwritten.
+        // SAFETY: a row, as the caller vouches.
+        let halves = unsafe { [sixteen(addresses, 0), sixteen(addresses, 1)] };
+        for part in 0..2 {
+            let (places, on) = (_mm512_sub_epi32(halves[part], lowest), (on >> (part * 16)) as u16);
+            let (start, lie) = lie(places, on);
+            // SAFETY: the caller vouches for the words of lanes that are on, for the others nothing is touched.
             unsafe {
-                let at = base.add(words.offsets[place] as usize);
-                let row = rows.add(words.registers[place] as usize).cast::<u32>().add(half * 16);
-                let values = _mm512_loadu_si512(row.cast());
-                match lie {
-                    Lie::InOrder => _mm512_storeu_si512(at.add(start).cast(), values),
-                    _ => _mm512_mask_i32scatter_epi32::<1>(at.cast(), mask, places, values),
+                match (lie, words.run) {
+                    _ if on == 0 => {}
+                    (Lie::Same, _) => {
+                        for word in 0..count {
+                            let at = base.add(words.offsets[word] as usize).offset(start).cast::<i32>();
+                            let found = _mm512_set1_epi32(at.read_unaligned());
+                            _mm512_mask_storeu_epi32(row(rows, words, word, part), on, found);
+                        }
+                    }
+                    (Lie::InOrder, _) => {
+                        for word in 0..count {
+                            let at = base.add(words.offsets[word] as usize).wrapping_offset(start);
+                            let found = _mm512_maskz_loadu_epi32(on, at.cast());
+                            _mm512_mask_storeu_epi32(row(rows, words, word, part), on, found);
+                        }
+                    }
+                    (Lie::Anyhow, 4) if on == u16::MAX => {
+                        let found = load_fours(base.add(words.offsets[0] as usize), places);
+                        for word in 0..4 {
+                            _mm512_storeu_si512(row(rows, words, word, part).cast(), found[word]);
+                        }
+                    }
+                    (Lie::Anyhow, 2) if on == u16::MAX => {
+                        for pair in 0..count / 2 {
+                            let found = load_twos(base.add(words.offsets[pair * 2] as usize), places);
+                            _mm512_storeu_si512(row(rows, words, pair * 2, part).cast(), found[0]);
+                            _mm512_storeu_si512(row(rows, words, pair * 2 + 1, part).cast(), found[1]);
+                        }
+                    }
+                    (Lie::Anyhow, _) => {
+                        for word in 0..count {
+                            let (at, row) = (base.add(words.offsets[word] as usize), row(rows, words, word, part));
+                            let old = _mm512_loadu_si512(row.cast());
+                            let found = _mm512_mask_i32gather_epi32::<1>(old, on, places, at.cast());
+                            _mm512_storeu_si512(row.cast(), found);
+                        }
+                    }
                 }
             }
         }
     }
-    true
+
+    /// Stores sixteen lanes at a time, so that where lanes meet the last one's words stay; `false`, and nothing is moved, for words
+    /// that do not lie together.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub unsafe fn store(
+        base: *mut u8,
+        (addresses, lowest): (*const Lanes, u32),
+        words: &Words,
+        rows: *mut Lanes,
+        on: u32,
+    ) -> bool {
+        if words.count != words.run {
+            return false;
+        }
+        let lowest = _mm512_set1_epi32(lowest as i32);
+        for part in 0..2 {
+            let on = (on >> (part * 16)) as u16;
+            // SAFETY: as for loads; what is written is memory that may be.
+            unsafe {
+                let places = _mm512_sub_epi32(sixteen(addresses, part), lowest);
+                let at = base.add(words.offsets[0] as usize);
+                let first = _mm512_loadu_si512(row(rows, words, 0, part).cast());
+                match words.run {
+                    4 => {
+                        let second = _mm512_loadu_si512(row(rows, words, 1, part).cast());
+                        let third = _mm512_loadu_si512(row(rows, words, 2, part).cast());
+                        let fourth = _mm512_loadu_si512(row(rows, words, 3, part).cast());
+                        store_fours(at, places, transpose([first, second, third, fourth]), on);
+                    }
+                    2 => {
+                        let second = _mm512_loadu_si512(row(rows, words, 1, part).cast());
+                        store_twos(at, places, first, second, on);
+                    }
+                    _ => match lie(places, on) {
+                        (start, Lie::InOrder) => {
+                            _mm512_mask_storeu_epi32(at.wrapping_offset(start).cast(), on, first);
+                        }
+                        _ => _mm512_mask_i32scatter_epi32::<1>(at.cast(), on, places, first),
+                    },
+                }
+            }
+        }
+        true
+    }
+
+    /// Stores four words of each lane, lane after lane.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn store_fours(at: *mut u8, places: __m512i, lanes: [__m512i; 4], on: u16) {
+        let (mut offsets, mut values) = ([0u32; 16], [[0u32; 16]; 4]);
+        // SAFETY: the caller vouches for sixteen bytes at the place of each lane that is on.
+        unsafe {
+            _mm512_storeu_si512(offsets.as_mut_ptr().cast(), places);
+            for first in 0..4 {
+                _mm512_storeu_si512(values[first].as_mut_ptr().cast(), lanes[first]);
+            }
+            let mut left = on as u32;
+            while left != 0 {
+                let lane = left.trailing_zeros() as usize & 15;
+                left &= left - 1;
+                let value = _mm_loadu_si128(values[lane & 3].as_ptr().add(lane / 4 * 4).cast());
+                _mm_storeu_si128(at.add(offsets[lane] as usize).cast(), value);
+            }
+        }
+    }
+
+    /// Stores two words of each lane: what the host scatters it writes lane after lane.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn store_twos(at: *mut u8, places: __m512i, first: __m512i, second: __m512i, on: u16) {
+        let numbers = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+        let low = _mm512_permutex2var_epi32(first, numbers, second);
+        let high = _mm512_permutex2var_epi32(first, _mm512_add_epi32(numbers, _mm512_set1_epi32(8)), second);
+        let (lower, upper) = (_mm512_castsi512_si256(places), _mm512_extracti64x4_epi64::<1>(places));
+        // SAFETY: the caller vouches for eight bytes at the place of each lane that is on.
+        unsafe {
+            _mm512_mask_i32scatter_epi64::<1>(at.cast(), on as u8, lower, low);
+            _mm512_mask_i32scatter_epi64::<1>(at.cast(), (on >> 8) as u8, upper, high);
+        }
+    }
 }

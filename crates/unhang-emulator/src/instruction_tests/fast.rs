@@ -4,6 +4,7 @@ use unhang_isa::{Definition, Field, Format, Instruction, definitions};
 
 use super::{Extra, LANE, encode, wave};
 use crate::Memory;
+use crate::fast::registers::Registers;
 use crate::fast::rows::Host;
 use crate::fast::{Kind, Op};
 use crate::memory::Window;
@@ -49,16 +50,20 @@ impl Random {
     }
 }
 
-fn random_wave(random: &mut Random) -> Wave {
+fn random_wave(random: &mut Random, wave64: bool) -> Wave {
     let mut wave = wave();
-    for register in 0..wave.registers {
+    wave.wave64 = wave64;
+    wave.vectors = Registers::new(wave.registers << wave64 as usize, 0);
+    for register in 0..wave.registers << wave64 as usize {
         wave.vectors[register] = std::array::from_fn(|_| random.value());
     }
     for register in 0..106 {
         wave.scalars[register] = random.value();
     }
-    wave.scalars[VCC] = random.next();
-    wave.scalars[EXEC] = if random.next().is_multiple_of(2) { u32::MAX } else { random.next() };
+    for half in 0..2 {
+        wave.scalars[VCC + half] = random.next();
+        wave.scalars[EXEC + half] = if random.next().is_multiple_of(2) { u32::MAX } else { random.next() };
+    }
     wave.scc = random.next().is_multiple_of(2);
     wave.set_reach();
     wave
@@ -69,42 +74,12 @@ fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
     if op.registers > wave.reach {
         return false;
     }
-    match op.kind {
-        Kind::Rows { run, rows } => wave.fast_rows(run, rows),
-        Kind::FilledRows { run, rows, ref sources } => wave.fast_filled_rows(run, rows, sources),
-        Kind::Halves(ref operation) => wave.fast_halves(operation),
-        Kind::ScalarConstant { run, constant, destination } => wave.fast_constant(run, constant, destination),
-        Kind::ConstantCompare { holds, source, constant } => wave.fast_constant_compare(holds, source, constant),
-        Kind::FirstLane { source, destination } => wave.fast_first_lane(source, destination),
-        Kind::Compare { run, outcomes, ref sources, destination } => {
-            wave.fast_mask(run, outcomes, sources, destination);
-        }
-        Kind::Select { ref sources, mask, destination } => wave.fast_select(sources, mask, destination),
-        Kind::Carry { ref sources, subtract, carry_in, carry_out, destination } => {
-            wave.fast_carry(sources, subtract, (carry_in, carry_out), destination);
-        }
-        Kind::Scalar { run, sources, destination, wide } => {
-            let value = wave.fast_scalar(run, sources);
-            match wide {
-                true => wave.set_scalar64(destination, value),
-                false => wave.set_scalar(destination, value as u32),
-            }
-        }
-        Kind::SaveExec { run, source, destination, wide } => wave.fast_save_exec(run, source, destination, wide),
-        Kind::ShiftWide { shift, source, amount, destination } => {
-            wave.fast_shift(shift, source, &amount, destination);
-        }
-        Kind::MultiplyAddWide { ref sources, summand, mask, destination } => {
-            wave.fast_multiply_add(sources, summand, mask, destination);
-        }
-        Kind::ScalarCompare { holds, sources } => wave.fast_compare(holds, sources),
-        Kind::Local(ref access) if Host::get() == Host::Avx512 => return wave.fast_local::<true>(access, around),
-        Kind::Local(ref access) => return wave.fast_local::<false>(access, around),
-        Kind::Global(ref access) if Host::get() == Host::Avx512 => return wave.fast_global::<true>(access, around),
-        Kind::Global(ref access) => return wave.fast_global::<false>(access, around),
-        Kind::Plain | Kind::Nothing | Kind::Branch { .. } => return false,
+    match (Host::get(), wave.wave64) {
+        (Host::Avx512, false) => wave.compute::<true, 1>(&op.kind, around, false),
+        (Host::Avx512, true) => wave.compute::<true, 2>(&op.kind, around, false),
+        (_, false) => wave.compute::<false, 1>(&op.kind, around, false),
+        (_, true) => wave.compute::<false, 2>(&op.kind, around, false),
     }
-    true
 }
 
 fn run_plain(wave: &mut Wave, instruction: &Instruction, around: &mut Surroundings<'_>) {
@@ -112,8 +87,8 @@ fn run_plain(wave: &mut Wave, instruction: &Instruction, around: &mut Surroundin
         Semantics::Scalar(operation) => {
             wave.run_scalar(instruction, operation, 0);
         }
-        Semantics::Memory(access) => wave.run_memory(instruction, access, around).unwrap(),
-        semantics => wave.run_vector(instruction, semantics).unwrap(),
+        Semantics::Memory(access) => wave.run_memory_halves(instruction, access, around).unwrap(),
+        semantics => wave.run_vector_halves(instruction, semantics).unwrap(),
     }
 }
 
@@ -145,10 +120,10 @@ fn the_fast_path_computes_what_the_plain_one_does() {
         if matches!(definition.format, Format::Mtbuf | Format::Mimg | Format::Vintrp | Format::Exp | Format::Sopk) {
             continue;
         }
-        for _ in 0..40 {
+        for turn in 0..60 {
             let instruction = vary(definition, &mut random);
             let op = Op::of(&instruction, &Semantics::of(&instruction));
-            let start = random_wave(&mut random);
+            let start = random_wave(&mut random, turn % 3 == 0);
             check(&instruction, &op, &start, &mut compared);
         }
     }
@@ -192,7 +167,7 @@ fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::c
 }
 
 fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
-    for register in 0..plain.registers {
+    for register in 0..plain.registers << plain.wave64 as usize {
         for lane in 0..LANES {
             let found = [fast, plain].map(|wave| wave.vectors[register][lane]);
             // Which NaN comes out of two is the host's choice.
@@ -209,38 +184,47 @@ fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
     }
 }
 
-/// Loads and stores: addresses in order, the same in all lanes, at random, and past the end.
+/// Loads and stores: addresses in order, the same in all lanes, in steps, at random, and past the end.
 #[test]
 fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     let mut random = Random(2);
     let mut compared = std::collections::BTreeSet::new();
     let formats = [Format::Ds, Format::Global];
     for definition in definitions().iter().filter(|definition| formats.contains(&definition.format)) {
-        for turn in 0..24 {
+        for turn in 0..48 {
             let words = [if definition.format == Format::Ds { random.next() & 0xffff & 0x0f0f } else { 16 }, 0];
             let instruction = encode(definition, Extra { words });
             let op = Op::of(&instruction, &Semantics::of(&instruction));
             if matches!(op.kind, Kind::Plain | Kind::Nothing) {
                 continue;
             }
-            let mut start = random_wave(&mut random);
+            let wave64 = turn >= 24;
+            let mut start = random_wave(&mut random, wave64);
             let mut memories = [Memory::default(), Memory::default()];
             let contents: Vec<u8> = (0..16384).map(|_| random.next() as u8).collect();
             let at = memories.each_mut().map(|memory| memory.allocate_bytes(&contents))[0];
             let mut locals = [contents.clone(), contents];
-            for lane in 0..LANES {
-                let offset = match turn % 3 {
-                    0 => 64 + lane as u32 * 4,
+            let register = instruction.high_bits(0, 8) as usize;
+            let global = definition.format == Format::Global;
+            for lane in 0..LANES << wave64 as usize {
+                let offset = match turn % 6 {
+                    0 => 64 + lane as u64 * 4,
                     1 => 128,
-                    _ => (random.next() % 2000) * 4,
+                    2 => (random.next() % 2000) as u64 * 4,
+                    3 => lane as u64 * 16,
+                    4 => (lane / 8) as u64 * 16,
+                    // The first lane is off, and would lie before the beginning.
+                    _ => (lane as u64 * 4).wrapping_sub(4),
                 };
-                let global = definition.format == Format::Global;
-                let address = if global { at + offset as u64 } else { offset as u64 };
-                let register = instruction.high_bits(0, 8) as usize;
-                start.vectors[register][lane] = address as u32;
+                let address = if global { at.wrapping_add(offset) } else { offset };
+                let row = lane / LANES * start.registers + register;
+                start.vectors[row][lane % LANES] = address as u32;
                 if global {
-                    start.vectors[register + 1][lane] = (address >> 32) as u32;
+                    start.vectors[row + 1][lane % LANES] = (address >> 32) as u32;
                 }
+            }
+            if turn % 6 == 5 {
+                start.scalars[EXEC] &= !1;
             }
             let mut waves = [start.clone(), start.clone()];
             for (place, way) in [true, false].into_iter().enumerate() {
@@ -270,7 +254,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b32").unwrap();
     let instruction = encode(load, Extra::default());
     let op = Op::of(&instruction, &Semantics::of(&instruction));
-    let mut wave = random_wave(&mut random);
+    let mut wave = random_wave(&mut random, false);
     wave.scalars[EXEC] = 1 << LANE;
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
     let memory = Memory::default();

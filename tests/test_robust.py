@@ -17,7 +17,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, difference
-from conftest import subprocess_environment
+from conftest import MACHINES, subprocess_environment
 from unhang import _convolve, _core, _engines, _state
 
 X, W = torch.randn(2, 4, 12, 12), torch.randn(8, 4, 3, 3, requires_grad=True)
@@ -287,6 +287,26 @@ def test_unhang_disable_switches_it_off(monkeypatch: pytest.MonkeyPatch) -> None
     F.conv2d(X, W)
     assert not _convolve.routes
     assert not unhang.is_enabled()
+
+
+def test_what_an_emulated_card_did_is_a_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `unhang card run`: the emulated card goes by it, and a real one never does."""
+    problem = _core.Problem.from_key("forward:f32:nchw:1x3x16x16:2x3x3:s1x1:p0x0:d1x1:g1")
+
+    def evidence() -> list[str]:
+        _state.forget()
+        plan = _state.state().planner.plan(problem, unhang.Settings(), _core.Situation("accelerator", affected=True))
+        return plan.evidence
+
+    monkeypatch.setenv("UNHANG_CARD_ROOT", str(MACHINES / "rx5700xt-native"))
+    assert evidence() == []
+    emulated = _state.state()
+    assert emulated.machine.emulated
+    emulated.planner.learn(problem, "miopen", "hangs", None, "as the emulated card did")
+    assert [line for line in evidence() if "miopen hangs (rehearsal," in line]
+    monkeypatch.delenv("UNHANG_CARD_ROOT")
+    assert evidence() == []
+    assert _state.state().machine.fingerprint != emulated.machine.fingerprint
 
 
 def test_evidence_of_one_run_serves_the_next(own_home: Path) -> None:

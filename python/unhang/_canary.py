@@ -156,7 +156,7 @@ def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
     from unhang import _core
 
     tries = []
-    for problem in map(_core.Problem.from_key, _core.canary_problems("emulated" in gpu.name)):
+    for problem in map(_core.Problem.from_key, _core.canary_problems(gpu.is_emulated)):
         seen: set[str] = set()
         for choice, family, _, _ in gpu.candidates(problem):
             if family not in seen:
@@ -185,7 +185,7 @@ def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
 
     gpu = _gpu.gpu(index)
     tries = [it for it in _jit_tries(gpu) if not wanted or it[0] in wanted]
-    limit = FAMILY_LIMIT if index >= 0 else 60.0
+    limit = 60.0 if gpu.is_emulated else FAMILY_LIMIT
     with ThreadPoolExecutor(4) as pool:
         kernels = list(pool.map(lambda it: gpu.prepare_as(it[1], it[2]), tries))
 

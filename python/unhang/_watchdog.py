@@ -97,6 +97,11 @@ def watched(engine: Engine, name: str, task: Task) -> Engine:
     return WatchedEngine(engine, name.partition("(")[0], task)
 
 
+def _subject(problems: list[_core.Problem], engine: str, candidate: str = "", *, rehearsed: bool) -> _core.Watched:
+    """What is watched. How it ends on an emulated card is filed as a rehearsal, as everything that such a card does."""
+    return _core.Watchdog.watched(problems, engine, rehearsed or state().machine.emulated, candidate)
+
+
 @contextlib.contextmanager
 def candidate(problem: _core.Problem, choice: str, device: int, stream: int, *, rehearsed: bool) -> Iterator[None]:
     """Watches what is launched within as that candidate of our GPU kernels for the convolution, so that one which hangs
@@ -104,7 +109,7 @@ def candidate(problem: _core.Problem, choice: str, device: int, stream: int, *, 
     watchdog = _watchdog
     call = None
     if watchdog is not None:
-        subject = _core.Watchdog.watched([problem], "jit", rehearsed, choice)
+        subject = _subject([problem], "jit", choice, rehearsed=rehearsed)
         call = watchdog.begin_host(subject) if rehearsed else watchdog.begin_inside(subject, device, stream)
     try:
         yield
@@ -120,12 +125,12 @@ class WatchedEngine:
         self.inner = inner
         self._rehearsed = task.rehearsed
         problem = task.problem
-        self._single = _core.Watchdog.watched([problem], name, task.rehearsed)
+        self._single = _subject([problem], name, rehearsed=task.rehearsed)
         self._both = self._single
         if problem.direction != "forward":
             # One call may compute both gradients; when it hangs, it may be either.
             gradients = [problem.with_direction("backward-data"), problem.with_direction("backward-weights")]
-            self._both = _core.Watchdog.watched(gradients, name, task.rehearsed)
+            self._both = _subject(gradients, name, rehearsed=task.rehearsed)
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         watchdog = _watchdog

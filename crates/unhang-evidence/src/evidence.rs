@@ -20,6 +20,21 @@ pub enum Realm {
     Rehearsal,
 }
 
+impl Realm {
+    /// The world of what is seen on a machine: emulated cards only rehearse.
+    pub fn of_machine(emulated: bool) -> Realm {
+        if emulated { Realm::Rehearsal } else { Realm::Real }
+    }
+
+    /// What is seen in this world is filed as this: a rehearsal, or what it would be on a real card.
+    pub fn source(self, seen: RecordSource) -> RecordSource {
+        match self {
+            Realm::Real => seen,
+            Realm::Rehearsal => RecordSource::Rehearsal,
+        }
+    }
+}
+
 /// What a finding is worth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Standing {
@@ -98,7 +113,8 @@ impl Evidence {
         Evidence::load_realm(store, machine, Realm::Rehearsal)
     }
 
-    fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
+    /// What is known in one of the two worlds.
+    pub fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
         let mut evidence = Evidence { realm, ..Evidence::empty(machine) };
         let here = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
         let mut records = store.records_in_order(&here);

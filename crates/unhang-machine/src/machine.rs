@@ -15,6 +15,8 @@ pub struct Machine {
     pub kfd_access: DeviceAccess,
     /// The folder that describes the machine, if it is not the one that we run on. Every output then says so.
     pub described_by: Option<String>,
+    /// Whether its cards are emulated: what they do is a rehearsal, and no real card goes by it.
+    pub emulated: bool,
     /// Things that were there and could not be read, in words.
     pub unreadable: Vec<String>,
 }
@@ -27,7 +29,8 @@ impl Machine {
         let kfd_access = system.device("/dev/kfd");
         let unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
         let described_by = system.is_folder().then(|| system.root().display().to_string());
-        Machine { gpus, kernel, kfd_access, described_by, unreadable }
+        let emulated = system.has_emulated_card();
+        Machine { gpus, kernel, kfd_access, described_by, emulated, unreadable }
     }
 
     /// Whether an RDNA1 chip is here.
@@ -64,7 +67,8 @@ impl Machine {
     /// It is made of the true chips with their compute units, the chips that the runtime reports, the kernel's major
     /// and minor version and the version of amdgpu if it has one; and of `runtime`, which is the caller's word for
     /// torch and HIP (for example `2.2.2+rocm5.7`), if the evidence depends on it. GPUs that cannot compute with HIP
-    /// or CUDA do not enter, nor does any name of a user or host.
+    /// or CUDA do not enter, nor does any name of a user or host. An emulated card vouches for no real one, so its machine
+    /// has a fingerprint of its own.
     pub fn fingerprint(&self, runtime: Option<&str>) -> String {
         let mut hash = Fnv1a::new();
         hash.field("unhang-machine-1");
@@ -78,6 +82,9 @@ impl Machine {
         hash.field(&self.kernel.major_minor().unwrap_or_default());
         hash.field(self.kernel.amdgpu_version.as_deref().unwrap_or_default());
         hash.field(runtime.unwrap_or_default());
+        if self.emulated {
+            hash.field("emulated");
+        }
         format!("{:016x}", hash.0)
     }
 }
@@ -128,7 +135,14 @@ mod tests {
             kfd_node: Some(1),
         };
         let kernel = OsKernel { release: Some(kernel.to_owned()), ..OsKernel::default() };
-        Machine { gpus: vec![gpu], kernel, kfd_access: DeviceAccess::Granted, described_by: None, unreadable: vec![] }
+        Machine {
+            gpus: vec![gpu],
+            kernel,
+            kfd_access: DeviceAccess::Granted,
+            described_by: None,
+            emulated: false,
+            unreadable: vec![],
+        }
     }
 
     #[test]
@@ -137,11 +151,13 @@ mod tests {
         let same = machine("gfx1010", "gfx1010", "6.8.12");
         let spoofed = machine("gfx1010", "gfx1030", "6.8.0-45-generic");
         let newer = machine("gfx1010", "gfx1010", "6.9.0");
+        let emulated = Machine { emulated: true, ..native.clone() };
         assert_eq!(native.fingerprint(None), same.fingerprint(None), "a patch release changes nothing");
         let all = [
             native.fingerprint(None),
             spoofed.fingerprint(None),
             newer.fingerprint(None),
+            emulated.fingerprint(None),
             native.fingerprint(Some("2.2.2+rocm5.7")),
         ];
         for (index, one) in all.iter().enumerate() {

@@ -219,6 +219,11 @@ impl System {
         self.environment.get(name).filter(|value| !value.is_empty())
     }
 
+    /// Whether its cards are emulated ones: this process runs under `unhang card run`.
+    pub fn has_emulated_card(&self) -> bool {
+        !self.is_folder() && self.variable("UNHANG_CARD_ROOT").is_some_and(|root| Path::new(root).is_dir())
+    }
+
     /// The home folder, as a path on the machine.
     pub fn home(&self) -> Option<PathBuf> {
         self.variable("HOME").map(PathBuf::from).filter(|home| home.is_absolute())
@@ -433,7 +438,7 @@ impl System {
             } else {
                 DeviceAccess::Granted
             }
-        } else if self.variable("UNHANG_CARD_ROOT").is_some_and(|root| Path::new(root).is_dir()) {
+        } else if self.has_emulated_card() {
             // Under `unhang card run` devices are there by being opened; a question to the kernel goes past them.
             if File::open(&real).is_ok() { DeviceAccess::Granted } else { DeviceAccess::Denied }
         } else if !metadata.file_type().is_char_device() {

@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::RecordSource;
+use unhang_evidence::{Realm, RecordSource};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::strided;
 use unhang_machine::{Machine, System};
@@ -64,12 +65,13 @@ fn tries(device: &Device, small: bool) -> Vec<(String, Vec<(Problem, Choice)>)> 
 
 /// An emulated card takes a thousand times as long.
 pub(crate) fn is_emulated() -> bool {
-    std::env::var_os("UNHANG_CARD_ROOT").is_some()
+    static EMULATED: LazyLock<bool> = LazyLock::new(|| System::host().has_emulated_card());
+    *EMULATED
 }
 
 /// What is seen here is filed as this: an emulated card only rehearses, and a real one never goes by that.
 pub(crate) fn source() -> RecordSource {
-    if is_emulated() { RecordSource::Rehearsal } else { RecordSource::Run }
+    Realm::of_machine(is_emulated()).source(RecordSource::Run)
 }
 
 fn name_of(device: &Device, family: &str) -> String {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Record, Store, Tuning, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Realm, Record, Store, Tuning, quarantined, time};
 use unhang_gpu::strided;
 use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
@@ -143,8 +143,7 @@ impl Process {
             say(&notice);
         }
         let fingerprint = machine.fingerprint(Some(&software(real)));
-        let load = if canary::is_emulated() { Evidence::load_rehearsal } else { Evidence::load };
-        let mut evidence = load(&store, &fingerprint);
+        let mut evidence = Evidence::load_realm(&store, &fingerprint, Realm::of_machine(machine.emulated));
         let here = quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default());
         evidence.quarantine(&here, &fingerprint, canary::source());
         let here =

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_evidence::{RecordSource as Seen, Tuning, time};
+use unhang_evidence::{Realm, RecordSource as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
@@ -162,10 +162,10 @@ impl PyGpu {
         self.engine.waiting()
     }
 
-    /// Whether the card is played by the emulator: its times are no card's.
+    /// Whether the emulator plays the card, in a rehearsal or under AMD's own runtime: its times are no card's.
     #[getter]
     fn is_emulated(&self) -> bool {
-        self.emulated.is_some()
+        self.engine.driver().description().is_emulated()
     }
 
     /// The ways to compute a problem that may be taken, the fastest by the model first: choice, family, seconds by the
@@ -196,7 +196,7 @@ impl PyGpu {
         let store = store.shared();
         py.detach(|| {
             let tunings = store.tunings();
-            let ours = |it: &&Tuning| (it.source == Seen::Rehearsal) == self.emulated.is_some();
+            let ours = |it: &&Tuning| (it.source == Seen::Rehearsal) == self.is_emulated();
             let take = |it: &&Tuning| self.engine.take_tuning(&it.tuned, it.source == Seen::Import);
             tunings.iter().filter(ours).filter(take).count()
         })
@@ -238,7 +238,7 @@ impl PyGpu {
         let times: Vec<Times> = times.into_iter().map(|(choice, seconds)| Times { choice, seconds }).collect();
         let tuned = tuning::tuned(&problem.problem, self.engine.driver(), &times, winner, detail)
             .ok_or_else(|| PyValueError::new_err(format!("{winner} is not among what was timed")))?;
-        let source = if self.emulated.is_some() { Seen::Rehearsal } else { Seen::Run };
+        let source = Realm::of_machine(self.is_emulated()).source(Seen::Run);
         store.shared().keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use unhang_conv::{Problem, UnknownName};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Canary, Evidence, Quarantined, Record, RecordSource, Store, quarantined, time};
+use unhang_evidence::{Canary, Evidence, Quarantined, Realm, Record, RecordSource, Store, quarantined, time};
 use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System, is_shielded};
 use unhang_plan::{Availability, CanaryFact, Facts, MiopenFamilies, Plan, Settings, Situation, plan};
@@ -66,6 +66,12 @@ impl PyMachine {
     #[getter]
     fn fingerprint(&self) -> &str {
         &self.fingerprint
+    }
+
+    /// Whether its cards are emulated: what they do is filed as a rehearsal.
+    #[getter]
+    fn emulated(&self) -> bool {
+        self.machine.emulated
     }
 
     /// Whether a folder describes it, and not the system itself.
@@ -259,6 +265,8 @@ type NamedLayer = (String, String, u64, Vec<(String, u64)>);
 pub struct PyPlanner {
     store: Arc<Store>,
     machine: String,
+    /// The world of what this process sees: on an emulated card a rehearsal.
+    realm: Realm,
     evidence: RwLock<Evidence>,
     /// What rehearsals found; read only by a rehearsal.
     rehearsed: OnceLock<RwLock<Evidence>>,
@@ -272,15 +280,17 @@ impl PyPlanner {
     fn new(py: Python<'_>, machine: &PyMachine, store: &PyStore) -> PyPlanner {
         let store = Arc::clone(&store.store);
         let fingerprint = machine.fingerprint.clone();
-        let evidence = py.detach(|| Evidence::load(&store, &fingerprint));
+        let realm = Realm::of_machine(machine.machine.emulated);
+        let evidence = py.detach(|| Evidence::load_realm(&store, &fingerprint, realm));
         let planner = PyPlanner {
             store,
             machine: fingerprint,
+            realm,
             evidence: RwLock::new(evidence),
             rehearsed: OnceLock::new(),
             quarantine: quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()),
         };
-        planner.quarantine_in(&planner.evidence, RecordSource::Run);
+        planner.quarantine_in(&planner.evidence, realm);
         planner
     }
 
@@ -310,7 +320,8 @@ impl PyPlanner {
         Ok(PyPlan { plan: plan(&problem.problem, &settings.settings.plan, &here, &evidence) })
     }
 
-    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it.
+    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it. What an
+    /// emulated card did is kept as a rehearsal.
     #[pyo3(signature = (problem, engine, verdict, seconds, detail))]
     fn learn(
         &self,
@@ -322,7 +333,8 @@ impl PyPlanner {
     ) -> PyResult<bool> {
         let engine: EngineName = engine.parse().map_err(invalid)?;
         let verdict: Verdict = verdict.parse().map_err(invalid)?;
-        let mut record = Record::new(problem.problem.clone(), engine, &self.machine, verdict, RecordSource::Run);
+        let source = self.realm.source(RecordSource::Run);
+        let mut record = Record::new(problem.problem.clone(), engine, &self.machine, verdict, source);
         record.seconds = seconds;
         record.detail = detail.to_owned();
         self.store.record(record.clone());
@@ -371,20 +383,20 @@ impl PyPlanner {
 
 impl PyPlanner {
     fn evidence(&self, rehearsed: bool) -> &RwLock<Evidence> {
-        if !rehearsed {
+        if !rehearsed || self.realm == Realm::Rehearsal {
             return &self.evidence;
         }
         self.rehearsed.get_or_init(|| {
             let evidence = RwLock::new(Evidence::load_rehearsal(&self.store, &self.machine));
-            self.quarantine_in(&evidence, RecordSource::Rehearsal);
+            self.quarantine_in(&evidence, Realm::Rehearsal);
             evidence
         })
     }
 
     /// What hung before this process was started again is out, even where no store could keep it.
-    fn quarantine_in(&self, evidence: &RwLock<Evidence>, source: RecordSource) {
+    fn quarantine_in(&self, evidence: &RwLock<Evidence>, realm: Realm) {
         let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
-        evidence.quarantine(&self.quarantine, &self.machine, source);
+        evidence.quarantine(&self.quarantine, &self.machine, realm.source(RecordSource::Run));
     }
 }
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const RUNTIME: &str = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5";
 /// One layer that the emulator computes in moments.
@@ -88,12 +88,38 @@ fn the_probe_tries_kernels_that_were_warmed_without_torch_and_times_them() {
     let records = report["records"].as_array().unwrap();
     assert_eq!(records.len(), 3, "{report}");
     for record in records {
-        assert_eq!(record["verdict"], "works", "{record}");
+        assert_eq!((&record["verdict"], &record["rehearsal"]), (&json!("works"), &json!(true)), "{record}");
         // A card of a thousand emulated lanes; only that its clock runs at all can be told here.
         let seconds = record["seconds"].as_f64().unwrap();
         assert!((1e-5..100.0).contains(&seconds), "{record}");
     }
     assert_eq!(objects(), warmed, "nothing had to be compiled");
+}
+
+#[test]
+fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so() {
+    let Some(home) = Home::new() else { return };
+    let layers = home.layers();
+    let probe = ["probe", "--layers", &layers, "--directions", "forward", "--engines", "jit", "--python", "/bin/false"];
+    let probed = home.on_the_card(&[], &probe);
+    let (text, said) = (String::from_utf8_lossy(&probed.stdout), String::from_utf8_lossy(&probed.stderr));
+    assert!(said.contains("is kept as a rehearsal: no real card goes by it"), "{said}");
+    assert!(text.contains("hang-map.html, inside of the same `unhang card run`"), "{text}");
+    let kept = home.on_the_card(&[], &["evidence", "list", "--json"]);
+    let kept = String::from_utf8(kept.stdout).unwrap();
+    assert!(kept.matches("source\"").count() == 1 && kept.contains(r#""source": "rehearsal""#), "{kept}");
+    for words in [&["plan", "1x8x6x6", "8x3x3"][..], &["report"]] {
+        let ran = home.on_the_card(&[], words);
+        let output = [ran.stdout, ran.stderr].concat();
+        // In one line, however the terminal breaks it.
+        let words: Vec<&str> = std::str::from_utf8(&output).unwrap().split_whitespace().collect();
+        let output = words.join(" ");
+        assert!(
+            output.contains("an emulated card did what follows; it counts inside of `unhang card run` alone"),
+            "{output}"
+        );
+        assert!(output.contains("1 verdict kept under"), "without torch it has another key: {output}");
+    }
 }
 
 #[test]
@@ -129,4 +155,5 @@ fn a_layer_is_tuned_and_the_fastest_kernels_are_kept() {
     let kept = home.on_the_card(&[], &["evidence", "tunings", "--json"]);
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.contains("backward-weights:f32:nchw:1x8x6x6:8x3x3"), "{kept}");
+    assert!(kept.contains(r#""source": "rehearsal""#) && !kept.contains(r#""source": "probe""#), "{kept}");
 }

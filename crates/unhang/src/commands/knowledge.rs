@@ -46,7 +46,7 @@ pub struct Knowledge {
     pub torch: Option<Torch>,
     /// The key of its evidence.
     pub fingerprint: String,
-    /// What is known.
+    /// What is known, of the real world or of a rehearsal's.
     pub evidence: Evidence,
     /// Where that is kept.
     pub store: Store,
@@ -55,6 +55,10 @@ pub struct Knowledge {
     /// The other torches that are installed, by the key that their evidence has on this machine.
     other_torches: BTreeMap<String, Torch>,
 }
+
+/// What every command says that goes by what an emulated card did.
+pub const ON_EMULATED_CARD: &str =
+    "an emulated card did what follows; it counts inside of `unhang card run` alone, and no real card goes by it";
 
 /// More keys than these are not worth a line each.
 const MOST_ELSEWHERE: usize = 3;
@@ -101,7 +105,10 @@ impl KeptElsewhere {
 
 impl Knowledge {
     /// Looks at the machine and opens the store. Torch is not asked: it would take seconds, and may hang.
-    pub fn gather(arguments: &KnowledgeArguments, realm: Realm) -> anyhow::Result<Knowledge> {
+    ///
+    /// `rehearsal`: what the card did that was played last, instead of what was seen. What an emulated card does is a
+    /// rehearsal without being asked for.
+    pub fn gather(arguments: &KnowledgeArguments, rehearsal: bool) -> anyhow::Result<Knowledge> {
         let system = arguments.machine.system()?;
         let pythons = named(&system, &arguments.python)?;
         let machine = Machine::inspect(&system);
@@ -117,27 +124,40 @@ impl Knowledge {
         let torch = named.or(software.torch.first()).cloned();
         let fingerprint = machine.fingerprint(torch.as_ref().map(runtime).as_deref());
         tell_more(&format!("evidence is read for the machine {fingerprint}"));
-        let evidence = match realm {
-            Realm::Real => Evidence::load(&store, &fingerprint),
-            Realm::Rehearsal => Evidence::load_rehearsal(&store, &rehearsed(&store, &fingerprint)),
+        let evidence = if rehearsal {
+            Evidence::load_rehearsal(&store, &rehearsed(&store, &fingerprint))
+        } else {
+            Evidence::load_realm(&store, &fingerprint, Realm::of_machine(machine.emulated))
         };
         let others = software.torch.iter().map(|other| (machine.fingerprint(Some(&runtime(other))), other.clone()));
         let other_torches = others.filter(|(key, _)| *key != fingerprint).collect();
         Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, shielded, other_torches })
     }
 
+    /// Whether it is about an emulated card, and no rehearsal was asked for.
+    pub fn is_about_an_emulated_card(&self) -> bool {
+        self.machine.emulated && self.evidence.machine() == self.fingerprint
+    }
+
     /// What was seen on this computer under another torch, kernel, card or spoof, most verdicts first. What others found
-    /// and what rehearsals played is not among it.
+    /// and what rehearsals played is not among it; on an emulated card it is what emulated ones did.
     pub fn kept_elsewhere(&self) -> Vec<KeptElsewhere> {
         let mut verdicts: BTreeMap<String, u64> = BTreeMap::new();
-        for source in [RecordSource::Probe, RecordSource::Run] {
+        let sources: &[RecordSource] = match Realm::of_machine(self.machine.emulated) {
+            Realm::Real => &[RecordSource::Probe, RecordSource::Run],
+            Realm::Rehearsal => &[RecordSource::Rehearsal],
+        };
+        for &source in sources {
             for record in self.store.records(&Filter { source: Some(source), ..Filter::default() }) {
                 *verdicts.entry(record.machine).or_default() += 1;
             }
         }
-        for canary in self.store.canaries() {
-            *verdicts.entry(canary.machine).or_default() += 1;
+        if !self.machine.emulated {
+            for canary in self.store.canaries() {
+                *verdicts.entry(canary.machine).or_default() += 1;
+            }
         }
+        verdicts.retain(|key, _| !key.contains(PLAYED));
         verdicts.remove(&self.fingerprint);
         let mut found: Vec<KeptElsewhere> = verdicts
             .into_iter()
@@ -224,15 +244,18 @@ impl Knowledge {
     }
 }
 
+/// What tells the key of a played card from that of a machine.
+const PLAYED: &str = " rehearsal ";
+
 /// The key of what a rehearsed card did on this machine. It holds the table, so that rehearsals of different cards do not
 /// mix, and edited tables start afresh.
 pub fn rehearsal_key(machine: &Machine, fingerprint: &str, name: &str, table: &str) -> String {
-    format!("{fingerprint} rehearsal {name} {}", machine.fingerprint(Some(table)))
+    format!("{fingerprint}{PLAYED}{name} {}", machine.fingerprint(Some(table)))
 }
 
 /// The key of the rehearsal that was last added to.
 fn rehearsed(store: &Store, fingerprint: &str) -> String {
-    let prefix = format!("{fingerprint} rehearsal ");
+    let prefix = format!("{fingerprint}{PLAYED}");
     let all = store.records(&Filter { source: Some(RecordSource::Rehearsal), ..Filter::default() });
     let last = all.into_iter().rev().find(|record| record.machine.starts_with(&prefix));
     last.map_or(fingerprint.to_owned(), |record| record.machine)

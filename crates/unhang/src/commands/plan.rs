@@ -12,7 +12,7 @@ use unhang_evidence::{Realm, RecordSource, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
 
 use super::evidence::tunings;
-use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments};
+use super::knowledge::{KeptElsewhere, Knowledge, KnowledgeArguments, ON_EMULATED_CARD};
 use super::shapes;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
@@ -100,8 +100,8 @@ impl PlanCommand {
             tile_engine: self.tile_engine,
             ..Settings::default()
         };
-        let realm = if self.rehearsal { Realm::Rehearsal } else { Realm::Real };
-        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let on_cpu = match self.device.as_deref() {
             Some(device) => device == "cpu",
             None => !knowledge.has_accelerator(),
@@ -111,19 +111,19 @@ impl PlanCommand {
             .store
             .tunings()
             .into_iter()
-            .filter(|it| it.tuned.problem == problem && (it.source == RecordSource::Rehearsal) == self.rehearsal)
+            .filter(|it| it.tuned.problem == problem && (it.source == RecordSource::Rehearsal) == rehearsal)
             .collect();
         if self.json {
             let mut value = plan_to_json(&problem, &plan);
             value["strategy"] = json!(settings.strategy.name());
             value["device"] = json!(if on_cpu { "cpu" } else { "gpu" });
-            value["rehearsal"] = json!(self.rehearsal);
+            value["rehearsal"] = json!(rehearsal);
             value["tunings"] = tunings.iter().map(tunings::to_json).collect();
             value["machine"] = knowledge.to_json();
             value["kept_elsewhere"] = knowledge.kept_elsewhere().iter().map(KeptElsewhere::to_json).collect();
             print_safe_json(&value)?;
         } else {
-            print_text(&describe(&problem, &plan, &tunings, &knowledge, on_cpu, self.rehearsal))?;
+            print_text(&describe(&problem, &plan, &tunings, &knowledge, on_cpu))?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -230,21 +230,17 @@ pub fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
     })
 }
 
-fn describe(
-    problem: &Problem,
-    plan: &Plan,
-    tunings: &[Tuning],
-    knowledge: &Knowledge,
-    on_cpu: bool,
-    rehearsal: bool,
-) -> String {
+fn describe(problem: &Problem, plan: &Plan, tunings: &[Tuning], knowledge: &Knowledge, on_cpu: bool) -> String {
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();
     let mut line = |name: &str, content: &str| {
         let laid_out = wrapped(&printable(content), 13, 13);
         let _ = writeln!(text, "{}{}", style.paint(&format!("{name:<13}"), Colour::Bold), laid_out.trim_start());
     };
-    if rehearsal {
+    let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
+    if knowledge.is_about_an_emulated_card() {
+        line("rehearsal", ON_EMULATED_CARD);
+    } else if rehearsal {
         line("rehearsal", "what follows rests on a rehearsed card, not on a real one");
     }
     line("convolution", &problem.to_string());
@@ -265,7 +261,8 @@ fn describe(
     if plan.evidence.is_empty() {
         line("evidence", "none about this convolution");
     }
-    let elsewhere = if rehearsal { Vec::new() } else { knowledge.kept_elsewhere() };
+    let is_played = rehearsal && !knowledge.is_about_an_emulated_card();
+    let elsewhere = if is_played { Vec::new() } else { knowledge.kept_elsewhere() };
     for (index, kept) in elsewhere.iter().enumerate() {
         line(if index == 0 { "elsewhere" } else { "" }, &format!("- {}", kept.in_words()));
     }

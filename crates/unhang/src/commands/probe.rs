@@ -17,7 +17,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use unhang_cpu::CpuEngine;
 use unhang_engine::EngineName;
-use unhang_evidence::{Evidence, Realm, RecordSource, Store};
+use unhang_evidence::{Evidence, RecordSource, Store};
 use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, GRACE, Launch, Prober, culprits};
 
@@ -147,12 +147,11 @@ impl Probe {
             bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
         }
         let began = Instant::now();
-        let realm = if self.rehearse.is_some() { Realm::Rehearsal } else { Realm::Real };
-        if let (Some(described), Realm::Real) = (self.knowledge.description(), realm) {
+        if let (Some(described), None) = (self.knowledge.description(), &self.rehearse) {
             return Err(anyhow::anyhow!("hint: play a card with --rehearse, or leave --root and --env-file away")
                 .context(format!("{} describes a machine: nothing can be tried on it", described.display())));
         }
-        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearse.is_some())?;
         let state = tempfile::tempdir().context("cannot make a folder for the children")?;
         let nowhere = Store::none();
         let python = self.knowledge.python().map_or_else(find_python, interpreter);
@@ -161,8 +160,13 @@ impl Probe {
             None => self.hardware(&knowledge, &python, &nowhere)?,
         };
         self.apply(&mut ground);
+        if knowledge.is_about_an_emulated_card() {
+            ground
+                .remarks
+                .push("what an emulated card does is kept as a rehearsal: no real card goes by it".to_owned());
+        }
         // What programs asked for is filed under the machine itself, played or not.
-        let asked_on = if realm == Realm::Real { &ground.machine } else { &knowledge.fingerprint };
+        let asked_on = if self.rehearse.is_none() { &ground.machine } else { &knowledge.fingerprint };
         let problems = self.what.problems(&knowledge.store, asked_on, &python)?;
         let attempts: Vec<Attempt> = problems
             .chunks(CHUNK)
@@ -178,10 +182,7 @@ impl Probe {
             })
             .collect();
         let suspects = culprits(ground.store, &ground.machine, ground.source);
-        let evidence = match realm {
-            Realm::Real => Evidence::load(ground.store, &ground.machine),
-            Realm::Rehearsal => Evidence::load_rehearsal(ground.store, &ground.machine),
-        };
+        let evidence = Evidence::load_realm(ground.store, &ground.machine, knowledge.evidence.realm());
         let mut found = Found::new(&attempts, suspects.len(), self.rehearse.clone());
         let known = |attempt: &Attempt| {
             let finding = evidence.about(&attempt.problem, attempt.engine, &attempt.variant)?;
@@ -303,7 +304,7 @@ impl Probe {
         let launch = kernels::ProbedGpu::launch()?;
         Ok(Ground {
             machine: knowledge.machine.fingerprint(Some(&gpu.software)),
-            source: RecordSource::Probe,
+            source: knowledge.evidence.realm().source(RecordSource::Probe),
             note: gpu.software.clone(),
             store: &knowledge.store,
             deadlines: HARDWARE_DEADLINES,
@@ -329,7 +330,7 @@ impl Probe {
         let launches: HashMap<String, Launch> = variants.iter().map(launch).collect::<anyhow::Result<_>>()?;
         Ok(Ground {
             machine: knowledge.machine.fingerprint(Some(&library.software)),
-            source: RecordSource::Probe,
+            source: knowledge.evidence.realm().source(RecordSource::Probe),
             note: library.software.clone(),
             store: &knowledge.store,
             deadlines: HARDWARE_DEADLINES,
@@ -381,7 +382,7 @@ impl Probe {
         let canary = python.accelerator.then(|| python.launch(EngineName::Aten, ""));
         Ok(Ground {
             machine,
-            source: RecordSource::Probe,
+            source: knowledge.evidence.realm().source(RecordSource::Probe),
             note: format!("torch {}", python.torch),
             store: if affected && !python.accelerator { nowhere } else { &knowledge.store },
             deadlines: HARDWARE_DEADLINES,

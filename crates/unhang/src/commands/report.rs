@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use unhang_evidence::{Realm, RecordSource};
+use unhang_evidence::RecordSource;
 use unhang_plan::{Settings, Strategy, plan};
 use unhang_report::{Layer, Report};
 
-use super::knowledge::{Knowledge, KnowledgeArguments};
+use super::knowledge::{Knowledge, KnowledgeArguments, ON_EMULATED_CARD};
 use super::text::{print_safe_json, print_text};
 use super::whole_file::write_whole;
 use crate::output::tell;
@@ -42,8 +42,7 @@ pub struct ReportCommand {
 impl ReportCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let realm = if self.rehearsal { Realm::Rehearsal } else { Realm::Real };
-        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
         let settings = Settings { strategy: self.strategy, ..Settings::default() };
         let situation = knowledge.situation(!knowledge.has_accelerator());
         let seen = if self.rehearsal { Vec::new() } else { knowledge.store.seen(&knowledge.fingerprint) };
@@ -54,6 +53,9 @@ impl ReportCommand {
         let report = Report::new(&knowledge.description(), &knowledge.evidence, layers, |problem| {
             plan(problem, &settings, &situation, &knowledge.evidence)
         });
+        if knowledge.is_about_an_emulated_card() {
+            tell(ON_EMULATED_CARD);
+        }
         if let Some(path) = &self.html {
             let page = report.to_html();
             write_whole(path, |output| output.write_all(page.as_bytes()))?;

@@ -62,16 +62,16 @@ type Rows = BTreeMap<Problem, BTreeMap<Column, Cell>>;
 impl Compare {
     /// Runs the command.
     pub fn run(self, as_json: bool) -> anyhow::Result<ExitCode> {
-        let realm = if self.rehearsal { Realm::Rehearsal } else { Realm::Real };
-        let knowledge = Knowledge::gather(&self.knowledge, realm)?;
+        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let rows = rows(&knowledge.evidence);
         if rows.is_empty() {
             tell("there is nothing to compare yet: `unhang probe` finds out, `unhang evidence import` brings others'");
         }
         if as_json {
-            print_safe_json(&to_json(&rows, &knowledge, self.rehearsal))?;
+            print_safe_json(&to_json(&rows, &knowledge, rehearsal))?;
         } else if !rows.is_empty() {
-            let heading = if self.rehearsal { REHEARSAL } else { "" };
+            let heading = if rehearsal { REHEARSAL } else { "" };
             print_text(&format!("{heading}{}", to_text(&rows, &knowledge)))?;
         }
         Ok(if rows.is_empty() { ExitCode::from(CANNOT_TELL) } else { ExitCode::SUCCESS })

@@ -13,10 +13,11 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, table};
 use unhang_engine::Tuned;
-use unhang_evidence::{RecordSource, Tuning, time};
+use unhang_evidence::{Realm, RecordSource, Tuning, time};
 use unhang_gpu::candidates::{Candidate, half_candidates};
 use unhang_gpu::tuning::{self, Bench, Times, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
+use unhang_machine::System;
 
 use super::super::knowledge::{open_store, say_notices};
 use super::super::shapes;
@@ -154,8 +155,9 @@ impl Tune {
             .collect();
         let program = std::env::current_exe().context("this program does not find itself")?;
         let store = open_store();
+        let source = Realm::of_machine(System::host().has_emulated_card()).source(RecordSource::Probe);
         let keep = |tuned: Tuned| {
-            store.keep_tuning(Tuning { tuned, source: RecordSource::Probe, unix_seconds: time::now() });
+            store.keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
         };
         let report = self.measure(&problems, &keep, &|| {
             let mut command = Command::new(&program);

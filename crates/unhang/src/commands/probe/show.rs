@@ -11,7 +11,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Record, time};
+use unhang_evidence::{Realm, Record, time};
 use unhang_probe::{Attempt, End, Event, Probed, Tried};
 
 use super::super::knowledge::Knowledge;
@@ -229,7 +229,7 @@ impl Found {
                 "relative_error": tried.relative_error,
                 "not_numbers": tried.not_numbers,
                 "detail": tried.detail,
-                "rehearsal": self.rehearsal.is_some(),
+                "rehearsal": knowledge.evidence.realm() == Realm::Rehearsal,
                 "earlier": earlier,
                 "unix_seconds": tried.unix_seconds,
             })
@@ -341,9 +341,10 @@ impl Found {
             End::Complete => {}
         }
         let rehearsal = if self.rehearsal.is_some() { " --rehearsal" } else { "" };
+        let place = if knowledge.is_about_an_emulated_card() { ", inside of the same `unhang card run`" } else { "" };
         let _ = writeln!(
             text,
-            "the map: unhang report{rehearsal}    as a page: unhang report{rehearsal} --html hang-map.html"
+            "the map: unhang report{rehearsal}    as a page: unhang report{rehearsal} --html hang-map.html{place}"
         );
         text
     }

@@ -3,11 +3,11 @@
 //
 // Constants: CHANNELS_LAST, the tile (tile.cuh), PACKED (the filter was brought into [group][tap][REDUCED rounded up to
 // BK][ROWS rounded up to BM] before), FLAT (taps and channels are one axis: for few channels; forward only), POINTWISE
-// (1 × 1, stride 1, no padding, NCHW, and planes of whole quads), SOURCE_QUADS (NHWC: the channels of a group are whole
+// (1 × 1, stride 1 or SPREAD, no padding, NCHW, and planes of whole quads), SOURCE_QUADS (NHWC: the channels of a group are whole
 // quads), HALF (products of f16 in pairs, see tile.cuh).
 // Constants, or numbers of the launch where they are not given (numbers.cuh): GROUPS, REDUCED (channels summed over, a
 // group), ROWS (channels of the result, a group); FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W and DIRECTION (0 forward,
-// 1 backward-data); SKIP_EMPTY (phases without taps write nothing, because the result was filled before), PLANES (sums go
+// 1 backward-data); SPREAD (see phases.cuh); SKIP_EMPTY (phases without taps write nothing, because the result was filled before), PLANES (sums go
 // to one plane of f32 for each split, to be added up by `reduce`). A general kernel's filter is packed.
 
 struct GemmShape {

@@ -43,8 +43,19 @@ struct ResultWriter {
 
     // Where a pixel lies in a channel's plane.
     METHOD unsigned in_plane(const Pixel& p) const {
+#if SPREAD
+        return (unsigned)(p.y * STRIDE_H * shape.result_w) + (unsigned)(p.x * STRIDE_W);
+#else
         return (unsigned)((p.y * PHASES_H + phase_h) * shape.result_w) + (unsigned)(p.x * PHASES_W + phase_w);
+#endif
     }
+
+#if SPREAD
+    // The rows and columns that lie between a pixel of the source and the next: fewer at the end of an image.
+    METHOD int covered_h(const Pixel& p) const { return within(STRIDE_H, shape.result_h - p.y * STRIDE_H); }
+    METHOD int covered_w(const Pixel& p) const { return within(STRIDE_W, shape.result_w - p.x * STRIDE_W); }
+    METHOD static int within(int stride, int left) { return left < stride ? left : stride; }
+#endif
 
     METHOD void write(const float (&sums)[TM][TN], int column_begin, int columns) const {
         const int image_columns = axis_h.extent * axis_w.extent;
@@ -57,7 +68,53 @@ struct ResultWriter {
 #if CHANNELS_LAST
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
-                if (column + e < columns) write_channels(sums, q * 4 + e, ((unsigned)pixel.n * plane + in_plane(pixel)) * RESULT_CHANNELS);
+                const unsigned at = (unsigned)pixel.n * plane + in_plane(pixel);
+                if (column + e < columns) {
+                    write_channels(sums, q * 4 + e, at * RESULT_CHANNELS, false);
+#if SPREAD
+                    const int high = covered_h(pixel), wide = covered_w(pixel);
+                    for (int z = 1; z < high * wide; ++z)
+                        write_channels(sums, q * 4 + e, (at + (unsigned)(z / wide * shape.result_w + z % wide)) * RESULT_CHANNELS, true);
+#endif
+                }
+                pixel.next(axis_h, axis_w);
+            }
+#elif SPREAD
+            // Four pixels of a row, each followed by a zero, are two quads.
+            if (STRIDE_W == 2 && axis_w.extent % 4 == 0 && shape.result_w % 4 == 0) {
+                const unsigned at = (unsigned)(pixel.n * RESULT_CHANNELS) * plane + in_plane(pixel);
+                const int high = covered_h(pixel);
+#pragma unroll
+                for (int i = 0; i < TM; ++i) {
+                    const int row = row_begin + TILE_ROW(i);
+                    if (ROWS % BM != 0 && row >= ROWS) continue;
+                    unsigned line = at + (unsigned)(row_first + row) * plane;
+                    const float first[4] = {sums[i][q * 4], 0.0f, sums[i][q * 4 + 1], 0.0f};
+                    const float second[4] = {sums[i][q * 4 + 2], 0.0f, sums[i][q * 4 + 3], 0.0f};
+                    store_sums(result, line, first, false);
+                    store_sums(result, line + 4, second, false);
+                    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    for (int z = 1; z < high; ++z) {
+                        line += (unsigned)shape.result_w;
+                        store_sums(result, line, zeros, false);
+                        store_sums(result, line + 4, zeros, false);
+                    }
+                }
+                continue;
+            }
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const unsigned at = (unsigned)(pixel.n * RESULT_CHANNELS) * plane + in_plane(pixel);
+                const int high = column + e < columns ? covered_h(pixel) : 0, wide = covered_w(pixel);
+#pragma unroll
+                for (int i = 0; i < TM; ++i) {
+                    const int row = row_begin + TILE_ROW(i);
+                    if (ROWS % BM != 0 && row >= ROWS) continue;
+                    const unsigned channel = at + (unsigned)(row_first + row) * plane;
+                    for (int y = 0; y < high; ++y)
+                        for (int x = 0; x < wide; ++x)
+                            store_sum(result, channel + (unsigned)(y * shape.result_w + x), x + y == 0 ? sums[i][q * 4 + e] : 0.0f, false);
+                }
                 pixel.next(axis_h, axis_w);
             }
 #else
@@ -91,8 +148,8 @@ struct ResultWriter {
     }
 
 #if CHANNELS_LAST
-    // All channels of one pixel that this thread has.
-    METHOD void write_channels(const float (&sums)[TM][TN], int j, unsigned pixel) const {
+    // All channels of one pixel that this thread has, or as many zeros.
+    METHOD void write_channels(const float (&sums)[TM][TN], int j, unsigned pixel, bool zeros) const {
 #pragma unroll
         for (int r = 0; r < ROW_QUADS; ++r) {
             const int row = row_begin + TILE_ROW(r * 4);
@@ -100,7 +157,7 @@ struct ResultWriter {
             float value[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                value[i] = sums[r * 4 + i][j];
+                value[i] = zeros ? 0.0f : sums[r * 4 + i][j];
                 if (bias != nullptr && row + i < ROWS) value[i] += widen(bias[row_first + row + i]);
             }
             if (ROWS % 4 == 0) {

@@ -34,6 +34,11 @@ DEVICE Axis backward_axis(int phase, int result, int filter, int stride, int pad
     return axis;
 }
 
+// SPREAD: a 1 × 1 filter without padding meets the first phase only, whose workgroups write the zeros of the others as well.
+#ifndef SPREAD
+#define SPREAD 0
+#endif
+
 #if WINDOW_GIVEN
 #define BACKWARD (DIRECTION == 1)
 #define BY_STRIDE_H [](int n) { return n / STRIDE_H; }
@@ -48,8 +53,13 @@ DEVICE Axis backward_axis(int phase, int result, int filter, int stride, int pad
 #define TAP_STEP_H 1
 #define TAP_STEP_W 1
 #else
+#if SPREAD
+#define PHASES_H 1
+#define PHASES_W 1
+#else
 #define PHASES_H STRIDE_H
 #define PHASES_W STRIDE_W
+#endif
 #define SOURCE_STEP_H 1
 #define SOURCE_STEP_W 1
 #define SOURCE_TAP_H (-(DILATION_H / greatest_common_divisor(STRIDE_H, DILATION_H)))

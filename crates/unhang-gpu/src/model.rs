@@ -322,7 +322,8 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     let mut steps = f64::from(steps);
     let longest = steps;
-    if backward_data {
+    let is_spread = stage.kernel.constant("SPREAD").is_some();
+    if backward_data && !is_spread {
         // Phases differ in length; the grid counts them all as the longest.
         let (kernel, stride) = (problem.kernel(), problem.stride());
         for axis in 0..2 {
@@ -364,7 +365,8 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         _ => 1.0,
     };
     // Phases of a stride differ in length and write every other pixel.
-    let strided = match backward_data && problem.stride() != [1, 1] {
+    let is_strided = backward_data && problem.stride() != [1, 1] && !is_spread;
+    let strided = match is_strided {
         false => 1.0,
         // The longest phase is the last to end: with few workgroups small ones fill the gaps.
         true if !are_many && tile.rows == 32 && tile.columns <= 64 => shares.strided_in_small_tiles,
@@ -388,7 +390,6 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // With few workgroups the unit that has the longest phase of a stride is waited for.
     let active = if splits_of(choice) > 1.0 { each * steps / longest } else { each };
-    let is_strided = backward_data && problem.stride() != [1, 1];
     let late = match is_strided && active < 2.5 {
         true => 0.6 * (tile.rows * tile.columns * tile.depth) as f64 * longest / unit_rate,
         false => 0.0,

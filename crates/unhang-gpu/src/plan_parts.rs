@@ -11,7 +11,7 @@ mod winograd;
 
 pub(crate) use depthwise::{depthwise, depthwise_quads};
 pub(crate) use direct::direct;
-pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, pack, phase_planes, reduce};
+pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
 use gemm::{longest_phase, tile_constants};
 pub(crate) use narrow::narrow;
 pub(crate) use plain::plain;

@@ -118,8 +118,9 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
     if planes && phases > 1 && splits > MAX_PHASE_PLANES {
         return Err(format!("{splits} parts of a sum with phases are more than {MAX_PHASE_PLANES}"));
     }
+    let spread = !planes && parts::is_spread(geometry);
     // Pixels that no tap meets are cheaper filled at once than written one by one between the others.
-    let skip_empty = !planes && parts::has_empty_phases(problem);
+    let skip_empty = !planes && !spread && parts::has_empty_phases(problem);
     if skip_empty {
         stages.push(parts::reduce(geometry, 0, &[], Pointer::Null));
     }
@@ -134,6 +135,7 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
             flat,
             planes,
             skip_empty,
+            spread,
             half,
             splits: splits as u32,
             steps_per_split: per_split as i32,

@@ -113,6 +113,12 @@ fn kernels() -> Vec<Kernel> {
             }
         }
     }
+    for (layout, tile) in [(Layout::Nchw, TILES[0]), (Layout::Nchw, TILES[4]), (Layout::Nhwc, TILES[0])] {
+        let data = problem(Direction::BackwardData, DataType::F32, layout).specification();
+        let spread = Specification { kernel: [1, 1], padding: [0, 0], stride: [2, 2], ..data };
+        let choice = Choice::Gemm { tile, packed: false, flat: false, splits: 1 };
+        plans.push(LaunchPlan::new(&Problem::new(spread).unwrap(), &choice));
+    }
     let mut kernels: Vec<Kernel> =
         plans.into_iter().flat_map(|plan| plan.unwrap().stages).map(|stage| stage.kernel).collect();
     kernels.sort();

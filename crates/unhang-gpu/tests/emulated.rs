@@ -91,6 +91,15 @@ fn problems() -> Vec<Problem> {
         Specification { in_channels: 20, out_channels: 40, in_size: [8, 8], ..base },
         Specification { in_channels: 17, out_channels: 18, in_size: [7, 9], ..base },
         Specification { in_channels: 24, out_channels: 36, in_size: [6, 6], kernel: [1, 1], padding: [0, 0], ..base },
+        Specification {
+            in_size: [8, 16],
+            kernel: [1, 1],
+            padding: [0, 0],
+            stride: [2, 2],
+            in_channels: 20,
+            out_channels: 8,
+            ..base
+        },
         Specification { in_channels: 16, out_channels: 16, in_size: [6, 7], kernel: [5, 5], padding: [2, 2], ..base },
         Specification { in_channels: 3, out_channels: 20, in_size: [13, 11], kernel: [7, 7], stride: [2, 2], ..base },
         Specification { in_channels: 18, out_channels: 3, in_size: [9, 8], stride: [2, 1], dilation: [1, 2], ..base },

@@ -502,6 +502,53 @@ fn phases_of_a_stride_have_as_many_parts_as_their_taps_fill() {
     }
 }
 
+/// A strided 1×1 layer's gradient is a matrix product with zeros between its pixels, written together.
+#[test]
+fn gradients_of_strided_products_are_right_at_every_edge() {
+    let Some(engine) = engine() else { return };
+    for (turn, (in_size, stride)) in [
+        ([16, 16], [2, 2]),
+        ([15, 16], [2, 2]),
+        ([9, 13], [2, 2]),
+        ([7, 10], [3, 4]),
+        ([6, 8], [1, 2]),
+        ([5, 4], [2, 1]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for layout in Layout::ALL {
+            for (groups, data_type) in [(1, DataType::F32), (2, DataType::F16)] {
+                let strided = problem(Specification {
+                    batch: 2,
+                    in_channels: 36,
+                    out_channels: 20,
+                    groups,
+                    in_size,
+                    kernel: [1, 1],
+                    stride,
+                    layout,
+                    data_type,
+                    direction: Direction::BackwardData,
+                    ..Specification::default()
+                });
+                let tile = TILES[turn % 2 * 9];
+                for (form, packed) in [(Form::Specialised, turn == 0), (Form::General, true)] {
+                    let choice = Choice::Gemm { tile, packed, flat: false, splits: 1 };
+                    let plan = LaunchPlan::with_form(&strided, &choice, form).unwrap();
+                    let last = plan.stages.last().unwrap();
+                    let is_spread = form == Form::Specialised || stride == [2, 2];
+                    assert_eq!(last.kernel.constant("SPREAD").is_some(), is_spread, "{strided}");
+                    let phases = if is_spread { 1 } else { stride[0] * stride[1] };
+                    assert_eq!(i64::from(last.grid[1]), groups * phases, "{strided}");
+                    *engine.form.lock().unwrap() = form;
+                    check_choice(&engine, &strided, choice, turn as u64);
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn many_filters_are_added_up_by_a_thread_each() {
     let Some(engine) = engine() else { return };

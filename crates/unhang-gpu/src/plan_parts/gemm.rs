@@ -73,6 +73,16 @@ pub(super) fn longest_phase(filter: usize, stride: usize, dilation: usize) -> us
     filter.div_ceil(stride / greatest_common_divisor(stride, dilation))
 }
 
+/// Whether backward-data is a matrix product whose pixels lie a stride apart in the result, with zeros between them. There
+/// are general kernels for the stride that such layers have.
+pub(crate) fn is_spread(geometry: &Geometry) -> bool {
+    let p = &geometry.problem;
+    p.direction() == Direction::BackwardData
+        && (p.kernel(), p.padding()) == ([1, 1], [0, 0])
+        && p.stride() != [1, 1]
+        && (geometry.form == Form::Specialised || p.stride() == [2, 2])
+}
+
 /// Whether backward-data has phases of the stride that no tap meets, whose pixels are zero.
 pub(crate) fn has_empty_phases(p: &Problem) -> bool {
     p.direction() == Direction::BackwardData
@@ -94,6 +104,8 @@ pub(crate) struct GemmPart {
     pub flat: bool,
     pub planes: bool,
     pub skip_empty: bool,
+    /// Whether the first phase of a stride writes the zeros of the others, which no tap meets.
+    pub spread: bool,
     pub half: bool,
     pub splits: u32,
     pub steps_per_split: i32,
@@ -108,6 +120,7 @@ impl GemmPart {
             flat: false,
             planes: false,
             skip_empty: false,
+            spread: false,
             half: false,
             splits: 1,
             steps_per_split: gemm_steps(products, tile, false) as i32,
@@ -133,10 +146,10 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
     let (reduced, rows) = geometry.reduced_and_rows();
     let (source, result) = geometry.source_and_result();
     let channels_last = geometry.channels_last();
-    let pointwise =
-        geometry.is_pointwise() && !channels_last && !part.flat && (source[0] * source[1]).is_multiple_of(4);
+    let is_product = geometry.is_pointwise() || part.spread;
+    let pointwise = is_product && !channels_last && !part.flat && (source[0] * source[1]).is_multiple_of(4);
     let stride = if forward { [1, 1] } else { p.stride() };
-    let phases = stride[0] * stride[1];
+    let phases = if part.spread { 1 } else { stride[0] * stride[1] };
     // The largest phase; smaller ones leave early.
     let columns = p.batch() as u64 * result[0].div_ceil(stride[0]) as u64 * result[1].div_ceil(stride[1]) as u64;
     // Across in LDS: what is read along the reduction.
@@ -162,14 +175,17 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
             constants.extend(geometry.window_constants());
         }
         // A packed 1×1 filter is the same in both directions.
-        Form::General if pointwise => {
-            constants.push(("DIRECTION", 0));
+        Form::General if pointwise || part.spread => {
+            constants.push(("DIRECTION", i64::from(part.spread)));
             constants.extend(geometry.window_constants());
         }
         Form::General => {}
     }
     if part.half {
         constants.push(("HALF", 1));
+    }
+    if part.spread {
+        constants.push(("SPREAD", 1));
     }
     let row_tiles = rows.div_ceil(part.tile.rows);
     let tiles = row_tiles as u64 * columns.div_ceil(part.tile.columns as u64);

@@ -26,7 +26,7 @@ pub fn kernels() -> Vec<Kernel> {
 }
 
 /// A problem of each kind that general kernels tell apart: type, layout, direction; few channels and many, in quads and not;
-/// planes in quads and not; 1×1 and larger windows; and the windows of depthwise layers, which are unrolled.
+/// planes in quads and not; 1×1, dense and strided, and larger windows; and the windows of depthwise layers, which are unrolled.
 pub fn kinds() -> Vec<Problem> {
     let base = Specification { batch: 1, in_size: [8, 8], padding: [1, 1], kernel: [3, 3], ..Specification::default() };
     let mut shapes = Vec::new();
@@ -34,7 +34,9 @@ pub fn kinds() -> Vec<Problem> {
         for in_size in [[8, 8], [7, 7]] {
             let dense = Specification { in_channels, out_channels, in_size, ..base };
             let [pointwise, square] = [dense.clone(), dense.clone()];
-            shapes.push(Specification { kernel: [1, 1], padding: [0, 0], ..pointwise });
+            let pointwise = Specification { kernel: [1, 1], padding: [0, 0], ..pointwise };
+            shapes.push(Specification { stride: [2, 2], in_size: in_size.map(|n| 2 * n), ..pointwise.clone() });
+            shapes.push(pointwise);
             shapes.push(Specification { kernel: [5, 5], padding: [2, 2], ..square });
             shapes.push(dense);
         }

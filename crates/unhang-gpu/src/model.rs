@@ -151,12 +151,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let Shape::Fused(shape) = stage.shape else { return f64::INFINITY };
             let steps = (f64::from(shape.reduced) / 8.0).ceil();
             // 16 places × 32 × 32 sums, eight channels a step; what begins and ends a workgroup is worth half a step.
-            // Transforms and two barriers a step leave less for the products than a matrix tile has. Fitted to an H200.
             let products = 16.0 * 32.0 * 32.0 * 8.0 * (steps + 0.5);
             let each = blocks / device.compute_units as f64;
             let rounds = if each > 6.0 { each + 0.8 } else { each.ceil() };
             let filled = (each.ceil().min(2.0) / 2.0).powf(0.45);
-            let rate = device.flops / 2.0 / device.compute_units as f64 * device.efficiency * 0.72 * filled;
+            let rate =
+                device.flops / 2.0 / device.compute_units as f64 * device.efficiency * device.shares.fused * filled;
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
         SourceFile::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
@@ -431,8 +431,10 @@ fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) ->
     let pointwise = is_gemm && stage.kernel.constant("POINTWISE") == Some(1);
     let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
     let is_nested = stage.kernel.constant("NESTED").is_some();
+    let is_specialised = stage.kernel.constant("ROWS").is_some();
     let winograd = if is_nested { 1.0 } else { shares.winograd };
     match choice {
+        Choice::Gemm { .. } if is_specialised && tile.rows * tile.columns == 128 * 128 => shares.large,
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => shares.pointwise_few_threads,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => winograd * shares.winograd_few_threads,
         // Large tiles end beyond the phases that a place has, and there are few of them.

@@ -20,7 +20,7 @@ Tensor = torch.Tensor
 _CHANNELS = 4
 _PLACES = 8
 # More pixels than this are compared in one channel only.
-_MANY_PIXELS = 1 << 18
+_MANY_PIXELS = 1 << 15
 
 
 class Finding(NamedTuple):

@@ -108,11 +108,10 @@ pub(crate) mod avx512 {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
     fn put(destination: &Cell<Lanes>, part: usize, values: __m512i, on: u32) {
-        // SAFETY: half of a row.
-        unsafe {
-            let at = destination.as_ptr().cast::<i32>().add((part & 1) * 16);
-            _mm512_mask_storeu_epi32(at, (on >> ((part & 1) * 16)) as u16, values);
-        }
+        let old = sixteen(destination, part);
+        let values = _mm512_mask_mov_epi32(old, (on >> ((part & 1) * 16)) as u16, values);
+        // SAFETY: half of a row. Not with a mask: the host hands on to the next load only what is stored whole.
+        unsafe { _mm512_storeu_si512(destination.as_ptr().cast::<u32>().add((part & 1) * 16).cast(), values) }
     }
 
     #[inline]

@@ -15,8 +15,16 @@ pub(crate) struct Words {
     pub registers: [u8; 4],
     pub offsets: [u32; 4],
     /// How many words lie together: 1, 2 or 4.
-    pub run: u8,
+    run: u8,
+    /// What loads them on a host that has AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    load: Load,
 }
+
+/// Loads words as [`Addresses::transfer`] does: the start of memory, the row of addresses and the lowest of them, the words, their
+/// rows, the lanes that are on.
+#[cfg(target_arch = "x86_64")]
+type Load = unsafe fn(*mut u8, (*const Lanes, u32), &Words, *mut Lanes, u32);
 
 impl Words {
     pub fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
@@ -27,7 +35,15 @@ impl Words {
             2 if together(0) => 2,
             _ => 1,
         };
-        Words { store, count, registers, offsets, run }
+        Words {
+            store,
+            count,
+            registers,
+            offsets,
+            run,
+            #[cfg(target_arch = "x86_64")]
+            load: avx512::load_of(count, run),
+        }
     }
 
     /// Bytes from a lane's address to the end of its last word.
@@ -135,7 +151,7 @@ impl Addresses {
             // SAFETY: the host has the instructions; the rest is what was asked for here.
             unsafe {
                 if !words.store {
-                    avx512::load(base, (self.row, lowest), words, rows, self.on);
+                    (words.load)(base, (self.row, lowest), words, rows, self.on);
                     return;
                 }
                 if avx512::store(base, (self.row, lowest), words, rows, self.on) {
@@ -177,7 +193,7 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
 mod avx512 {
     use std::arch::x86_64::*;
 
-    use super::{Span, Words};
+    use super::{Load, Span, Words};
     use crate::wave::Lanes;
 
     /// How the addresses of sixteen lanes lie, those of lanes that are off aside.
@@ -317,63 +333,126 @@ mod avx512 {
         unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
     }
 
-    /// Loads sixteen lanes at a time.
+    /// Writes those of sixteen lanes that are on. Not by a store with a mask, which the host does not hand on to the next load.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn load(
+    unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
+        // SAFETY: the caller vouches for the row.
+        unsafe {
+            let old = _mm512_loadu_si512(row.cast());
+            _mm512_storeu_si512(row.cast(), _mm512_mask_mov_epi32(old, on, values));
+        }
+    }
+
+    /// The function that loads so many words, of which so many lie together.
+    pub fn load_of(count: u8, run: u8) -> Load {
+        match (count, run) {
+            (1, _) => load::<1, 1>,
+            (2, 2) => load::<2, 2>,
+            (2, _) => load::<2, 1>,
+            (3, _) => load::<3, 1>,
+            (_, 4) => load::<4, 4>,
+            (_, 2) => load::<4, 2>,
+            _ => load::<4, 1>,
+        }
+    }
+
+    /// Loads sixteen lanes at a time.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn load<const COUNT: usize, const RUN: usize>(
         base: *mut u8,
         (addresses, lowest): (*const Lanes, u32),
         words: &Words,
         rows: *mut Lanes,
         on: u32,
     ) {
-        let (count, lowest) = ((words.count as usize).min(4), _mm512_set1_epi32(lowest as i32));
+        let lowest = _mm512_set1_epi32(lowest as i32);
         // Before anything is loaded: the row of the addresses may be overwritten.
         // SAFETY: a row, as the caller vouches.
         let halves = unsafe { [sixteen(addresses, 0), sixteen(addresses, 1)] };
         for part in 0..2 {
             let (places, on) = (_mm512_sub_epi32(halves[part], lowest), (on >> (part * 16)) as u16);
-            let (start, lie) = lie(places, on);
             // SAFETY: the caller vouches for the words of lanes that are on, for the others nothing is touched.
             unsafe {
-                match (lie, words.run) {
-                    _ if on == 0 => {}
-                    (Lie::Same, _) => {
-                        for word in 0..count {
-                            let at = base.add(words.offsets[word] as usize).offset(start).cast::<i32>();
-                            let found = _mm512_set1_epi32(at.read_unaligned());
-                            _mm512_mask_storeu_epi32(row(rows, words, word, part), on, found);
-                        }
-                    }
-                    (Lie::InOrder, _) => {
-                        for word in 0..count {
-                            let at = base.add(words.offsets[word] as usize).wrapping_offset(start);
-                            let found = _mm512_maskz_loadu_epi32(on, at.cast());
-                            _mm512_mask_storeu_epi32(row(rows, words, word, part), on, found);
-                        }
-                    }
-                    (Lie::Anyhow, 4) if on == u16::MAX => {
-                        let found = load_fours(base.add(words.offsets[0] as usize), places);
-                        for word in 0..4 {
-                            _mm512_storeu_si512(row(rows, words, word, part).cast(), found[word]);
-                        }
-                    }
-                    (Lie::Anyhow, 2) if on == u16::MAX => {
-                        for pair in 0..count / 2 {
-                            let found = load_twos(base.add(words.offsets[pair * 2] as usize), places);
-                            _mm512_storeu_si512(row(rows, words, pair * 2, part).cast(), found[0]);
-                            _mm512_storeu_si512(row(rows, words, pair * 2 + 1, part).cast(), found[1]);
-                        }
-                    }
-                    (Lie::Anyhow, _) => {
-                        for word in 0..count {
-                            let (at, row) = (base.add(words.offsets[word] as usize), row(rows, words, word, part));
-                            let old = _mm512_loadu_si512(row.cast());
-                            let found = _mm512_mask_i32gather_epi32::<1>(old, on, places, at.cast());
-                            _mm512_storeu_si512(row.cast(), found);
-                        }
+                match on {
+                    u16::MAX => load_all::<COUNT, RUN>(base, places, words, rows, part),
+                    0 => {}
+                    _ => load_some::<COUNT>(base, places, words, rows, (part, on)),
+                }
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn load_all<const COUNT: usize, const RUN: usize>(
+        base: *mut u8,
+        places: __m512i,
+        words: &Words,
+        rows: *mut Lanes,
+        part: usize,
+    ) {
+        let (start, lie) = lie(places, u16::MAX);
+        // SAFETY: as for `load`.
+        unsafe {
+            match lie {
+                Lie::Same => {
+                    for word in 0..COUNT {
+                        let at = base.add(words.offsets[word] as usize).offset(start).cast::<i32>();
+                        let found = _mm512_set1_epi32(at.read_unaligned());
+                        _mm512_storeu_si512(row(rows, words, word, part).cast(), found);
                     }
                 }
+                Lie::InOrder => {
+                    for word in 0..COUNT {
+                        let at = base.add(words.offsets[word] as usize).offset(start);
+                        _mm512_storeu_si512(row(rows, words, word, part).cast(), _mm512_loadu_si512(at.cast()));
+                    }
+                }
+                Lie::Anyhow if RUN == 4 => {
+                    let found = load_fours(base.add(words.offsets[0] as usize), places);
+                    for word in 0..COUNT {
+                        _mm512_storeu_si512(row(rows, words, word, part).cast(), found[word]);
+                    }
+                }
+                Lie::Anyhow if RUN == 2 => {
+                    for pair in 0..COUNT / 2 {
+                        let found = load_twos(base.add(words.offsets[pair * 2] as usize), places);
+                        _mm512_storeu_si512(row(rows, words, pair * 2, part).cast(), found[0]);
+                        _mm512_storeu_si512(row(rows, words, pair * 2 + 1, part).cast(), found[1]);
+                    }
+                }
+                Lie::Anyhow => {
+                    for word in 0..COUNT {
+                        let at = base.add(words.offsets[word] as usize);
+                        let found = _mm512_i32gather_epi32::<1>(places, at.cast());
+                        _mm512_storeu_si512(row(rows, words, word, part).cast(), found);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    unsafe fn load_some<const COUNT: usize>(
+        base: *mut u8,
+        places: __m512i,
+        words: &Words,
+        rows: *mut Lanes,
+        (part, on): (usize, u16),
+    ) {
+        let (start, lie) = lie(places, on);
+        for word in 0..COUNT {
+            // SAFETY: as for `load`.
+            unsafe {
+                let at = base.add(words.offsets[word] as usize);
+                let found = match lie {
+                    Lie::Same => _mm512_set1_epi32(at.offset(start).cast::<i32>().read_unaligned()),
+                    Lie::InOrder => _mm512_maskz_loadu_epi32(on, at.wrapping_offset(start).cast()),
+                    Lie::Anyhow => _mm512_mask_i32gather_epi32::<1>(places, on, places, at.cast()),
+                };
+                put(row(rows, words, word, part), on, found);
             }
         }
     }

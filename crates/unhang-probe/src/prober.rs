@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use unhang_evidence::{Intent, IntentId, Record, RecordSource, Store, time};
+use unhang_evidence::{Evidence, Intent, IntentId, Realm, Record, RecordSource, Store, time};
 
 use crate::protocol::{CameBack, Request};
 use crate::recorder::{Recorder, recorder};
@@ -88,11 +88,18 @@ pub struct Outcome {
 
 /// What earlier probes of this kind began on the machine and never came back from, as the verdicts that it becomes.
 ///
-/// The machine or the prober went down while these ran. That is suspicion enough not to run them again unasked.
+/// The machine or the prober went down while these ran. That is suspicion enough not to run them again unasked. One that was
+/// tried again since and came back is not suspected any more.
 pub fn culprits(store: &Store, machine: &str, source: RecordSource) -> Vec<Record> {
     let mut found = Vec::new();
+    // Read before verdicts are added: what arrived after the intent decides.
+    let evidence = Evidence::load_realm(store, machine, Realm::of_machine(source == RecordSource::Rehearsal));
     for (id, intent) in store.unresolved_intents(machine) {
         if intent.source != source {
+            continue;
+        }
+        if evidence.about(&intent.problem, intent.engine, &intent.variant).is_some_and(|known| known.is_proof()) {
+            store.withdraw(id);
             continue;
         }
         let detail = "suspected: the machine or the prober went down while this ran";

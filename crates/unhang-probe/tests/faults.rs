@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use unhang_conv::Problem;
 use unhang_cpu::CpuEngine;
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{Evidence, Filter, RecordSource, Store};
+use unhang_evidence::{Evidence, Filter, Record, RecordSource, Store};
 use unhang_probe::rehearsal::{Behaviour, Table, serve};
 use unhang_probe::{Attempt, Deadlines, End, Launch, Probed, Prober, Stage, Tried, culprits};
 
@@ -476,17 +476,13 @@ fn stopping_ends_the_children_and_keeps_what_was_found() {
     assert_eq!(intents_in(home.path()), 0, "what was given up is nobody's culprit");
 }
 
-#[test]
-fn a_prober_that_is_killed_leaves_the_culprits_names_and_goes_on() {
-    let home = tempfile::tempdir().unwrap();
-    // Sizes over 30 hang for as long as they are let: the prober is in them when it is killed.
-    let card = card_beside(home.path(), "*\t*\t*->*\t>30\thang-run\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n");
-    let mut prober = start_prober(home.path(), "");
-    let store = Store::open(home.path());
+/// Starts a prober on a card where larger sizes hang, and kills it while it is in one of those; its store.
+fn killed_prober(home: &Path) -> Store {
+    let mut prober = start_prober(home, "");
+    let store = Store::open(home);
     let began = Instant::now();
-    let hangs = |store: &Store| store.records(&Filter { verdict: Some(Verdict::Hangs), ..Filter::default() }).len();
     // Just after a hang a prober is in its canary; wait for the next attempt to be under way.
-    while hangs(&store) < 2 || intents_in(home.path()) == 0 {
+    while hangs(&store) < 2 || intents_in(home) == 0 {
         assert!(began.elapsed() < Duration::from_secs(60) && prober.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(30));
     }
@@ -499,6 +495,37 @@ fn a_prober_that_is_killed_leaves_the_culprits_names_and_goes_on() {
         assert!(killed.elapsed() < Duration::from_secs(20), "children outlive their prober");
         std::thread::sleep(Duration::from_millis(20));
     }
+    store
+}
+
+fn hangs(store: &Store) -> usize {
+    store.records(&Filter { verdict: Some(Verdict::Hangs), ..Filter::default() }).len()
+}
+
+/// Sizes over 30 hang for as long as they are let: the prober is in them when it is killed.
+const LARGE_ONES_HANG: &str = "*\t*\t*->*\t>30\thang-run\tmade up\n*\t*\t*->*\t*\tworks\tmade up\n";
+
+#[test]
+fn a_culprit_that_was_tried_again_and_came_back_is_not_suspected_any_more() {
+    let home = tempfile::tempdir().unwrap();
+    card_beside(home.path(), LARGE_ONES_HANG);
+    let store = killed_prober(home.path());
+    let (_, again) = store.unresolved_intents(MACHINE).swap_remove(0);
+    store.record(Record::new(again.problem.clone(), again.engine, MACHINE, Verdict::Works, RecordSource::Rehearsal));
+    assert!(store.flush(Duration::from_secs(10)));
+    let found = culprits(&store, MACHINE, RecordSource::Rehearsal);
+    assert!(found.iter().all(|record| record.problem != again.problem), "{found:?}");
+    assert!(store.flush(Duration::from_secs(10)));
+    assert_eq!(intents_in(home.path()), 0, "nor later");
+    let evidence = Evidence::load_rehearsal(&store, MACHINE);
+    assert!(evidence.about(&again.problem, again.engine, "").unwrap().is_proof());
+}
+
+#[test]
+fn a_prober_that_is_killed_leaves_the_culprits_names_and_goes_on() {
+    let home = tempfile::tempdir().unwrap();
+    let card = card_beside(home.path(), LARGE_ONES_HANG);
+    let store = killed_prober(home.path());
     let (before, known) = (store.records(&Filter::default()), hangs(&store));
     assert!(before.iter().filter(|record| record.verdict == Verdict::Works).count() >= 20, "{}", before.len());
     let found = culprits(&store, MACHINE, RecordSource::Rehearsal);

@@ -12,7 +12,7 @@ use super::cache;
 use super::edges::{Edges, Surroundings, met_runs};
 use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
-use super::source::{Arrangement, SourceView, Window};
+use super::source::{Arrangement, SourceView, Window, prefetch};
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
@@ -304,17 +304,6 @@ impl Pass<'_> {
                 }
             }
         }
-    }
-}
-
-/// Asks for the cache lines of this many numbers; touches nothing, so that they need not exist.
-#[inline(always)]
-fn prefetch(from: *const f32, numbers: usize) {
-    #[cfg(target_arch = "x86_64")]
-    for line in 0..numbers.div_ceil(16) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, whatever the address; the instruction is part of the baseline.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 16).cast()) };
     }
 }
 

@@ -74,6 +74,11 @@ impl Axis {
         self.low >= 0 && (self.steps - 1) * self.in_step + self.low as usize + self.span <= self.source
     }
 
+    /// The first position of the source that a tap of this step or a later one falls on.
+    pub fn first_of_source(&self, step: usize) -> usize {
+        ((step * self.in_step) as isize + self.low).max(0) as usize
+    }
+
     /// Whether no tap of this many steps falls on padding.
     pub fn all_inside(&self, first: usize, count: usize) -> bool {
         let begin = (first * self.in_step) as isize + self.low;

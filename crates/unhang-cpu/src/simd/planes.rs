@@ -9,6 +9,7 @@
 
 use super::geometry::{Axis, Gather, Tap, even_parts};
 use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
+use super::source::prefetch_plane;
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
@@ -253,6 +254,11 @@ impl PlaneWork<'_> {
         let packed_rows = self.packed_rows(strip.rows);
         for channel in 0..gather.source_channels {
             let from = strip.image * by_image + (strip.group * gather.source_channels + channel) * by_channel;
+            if rows.axis.in_step * columns.axis.in_step > 1 {
+                let first_row = rows.axis.first_of_source(strip.first_row);
+                let next = strip.source.as_ptr().wrapping_add(from + by_channel + first_row * by_row);
+                prefetch_plane(next, rows.axis.in_step * packed_rows * by_row);
+            }
             for (row_remainder, row_place) in rows.remainders() {
                 let (top, bottom, row) = rows.inside(row_remainder, strip.first_row, packed_rows);
                 for (column_remainder, column_place) in columns.remainders() {

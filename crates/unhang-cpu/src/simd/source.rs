@@ -237,10 +237,15 @@ impl<'a> SourceView<'a> {
         // Rows without padding that follow each other in memory are one long row.
         let whole = self.gather.axes.iter().all(Axis::is_whole);
         let touching = whole && self.gather.axes[0].in_step == 1 && apart == 1 && self.row_pitch == by_row;
+        let first_row = self.gather.axes[0].first_of_source(window.first_row);
         // Channel by channel, so that memory is read in long pieces.
         for channel in 0..window.channels {
             let from = window.image * by_image + (window.first_channel + channel) * by_channel;
             let plane = &mut to[channel * window.plane..];
+            if apart > 1 || self.gather.axes[0].in_step > 1 {
+                let next = source.as_ptr().wrapping_add(from + by_channel + first_row * by_row);
+                prefetch_plane(next, self.rows(window.rows) * by_row);
+            }
             if touching {
                 let first_row = window.first_row as isize + self.gather.axes[0].low;
                 let count = self.rows(window.rows) * by_row;
@@ -318,6 +323,27 @@ impl PhasePart {
         let begin = begin.min(end);
         let column = (begin as isize * columns.in_step as isize + origin).max(0) as usize;
         PhasePart { at, begin, end, column }
+    }
+}
+
+/// Asks for the cache lines of this many numbers; touches nothing, so that they need not exist.
+#[inline(always)]
+pub fn prefetch(from: *const f32, numbers: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..numbers.div_ceil(16) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint, whatever the address; the instruction is part of the baseline.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 16).cast()) };
+    }
+}
+
+/// Numbers of a plane that is asked for as a whole: the processor sees by itself how larger ones go on.
+const SMALL_PLANE: usize = 2048;
+
+/// Asks for the plane that is dealt out next, if it is small: its rows are too short for the processor to see what comes.
+pub fn prefetch_plane(from: *const f32, numbers: usize) {
+    if numbers <= SMALL_PLANE {
+        prefetch(from, numbers);
     }
 }
 

@@ -35,8 +35,30 @@ pub trait Vector: Copy {
     /// The lanes from `begin` to before `end` from where they lie, counted from `from`, and zeros in the others; reads
     /// nothing else, so that `from` itself may lie before what can be read.
     unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self;
-    /// The same of every second number.
-    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self;
+    /// The first of every two numbers of both vectors, one after the other.
+    unsafe fn even(self, other: Self) -> Self;
+    /// The same as `load_lanes`, of numbers that lie so far apart: one, two or four.
+    #[inline(always)]
+    unsafe fn load_apart<const APART: usize>(from: *const f32, begin: usize, end: usize) -> Self {
+        // The numbers behind the last of them are not read.
+        let (first, last) = (APART * begin, (APART * end).saturating_sub(APART - 1));
+        let part = |vector: usize| {
+            let before = vector * Self::LANES;
+            // SAFETY: the same conditions, for one vector's lanes.
+            unsafe {
+                Self::load_lanes(from.wrapping_add(before), first.saturating_sub(before), last.saturating_sub(before))
+            }
+        };
+        // SAFETY: the features are there.
+        unsafe {
+            match APART {
+                1 => part(0),
+                2 => part(0).even(part(1)),
+                4 => part(0).even(part(1)).even(part(2).even(part(3))),
+                _ => unreachable!("numbers one, two or four apart"),
+            }
+        }
+    }
     /// Both vectors' numbers in turns: the first half of them, and the second.
     unsafe fn interleave(self, other: Self) -> [Self; 2];
     /// `to[offsets[j] + i] = from[i × row_step + j]` for `rows` ≤ LANES and `columns` ≤ LANES.
@@ -119,10 +141,8 @@ impl Vector for Portable {
     }
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
-        // SAFETY: only those lanes are read.
-        let lane = |i: usize| unsafe { *from.wrapping_add(2 * i) };
-        Portable(std::array::from_fn(|i| if (begin..end).contains(&i) { lane(i) } else { 0.0 }))
+    unsafe fn even(self, other: Self) -> Self {
+        Portable(std::array::from_fn(|i| if i < 4 { self.0[2 * i] } else { other.0[2 * i - 8] }))
     }
 
     #[inline(always)]
@@ -229,15 +249,10 @@ impl Vector for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
-        // The number behind the last of them is not read.
-        let below = |number: usize| if number >= 32 { u32::MAX } else { (1u32 << number) - 1 };
-        let mask = below((2 * end).saturating_sub(1)) & !below(2 * begin);
+    unsafe fn even(self, other: Self) -> Self {
         unsafe {
-            let low = _mm512_maskz_loadu_ps(mask as u16, from);
-            let high = _mm512_maskz_loadu_ps((mask >> 16) as u16, from.wrapping_add(16));
             let index = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
-            Avx512(_mm512_permutex2var_ps(low, index, high))
+            Avx512(_mm512_permutex2var_ps(self.0, index, other.0))
         }
     }
 
@@ -385,13 +400,9 @@ impl Vector for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn load_even(from: *const f32, begin: usize, end: usize) -> Self {
-        // The number behind the last of them is not read.
-        let (begin, end) = (2 * begin, (2 * end).saturating_sub(1));
+    unsafe fn even(self, other: Self) -> Self {
         unsafe {
-            let low = Avx2::load_lanes(from, begin, end).0;
-            let high = Avx2::load_lanes(from.wrapping_add(8), begin.saturating_sub(8), end.saturating_sub(8)).0;
-            let mixed = _mm256_shuffle_ps::<0x88>(low, high);
+            let mixed = _mm256_shuffle_ps::<0x88>(self.0, other.0);
             Avx2(_mm256_castpd_ps(_mm256_permute4x64_pd::<0xd8>(_mm256_castps_pd(mixed))))
         }
     }

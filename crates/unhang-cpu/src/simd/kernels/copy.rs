@@ -39,33 +39,30 @@ pub unsafe fn transpose<V: Vector>(
 /// `from` is good for `(count - 1) × step + 1` numbers, `to` for `count`; the features of `V` are on.
 #[inline(always)]
 pub unsafe fn row<V: Vector>(from: *const f32, step: usize, count: usize, to: *mut f32) {
-    let mut i = 0;
-    // SAFETY: the loops stay below `count`, and parts are loaded and stored as such.
+    // SAFETY: the function's own conditions, and the loop stays below `count`.
     unsafe {
         match step {
-            1 => {
-                while i + V::LANES <= count {
-                    V::load(from.add(i)).store(to.add(i));
-                    i += V::LANES;
-                }
-                if i < count {
-                    V::load_part(from.add(i), count - i).store_part(to.add(i), count - i);
-                }
-                return;
-            }
-            2 => {
-                while i < count {
-                    let part = (count - i).min(V::LANES);
-                    V::load_even(from.add(2 * i), 0, part).store_part(to.add(i), part);
-                    i += V::LANES;
-                }
-                return;
-            }
-            _ => {}
+            1 => row_apart::<V, 1>(from, count, to),
+            2 => row_apart::<V, 2>(from, count, to),
+            4 => row_apart::<V, 4>(from, count, to),
+            _ => (0..count).for_each(|i| *to.add(i) = *from.add(i * step)),
         }
-        while i < count {
-            *to.add(i) = *from.add(i * step);
-            i += 1;
+    }
+}
+
+/// # Safety
+/// As [`row`].
+#[inline(always)]
+unsafe fn row_apart<V: Vector, const APART: usize>(from: *const f32, count: usize, to: *mut f32) {
+    let mut i = 0;
+    // SAFETY: whole vectors stay below `count`, and the part behind them is loaded and stored as such.
+    unsafe {
+        while i + V::LANES <= count {
+            V::load_apart::<APART>(from.add(APART * i), 0, V::LANES).store(to.add(i));
+            i += V::LANES;
+        }
+        if i < count {
+            V::load_apart::<APART>(from.add(APART * i), 0, count - i).store_part(to.add(i), count - i);
         }
     }
 }
@@ -91,41 +88,66 @@ pub unsafe fn rows<V: Vector>(
 /// Both pointers are good for what the fields describe; the features of `V` are on.
 #[inline(always)]
 pub unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
-    let length = rows.before + rows.numbers + rows.behind;
-    for r in 0..rows.rows {
-        // SAFETY: one of the rows, from its first zero to its last.
-        unsafe {
-            let to = rows.to.add(r * rows.to_step);
-            if length <= 2 * V::LANES && rows.apart <= 2 {
-                narrow_row::<V>(rows, rows.from.add(r * rows.from_step), to, length);
-                continue;
-            }
-            zeros::<V>(to, rows.before);
-            row::<V>(rows.from.add(r * rows.from_step), rows.apart, rows.numbers, to.add(rows.before));
-            zeros::<V>(to.add(rows.before + rows.numbers), rows.behind);
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match rows.apart {
+            1 => padded_rows_apart::<V, 1>(*rows),
+            2 => padded_rows_apart::<V, 2>(*rows),
+            4 => padded_rows_apart::<V, 4>(*rows),
+            _ => long_rows::<V>(*rows),
         }
     }
 }
 
-/// A row of few vectors, zeros and numbers at once.
-///
+/// Vectors of a row that is cut into columns of vectors.
+const NARROW: usize = 4;
+
 /// # Safety
-/// As [`padded_rows`], for the row from `from` to `to`, which has that length; its numbers lie next to each other or next
-/// but one.
+/// As [`padded_rows`], for numbers that lie so far apart.
 #[inline(always)]
-unsafe fn narrow_row<V: Vector>(rows: &PaddedRows, from: *const f32, to: *mut f32, length: usize) {
+unsafe fn padded_rows_apart<V: Vector, const APART: usize>(rows: PaddedRows) {
+    let length = rows.before + rows.numbers + rows.behind;
+    if length > NARROW * V::LANES {
+        // SAFETY: the function's own conditions.
+        unsafe { long_rows::<V>(PaddedRows { apart: APART, ..rows }) };
+        return;
+    }
+    // Column by column, zeros and numbers at once: which lanes are read is the same in all rows.
     let mut i = 0;
     while i < length {
         let begin = rows.before.saturating_sub(i).min(V::LANES);
         let end = (rows.before + rows.numbers).saturating_sub(i).min(V::LANES).max(begin);
+        let part = (length - i).min(V::LANES);
         // Where the vector's first lane would lie: with zeros before the numbers that is before the row.
-        let from = from.wrapping_add(i * rows.apart).wrapping_sub(rows.before * rows.apart);
-        // SAFETY: only the lanes of the row's numbers are read, and no more is written than is left.
-        unsafe {
-            let vector = if rows.apart == 1 { V::load_lanes(from, begin, end) } else { V::load_even(from, begin, end) };
-            vector.store_part(to.add(i), (length - i).min(V::LANES));
+        let from = rows.from.wrapping_add(i * APART).wrapping_sub(rows.before * APART);
+        let is_whole = begin == 0 && end == V::LANES;
+        for row in 0..rows.rows {
+            // SAFETY: only the lanes of the row's numbers are read, and no more is written than is left.
+            unsafe {
+                let (from, to) = (from.wrapping_add(row * rows.from_step), rows.to.add(row * rows.to_step + i));
+                if is_whole {
+                    V::load_apart::<APART>(from, 0, V::LANES).store(to);
+                } else {
+                    V::load_apart::<APART>(from, begin, end).store_part(to, part);
+                }
+            }
         }
         i += V::LANES;
+    }
+}
+
+/// # Safety
+/// As [`padded_rows`].
+#[inline(always)]
+unsafe fn long_rows<V: Vector>(rows: PaddedRows) {
+    for r in 0..rows.rows {
+        // SAFETY: one of the rows, from its first zero to its last.
+        unsafe {
+            let to = rows.to.add(r * rows.to_step);
+            zeros::<V>(to, rows.before);
+            row::<V>(rows.from.add(r * rows.from_step), rows.apart, rows.numbers, to.add(rows.before));
+            zeros::<V>(to.add(rows.before + rows.numbers), rows.behind);
+        }
     }
 }
 

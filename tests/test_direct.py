@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 import weakref
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ import unhang
 from comparing import assert_close, difference
 from conftest import subprocess_environment
 from unhang import Settings, _convolve, _core, _direct, _dispatch
+from unhang._engines import Geometry
 
 NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
 pytestmark = [
@@ -222,6 +224,9 @@ def test_another_stride_type_or_bias_is_another_call() -> None:
         lambda: F.conv2d(x, w, dilation=2),
         lambda: F.conv2d(x.to(memory_format=torch.channels_last), w),
         lambda: F.conv_transpose2d(x, torch.cat([w, w])[:2, :2]),
+        lambda: F.conv2d(x, torch.cat([w, w])[:2, :2]),
+        lambda: F.conv_transpose2d(x, torch.cat([w, w])[:2], stride=2),
+        lambda: F.conv_transpose2d(x, torch.cat([w, w])[:2], stride=2, output_padding=1),
     ]
     want = [call() for call in calls]
     with unhang.enabled("cpu_fallback", devices=("cpu",)):
@@ -230,6 +235,74 @@ def test_another_stride_type_or_bias_is_another_call() -> None:
     for ours, plain in zip(got, want):
         assert ours.stride() == plain.stride()
         assert_close(ours, plain.double(), slack=3)
+
+
+@pytest.mark.parametrize("wrong", [torch.randn(2), torch.randn(4), torch.randn(1, 3), torch.randn(3).double()])
+def test_a_known_call_with_a_bias_of_the_wrong_shape_is_torchs_to_refuse(wrong: torch.Tensor) -> None:
+    x, w, b = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3), torch.randn(3)
+    with pytest.raises(RuntimeError) as plain:
+        F.conv2d(x, w, wrong)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(8):
+            F.conv2d(x, w, b)
+        assert _core.known_calls() == 1
+        with pytest.raises(RuntimeError) as ours:
+            F.conv2d(x, w, wrong)
+    assert str(ours.value) == str(plain.value)
+
+
+def test_gradients_are_those_that_are_asked_for() -> None:
+    x, w, b, g = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3), torch.randn(3), torch.randn(1, 3, 5, 5)
+
+    def gradients(*which: int) -> list[torch.Tensor]:
+        leaves = [it.clone().requires_grad_(place in which) for place, it in enumerate((x, w, b))]
+        return list(torch.autograd.grad(F.conv2d(*leaves), [leaves[place] for place in which], g))
+
+    asked = [(0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2)]
+    want = [gradients(*which) for which in asked]
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(8):
+            got = [gradients(*which) for which in asked]
+    for ours, plain in zip(chain(*got), chain(*want)):
+        assert_close(ours, plain.double(), slack=3)
+
+
+def test_what_was_planned_before_plans_were_forgotten_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    honest = _direct.remember_forward
+
+    def interrupted(*arguments) -> None:
+        _convolve.replan()  # as another thread may, whose engine failed
+        honest(*arguments)
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        monkeypatch.setattr(_direct, "remember_forward", interrupted)
+        for _ in range(5):
+            F.conv2d(x, w)
+        assert _core.known_calls() == 0
+
+
+def test_a_call_that_torch_did_not_make_is_remembered_for_no_other() -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    settings = Settings(strategy="cpu_fallback")
+    with unhang.enabled(settings=settings, devices=("cpu",)):
+        F.conv2d(x, w)
+        assert not _core.is_remembering()
+        for _ in range(8):  # as our own op does in compiled graphs
+            _convolve.forward(settings, x, w, None, Geometry([2, 2], [0, 0], [1, 1], False, [0, 0], 1))
+        assert _core.known_calls() == 0
+        with pytest.raises(RuntimeError, match="channels"):
+            F.conv2d(x, w[:, :1])
+        assert not _core.is_remembering(), "nor after an error"
+
+
+def test_what_is_known_is_bounded() -> None:
+    """Convolutions in three dimensions are torch's own, and known from the second call on."""
+    w = torch.ones(1, 1, 1, 1, 1)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for size in range(1, 10_010):
+            F.conv3d(torch.ones(1, 1, 1, 1, 1).expand(1, 1, 1, 1, size), w)
+        assert 0 < _core.known_calls() < 10_000
 
 
 def test_many_threads_at_once() -> None:

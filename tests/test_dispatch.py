@@ -202,7 +202,8 @@ def test_autocast() -> None:
     assert ours[0].dtype == torch.bfloat16
     assert any(":bf16:" in key for key, _ in _convolve.routes)
     for got, want in zip(ours, plain):
-        torch.testing.assert_close(got, want, rtol=0.03, atol=0.03)
+        # Gradients are handed out in single precision, and computed in the other.
+        assert_same(got.bfloat16(), want.bfloat16())
 
 
 def test_vmap() -> None:

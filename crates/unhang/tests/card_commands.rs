@@ -108,6 +108,13 @@ fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so(
     let kept = home.on_the_card(&[], &["evidence", "list", "--json"]);
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.matches("source\"").count() == 1 && kept.contains(r#""source": "rehearsal""#), "{kept}");
+    let key = text.split("unhang report --machine ").nth(1).and_then(|it| it.split_whitespace().next()).unwrap();
+    let report = home.on_the_card(&[], &["report", "--machine", key]);
+    let report = String::from_utf8(report.stdout).unwrap();
+    assert!(report.starts_with("REHEARSAL: ") && report.contains("jit") && report.contains(key), "{report}");
+    let nobody = home.on_the_card(&[], &["report", "--machine", "0123456789abcdef"]);
+    let said = String::from_utf8_lossy(&nobody.stderr);
+    assert!(nobody.status.code() == Some(2) && said.contains("nothing is kept under 0123456789abcdef"), "{said}");
     for words in [&["plan", "1x8x6x6", "8x3x3"][..], &["report"]] {
         let ran = home.on_the_card(&[], words);
         let output = [ran.stdout, ran.stderr].concat();

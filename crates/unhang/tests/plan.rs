@@ -127,7 +127,7 @@ fn what_is_kept_under_another_torch_is_said_and_does_not_count() {
     let text = String::from_utf8(text.stdout).unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(text.contains("1 verdict kept under torch 1.13.1+rocm5.2"), "{text}");
     assert!(text.contains("--python /usr asks about that one"), "{text}");
-    assert!(text.contains("unhang evidence list --machine 0123456789abcdef"), "{text}");
+    assert!(text.contains("unhang report --machine 0123456789abcdef"), "{text}");
     let report = run(&bench.home(), &["report", "--root", root.to_str().unwrap()]);
     let report = String::from_utf8(report.stderr).unwrap();
     assert!(report.contains("1 verdict kept under torch 1.13.1+rocm5.2"), "{report}");

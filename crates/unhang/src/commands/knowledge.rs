@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::{Value, json};
 use unhang_engine::EngineName;
-use unhang_evidence::{Evidence, Filter, Realm, RecordSource, Store};
+use unhang_evidence::{Evidence, Filter, Realm, Record, RecordSource, Store};
 use unhang_machine::{Machine, Software, Torch, is_shielded, packages_of};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Situation};
 
@@ -90,7 +90,7 @@ impl KeptElsewhere {
             }
             None => format!(
                 "{verdicts} kept under {0} and not counted here: that is another torch, kernel, card or spoof; `unhang \
-                 evidence list --machine {0}` shows them, and `unhang probe` finds out anew",
+                 report --machine {0}` shows them, and `unhang probe` finds out anew",
                 printable(fingerprint),
             ),
         }
@@ -132,6 +132,18 @@ impl Knowledge {
         let others = software.torch.iter().map(|other| (machine.fingerprint(Some(&runtime(other))), other.clone()));
         let other_torches = others.filter(|(key, _)| *key != fingerprint).collect();
         Ok(Knowledge { machine, torch, fingerprint, evidence, store, families, shielded, other_torches })
+    }
+
+    /// Goes by what is kept under another key, of the same world.
+    pub fn turn_to(&mut self, fingerprint: &str) -> anyhow::Result<()> {
+        self.evidence = Evidence::load_realm(&self.store, fingerprint, self.evidence.realm());
+        fingerprint.clone_into(&mut self.fingerprint);
+        let is_about_it = |record: &Record| record.machine == fingerprint;
+        if !self.evidence.records().any(is_about_it) && self.store.seen(fingerprint).is_empty() {
+            let hint = "hint: `unhang evidence list` names all there are; an emulated card's count inside of `unhang card run`";
+            return Err(anyhow::anyhow!(hint).context(format!("nothing is kept under {}", printable(fingerprint))));
+        }
+        Ok(())
     }
 
     /// Whether it is about an emulated card, and no rehearsal was asked for.

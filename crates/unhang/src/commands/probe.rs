@@ -221,7 +221,7 @@ impl Probe {
         found.add(probed, seconds);
         let code = found.exit_code();
         say_notices(ground.store);
-        found.print(self.json, &knowledge, &ground.remarks)?;
+        found.print(self.json, &knowledge, &ground.machine, &ground.remarks)?;
         Ok(ExitCode::from(code))
     }
 

@@ -32,6 +32,9 @@ pub struct ReportCommand {
     /// Report what rehearsals found instead of what was seen.
     #[arg(long = "rehearse", visible_alias = "rehearsal")]
     rehearsal: bool,
+    /// Report what is kept under this fingerprint, as `unhang probe` and `unhang evidence list` name them.
+    #[arg(long, value_name = "FINGERPRINT")]
+    machine: Option<String>,
     /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
     #[arg(long, value_name = "NAME", default_value = "auto")]
     strategy: Strategy,
@@ -42,7 +45,10 @@ pub struct ReportCommand {
 impl ReportCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        let mut knowledge = Knowledge::gather(&self.knowledge, self.rehearsal)?;
+        if let Some(fingerprint) = &self.machine {
+            knowledge.turn_to(fingerprint)?;
+        }
         let settings = Settings { strategy: self.strategy, ..Settings::default() };
         let situation = knowledge.situation(!knowledge.has_accelerator());
         let seen = if self.rehearsal { Vec::new() } else { knowledge.store.seen(&knowledge.fingerprint) };

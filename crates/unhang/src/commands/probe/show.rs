@@ -210,8 +210,12 @@ impl Found {
     }
 
     /// Prints it.
-    pub fn print(&self, as_json: bool, knowledge: &Knowledge, remarks: &[String]) -> anyhow::Result<()> {
-        if as_json { print_safe_json(&self.to_json(knowledge, remarks)) } else { print_text(&self.to_text(knowledge)) }
+    pub fn print(&self, as_json: bool, knowledge: &Knowledge, machine: &str, remarks: &[String]) -> anyhow::Result<()> {
+        if as_json {
+            print_safe_json(&self.to_json(knowledge, remarks))
+        } else {
+            print_text(&self.to_text(knowledge, machine))
+        }
     }
 
     fn to_json(&self, knowledge: &Knowledge, remarks: &[String]) -> Value {
@@ -271,7 +275,7 @@ impl Found {
         })
     }
 
-    fn to_text(&self, knowledge: &Knowledge) -> String {
+    fn to_text(&self, knowledge: &Knowledge, machine: &str) -> String {
         let style = Style::for_stream(&std::io::stdout());
         let mut text = String::new();
         match &self.rehearsal {
@@ -340,11 +344,16 @@ impl Found {
             End::Budget => text += "the time is up; the same command goes on from here\n",
             End::Complete => {}
         }
-        let rehearsal = if self.rehearsal.is_some() { " --rehearsal" } else { "" };
+        // Without torch verdicts are kept under what was tried in its place, and a report has to be told.
+        let which = match &self.rehearsal {
+            Some(_) => " --rehearsal".to_owned(),
+            None if machine != knowledge.fingerprint => format!(" --machine {}", printable(machine)),
+            None => String::new(),
+        };
         let place = if knowledge.is_about_an_emulated_card() { ", inside of the same `unhang card run`" } else { "" };
         let _ = writeln!(
             text,
-            "the map: unhang report{rehearsal}    as a page: unhang report{rehearsal} --html hang-map.html{place}"
+            "the map: unhang report{which}    as a page: unhang report{which} --html hang-map.html{place}"
         );
         text
     }

@@ -50,6 +50,26 @@ fn a_trace_shows_each_instruction_of_the_wave_and_a_breakpoint_its_registers() {
 }
 
 #[test]
+fn an_offset_that_is_never_reached_is_named() {
+    let file = fixture("kernels.gfx1010.co");
+    for option in ["--break", "--dump"] {
+        let (code, stdout, stderr) = texts(&emulate(&[&[file.as_str(), option, "0x2"], &AXPY[..]].concat()));
+        assert_eq!(code, 3, "{stderr}");
+        assert!(stdout.contains("on the emulated gfx1010"), "the kernel has run: {stdout}");
+        assert!(stderr.contains("never came to 0x2") && stderr.contains("--trace"), "{stderr}");
+    }
+    let (code, _, stderr) = texts(&emulate(&[&[file.as_str(), "--dump", "0x0", "--wave", "7"], &AXPY[..]].concat()));
+    assert_eq!(code, 3);
+    assert!(stderr.contains("wave 7") && stderr.contains("--wave takes 0 to 1"), "{stderr}");
+    let json = emulate(&[&[file.as_str(), "--json", "--dump", "0x0", "--dump", "0x2"], &AXPY[..]].concat());
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["not_reached"], serde_json::json!(["0x2"]));
+    // Past a breakpoint nothing is looked for.
+    let (code, _, stderr) = texts(&emulate(&[&[file.as_str(), "--break", "0x0", "--dump", "0x2"], &AXPY[..]].concat()));
+    assert_eq!(code, 0, "{stderr}");
+}
+
+#[test]
 fn a_hazard_is_a_fault_unless_it_is_to_be_ignored() {
     let file = fixture("kernels.gfx1030.co");
     let sum = ["--kernel", "block_sum", "--lanes", "256", "--args", "floats=256", "floats=1", "i32=256"];

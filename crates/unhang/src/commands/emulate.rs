@@ -1,6 +1,6 @@
 //! `unhang emulate`: one kernel of a code object on the emulator, with what one wants to see when it goes wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +13,7 @@ use unhang_emulator::{Counts, Dispatch, Fault, FaultKind, Follow, Machine, Mode,
 use unhang_isa::Chip;
 
 use super::text::{print_safe_json, print_text};
-use crate::output::{FOUND_ERRORS, printable, tell};
+use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 
 /// Run one kernel of a code object on the emulator: results, a trace, registers at a place, counts.
 #[derive(Args)]
@@ -32,7 +32,8 @@ Examples:
   unhang emulate kernels.co --kernel axpy --lanes 32 --trace --args floats=32 floats=32 f32=1.5 i32=32
   unhang emulate kernels.co --kernel axpy --lanes 32 --break 0x40 --args floats=32 floats=32 f32=1.5 i32=32
 
-Exit codes: 0 the kernel came to its end, or to the breakpoint; 1 it was stopped by a fault; 2 wrong usage.")]
+Exit codes: 0 the kernel came to its end, or to the breakpoint; 1 it was stopped by a fault; 2 wrong usage;
+3 the wave never came to an offset that --dump or --break names.")]
 pub struct Emulate {
     /// The code object.
     file: PathBuf,
@@ -212,12 +213,18 @@ impl Emulate {
             Err(fault) if !(at_breakpoint && fault.kind == FaultKind::Stopped) => Some(fault),
             _ => None,
         };
-        let code = if fault.is_some() { ExitCode::from(FOUND_ERRORS) } else { ExitCode::SUCCESS };
+        let missed = if outcome.is_ok() { self.missed(seen) } else { Vec::new() };
+        let code = match (fault, missed.is_empty()) {
+            (Some(_), _) => ExitCode::from(FOUND_ERRORS),
+            (None, false) => ExitCode::from(CANNOT_TELL),
+            (None, true) => ExitCode::SUCCESS,
+        };
         if self.json {
             let counts = outcome.as_ref().ok().map(counts_json);
             print_safe_json(&json!({
                 "schema": 1, "emulated": true, "chip": chip.name(), "kernel": self.kernel,
                 "fault": fault.map(ToString::to_string), "at_breakpoint": at_breakpoint, "counts": counts,
+                "not_reached": missed.iter().map(|offset| format!("{offset:#x}")).collect::<Vec<_>>(),
                 "executed": self.counts.then_some(&seen.executed), "events": seen.lines,
                 "buffers": arguments.buffers.iter().map(|buffer| beginning(machine, buffer)).collect::<Vec<_>>(),
             }))?;
@@ -240,7 +247,28 @@ impl Emulate {
         if let Some(fault) = fault {
             tell(&format!("on the emulated {chip}: {fault}"));
         }
+        for offset in missed {
+            tell(&format!("wave {} of the first workgroup never came to {offset:#x}", self.wave));
+            tell(&format!("hint: {}", self.hint_for_missed(offset, seen)));
+        }
         Ok(code)
+    }
+
+    /// The offsets that were asked for and to which the wave did not come.
+    fn missed(&self, seen: &Seen) -> Vec<i64> {
+        let asked: BTreeSet<i64> = self.dump.iter().chain(&self.stop).copied().collect();
+        asked.into_iter().filter(|offset| !seen.reached.contains(offset)).collect()
+    }
+
+    fn hint_for_missed(&self, offset: i64, seen: &Seen) -> String {
+        if !seen.waves.contains(&self.wave) {
+            let last = seen.waves.last().copied().unwrap_or(0);
+            return format!("the first workgroup has no such wave; --wave takes 0 to {last}");
+        }
+        match seen.reached_elsewhere.contains(&offset) {
+            true => "other waves of it did; choose one with --wave".into(),
+            false => "no wave of it did, or no instruction begins there; --trace prints the offsets on its way".into(),
+        }
     }
 }
 
@@ -318,6 +346,11 @@ struct Seen {
     /// How often each instruction was executed, by name.
     executed: BTreeMap<String, u64>,
     stopped: bool,
+    /// The offsets that were asked for and to which the wave came, and those to which others of the first workgroup did.
+    reached: BTreeSet<i64>,
+    reached_elsewhere: BTreeSet<i64>,
+    /// The waves of the first workgroup.
+    waves: BTreeSet<u32>,
 }
 
 /// Sees each instruction, and notes what was asked for.
@@ -353,15 +386,23 @@ impl Observer for Watch {
         if self.counts {
             *seen.executed.entry(moment.instruction.definition.mnemonic.to_owned()).or_default() += 1;
         }
-        if moment.workgroup() != [0; 3] || moment.wave() != self.wave {
+        if moment.workgroup() != [0; 3] {
             return Follow::On;
         }
         let offset = moment.offset();
+        let (stops, dumps) = (self.stop.contains(&offset), self.dump.contains(&offset));
+        seen.waves.insert(moment.wave());
+        if moment.wave() != self.wave {
+            if stops || dumps {
+                seen.reached_elsewhere.insert(offset);
+            }
+            return Follow::On;
+        }
         if self.trace {
             seen.lines.push(format!("{offset:#8x}  {:<56} exec {:#x}", moment.text(), moment.exec()));
         }
-        let stops = self.stop.contains(&offset);
-        if stops || self.dump.contains(&offset) {
+        if stops || dumps {
+            seen.reached.insert(offset);
             seen.lines.extend(registers(moment));
         }
         seen.stopped |= stops;

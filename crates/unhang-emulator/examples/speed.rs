@@ -1,7 +1,8 @@
-//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512, on one thread and then on all; the plain
-//! path first, which the fast one is compared with.
+//! How fast the emulator is, in processor time: a tiled matrix product of 512×512×512 in waves of 32 and of 64 lanes, on one thread
+//! and then on all; the plain path first, which the fast one is compared with.
 //!
-//! `cargo run --release -p unhang-emulator --example speed`; words behind it (`fast hazards 1`) choose among the lines, for a profiler.
+//! `cargo run --release -p unhang-emulator --example speed`; words behind it (`fast hazards 1 wave32`) choose among the lines, for a
+//! profiler.
 
 use std::time::Instant;
 
@@ -19,8 +20,12 @@ fn processor_seconds() -> f64 {
     (ticks(11) + ticks(12)) / 100.0
 }
 
-fn multiply(mode: Mode, threads: usize, fast: bool) -> Counts {
-    let object = include_bytes!("../tests/fixtures/kernels.gfx1010.co");
+const WAVES: [(&str, &[u8]); 2] = [
+    ("wave32", include_bytes!("../tests/fixtures/kernels.gfx1010.co")),
+    ("wave64", include_bytes!("../tests/fixtures/kernels.wave64.gfx1010.co")),
+];
+
+fn multiply(object: &[u8], mode: Mode, threads: usize, fast: bool) -> Counts {
     let mut machine = Machine::load(object, mode).expect("a code object");
     (machine.threads, machine.fast) = (threads, fast);
     let matrix: Vec<f32> = (0..SIZE * SIZE).map(|i| (i % 17) as f32 * 0.37).collect();
@@ -41,18 +46,19 @@ fn multiply(mode: Mode, threads: usize, fast: bool) -> Counts {
 fn main() {
     let cores = std::thread::available_parallelism().map_or(1, |count| count.get());
     let words: Vec<String> = std::env::args().skip(1).collect();
-    for (threads, fast) in [(1, false), (1, true), (cores, true)] {
+    let lines = WAVES.iter().flat_map(|wave| [(1, false), (1, true), (cores, true)].map(|line| (wave, line)));
+    for (&(wave, object), (threads, fast)) in lines {
         for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
             let path = if fast { "fast" } else { "plain" };
             let minds = if mode == Mode::Compute { "compute" } else { "hazards" };
-            if !words.iter().all(|word| [path, minds, &threads.to_string()].contains(&word.as_str())) {
+            if !words.iter().all(|word| [path, minds, wave, &threads.to_string()].contains(&word.as_str())) {
                 continue;
             }
             let (wall, processor) = (Instant::now(), processor_seconds());
-            let counts = multiply(mode, threads, fast);
+            let counts = multiply(object, mode, threads, fast);
             let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
             println!(
-                "{path} path, {threads} thread(s), {minds}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
+                "{wave}, {path} path, {threads} thread(s), {minds}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
                 counts.lane_operations as f64 / processor / 1e6,
                 counts.lane_operations as f64 / wall / 1e6,
             );

@@ -119,28 +119,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             };
             matrix_seconds(problem, choice, stage, tile, device)
         }
-        SourceFile::Narrow => {
-            // A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter,
-            // beside the products; threads that are too few leave units idle. Fitted to an H200.
-            let (strip, rows) = (constant("STRIP"), constant("ROWS"));
-            let high = constant("FILTER_H");
-            let for_each = strip * high * rows;
-            let share = for_each / (for_each + 4.0 * (strip + high - 1.0) + 4.0 * high);
-            let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
-            let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
-            let products = problem.flops() / (device.flops * share * filled * 0.42);
-            // Each phase of a stride reads the source again: from memory where it does not fit the last cache.
-            let again = match constant("DIRECTION") == 1.0 && elements[0] * size > device.cache {
-                true => elements[0] * (constant("STRIDE_H") * constant("STRIDE_W") - 1.0),
-                false => 0.0,
-            };
-            // A phase's neighbours lie a stride apart, and more so in NHWC: long strips gain less than they read.
-            let apart = match constant("DIRECTION") == 1.0 && constant("STRIDE_W") > 1.0 {
-                true => 1.08 * (strip / 2.0).powf(0.25) * if constant("CHANNELS_LAST") == 1.0 { 2.0 } else { 1.0 },
-                false => 1.0,
-            };
-            (products * apart).max((all + again) * size / (device.bandwidth * 0.8)) + 1.2e-6
-        }
+        SourceFile::Narrow => narrow_seconds(problem, stage, device),
         SourceFile::Direct => direct_seconds(problem, stage, device),
         SourceFile::Depthwise | SourceFile::DepthwiseQuads => depthwise_seconds(problem, stage, device),
         SourceFile::WinogradFused if stage.kernel.entry == "fused_filter" => {
@@ -230,6 +209,53 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
         (true, false) => constant("STRIDE_W") + beside,
     };
     (rows, each)
+}
+
+/// A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter, beside the products;
+/// threads that are too few leave units idle. Fitted to an H200.
+fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let size = problem.data_type().size() as f64;
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let (strip, rows) = (constant("STRIP"), constant("ROWS"));
+    let high = constant("FILTER_H");
+    let backward_data = constant("DIRECTION") == 1.0;
+    let for_each = strip * high * rows;
+    let share = for_each / (for_each + 4.0 * (strip + high - 1.0) + 4.0 * high);
+    let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
+    let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
+    let products = problem.flops() / (device.flops * share * filled * 0.42);
+    // A phase's neighbours lie a stride apart: long strips gain less than they read.
+    let apart = if backward_data && constant("STRIDE_W") > 1.0 { 1.08 * (strip / 2.0).powf(0.25) } else { 1.0 };
+    // Each phase of a stride reads the source again: from memory where it does not fit the last cache.
+    let again = match backward_data && elements[0] * size > device.cache {
+        true => elements[0] * (constant("STRIDE_H") * constant("STRIDE_W") - 1.0),
+        false => 0.0,
+    };
+    let moved = (elements.iter().sum::<f64>() + again) * size / (device.bandwidth * 0.8);
+    (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved) + 1.2e-6
+}
+
+/// In NHWC the pixels of neighbouring lanes lie all channels apart: reads cost by the lines that they touch.
+fn scattered_seconds(stage: &Stage, threads: f64, size: f64, device: &DeviceModel) -> f64 {
+    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    if constant("CHANNELS_LAST") != 1.0 {
+        return 0.0;
+    }
+    let backward_data = constant("DIRECTION") == 1.0;
+    // Taps of a phase, or of the whole window.
+    let [high, wide] = [["FILTER_H", "STRIDE_H"], ["FILTER_W", "STRIDE_W"]].map(|[filter, stride]| {
+        if backward_data { (constant(filter) / constant(stride)).ceil() } else { constant(filter) }
+    });
+    let step = if backward_data { 1.0 } else { constant("STRIDE_H") };
+    let channels = constant("REDUCED");
+    let at_once = if channels % 4.0 == 0.0 { 4.0 } else { 1.0 };
+    let reads = threads * ((constant("STRIP") - 1.0) * step + high) * wide * channels / at_once;
+    // Few channels share a line of 128 bytes with their neighbours.
+    let lines = reads * (channels * size / 128.0).min(1.0);
+    let filled = (threads / (device.compute_units as f64 * 100.0)).min(1.0);
+    // A line takes a unit as long as 190 of its multiply-adds.
+    lines * 190.0 / (device.flops / 2.0 * filled)
 }
 
 fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
@@ -375,6 +401,8 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
     let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
+        // Few threads turn many columns: fitted to an H200.
+        (SourceFile::Gemm, Some(1)) if tile.columns == 256 && tile.thread_rows == 8 => 0.65,
         (SourceFile::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
     };

@@ -27,6 +27,8 @@ from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problem
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "f64": torch.float64}
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 CALLS = 20
+# An engine loads 2048 kernels at most: each checks so many problems.
+ENGINE_PROBLEMS = 300
 FAMILIES = ("winograd", "fused", "depthwise", "quads", "narrow", "direct", "half")
 
 
@@ -158,6 +160,8 @@ def check(arguments: argparse.Namespace) -> int:
     worst: dict[tuple[str, str], float] = {}
     counts: dict[str, int] = {}
     for seed, (problem, choices) in enumerate(work):
+        if seed % ENGINE_PROBLEMS == ENGINE_PROBLEMS - 1:
+            engine = Engine()
         case = Case(problem, with_bias=seed % 2 == 1)
         expected = case.reference()
         for choice in choices:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import subprocess
@@ -354,6 +355,34 @@ def test_tensors_are_freed_hit_miss_and_error() -> None:
         go()
     gc.collect()
     assert not [it() for it in alive if it() is not None], "a tensor that torch still holds keeps its object"
+
+
+class Heap(ctypes.Structure):
+    """What glibc's ``mallinfo2`` tells."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "in_use", "fordblks", "keepcost",
+    )]  # fmt: skip
+
+
+def test_what_torch_hands_over_with_a_call_is_given_back() -> None:
+    """To the byte, which resident memory does not tell: a list and an optional argument are some dozen bytes each."""
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = Heap
+    x, w, b = torch.randn(1, 1, 4, 4), torch.randn(1, 1, 3, 3, requires_grad=True), torch.randn(1, requires_grad=True)
+    g = torch.randn(1, 1, 2, 2)
+
+    def compute(times: int) -> None:
+        for _ in range(times):
+            torch.autograd.grad(F.conv2d(x, w, b), [w, b], g)
+
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        compute(500)
+        assert _core.known_calls() == 2
+        before = ask().in_use
+        compute(5000)
+        kept = (ask().in_use - before) / 5000
+    assert kept < 16, f"{kept:.0f} bytes of every call"
 
 
 def test_memory_stays_flat_over_many_calls_and_new_sizes() -> None:

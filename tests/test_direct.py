@@ -306,6 +306,18 @@ def test_what_is_known_is_bounded() -> None:
         assert 0 < _core.known_calls() < 10_000
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_holds_a_convolution_that_is_known() -> None:
+    model, x = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 7, 7)
+    other = torch.randn(1, 2, 7, 7)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)), torch.no_grad():
+        for _ in range(8):
+            model(x)
+        assert _core.known_calls() == 1
+        traced = torch.jit.trace(model, x, check_trace=False)
+    assert_close(traced(other).detach(), model(other).detach().double(), slack=3)
+
+
 def test_many_threads_at_once() -> None:
     torch.manual_seed(0)
     shapes = [(1, 2, 6 + n, 7) for n in range(6)]

@@ -50,6 +50,8 @@ struct ResultWriter {
 #endif
     }
 
+    METHOD float bias_of(int row) const { return bias != nullptr ? (float)widen(bias[row_first + row]) : 0.0f; }
+
 #if SPREAD
     // The rows and columns that lie between a pixel of the source and the next: fewer at the end of an image.
     METHOD int covered_h(const Pixel& p) const { return within(STRIDE_H, shape.result_h - p.y * STRIDE_H); }
@@ -80,7 +82,7 @@ struct ResultWriter {
                 pixel.next(axis_h, axis_w);
             }
 #elif SPREAD
-            // Four pixels of a row, each followed by a zero, are two quads.
+            // Four pixels of a row, each followed by nothing but the bias, are two quads.
             if (STRIDE_W == 2 && axis_w.extent % 4 == 0 && shape.result_w % 4 == 0) {
                 const unsigned at = (unsigned)(pixel.n * RESULT_CHANNELS) * plane + in_plane(pixel);
                 const int high = covered_h(pixel);
@@ -89,15 +91,16 @@ struct ResultWriter {
                     const int row = row_begin + TILE_ROW(i);
                     if (ROWS % BM != 0 && row >= ROWS) continue;
                     unsigned line = at + (unsigned)(row_first + row) * plane;
-                    const float first[4] = {sums[i][q * 4], 0.0f, sums[i][q * 4 + 1], 0.0f};
-                    const float second[4] = {sums[i][q * 4 + 2], 0.0f, sums[i][q * 4 + 3], 0.0f};
+                    const float add = bias_of(row);
+                    const float first[4] = {sums[i][q * 4] + add, add, sums[i][q * 4 + 1] + add, add};
+                    const float second[4] = {sums[i][q * 4 + 2] + add, add, sums[i][q * 4 + 3] + add, add};
                     store_sums(result, line, first, false);
                     store_sums(result, line + 4, second, false);
-                    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                    const float between[4] = {add, add, add, add};
                     for (int z = 1; z < high; ++z) {
                         line += (unsigned)shape.result_w;
-                        store_sums(result, line, zeros, false);
-                        store_sums(result, line + 4, zeros, false);
+                        store_sums(result, line, between, false);
+                        store_sums(result, line + 4, between, false);
                     }
                 }
                 continue;
@@ -111,9 +114,10 @@ struct ResultWriter {
                     const int row = row_begin + TILE_ROW(i);
                     if (ROWS % BM != 0 && row >= ROWS) continue;
                     const unsigned channel = at + (unsigned)(row_first + row) * plane;
+                    const float add = bias_of(row);
                     for (int y = 0; y < high; ++y)
                         for (int x = 0; x < wide; ++x)
-                            store_sum(result, channel + (unsigned)(y * shape.result_w + x), x + y == 0 ? sums[i][q * 4 + e] : 0.0f, false);
+                            store_sum(result, channel + (unsigned)(y * shape.result_w + x), x + y == 0 ? sums[i][q * 4 + e] + add : add, false);
                 }
                 pixel.next(axis_h, axis_w);
             }
@@ -131,7 +135,7 @@ struct ResultWriter {
                 const int row = row_begin + TILE_ROW(i);
                 if (ROWS % BM == 0 || row < ROWS) {
                     const unsigned channel = (unsigned)(row_first + row) * plane;
-                    const float add = bias != nullptr ? (float)widen(bias[row_first + row]) : 0.0f;
+                    const float add = bias_of(row);
                     const float value[4] = {sums[i][q * 4] + add, sums[i][q * 4 + 1] + add, sums[i][q * 4 + 2] + add,
                                             sums[i][q * 4 + 3] + add};
                     if (dense) {

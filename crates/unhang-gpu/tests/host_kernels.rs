@@ -543,6 +543,17 @@ fn gradients_of_strided_products_are_right_at_every_edge() {
                     assert_eq!(i64::from(last.grid[1]), groups * phases, "{strided}");
                     *engine.form.lock().unwrap() = form;
                     check_choice(&engine, &strided, choice, turn as u64);
+                    // The same kernel is a transposed layer's forward, which has a bias, between the pixels too.
+                    let turned =
+                        Specification { transposed: true, direction: Direction::Forward, ..strided.specification() };
+                    let [in_channels, out_channels] = [turned.out_channels, turned.in_channels];
+                    let in_size = strided.out_size().map(|n| n as i64);
+                    let output_padding = stride.map(|n| n - 1);
+                    let turned =
+                        problem(Specification { in_channels, out_channels, in_size, output_padding, ..turned });
+                    let plan = LaunchPlan::with_form(&turned, &choice, form).unwrap();
+                    assert_eq!(plan.stages.last().unwrap().kernel.constant("SPREAD").is_some(), is_spread, "{turned}");
+                    check_choice(&engine, &turned, choice, 2 * turn as u64 + 1);
                 }
             }
         }

@@ -53,6 +53,10 @@ pub struct Shares {
     pub winograd_weights_large: f64,
     /// Winograd in one kernel: transforms and two barriers a step leave less for the products than a matrix tile has.
     pub fused: f64,
+    /// Sources in NHWC in tiles of many columns and few threads, which turn them over.
+    pub turned_in_few_threads: f64,
+    /// How many multiply-adds of a unit a line takes that one lane of a scattered read touches: those of a clock, at best.
+    pub line: f64,
     /// Instructions of the direct kernel.
     pub direct: f64,
     /// The same where a thread has 16 channels.
@@ -89,6 +93,8 @@ pub const H200: Shares = Shares {
     winograd_weights_large: 1.0,
     direct: 1.0,
     fused: 0.67,
+    turned_in_few_threads: 0.65,
+    line: 190.0,
     direct_many_rows: 0.96,
     takes_deep_tile: false,
 };
@@ -121,6 +127,8 @@ pub const RDNA1: Shares = Shares {
     winograd_weights_large: 1.15,
     direct: 1.3,
     fused: 0.72,
+    turned_in_few_threads: 0.9,
+    line: 64.0,
     direct_many_rows: 0.6,
     takes_deep_tile: true,
 };

@@ -254,8 +254,7 @@ fn scattered_seconds(stage: &Stage, threads: f64, size: f64, device: &DeviceMode
     // Few channels share a line of 128 bytes with their neighbours.
     let lines = reads * (channels * size / 128.0).min(1.0);
     let filled = (threads / (device.compute_units as f64 * 100.0)).min(1.0);
-    // A line takes a unit as long as 190 of its multiply-adds.
-    lines * 190.0 / (device.flops / 2.0 * filled)
+    lines * device.shares.line / (device.flops / 2.0 * filled)
 }
 
 fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
@@ -401,8 +400,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
     let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
-        // Few threads turn many columns: fitted to an H200.
-        (SourceFile::Gemm, Some(1)) if tile.columns == 256 && tile.thread_rows == 8 => 0.65,
+        (SourceFile::Gemm, Some(1)) if tile.columns == 256 && tile.thread_rows == 8 => shares.turned_in_few_threads,
         (SourceFile::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
     };

@@ -201,8 +201,13 @@ fn plain_in_stretch(
     wave.index = index as u32;
     let instruction = &function.instructions[index];
     // Which address it has is known only now.
-    let misaligned = minds_alignment && wave.is_misaligned(instruction);
-    let half = std::mem::take(&mut wave.half);
+    let half = wave.half;
+    let misaligned = minds_alignment
+        && (half..=wave.wave64 as usize).any(|half| {
+            wave.half = half;
+            wave.is_misaligned(instruction)
+        });
+    wave.half = 0;
     if misaligned {
         return Err(FaultKind::Hazard { rule: Rule::LocalMisaligned, across_calls: false });
     }

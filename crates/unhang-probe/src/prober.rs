@@ -92,9 +92,11 @@ pub struct Outcome {
 /// tried again since and came back is not suspected any more.
 pub fn culprits(store: &Store, machine: &str, source: RecordSource) -> Vec<Record> {
     let mut found = Vec::new();
+    // Intents are read before the evidence: one that another prober leaves behind meanwhile is not asked about.
+    let intents = store.unresolved_intents(machine);
     // Read before verdicts are added: what arrived after the intent decides.
     let evidence = Evidence::load_realm(store, machine, Realm::of_machine(source == RecordSource::Rehearsal));
-    for (id, intent) in store.unresolved_intents(machine) {
+    for (id, intent) in intents {
         if intent.source != source {
             continue;
         }

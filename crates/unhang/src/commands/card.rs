@@ -228,7 +228,9 @@ impl RunArguments {
             preload.push(before);
         }
         command.env("LD_PRELOAD", preload);
+        // A machine that is described for a rehearsal is not the one that the program meets here.
         command
+            .env_remove("UNHANG_ROOT")
             .env("UNHANG_CARD_ROOT", root)
             .env("UNHANG_CARD_RUN", run)
             .env("UNHANG_CARD_HAZARDS", self.hazards.name())

@@ -139,7 +139,8 @@ impl Knowledge {
         self.evidence = Evidence::load_realm(&self.store, fingerprint, self.evidence.realm());
         fingerprint.clone_into(&mut self.fingerprint);
         let is_about_it = |record: &Record| record.machine == fingerprint;
-        if !self.evidence.records().any(is_about_it) && self.store.seen(fingerprint).is_empty() {
+        let has_canaries = || self.store.canaries().iter().any(|canary| canary.machine == fingerprint);
+        if !self.evidence.records().any(is_about_it) && self.store.seen(fingerprint).is_empty() && !has_canaries() {
             let hint = "hint: `unhang evidence list` names all there are; an emulated card's count inside of `unhang card run`";
             return Err(anyhow::anyhow!(hint).context(format!("nothing is kept under {}", printable(fingerprint))));
         }

@@ -20,9 +20,11 @@ def emulated_card(kernels: Path) -> Iterator[_core.Gpu]:
         patch.setenv("XDG_CACHE_HOME", str(kernels))
         forget_card()
         try:
-            yield _gpu.gpu(_gpu.REHEARSED)
-        except _core.GpuDeclined as declined:
-            pytest.skip(str(declined))
+            try:
+                card = _gpu.gpu(_gpu.REHEARSED)
+            except _core.GpuDeclined as declined:
+                pytest.skip(str(declined))
+            yield card
         finally:
             forget_card()
 

@@ -4,9 +4,8 @@
 //
 // NCHW: WIDTH (4 or 2, of 16-bit numbers also 8) columns of the result and STRIP rows a thread; backward-data reads WIDTH / STRIDE_W columns of the
 // gradient at once. Both widths are multiples of what is read or written at once, so that a vector lies inside of a row
-// or outside, and never half. NHWC, the gradient of the filter only:
-// WIDTH channels and STRIP rows a thread. (Forward and data were tried there: each thread reads the taps of four channels,
-// and `depthwise.cu` was faster.) One output channel for each input channel.
+// or outside, and never half. NHWC, forward and the gradient of the filter: WIDTH channels and STRIP rows a thread. (Data
+// was tried there: `depthwise.cu` was faster.) One output channel for each input channel.
 //
 // Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
 // STRIDE_H). A constant, or a number of the launch: CHANNELS.
@@ -19,27 +18,26 @@
 struct DepthwiseQuadsShape {
     int batch, input_h, input_w, output_h, output_w;
     int channels;
-    int threads;                 // forward and data: in all
+    int threads;                 // forward and data: in all (NHWC: for each vector of channels)
     int vectors_per_split;       // weights: strips of vectors of the gradient (of pixels in NHWC)
     Divisor by_image, by_width;  // strips of vectors (pixels) of an image, vectors of a row: the result's, or the gradient's
     Divisor by_strips;           // forward and data: strips in a column
-    Divisor by_channels;
+    Divisor by_channels;         // forward and data; in NHWC by 32 of them
 };
 
 // Which vector of channels or columns, which strip and which image a thread has.
 struct Lane {
     int channel, x, strip, n;
 };
-#if !CHANNELS_LAST
 DEVICE Lane find_lane(int index, const DepthwiseQuadsShape& shape) {
     Lane lane;
     lane.x = split_off(index, shape.by_width);
     lane.strip = split_off(index, shape.by_strips);
-    lane.channel = split_off(index, shape.by_channels);
+    // In NHWC the place in the block says which.
+    lane.channel = CHANNELS_LAST ? 0 : split_off(index, shape.by_channels);
     lane.n = index;
     return lane;
 }
-#endif
 
 // Where an element lies; a row or column outside of the image gives a place that is not read.
 DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane& lane, int y, int x) {
@@ -51,7 +49,62 @@ DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane
 }
 #define ROW_STEP(width) ((unsigned)(width) * (CHANNELS_LAST ? CHANNELS : 1))
 
-#if !CHANNELS_LAST
+#if CHANNELS_LAST
+// A block has 32 channels, its neighbour the next, so that memory is read in whole pixels. The taps of channels lie one channel after
+// the other: read by each thread for its own, every lane would touch a line of its own, so they go through LDS.
+extern "C" __global__ void __launch_bounds__(256)
+    depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
+                            Storage* __restrict__ output, DepthwiseQuadsShape shape) {
+    __shared__ float table[TAPS][32];
+    int block = BLOCK_X;
+    const int first = split_off(block, shape.by_channels) * 32;
+    const int there_taps = (CHANNELS - first < 32 ? CHANNELS - first : 32) * TAPS;
+    for (int i = THREAD_X; i < there_taps; i += 256) table[i % TAPS][i / TAPS] = widen(filter[first * TAPS + i]);
+    BARRIER();
+    const int in_block = THREAD_X % (32 / WIDTH) * WIDTH;
+    const int index = block * (8 * WIDTH) + THREAD_X / (32 / WIDTH);
+    if (index >= shape.threads || first + in_block >= CHANNELS) return;
+    Lane lane = find_lane(index, shape);
+    lane.channel = first + in_block;
+    float taps[TAPS][WIDTH], sums[STRIP][WIDTH];
+#pragma unroll
+    for (int t = 0; t < TAPS; ++t)
+#pragma unroll
+        for (int e = 0; e < WIDTH; ++e) taps[t][e] = table[t][in_block + e];
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) {
+        const float add = bias != nullptr ? (float)widen(bias[lane.channel + e]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < STRIP; ++i) sums[i][e] = add;
+    }
+    const int top = lane.strip * STRIP * STRIDE_H - PAD_H, left = lane.x * STRIDE_W - PAD_W;
+    const unsigned begin = place(shape, shape.input_h, shape.input_w, lane, top, left);
+#pragma unroll
+    for (int row = 0; row <= (STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H; ++row) {
+        const bool row_there = (unsigned)(top + row) < (unsigned)shape.input_h;
+        const unsigned at = begin + row * ROW_STEP(shape.input_w);
+#pragma unroll
+        for (int t = 0; t < FILTER_W; ++t) {
+            const bool there = row_there && (unsigned)(left + t * DILATION_W) < (unsigned)shape.input_w;
+            float values[WIDTH];
+            Neighbours<WIDTH>::read(element(input, there ? at + t * DILATION_W * CHANNELS : 0u), there, values);
+#pragma unroll
+            for (int i = 0; i < STRIP; ++i)
+#pragma unroll
+                for (int r = 0; r < FILTER_H; ++r)
+                    if (i * STRIDE_H + r * DILATION_H == row)
+#pragma unroll
+                        for (int e = 0; e < WIDTH; ++e)
+                            sums[i][e] = multiply_add(values[e], taps[r * FILTER_W + t][e], sums[i][e]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+        const int y = lane.strip * STRIP + i;
+        if (y < shape.output_h) Neighbours<WIDTH>::write(output + place(shape, shape.output_h, shape.output_w, lane, y, lane.x), sums[i]);
+    }
+}
+#else
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
                             Storage* __restrict__ output, DepthwiseQuadsShape shape) {

@@ -319,10 +319,15 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
     }
     let products = strip * width * taps / if backward_data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
     let threads = f64::from(stage.grid[0]) * 256.0;
-    let registers = strip * width + taps + rows * vectors * if quads { width } else { 1.0 } * size / 4.0;
+    // Vectors of channels (NHWC) cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
+    let (read, tap, tap_lanes, apart) = match quads && channels_last {
+        true => (3.5 * width, 2.2 * width, width, 1.0 + 0.04 * (strip - 1.0)),
+        false => (6.5, 1.8, 1.0, 1.0),
+    };
+    let registers = strip * width + taps * tap_lanes + rows * vectors * width * size / 4.0;
     let late = crowded(registers, 0.04);
-    let issued = threads * (products + rows * vectors * 6.5 + taps * 1.8) / rate * late;
-    overlapped(issued, memory * late, 0.18)
+    let issued = threads * (products + rows * vectors * read + taps * tap) / rate * late;
+    overlapped(issued, memory * late * apart, 0.18)
 }
 
 fn splits_of(choice: &Choice) -> f64 {

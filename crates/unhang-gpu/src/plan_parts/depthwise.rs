@@ -88,10 +88,10 @@ pub(crate) fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<
 fn depthwise_width(geometry: &Geometry) -> Result<usize, String> {
     let p = &geometry.problem;
     if geometry.channels_last() {
-        if p.direction() != Direction::BackwardWeights {
-            return Err("in NHWC quads is for backward-weights".into());
+        if p.direction() == Direction::BackwardData {
+            return Err("in NHWC quads is for forward and backward-weights".into());
         }
-        // The sums of all taps and channels stay in registers.
+        // The taps of all channels, or their sums, stay in registers.
         let width = if geometry.taps() <= 9 { 4 } else { 2 };
         let divides = p.in_channels().is_multiple_of(width);
         return if divides { Ok(width) } else { Err(format!("the channels do not divide by {width}")) };
@@ -121,6 +121,8 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
     }
     constants.extend(geometry.window_constants());
     constants.extend([("WIDTH", width as i64), ("STRIP", strip as i64)]);
+    // Columns that a thread has, and workgroups beside each other for all channels.
+    let (columns, groups) = if channels_last { (1, channels.div_ceil(32)) } else { (width, channels) };
     // `size` in vectors (pixels in NHWC).
     let parameters = |size: [usize; 2], strips: usize, threads: usize, each: usize| DepthwiseQuadsShape {
         batch: int(p.batch()),
@@ -134,7 +136,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         by_image: Divisor::new(size[0] * size[1]),
         by_width: Divisor::new(size[1]),
         by_strips: Divisor::new(strips),
-        by_channels: Divisor::new(channels),
+        by_channels: Divisor::new(groups),
     };
     let stage = |entry, grid, pointers, shape: DepthwiseQuadsShape| Stage {
         kernel: Kernel { source: SourceFile::DepthwiseQuads, entry, constants: constants.clone() },
@@ -155,6 +157,8 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         let read = rows * line * p.data_type().size().min(4) / 4;
         let (numbers, most) = match p.direction() {
             Direction::BackwardWeights => (read + strip * width + taps, 190),
+            // Taps are in LDS.
+            _ if channels_last => (read + strip * width, 130),
             // One row has its taps one after the other.
             _ if strip == 1 => return Ok(()),
             _ => (read + strip * width + 2 * taps, 130),
@@ -162,15 +166,17 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         if numbers <= most { Ok(()) } else { Err(format!("a strip needs {numbers} numbers in registers")) }
     };
     let operands = vec![geometry.first, geometry.second, Pointer::Bias, Pointer::Result];
-    // Columns that a thread has.
-    let columns = if channels_last { 1 } else { width };
     match p.direction() {
         Direction::Forward => {
             unrolled((strip - 1) * p.stride()[0] + (p.kernel()[0] - 1) * p.dilation()[0] + 1)?;
             let (strips, vectors) = (p.out_size()[0].div_ceil(strip), p.out_size()[1].div_ceil(columns));
-            let threads = p.batch() * channels * strips * vectors;
+            let pixels = p.batch() * strips * vectors;
+            let (threads, grid) = match channels_last {
+                true => (pixels, grid_x((pixels.div_ceil(8 * width) * groups) as u64, 1)),
+                false => (pixels * channels, grid_x((pixels * channels) as u64, 256)),
+            };
             let parameters = parameters([p.out_size()[0], vectors], strips, threads, 0);
-            let stages = vec![stage("depthwise_quads_forward", grid_x(threads as u64, 256), operands, parameters)];
+            let stages = vec![stage("depthwise_quads_forward", grid, operands, parameters)];
             Ok(LaunchPlan { stages, workspace_bytes: 0 })
         }
         Direction::BackwardData => {
@@ -193,7 +199,6 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
             let splits = vectors.div_ceil(per_split) as u32;
             let mut workspace = Workspace::default();
             let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
-            let groups = if channels_last { channels.div_ceil(32) } else { channels };
             let stages = vec![
                 stage(
                     "depthwise_quads_backward_weights",

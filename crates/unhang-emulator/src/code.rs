@@ -1,7 +1,8 @@
 //! Code that lies in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use unhang_isa::audit::Transfer;
 use unhang_isa::{Chip, Effects, Instruction, decode};
@@ -32,6 +33,9 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Everything that relative branches reach from one entry.
 pub(crate) struct Function {
     pub entry: u64,
+    /// The number of its first instruction among those of all functions that were ever decoded, so that each has a place of
+    /// its own.
+    pub places: u64,
     reading: Reading,
     pub instructions: Vec<Instruction>,
     /// Where each instruction lies.
@@ -89,9 +93,11 @@ impl Function {
     }
 
     fn of(entry: u64, reading: Reading, found: BTreeMap<u64, Found>) -> Function {
+        static PLACES: AtomicU64 = AtomicU64::new(0);
         let addresses: Vec<u64> = found.keys().copied().collect();
         let mut function = Function {
             entry,
+            places: PLACES.fetch_add(found.len() as u64, Ordering::Relaxed),
             reading,
             instructions: Vec::with_capacity(found.len()),
             semantics: Vec::with_capacity(found.len()),
@@ -211,6 +217,8 @@ fn placeholder() -> Instruction {
 #[derive(Default)]
 pub(crate) struct CodeCache {
     functions: Mutex<HashMap<u64, Arc<Function>>>,
+    /// What threads of earlier launches have learned of what is pending in waves.
+    known: Mutex<Vec<KnownStates>>,
 }
 
 /// Entries after which a new start is made: code that was freed is never asked for again.
@@ -230,6 +238,10 @@ impl CodeCache {
         }
         functions.insert(entry, function.clone());
         function
+    }
+
+    fn known(&self) -> MutexGuard<'_, Vec<KnownStates>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -271,9 +283,19 @@ pub(crate) struct Paths<'a> {
 }
 
 impl<'a> Paths<'a> {
-    /// `keep` says whether states of waves are remembered.
-    pub fn new(code: &'a Code<'a>, keep: bool) -> Paths<'a> {
-        Paths { code, functions: Vec::new(), jumps: HashMap::new(), known: KnownStates::new(keep) }
+    /// `keep` says whether states of waves are remembered, `hazards` whether hazards are minded.
+    pub fn new(code: &'a Code<'a>, keep: bool, hazards: bool) -> Paths<'a> {
+        let mut known = code.cache.known();
+        let earlier = known.iter().position(|it| keep && it.serves(hazards)).map(|place| known.swap_remove(place));
+        let known = earlier.unwrap_or_else(|| KnownStates::new(keep, hazards));
+        Paths { code, functions: Vec::new(), jumps: HashMap::new(), known }
+    }
+
+    /// Keeps what was learned for later launches.
+    pub fn keep(self) {
+        if self.known.serves(true) || self.known.serves(false) {
+            self.code.cache.known().push(self.known);
+        }
     }
 
     /// The function and the instruction at an address.

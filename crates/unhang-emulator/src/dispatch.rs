@@ -197,7 +197,7 @@ impl Launch<'_> {
         let room = (self.places() / workers).clamp(1, RESIDENT);
         let mut free: Vec<u64> = (0..room).rev().map(|place| worker + place * workers).collect();
         let mut resident: VecDeque<(u64, u64, Group)> = VecDeque::new();
-        let mut paths = Paths::new(self.code, self.fast);
+        let mut paths = Paths::new(self.code, self.fast, self.minds_hazards());
         let mut counts = Counts::default();
         let long = LONG * self.waves();
         let (mut admitted_at, mut after_fault) = (0, 0);
@@ -237,7 +237,13 @@ impl Launch<'_> {
                 }
             }
         }
+        paths.keep();
         lock().counts += counts;
+    }
+
+    /// Whether hazards are minded.
+    pub fn minds_hazards(&self) -> bool {
+        matches!(self.mode, Mode::Hazards(chip) if chip.is_rdna1())
     }
 
     /// The place of a workgroup in the grid, by its number among those that are run.

@@ -1,8 +1,9 @@
 //! What is pending in a wave, hazards and loads in flight, and where it leads.
 //!
 //! Loops come by the same places with the same things pending again and again. So each state that was met gets a number,
-//! and what a stretch or an instruction makes of it is looked up from the second time on. Numbers are those of one thread of
-//! one launch. Where there are too many different states, each wave goes on with its own.
+//! and what a stretch or an instruction makes of it is looked up from the second time on. Numbers are those of one thread; what
+//! it has learned is kept with the decoded code for later launches. Where there are too many different states, each wave goes
+//! on with its own.
 
 use std::collections::HashMap;
 
@@ -27,8 +28,6 @@ const NOWHERE: u32 = u32::MAX - 1;
 /// States of one thread at most, and steps between them.
 const MOST_STATES: usize = 1 << 13;
 const MOST_STEPS: usize = 1 << 16;
-/// Steps that are found at once; a power of two.
-const RECENT: usize = 1 << 10;
 
 /// [`Pending`] in little space.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -38,99 +37,133 @@ struct Short {
     flights: FlightsInShort,
 }
 
-/// A state, the function and the place in it at which the wave is, and the lanes that are on if that makes a difference.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+/// A state, the place in the code at which the wave is, and the lanes that are on if that makes a difference.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Step {
-    state: u32,
-    function: u32,
-    place: u32,
+    place: u64,
     lanes: u64,
+    state: u32,
 }
 
-impl Step {
-    const NONE: Step = Step { state: UNKNOWN, function: 0, place: 0, lanes: 0 };
+/// Where steps lead: a table in which one is found where its hash says, or a little behind.
+struct Steps {
+    /// A power of two of them, at least half of them free; those have no state.
+    slots: Vec<(Step, u32)>,
+    count: usize,
+}
 
+impl Steps {
+    const FREE: (Step, u32) = (Step { place: 0, lanes: 0, state: UNKNOWN }, UNKNOWN);
+    const FIRST: usize = 1 << 10;
+
+    fn new() -> Steps {
+        Steps { slots: vec![Steps::FREE; Steps::FIRST], count: 0 }
+    }
+
+    /// The slot of a step, or the free one in which it belongs.
     #[inline(always)]
-    fn slot(&self) -> usize {
-        let mixed = (self.state as u64 ^ (self.place as u64) << 20 ^ (self.function as u64) << 44)
-            .wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        (mixed >> 48) as usize % RECENT
+    fn slot(&self, step: &Step) -> usize {
+        let mixed =
+            (step.place ^ step.lanes.rotate_left(27) ^ (step.state as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut slot = (mixed >> 40) as usize & (self.slots.len() - 1);
+        while self.slots[slot].0 != *step && self.slots[slot].0.state != UNKNOWN {
+            slot = (slot + 1) & (self.slots.len() - 1);
+        }
+        slot
+    }
+
+    /// Where a step leads, if that is known.
+    #[inline(always)]
+    fn get(&self, step: &Step) -> Option<u32> {
+        let (found, next) = self.slots[self.slot(step)];
+        (found.state != UNKNOWN).then_some(next)
+    }
+
+    /// Keeps a step that is not known yet, if there is room.
+    fn insert(&mut self, step: Step, next: u32) {
+        if self.count >= MOST_STEPS {
+            return;
+        }
+        self.count += 1;
+        if self.count * 2 > self.slots.len() {
+            let larger = vec![Steps::FREE; self.slots.len() * 2];
+            for old in std::mem::replace(&mut self.slots, larger) {
+                if old.0.state != UNKNOWN {
+                    let slot = self.slot(&old.0);
+                    self.slots[slot] = old;
+                }
+            }
+        }
+        let slot = self.slot(&step);
+        self.slots[slot] = (step, next);
     }
 }
 
 /// The states that one thread has met, and the steps between them.
 pub(crate) struct KnownStates {
     most: usize,
+    /// Whether hazards were minded: where a step leads depends on it.
+    hazards: bool,
     states: Vec<Short>,
     numbers: HashMap<Short, u32>,
-    steps: HashMap<Step, u32>,
-    recent: Vec<(Step, u32)>,
+    steps: Steps,
 }
 
 impl KnownStates {
     /// With `keep` off nothing is remembered: each step is taken anew.
-    pub fn new(keep: bool) -> KnownStates {
+    pub fn new(keep: bool, hazards: bool) -> KnownStates {
         KnownStates {
             most: if keep { MOST_STATES } else { 0 },
+            hazards,
             states: Vec::new(),
             numbers: HashMap::new(),
-            steps: HashMap::new(),
-            recent: vec![(Step::NONE, UNKNOWN); if keep { RECENT } else { 0 }],
+            steps: Steps::new(),
         }
     }
 
-    /// Takes what is pending past a place; `false` if it cannot be taken so, and then nothing has changed but for waits.
-    /// `take` must depend on nothing but what is pending, the place and the lanes.
+    /// Whether a launch can go on with it: it remembers, for what that one minds, and has room for more.
+    pub fn serves(&self, hazards: bool) -> bool {
+        self.hazards == hazards && self.states.len() < self.most / 2 && self.steps.count < MOST_STEPS / 2
+    }
+
+    /// Takes what is pending past a [place](crate::code::Function::places); `false` if it cannot be taken so, and then nothing has
+    /// changed but for waits. `take` must depend on nothing but what is pending, the place and the lanes.
     #[inline(always)]
-    pub fn pass(&mut self, wave: &mut Wave, place: u32, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
-        if wave.known != UNKNOWN {
-            let step = Step { state: wave.known, function: wave.function, place, lanes };
-            let (last, next) = self.recent[step.slot()];
-            if last == step {
-                if next == NOWHERE {
-                    return false;
-                }
-                wave.known = next;
-                return true;
+    pub fn pass(&mut self, wave: &mut Wave, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
+        if wave.known != UNKNOWN
+            && let Some(next) = self.steps.get(&Step { place, lanes, state: wave.known })
+        {
+            if next == NOWHERE {
+                return false;
             }
+            wave.known = next;
+            return true;
         }
         self.pass_anew(wave, place, lanes, take)
     }
 
     #[cold]
     #[inline(never)]
-    fn pass_anew(&mut self, wave: &mut Wave, place: u32, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
+    fn pass_anew(&mut self, wave: &mut Wave, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
         if wave.known == UNKNOWN {
             wave.known = self.number(&wave.pending);
-        }
-        if wave.known == UNKNOWN {
-            return take(&mut wave.pending);
-        }
-        let step = Step { state: wave.known, function: wave.function, place, lanes };
-        let next = match self.steps.get(&step) {
-            Some(&next) => next,
-            None => {
-                self.restore(wave);
-                if take(&mut wave.pending) {
-                    match self.number(&wave.pending) {
-                        // No more numbers: the wave goes on with its own state.
-                        UNKNOWN => return true,
-                        next => next,
-                    }
-                } else {
-                    NOWHERE
-                }
+            if wave.known == UNKNOWN {
+                return take(&mut wave.pending);
             }
-        };
-        if self.steps.len() < MOST_STEPS {
-            self.steps.insert(step, next);
+            return self.pass(wave, place, lanes, take);
         }
-        self.recent[step.slot()] = (step, next);
-        if next == NOWHERE {
+        let step = Step { place, lanes, state: wave.known };
+        self.restore(wave);
+        if !take(&mut wave.pending) {
+            self.steps.insert(step, NOWHERE);
             wave.known = step.state;
             return false;
         }
-        wave.known = next;
+        wave.known = self.number(&wave.pending);
+        if wave.known != UNKNOWN {
+            self.steps.insert(step, wave.known);
+        }
+        // Without a number, the wave goes on with its own state.
         true
     }
 

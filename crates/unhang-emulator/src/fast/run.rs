@@ -81,7 +81,7 @@ fn run<const WIDE: bool, const HALVES: usize>(
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
     let minds = Minds {
-        hazards: matches!(launch.mode, Mode::Hazards(chip) if chip.is_rdna1()),
+        hazards: launch.minds_hazards(),
         waits: matches!(launch.mode, Mode::Hazards(_)),
         budget: launch.budget,
     };
@@ -152,8 +152,8 @@ fn step(
     }
     counts.note(function.units[index], wave.lanes_on());
     if minds.waits {
-        let lanes = wave.exec64();
-        if !known.pass(wave, index as u32 * 2 + 1, lanes, |it| it.take(function, index, minds.hazards, lanes).is_ok()) {
+        let (place, lanes) = (function.places + index as u64, wave.exec64());
+        if !known.pass(wave, place * 2 + 1, lanes, |it| it.take(function, index, minds.hazards, lanes).is_ok()) {
             known.restore(wave).take(function, index, minds.hazards, lanes)?;
         }
     }

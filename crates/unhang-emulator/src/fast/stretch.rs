@@ -249,7 +249,7 @@ impl Wave {
         let lanes = if stretch.loads { self.exec64() } else { 0 };
         if minds.waits {
             let take = |pending: &mut Pending| pending.take_stretch(function, stretch, minds, lanes);
-            if !known.pass(self, stretch.first * 2, lanes, take) {
+            if !known.pass(self, (function.places + stretch.first as u64) * 2, lanes, take) {
                 return false;
             }
         }

@@ -117,11 +117,11 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         flat_scratch: [0; 2],
         scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
         apertures: [packet.local_aperture, packet.private_aperture],
-        reach: 0,
+        usual_mode: false,
         pending: Pending::default(),
         known: UNKNOWN,
     };
-    wave.set_reach();
+    wave.note_mode();
     let mut next = 0u8;
     // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
     for (bit, registers, value) in [

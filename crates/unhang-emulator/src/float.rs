@@ -98,6 +98,7 @@ fn signed_zero(round: Round, terms: &[f64], nearest_negative: bool) -> bool {
     if round == Round::Down { terms.iter().any(|term| term.is_sign_negative()) } else { nearest_negative }
 }
 
+#[inline(always)]
 pub(crate) fn flush_single(value: f32, flush: bool) -> f32 {
     if flush && value.is_subnormal() { 0f32.copysign(value) } else { value }
 }
@@ -227,6 +228,7 @@ pub(crate) fn gathered_sum([a, b]: [f64; 2]) -> f64 {
     f64::from_bits(if away { sum.to_bits() + 1 } else { sum.to_bits() - 1 } | 1)
 }
 
+#[inline(always)]
 fn flush_double(value: f64, flush: bool) -> f64 {
     if flush && value.is_subnormal() { 0f64.copysign(value) } else { value }
 }
@@ -236,14 +238,20 @@ pub(crate) fn double(bits: u64, mode: FloatMode) -> f64 {
     flush_double(f64::from_bits(bits), mode.other.flush_in)
 }
 
+#[inline(always)]
 pub(crate) fn double_bits(value: f64, mode: FloatMode) -> u64 {
     flush_double(value, mode.other.flush_out).to_bits()
 }
 
 /// A result that was rounded to nearest even from the exact sum of `terms`, brought into the mode's rounding.
+#[inline(always)]
 pub(crate) fn rounded_double(value: f64, terms: &[f64], mode: FloatMode) -> u64 {
+    if mode.other.round == Round::NearestEven { double_bits(value, mode) } else { directed_double(value, terms, mode) }
+}
+
+fn directed_double(value: f64, terms: &[f64], mode: FloatMode) -> u64 {
     let round = mode.other.round;
-    if round == Round::NearestEven || value.is_nan() || terms.iter().any(|term| !term.is_finite()) {
+    if value.is_nan() || terms.iter().any(|term| !term.is_finite()) {
         return double_bits(value, mode);
     }
     let error = error_of(terms, value);
@@ -263,6 +271,7 @@ pub(crate) fn rounded_double(value: f64, terms: &[f64], mode: FloatMode) -> u64 
 }
 
 /// a·b + c with one rounding.
+#[inline(always)]
 pub(crate) fn fused_double(a: f64, b: f64, c: f64, mode: FloatMode) -> u64 {
     let product = a * b;
     rounded_double(a.mul_add(b, c), &[product, a.mul_add(b, -product), c], mode)
@@ -322,6 +331,7 @@ pub(crate) fn scaled_double(value: f64, power: i32, mode: FloatMode) -> u64 {
 }
 
 /// Moves a finite number other than zero by this many units in the last place, away from zero or towards it.
+#[inline(always)]
 fn perturbed(bits: u64, exponent_mask: u64, perturbation: Perturbation, [up, down]: [u64; 2]) -> u64 {
     let special = bits & exponent_mask == 0 || bits & exponent_mask == exponent_mask;
     match perturbation {
@@ -343,12 +353,14 @@ fn leeway(rounded: f64, exact: f64) -> [u64; 2] {
 }
 
 /// An approximate result in single precision; these instructions never keep denormals.
+#[inline(always)]
 pub(crate) fn approximate_single(value: f64, mode: FloatMode) -> u64 {
     let bits = flush_single(value as f32, true).to_bits() as u64;
     perturbed(bits, 0x7f80_0000, mode.perturbation, leeway(value as f32 as f64, value))
 }
 
 /// The source of such an instruction.
+#[inline(always)]
 pub(crate) fn approximate_source(bits: u64) -> f64 {
     flush_single(f32::from_bits(bits as u32), true) as f64
 }
@@ -360,6 +372,7 @@ pub(crate) fn approximate_half(value: f64, mode: FloatMode) -> u64 {
 }
 
 /// An approximate result in double precision, of which the card promises half of the digits only.
+#[inline(always)]
 pub(crate) fn approximate_double(value: f64, mode: FloatMode) -> u64 {
     perturbed(double_bits(value, mode), 0x7ff0_0000_0000_0000, mode.perturbation, [1 << 29; 2])
 }

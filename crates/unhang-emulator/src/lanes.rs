@@ -8,7 +8,7 @@ use half::f16;
 
 use crate::bytes;
 use crate::divide::divide_fixup;
-use crate::fast::rows::{ByHost, FastRow, for_hosts};
+use crate::fast::rows::{Fast, for_hosts};
 use crate::float::{
     FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
     double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
@@ -29,7 +29,7 @@ pub(crate) struct LaneOperation {
     pub run: LaneFunction,
     pub rows: RowFunction,
     /// The same compiled for the host's vectors, for functions that are worth it.
-    pub fast: Option<ByHost<FastRow>>,
+    pub fast: Option<Fast>,
     pub sources: [Type; 3],
     pub result: Type,
     /// The old value of the destination is the third source.
@@ -209,16 +209,34 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
             Some(LaneOperation { run, rows, fast: None, sources: $sources, result: $result, accumulates: false })
         }};
     }
-    // Functions of which kernels are full.
-    macro_rules! hot {
-        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
+    // Functions of which kernels are full, of whole registers or of lanes of 64 bits. What does not name the mode computes the same
+    // in all of them.
+    macro_rules! compiled {
+        ($form:ident, $any_mode:expr, $sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
             #[inline(always)]
             fn hot_lane($a: u64, $b: u64, $c: u64, $m: FloatMode) -> u64 {
                 $body
             }
             let operation = op!($sources, $result, |a, b, c, m| hot_lane(a, b, c, m));
-            operation.map(|it| LaneOperation { fast: for_hosts!(hot_lane), ..it })
+            let fast = for_hosts!($form, hot_lane).map(|function| Fast { function, any_mode: $any_mode });
+            operation.map(|it| LaneOperation { fast, ..it })
         }};
+    }
+    macro_rules! hot {
+        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
+            compiled!(Row, true, $sources, $result, |$a, $b, $c, _| $body)
+        };
+        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {
+            compiled!(Row, false, $sources, $result, |$a, $b, $c, $m| $body)
+        };
+    }
+    macro_rules! wide {
+        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
+            compiled!(Pairs, true, $sources, $result, |$a, $b, $c, _| $body)
+        };
+        ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {
+            compiled!(Pairs, false, $sources, $result, |$a, $b, $c, $m| $body)
+        };
     }
     let accumulate = |operation: Option<LaneOperation>| operation.map(|it| LaneOperation { accumulates: true, ..it });
     let fused = || hot!([F; 3], F, |a, b, c, m| fused_single(single(a, m), single(b, m), single(c, m), m));
@@ -227,7 +245,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         // The documentation lets it change a float's sign.
         "v_mov_b32" => hot!([F, B, B], B, |a, _, _, _| a),
         "v_not_b32" => hot!([B; 3], B, |a, _, _, _| !a),
-        "v_bfrev_b32" => op!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
+        "v_bfrev_b32" => hot!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
         "v_ffbh_u32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
         "v_ffbl_b32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
         "v_ffbh_i32" => op!([B; 3], B, |a, _, _, _| {
@@ -243,12 +261,12 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_cvt_flr_i32_f32" => op!([F, B, B], B, |a, _, _, m| to_signed((single(a, m) as f64).floor())),
         "v_cvt_f16_f32" => op!([F, B, B], H, |a, _, _, m| half_bits(single(a, m) as f64, m)),
         "v_cvt_f32_f16" => op!([H, B, B], F, |a, _, _, m| (half_value(a, m) as f32).to_bits() as u64),
-        "v_cvt_f64_f32" => op!([F, B, B], D, |a, _, _, m| (single(a, m) as f64).to_bits()),
-        "v_cvt_f32_f64" => op!([D, B, B], F, |a, _, _, m| { let a = double(a, m); rounded_single(a as f32, [a, 0f64.copysign(a)], m) }),
-        "v_cvt_f64_i32" => op!([B; 3], D, |a, _, _, _| (a as i32 as f64).to_bits()),
-        "v_cvt_f64_u32" => op!([B; 3], D, |a, _, _, _| (a as u32 as f64).to_bits()),
-        "v_cvt_i32_f64" => op!([D, B, B], B, |a, _, _, m| to_signed(double(a, m))),
-        "v_cvt_u32_f64" => op!([D, B, B], B, |a, _, _, m| to_unsigned(double(a, m))),
+        "v_cvt_f64_f32" => wide!([F, B, B], D, |a, _, _, m| (single(a, m) as f64).to_bits()),
+        "v_cvt_f32_f64" => wide!([D, B, B], F, |a, _, _, m| { let a = double(a, m); rounded_single(a as f32, [a, 0f64.copysign(a)], m) }),
+        "v_cvt_f64_i32" => wide!([B; 3], D, |a, _, _, _| (a as i32 as f64).to_bits()),
+        "v_cvt_f64_u32" => wide!([B; 3], D, |a, _, _, _| (a as u32 as f64).to_bits()),
+        "v_cvt_i32_f64" => wide!([D, B, B], B, |a, _, _, m| to_signed(double(a, m))),
+        "v_cvt_u32_f64" => wide!([D, B, B], B, |a, _, _, m| to_unsigned(double(a, m))),
         "v_cvt_f16_u16" => op!([I, B, B], H, |a, _, _, m| half_bits(a as u16 as f64, m)),
         "v_cvt_f16_i16" => op!([I, B, B], H, |a, _, _, m| half_bits(a as i16 as f64, m)),
         "v_cvt_u16_f16" => op!([H, B, B], I, |a, _, _, m| half_value(a, m) as u16 as u64),
@@ -269,24 +287,24 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         }),
         "v_min_f32" => hot!([F; 3], F, |a, b, _, m| single_bits(minimum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
         "v_max_f32" => hot!([F; 3], F, |a, b, _, m| single_bits(maximum(single(a, m) as f64, single(b, m) as f64) as f32, m)),
-        "v_min3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(minimum(minimum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
-        "v_max3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(maximum(maximum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
-        "v_med3_f32" => op!([F; 3], F, |a, b, c, m| single_bits(median_float(single(a, m) as f64, single(b, m) as f64, single(c, m) as f64) as f32, m)),
+        "v_min3_f32" => hot!([F; 3], F, |a, b, c, m| single_bits(minimum(minimum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
+        "v_max3_f32" => hot!([F; 3], F, |a, b, c, m| single_bits(maximum(maximum(single(a, m) as f64, single(b, m) as f64), single(c, m) as f64) as f32, m)),
+        "v_med3_f32" => hot!([F; 3], F, |a, b, c, m| single_bits(median_float(single(a, m) as f64, single(b, m) as f64, single(c, m) as f64) as f32, m)),
         "v_fma_f32" | "v_fmamk_f32" | "v_fmaak_f32" => with_rows(fused(), fused_rows),
         "v_fmac_f32" => accumulate(with_rows(fused(), fused_rows)),
         // The unfused pair never keeps denormals.
         "v_mad_f32" | "v_madmk_f32" | "v_madak_f32" => op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m)),
         "v_mac_f32" => accumulate(op!([F; 3], F, |a, b, c, m| unfused(a, b, c, m))),
-        "v_fract_f32" => op!([F; 3], F, |a, _, _, m| single_bits(fraction(single(a, m) as f64, 1.0 - f32::EPSILON as f64 / 2.0) as f32, m)),
+        "v_fract_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(fraction(single(a, m) as f64, 1.0 - f32::EPSILON as f64 / 2.0) as f32, m)),
         "v_trunc_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).trunc(), m)),
-        "v_ceil_f32" => op!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
+        "v_ceil_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
         "v_floor_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
         "v_rndne_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
         "v_exp_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).exp2(), m)),
         "v_log_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).log2(), m)),
-        "v_rcp_f32" | "v_rcp_iflag_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
-        "v_rsq_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a).sqrt(), m)),
-        "v_sqrt_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).sqrt(), m)),
+        "v_rcp_f32" | "v_rcp_iflag_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
+        "v_rsq_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a).sqrt(), m)),
+        "v_sqrt_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).sqrt(), m)),
         "v_sin_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(sine(approximate_source(a)), m)),
         "v_cos_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(cosine(approximate_source(a)), m)),
         "v_ldexp_f32" => op!([F, B, B], F, |a, b, _, m| {
@@ -311,21 +329,21 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         // Double precision.
         "v_div_fixup_f64" => op!([D; 3], D, |a, b, c, m| double_bits(divide_fixup(double(a, m), double(b, m), double(c, m)), m)),
         "v_fract_f64" => op!([D; 3], D, |a, _, _, m| double_bits(fraction(double(a, m), 1.0 - f64::EPSILON / 2.0), m)),
-        "v_add_f64" => op!([D; 3], D, |a, b, _, m| { let (a, b) = (double(a, m), double(b, m)); rounded_double(a + b, &[a, b], m) }),
-        "v_mul_f64" => op!([D; 3], D, |a, b, _, m| {
+        "v_add_f64" => wide!([D; 3], D, |a, b, _, m| { let (a, b) = (double(a, m), double(b, m)); rounded_double(a + b, &[a, b], m) }),
+        "v_mul_f64" => wide!([D; 3], D, |a, b, _, m| {
             let (a, b) = (double(a, m), double(b, m));
             rounded_double(a * b, &[a * b, a.mul_add(b, -(a * b))], m)
         }),
-        "v_fma_f64" => op!([D; 3], D, |a, b, c, m| fused_double(double(a, m), double(b, m), double(c, m), m)),
-        "v_min_f64" => op!([D; 3], D, |a, b, _, m| double_bits(minimum(double(a, m), double(b, m)), m)),
-        "v_max_f64" => op!([D; 3], D, |a, b, _, m| double_bits(maximum(double(a, m), double(b, m)), m)),
-        "v_rcp_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m), m)),
-        "v_rsq_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m).sqrt(), m)),
-        "v_sqrt_f64" => op!([D; 3], D, |a, _, _, m| approximate_double(double(a, m).sqrt(), m)),
-        "v_floor_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).floor().to_bits()),
-        "v_ceil_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).ceil().to_bits()),
-        "v_trunc_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).trunc().to_bits()),
-        "v_rndne_f64" => op!([D; 3], D, |a, _, _, m| double(a, m).round_ties_even().to_bits()),
+        "v_fma_f64" => wide!([D; 3], D, |a, b, c, m| fused_double(double(a, m), double(b, m), double(c, m), m)),
+        "v_min_f64" => wide!([D; 3], D, |a, b, _, m| double_bits(minimum(double(a, m), double(b, m)), m)),
+        "v_max_f64" => wide!([D; 3], D, |a, b, _, m| double_bits(maximum(double(a, m), double(b, m)), m)),
+        "v_rcp_f64" => wide!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m), m)),
+        "v_rsq_f64" => wide!([D; 3], D, |a, _, _, m| approximate_double(1.0 / double(a, m).sqrt(), m)),
+        "v_sqrt_f64" => wide!([D; 3], D, |a, _, _, m| approximate_double(double(a, m).sqrt(), m)),
+        "v_floor_f64" => wide!([D; 3], D, |a, _, _, m| double(a, m).floor().to_bits()),
+        "v_ceil_f64" => wide!([D; 3], D, |a, _, _, m| double(a, m).ceil().to_bits()),
+        "v_trunc_f64" => wide!([D; 3], D, |a, _, _, m| double(a, m).trunc().to_bits()),
+        "v_rndne_f64" => wide!([D; 3], D, |a, _, _, m| double(a, m).round_ties_even().to_bits()),
         "v_frexp_exp_i32_f64" => op!([D, B, B], B, |a, _, _, m| {
             let a = double(a, m);
             if a == 0.0 || !a.is_finite() { 0 } else { (frexp(a).1) as u32 as u64 }
@@ -398,12 +416,12 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_max_u32" => hot!([B; 3], B, |a, b, _, _| a.max(b)),
         "v_min_i32" => hot!([B; 3], B, |a, b, _, _| (a as i32).min(b as i32) as u32 as u64),
         "v_max_i32" => hot!([B; 3], B, |a, b, _, _| (a as i32).max(b as i32) as u32 as u64),
-        "v_min3_u32" => op!([B; 3], B, |a, b, c, _| a.min(b).min(c)),
-        "v_max3_u32" => op!([B; 3], B, |a, b, c, _| a.max(b).max(c)),
-        "v_min3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).min(b as i32).min(c as i32) as u32 as u64),
-        "v_max3_i32" => op!([B; 3], B, |a, b, c, _| (a as i32).max(b as i32).max(c as i32) as u32 as u64),
-        "v_med3_i32" => op!([B; 3], B, |a, b, c, _| median(a as i32, b as i32, c as i32) as u32 as u64),
-        "v_med3_u32" => op!([B; 3], B, |a, b, c, _| median(a as u32, b as u32, c as u32) as u64),
+        "v_min3_u32" => hot!([B; 3], B, |a, b, c, _| a.min(b).min(c)),
+        "v_max3_u32" => hot!([B; 3], B, |a, b, c, _| a.max(b).max(c)),
+        "v_min3_i32" => hot!([B; 3], B, |a, b, c, _| (a as i32).min(b as i32).min(c as i32) as u32 as u64),
+        "v_max3_i32" => hot!([B; 3], B, |a, b, c, _| (a as i32).max(b as i32).max(c as i32) as u32 as u64),
+        "v_med3_i32" => hot!([B; 3], B, |a, b, c, _| median(a as i32, b as i32, c as i32) as u32 as u64),
+        "v_med3_u32" => hot!([B; 3], B, |a, b, c, _| median(a as u32, b as u32, c as u32) as u64),
         "v_and_b32" => hot!([B; 3], B, |a, b, _, _| a & b),
         "v_or_b32" => hot!([B; 3], B, |a, b, _, _| a | b),
         "v_xor_b32" => hot!([B; 3], B, |a, b, _, _| a ^ b),
@@ -415,9 +433,9 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_lshlrev_b32" => hot!([B; 3], B, |a, b, _, _| ((b as u32) << (a & 31)) as u64),
         "v_lshrrev_b32" => hot!([B; 3], B, |a, b, _, _| ((b as u32) >> (a & 31)) as u64),
         "v_ashrrev_i32" => hot!([B; 3], B, |a, b, _, _| ((b as i32) >> (a & 31)) as u32 as u64),
-        "v_lshlrev_b64" => op!([B, W, B], W, |a, b, _, _| b << (a & 63)),
-        "v_lshrrev_b64" => op!([B, W, B], W, |a, b, _, _| b >> (a & 63)),
-        "v_ashrrev_i64" => op!([B, S, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
+        "v_lshlrev_b64" => wide!([B, W, B], W, |a, b, _, _| b << (a & 63)),
+        "v_lshrrev_b64" => wide!([B, W, B], W, |a, b, _, _| b >> (a & 63)),
+        "v_ashrrev_i64" => wide!([B, S, B], W, |a, b, _, _| (b as i64 >> (a & 63)) as u64),
         "v_lshl_add_u32" => hot!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)).wrapping_add(c as u32) as u64),
         "v_add_lshl_u32" => hot!([B; 3], B, |a, b, c, _| ((a as u32).wrapping_add(b as u32) << (c & 31)) as u64),
         "v_lshl_or_b32" => hot!([B; 3], B, |a, b, c, _| ((a as u32) << (b & 31)) as u64 | c),

@@ -413,7 +413,7 @@ impl Wave {
     fn set_mode(&mut self, bits: u32) {
         self.mode_bits = bits;
         self.mode = FloatMode::from_bits(bits, self.mode.perturbation);
-        self.set_reach();
+        self.note_mode();
     }
 
     fn set_hardware(&mut self, instruction: &Instruction, value: u32) {

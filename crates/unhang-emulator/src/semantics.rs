@@ -5,7 +5,7 @@ use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 use crate::access::Access;
 use crate::bytes::{self, DotProduct};
 use crate::code::Hole;
-use crate::fast::rows::{ByHost, FastRow};
+use crate::fast::rows::Fast;
 use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
 use crate::saturate;
 use crate::scalar::ScalarOperation;
@@ -78,7 +78,7 @@ pub(crate) enum Semantics {
 pub(crate) struct RowOperation {
     pub run: RowFunction,
     /// The same compiled for the host's vectors, where there is such a form.
-    pub fast: Option<ByHost<FastRow>>,
+    pub fast: Option<Fast>,
     pub sources: [RowSource; 3],
     pub destination: u8,
 }

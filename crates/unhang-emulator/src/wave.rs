@@ -57,8 +57,8 @@ pub(crate) struct Wave {
     pub scratch: (u64, u32),
     /// The bases of LDS and of private memory in flat addresses.
     pub apertures: [u64; 2],
-    /// How many vector registers the fast path may touch.
-    pub reach: u16,
+    /// Whether the float mode is the one for which functions of the fast path are compiled.
+    pub usual_mode: bool,
     /// What is pending, if the number of that state is not known.
     pub pending: Pending,
     /// The number of the state in [`KnownStates`](crate::pending::KnownStates).
@@ -234,7 +234,7 @@ fn scalar_type(instruction: &Instruction, slot: Slot) -> (Type, bool) {
 }
 
 /// A constant source.
-fn constant(source: OperandValue, kind: Type, wide: bool) -> u64 {
+pub(crate) fn constant(source: OperandValue, kind: Type, wide: bool) -> u64 {
     match source {
         OperandValue::Integer(value) if wide => value as i64 as u64,
         OperandValue::Integer(value) => value as i32 as u32 as u64,

@@ -8,8 +8,8 @@ use std::cell::Cell;
 
 use super::halves::HalvesOperation;
 use super::registers::ROOMS;
-use super::rows::{self, FastCompare, FastRow};
-use super::{Carry, IN_ROOM, Kind, ScalarOperand, Shift, TwoRows, wide};
+use super::rows::{FastCompare, FastRow};
+use super::{Carry, IN_ROOM, Kind, ScalarOperand, TwoRows, wide};
 use crate::memory_access::Surroundings;
 use crate::semantics::{RowOperand, RowSource};
 use crate::wave::{EXEC, LANES, Lanes, NULL, Wave};
@@ -19,8 +19,8 @@ type Masks = [u32; 2];
 
 impl Wave {
     /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way.
-    /// The registers must be the wave's: [`Op::registers`](super::Op) is within [`Wave::reach`]. The host must have the
-    /// instructions that `WIDE` says.
+    /// The registers must be the wave's: [`Op::registers`](super::Op) is within [`Wave::registers`]; and the float mode the usual one
+    /// if the operation [is for that alone](super::Op::usual_only). The host must have the instructions that `WIDE` says.
     #[inline(always)]
     pub fn compute<const WIDE: bool, const HALVES: usize>(
         &mut self,
@@ -69,18 +69,26 @@ impl Wave {
                 }
             }
             Kind::SaveExec { run, source, destination, wide } => self.fast_save_exec(run, source, destination, wide),
-            Kind::ShiftWide { shift, source, amount, destination } => {
+            Kind::Pairs(ref operation) => {
                 for half in 0..HALVES {
-                    self.fast_shift::<WIDE>(shift, source, &amount, destination, half);
+                    self.fast_pairs::<WIDE>(operation, half);
                 }
             }
-            Kind::MultiplyAddWide { ref sources, summand, mask, destination } => {
+            Kind::ComparePairs(ref compare) => {
                 let mut masks = [0; 2];
                 for half in 0..HALVES {
-                    masks[half] = self.fast_multiply_add::<WIDE>(sources, summand, destination, half);
+                    masks[half] = self.fast_pairs_mask(compare, half);
                 }
-                self.set_masks::<HALVES>(mask, masks);
+                self.set_masks::<HALVES>(compare.destination, masks);
             }
+            Kind::MultiplyAdd(ref operation) => {
+                let mut masks = [0; 2];
+                for half in 0..HALVES {
+                    masks[half] = self.fast_multiply_add::<WIDE>(operation, half);
+                }
+                self.set_masks::<HALVES>(operation.mask, masks);
+            }
+            Kind::ScalarLoad(ref load) => return self.fast_scalar_load(load, around),
             Kind::ScalarCompare { holds, sources } => {
                 self.scc = holds(self.operand(sources[0]), self.operand(sources[1]));
             }
@@ -186,7 +194,7 @@ impl Wave {
 
     /// A source as a whole register.
     #[inline(always)]
-    fn lanes_of(&self, source: &RowSource, half: usize) -> Lanes {
+    pub(super) fn lanes_of(&self, source: &RowSource, half: usize) -> Lanes {
         let mut lanes = match source.from {
             RowOperand::Vector(register) => self.vectors[self.row_at(register as u16, half)],
             RowOperand::Scalar(register) => [self.scalar(register); LANES],
@@ -247,86 +255,6 @@ impl Wave {
             self.vectors[rooms + place] = lanes;
         }
         self.fast_rows(operation.run, [IN_ROOM, IN_ROOM + 1, IN_ROOM + 2, operation.destination as u16], half);
-    }
-
-    #[inline(always)]
-    fn pair(&self, register: u8, half: usize) -> [u64; LANES] {
-        let place = self.row_at(register as u16, half);
-        let (low, high) = (&self.vectors[place], &self.vectors[place + 1]);
-        let mut pairs = [0; LANES];
-        for lane in 0..LANES {
-            pairs[lane] = low[lane] as u64 | (high[lane] as u64) << 32;
-        }
-        pairs
-    }
-
-    #[inline(always)]
-    fn put_pair<const WIDE: bool>(&mut self, register: u8, values: &[u64; LANES], half: usize) {
-        let (place, on) = (self.row_at(register as u16, half), self.on(half));
-        for part in 0..2 {
-            let mut row = [0; LANES];
-            for lane in 0..LANES {
-                row[lane] = (values[lane] >> (part * 32)) as u32;
-            }
-            rows::put::<WIDE>(&mut self.vectors[place + part], &row, on);
-        }
-    }
-
-    #[inline(always)]
-    fn fast_shift<const WIDE: bool>(
-        &mut self,
-        shift: Shift,
-        source: u8,
-        amount: &RowSource,
-        destination: u8,
-        half: usize,
-    ) {
-        let (mut values, amounts) = (self.pair(source, half), self.lanes_of(amount, half));
-        // A loop for each, so that each is one instruction of the host for many lanes.
-        match shift {
-            Shift::Left => {
-                for lane in 0..LANES {
-                    values[lane] <<= amounts[lane] & 63;
-                }
-            }
-            Shift::Right => {
-                for lane in 0..LANES {
-                    values[lane] >>= amounts[lane] & 63;
-                }
-            }
-            Shift::RightWithSign => {
-                for lane in 0..LANES {
-                    values[lane] = (values[lane] as i64 >> (amounts[lane] & 63)) as u64;
-                }
-            }
-        }
-        self.put_pair::<WIDE>(destination, &values, half);
-    }
-
-    /// The carries of the lanes that are on.
-    #[inline(always)]
-    fn fast_multiply_add<const WIDE: bool>(
-        &mut self,
-        sources: &[RowSource; 2],
-        summand: Option<u8>,
-        destination: u8,
-        half: usize,
-    ) -> u32 {
-        let (a, b) = (self.lanes_of(&sources[0], half), self.lanes_of(&sources[1], half));
-        let mut sums = [0; LANES];
-        for lane in 0..LANES {
-            sums[lane] = a[lane] as u64 * b[lane] as u64;
-        }
-        let mut carries = 0;
-        if let Some(register) = summand {
-            let summands = self.pair(register, half);
-            for lane in 0..LANES {
-                sums[lane] = sums[lane].wrapping_add(summands[lane]);
-            }
-            carries = wide::less::<WIDE>(&sums, &summands);
-        }
-        self.put_pair::<WIDE>(destination, &sums, half);
-        carries & self.on(half)
     }
 
     /// Compares two registers: the lanes that are on and for which one of the outcomes holds.

@@ -4,7 +4,7 @@
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
-use super::rows::{ByHost, FastRow, Host};
+use super::rows::{FastRow, Host};
 use crate::lanes;
 use crate::semantics::{MixedResult, RowOperand, RowSource, Semantics};
 use crate::wave::{LANES, Lanes, Type, Wave, constant_bits};
@@ -108,7 +108,7 @@ impl HalvesOperation {
             let keep = u32::MAX >> bit(instruction.bits(8, 3));
             *source = HalvesSource { from, part, keep, flip: bit(instruction.high_bits(29, 3)) << 31 };
         }
-        let run = lanes::operation("v_fma_f32")?.fast.and_then(ByHost::chosen)?;
+        let run = lanes::operation("v_fma_f32")?.fast?.row()?;
         Some(HalvesOperation { run, sources, destination: Wave::destination(instruction, Field::Destination)? })
     }
 
@@ -128,7 +128,7 @@ impl HalvesOperation {
             _ => return None,
         };
         let source = HalvesSource { from, part: HalvesPart::Single { upper }, keep, flip };
-        let run = lanes::operation("v_mov_b32")?.fast.and_then(ByHost::chosen)?;
+        let run = lanes::operation("v_mov_b32")?.fast?.row()?;
         let destination = Wave::destination(instruction, Field::Destination)?;
         Some(HalvesOperation { run, sources: [source, UNUSED, UNUSED], destination })
     }

@@ -1,12 +1,14 @@
 //! Loads and stores of whole words, checked once for all lanes: the lowest and the highest address must lie in one place.
 //! Where they do not, the plain path finds out lane by lane what is wrong.
 
-use unhang_isa::{Format, Instruction};
+use std::sync::atomic::Ordering;
+
+use unhang_isa::{Field, Format, Instruction};
 
 use super::words::{Addresses, Words};
 use crate::access::{Access, Part};
 use crate::memory_access::{Surroundings, local_alignment};
-use crate::wave::Wave;
+use crate::wave::{NULL, Wave};
 
 /// Whole words of LDS.
 #[derive(Clone, Copy)]
@@ -83,7 +85,48 @@ impl GlobalAccess {
     }
 }
 
+/// Words that a scalar load brings.
+#[derive(Clone, Copy)]
+pub(crate) struct ScalarLoad {
+    base: u8,
+    /// The register of an offset, and a constant one.
+    register: u8,
+    offset: i32,
+    count: u8,
+    destination: u8,
+}
+
+impl ScalarLoad {
+    /// Those through a buffer, which has an end of its own, are the plain path's.
+    pub fn of(instruction: &Instruction, count: u8) -> Option<ScalarLoad> {
+        if instruction.definition.mnemonic.starts_with("s_buffer") {
+            return None;
+        }
+        Some(ScalarLoad {
+            base: instruction.bits(0, 6) as u8 * 2,
+            register: instruction.high_bits(25, 7) as u8,
+            offset: (instruction.second_word() << 11) as i32 >> 11,
+            count,
+            destination: Wave::destination(instruction, Field::Destination)?,
+        })
+    }
+}
+
 impl Wave {
+    /// Loads words into scalar registers; `false` if they are not all there.
+    #[inline(always)]
+    pub(super) fn fast_scalar_load(&mut self, load: &ScalarLoad, around: &mut Surroundings<'_>) -> bool {
+        let offset = (load.offset as i64 as u64).wrapping_add(self.scalar(load.register) as u64);
+        let address = self.scalar64(load.base).wrapping_add(offset) & !3;
+        let Some(words) = around.global.words(address, address, load.count as u64 * 4, false) else { return false };
+        for (place, word) in words.iter().enumerate() {
+            if load.destination as usize != NULL {
+                self.set_scalar((load.destination + place as u8) & 127, word.load(Ordering::Relaxed));
+            }
+        }
+        true
+    }
+
     /// Loads or stores words of LDS; `false` if something is not in order. To be called as [`Wave::compute`] is.
     #[inline(always)]
     pub(super) fn fast_local<const WIDE: bool>(

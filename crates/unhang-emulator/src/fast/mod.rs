@@ -7,6 +7,7 @@
 mod compute;
 mod halves;
 pub(crate) mod memory;
+pub(crate) mod pairs;
 pub(crate) mod registers;
 pub(crate) mod rows;
 pub(crate) mod run;
@@ -14,13 +15,16 @@ pub(crate) mod stretch;
 mod wide;
 mod words;
 
-use unhang_isa::{Class, Field, Format, Instruction, Modifier, OperandValue, Slot};
+use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue, Slot};
 
+use crate::access::Access;
+use crate::lanes::LaneOperation;
 use crate::scalar::ScalarOperation;
-use crate::semantics::{CompareKind, RowOperand, RowSource, Semantics};
+use crate::semantics::{CompareKind, RowOperand, RowOperation, RowSource, Semantics};
 use crate::wave::{EXEC, Type, VCC, Wave, constant_bits};
 use halves::HalvesOperation;
-use memory::{GlobalAccess, LocalAccess};
+use memory::{GlobalAccess, LocalAccess, ScalarLoad};
+use pairs::{MultiplyAdd, PairsCompare, PairsOperation, PairsSource};
 use registers::ZERO_ROOM;
 use rows::{FastCompare, FastRow};
 
@@ -30,6 +34,8 @@ pub(crate) struct Op {
     pub kind: Kind,
     /// One more than the highest vector register that it names.
     pub registers: u16,
+    /// Whether it has to go the plain way in unusual float modes.
+    pub usual_only: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -75,20 +81,10 @@ pub(crate) enum Kind {
         destination: u8,
         wide: bool,
     },
-    /// A pair of registers, shifted.
-    ShiftWide {
-        shift: Shift,
-        source: u8,
-        amount: RowSource,
-        destination: u8,
-    },
-    /// An unsigned product and a pair of registers, or nothing, added to it.
-    MultiplyAddWide {
-        sources: [RowSource; 2],
-        summand: Option<u8>,
-        mask: u8,
-        destination: u8,
-    },
+    /// Lanes of 64 bits.
+    Pairs(PairsOperation),
+    ComparePairs(PairsCompare),
+    MultiplyAdd(MultiplyAdd),
     ScalarCompare {
         holds: fn(u64, u64) -> bool,
         sources: [ScalarOperand; 2],
@@ -113,6 +109,7 @@ pub(crate) enum Kind {
     },
     Local(LocalAccess),
     Global(GlobalAccess),
+    ScalarLoad(ScalarLoad),
 }
 
 /// Two sources, and the rows in which they lie.
@@ -136,14 +133,6 @@ pub(crate) struct Carry {
     carry_in: Option<u8>,
     carry_out: u8,
     destination: u8,
-}
-
-/// A shift of 64 bits.
-#[derive(Clone, Copy)]
-pub(crate) enum Shift {
-    Left,
-    Right,
-    RightWithSign,
 }
 
 /// Rows from this number on are rooms.
@@ -174,9 +163,15 @@ impl Op {
             rows::Host::Plain => None,
             _ => resolve(instruction, semantics),
         };
-        // What works on lanes goes the plain way in unusual modes, whether it names a vector register or not.
-        let registers = highest(instruction).max((instruction.class() == Class::Vector) as u16);
-        Op { kind: kind.unwrap_or(Kind::Plain), registers }
+        let usual_only = match *semantics {
+            Semantics::Row(RowOperation { fast, .. }) | Semantics::Lane(LaneOperation { fast, .. }) => {
+                !fast.is_some_and(|fast| fast.any_mode)
+            }
+            Semantics::Compare { kind, .. } => matches!(kind, CompareKind::Float(_)),
+            Semantics::Packed(_) | Semantics::Mixed(_) => true,
+            _ => false,
+        };
+        Op { kind: kind.unwrap_or(Kind::Plain), registers: highest(instruction), usual_only }
     }
 }
 
@@ -195,22 +190,31 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
     match *semantics {
         Semantics::Nothing => Some(Kind::Nothing),
         Semantics::Row(row) => {
-            let (run, sources) = (row.fast?.chosen()?, row.sources);
+            let (run, sources) = (row.fast?.row()?, row.sources);
             let [a, b, c] = [0, 1, 2].map(|place| row_of(&sources[place], place));
             let rows = [a, b, c, row.destination as u16];
             let filled = rows.iter().any(|&row| row >= IN_ROOM && row != ZERO);
             Some(if filled { Kind::FilledRows { run, rows, sources } } else { Kind::Rows { run, rows } })
         }
         Semantics::Compare { outcomes, kind, to_exec } => {
-            let (run, kind) = match kind {
-                CompareKind::Float(Type::Float32) => (rows::float()?, Type::Float32),
-                CompareKind::Signed(32) => (rows::signed()?, Type::Bits32),
-                CompareKind::Unsigned(32) => (rows::unsigned()?, Type::Bits32),
-                _ => return None,
-            };
-            let operands = TwoRows::new(two_sources(instruction, kind)?);
             let destination = if to_exec { EXEC as u8 } else { mask_destination(instruction)? };
-            Some(Kind::Compare { run, outcomes, operands, destination })
+            let rows = |run: Option<FastCompare>, kind| {
+                let operands = TwoRows::new(two_sources(instruction, kind)?);
+                Some(Kind::Compare { run: run?, outcomes, operands, destination })
+            };
+            let pairs = |run: Option<FastCompare<u64>>, kind| {
+                let sources = pairs::compared(instruction, kind)?;
+                Some(Kind::ComparePairs(PairsCompare { run: run?, outcomes, sources, destination }))
+            };
+            match kind {
+                CompareKind::Float(Type::Float32) => rows(rows::float(), Type::Float32),
+                CompareKind::Signed(32) => rows(rows::signed(), Type::Bits32),
+                CompareKind::Unsigned(32) => rows(rows::unsigned(), Type::Bits32),
+                CompareKind::Float(Type::Float64) => pairs(rows::double(), Type::Float64),
+                CompareKind::Signed(64) => pairs(rows::signed_pairs(), Type::Signed64),
+                CompareKind::Unsigned(64) => pairs(rows::unsigned_pairs(), Type::Bits64),
+                _ => None,
+            }
         }
         Semantics::Select => {
             let mask = match instruction.definition.operand(Field::Source2).map(|slot| instruction.operand(slot)) {
@@ -246,21 +250,19 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
             Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
         }
         Semantics::Packed(_) | Semantics::Mixed(_) => HalvesOperation::of(instruction, semantics).map(Kind::Halves),
-        Semantics::Lane(_) => {
+        Semantics::Lane(ref operation) => {
             let halves = HalvesOperation::of(instruction, semantics).map(Kind::Halves);
-            halves.or_else(|| resolve_shift(instruction))
+            halves.or_else(|| PairsOperation::of(instruction, operation).map(Kind::Pairs))
         }
-        Semantics::MultiplyAddWide { signed: false } => {
-            let slot = instruction.definition.operand(Field::Source2)?;
-            let summand = match instruction.operand(slot) {
-                OperandValue::Vector(register) => Some(register),
-                OperandValue::Integer(0) => None,
-                _ => return None,
-            };
-            let mask = mask_destination(instruction)?;
-            let destination = Wave::destination(instruction, Field::Destination)?;
-            Some(Kind::MultiplyAddWide { sources: two_sources(instruction, Type::Bits32)?, summand, mask, destination })
-        }
+        Semantics::MultiplyAddWide { signed } => Some(Kind::MultiplyAdd(MultiplyAdd {
+            signed,
+            factors: two_sources(instruction, Type::Bits32)?,
+            summand: PairsSource::of(instruction, Field::Source2, if signed { Type::Signed64 } else { Type::Bits64 })?,
+            mask: mask_destination(instruction)?,
+            destination: Wave::destination(instruction, Field::Destination)?,
+        })),
+        Semantics::Memory(Access::Nothing) => Some(Kind::Nothing),
+        Semantics::Memory(Access::ScalarLoad { count }) => ScalarLoad::of(instruction, count).map(Kind::ScalarLoad),
         Semantics::Memory(access) => {
             let local = || LocalAccess::of(instruction, access).map(Kind::Local);
             GlobalAccess::of(instruction, access).map(Kind::Global).or_else(local)
@@ -296,29 +298,6 @@ fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> 
         (!odd).then_some(RowSource { from, keep: u32::MAX >> absolute, flip: negative << 31 })
     };
     Some([source(0, Field::Source0)?, source(1, Field::Source1)?])
-}
-
-fn resolve_shift(instruction: &Instruction) -> Option<Kind> {
-    let shift = match instruction.definition.base_name() {
-        "v_lshlrev_b64" => Shift::Left,
-        "v_lshrrev_b64" => Shift::Right,
-        "v_ashrrev_i64" => Shift::RightWithSign,
-        _ => return None,
-    };
-    // The other two words of the encoding: no sign, no clamp, no scale.
-    if instruction.bits(8, 8) != 0 || instruction.high_bits(27, 5) != 0 {
-        return None;
-    }
-    let operand = |field| instruction.definition.operand(field).map(|slot| instruction.operand(slot));
-    let Some(OperandValue::Vector(source)) = operand(Field::Source1) else { return None };
-    let from = match operand(Field::Source0)? {
-        OperandValue::Vector(register) => RowOperand::Vector(register),
-        OperandValue::Scalar(register) => RowOperand::Scalar(register),
-        OperandValue::Special(_) => return None,
-        constant => RowOperand::Constant(constant_bits(constant, Type::Bits32)),
-    };
-    let amount = RowSource { from, keep: u32::MAX, flip: 0 };
-    Some(Kind::ShiftWide { shift, source, amount, destination: Wave::destination(instruction, Field::Destination)? })
 }
 
 fn mask_destination(instruction: &Instruction) -> Option<u8> {
@@ -372,8 +351,8 @@ fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Opti
 }
 
 impl Wave {
-    /// How many registers the fast path may touch: none in an unusual mode.
-    pub fn set_reach(&mut self) {
-        self.reach = if self.mode.is_usual() { self.registers as u16 } else { 0 };
+    /// To be called when the float mode has changed.
+    pub fn note_mode(&mut self) {
+        self.usual_mode = self.mode.is_usual();
     }
 }

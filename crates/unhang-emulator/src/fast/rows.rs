@@ -6,6 +6,7 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use super::pairs::{FastPairs, Pairs};
 use crate::Perturbation;
 use crate::float::{FloatMode, Precision, Round};
 use crate::semantics::{EQUAL, GREATER, LESS, UNORDERED};
@@ -16,7 +17,39 @@ use crate::wave::{LANES, Lanes};
 /// It may be called only on a host that has the instructions for which it was compiled.
 pub(crate) type FastRow = unsafe fn(&Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, &Cell<Lanes>, u32);
 /// Compares two registers: the lanes for which one of the outcomes holds. To be called as [`FastRow`] is.
-pub(crate) type FastCompare = unsafe fn(&Lanes, &Lanes, u8) -> u32;
+pub(crate) type FastCompare<T = u32> = unsafe fn(&[T; LANES], &[T; LANES], u8) -> u32;
+
+/// A function of one lane, compiled for the host's vectors.
+#[derive(Clone, Copy)]
+pub(crate) struct Fast {
+    pub function: FastFunction,
+    /// Whether it computes the same in every float mode; otherwise it is for the usual one.
+    pub any_mode: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum FastFunction {
+    Row(ByHost<FastRow>),
+    Pairs(ByHost<FastPairs>),
+}
+
+impl Fast {
+    /// The function for this host, if it is one of whole registers.
+    pub fn row(self) -> Option<FastRow> {
+        match self.function {
+            FastFunction::Row(function) => function.chosen(),
+            FastFunction::Pairs(_) => None,
+        }
+    }
+
+    /// The function for this host, if it is one of lanes of 64 bits.
+    pub fn pairs(self) -> Option<FastPairs> {
+        match self.function {
+            FastFunction::Pairs(function) => function.chosen(),
+            FastFunction::Row(_) => None,
+        }
+    }
+}
 
 /// A function for each set of host instructions.
 #[derive(Clone, Copy)]
@@ -95,6 +128,14 @@ pub(crate) fn apply<const WIDE: bool>(
     destination.set(results);
 }
 
+/// The same for lanes of 64 bits.
+#[inline(always)]
+pub(crate) fn apply_pairs(values: &mut Pairs, b: &Pairs, c: &Pairs, lane: impl Fn(u64, u64, u64, FloatMode) -> u64) {
+    for place in 0..LANES {
+        values[place] = lane(values[place], b[place], c[place], USUAL);
+    }
+}
+
 /// Writes results where lanes are on. `WIDE` says that the host has AVX-512.
 #[inline(always)]
 pub(crate) fn put<const WIDE: bool>(destination: &mut Lanes, results: &Lanes, on: u32) {
@@ -114,13 +155,13 @@ pub(crate) fn put<const WIDE: bool>(destination: &mut Lanes, results: &Lanes, on
     }
 }
 
-/// Compiles a function of one lane for each set of host instructions.
+/// Compiles a function of one lane for each set of host instructions: for whole registers, or for lanes of 64 bits.
 macro_rules! for_hosts {
-    ($lane:expr) => {{
+    (Row, $lane:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
             use std::cell::Cell;
-            use $crate::fast::rows::{ByHost, FastRow, apply};
+            use $crate::fast::rows::{ByHost, FastFunction, FastRow, apply};
             use $crate::wave::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
@@ -130,7 +171,25 @@ macro_rules! for_hosts {
             fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
                 apply::<false>(d, [a, b, c], on, $lane)
             }
-            Some(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow })
+            Some(FastFunction::Row(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow }))
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        None
+    }};
+    (Pairs, $lane:expr) => {{
+        #[cfg(target_arch = "x86_64")]
+        {
+            use $crate::fast::pairs::{FastPairs, Pairs};
+            use $crate::fast::rows::{ByHost, FastFunction, apply_pairs};
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx512(values: &mut Pairs, b: &Pairs, c: &Pairs) {
+                apply_pairs(values, b, c, $lane)
+            }
+            #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+            fn avx2(values: &mut Pairs, b: &Pairs, c: &Pairs) {
+                apply_pairs(values, b, c, $lane)
+            }
+            Some(FastFunction::Pairs(ByHost { avx512: avx512 as FastPairs, avx2: avx2 as FastPairs }))
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
@@ -150,7 +209,7 @@ fn pick(outcomes: u8, less: u32, equal: u32, greater: u32) -> u32 {
 
 /// Which lanes of two registers have one of these outcomes.
 #[inline(always)]
-fn compare(a: &Lanes, b: &Lanes, outcomes: u8, order: impl Fn(u32, u32) -> (bool, bool, bool)) -> u32 {
+fn compare<T: Copy>(a: &[T; LANES], b: &[T; LANES], outcomes: u8, order: impl Fn(T, T) -> (bool, bool, bool)) -> u32 {
     let (mut less, mut equal, mut greater) = (0, 0, 0);
     for place in 0..LANES {
         let (is_less, is_equal, is_greater) = order(a[place], b[place]);
@@ -162,32 +221,33 @@ fn compare(a: &Lanes, b: &Lanes, outcomes: u8, order: impl Fn(u32, u32) -> (bool
 }
 
 macro_rules! comparisons {
-    ($($name:ident: $order:expr, |$left:ident, $right:ident| $masks:expr;)*) => {$(
-        pub(crate) fn $name() -> Option<FastCompare> {
+    ($($name:ident($number:ty): $order:expr, |$left:ident, $right:ident| $masks:expr;)*) => {$(
+        pub(crate) fn $name() -> Option<FastCompare<$number>> {
             #[cfg(target_arch = "x86_64")]
             {
                 // Compilers make no masks of loops over bits.
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-                fn avx512(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
+                fn avx512(a: &[$number; LANES], b: &[$number; LANES], outcomes: u8) -> u32 {
                     use std::arch::x86_64::*;
+                    const STEP: usize = 64 / size_of::<$number>();
                     let (mut less, mut equal, mut greater) = (0, 0, 0);
-                    for part in 0..2 {
-                        // SAFETY: half of a row.
+                    for first in (0..LANES).step_by(STEP) {
+                        // SAFETY: so many lanes fill a vector, and 32 a whole number of them.
                         let ($left, $right) = unsafe {
-                            (_mm512_loadu_si512(a.as_ptr().add(part * 16).cast()), _mm512_loadu_si512(b.as_ptr().add(part * 16).cast()))
+                            (_mm512_loadu_si512(a.as_ptr().add(first).cast()), _mm512_loadu_si512(b.as_ptr().add(first).cast()))
                         };
-                        let masks: (u16, u16, u16) = $masks;
-                        less |= (masks.0 as u32) << (part * 16);
-                        equal |= (masks.1 as u32) << (part * 16);
-                        greater |= (masks.2 as u32) << (part * 16);
+                        let masks = $masks;
+                        less |= (masks.0 as u32) << first;
+                        equal |= (masks.1 as u32) << first;
+                        greater |= (masks.2 as u32) << first;
                     }
                     pick(outcomes, less, equal, greater)
                 }
                 #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-                fn avx2(a: &Lanes, b: &Lanes, outcomes: u8) -> u32 {
+                fn avx2(a: &[$number; LANES], b: &[$number; LANES], outcomes: u8) -> u32 {
                     compare(a, b, outcomes, $order)
                 }
-                ByHost { avx512: avx512 as FastCompare, avx2: avx2 as FastCompare }.chosen()
+                ByHost { avx512: avx512 as FastCompare<$number>, avx2: avx2 as FastCompare<$number> }.chosen()
             }
             #[cfg(not(target_arch = "x86_64"))]
             None
@@ -196,17 +256,17 @@ macro_rules! comparisons {
 }
 
 comparisons! {
-    unsigned: |a: u32, b: u32| (a < b, a == b, a > b), |left, right| (
+    unsigned(u32): |a: u32, b: u32| (a < b, a == b, a > b), |left, right| (
         _mm512_cmplt_epu32_mask(left, right),
         _mm512_cmpeq_epi32_mask(left, right),
         _mm512_cmpgt_epu32_mask(left, right),
     );
-    signed: |a: u32, b: u32| ((a as i32) < b as i32, a == b, a as i32 > b as i32), |left, right| (
+    signed(u32): |a: u32, b: u32| ((a as i32) < b as i32, a == b, a as i32 > b as i32), |left, right| (
         _mm512_cmplt_epi32_mask(left, right),
         _mm512_cmpeq_epi32_mask(left, right),
         _mm512_cmpgt_epi32_mask(left, right),
     );
-    float: |a: u32, b: u32| {
+    float(u32): |a: u32, b: u32| {
         let (a, b) = (f32::from_bits(a), f32::from_bits(b));
         (a < b, a == b, a > b)
     }, |left, right| {
@@ -215,6 +275,27 @@ comparisons! {
             _mm512_cmp_ps_mask::<_CMP_LT_OQ>(left, right),
             _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(left, right),
             _mm512_cmp_ps_mask::<_CMP_GT_OQ>(left, right),
+        )
+    };
+    unsigned_pairs(u64): |a: u64, b: u64| (a < b, a == b, a > b), |left, right| (
+        _mm512_cmplt_epu64_mask(left, right),
+        _mm512_cmpeq_epi64_mask(left, right),
+        _mm512_cmpgt_epu64_mask(left, right),
+    );
+    signed_pairs(u64): |a: u64, b: u64| ((a as i64) < b as i64, a == b, a as i64 > b as i64), |left, right| (
+        _mm512_cmplt_epi64_mask(left, right),
+        _mm512_cmpeq_epi64_mask(left, right),
+        _mm512_cmpgt_epi64_mask(left, right),
+    );
+    double(u64): |a: u64, b: u64| {
+        let (a, b) = (f64::from_bits(a), f64::from_bits(b));
+        (a < b, a == b, a > b)
+    }, |left, right| {
+        let (left, right) = (_mm512_castsi512_pd(left), _mm512_castsi512_pd(right));
+        (
+            _mm512_cmp_pd_mask::<_CMP_LT_OQ>(left, right),
+            _mm512_cmp_pd_mask::<_CMP_EQ_OQ>(left, right),
+            _mm512_cmp_pd_mask::<_CMP_GT_OQ>(left, right),
         )
     };
 }

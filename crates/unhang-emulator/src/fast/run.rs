@@ -181,7 +181,8 @@ fn run_stretch<const WIDE: bool, const HALVES: usize>(
                 wave.index = function.target(first + place)?;
                 return Ok(());
             }
-        } else if !wave.compute::<WIDE, HALVES>(&op.kind, around, minds_alignment) {
+        } else if op.usual_only && !wave.usual_mode || !wave.compute::<WIDE, HALVES>(&op.kind, around, minds_alignment)
+        {
             plain_in_stretch(wave, around, function, first + place, minds_alignment)?;
         }
     }

@@ -242,7 +242,7 @@ impl Wave {
         counts: &mut Counts,
     ) -> bool {
         let executed = self.executed + (stretch.end - stretch.first) as u64;
-        if stretch.registers > self.reach || executed > minds.budget {
+        if stretch.registers as usize > self.registers || executed > minds.budget {
             return false;
         }
         // Where nothing is loaded, it does not matter which lanes are on.

@@ -57,15 +57,9 @@ impl Algorithm {
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             // Of a dilated one the phases are brought together again for every few filters: that takes too long.
-            () if weights
-                && problem.dilation() == [1, 1]
-                && winograd_wins(problem)
-                && winograd::gradient::is_possible(problem, isa.lanes()) =>
-            {
-                Algorithm::WinogradWeights
-            }
+            () if weights && problem.dilation() == [1, 1] && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights => Algorithm::Weights,
-            () if winograd_wins(problem) && winograd::is_possible(problem, isa.lanes()) => Algorithm::Winograd,
+            () if winograd_wins(problem, isa) => Algorithm::Winograd,
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
@@ -138,15 +132,25 @@ fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
         && winograd::axis::gain(problem, isa).is_some_and(|gain| gain >= AXIS_GAIN)
 }
 
-/// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products
-/// outweigh the transforms of tiles; on 24 tiles and more, so that they outweigh the transform of the filter; and on
-/// results that fill at least half of their tiles.
-fn winograd_wins(problem: &Problem) -> bool {
+/// The products that Winograd's algorithm along both axes has to spare.
+const GAIN: f64 = 2.0;
+/// The same for strided backward-data with many channels in NCHW: a tile's transforms are used for results of four parities.
+const STRIDED_GAIN: f64 = 1.5;
+/// Those channels.
+const STRIDED_CHANNELS: usize = 128;
+
+/// Where Winograd's algorithm wins, if it is possible: with 16 channels and more on either side, so that the products outweigh
+/// the transforms of tiles (with a stride in NCHW the source may have three: those of all parities are transformed together,
+/// and planes are to be dealt out anyway); on 24 tiles and more, so that they outweigh the transform of the filter; and where
+/// enough products are spared.
+fn winograd_wins(problem: &Problem, isa: Isa) -> bool {
     let channels = problem.in_channels().min(problem.out_channels());
-    // What is cut into tiles: of a weight gradient the second operand.
-    let tiled = if problem.direction() == Direction::BackwardWeights { 1 } else { 2 };
-    let [batch, _, height, width] = problem.operand_shapes()[tiled];
-    let dilation = problem.dilation();
-    let tiles = batch * winograd::tiles_of(height, dilation[0]) * winograd::tiles_of(width, dilation[1]);
-    winograd_is_allowed() && channels >= 16 && tiles >= 24 && 2 * batch * height * width >= 16 * tiles
+    let strided_planes = problem.stride() != [1, 1] && problem.layout() == Layout::Nchw;
+    let (enough, gain) = match problem.direction() {
+        Direction::Forward if strided_planes => (problem.in_channels() >= 3 && problem.out_channels() >= 16, GAIN),
+        Direction::BackwardData if strided_planes && channels >= STRIDED_CHANNELS => (true, STRIDED_GAIN),
+        _ => (channels >= 16, GAIN),
+    };
+    let wins = |outlook: winograd::Outlook| outlook.tiles >= 24 && outlook.gain >= gain;
+    enough && winograd_is_allowed() && winograd::outlook(problem, isa.lanes()).is_some_and(wins)
 }

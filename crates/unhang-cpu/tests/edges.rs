@@ -224,6 +224,28 @@ fn the_table_of_algorithms() {
         chosen(Specification { groups: 2, in_channels: 64, out_channels: 64, ..three.clone() }),
         Algorithm::Direct
     );
+    // With a stride of two where parities of rows and columns spare enough: filters that are larger, and data gradients.
+    let strided = |taps: i64, padding: i64| Specification {
+        kernel: [taps, taps],
+        padding: [padding, padding],
+        stride: [2, 2],
+        in_size: [60, 60],
+        batch: 4,
+        ..image.clone()
+    };
+    assert_eq!(chosen(strided(5, 2)), Algorithm::Winograd);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..strided(4, 1) }), Algorithm::Winograd);
+    assert_eq!(chosen(Specification { in_channels: 3, ..strided(7, 3) }), Algorithm::Winograd);
+    assert_eq!(chosen(Specification { in_channels: 3, ..strided(3, 1) }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { stride: [2, 1], ..strided(5, 2) }), Algorithm::Direct);
+    assert_eq!(chosen(strided(9, 4)), Algorithm::Direct);
+    // Tiles of two places of taps have the largest errors, and are not summed over many channels.
+    let channels = |channels: i64| Specification { in_channels: channels, batch: 8, ..strided(4, 1) };
+    assert_eq!([512, 528].map(|number| chosen(channels(number))), [Algorithm::Winograd, Algorithm::Direct]);
+    let gradient = Specification { direction: Direction::BackwardData, ..strided(3, 1) };
+    assert_eq!(chosen(gradient.clone()), Algorithm::Direct);
+    let many = Specification { in_channels: 128, out_channels: 128, ..gradient };
+    assert_eq!(chosen(many), Algorithm::Winograd);
     // Small groups, unless results have gaps or channels lie together; a stem has too few channels.
     let small = Specification { groups: 2, ..three.clone() };
     assert_eq!(chosen(small.clone()), Algorithm::Planes);

@@ -36,7 +36,7 @@ const DILATED_STRIPS: usize = 4;
 const FILTER_NUMBERS: usize = 64 * 1024;
 
 /// Numbers of a result that do not stay in the second-level cache.
-const FETCH_NUMBERS: usize = 256 * 1024;
+pub const FETCH_NUMBERS: usize = 256 * 1024;
 
 /// A block of result channels: the first, how many, and in how many vectors.
 #[derive(Debug, Clone, Copy)]

@@ -58,7 +58,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::Pointwise => pointwise::compute(&gather(), work),
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::WinogradAxis => winograd::axis::compute(problem, work),
-        Algorithm::Winograd => winograd::compute(&gather(), work),
+        Algorithm::Winograd => winograd::compute(problem, work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),
         Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),

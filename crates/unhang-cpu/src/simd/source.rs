@@ -326,16 +326,40 @@ impl PhasePart {
     }
 }
 
-/// Asks for the cache lines of this many numbers; touches nothing, so that they need not exist.
+/// Asks for the cache lines of this many numbers with a processor's hint; touches nothing, so that they need not exist.
 #[inline(always)]
-pub fn prefetch(from: *const f32, numbers: usize) {
+fn ask<const HINT: i32>(from: *const f32, numbers: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in 0..numbers.div_ceil(16) {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint, whatever the address; the instruction is part of the baseline.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * 16).cast()) };
+        // SAFETY: a hint, whatever the address, which processors that do not know it take for none.
+        unsafe { std::arch::x86_64::_mm_prefetch::<HINT>(from.wrapping_add(line * 16).cast()) };
     }
 }
+
+/// Asks for this many numbers that are read at once.
+#[inline(always)]
+pub fn prefetch(from: *const f32, numbers: usize) {
+    ask::<{ HINTS[0] }>(from, numbers);
+}
+
+/// Asks for this many numbers that are read later, into the second-level cache.
+#[inline(always)]
+pub fn prefetch_early(from: *const f32, numbers: usize) {
+    ask::<{ HINTS[1] }>(from, numbers);
+}
+
+/// Asks for the place of this many numbers that are written before long.
+#[inline(always)]
+pub fn prefetch_for_writing(to: *mut f32, numbers: usize) {
+    ask::<{ HINTS[2] }>(to, numbers);
+}
+
+/// The hints: into the first-level cache, into the second-level cache, to be written.
+#[cfg(target_arch = "x86_64")]
+const HINTS: [i32; 3] =
+    [std::arch::x86_64::_MM_HINT_T0, std::arch::x86_64::_MM_HINT_T1, std::arch::x86_64::_MM_HINT_ET0];
+#[cfg(not(target_arch = "x86_64"))]
+const HINTS: [i32; 3] = [0; 3];
 
 /// Numbers of a plane that is asked for as a whole: the processor sees by itself how larger ones go on.
 const SMALL_PLANE: usize = 2048;

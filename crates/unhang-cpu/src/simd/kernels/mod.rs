@@ -14,7 +14,9 @@ use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
 pub use axes::{AXIS_TILE, AxisFilters, AxisResults, AxisSource, pairs_for};
-pub use winograd::{ELEMENTS, Filters, GradientProducts, PATCH, Products, ResultTiles, SourceTiles, TILE, WeightTiles};
+pub use winograd::{
+    ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
+};
 
 /// Where a run of multiplications begins: offsets of its first scalar and of its first vector.
 #[derive(Debug, Clone, Copy)]

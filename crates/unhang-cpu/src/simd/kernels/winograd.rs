@@ -1,17 +1,17 @@
-//! Kernels of Winograd's algorithm F(4×4, 3×3), and of F(3×3, 4×4) for weight gradients: the transforms, and the
-//! products between them.
+//! Kernels of Winograd's algorithm on six points: F(4×4, 3×3), of strided filters F(5×5, 2×2) and F(3×3, 4×4) too, and for
+//! weight gradients the same with results and taps exchanged: the transforms, and the products between them.
 //!
 //! The points are 0, ±5/8, ±3/2 and infinity: of the sets that were tried their error is the least, they come in pairs,
 //! which halves the work, and all numbers of the transforms of tiles are exact in f32 (`tools/bench-cpu/winograd.py`).
 
 use crate::simd::vector::Vector;
 
-/// Results of a tile on one axis.
-pub const TILE: usize = 4;
-/// What a tile reads on one axis.
-pub const PATCH: usize = TILE + 2;
+/// What a tile reads on one axis: as many as there are points, one less than results and taps of the axis together.
+pub const PATCH: usize = 6;
 /// Products of a tile for each pair of channels.
 pub const ELEMENTS: usize = PATCH * PATCH;
+/// The most places of taps on an axis.
+pub const MOST_PLACES: usize = 4;
 
 const A: f32 = 0.625;
 const B: f32 = 1.5;
@@ -29,8 +29,8 @@ pub struct Products {
     pub x: *const f32,
     /// From one vector of source channels to the next.
     pub x_step: usize,
-    /// How many vectors of source channels.
-    pub blocks: usize,
+    /// How many source channels.
+    pub channels: usize,
     /// Transformed filters: a vector of result channels for each source channel.
     pub w: *const f32,
     /// From one vector of result channels to the next.
@@ -46,10 +46,14 @@ pub struct Products {
 /// Neighbouring tiles of the source to be transformed.
 #[derive(Debug, Clone, Copy)]
 pub struct SourceTiles {
-    /// The rows of the first tile, of which gradients have four.
+    /// The rows of the first tile, of which gradients have fewer.
     pub rows: [*const f32; PATCH],
+    /// Rows and columns of a tile.
+    pub span: usize,
     /// From one pixel to the next.
     pub column_step: usize,
+    /// From one tile to the next.
+    pub tile_step: usize,
     /// How many tiles.
     pub tiles: usize,
     /// How many vectors of channels.
@@ -65,8 +69,10 @@ pub struct SourceTiles {
 /// Filters to be transformed, result channels in a vector.
 #[derive(Debug, Clone, Copy)]
 pub struct Filters {
-    /// Nine taps, row by row, each with all source channels.
+    /// The taps, row by row, each with all source channels.
     pub from: *const f32,
+    /// Taps of an axis.
+    pub taps: usize,
     /// From one tap to the next.
     pub tap_step: usize,
     /// How many source channels.
@@ -82,6 +88,8 @@ pub struct Filters {
 pub struct ResultTiles {
     /// The first element of the first tile; the next tile's follows it.
     pub from: *const f32,
+    /// Rows and columns of a tile.
+    pub tile: usize,
     /// From one element to the next.
     pub element_step: usize,
     /// A vector.
@@ -92,7 +100,7 @@ pub struct ResultTiles {
     pub row_step: usize,
     /// From one pixel to the next.
     pub column_step: usize,
-    /// Rows that are wanted, four at most.
+    /// Rows that are wanted, a tile's at most.
     pub rows: usize,
     /// Columns that are wanted, of all tiles.
     pub columns: usize,
@@ -100,7 +108,7 @@ pub struct ResultTiles {
     pub channels: usize,
 }
 
-/// Sums over tiles for one of the elements, to be added to: `P` source channels × `VECTORS` vectors of result channels.
+/// Sums over tiles for one of the elements: `P` source channels × `VECTORS` vectors of result channels.
 #[derive(Debug, Clone, Copy)]
 pub struct GradientProducts {
     /// Transformed tiles of the source: the first channel, in vectors tile by tile.
@@ -111,6 +119,8 @@ pub struct GradientProducts {
     pub w_step: usize,
     /// How many tiles.
     pub tiles: usize,
+    /// Whether they are added to sums that are there already.
+    pub add: bool,
     /// The sums of the first source channel, vectors of result channels beside each other.
     pub sums: *mut f32,
     /// From one source channel to the next.
@@ -128,10 +138,14 @@ pub struct WeightTiles {
     pub element_step: usize,
     /// How many source channels.
     pub channels: usize,
-    /// Where the vectors go: nine for each source channel.
+    /// Taps of an axis.
+    pub taps: usize,
+    /// Where the first source channel's vectors go.
     pub to: *mut f32,
-    /// Whether all channels of a tap lie together, not all taps of a channel.
-    pub channels_together: bool,
+    /// From one source channel to the next.
+    pub to_step: usize,
+    /// Where each tap's vector goes from there, row by row; those that are none are not wanted.
+    pub places: [Option<usize>; MOST_PLACES * MOST_PLACES],
 }
 
 /// # Safety
@@ -142,9 +156,9 @@ pub unsafe fn products<V: Vector, const P: usize, const VECTORS: usize>(products
     unsafe {
         let mut sums = [[V::zero(); VECTORS]; P];
         let (mut w, mut next) = (products.w, products.next);
-        for block in 0..products.blocks {
+        for (block, first) in (0..products.channels).step_by(V::LANES).enumerate() {
             let mut x = products.x.add(block * products.x_step);
-            for _ in 0..V::LANES {
+            for _ in first..products.channels.min(first + V::LANES) {
                 let mut vectors = [V::zero(); VECTORS];
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     *vector = V::load(w.add(v * products.w_step));
@@ -189,6 +203,52 @@ unsafe fn source_axis<V: Vector>(d: [V; PATCH]) -> [V; PATCH] {
     }
 }
 
+/// The transform of taps, or of what stands in their place.
+///
+/// # Safety
+/// The features of `V` are on.
+#[inline(always)]
+unsafe fn taps_axis<V: Vector, const N: usize>(g: [V; N]) -> [V; PATCH] {
+    // SAFETY: the function's own condition.
+    unsafe {
+        let pair = |over: f32, root: f32| {
+            // Over even and odd places.
+            let (mut sums, mut power) = ([V::zero(); 2], over);
+            for (n, tap) in g.into_iter().enumerate() {
+                sums[n % 2] = tap.multiply_add(V::splat(power), sums[n % 2]);
+                power *= root;
+            }
+            [sums[0].add(sums[1]), sums[1].multiply_add(V::splat(-1.0), sums[0])]
+        };
+        let ([a, minus_a], [b, minus_b]) = (pair(OVER_A, A), pair(OVER_B, B));
+        [g[0].multiply_add(V::splat(OVER_0), V::zero()), a, minus_a, b, minus_b, g[N - 1]]
+    }
+}
+
+/// The transform of sums to results, or to taps of a gradient.
+///
+/// # Safety
+/// The features of `V` are on.
+#[inline(always)]
+unsafe fn sums_axis<V: Vector, const N: usize>(m: [V; PATCH]) -> [V; N] {
+    // SAFETY: the function's own condition.
+    unsafe {
+        let minus_one = V::splat(-1.0);
+        let both_a = [m[1].add(m[2]), m[2].multiply_add(minus_one, m[1])];
+        let both_b = [m[3].add(m[4]), m[4].multiply_add(minus_one, m[3])];
+        let mut results = [V::zero(); N];
+        results[0] = m[0];
+        results[N - 1] = m[5];
+        let mut powers = [1.0; 2];
+        for (n, result) in results.iter_mut().enumerate() {
+            let of_b = both_b[n % 2].multiply_add(V::splat(powers[1]), *result);
+            *result = both_a[n % 2].multiply_add(V::splat(powers[0]), of_b);
+            powers = [powers[0] * A, powers[1] * B];
+        }
+        results
+    }
+}
+
 /// The transform of one axis of tiles with `N` numbers on it.
 trait Axis<const N: usize> {
     /// # Safety
@@ -210,11 +270,11 @@ impl Axis<PATCH> for OfSource {
 /// Of the result's gradient, which stands in the place of a filter.
 struct OfGradient;
 
-impl Axis<TILE> for OfGradient {
+impl<const N: usize> Axis<N> for OfGradient {
     #[inline(always)]
-    unsafe fn apply<V: Vector>(numbers: [V; TILE]) -> [V; PATCH] {
+    unsafe fn apply<V: Vector>(numbers: [V; N]) -> [V; PATCH] {
         // SAFETY: the function's own condition.
-        unsafe { gradient_axis(numbers) }
+        unsafe { taps_axis(numbers) }
     }
 }
 
@@ -228,7 +288,7 @@ unsafe fn transform<V: Vector, A: Axis<N>, const N: usize>(tiles: &SourceTiles) 
     unsafe {
         for tile in 0..tiles.tiles {
             for block in 0..tiles.blocks {
-                let at = tile * TILE * tiles.column_step + block * V::LANES;
+                let at = tile * tiles.tile_step + block * V::LANES;
                 let mut half = [[V::zero(); PATCH]; N];
                 for (row, of_row) in tiles.rows.iter().zip(&mut half) {
                     let mut numbers = [V::zero(); N];
@@ -259,21 +319,6 @@ pub unsafe fn source<V: Vector>(tiles: &SourceTiles) {
     unsafe { transform::<V, OfSource, PATCH>(tiles) }
 }
 
-/// # Safety
-/// The features of `V` are on.
-#[inline(always)]
-unsafe fn filter_axis<V: Vector>(g: [V; 3]) -> [V; PATCH] {
-    // SAFETY: the function's own condition.
-    unsafe {
-        let pair = |over: f32, root: f32| {
-            let even = g[2].multiply_add(V::splat(over * root * root), g[0].multiply_add(V::splat(over), V::zero()));
-            [g[1].multiply_add(V::splat(over * root), even), g[1].multiply_add(V::splat(-(over * root)), even)]
-        };
-        let ([a, minus_a], [b, minus_b]) = (pair(OVER_A, A), pair(OVER_B, B));
-        [g[0].multiply_add(V::splat(OVER_0), V::zero()), a, minus_a, b, minus_b, g[2]]
-    }
-}
-
 /// Whether all transformed filters are finite.
 ///
 /// # Safety
@@ -282,44 +327,41 @@ unsafe fn filter_axis<V: Vector>(g: [V; 3]) -> [V; PATCH] {
 pub unsafe fn filters<V: Vector>(filters: &Filters) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
+        match filters.taps {
+            2 => filters_of::<V, 2>(filters),
+            3 => filters_of::<V, 3>(filters),
+            _ => filters_of::<V, MOST_PLACES>(filters),
+        }
+    }
+}
+
+/// # Safety
+/// As [`filters`].
+#[inline(always)]
+unsafe fn filters_of<V: Vector, const TAPS: usize>(filters: &Filters) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
         let mut spoiled = V::zero();
         for channel in 0..filters.channels {
-            let mut half = [[V::zero(); 3]; PATCH];
-            for column in 0..3 {
-                let tap =
-                    |row: usize| V::load(filters.from.add((row * 3 + column) * filters.tap_step + channel * V::LANES));
-                for (half, element) in half.iter_mut().zip(filter_axis([tap(0), tap(1), tap(2)])) {
+            let mut half = [[V::zero(); TAPS]; PATCH];
+            for column in 0..TAPS {
+                let tap = |row: usize| {
+                    V::load(filters.from.add((row * TAPS + column) * filters.tap_step + channel * V::LANES))
+                };
+                let mut taps = [V::zero(); TAPS];
+                taps.iter_mut().enumerate().for_each(|(row, number)| *number = tap(row));
+                for (half, element) in half.iter_mut().zip(taps_axis(taps)) {
                     half[column] = element;
                 }
             }
             for (i, half) in half.into_iter().enumerate() {
-                for (j, element) in filter_axis(half).into_iter().enumerate() {
+                for (j, element) in taps_axis(half).into_iter().enumerate() {
                     spoiled = element.multiply_add(V::zero(), spoiled);
                     element.store(filters.to.add((i * PATCH + j) * filters.element_step + channel * V::LANES));
                 }
             }
         }
         is_zero(spoiled)
-    }
-}
-
-/// # Safety
-/// The features of `V` are on.
-#[inline(always)]
-unsafe fn result_axis<V: Vector>(m: [V; PATCH]) -> [V; TILE] {
-    // SAFETY: the function's own condition.
-    unsafe {
-        let minus_one = V::splat(-1.0);
-        let [sum_a, difference_a] = [m[1].add(m[2]), m[2].multiply_add(minus_one, m[1])];
-        let [sum_b, difference_b] = [m[3].add(m[4]), m[4].multiply_add(minus_one, m[3])];
-        let scaled =
-            |x: V, by: f32, y: V, with: f32, to: V| x.multiply_add(V::splat(by), y.multiply_add(V::splat(with), to));
-        [
-            m[0].add(sum_a).add(sum_b),
-            scaled(difference_a, A, difference_b, B, V::zero()),
-            scaled(sum_a, A2, sum_b, B2, V::zero()),
-            scaled(difference_a, A2 * A, difference_b, B2 * B, m[5]),
-        ]
     }
 }
 
@@ -331,6 +373,20 @@ unsafe fn result_axis<V: Vector>(m: [V; PATCH]) -> [V; TILE] {
 pub unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
+        match tiles.tile {
+            3 => results_of::<V, 3>(tiles),
+            4 => results_of::<V, 4>(tiles),
+            _ => results_of::<V, 5>(tiles),
+        }
+    }
+}
+
+/// # Safety
+/// As [`results`].
+#[inline(always)]
+unsafe fn results_of<V: Vector, const TILE: usize>(tiles: &ResultTiles) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
         let bias = V::load(tiles.bias);
         let mut spoiled = V::zero();
         for tile in 0..tiles.columns.div_ceil(TILE) {
@@ -339,14 +395,14 @@ pub unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
                 let element =
                     |i: usize| V::load(tiles.from.add((i * PATCH + j) * tiles.element_step + tile * V::LANES));
                 let m = [element(0), element(1), element(2), element(3), element(4), element(5)];
-                for (half, sum) in half.iter_mut().zip(result_axis(m)) {
+                for (half, sum) in half.iter_mut().zip(sums_axis::<V, TILE>(m)) {
                     half[j] = sum;
                 }
             }
             let columns = TILE.min(tiles.columns - tile * TILE);
             let whole = columns == TILE && tiles.rows == TILE && tiles.channels == V::LANES;
             for (i, half) in half.into_iter().enumerate() {
-                for (j, sum) in result_axis(half).into_iter().enumerate() {
+                for (j, sum) in sums_axis::<V, TILE>(half).into_iter().enumerate() {
                     let sum = sum.add(bias);
                     spoiled = sum.multiply_add(V::zero(), spoiled);
                     let to = tiles.to.wrapping_add(i * tiles.row_step + (tile * TILE + j) * tiles.column_step);
@@ -362,24 +418,6 @@ pub unsafe fn results<V: Vector>(tiles: &ResultTiles) -> bool {
     }
 }
 
-/// # Safety
-/// The features of `V` are on.
-#[inline(always)]
-unsafe fn gradient_axis<V: Vector>(g: [V; TILE]) -> [V; PATCH] {
-    // SAFETY: the function's own condition.
-    unsafe {
-        let scaled =
-            |x: V, by: f32, y: V, with: f32| x.multiply_add(V::splat(by), y.multiply_add(V::splat(with), V::zero()));
-        let pair = |over: f32, root: f32| {
-            let even = scaled(g[0], over, g[2], over * root * root);
-            let odd = scaled(g[1], over * root, g[3], over * root * root * root);
-            [even.add(odd), odd.multiply_add(V::splat(-1.0), even)]
-        };
-        let ([a, minus_a], [b, minus_b]) = (pair(OVER_A, A), pair(OVER_B, B));
-        [g[0].multiply_add(V::splat(OVER_0), V::zero()), a, minus_a, b, minus_b, g[3]]
-    }
-}
-
 /// Transforms tiles of the result's gradient.
 ///
 /// # Safety
@@ -387,7 +425,13 @@ unsafe fn gradient_axis<V: Vector>(g: [V; TILE]) -> [V; PATCH] {
 #[inline(always)]
 pub unsafe fn gradient<V: Vector>(tiles: &SourceTiles) {
     // SAFETY: the function's own conditions.
-    unsafe { transform::<V, OfGradient, TILE>(tiles) }
+    unsafe {
+        match tiles.span {
+            3 => transform::<V, OfGradient, 3>(tiles),
+            4 => transform::<V, OfGradient, 4>(tiles),
+            _ => transform::<V, OfGradient, 5>(tiles),
+        }
+    }
 }
 
 /// # Safety
@@ -416,32 +460,13 @@ pub unsafe fn gradient_products<V: Vector, const P: usize, const VECTORS: usize>
         for (p, of_channel) in sums.iter().enumerate() {
             for (v, sum) in of_channel.iter().enumerate() {
                 let to = products.sums.add(p * products.sums_step + v * V::LANES);
-                sum.add(V::load(to)).store(to);
+                if products.add { sum.add(V::load(to)) } else { *sum }.store(to);
             }
         }
     }
 }
 
-/// # Safety
-/// The features of `V` are on.
-#[inline(always)]
-unsafe fn weight_axis<V: Vector>(m: [V; PATCH]) -> [V; 3] {
-    // SAFETY: the function's own condition.
-    unsafe {
-        let minus_one = V::splat(-1.0);
-        let [sum_a, difference_a] = [m[1].add(m[2]), m[2].multiply_add(minus_one, m[1])];
-        let [sum_b, difference_b] = [m[3].add(m[4]), m[4].multiply_add(minus_one, m[3])];
-        let scaled =
-            |x: V, by: f32, y: V, with: f32, to: V| x.multiply_add(V::splat(by), y.multiply_add(V::splat(with), to));
-        [
-            m[0].add(sum_a).add(sum_b),
-            scaled(difference_a, A, difference_b, B, V::zero()),
-            scaled(sum_a, A2, sum_b, B2, m[5]),
-        ]
-    }
-}
-
-/// Whether the gradient is finite.
+/// Whether the gradient is finite, with what is not wanted of it.
 ///
 /// # Safety
 /// Inlined where the features of `V` are on; all pointers are good for what the fields describe, in whole vectors.
@@ -449,24 +474,37 @@ unsafe fn weight_axis<V: Vector>(m: [V; PATCH]) -> [V; 3] {
 pub unsafe fn weights<V: Vector>(tiles: &WeightTiles) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
+        match tiles.taps {
+            2 => weights_of::<V, 2>(tiles),
+            3 => weights_of::<V, 3>(tiles),
+            _ => weights_of::<V, MOST_PLACES>(tiles),
+        }
+    }
+}
+
+/// # Safety
+/// As [`weights`].
+#[inline(always)]
+unsafe fn weights_of<V: Vector, const TAPS: usize>(tiles: &WeightTiles) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
         let mut spoiled = V::zero();
         for channel in 0..tiles.channels {
             let from = tiles.from.add(channel * tiles.channel_step);
-            let mut half = [[V::zero(); PATCH]; 3];
+            let mut half = [[V::zero(); PATCH]; TAPS];
             for j in 0..PATCH {
                 let element = |i: usize| V::load(from.add((i * PATCH + j) * tiles.element_step));
                 let m = [element(0), element(1), element(2), element(3), element(4), element(5)];
-                for (half, sum) in half.iter_mut().zip(weight_axis(m)) {
+                for (half, sum) in half.iter_mut().zip(sums_axis::<V, TAPS>(m)) {
                     half[j] = sum;
                 }
             }
             for (i, half) in half.into_iter().enumerate() {
-                for (j, sum) in weight_axis(half).into_iter().enumerate() {
+                for (j, sum) in sums_axis::<V, TAPS>(half).into_iter().enumerate() {
                     spoiled = sum.multiply_add(V::zero(), spoiled);
-                    let tap = i * 3 + j;
-                    let place =
-                        if tiles.channels_together { tap * tiles.channels + channel } else { channel * 9 + tap };
-                    sum.store(tiles.to.add(place * V::LANES));
+                    if let Some(place) = tiles.places[i * TAPS + j] {
+                        sum.store(tiles.to.add(channel * tiles.to_step + place));
+                    }
                 }
             }
         }

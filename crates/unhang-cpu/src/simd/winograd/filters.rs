@@ -1,13 +1,14 @@
 //! Transformed filters.
 
-use super::super::geometry::{Axis, Gather};
-use super::super::kernels::{Filters, Kernels};
+use super::super::geometry::Gather;
+use super::super::kernels::{ELEMENTS, Filters, Kernels};
 use super::super::workspace::Workspace;
-use super::phases;
+use super::parities::Parities;
 use super::plan::Shape;
 
 /// Transforms the filters of one vector of result channels; says whether all are finite. They are laid out as
-/// `[element][source channel][result channel]`, and channels that there are not are zero.
+/// `[parity of the result][element][parity of the source][source channel][result channel]`, and channels and taps that
+/// there are not are zero.
 ///
 /// # Panics
 /// When a slice is not as long as the shape says.
@@ -20,71 +21,76 @@ pub fn transform(
     to: &mut [f32],
 ) -> bool {
     let lanes = shape.lanes;
-    assert_eq!(to.len(), shape.panel(), "room for the filters");
+    assert_eq!(to.len(), shape.panels(), "room for the filters");
     let first_result = vector * lanes;
     let results = lanes.min(shape.results - first_result);
     let [by_result, by_source, by_row, by_column] = gather.weight;
-    // The taps in the order of the source's pixels, which backward is not that of memory.
-    let index = |axis: &Axis, tap: usize| {
-        let taps = &axis.phases[0];
-        taps.iter().find(|t| t.offset - axis.low == (tap * phases::dilation(axis)) as isize).map_or(0, |t| t.index)
-    };
-    let taps: Vec<usize> = (0..9)
-        .map(|tap| index(&gather.axes[0], tap / 3) * by_row + index(&gather.axes[1], tap % 3) * by_column)
-        .collect();
+    let Parities { taps, count: parities, .. } = shape.parities;
+    let of_filter = shape.filter_taps;
+    let all = shape.blocks_of_parity() * lanes;
     let most = shape.packed_blocks() * lanes;
     let mut packed = Workspace::take(shape.filters_room());
     let mut finite = true;
-    for first in (0..shape.blocks * lanes).step_by(most) {
-        let channels = most.min(shape.blocks * lanes - first);
+    for first in (0..all).step_by(most) {
+        let channels = most.min(all - first);
         let real = channels.min(shape.sources - first);
         let tap_step = channels * lanes;
-        let packed = &mut packed[..9 * tap_step];
-        if results < lanes || real < channels {
+        // Each parity is transformed by itself, or those of the source's few channels together.
+        let of_parity = taps * taps * tap_step;
+        let (apart, parity_step) = if shape.together { (1, shape.sources * lanes) } else { (parities, of_parity) };
+        let packed = &mut packed[..apart * of_parity];
+        // Where each tap that there is lies in the filter, and where it goes.
+        let places = (0..parities).flat_map(|parity| {
+            let to = move |place: usize| parity * parity_step + place * tap_step;
+            let places = shape.parities.places(parity).enumerate();
+            places
+                .filter_map(move |(place, tap)| tap.map(|[row, column]| (row * by_row + column * by_column, to(place))))
+        });
+        let places: Vec<(usize, usize)> = places.collect();
+        if results < lanes || real < channels || places.len() < parities * taps * taps {
             packed.fill(0.0);
         }
         let from = &weight[first_result * by_result + first * by_source..];
-        let last = taps.iter().max().map_or(0, |&tap| tap);
+        let last = places.iter().map(|&(at, _)| at).max().unwrap_or(0);
         assert!((results - 1) * by_result + (real - 1) * by_source + last < from.len());
         // SAFETY: rows are result channels, columns neighbouring source channels or taps, and the last number of them
         // all was just checked; each goes to a vector of its own in `packed`.
         unsafe {
             let to = packed.as_mut_ptr();
             if by_result == 1 {
-                for (tap, &at) in taps.iter().enumerate() {
-                    let from = from.as_ptr().add(at);
-                    (kernels.rows)(from, by_source, to.add(tap * tap_step), lanes, results, real);
+                for &(at, place) in &places {
+                    (kernels.rows)(from.as_ptr().add(at), by_source, to.add(place), lanes, results, real);
                 }
             } else if by_source == 1 {
                 let offsets: Vec<usize> = (0..real).map(|channel| channel * lanes).collect();
-                for (tap, &at) in taps.iter().enumerate() {
+                for &(at, place) in &places {
                     let from = from.as_ptr().add(at);
-                    (kernels.transpose)(from, by_result, results, real, to.add(tap * tap_step), offsets.as_ptr());
+                    (kernels.transpose)(from, by_result, results, real, to.add(place), offsets.as_ptr());
                 }
             } else {
                 // All taps of a channel lie together, and forward the next channel's behind them.
-                let together = if by_source == 9 { real } else { 1 };
-                let mut offsets = vec![0usize; 9 * together];
-                for (number, offset) in offsets.iter_mut().enumerate() {
-                    let tap = taps.iter().position(|&at| at == number % 9).unwrap_or(0);
-                    *offset = tap * tap_step + number / 9 * lanes;
+                let together = if by_source == of_filter { real } else { 1 };
+                let mut offsets = vec![0usize; of_filter * together];
+                for &(at, place) in &places {
+                    for channel in 0..together {
+                        offsets[channel * of_filter + at] = place + channel * lanes;
+                    }
                 }
                 for channel in (0..real).step_by(together) {
                     let (from, to) = (from.as_ptr().add(channel * by_source), to.add(channel * lanes));
-                    (kernels.transpose)(from, by_result, results, 9 * together, to, offsets.as_ptr());
+                    (kernels.transpose)(from, by_result, results, of_filter * together, to, offsets.as_ptr());
                 }
             }
         }
-        let filters = Filters {
-            from: packed.as_ptr(),
-            tap_step,
-            channels,
-            to: to[first * lanes..].as_mut_ptr(),
-            element_step: shape.filter_step(),
-        };
-        // SAFETY: nine taps of `channels` vectors each; the last of the elements ends with the panel, whose length was
-        // checked.
-        finite &= unsafe { (kernels.filters)(&filters) };
+        for (parity, packed) in packed.chunks(of_parity).enumerate() {
+            let to = &mut to[parity * shape.parity_step() + first * lanes..];
+            let element_step = shape.filter_step();
+            assert!((ELEMENTS - 1) * element_step + tap_step <= to.len());
+            let filters =
+                Filters { from: packed.as_ptr(), taps, tap_step, channels, to: to.as_mut_ptr(), element_step };
+            // SAFETY: all taps have `channels` vectors, and the last of the elements was just checked.
+            finite &= unsafe { (kernels.filters)(&filters) };
+        }
     }
     finite
 }

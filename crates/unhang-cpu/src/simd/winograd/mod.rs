@@ -1,4 +1,5 @@
-//! Winograd's algorithm F(4×4, 3×3): dense three by three filters without stride, forward and backward-data.
+//! Winograd's algorithm F(4×4, 3×3): dense three by three filters without stride, forward and backward-data; and with a stride
+//! of two F(5×5, 2×2), F(4×4, 3×3) or F(3×3, 4×4) over parities of rows and columns ([`parities`]).
 //!
 //! A tile of four by four results is computed from six by six pixels with 36 products for each pair of channels, where
 //! the definition has 144. Tiles, filters and sums are transformed with channels in vectors, whatever the layout; where
@@ -15,6 +16,7 @@
 pub mod axis;
 mod filters;
 pub mod gradient;
+mod parities;
 mod phases;
 mod plan;
 #[cfg(test)]
@@ -26,14 +28,17 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use unhang_conv::Problem;
+use unhang_conv::{Direction, Problem};
 
+use super::gather::FETCH_NUMBERS;
 use super::geometry::{Gather, even_parts};
-use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles, TILE};
+use super::kernels::{ELEMENTS, Kernels, Products, ResultTiles};
+use super::source::prefetch_for_writing;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;
+use parities::Parities;
 use phases::Phases;
 use plan::{Cut, Kept, Segment, Shape};
 use tiles::{Images, LINE, LINES, Room};
@@ -41,20 +46,35 @@ use tiles::{Images, LINE, LINES, Room};
 /// The vectors of a tile of sums.
 const VECTORS: usize = 2;
 
-/// Whether an ordinary problem is one of three by three taps, without stride and groups.
-fn is_dense(problem: &Problem) -> bool {
-    problem.kernel() == [3, 3] && problem.stride() == [1, 1] && problem.groups() == 1
+/// Taps of a strided filter on an axis.
+const STRIDED_TAPS: std::ops::RangeInclusive<usize> = 3..=8;
+
+/// The shape of a forward or backward-data problem, if it is one of three by three taps without stride or of a square filter
+/// with a stride of two and without dilation, without groups.
+fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
+    let [rows, columns] = problem.kernel();
+    let strided = problem.stride() == [2, 2] && problem.dilation() == [1, 1] && STRIDED_TAPS.contains(&rows);
+    let dense = problem.stride() == [1, 1] && rows == 3;
+    let possible = (strided || dense) && rows == columns && problem.groups() == 1;
+    possible.then(|| Parities::new(gather)).flatten().map(|parities| Shape::new(gather, parities, lanes))
 }
 
-/// The tiles that this many rows or columns of results are cut into, with taps that lie so far apart.
-pub fn tiles_of(results: usize, dilation: usize) -> usize {
-    phases::count(dilation, results) * results.div_ceil(dilation).div_ceil(TILE)
+/// What is known of an ordinary problem that Winograd can compute within the operands' memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Outlook {
+    /// Tiles of all images.
+    pub tiles: usize,
+    /// How many products the definition has for each one here.
+    pub gain: f64,
 }
 
-/// Whether an ordinary problem, forward or backward-data, is a dense one of three by three taps whose workspace is no
-/// larger than its operands.
-pub fn is_possible(problem: &Problem, lanes: usize) -> bool {
-    is_dense(problem) && Shape::new(&Gather::new(problem), lanes).fits()
+/// The outlook of an ordinary problem, if it has one.
+pub fn outlook(problem: &Problem, lanes: usize) -> Option<Outlook> {
+    let shape = match problem.direction() {
+        Direction::BackwardWeights => gradient::fitting(problem, lanes)?,
+        _ => shape(problem, &Gather::new(problem), lanes).filter(|shape| shape.fits() && shape.is_exact_enough())?,
+    };
+    Some(Outlook { tiles: shape.all_tiles(), gain: shape.gain() })
 }
 
 /// What came out not finite, and has to be computed again by the definition.
@@ -87,6 +107,19 @@ fn compute_again(gather: &Gather, work: Work<'_>, spoiled: &Spoiled) {
     }
 }
 
+/// Where some results go.
+struct Target {
+    /// The first.
+    place: usize,
+    /// Rows of pixels, of all parities.
+    rows: usize,
+    /// Columns of pixels, of all parities.
+    columns: usize,
+    channels: usize,
+    by_row: usize,
+    by_column: usize,
+}
+
 /// A computation under way.
 struct WinogradWork<'a> {
     shape: Shape,
@@ -99,24 +132,21 @@ struct WinogradWork<'a> {
     /// In whole vectors.
     bias: &'a [f32],
     result: Shared,
+    /// Whether results are fetched while they are computed.
+    fetch: bool,
     spoiled: Spoiled,
 }
 
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
-/// When a slice is not as long as the gather says, or the gather is not one of three by three dense taps.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+/// When a slice is not as long as the problem says, or the problem is not one that Winograd can compute.
+pub fn compute(problem: &Problem, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
-    let [rows, columns] = &gather.axes;
-    assert!(gather.groups == 1 && gather.axes.iter().all(|a| a.in_step * a.out_step == 1 && a.phases[0].len() == 3));
-    assert!(gather.axes.iter().all(|axis| axis.span == 2 * phases::dilation(axis) + 1));
-    let shape = Shape::new(gather, kernels.lanes);
-    let [of_source, of_result] =
-        [shape.sources * rows.source * columns.source, shape.results * rows.result * columns.result];
-    assert_eq!(source.len(), gather.batch * of_source, "the source's length");
-    assert_eq!(result.len(), gather.batch * of_result, "the result's length");
-    assert_eq!(weight.len(), 9 * shape.sources * shape.results, "the filter's length");
+    let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    assert_eq!([source.len(), weight.len(), result.len()], lengths, "the operands' lengths");
+    let gather = &Gather::new(problem);
+    let shape = shape(problem, gather, kernels.lanes).expect("a dense filter without stride or with one of two");
 
     let mut vectors = Workspace::take(shape.vectors * shape.lanes);
     vectors.fill(0.0);
@@ -132,6 +162,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         source,
         weight,
         bias: &vectors,
+        fetch: result.len() > FETCH_NUMBERS,
         result: Shared(result.as_mut_ptr()),
         spoiled: Spoiled::new(gather.batch),
     };
@@ -159,7 +190,7 @@ impl WinogradWork<'_> {
             self.transform_tiles(tiles.clone(), &mut transformed);
             for first in (0..vectors).step_by(self.plan.vectors) {
                 let now = first..vectors.min(first + self.plan.vectors);
-                self.multiply(tiles.clone(), &transformed, now, &filters[first * self.shape.panel()..]);
+                self.multiply(tiles.clone(), &transformed, now, &filters[first * self.shape.panels()..]);
             }
         });
     }
@@ -182,8 +213,8 @@ impl WinogradWork<'_> {
             for_each_unit(threads, vectors.div_ceil(self.plan.vectors), |unit| {
                 let first = unit * self.plan.vectors;
                 let now = first..vectors.min(first + self.plan.vectors);
-                let mut filters = Workspace::take(now.len() * self.shape.panel());
-                for (vector, to) in now.clone().zip(filters.chunks_mut(self.shape.panel())) {
+                let mut filters = Workspace::take(now.len() * self.shape.panels());
+                for (vector, to) in now.clone().zip(filters.chunks_mut(self.shape.panels())) {
                     self.transform_filters(vector, to);
                 }
                 for (block, transformed) in transformed.chunks(of_block).enumerate().take(blocks) {
@@ -207,8 +238,8 @@ impl WinogradWork<'_> {
 
     /// All filters, kept from call to call where that pays. The number behind them says whether all are finite.
     fn all_filters(&self, threads: usize) -> Arc<Workspace> {
-        let Shape { sources, results, vectors, .. } = self.shape;
-        let (panel, length) = (self.shape.panel(), self.shape.panel() * vectors + 1);
+        let Shape { sources, results, vectors, parities, .. } = self.shape;
+        let (panel, length) = (self.shape.panels(), self.shape.panels() * vectors + 1);
         let pack = |to: &mut [f32]| {
             let (panels, flag) = to.split_at_mut(length - 1);
             let panels = Shared(panels.as_mut_ptr());
@@ -224,8 +255,8 @@ impl WinogradWork<'_> {
             let mut hasher = DefaultHasher::new();
             // Two sets of kernels may have vectors of the same length and round differently.
             std::ptr::from_ref(self.kernels).hash(&mut hasher);
-            let low = [self.gather.axes[0].phases[0][0].offset, self.gather.axes[0].phases[0][2].offset];
-            ("winograd", sources, results, self.gather.weight, low[0] < low[1]).hash(&mut hasher);
+            let taps: Vec<_> = (0..parities.count).flat_map(|parity| parities.places(parity)).collect();
+            ("winograd", sources, results, self.gather.weight, self.shape.out_step, taps).hash(&mut hasher);
             let filters = cache::packed(self.kernels, self.weight, hasher.finish(), length, pack);
             if filters[length - 1] != 0.0 {
                 self.spoiled.filters.store(true, Ordering::Relaxed);
@@ -250,7 +281,7 @@ impl WinogradWork<'_> {
         };
         for segment in self.shape.segments(tiles) {
             // SAFETY: the room is the slice that we borrow.
-            unsafe { images.transform(&segment, 0..self.shape.blocks, room) };
+            unsafe { images.transform(&segment, 0..self.shape.blocks_of_parity(), room) };
         }
     }
 
@@ -260,37 +291,56 @@ impl WinogradWork<'_> {
         let (panel, in_block) = (self.shape.panel(), self.plan.tiles);
         let (source_step, sums_step) = (self.shape.source_step(in_block), self.shape.sums_step(in_block));
         let (filter_step, group) = (self.shape.filter_step(), self.shape.group(in_block));
-        assert!(vectors.len() * panel <= filters.len() && ELEMENTS * source_step <= transformed.len());
-        let mut sums = Workspace::take(vectors.len() * ELEMENTS * sums_step);
+        let of_result = self.shape.result_parities();
+        let panels = vectors.len() * of_result;
+        assert!(panels * panel <= filters.len() && ELEMENTS * source_step <= transformed.len());
+        let mut sums = Workspace::take(vectors.len() * self.shape.sums_of_vector(in_block));
+        let mut now = Vec::with_capacity(panels);
+        let segments: Vec<Segment> = self.shape.segments(tiles.clone()).collect();
+        let places = if self.fetch { segments.len() * vectors.len() } else { 0 };
         for element in 0..ELEMENTS {
-            for first in (0..vectors.len()).step_by(VECTORS) {
-                let now = VECTORS.min(vectors.len() - first);
-                // The next vectors of this element, or the first of the next.
-                let next = if first + VECTORS < vectors.len() {
-                    (first + VECTORS) * panel + element * filter_step
+            for place in element * places / ELEMENTS..(element + 1) * places / ELEMENTS {
+                self.fetch(&segments[place / vectors.len()], vectors.start + place % vectors.len());
+            }
+            let of_element = self.shape.blocks_of(element);
+            let channels = self.shape.channels_of(&of_element);
+            now.clear();
+            for number in 0..panels {
+                if self.shape.result_has(number % of_result, element) {
+                    now.push(number);
                 } else {
-                    (element + 1) * filter_step
-                };
+                    sums[(number * ELEMENTS + element) * sums_step..][..sums_step].fill(0.0);
+                }
+            }
+            let w = |number: usize, element: usize| {
+                number * panel + element * filter_step + of_element.start * lanes * lanes
+            };
+            for (pair, numbers) in now.chunks(VECTORS).enumerate() {
+                let apart = numbers.last().map_or(0, |last| last - numbers[0]);
+                // The next vectors of this element, or the first of the next.
+                let next = now.get((pair + 1) * VECTORS).map_or_else(|| w(0, element + 1), |&next| w(next, element));
                 let groups = (0..tiles.len()).step_by(group);
                 let parts = groups.flat_map(|begin| {
-                    let parts = even_parts(group.min(tiles.len() - begin), self.kernels.most_scalars(now, 1));
+                    let most = self.kernels.most_scalars(numbers.len(), 1);
+                    let parts = even_parts(group.min(tiles.len() - begin), most);
                     parts.map(move |(tile, count)| (begin, tile, count))
                 });
                 for (begin, tile, count) in parts {
+                    let x = element * source_step + ((begin * blocks + of_element.start * group) + tile) * lanes;
                     // SAFETY: the lengths were checked or made above: every element has `source_step` numbers of tiles
                     // and `sums_step` of sums in each vector, and every vector a panel of filters.
                     unsafe {
-                        self.kernels.element_products(now, count)(&Products {
-                            x: transformed.as_ptr().add(element * source_step + (begin * blocks + tile) * lanes),
+                        self.kernels.element_products(numbers.len(), count)(&Products {
+                            x: transformed.as_ptr().add(x),
                             x_step: group * lanes,
-                            blocks,
-                            w: filters.as_ptr().add(first * panel + element * filter_step),
-                            w_step: panel,
+                            channels,
+                            w: filters.as_ptr().add(w(numbers[0], element)),
+                            w_step: apart * panel,
                             next: filters.as_ptr().wrapping_add(next),
                             sums: sums
                                 .as_mut_ptr()
-                                .add((first * ELEMENTS + element) * sums_step + (begin + tile) * lanes),
-                            sums_step: ELEMENTS * sums_step,
+                                .add((numbers[0] * ELEMENTS + element) * sums_step + (begin + tile) * lanes),
+                            sums_step: apart * ELEMENTS * sums_step,
                         });
                     }
                 }
@@ -298,57 +348,89 @@ impl WinogradWork<'_> {
         }
 
         let mut room = Workspace::take(self.shape.results_room());
-        for segment in self.shape.segments(tiles) {
-            for (number, vector) in vectors.clone().enumerate() {
-                let sums = &sums[number * ELEMENTS * sums_step..][..ELEMENTS * sums_step];
-                if !self.write(&segment, vector, sums, &mut room) {
+        for segment in &segments {
+            let of_vectors = sums.chunks(self.shape.sums_of_vector(in_block));
+            for (vector, sums) in vectors.clone().zip(of_vectors) {
+                if !self.write(segment, vector, sums, &mut room) {
                     self.spoiled.images[self.phases.of(segment.image).0].store(true, Ordering::Relaxed);
                 }
             }
         }
     }
 
-    /// Transforms the sums of a segment and one vector of results, and writes them; says whether all are finite.
-    fn write(&self, segment: &Segment, vector: usize, sums: &[f32], room: &mut [f32]) -> bool {
-        let Shape { lanes, results, planes, .. } = self.shape;
+    /// Where the results of a segment and one vector go; none if there are none: a phase may have a row or a column less than
+    /// the first, and its last tiles none.
+    fn target(&self, segment: &Segment, vector: usize) -> Option<Target> {
+        let Shape { lanes, results, tile, out_step, dilation, .. } = self.shape;
         let [by_image, by_channel, by_row, by_column] = self.gather.result;
         let (image, phase) = self.phases.of(segment.image);
         let [row, column] = phase.map(|phase| phase.result.first);
-        let (first_row, first_column) = (segment.row * TILE, segment.column * TILE);
-        let rows = TILE.min(phase[0].result.count.saturating_sub(first_row));
-        let columns = (segment.tiles * TILE).min(phase[1].result.count.saturating_sub(first_column));
-        if rows * columns == 0 {
-            // A phase may have a row or a column less than the first, and its last tiles none.
-            return true;
-        }
-        let channels = lanes.min(results - vector * lanes);
+        let (first_row, first_column) = (segment.row * tile * out_step, segment.column * tile * out_step);
+        let left = |axis: usize, first: usize| phase[axis].result.count.saturating_sub(first);
+        let rows = (tile * out_step).min(left(0, first_row));
+        let columns = (segment.tiles * tile * out_step).min(left(1, first_column));
         let place = image * by_image + vector * lanes * by_channel + row * by_row + column * by_column;
-        let (by_row, by_column) = (by_row * self.shape.dilation[0], by_column * self.shape.dilation[1]);
+        let (by_row, by_column) = (by_row * dilation[0], by_column * dilation[1]);
         let place = place + first_row * by_row + first_column * by_column;
+        let channels = lanes.min(results - vector * lanes);
+        (rows * columns > 0).then_some(Target { place, rows, columns, channels, by_row, by_column })
+    }
+
+    /// Asks for the place of the results of a segment and one vector while they are computed.
+    fn fetch(&self, segment: &Segment, vector: usize) {
+        let Some(target) = self.target(segment, vector) else { return };
+        // What lies together is asked for in lines.
+        let (pieces, apart, numbers) = match target.by_column {
+            1 => (target.channels, self.gather.result[1], target.columns),
+            by_column => (target.columns, by_column, target.channels),
+        };
+        for row in 0..target.rows {
+            for piece in 0..pieces {
+                let to = self.result.get().wrapping_add(target.place + row * target.by_row + piece * apart);
+                prefetch_for_writing(to, numbers);
+            }
+        }
+    }
+
+    /// Transforms the sums of a segment and one vector of results, and writes them; says whether all are finite.
+    fn write(&self, segment: &Segment, vector: usize, sums: &[f32], room: &mut [f32]) -> bool {
+        let Shape { lanes, planes, tile, out_step, parities, .. } = self.shape;
+        let Some(Target { place, rows, columns, channels, by_row, by_column }) = self.target(segment, vector) else {
+            return true;
+        };
+        let by_channel = self.gather.result[1];
         let element_step = self.shape.sums_step(self.plan.tiles);
-        let row_step = if planes { segment.tiles * TILE * lanes } else { by_row };
-        // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
-        // which is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes;
-        // from the room they are brought to just those.
-        unsafe {
-            let place = self.result.get().add(place);
-            let finite = (self.kernels.result_tiles)(&ResultTiles {
-                from: sums.as_ptr().add(segment.at * lanes),
-                element_step,
-                bias: self.bias.as_ptr().add(vector * lanes),
-                to: if planes { room.as_mut_ptr() } else { place },
-                row_step,
-                column_step: if planes { lanes } else { by_column },
-                rows,
-                columns,
-                channels: if planes { lanes } else { channels },
-            });
-            for row in (0..rows).filter(|_| planes) {
-                let (from, to) = (room.as_ptr().add(row * row_step), place.add(row * by_row));
+        let [row_step, column_step] =
+            if planes { [segment.tiles * tile * out_step * lanes, lanes] } else { [by_row, by_column] };
+        let mut finite = true;
+        for (number, sums) in sums.chunks(ELEMENTS * element_step).enumerate() {
+            let [row, column] = if out_step == 1 { [0, 0] } else { parities.of(number) };
+            // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
+            // which is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes.
+            unsafe {
+                let to = if planes { room.as_mut_ptr() } else { self.result.get().add(place) };
+                finite &= (self.kernels.result_tiles)(&ResultTiles {
+                    from: sums.as_ptr().add(segment.at * lanes),
+                    tile,
+                    element_step,
+                    bias: self.bias.as_ptr().add(vector * lanes),
+                    to: to.wrapping_add(row * row_step + column * column_step),
+                    row_step: row_step * out_step,
+                    column_step: column_step * out_step,
+                    rows: (rows + out_step - 1 - row) / out_step,
+                    columns: (columns + out_step - 1 - column) / out_step,
+                    channels: if planes { lanes } else { channels },
+                });
+            }
+        }
+        for row in (0..rows).filter(|_| planes) {
+            // SAFETY: from the room results are brought to just those pixels.
+            unsafe {
+                let (from, to) = (room.as_ptr().add(row * row_step), self.result.get().add(place + row * by_row));
                 self.write_line(from, [columns, channels], to, [by_column, by_channel]);
             }
-            finite
         }
+        finite
     }
 
     /// Writes a line of pixels, each with its channels together, to planes; `by` are the distances there.

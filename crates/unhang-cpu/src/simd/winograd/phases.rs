@@ -23,9 +23,9 @@ pub struct Phase {
     pub low: isize,
 }
 
-/// How far three taps lie apart.
+/// How far three taps lie apart; strided ones are neighbours.
 pub fn dilation(axis: &Axis) -> usize {
-    (axis.span / 2).max(1)
+    if axis.in_step * axis.out_step == 1 { (axis.span / 2).max(1) } else { 1 }
 }
 
 /// How many phases an axis of this many results has.
@@ -33,7 +33,7 @@ pub fn count(dilation: usize, results: usize) -> usize {
     dilation.min(results)
 }
 
-/// The phases of both axes of a gather of three by three taps.
+/// The phases of both axes of a gather.
 #[derive(Debug, Clone)]
 pub struct Phases {
     axes: [Vec<Phase>; 2],

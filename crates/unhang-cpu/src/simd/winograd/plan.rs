@@ -3,8 +3,10 @@
 use std::ops::Range;
 
 use super::super::geometry::{Gather, even_parts};
-use super::super::kernels::{ELEMENTS, PATCH, TILE};
+use super::super::kernels::{ELEMENTS, PATCH};
+use super::parities::Parities;
 use super::phases;
+use super::tiles::{LINE, LINES};
 
 /// Numbers of transformed tiles and sums that a block aims at: half of a second-level cache.
 const BLOCK_NUMBERS: usize = 256 * 1024;
@@ -20,8 +22,12 @@ const MOST_TILES_AT_ONCE: usize = 140;
 const FILTER_NUMBERS: usize = 512 * 1024;
 /// Neighbouring tiles that are packed and written at a time.
 const SEGMENT: usize = 14;
-/// Source channels that are packed at a time.
+/// Source channels that are packed at a time; with a stride rows of both parities are.
 const CHANNELS: usize = 64;
+
+/// Terms of a sum at most with two places of taps, whose tiles are the largest: with as many, errors are 4e-6 and of single results
+/// 1.5e-5, where the suite allows 1e-5 and 3e-5, and they grow with the root of their number.
+const MOST_TERMS_OF_TWO_TAPS: usize = 2048;
 
 /// Sizes, in tiles and vectors.
 #[derive(Debug, Clone, Copy)]
@@ -36,14 +42,28 @@ pub struct Shape {
     pub results: usize,
     /// Numbers in a vector.
     pub lanes: usize,
-    /// Vectors of source channels.
+    /// The taps of parities of rows and columns.
+    pub parities: Parities,
+    /// Steps of the source and of the result from one position of a parity to the next: one, or the stride.
+    pub in_step: usize,
+    /// See `in_step`.
+    pub out_step: usize,
+    /// Whether all parities of the source's few channels lie in the same vectors.
+    pub together: bool,
+    /// Vectors of source channels, those of each parity behind those of the one before.
     pub blocks: usize,
-    /// Vectors of result channels.
+    /// Vectors of result channels, each with all parities of the result.
     pub vectors: usize,
+    /// Rows and columns of results in a tile.
+    pub tile: usize,
     /// Rows and columns of tiles in an image.
     pub tiles: [usize; 2],
     /// Whether pixels lie together, so that channels have to be brought together first.
     pub planes: bool,
+    /// Taps of a filter.
+    pub filter_taps: usize,
+    /// Pixels of all results.
+    pub pixels: usize,
     /// Numbers of all operands.
     operands: usize,
 }
@@ -91,25 +111,44 @@ pub fn odd_lines(numbers: usize) -> usize {
 }
 
 impl Shape {
-    /// From a gather of three by three dense taps.
-    pub fn new(gather: &Gather, lanes: usize) -> Shape {
+    /// From a gather that has parities.
+    pub fn new(gather: &Gather, parities: Parities, lanes: usize) -> Shape {
         let [rows, columns] = &gather.axes;
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let pixels = sources * rows.source * columns.source + results * rows.result * columns.result;
         let dilation = gather.axes.each_ref().map(phases::dilation);
         let [row_phases, column_phases] = [0, 1].map(|axis| phases::count(dilation[axis], gather.axes[axis].result));
+        let (tile, in_step, out_step) = (parities.tile(), rows.in_step, rows.out_step);
+        let together = in_step > 1 && in_step * in_step * sources <= LINES;
         Shape {
             batch: gather.batch * row_phases * column_phases,
             dilation,
             sources,
             results,
             lanes,
-            blocks: sources.div_ceil(lanes),
+            parities,
+            in_step,
+            out_step,
+            together,
+            blocks: if together { LINES.div_ceil(lanes) } else { in_step * in_step * sources.div_ceil(lanes) },
             vectors: results.div_ceil(lanes),
-            tiles: [0, 1].map(|axis| gather.axes[axis].result.div_ceil(dilation[axis]).div_ceil(TILE)),
+            tile,
+            tiles: [0, 1].map(|axis| gather.axes[axis].steps.div_ceil(dilation[axis]).div_ceil(tile)),
             planes: gather.source[1] != 1,
-            operands: gather.batch * pixels + 9 * sources * results,
+            filter_taps: gather.weight_group / (sources * results),
+            pixels: gather.batch * rows.result * columns.result,
+            operands: gather.batch * pixels + gather.weight_group,
         }
+    }
+
+    /// How many products the definition has for each one here, those of tiles that are not full counted.
+    pub fn gain(&self) -> f64 {
+        let products = |element: usize| {
+            let of_results = (0..self.result_parities()).filter(|&parity| self.result_has(parity, element)).count();
+            self.channels_of(&self.blocks_of(element)) * of_results
+        };
+        let all = (0..ELEMENTS).map(products).sum::<usize>() * self.all_tiles();
+        (self.filter_taps * self.sources * self.pixels / self.result_parities()) as f64 / all as f64
     }
 
     /// Tiles of all images.
@@ -117,9 +156,60 @@ impl Shape {
         self.batch * self.tiles[0] * self.tiles[1]
     }
 
-    /// Numbers of one transformed vector of filters.
+    /// Parities of the source that have vectors of their own.
+    pub fn source_parities(&self) -> usize {
+        if self.together { 1 } else { self.in_step * self.in_step }
+    }
+
+    /// Vectors of source channels of one parity, or of all that lie together.
+    pub fn blocks_of_parity(&self) -> usize {
+        self.blocks / self.source_parities()
+    }
+
+    /// From the first source channel of one parity to the first of the next.
+    pub fn parity_channels(&self) -> usize {
+        if self.together { self.sources } else { self.blocks_of_parity() * self.lanes }
+    }
+
+    /// Parities of the result.
+    pub fn result_parities(&self) -> usize {
+        self.out_step * self.out_step
+    }
+
+    /// Vectors of source channels that have products of an element, which are neighbours.
+    pub fn blocks_of(&self, element: usize) -> Range<usize> {
+        let of_parity = self.blocks_of_parity();
+        let has = |parity: &usize| self.source_parities() == 1 || self.parities.has(*parity, element);
+        let parities = 0..self.source_parities();
+        let first = parities.clone().find(has).unwrap_or(0);
+        let end = parities.rev().find(has).map_or(first, |last| last + 1);
+        first * of_parity..end * of_parity
+    }
+
+    /// Whether a parity of the result has products of an element.
+    pub fn result_has(&self, parity: usize, element: usize) -> bool {
+        self.out_step == 1 || self.parities.has(parity, element)
+    }
+
+    /// Source channels of some vectors: the last one need not be full.
+    pub fn channels_of(&self, blocks: &Range<usize>) -> usize {
+        let of_last = if self.together { self.in_step * self.in_step * self.sources } else { self.sources };
+        blocks.len() * self.lanes - (self.blocks_of_parity() * self.lanes - of_last)
+    }
+
+    /// Numbers of one transformed vector of filters, of one parity of the result.
     pub fn panel(&self) -> usize {
         ELEMENTS * self.filter_step()
+    }
+
+    /// The same of all parities of the result.
+    pub fn panels(&self) -> usize {
+        self.result_parities() * self.panel()
+    }
+
+    /// From the transformed filters of one parity, of the source or of the result, to the next's.
+    pub fn parity_step(&self) -> usize {
+        if self.out_step == 1 { self.parity_channels() * self.lanes } else { self.panel() }
     }
 
     /// From one element of a transformed vector of filters to the next.
@@ -144,44 +234,55 @@ impl Shape {
         odd_lines(tiles * self.lanes)
     }
 
+    /// Sums of a vector of result channels in blocks of this many tiles, of all parities of the result.
+    pub fn sums_of_vector(&self, tiles: usize) -> usize {
+        self.result_parities() * ELEMENTS * self.sums_step(tiles)
+    }
+
+    /// From one packed row or column of a parity to the next.
+    pub fn packed_step(&self) -> usize {
+        if self.together { 1 } else { self.in_step }
+    }
+
     /// Vectors of source channels that are packed at a time.
     pub fn packed_blocks(&self) -> usize {
-        self.blocks.min(CHANNELS / self.lanes)
+        self.blocks_of_parity().min(CHANNELS / self.packed_step() / self.lanes)
     }
 
     /// Neighbouring tiles at most.
     pub fn segment(&self) -> usize {
-        self.tiles[1].min(SEGMENT)
+        self.tiles[1].min(SEGMENT).min((LINE / self.packed_step() + self.tile - PATCH) / self.tile)
     }
 
     /// Numbers of packed pixels.
     pub fn packed(&self) -> usize {
-        PATCH * (TILE * self.segment() + PATCH - TILE) * self.packed_blocks() * self.lanes
+        let pixels = self.tile * self.segment() + PATCH - self.tile;
+        PATCH * pixels * self.source_parities() * self.packed_blocks() * self.lanes
     }
 
     /// Numbers of results that are still to be brought to their planes.
     pub fn results_room(&self) -> usize {
-        if self.planes { TILE * TILE * self.segment() * self.lanes } else { 0 }
+        if self.planes { self.tile * self.tile * self.segment() * self.result_parities() * self.lanes } else { 0 }
     }
 
     /// Numbers of filters that are brought together before they are transformed.
     pub fn filters_room(&self) -> usize {
-        9 * self.packed_blocks() * self.lanes * self.lanes
+        self.parities.count * self.parities.taps.pow(2) * self.packed_blocks() * self.lanes * self.lanes
     }
 
     /// Workspace with this many threads.
     fn workspace(&self, plan: &Cut, threads: usize) -> usize {
         let tiles = ELEMENTS * self.source_step(plan.tiles);
-        let sums = plan.vectors * ELEMENTS * self.sums_step(plan.tiles) + self.results_room();
+        let sums = plan.vectors * self.sums_of_vector(plan.tiles) + self.results_room();
         let bias = self.vectors * self.lanes;
         match plan.kept {
             // Filters are transformed before any tile is.
             Kept::Filters => {
                 let of_thread = (tiles + sums + self.packed()).max(self.filters_room());
-                bias + self.vectors * self.panel() + 16 + threads * of_thread
+                bias + self.vectors * self.panels() + 16 + threads * of_thread
             }
             Kept::Tiles => {
-                let of_thread = (plan.vectors * self.panel() + sums + self.filters_room()).max(self.packed());
+                let of_thread = (plan.vectors * self.panels() + sums + self.filters_room()).max(self.packed());
                 bias + plan.blocks * tiles + threads * of_thread
             }
         }
@@ -192,14 +293,16 @@ impl Shape {
         let all = self.all_tiles();
         // Blocks are even, and whole tiles of the micro-kernel as far as that goes.
         let even = |most: usize| even_parts(all, most).map(|(_, tiles)| tiles).max().unwrap_or(1);
-        let aim = BLOCK_NUMBERS / (ELEMENTS * self.lanes * (self.blocks + self.vectors));
+        let aim = BLOCK_NUMBERS / (ELEMENTS * self.lanes * (self.blocks + self.result_parities() * self.vectors));
         let aim = aim.clamp(LEAST_TILES, MOST_TILES);
+        // The micro-kernel takes two vectors, which may be two parities of one.
+        let least = if self.out_step == 1 { 2 } else { 1 };
         let by_tiles = [aim, 28, 14].map(|most| {
             let tiles = even(most.min(all.div_ceil(threads)));
-            let vectors = SUMS_NUMBERS / (ELEMENTS * self.sums_step(tiles)) / 2 * 2;
-            Cut { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(2).min(self.vectors) }
+            let vectors = SUMS_NUMBERS / self.sums_of_vector(tiles) / 2 * 2;
+            Cut { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(least).min(self.vectors) }
         });
-        let most = if 4 * self.panel() > FILTER_NUMBERS { 2 } else { 4 };
+        let most = if 4 * self.panels() > FILTER_NUMBERS { least } else { 4 };
         let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
             let at_once = all.div_ceil(passes);
             let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
@@ -219,20 +322,38 @@ impl Shape {
         self.workspace(&self.plan(1), 1) <= self.operands
     }
 
+    /// Whether errors stay far below what is allowed.
+    pub fn is_exact_enough(&self) -> bool {
+        self.parities.taps > 2 || self.channels_of(&(0..self.blocks)) <= MOST_TERMS_OF_TWO_TAPS
+    }
+
     /// From one element of the gradient's tiles to the next, in blocks of this many tiles and vectors.
     pub fn gradient_step(&self, tiles: usize, vectors: usize) -> usize {
         odd_lines(vectors * tiles * self.lanes)
     }
 
-    /// From one element of a weight gradient's sums to the next, for this many vectors of result channels.
-    pub fn weight_step(&self, vectors: usize) -> usize {
-        odd_lines(self.blocks * self.lanes * vectors * self.lanes)
+    /// From one element of a weight gradient's sums to the next, for this many vectors of source and result channels.
+    pub fn weight_step(&self, sources: usize, vectors: usize) -> usize {
+        odd_lines(sources * self.lanes * vectors * self.lanes)
+    }
+
+    /// Vectors of source and of result channels whose sums are transformed at a time, with this many blocks of tiles and as many
+    /// vectors of result channels in a unit.
+    pub fn weight_part(&self, blocks: usize, vectors: usize) -> [usize; 2] {
+        if blocks == 1 && self.parities.count == 1 { [1, vectors.min(2)] } else { [self.blocks, vectors] }
     }
 
     /// Workspace of a weight gradient.
     fn gradient_workspace(&self, tiles: usize, vectors: usize) -> usize {
-        let steps = self.source_step(tiles) + self.gradient_step(tiles, vectors) + self.weight_step(vectors);
-        ELEMENTS * steps + self.packed().max(9 * self.blocks * self.lanes * self.lanes)
+        let [of_sources, of_results] = self.weight_part(self.all_tiles().div_ceil(tiles), vectors);
+        let sums = self.weight_step(of_sources, of_results);
+        let steps = self.source_step(tiles) + self.gradient_step(tiles, vectors) + sums;
+        ELEMENTS * steps + self.packed() + self.weights_room(of_sources)
+    }
+
+    /// Numbers of a weight gradient that are still to be brought to their filters, with this many vectors of source channels.
+    pub fn weights_room(&self, sources: usize) -> usize {
+        self.filter_taps * (sources * self.lanes).min(self.sources) * self.lanes
     }
 
     /// Tiles of a block and vectors of result channels at a time for a weight gradient, the best first. Threads have no

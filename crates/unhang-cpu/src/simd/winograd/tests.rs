@@ -5,19 +5,21 @@ use unhang_conv::{Direction, Layout, Problem, Specification, reference};
 use unhang_suite::compare;
 
 use super::super::work::Work;
-use super::plan::{Kept, Shape};
+use super::plan::Kept;
 use super::*;
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
 
-/// Any convolution that Winograd can compute: three by three, no stride; images of one pixel and dilated filters among
-/// them.
+/// Any convolution that Winograd can compute: three by three without stride, images of one pixel and dilated filters among
+/// them, or three by three to eight by eight with a stride of two, few channels among them.
 pub fn any_shape() -> impl Strategy<Value = Problem> {
     let channels = || prop_oneof![1i64..40, Just(16), Just(32), Just(48), 60i64..80];
     let sizes = (1i64..3, channels(), channels(), [1i64..19, 1i64..75], [0i64..4, 0i64..4]);
-    let dilation = prop_oneof![Just([1i64, 1]), [1i64..4, 1i64..8]];
-    let kind = (prop::sample::select(Layout::ALL.to_vec()), any::<bool>(), dilation);
-    (sizes, kind).prop_filter_map("makes no convolution", |(sizes, (layout, forward, dilation))| {
+    let dilated = prop_oneof![Just([1i64, 1]), [1i64..4, 1i64..8]].prop_map(|dilation| (3, 1, dilation));
+    let strided = prop_oneof![Just(3), 3i64..9].prop_map(|taps| (taps, 2, [1, 1]));
+    let kind = (prop::sample::select(Layout::ALL.to_vec()), any::<bool>(), prop_oneof![dilated, strided]);
+    (sizes, kind).prop_filter_map("makes no convolution", |(sizes, (layout, forward, filter))| {
+        let (taps, stride, dilation) = filter;
         let (batch, in_channels, out_channels, in_size, padding) = sizes;
         Problem::new(Specification {
             batch,
@@ -26,12 +28,14 @@ pub fn any_shape() -> impl Strategy<Value = Problem> {
             in_size,
             padding: [padding[0] * dilation[0], padding[1] * dilation[1]],
             dilation,
-            kernel: [3, 3],
+            stride: [stride, stride],
+            kernel: [taps, taps],
             layout,
             direction: if forward { Direction::Forward } else { Direction::BackwardData },
             ..Specification::default()
         })
         .ok()
+        .filter(|problem| shape(problem, &Gather::new(problem), 16).is_some())
     })
 }
 
@@ -90,7 +94,7 @@ fn run(problem: &Problem, isa: Isa, operands: &[Vec<f32>; 2], bias: Option<&[f32
     let mut result = vec![f32::NAN; problem.operand_shapes()[2].iter().product()];
     let algorithm = match problem.direction() {
         Direction::BackwardWeights => Algorithm::WinogradWeights,
-        _ if problem.kernel() == [3, 3] => Algorithm::Winograd,
+        _ if problem.kernel() == [3, 3] || problem.stride() == [2, 2] => Algorithm::Winograd,
         _ => Algorithm::WinogradAxis,
     };
     let kernels = Kernels::of(isa);
@@ -105,6 +109,21 @@ fn both_directions(shape: &str) -> impl Iterator<Item = Problem> {
         .map(|kind| problem(&format!("{kind}:{shape}:s1x1:p1x1:d1x1:g1")))
         .into_iter()
 }
+
+/// Strided filters with two, three and four places, some of which have no tap at the first or at the last, of this many images
+/// and channels of that size, to this many filters.
+fn strided<'a>(kinds: &'a [&'a str], images: &'a str, filters: usize) -> impl Iterator<Item = Problem> + 'a {
+    let taps = ["3x3:s2x2:p1x1", "3x3:s2x2:p0x0", "4x4:s2x2:p1x1", "5x5:s2x2:p2x2", "7x7:s2x2:p3x3"];
+    let layouts = ["nchw", "nhwc"];
+    let key =
+        move |kind: &str, layout: &str, taps: &str| format!("{kind}:f32:{layout}:{images}:{filters}x{taps}:d1x1:g1");
+    kinds.iter().flat_map(move |kind| {
+        layouts.into_iter().flat_map(move |layout| taps.map(|taps| problem(&key(kind, layout, taps))))
+    })
+}
+
+/// The directions whose results are tiles.
+const TILED: &[&str] = &["forward", "backward-data"];
 
 /// Three, five and seven taps along rows or columns, of this many images and channels of that size, to this many filters.
 fn along_one_axis(images: &str, filters: usize) -> impl Iterator<Item = Problem> {
@@ -135,16 +154,22 @@ fn threads_do_not_change_what_is_computed_along_one_axis() {
 #[test]
 fn threads_and_plans_change_nothing() {
     let mut seen = Vec::new();
-    for shape in ["2x24x50x37:40x3x3", "1x130x6x9:90x3x3"] {
-        for problem in both_directions(shape) {
-            for isa in available() {
-                assert_threads_change_nothing(&problem, isa);
-                let shape = Shape::new(&Gather::new(&problem), isa.lanes());
-                seen.extend([1, 2, 7].map(|threads| shape.plan(threads).kept));
-            }
+    let dense = ["2x24x50x37:40x3x3", "1x130x6x9:90x3x3"].into_iter().flat_map(both_directions);
+    let strided = strided(TILED, "2x24x50x37", 40).chain(strided(TILED, "1x130x11x18", 90));
+    for problem in dense.chain(strided).chain(strided_of_few_channels()) {
+        for isa in available() {
+            assert_threads_change_nothing(&problem, isa);
+            let shape = shape(&problem, &Gather::new(&problem), isa.lanes()).expect("Winograd can compute it");
+            seen.extend([1, 2, 7].map(|threads| shape.plan(threads).kept));
         }
     }
     assert!(seen.contains(&Kept::Filters) && seen.contains(&Kept::Tiles));
+}
+
+/// Images of a few channels, all parities of which lie in the same vectors.
+fn strided_of_few_channels() -> impl Iterator<Item = Problem> {
+    let images = ["2x3x37x50", "1x4x20x31", "2x1x40x23"];
+    images.into_iter().flat_map(|images| strided(&["forward"], images, 40).collect::<Vec<_>>())
 }
 
 /// Phases of different sizes, some of which have no pixel of the source, and more of them than there are rows.
@@ -162,17 +187,18 @@ fn dilated_images_are_computed_phase_by_phase() {
 /// The bias goes along the channels of the result.
 #[test]
 fn a_bias_is_added() {
-    for problem in both_directions("1x19x9x10:35x3x3").chain(along_one_axis("1x19x9x10", 35)) {
+    let strided = strided(TILED, "1x19x9x10", 35).chain(strided_of_few_channels());
+    for problem in both_directions("1x19x9x10:35x3x3").chain(along_one_axis("1x19x9x10", 35)).chain(strided) {
         let operands = operands(&problem);
         let channels = problem.operand_shapes()[2][1];
         let bias = numbers(channels, 3);
         for isa in available() {
             let without = run(&problem, isa, &operands, None, 1);
             let with = run(&problem, isa, &operands, Some(&bias), 1);
-            let pixels = without.len() / channels;
+            let pixels = without.len() / channels / problem.batch();
             for (index, (with, without)) in with.iter().zip(&without).enumerate() {
                 let channel = match problem.layout() {
-                    Layout::Nchw => index / pixels,
+                    Layout::Nchw => index / pixels % channels,
                     Layout::Nhwc => index % channels,
                 };
                 assert!((with - without - bias[channel]).abs() < 1e-4, "{isa} {problem}: {index}");
@@ -186,15 +212,35 @@ fn a_bias_is_added() {
 fn errors_are_small() {
     for channels in [64, 512, 1024] {
         for problem in both_directions(&format!("1x{channels}x8x8:{channels}x3x3")) {
-            // Sixteen channels of the result are enough to look at, and the reference is slow.
-            let mut specification = problem.specification();
-            match problem.direction() {
-                Direction::Forward => specification.out_channels = 16,
-                _ => specification.in_channels = 16,
-            }
-            let problem = Problem::new(specification).expect("a narrower result");
-            assert_small_errors(&problem, 1);
+            assert_small_errors(&with_sixteen_results(&problem), 1);
         }
+    }
+}
+
+/// The same with a stride: sums run over four times as many channels.
+#[test]
+fn errors_of_strided_filters_are_small() {
+    for channels in [64, 512] {
+        for problem in strided(TILED, &format!("1x{channels}x13x12"), channels) {
+            assert_errors_below([6e-6, 2e-5], &with_sixteen_results(&problem), 1);
+        }
+    }
+}
+
+/// Sixteen channels of the result are enough to look at, and the reference is slow.
+fn with_sixteen_results(problem: &Problem) -> Problem {
+    let mut specification = problem.specification();
+    match problem.direction() {
+        Direction::Forward => specification.out_channels = 16,
+        _ => specification.in_channels = 16,
+    }
+    Problem::new(specification).expect("a narrower result")
+}
+
+#[test]
+fn errors_of_few_channels_are_small() {
+    for problem in strided_of_few_channels() {
+        assert_small_errors(&problem, 2);
     }
 }
 
@@ -203,13 +249,7 @@ fn errors_are_small() {
 fn errors_along_one_axis_are_small() {
     for channels in [64, 512] {
         for problem in along_one_axis(&format!("1x{channels}x9x8"), channels) {
-            let mut specification = problem.specification();
-            match problem.direction() {
-                Direction::Forward => specification.out_channels = 16,
-                _ => specification.in_channels = 16,
-            }
-            let problem = Problem::new(specification).expect("a narrower result");
-            assert_errors_below([6e-6, 1.5e-5], &problem, 1);
+            assert_errors_below([6e-6, 1.5e-5], &with_sixteen_results(&problem), 1);
         }
     }
 }
@@ -218,7 +258,8 @@ fn errors_along_one_axis_are_small() {
 /// has no such number, and is not computed twice.
 #[test]
 fn not_finite_numbers_go_where_they_belong() {
-    for problem in both_directions("2x20x11x13:33x3x3").chain(along_one_axis("2x20x11x13", 33)) {
+    let strided = strided(TILED, "2x20x11x13", 33);
+    for problem in both_directions("2x20x11x13:33x3x3").chain(along_one_axis("2x20x11x13", 33)).chain(strided) {
         let [mut first, second] = operands(&problem);
         for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
             first[at] = number;
@@ -238,7 +279,8 @@ fn not_finite_numbers_go_where_they_belong() {
 /// Numbers so large that their transforms overflow, and results that do not.
 #[test]
 fn an_overflow_inside_is_repaired() {
-    for problem in both_directions("1x17x9x9:18x3x3").chain(along_one_axis("1x17x9x9", 18)) {
+    let strided = strided(TILED, "1x17x9x9", 18);
+    for problem in both_directions("1x17x9x9:18x3x3").chain(along_one_axis("1x17x9x9", 18)).chain(strided) {
         let [first, second] = operands(&problem);
         let first: Vec<f32> = first.into_iter().map(|number| number * 2e38).collect();
         let second: Vec<f32> = second.into_iter().map(|number| number * 1e-3).collect();
@@ -257,7 +299,8 @@ fn an_overflow_inside_is_repaired() {
 fn filters_that_are_not_finite_are_left_to_the_direct_path() {
     let along_one_axis = [along_one_axis("2x24x50x37", 40), along_one_axis("1x130x6x9", 90)].into_iter().flatten();
     let both_axes = ["2x24x50x37:40x3x3", "1x130x6x9:90x3x3"].into_iter().flat_map(both_directions);
-    for problem in both_axes.chain(along_one_axis) {
+    let strided = strided(TILED, "2x24x50x37", 40);
+    for problem in both_axes.chain(along_one_axis).chain(strided) {
         let [first, mut second] = operands(&problem);
         second[100] = f32::NAN;
         second[777] = f32::NEG_INFINITY;
@@ -280,7 +323,8 @@ fn filters_that_are_not_finite_are_left_to_the_direct_path() {
 /// A filter that changes between calls, and one that is used in the other direction.
 #[test]
 fn kept_filters_are_never_stale() {
-    for problem in both_directions("1x64x9x12:64x3x3").chain(along_one_axis("1x64x9x12", 64)) {
+    let strided = strided(TILED, "1x64x9x12", 64);
+    for problem in both_directions("1x64x9x12:64x3x3").chain(along_one_axis("1x64x9x12", 64)).chain(strided) {
         let mut operands = operands(&problem);
         for round in 0..2 {
             operands[1][round * 1000] += 1.0;
@@ -307,7 +351,7 @@ fn every_dense_layer_of_the_table_has_room() {
                     let wanted = problem.kernel() == [3, 3] && channels >= 16 && problem.groups() == 1;
                     if wanted && [problem.stride(), problem.dilation()] == [[1, 1]; 2] {
                         dense += 1;
-                        assert!([8, 16].iter().all(|&lanes| is_possible(&problem, lanes)), "{problem}");
+                        assert!([8, 16].iter().all(|&lanes| outlook(&problem, lanes).is_some()), "{problem}");
                     }
                 }
             }
@@ -324,8 +368,9 @@ fn gradients(shape: &str) -> impl Iterator<Item = Problem> {
 
 #[test]
 fn threads_do_not_change_weight_gradients() {
-    for shape in ["2x24x50x37:40x3x3", "1x130x6x9:90x3x3"] {
-        for problem in gradients(shape) {
+    let strided = strided(&["backward-weights"], "2x24x50x37", 40).collect::<Vec<_>>();
+    for problems in [gradients("2x24x50x37:40x3x3").collect(), gradients("1x130x6x9:90x3x3").collect(), strided] {
+        for problem in problems {
             let operands = operands(&problem);
             for isa in available() {
                 let bits = |threads: usize| {
@@ -361,14 +406,18 @@ fn assert_errors_below(most: [f64; 2], problem: &Problem, threads: usize) {
 /// Sums over many tiles, with numbers that are nowhere negative too.
 #[test]
 fn errors_of_weight_gradients_are_small() {
-    for problem in gradients("6x16x60x56:8x3x3") {
+    // Many tiles, few tiles that are one block, and few channels, with all of a filter's taps or some of them at each parity.
+    let dense = ["6x16x60x56:8x3x3", "1x40x9x14:70x3x3"].into_iter().flat_map(gradients);
+    let images = ["3x16x60x56", "1x40x9x14", "2x3x40x37"];
+    let strided = images.into_iter().flat_map(|images| strided(&["backward-weights"], images, 34).collect::<Vec<_>>());
+    for problem in dense.chain(strided) {
         assert_small_errors(&problem, 2);
     }
 }
 
 #[test]
 fn not_finite_numbers_go_to_the_weight_gradients_that_they_belong_to() {
-    for problem in gradients("2x20x11x13:33x3x3") {
+    for problem in gradients("2x20x11x13:33x3x3").chain(strided(&["backward-weights"], "2x20x11x13", 33)) {
         let [mut first, second] = operands(&problem);
         first[37] = f32::NAN;
         first[211] = f32::INFINITY;

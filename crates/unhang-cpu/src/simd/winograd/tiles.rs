@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::geometry::{Gather, Strides, even_parts};
-use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles, TILE};
+use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles};
 use super::super::workspace::{Shared, Workspace};
 use super::phases::{Phase, Phases, Positions};
 use super::plan::{Segment, Shape};
@@ -17,8 +17,12 @@ pub struct Images<'a> {
     phases: Phases,
     /// What a phase takes of an axis, and the first row or column of its first tile: with padding that lies before the image.
     view: fn(&Phase) -> (Positions, isize),
-    /// Rows and columns of a tile.
+    /// Rows and columns of a tile, of each parity.
     span: usize,
+    /// From one row or column of a parity to the next.
+    step: usize,
+    /// The same of packed ones.
+    packed_step: usize,
     channels: usize,
     transform: unsafe fn(&SourceTiles),
 }
@@ -37,6 +41,8 @@ struct Image {
 
 /// Pixels of a line at most: those of a segment with what its tiles overlap.
 pub const LINE: usize = 64;
+/// Rows of a tile at most: of both parities.
+const MOST_ROWS: usize = 2 * PATCH;
 /// Lines that are brought together at a time: channels of a vector.
 pub const LINES: usize = 16;
 
@@ -56,7 +62,7 @@ pub struct Room {
 }
 
 impl<'a> Images<'a> {
-    /// The source, in tiles of six by six that overlap.
+    /// The source, in tiles of six by six of each parity that overlap.
     pub fn source(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
         Images {
             kernels,
@@ -66,12 +72,14 @@ impl<'a> Images<'a> {
             phases: Phases::new(gather),
             view: |phase| (phase.source, phase.low),
             span: PATCH,
+            step: shape.in_step,
+            packed_step: shape.packed_step(),
             channels: gather.source_channels,
             transform: kernels.source_tiles,
         }
     }
 
-    /// The gradient of the result, in tiles of four by four that do not.
+    /// The gradient of the result, in tiles that do not.
     pub fn gradient(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
         Images {
             kernels,
@@ -80,7 +88,9 @@ impl<'a> Images<'a> {
             strides: gather.result,
             phases: Phases::new(gather),
             view: |phase| (phase.result, 0),
-            span: TILE,
+            span: shape.tile,
+            step: 1,
+            packed_step: 1,
             channels: gather.result_channels,
             transform: kernels.gradient_tiles,
         }
@@ -100,6 +110,16 @@ impl<'a> Images<'a> {
         }
     }
 
+    /// The first row or column of a tile.
+    fn first(&self, low: isize, tile: usize) -> isize {
+        (tile * self.shape.tile * self.step) as isize + low
+    }
+
+    /// Columns that a segment reads, of each parity.
+    fn pixels(&self, segment: &Segment) -> usize {
+        segment.tiles * self.shape.tile + self.span - self.shape.tile
+    }
+
     /// Transforms a segment's tiles, those vectors of channels.
     ///
     /// # Safety
@@ -111,15 +131,15 @@ impl<'a> Images<'a> {
         let mut packed = Workspace::take(self.shape.packed());
         let lanes = self.shape.lanes;
         let last = self.channels.min(vectors.end * lanes);
-        if self.strides[1] != 1 || !last.is_multiple_of(lanes) {
+        if self.strides[1] != 1 || !last.is_multiple_of(lanes) || self.packed_step < self.step {
             self.transform_packed(segment, vectors, room, &mut packed);
             return;
         }
         // Tiles that meet no padding are read in place.
         let Image { size, low, .. } = self.image(segment);
         let is_inside = |axis: usize, tile: usize| {
-            let first = (tile * TILE) as isize + low[axis];
-            first >= 0 && first as usize + self.span <= size[axis]
+            let first = self.first(low[axis], tile);
+            first >= 0 && first as usize + self.span * self.step <= size[axis]
         };
         let whole = is_inside(0, segment.row);
         let inside = |column: usize| whole && is_inside(1, column);
@@ -144,29 +164,33 @@ impl<'a> Images<'a> {
         let Image { start, by: [by_row, by_column], low, .. } = self.image(segment);
         let lanes = self.shape.lanes;
         let [row, column] =
-            [(0, segment.row), (1, segment.column)].map(|(axis, tile)| ((tile * TILE) as isize + low[axis]) as usize);
+            [(0, segment.row), (1, segment.column)].map(|(axis, tile)| self.first(low[axis], tile) as usize);
         let first = start + row * by_row + column * by_column + vectors.start * lanes;
         let from = &self.numbers[first..];
-        let pixels = segment.tiles * TILE + self.span - TILE;
-        let last = (self.span - 1) * by_row + (pixels - 1) * by_column + vectors.len() * lanes;
+        let (pixels, rows) = (self.pixels(segment) * self.step, self.span * self.step);
+        let last = (rows - 1) * by_row + (pixels - 1) * by_column + vectors.len() * lanes;
         assert!(last <= from.len());
-        let rows = std::array::from_fn(|i| from[i.min(self.span - 1) * by_row..].as_ptr());
+        let rows = std::array::from_fn(|i| from[i.min(rows - 1) * by_row..].as_ptr());
         self.call(segment, rows, by_column, 0..vectors.len(), room);
     }
 
     /// Packs the pixels of a segment with their zeros, a few channels at a time, and transforms them.
     fn transform_packed(&self, segment: &Segment, vectors: Range<usize>, room: Room, packed: &mut [f32]) {
         let lanes = self.shape.lanes;
-        let pixels = segment.tiles * TILE + self.span - TILE;
+        let (pixels, rows) = (self.pixels(segment) * self.packed_step, self.span * self.packed_step);
         for (first, count) in even_parts(vectors.len(), self.shape.packed_blocks()) {
             let first_channel = (vectors.start + first) * lanes;
             let (pitch, channels) = (count * lanes, (count * lanes).min(self.channels - first_channel));
             let row_pitch = pixels * pitch;
-            let packed = &mut packed[..self.span * row_pitch];
+            let packed = &mut packed[..rows * row_pitch];
             for (row, to) in packed.chunks_mut(row_pitch).enumerate() {
-                self.pack_row(segment, row, first_channel, channels, pitch, to);
+                if self.packed_step < self.step {
+                    self.pack_parities(segment, row, pitch, to);
+                } else {
+                    self.pack_row(segment, row, first_channel, channels, pitch, to);
+                }
             }
-            let rows = std::array::from_fn(|i| packed[i.min(self.span - 1) * row_pitch..].as_ptr());
+            let rows = std::array::from_fn(|i| packed[i.min(rows - 1) * row_pitch..].as_ptr());
             self.call(segment, rows, pitch, first..first + count, room);
         }
     }
@@ -184,8 +208,8 @@ impl<'a> Images<'a> {
         let Image { start, by: [by_row, by_column], size, low } = self.image(segment);
         let by_channel = self.strides[1];
         let pixels = to.len() / pitch;
-        let row = (segment.row * TILE + row) as isize + low[0];
-        let column = (segment.column * TILE) as isize + low[1];
+        let row = self.first(low[0], segment.row) + row as isize;
+        let column = self.first(low[1], segment.column);
         let begin = (-column).clamp(0, pixels as isize) as usize;
         let end = (size[1] as isize - column).clamp(begin as isize, pixels as isize) as usize;
         if row < 0 || row >= size[0] as isize || begin == end {
@@ -231,31 +255,76 @@ impl<'a> Images<'a> {
         }
     }
 
-    /// Transforms some vectors of channels; `vectors` are their places in the room.
+    /// Packs one row of a segment's pixels, `pitch` apart, each with all parities of its few channels.
+    fn pack_parities(&self, segment: &Segment, row: usize, pitch: usize, to: &mut [f32]) {
+        let Image { start, by: [by_row, by_column], size, low } = self.image(segment);
+        let by_channel = self.strides[1];
+        let pixels = to.len() / pitch;
+        assert!(pixels <= LINE && pitch >= LINES && self.step * self.step * self.channels <= LINES);
+        let mut lines = [0.0f32; LINES * LINE];
+        for (number, lines) in lines.chunks_mut(self.channels * LINE).enumerate().take(self.step * self.step) {
+            let parity = self.shape.parities.of(number);
+            let row = self.first(low[0], segment.row) + (row * self.step + parity[0]) as isize;
+            let column = self.first(low[1], segment.column) + parity[1] as isize;
+            // Pixels before the image, and the first behind it.
+            let begin = ((-column).max(0) as usize).div_ceil(self.step).min(pixels);
+            let end = ((size[1] as isize - column).max(0) as usize).div_ceil(self.step).clamp(begin, pixels);
+            if row < 0 || row >= size[0] as isize || begin == end {
+                continue;
+            }
+            let column = (column + (begin * self.step) as isize) as usize;
+            let from = &self.numbers[start + row as usize * by_row + column * by_column..];
+            let apart = self.step * by_column;
+            assert!((self.channels - 1) * by_channel + (end - begin - 1) * apart < from.len());
+            for (channel, line) in lines.chunks_mut(LINE).enumerate() {
+                // SAFETY: the last number was just checked, and a line has room for all pixels.
+                unsafe {
+                    let (from, to) = (from.as_ptr().add(channel * by_channel), line.as_mut_ptr().add(begin));
+                    (self.kernels.row)(from, apart, end - begin, to);
+                }
+            }
+        }
+        let offsets: [usize; LINE] = std::array::from_fn(|pixel| pixel * pitch);
+        // SAFETY: there are that many lines, as long as the pixels, which have room for as many numbers each.
+        unsafe { (self.kernels.transpose)(lines.as_ptr(), LINE, LINES, pixels, to.as_mut_ptr(), offsets.as_ptr()) };
+    }
+
+    /// Transforms some vectors of channels; `vectors` are their places in the room, from each parity's first on.
     fn call(
         &self,
         segment: &Segment,
-        rows: [*const f32; PATCH],
-        column_step: usize,
+        rows: [*const f32; MOST_ROWS],
+        by_column: usize,
         vectors: Range<usize>,
         room: Room,
     ) {
-        let lanes = self.shape.lanes;
+        let Shape { lanes, tile: columns, parities, .. } = *self.shape;
         let (blocks, block_step, element_step) = (vectors.len(), room.group * lanes, room.element_step);
-        let mut tile = 0;
-        while tile < segment.tiles {
-            let (group, in_group) = ((segment.at + tile) / room.group, (segment.at + tile) % room.group);
-            let tiles = (segment.tiles - tile).min(room.group - in_group);
-            let at = (group * room.vectors + vectors.start) * block_step + in_group * lanes;
-            assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
-            // SAFETY: both callers' rows are good for all pixels of the segment with this many channels, and the last
-            // number that is written was just checked, in a room that is ours by the condition of `transform`.
-            unsafe {
-                let to = room.start.get().add(at);
-                let rows = rows.map(|row| row.add(tile * TILE * column_step));
-                (self.transform)(&SourceTiles { rows, column_step, tiles, blocks, to, block_step, element_step });
+        let step = self.packed_step;
+        let column_step = step * by_column;
+        let tile_step = columns * column_step;
+        for parity in 0..step * step {
+            let [row, column] = if step == 1 { [0, 0] } else { parities.of(parity) };
+            let first = parity * self.shape.blocks_of_parity() + vectors.start;
+            let mut tile = 0;
+            while tile < segment.tiles {
+                let (group, in_group) = ((segment.at + tile) / room.group, (segment.at + tile) % room.group);
+                let tiles = (segment.tiles - tile).min(room.group - in_group);
+                let at = (group * room.vectors + first) * block_step + in_group * lanes;
+                assert!((ELEMENTS - 1) * element_step + at + (blocks - 1) * block_step + tiles * lanes <= room.length);
+                // SAFETY: both callers' rows are good for all pixels of the segment with this many channels, and the last
+                // number that is written was just checked, in a room that is ours by the condition of `transform`.
+                unsafe {
+                    let to = room.start.get().add(at);
+                    let at = tile * tile_step + column * by_column;
+                    let rows = std::array::from_fn(|i| rows[i * step + row].add(at));
+                    let span = self.span;
+                    let tiles =
+                        SourceTiles { rows, span, column_step, tile_step, tiles, blocks, to, block_step, element_step };
+                    (self.transform)(&tiles);
+                }
+                tile += tiles;
             }
-            tile += tiles;
         }
     }
 }

@@ -8,8 +8,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::cache;
+use super::gather::FETCH_NUMBERS;
 use super::geometry::{Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile};
+use super::source::prefetch_early;
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
@@ -61,15 +63,20 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let panels = pixels.div_ceil(width);
     let chunks = panels.div_ceil(UNIT_PANELS);
     let result = Shared(result.as_mut_ptr());
-    for_each_unit(threads, gather.batch * gather.groups * chunks, |unit| {
-        let (image_and_group, chunk) = (unit / chunks, unit % chunks);
+    let units = gather.batch * gather.groups * chunks;
+    // A unit's image and group, first pixel and pixels.
+    let place_of = |unit: usize| {
+        let first_pixel = unit % chunks * UNIT_PANELS * width;
+        (unit / chunks, first_pixel, (UNIT_PANELS * width).min(pixels - first_pixel))
+    };
+    let fetch = source.len() > FETCH_NUMBERS;
+    for_each_unit(threads, units, |unit| {
+        let (image_and_group, first_pixel, unit_pixels) = place_of(unit);
         let group = image_and_group % gather.groups;
-        let source = &source[image_and_group * sources * pixels..][..sources * pixels];
         let first_result = image_and_group * results * pixels;
-        let first_panel = chunk * UNIT_PANELS;
-        let unit_panels = UNIT_PANELS.min(panels - first_panel);
-        let first_pixel = first_panel * width;
-        let unit_pixels = (unit_panels * width).min(pixels - first_pixel);
+        let unit_panels = unit_pixels.div_ceil(width);
+        let all_sources = source;
+        let source = &source[image_and_group * sources * pixels..][..sources * pixels];
         let whole_panels = unit_pixels / width;
         let rest = unit_pixels % width;
         let mut packed = Workspace::take(sources.min(SOURCE_BLOCK) * width * unit_panels);
@@ -100,9 +107,27 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
                     }
                 }
             }
-            for &(part, scalars) in &parts {
+            // What is packed next is asked for while this is multiplied: the unit's next channels, or the first of the unit that
+            // this thread takes next if all take as long.
+            let next = match first + channels {
+                next if next < sources => Some((unit, next)),
+                _ => Some((unit + threads, 0)).filter(|next| next.0 < units),
+            };
+            let tiles = parts.len() * unit_panels;
+            let ask_for_next = |tile: usize| {
+                if let Some((unit, first)) = next.filter(|_| fetch) {
+                    let (image_and_group, first_pixel, unit_pixels) = place_of(unit);
+                    let channels = SOURCE_BLOCK.min(sources - first);
+                    for channel in tile * channels / tiles..(tile + 1) * channels / tiles {
+                        let plane = image_and_group * sources + first + channel;
+                        prefetch_early(all_sources[plane * pixels + first_pixel..].as_ptr(), unit_pixels);
+                    }
+                }
+            };
+            for (number, &(part, scalars)) in parts.iter().enumerate() {
                 let filters = &filters[(group * results + part) * sources + first * scalars..][..channels * scalars];
                 for panel in 0..unit_panels {
+                    ask_for_next(number * unit_panels + panel);
                     let count = width.min(unit_pixels - panel * width);
                     let vectors = count.div_ceil(lanes);
                     let is_whole = count == vectors * lanes;

@@ -1,14 +1,14 @@
 //! What resolved instructions do to a wave's registers.
 //!
 //! Vector instructions of waves of 64 lanes are done half by half, as in [`crate::wave64`]; `half` is 0 in waves of 32, which costs
-//! nothing since everything here is compiled into the loop over instructions. `WIDE` says that the host has AVX-512, `HALVES` how
-//! many halves a wave has.
+//! nothing since everything here is compiled into the loop over instructions. `WIDE` says whether AVX-512 is used,
+//! `HALVES` how many halves a wave has.
 
 use std::cell::Cell;
 
 use super::halves::HalvesOperation;
 use super::registers::ROOMS;
-use super::rows::{FastCompare, FastRow};
+use super::rows::{FastCompare, FastRow, Vectors};
 use super::{Carry, IN_ROOM, Kind, ScalarOperand, TwoRows, wide};
 use crate::memory_access::Surroundings;
 use crate::semantics::{RowOperand, RowSource};
@@ -18,12 +18,16 @@ use crate::wave::{EXEC, LANES, Lanes, NULL, Wave};
 type Masks = [u32; 2];
 
 impl Wave {
-    /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way.
-    /// The registers must be the wave's: [`Op::registers`](super::Op) is within [`Wave::registers`]; and the float mode the usual one
-    /// if the operation [is for that alone](super::Op::usual_only). The host must have the instructions that `WIDE` says.
+    /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way. The
+    /// float mode must be the usual one if the operation [is for that alone](super::Op::usual_only).
+    ///
+    /// # Safety
+    ///
+    /// The registers must be the wave's: [`Op::registers`](super::Op) of the instruction is within [`Wave::registers`].
     #[inline(always)]
-    pub fn compute<const WIDE: bool, const HALVES: usize>(
+    pub unsafe fn compute<const WIDE: bool, const HALVES: usize>(
         &mut self,
+        vectors: Vectors<WIDE>,
         kind: &Kind,
         around: &mut Surroundings<'_>,
         minds_alignment: bool,
@@ -31,23 +35,27 @@ impl Wave {
         match *kind {
             Kind::Rows { run, rows } => {
                 for half in 0..HALVES {
-                    self.fast_rows(run, rows, half);
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    unsafe { self.fast_rows(run, rows, half) };
                 }
             }
             Kind::FilledRows { run, rows, ref sources } => {
                 for half in 0..HALVES {
-                    self.fast_filled_rows(run, rows, sources, half);
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    unsafe { self.fast_filled_rows(run, rows, sources, half) };
                 }
             }
             Kind::Halves(ref operation) => {
                 for half in 0..HALVES {
-                    self.fast_halves(operation, half);
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    unsafe { self.fast_halves(operation, half) };
                 }
             }
             Kind::Nothing => {}
             Kind::Local(ref access) => {
                 for half in 0..HALVES {
-                    if !self.fast_local::<WIDE>(access, around, minds_alignment, half) {
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    if !unsafe { self.fast_local(vectors, access, around, minds_alignment, half) } {
                         self.half = half;
                         return false;
                     }
@@ -55,7 +63,8 @@ impl Wave {
             }
             Kind::Global(ref access) => {
                 for half in 0..HALVES {
-                    if !self.fast_global::<WIDE>(access, around, half) {
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    if !unsafe { self.fast_global(vectors, access, around, half) } {
                         self.half = half;
                         return false;
                     }
@@ -71,7 +80,7 @@ impl Wave {
             Kind::SaveExec { run, source, destination, wide } => self.fast_save_exec(run, source, destination, wide),
             Kind::Pairs(ref operation) => {
                 for half in 0..HALVES {
-                    self.fast_pairs::<WIDE>(operation, half);
+                    self.fast_pairs(vectors, operation, half);
                 }
             }
             Kind::ComparePairs(ref compare) => {
@@ -84,7 +93,7 @@ impl Wave {
             Kind::MultiplyAdd(ref operation) => {
                 let mut masks = [0; 2];
                 for half in 0..HALVES {
-                    masks[half] = self.fast_multiply_add::<WIDE>(operation, half);
+                    masks[half] = self.fast_multiply_add(vectors, operation, half);
                 }
                 self.set_masks::<HALVES>(operation.mask, masks);
             }
@@ -109,13 +118,13 @@ impl Wave {
             }
             Kind::Select { ref operands, mask, destination } => {
                 for half in 0..HALVES {
-                    self.fast_select::<WIDE>(operands, mask, destination, half);
+                    self.fast_select(vectors, operands, mask, destination, half);
                 }
             }
             Kind::Carry(ref carry) => {
                 let mut masks = [0; 2];
                 for half in 0..HALVES {
-                    masks[half] = self.fast_carry::<WIDE>(carry, half);
+                    masks[half] = self.fast_carry(vectors, carry, half);
                 }
                 self.set_masks::<HALVES>(carry.carry_out, masks);
             }
@@ -209,8 +218,12 @@ impl Wave {
     }
 
     /// Computes a row from others.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Wave::compute`]; so for the next two.
     #[inline(always)]
-    fn fast_rows(&mut self, run: FastRow, rows: [u16; 4], half: usize) {
+    unsafe fn fast_rows(&mut self, run: FastRow, rows: [u16; 4], half: usize) {
         let on = self.on(half);
         // One by one: `map` is not compiled into the loop that this is a part of.
         let places = (
@@ -240,21 +253,24 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn fast_filled_rows(&mut self, run: FastRow, rows: [u16; 4], sources: &[RowSource; 3], half: usize) {
+    unsafe fn fast_filled_rows(&mut self, run: FastRow, rows: [u16; 4], sources: &[RowSource; 3], half: usize) {
         self.fill(sources, &rows, half);
-        self.fast_rows(run, rows, half);
+        // SAFETY: as asked for here.
+        unsafe { self.fast_rows(run, rows, half) };
     }
 
     /// The same with sources that are taken out of halves.
     #[inline(always)]
-    fn fast_halves(&mut self, operation: &HalvesOperation, half: usize) {
+    unsafe fn fast_halves(&mut self, operation: &HalvesOperation, half: usize) {
         let rooms = self.vectors.len() - ROOMS;
         for (place, source) in operation.sources.iter().enumerate() {
             let mut lanes = self.lanes_of(&source.whole(), half);
             source.take(&mut lanes);
             self.vectors[rooms + place] = lanes;
         }
-        self.fast_rows(operation.run, [IN_ROOM, IN_ROOM + 1, IN_ROOM + 2, operation.destination as u16], half);
+        let rows = [IN_ROOM, IN_ROOM + 1, IN_ROOM + 2, operation.destination as u16];
+        // SAFETY: as asked for here.
+        unsafe { self.fast_rows(operation.run, rows, half) };
     }
 
     /// Compares two registers: the lanes that are on and for which one of the outcomes holds.
@@ -268,18 +284,25 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn fast_select<const WIDE: bool>(&mut self, operands: &TwoRows, mask: u8, destination: u8, half: usize) {
+    fn fast_select<const WIDE: bool>(
+        &mut self,
+        vectors: Vectors<WIDE>,
+        operands: &TwoRows,
+        mask: u8,
+        destination: u8,
+        half: usize,
+    ) {
         self.fill(&operands.sources, &operands.rows, half);
         let (mask, on) = (self.mask(mask, half), self.on(half));
         let (a, b) = (self.row_at(operands.rows[0], half), self.row_at(operands.rows[1], half));
         let all = Cell::from_mut(&mut *self.vectors).as_slice_of_cells();
         let destination = &all[half * self.registers + destination as usize];
-        wide::select::<WIDE>(destination, [&all[a], &all[b]], mask, on);
+        wide::select(vectors, destination, [&all[a], &all[b]], mask, on);
     }
 
     /// Adds or subtracts; returns the carries of the lanes that are on.
     #[inline(always)]
-    fn fast_carry<const WIDE: bool>(&mut self, carry: &Carry, half: usize) -> u32 {
+    fn fast_carry<const WIDE: bool>(&mut self, vectors: Vectors<WIDE>, carry: &Carry, half: usize) -> u32 {
         self.fill(&carry.operands.sources, &carry.operands.rows, half);
         let on = self.on(half);
         let carry_in = match carry.carry_in {
@@ -291,8 +314,8 @@ impl Wave {
         let destination = &all[half * self.registers + carry.destination as usize];
         let sources = [&all[a], &all[b]];
         let carries = match carry.subtract {
-            true => wide::subtract::<WIDE>(destination, sources, carry_in, on),
-            false => wide::add::<WIDE>(destination, sources, carry_in, on),
+            true => wide::subtract(vectors, destination, sources, carry_in, on),
+            false => wide::add(vectors, destination, sources, carry_in, on),
         };
         carries & on
     }

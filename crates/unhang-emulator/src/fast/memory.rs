@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use unhang_isa::{Field, Format, Instruction};
 
+use super::rows::Vectors;
 use super::words::{Addresses, Words};
 use crate::access::{Access, Part};
 use crate::memory_access::{Surroundings, local_alignment};
@@ -127,10 +128,15 @@ impl Wave {
         true
     }
 
-    /// Loads or stores words of LDS; `false` if something is not in order. To be called as [`Wave::compute`] is.
+    /// Loads or stores words of LDS; `false` if something is not in order.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Wave::compute`].
     #[inline(always)]
-    pub(super) fn fast_local<const WIDE: bool>(
+    pub(super) unsafe fn fast_local<const WIDE: bool>(
         &mut self,
+        vectors: Vectors<WIDE>,
         access: &LocalAccess,
         around: &mut Surroundings<'_>,
         minds_alignment: bool,
@@ -146,24 +152,29 @@ impl Wave {
             (rows, Addresses::new(rows.add(access.address as usize), on))
         };
         let (size, offset) = access.alignment;
-        if minds_alignment && size > 1 && !addresses.are_aligned::<WIDE>(size, offset) {
+        if minds_alignment && size > 1 && !addresses.are_aligned(vectors, size, offset) {
             return false;
         }
         // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.
         match around.local.len().checked_sub(access.reach as usize) {
-            Some(limit) if addresses.are_within::<WIDE>(limit as u32) => {}
+            Some(limit) if addresses.are_within(vectors, limit as u32) => {}
             _ => return false,
         }
         // SAFETY: the sum of each address and the highest offset is within LDS, which is this thread's; the registers are the
         // wave's.
-        unsafe { addresses.transfer::<WIDE>(around.local.as_mut_ptr(), 0, &access.words, rows) };
+        unsafe { addresses.transfer(vectors, around.local.as_mut_ptr(), 0, &access.words, rows) };
         true
     }
 
-    /// Loads or stores words of global memory; `false` if something is not in order. To be called as [`Wave::compute`] is.
+    /// Loads or stores words of global memory; `false` if something is not in order.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Wave::compute`].
     #[inline(always)]
-    pub(super) fn fast_global<const WIDE: bool>(
+    pub(super) unsafe fn fast_global<const WIDE: bool>(
         &mut self,
+        vectors: Vectors<WIDE>,
         access: &GlobalAccess,
         around: &mut Surroundings<'_>,
         half: usize,
@@ -185,13 +196,13 @@ impl Wave {
         };
         let base = match access.base {
             Some(base) => self.scalar64(base),
-            None => match upper.only::<WIDE>() {
+            None => match upper.only(vectors) {
                 Some(upper) => (upper as u64) << 32,
                 None => return false,
             },
         };
         let base = base.wrapping_add(access.offset as i64 as u64);
-        let span = addresses.span::<WIDE>();
+        let span = addresses.span(vectors);
         // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
         if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
             return false;
@@ -203,7 +214,7 @@ impl Wave {
         let at = words.as_ptr().cast_mut().cast::<u8>();
         // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
         // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
-        unsafe { addresses.transfer::<WIDE>(at, span.lowest, &access.words, rows) };
+        unsafe { addresses.transfer(vectors, at, span.lowest, &access.words, rows) };
         true
     }
 }

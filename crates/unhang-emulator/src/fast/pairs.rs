@@ -2,7 +2,7 @@
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
-use super::rows::{self, FastCompare};
+use super::rows::{self, FastCompare, Vectors};
 use super::wide;
 use crate::lanes::LaneOperation;
 use crate::semantics::RowSource;
@@ -138,7 +138,12 @@ pub(super) fn compared(instruction: &Instruction, kind: Type) -> Option<[PairsSo
 impl Wave {
     /// Computes lanes of 64 bits. To be called as [`Wave::compute`] is.
     #[inline(always)]
-    pub(super) fn fast_pairs<const WIDE: bool>(&mut self, operation: &PairsOperation, half: usize) {
+    pub(super) fn fast_pairs<const WIDE: bool>(
+        &mut self,
+        vectors: Vectors<WIDE>,
+        operation: &PairsOperation,
+        half: usize,
+    ) {
         let mut values = self.pairs_of(&operation.sources[0], half);
         let (second, third);
         let second = match operation.sources[1].from {
@@ -157,9 +162,9 @@ impl Wave {
         };
         // SAFETY: it was chosen for the instructions that this host has.
         unsafe { (operation.run)(&mut values, second, third) };
-        self.put_part::<WIDE>(operation.destination, &values, 0, half);
+        self.put_part(vectors, operation.destination, &values, 0, half);
         if operation.wide {
-            self.put_part::<WIDE>(operation.destination, &values, 1, half);
+            self.put_part(vectors, operation.destination, &values, 1, half);
         }
     }
 
@@ -173,7 +178,12 @@ impl Wave {
 
     /// The carries of the lanes that are on.
     #[inline(always)]
-    pub(super) fn fast_multiply_add<const WIDE: bool>(&mut self, operation: &MultiplyAdd, half: usize) -> u32 {
+    pub(super) fn fast_multiply_add<const WIDE: bool>(
+        &mut self,
+        vectors: Vectors<WIDE>,
+        operation: &MultiplyAdd,
+        half: usize,
+    ) -> u32 {
         let (a, b) = (self.lanes_of(&operation.factors[0], half), self.lanes_of(&operation.factors[1], half));
         let summands = self.pairs_of(&operation.summand, half);
         let mut sums = [0; LANES];
@@ -189,10 +199,10 @@ impl Wave {
         for lane in 0..LANES {
             sums[lane] = sums[lane].wrapping_add(summands[lane]);
         }
-        self.put_part::<WIDE>(operation.destination, &sums, 0, half);
-        self.put_part::<WIDE>(operation.destination, &sums, 1, half);
+        self.put_part(vectors, operation.destination, &sums, 0, half);
+        self.put_part(vectors, operation.destination, &sums, 1, half);
         // A sum that is less than one of its terms has run over.
-        wide::less::<WIDE>(&sums, &summands) & self.on(half)
+        wide::less(vectors, &sums, &summands) & self.on(half)
     }
 
     /// A source as lanes of 64 bits.
@@ -232,12 +242,19 @@ impl Wave {
 
     /// Writes the lower or the upper halves of values to the register with this number, or to the one behind it.
     #[inline(always)]
-    fn put_part<const WIDE: bool>(&mut self, register: u8, values: &Pairs, part: usize, half: usize) {
+    fn put_part<const WIDE: bool>(
+        &mut self,
+        vectors: Vectors<WIDE>,
+        register: u8,
+        values: &Pairs,
+        part: usize,
+        half: usize,
+    ) {
         let (place, on) = (self.row_at(register as u16, half) + part, self.on(half));
         let mut row = [0; LANES];
         for lane in 0..LANES {
             row[lane] = (values[lane] >> (part * 32)) as u32;
         }
-        rows::put::<WIDE>(&mut self.vectors[place], &row, on);
+        rows::put(vectors, &mut self.vectors[place], &row, on);
     }
 }

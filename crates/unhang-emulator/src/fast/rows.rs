@@ -84,6 +84,33 @@ impl Host {
     }
 }
 
+/// Which vectors of the host may be used. Of AVX-512 it is the proof that the host has it, which functions ask for that would
+/// otherwise have to trust their callers.
+#[derive(Clone, Copy)]
+pub(crate) struct Vectors<const AVX512: bool>(());
+
+impl<const AVX512: bool> Vectors<AVX512> {
+    #[inline(always)]
+    pub const fn has_avx512(self) -> bool {
+        AVX512
+    }
+}
+
+impl Vectors<false> {
+    /// What every host can run.
+    pub const PORTABLE: Vectors<false> = Vectors(());
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Vectors<true> {
+    /// The proof. Functions that are compiled for AVX-512 may ask for it, others have to vouch for the host.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub fn avx512() -> Vectors<true> {
+        Vectors(())
+    }
+}
+
 impl<F: Copy> ByHost<F> {
     /// The function for this host; `None` where the plain path has to do.
     pub fn chosen(self) -> Option<F> {
@@ -110,6 +137,7 @@ impl FloatMode {
 /// The body of every such function; inlined into each, so that it is compiled with its instructions.
 #[inline(always)]
 pub(crate) fn apply<const WIDE: bool>(
+    vectors: Vectors<WIDE>,
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 3],
     on: u32,
@@ -122,7 +150,7 @@ pub(crate) fn apply<const WIDE: bool>(
     }
     if on != u32::MAX {
         let mut old = destination.get();
-        put::<WIDE>(&mut old, &results, on);
+        put(vectors, &mut old, &results, on);
         results = old;
     }
     destination.set(results);
@@ -136,16 +164,16 @@ pub(crate) fn apply_pairs(values: &mut Pairs, b: &Pairs, c: &Pairs, lane: impl F
     }
 }
 
-/// Writes results where lanes are on. `WIDE` says that the host has AVX-512.
+/// Writes results where lanes are on.
 #[inline(always)]
-pub(crate) fn put<const WIDE: bool>(destination: &mut Lanes, results: &Lanes, on: u32) {
+pub(crate) fn put<const WIDE: bool>(vectors: Vectors<WIDE>, destination: &mut Lanes, results: &Lanes, on: u32) {
     if on == u32::MAX {
         *destination = *results;
         return;
     }
     #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
+    if vectors.has_avx512() {
+        // SAFETY: the host has the instructions: that is what `vectors` proves.
         unsafe { super::wide::avx512::put_row(destination, results, on) };
         return;
     }
@@ -161,15 +189,15 @@ macro_rules! for_hosts {
         #[cfg(target_arch = "x86_64")]
         {
             use std::cell::Cell;
-            use $crate::fast::rows::{ByHost, FastFunction, FastRow, apply};
+            use $crate::fast::rows::{ByHost, FastFunction, FastRow, Vectors, apply};
             use $crate::wave::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply::<true>(d, [a, b, c], on, $lane)
+                apply(Vectors::avx512(), d, [a, b, c], on, $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply::<false>(d, [a, b, c], on, $lane)
+                apply(Vectors::PORTABLE, d, [a, b, c], on, $lane)
             }
             Some(FastFunction::Row(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow }))
         }

@@ -4,7 +4,7 @@ use unhang_isa::audit::{PathWatch, Rule};
 use unhang_isa::{Class, Format, Instruction};
 
 use super::Kind;
-use super::rows::Host;
+use super::rows::{Host, Vectors};
 use super::stretch::{Minds, Stretch};
 use crate::code::{Function, Hole, NOWHERE};
 use crate::dispatch::Launch;
@@ -39,8 +39,8 @@ pub(crate) fn run_function(
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Host::Avx2 => unsafe { with_avx2::<1>(launch, wave, around, (function, known), counts, end) },
-        _ if wave.wave64 => run::<false, 2>(launch, wave, around, (function, known), counts, end),
-        _ => run::<false, 1>(launch, wave, around, (function, known), counts, end),
+        _ if wave.wave64 => run::<false, 2>(Vectors::PORTABLE, launch, wave, around, (function, known), counts, end),
+        _ => run::<false, 1>(Vectors::PORTABLE, launch, wave, around, (function, known), counts, end),
     }
 }
 
@@ -54,7 +54,7 @@ fn with_avx512<const HALVES: usize>(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run::<true, HALVES>(launch, wave, around, (function, known), counts, end)
+    run::<true, HALVES>(Vectors::avx512(), launch, wave, around, (function, known), counts, end)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -67,12 +67,13 @@ fn with_avx2<const HALVES: usize>(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    run::<false, HALVES>(launch, wave, around, (function, known), counts, end)
+    run::<false, HALVES>(Vectors::PORTABLE, launch, wave, around, (function, known), counts, end)
 }
 
-/// `WIDE` says that the host has AVX-512, `HALVES` how many halves of 32 lanes the wave has.
+/// `WIDE` says whether AVX-512 is used, `HALVES` how many halves of 32 lanes the wave has.
 #[inline(always)]
 fn run<const WIDE: bool, const HALVES: usize>(
+    vectors: Vectors<WIDE>,
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
@@ -93,7 +94,7 @@ fn run<const WIDE: bool, const HALVES: usize>(
             && let Some(stretch) = function.stretches.get(start as usize)
             && wave.enter((function, stretch), minds, known, counts)
         {
-            run_stretch::<WIDE, HALVES>(wave, around, function, stretch, minds.hazards)?;
+            run_stretch::<WIDE, HALVES>(vectors, wave, around, function, stretch, minds.hazards)?;
             continue;
         }
         match step(launch, wave, around, (function, known), minds, counts)? {
@@ -166,6 +167,7 @@ fn step(
 /// Executes a stretch that was [entered](Wave::enter).
 #[inline(always)]
 fn run_stretch<const WIDE: bool, const HALVES: usize>(
+    vectors: Vectors<WIDE>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     function: &Function,
@@ -181,8 +183,11 @@ fn run_stretch<const WIDE: bool, const HALVES: usize>(
                 wave.index = function.target(first + place)?;
                 return Ok(());
             }
-        } else if op.usual_only && !wave.usual_mode || !wave.compute::<WIDE, HALVES>(&op.kind, around, minds_alignment)
-        {
+            continue;
+        }
+        let usual = wave.usual_mode || !op.usual_only;
+        // SAFETY: the stretch was entered, so that all its registers are the wave's.
+        if !usual || !unsafe { wave.compute::<WIDE, HALVES>(vectors, &op.kind, around, minds_alignment) } {
             plain_in_stretch(wave, around, function, first + place, minds_alignment)?;
         }
     }

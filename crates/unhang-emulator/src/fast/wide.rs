@@ -3,15 +3,15 @@
 
 use std::cell::Cell;
 
-use super::rows::put;
+use super::rows::{Vectors, put};
 use crate::wave::{LANES, Lanes};
 
 /// The lanes in which the first is less.
 #[inline(always)]
-pub(crate) fn less<const WIDE: bool>(a: &[u64; LANES], b: &[u64; LANES]) -> u32 {
+pub(crate) fn less<const WIDE: bool>(vectors: Vectors<WIDE>, a: &[u64; LANES], b: &[u64; LANES]) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
+    if vectors.has_avx512() {
+        // SAFETY: the host has the instructions: that is what `vectors` proves.
         return unsafe { avx512::less(a, b) };
     }
     let mut mask = 0;
@@ -23,10 +23,16 @@ pub(crate) fn less<const WIDE: bool>(a: &[u64; LANES], b: &[u64; LANES]) -> u32 
 
 /// The second source where the mask has a bit, the first elsewhere, in the lanes that are on.
 #[inline(always)]
-pub(crate) fn select<const WIDE: bool>(destination: &Cell<Lanes>, sources: [&Cell<Lanes>; 2], mask: u32, on: u32) {
+pub(crate) fn select<const WIDE: bool>(
+    vectors: Vectors<WIDE>,
+    destination: &Cell<Lanes>,
+    sources: [&Cell<Lanes>; 2],
+    mask: u32,
+    on: u32,
+) {
     #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
+    if vectors.has_avx512() {
+        // SAFETY: the host has the instructions: that is what `vectors` proves.
         unsafe { avx512::select(destination, sources[0], sources[1], mask, on) };
         return;
     }
@@ -35,21 +41,22 @@ pub(crate) fn select<const WIDE: bool>(destination: &Cell<Lanes>, sources: [&Cel
         let chosen = ((mask >> lane & 1) as i32).wrapping_neg() as u32;
         a[lane] = a[lane] & !chosen | b[lane] & chosen;
     }
-    put::<false>(&mut results, &a, on);
+    put(Vectors::PORTABLE, &mut results, &a, on);
     destination.set(results);
 }
 
 /// The sum of two sources and of a mask of carries, in the lanes that are on; returns which sums have run over.
 #[inline(always)]
 pub(crate) fn add<const WIDE: bool>(
+    vectors: Vectors<WIDE>,
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 2],
     carries: u32,
     on: u32,
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
+    if vectors.has_avx512() {
+        // SAFETY: the host has the instructions: that is what `vectors` proves.
         return unsafe { avx512::add(destination, sources[0], sources[1], carries, on) };
     }
     let (a, b, mut results) = (sources[0].get(), sources[1].get(), destination.get());
@@ -59,7 +66,7 @@ pub(crate) fn add<const WIDE: bool>(
         sums[lane] = sum as u32;
         over |= ((sum >> 32) as u32) << lane;
     }
-    put::<false>(&mut results, &sums, on);
+    put(Vectors::PORTABLE, &mut results, &sums, on);
     destination.set(results);
     over
 }
@@ -67,14 +74,15 @@ pub(crate) fn add<const WIDE: bool>(
 /// The difference of two sources less a mask of borrows; returns which lanes have borrowed.
 #[inline(always)]
 pub(crate) fn subtract<const WIDE: bool>(
+    vectors: Vectors<WIDE>,
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 2],
     borrows: u32,
     on: u32,
 ) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if WIDE {
-        // SAFETY: the host has the instructions.
+    if vectors.has_avx512() {
+        // SAFETY: the host has the instructions: that is what `vectors` proves.
         return unsafe { avx512::subtract(destination, sources[0], sources[1], borrows, on) };
     }
     let (a, b, mut results) = (sources[0].get(), sources[1].get(), destination.get());
@@ -84,7 +92,7 @@ pub(crate) fn subtract<const WIDE: bool>(
         differences[lane] = difference as u32;
         borrowed |= ((difference >> 63) as u32) << lane;
     }
-    put::<false>(&mut results, &differences, on);
+    put(Vectors::PORTABLE, &mut results, &differences, on);
     destination.set(results);
     borrowed
 }

@@ -4,6 +4,7 @@
 //! scatter, or move what lies together of each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
+use super::rows::Vectors;
 use crate::wave::{LANES, Lanes};
 
 /// The words of one access.
@@ -81,12 +82,12 @@ impl Addresses {
         unsafe { self.row.read() }
     }
 
-    /// The span of addresses in the lanes that are on. `WIDE` says that the host has AVX-512.
+    /// The span of addresses in the lanes that are on.
     #[inline(always)]
-    pub fn span<const WIDE: bool>(&self) -> Span {
+    pub fn span<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Span {
         #[cfg(target_arch = "x86_64")]
-        if WIDE {
-            // SAFETY: the host has the instructions, and the row lives.
+        if vectors.has_avx512() {
+            // SAFETY: the host has the instructions, as `vectors` proves, and the row lives.
             return unsafe { avx512::span(self.row, self.on) };
         }
         let (addresses, mut span) = (self.lanes(), Span { lowest: u32::MAX, highest: 0, bits: 0 });
@@ -100,9 +101,9 @@ impl Addresses {
 
     /// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
     #[inline(always)]
-    pub fn are_within<const WIDE: bool>(&self, limit: u32) -> bool {
+    pub fn are_within<const WIDE: bool>(&self, vectors: Vectors<WIDE>, limit: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if WIDE {
+        if vectors.has_avx512() {
             // SAFETY: as above.
             return unsafe { avx512::above(self.row, limit) } & self.on == 0;
         }
@@ -112,9 +113,9 @@ impl Addresses {
 
     /// Whether each lane that is on has an address that is a multiple of a power of two, with an offset.
     #[inline(always)]
-    pub fn are_aligned<const WIDE: bool>(&self, size: u32, offset: u32) -> bool {
+    pub fn are_aligned<const WIDE: bool>(&self, vectors: Vectors<WIDE>, size: u32, offset: u32) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if WIDE {
+        if vectors.has_avx512() {
             // SAFETY: as above.
             return unsafe { avx512::beside(self.row, size - 1, offset) } & self.on == 0;
         }
@@ -124,11 +125,11 @@ impl Addresses {
 
     /// The one value of all lanes that are on, if there is one.
     #[inline(always)]
-    pub fn only<const WIDE: bool>(&self) -> Option<u32> {
+    pub fn only<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Option<u32> {
         // SAFETY: a row that lives, as asked for.
         let first = unsafe { self.row.cast::<u32>().add(self.on.trailing_zeros() as usize & 31).read() };
         #[cfg(target_arch = "x86_64")]
-        if WIDE {
+        if vectors.has_avx512() {
             // SAFETY: as above.
             return (unsafe { avx512::unlike(self.row, first) } & self.on == 0).then_some(first);
         }
@@ -142,12 +143,18 @@ impl Addresses {
     /// # Safety
     ///
     /// For each lane that is on, each word at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
-    /// be written if it is stored to; no address lies 2³¹ above `lowest`. Every register of `words` must be one of `rows`. The host
-    /// must have AVX-512 where `WIDE` says so.
+    /// be written if it is stored to; no address lies 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
     #[inline(always)]
-    pub unsafe fn transfer<const WIDE: bool>(&self, base: *mut u8, lowest: u32, words: &Words, rows: *mut Lanes) {
+    pub unsafe fn transfer<const WIDE: bool>(
+        &self,
+        vectors: Vectors<WIDE>,
+        base: *mut u8,
+        lowest: u32,
+        words: &Words,
+        rows: *mut Lanes,
+    ) {
         #[cfg(target_arch = "x86_64")]
-        if WIDE {
+        if vectors.has_avx512() {
             // SAFETY: the host has the instructions; the rest is what was asked for here.
             unsafe {
                 if !words.store {

@@ -1,16 +1,19 @@
 //! The fast path against the plain one: every instruction that has both, on random registers, to the bit.
 
+use std::cell::Cell;
+
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, Width, decode, definitions};
 
-use super::{Extra, LANE, encode, wave};
+use super::{DESTINATION, Extra, LANE, encode, wave};
 use crate::fast::registers::Registers;
-use crate::fast::rows::Host;
+use crate::fast::rows::{FastFunction, Host, Vectors};
 use crate::fast::{Kind, Op};
 use crate::float::FloatMode;
+use crate::lanes;
 use crate::memory::Window;
 use crate::memory_access::Surroundings;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, LANES, VCC, Wave};
+use crate::wave::{EXEC, LANES, Lanes, VCC, Wave};
 use crate::{Memory, Perturbation};
 
 /// Numbers that neither repeat soon nor differ between runs.
@@ -70,16 +73,20 @@ fn random_wave(random: &mut Random, wave64: bool) -> Wave {
     wave
 }
 
-/// Runs an instruction the fast way, if it has one.
-fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>) -> bool {
+/// Runs an instruction the fast way, if it has one, on the vectors that the host has, or by the bodies that every host can run.
+fn run_fast(wave: &mut Wave, op: &Op, around: &mut Surroundings<'_>, portable: bool, minds_alignment: bool) -> bool {
     if op.registers as usize > wave.registers || op.usual_only && !wave.usual_mode {
         return false;
     }
-    match (Host::get(), wave.wave64) {
-        (Host::Avx512, false) => wave.compute::<true, 1>(&op.kind, around, false),
-        (Host::Avx512, true) => wave.compute::<true, 2>(&op.kind, around, false),
-        (_, false) => wave.compute::<false, 1>(&op.kind, around, false),
-        (_, true) => wave.compute::<false, 2>(&op.kind, around, false),
+    let bodies = Vectors::PORTABLE;
+    // SAFETY: the registers are the wave's, and the host has AVX-512 where that is asked for.
+    unsafe {
+        match (Host::get() == Host::Avx512 && !portable, wave.wave64) {
+            (true, false) => wave.compute::<true, 1>(Vectors::avx512(), &op.kind, around, minds_alignment),
+            (true, true) => wave.compute::<true, 2>(Vectors::avx512(), &op.kind, around, minds_alignment),
+            (false, false) => wave.compute::<false, 1>(bodies, &op.kind, around, minds_alignment),
+            (false, true) => wave.compute::<false, 2>(bodies, &op.kind, around, minds_alignment),
+        }
     }
 }
 
@@ -204,14 +211,19 @@ fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::c
     }
     let memory = Memory::default();
     let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
-    let (mut fast, mut plain) = (start.clone(), start.clone());
-    if !run_fast(&mut fast, op, &mut around) {
-        return;
-    }
-    run_plain(&mut plain, instruction, &mut around);
+    let mut plain = start.clone();
     let name = instruction.definition.mnemonic;
-    assert!(fast.scalars == plain.scalars && fast.scc == plain.scc, "{name}: scalar registers");
-    assert_same(&fast, &plain, name);
+    for portable in [false, true] {
+        let mut fast = start.clone();
+        if !run_fast(&mut fast, op, &mut around, portable, false) {
+            return;
+        }
+        if !portable {
+            run_plain(&mut plain, instruction, &mut around);
+        }
+        assert!(fast.scalars == plain.scalars && fast.scc == plain.scc, "{name}: scalar registers");
+        assert_same(&fast, &plain, name);
+    }
     compared.insert(name);
 }
 
@@ -257,10 +269,10 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             }
             let wave64 = turn >= 24;
             let mut start = random_wave(&mut random, wave64);
-            let mut memories = [Memory::default(), Memory::default()];
+            let mut memories = [(); 3].map(|()| Memory::default());
             let contents: Vec<u8> = (0..16384).map(|_| random.next() as u8).collect();
             let at = memories.each_mut().map(|memory| memory.allocate_bytes(&contents))[0];
-            let mut locals = [contents.clone(), contents];
+            let mut locals = [contents.clone(), contents.clone(), contents];
             let register = instruction.high_bits(0, 8) as usize;
             let global = definition.format == Format::Global;
             for lane in 0..LANES << wave64 as usize {
@@ -283,22 +295,28 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             if turn % 6 == 5 {
                 start.scalars[EXEC] &= !1;
             }
-            let mut waves = [start.clone(), start.clone()];
-            for (place, way) in [true, false].into_iter().enumerate() {
+            let mut waves = [start.clone(), start.clone(), start];
+            // The plain way, then the fast one on the host's vectors and by portable bodies.
+            for place in 0..3 {
                 let mut around =
                     Surroundings { global: Window::new(&memories[place]), local: &mut locals[place], races: None };
-                match way {
-                    true => assert!(run_fast(&mut waves[place], &op, &mut around), "{}", definition.mnemonic),
-                    false => run_plain(&mut waves[place], &instruction, &mut around),
+                match place {
+                    0 => run_plain(&mut waves[place], &instruction, &mut around),
+                    _ => {
+                        let ran = run_fast(&mut waves[place], &op, &mut around, place == 2, false);
+                        assert!(ran, "{}", definition.mnemonic);
+                    }
                 }
             }
-            assert_same(&waves[0], &waves[1], definition.mnemonic);
+            assert_same(&waves[1], &waves[0], definition.mnemonic);
+            assert_same(&waves[2], &waves[0], definition.mnemonic);
             let bytes = memories.each_ref().map(|memory| {
                 let mut bytes = vec![0; 16384];
                 memory.read(at, &mut bytes).unwrap();
                 bytes
             });
-            assert!(bytes[0] == bytes[1] && locals[0] == locals[1], "{}", definition.mnemonic);
+            let same = (1..3).all(|place| bytes[place] == bytes[0] && locals[place] == locals[0]);
+            assert!(same, "{}", definition.mnemonic);
             compared.insert(definition.mnemonic);
         }
     }
@@ -318,7 +336,9 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     let memory = Memory::default();
     let mut local = [0; 64];
     let mut around = Surroundings { global: Window::new(&memory), local: &mut local, races: None };
-    assert!(!run_fast(&mut wave, &op, &mut around));
+    for portable in [false, true] {
+        assert!(!run_fast(&mut wave, &op, &mut around, portable, false));
+    }
 }
 
 /// Scalar loads of every width, with both offsets; one that ends behind the region goes the plain way.
@@ -341,7 +361,7 @@ fn scalar_loads_are_the_same(random: &mut Random) {
             let op = Op::of(&instruction, &Semantics::of(&instruction));
             let (mut fast, mut plain) = (start.clone(), start);
             let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
-            let ran = run_fast(&mut fast, &op, &mut around);
+            let ran = run_fast(&mut fast, &op, &mut around, false, false);
             if Host::get() != Host::Plain {
                 assert_eq!(ran, inside || name == "s_load_dword", "{name} {offset}");
             }
@@ -351,4 +371,90 @@ fn scalar_loads_are_the_same(random: &mut Random) {
             }
         }
     }
+}
+
+/// Where alignment is minded, an address that is not aligned stops its own half of a wave of 64 lanes, if its lane is on.
+#[test]
+fn alignment_is_minded_in_each_half() {
+    if Host::get() == Host::Plain {
+        return;
+    }
+    let mut random = Random(3);
+    let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b64").unwrap();
+    let instruction = encode(load, Extra::default());
+    let op = Op::of(&instruction, &Semantics::of(&instruction));
+    let (memory, register) = (Memory::default(), instruction.high_bits(0, 8) as usize);
+    let mut local: Vec<u8> = (0..=255).collect();
+    for (odd_half, is_on, portable) in [(0, true), (1, true), (0, false), (1, false)]
+        .into_iter()
+        .flat_map(|(half, on)| [false, true].map(|portable| (half, on, portable)))
+    {
+        let mut start = random_wave(&mut random, true);
+        for half in 0..2 {
+            start.scalars[EXEC + half] = u32::MAX;
+            start.vectors[half * start.registers + register] = std::array::from_fn(|lane| (lane as u32 * 4) & !7);
+        }
+        start.vectors[odd_half * start.registers + register][LANE] += 4;
+        if !is_on {
+            start.scalars[EXEC + odd_half] &= !(1 << LANE);
+        }
+        let mut around = Surroundings { global: Window::new(&memory), local: &mut local, races: None };
+        let mut wave = start.clone();
+        assert!(run_fast(&mut wave, &op, &mut around, portable, false), "nobody minds");
+        let mut wave = start.clone();
+        assert_eq!(run_fast(&mut wave, &op, &mut around, portable, true), !is_on, "half {odd_half}");
+        if is_on {
+            assert_eq!(wave.half, odd_half, "the half that is not done");
+            let done = wave.vectors[DESTINATION as usize] != start.vectors[DESTINATION as usize];
+            assert_eq!(done, odd_half == 1, "the lower half is done if only the upper one is not aligned");
+        }
+    }
+}
+
+/// Functions are compiled for two sets of host instructions; a host that has both computes the same with either.
+#[test]
+fn both_sets_of_host_instructions_compute_the_same() {
+    if Host::get() != Host::Avx512 {
+        return;
+    }
+    let mut random = Random(4);
+    let mut names = std::collections::BTreeSet::new();
+    for name in definitions().iter().map(|definition| definition.base_name()) {
+        let Some(fast) = lanes::operation(name).and_then(|operation| operation.fast) else { continue };
+        names.insert(name);
+        for turn in 0..20 {
+            let on = if turn % 2 == 0 { u32::MAX } else { random.next() };
+            let rows: [Cell<Lanes>; 4] = std::array::from_fn(|_| Cell::new(std::array::from_fn(|_| random.value())));
+            let pairs: [[u64; LANES]; 3] =
+                std::array::from_fn(|_| std::array::from_fn(|_| random.value() as u64 | (random.value() as u64) << 32));
+            // SAFETY: the host has both.
+            unsafe {
+                match fast.function {
+                    FastFunction::Row(function) => {
+                        let found = [function.avx512, function.avx2].map(|run| {
+                            let destination = rows[3].clone();
+                            run(&destination, &rows[0], &rows[1], &rows[2], on);
+                            destination.get()
+                        });
+                        let nan = |lane: usize| found.iter().all(|row| f32::from_bits(row[lane]).is_nan());
+                        assert!((0..LANES).all(|lane| found[0][lane] == found[1][lane] || nan(lane)), "{name}");
+                    }
+                    FastFunction::Pairs(function) => {
+                        let found = [function.avx512, function.avx2].map(|run| {
+                            let mut values = pairs[0];
+                            run(&mut values, &pairs[1], &pairs[2]);
+                            values
+                        });
+                        let nan = |lane: usize| {
+                            let is_nan =
+                                |bits: u64| f64::from_bits(bits).is_nan() || f32::from_bits(bits as u32).is_nan();
+                            found.iter().all(|row| is_nan(row[lane]))
+                        };
+                        assert!((0..LANES).all(|lane| found[0][lane] == found[1][lane] || nan(lane)), "{name}");
+                    }
+                }
+            }
+        }
+    }
+    assert!(names.len() > 80, "only {} functions are compiled so", names.len());
 }

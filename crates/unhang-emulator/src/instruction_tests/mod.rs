@@ -5,6 +5,7 @@
 mod assembled;
 mod declined;
 mod division;
+#[allow(unsafe_code, reason = "functions that are compiled for the host's vectors are called here one by one")]
 mod fast;
 mod memory;
 mod scalar;

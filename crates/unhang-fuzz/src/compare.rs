@@ -24,21 +24,26 @@ pub struct Target {
     pub chip: Chip,
     /// The level of optimisation.
     pub level: u8,
+    /// Whether waves have 64 lanes.
+    pub wave64: bool,
 }
 
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "clang{}-{}-O{}", self.clang, self.chip.name(), self.level)
+        let width = if self.wave64 { "-wave64" } else { "" };
+        write!(f, "clang{}-{}-O{}{width}", self.clang, self.chip.name(), self.level)
     }
 }
 
 impl Target {
-    /// Every combination.
+    /// Every combination; those of one width of waves together, since the host computes for one width at a time.
     pub fn all() -> Vec<Target> {
         let mut all = Vec::new();
-        for level in [3, 0, 1] {
-            for clang in [19, 15] {
-                all.extend([Chip::Gfx1010, Chip::Gfx1030].map(|chip| Target { clang, chip, level }));
+        for wave64 in [false, true] {
+            for level in [3, 0, 1] {
+                for clang in [19, 15] {
+                    all.extend([Chip::Gfx1010, Chip::Gfx1030].map(|chip| Target { clang, chip, level, wave64 }));
+                }
             }
         }
         all
@@ -184,13 +189,14 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// What the host writes.
-    fn on_host(&self, program: &Program) -> Result<Buffers> {
+    /// What the host writes, with waves of 32 or of 64 lanes.
+    fn on_host(&self, program: &Program, wave64: bool) -> Result<Buffers> {
         fs::write(self.path("program.cpp"), program.source())?;
         let mut compile = Command::new("clang-19");
         compile.args(["-x", "c++", "-std=c++17", "-O1", "-march=x86-64-v3", "-ffp-contract=off", "-fwrapv", "-w"]);
         // Every operation of halves is rounded to a half, as the device does it.
         compile.args(["-Xclang", "-ffloat16-excess-precision=none"]);
+        compile.args(wave64.then_some("-DWAVE64"));
         compile.arg("-o").arg(self.path("host")).arg(self.path("program.cpp")).arg("-lm");
         run(&mut compile, None, None, &self.path("errors"))?;
         fs::write(self.path("input"), bytes(&input(program.seed)))?;
@@ -219,6 +225,9 @@ impl Bench {
         ]);
         compile.arg(format!("--offload-arch={}", target.chip.name())).arg(format!("-O{}", target.level));
         compile.args(["-ffp-contract=off", "-fwrapv", "-w"]);
+        if target.wave64 {
+            compile.args(["-mwavefrontsize64", "-DWAVE64"]);
+        }
         compile.arg("-o").arg(self.path("device.co")).arg(self.path("program.cpp"));
         run(&mut compile, None, None, &self.path("errors"))?;
         Ok(fs::read(self.path("device.co"))?)
@@ -226,40 +235,40 @@ impl Bench {
 
     /// Compiles a program for both sides, runs it and compares.
     pub fn compare(&self, program: &Program, targets: &[Target]) -> Result<Vec<(Target, Outcome)>> {
-        let expected = match self.on_host(program) {
-            Ok(expected) => expected,
-            Err(error) => {
-                return Ok(targets.iter().map(|&it| (it, Outcome::NotCompiled(format!("{error:#}")))).collect());
+        let mut outcomes = Vec::new();
+        for of_one_width in targets.chunk_by(|one, next| one.wave64 == next.wave64) {
+            let expected = self.on_host(program, of_one_width[0].wave64);
+            for &target in of_one_width {
+                let object = self.compile(&program.source(), target);
+                let outcome = match (&expected, object) {
+                    (Ok(expected), Ok(object)) => emulate(program.seed, &object, target, expected)?,
+                    (Err(error), _) => Outcome::NotCompiled(format!("{error:#}")),
+                    (_, Err(error)) => Outcome::NotCompiled(format!("{error:#}")),
+                };
+                outcomes.push((target, outcome));
             }
-        };
-        let one = |&target: &Target| {
-            let outcome = match self.compile(&program.source(), target) {
-                Ok(object) => emulate(program.seed, &object, target.chip, &expected)?,
-                Err(error) => Outcome::NotCompiled(format!("{error:#}")),
-            };
-            Ok((target, outcome))
-        };
-        targets.iter().map(one).collect()
+        }
+        Ok(outcomes)
     }
 }
 
 /// The names of the instructions of a code object's functions.
-pub fn names(object: &[u8], chip: Chip) -> Result<BTreeSet<&'static str>> {
+pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
     let object = CodeObject::parse(object)?;
     let mut names = BTreeSet::new();
     for function in &object.functions {
-        let program = unhang_isa::Program::decode(function.code, chip, false)?;
+        let program = unhang_isa::Program::decode(function.code, target.chip, target.wave64)?;
         names.extend(program.instructions.iter().map(|instruction| instruction.definition.base_name()));
     }
     Ok(names)
 }
 
 /// Runs a code object, minding hazards; where it stops at one across a call, which compilers do not look for, again without.
-fn emulate(seed: u64, object: &[u8], chip: Chip, expected: &Buffers) -> Result<Outcome> {
+fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<Outcome> {
     let same = |instructions, hazard| {
-        Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, chip)?, hazard })
+        Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, target)?, hazard })
     };
-    match launch(seed, object, Mode::Hazards(chip))? {
+    match launch(seed, object, Mode::Hazards(target.chip))? {
         Ok((buffers, instructions)) => Ok(judge(expected, &buffers).unwrap_or(same(instructions, None)?)),
         Err(fault) if matches!(fault.kind, FaultKind::Hazard { across_calls: true, .. }) => {
             let hazard = Some(fault.to_string());

@@ -78,16 +78,16 @@ impl Generator {
         let target = format!("s.u{}", self.random.below(5));
         let (constant, selects) = (self.random.below(32), [self.random.word(), self.random.word()]);
         let (device, host) = match self.random.below(7) {
-            0 => ("bpermute(s.u0 & 31, x)".to_owned(), "result = old[s.u0 & 31];".to_owned()),
+            0 => ("bpermute(s.u0 & 31, x)".to_owned(), "result = old[(lane & 32) | (s.u0 & 31)];".to_owned()),
             1 => ("first_lane(x)".to_owned(), "result = old[0];".to_owned()),
             2 => (format!("__builtin_amdgcn_readlane(x, {constant})"), format!("result = old[{constant}];")),
             3 => ("ballot(x >> 7 & 1)".to_owned(), {
-                "result = 0; for (u32 k = 0; k < LANES; ++k) result |= (old[k] >> 7 & 1) << k;".to_owned()
+                "result = 0; for (u32 k = 0; k < 32; ++k) result |= (old[k] >> 7 & 1) << k;".to_owned()
             }),
             4 => {
                 let pattern = self.random.bits() as u16 & 0x7fff;
                 let (and, or, xor) = (pattern & 31, pattern >> 5 & 31, pattern >> 10 & 31);
-                let host = format!("result = old[((lane & {and}) | {or}) ^ {xor}];");
+                let host = format!("result = old[(lane & 32) | (((lane & {and}) | {or}) ^ {xor})];");
                 (format!("__builtin_amdgcn_ds_swizzle(x, {pattern})"), host)
             }
             5 => {
@@ -95,7 +95,7 @@ impl Generator {
                 let across = if self.random.once_in(2) { 16 } else { 0 };
                 let name = if across == 16 { "permlanex16" } else { "permlane16" };
                 let host = format!(
-                    "result = old[((lane & 16) ^ {across}) | ((0x{high:08x}{low:08x}ul >> (lane & 15) * 4) & 15)];"
+                    "result = old[((lane & 48) ^ {across}) | ((0x{high:08x}{low:08x}ul >> (lane & 15) * 4) & 15)];"
                 );
                 (format!("__builtin_amdgcn_{name}(x, x, 0x{low:x}u, 0x{high:x}u, false, false)"), host)
             }

@@ -227,12 +227,19 @@ INLINE float med3_of(float a, float b, float c) {
 // Which zero is in the middle is not documented.
 INLINE float med3(float a, float b, float c) { return med3_of(a, b, c) + 0.0f; }
 
-// Lanes that exchange values: on the device the instruction, on the host the same for a wave of 32 values.
+// Lanes that exchange values: on the device the instruction, on the host the same for the values of a wave. What goes through
+// LDS's crossbar or between rows stays within half of a wave of 64.
+#ifdef WAVE64
+enum { LANES = 64, THREADS = 64 };
+#else
 enum { LANES = 32, THREADS = 64 };
+#endif
 #if ON_DEVICE
 INLINE u32 bpermute(u32 at, u32 x) { return __builtin_amdgcn_ds_bpermute(at * 4, x); }
 INLINE u32 first_lane(u32 x) { return __builtin_amdgcn_readfirstlane(x); }
-#if __clang_major__ > 16
+#if __clang_major__ > 16 && defined WAVE64
+INLINE u32 ballot(bool x) { return (u32)__builtin_amdgcn_ballot_w64(x); }
+#elif __clang_major__ > 16
 INLINE u32 ballot(bool x) { return __builtin_amdgcn_ballot_w32(x); }
 #else
 INLINE u32 ballot(bool x) { return (u32)__builtin_amdgcn_uicmp((u32)x, 0u, 33); }

@@ -187,7 +187,7 @@ fn what_llvm_folds_is_what_the_emulator_computes() {
         return;
     }
     for &clang in &compilers {
-        let object = bench.compile(&source(), Target { clang, chip: Chip::Gfx1010, level: 3 }).unwrap();
+        let object = bench.compile(&source(), Target { clang, chip: Chip::Gfx1010, level: 3, wave64: false }).unwrap();
         let names = names(&object);
         for (case, (name, expression)) in CASES.iter().enumerate() {
             let [folded, computed] = ["folded", "computed"].map(|kind| format!("{kind}{case}"));

@@ -1,6 +1,6 @@
 //! Random programs: a short run of fixed seeds, or as long as is asked for.
 //!
-//! `UNHANG_TEST_CASES` says how many programs, each for two targets of twelve. `UNHANG_FUZZ_MINUTES` says how long instead, each
+//! `UNHANG_TEST_CASES` says how many programs, each for two targets of twenty-four. `UNHANG_FUZZ_MINUTES` says how long instead, each
 //! for all targets; `UNHANG_FUZZ_SEED` where to start; `UNHANG_FUZZ_TARGET` names one target, as a failure does;
 //! `UNHANG_FUZZ_TRIALS` how many smaller programs are tried for a failure.
 

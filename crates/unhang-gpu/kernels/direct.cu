@@ -5,8 +5,10 @@
 // barrier.
 //
 // Backward-data is computed without phases: each row and column of the result meets its taps, known at compile time.
+// In NHWC it computes gradients of few channels (one group, all of a pixel's channels in a thread) from a source that was turned
+// over to NCHW before; filter and result are as they are.
 //
-// Constants: DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in
+// Constants: CHANNELS_LAST, DIRECTION (0 forward, 1 backward-data), FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in
 // backward-data a multiple of STRIDE_H), BLOCK_ROWS (a multiple of 4), CHUNK (channels whose taps lie in LDS at once; with
 // 1 × 1 filters a multiple of AT_ONCE or all), PLANES (the channels are split; sums go to one plane of f32 for each split, to
 // be added up by `reduce`). For a 1 × 1 layer of stride 1 an image is one row.
@@ -28,7 +30,11 @@
 #define FIRST_ROW (-(PAD_H))
 #define LAST_ROW ((STRIP - 1) * STRIDE_H + (FILTER_H - 1) * DILATION_H - (PAD_H))
 #else
+#if CHANNELS_LAST
+#define FILTER_AT(row, channel, tap) (((channel) * TAPS + (tap)) * ROWS + (row))
+#else
 #define FILTER_AT(row, channel, tap) (((channel) * ROWS + (row)) * TAPS + (tap))
+#endif
 #define LINE_WIDTH GRADIENT_WIDTH
 #define LINE_FROM GRADIENT_FROM
 #define LINE_TO GRADIENT_TO
@@ -94,6 +100,15 @@ DEVICE void multiply_line(const float (&line)[LINE_TO - LINE_FROM + 1], int row,
                                     sums[q * 4 + k][i][e] =
                                         multiply_add(line[line_column(e, t)], part(weight, k), sums[q * 4 + k][i][e]);
                     }
+}
+
+DEVICE void write_values(Result* to, const float (&values)[WIDTH]) {
+#if PLANES && TYPE != 0
+#pragma unroll
+    for (int e = 0; e < WIDTH; ++e) to[e] = values[e];
+#else
+    Neighbours<WIDTH>::write(to, values);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
@@ -181,6 +196,28 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
 #endif
     }
     if (!busy) return;
+#if PLANES
+    result += (long long)BLOCK_Z * shape.batch * RESULT_CHANNELS * shape.result_h * shape.result_w;
+#endif
+#if CHANNELS_LAST
+    // The channels of WIDTH pixels lie in one piece.
+#pragma unroll
+    for (int i = 0; i < STRIP; ++i) {
+        const int y = strip * STRIP + i;
+        if (y >= shape.result_h) break;
+        const unsigned at = ((unsigned)(n * shape.result_h + y) * shape.result_w + x * WIDTH) * ROWS;
+#pragma unroll
+        for (int vector = 0; vector < ROWS; ++vector) {
+            float values[WIDTH];
+#pragma unroll
+            for (int e = 0; e < WIDTH; ++e) {
+                const int pixel = (vector * WIDTH + e) / ROWS, row = (vector * WIDTH + e) % ROWS;
+                values[e] = sums[row][i][pixel] + (bias != nullptr ? (float)widen(bias[row]) : 0.0f);
+            }
+            write_values(result + at + vector * WIDTH, values);
+        }
+    }
+#else
 #pragma unroll
     for (int k = 0; k < BLOCK_ROWS; ++k) {
         const int row = row_begin + k;
@@ -195,13 +232,8 @@ extern "C" __global__ void __launch_bounds__(DIRECT_THREADS)
             const unsigned at =
                 ((unsigned)(n * RESULT_CHANNELS + group * ROWS + row) * shape.result_h + y) * shape.result_w + x * WIDTH;
             if (y >= shape.result_h) break;
-#if PLANES
-            float* plane = result + (long long)BLOCK_Z * shape.batch * RESULT_CHANNELS * shape.result_h * shape.result_w;
-#pragma unroll
-            for (int e = 0; e < WIDTH; ++e) plane[at + e] = values[e];
-#else
-            Neighbours<WIDTH>::write(result + at, values);
-#endif
+            write_values(result + at, values);
         }
     }
+#endif
 }

@@ -1,4 +1,4 @@
-// The small kernels around the large ones: adding up planes, and packing filters.
+// The small kernels around the large ones: adding up planes, packing filters, and turning images over.
 //
 // Constants: none but TYPE; every number comes at run time, so that one object of each type serves all problems.
 
@@ -109,4 +109,24 @@ extern "C" __global__ void __launch_bounds__(256)
             there ? filter[(long long)row * shape.row_elements + (long long)channel * shape.channel_elements +
                            (long long)tap * shape.tap_elements]
                   : zero;
+}
+
+struct TurnShape {
+    int rows, columns;
+};
+
+// Turns matrices over, one for each BLOCK_Z: pixels and channels of an image change places.
+extern "C" __global__ void __launch_bounds__(256) turn(const Storage* __restrict__ from, Storage* __restrict__ to, TurnShape shape) {
+    __shared__ Storage tile[32][33];
+    const int lane = THREAD_X % 32, worker = THREAD_X / 32;
+    const int row = BLOCK_X * 32, column = BLOCK_Y * 32;
+    from += (long long)BLOCK_Z * shape.rows * shape.columns;
+    to += (long long)BLOCK_Z * shape.rows * shape.columns;
+    for (int i = worker; i < 32; i += 8)
+        if (row + i < shape.rows && column + lane < shape.columns)
+            tile[i][lane] = from[(long long)(row + i) * shape.columns + column + lane];
+    BARRIER();
+    for (int i = worker; i < 32; i += 8)
+        if (column + i < shape.columns && row + lane < shape.rows)
+            to[(long long)(column + i) * shape.rows + row + lane] = tile[lane][i];
 }

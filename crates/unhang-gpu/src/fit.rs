@@ -31,6 +31,8 @@ pub struct Shares {
     pub weights_wide: f64,
     /// See `weights`.
     pub weights_large: f64,
+    /// See `weights`; in NHWC, where channels of both operands lie side by side, besides.
+    pub weights_channels_last: f64,
     /// Backward-weights (Winograd's too) in slices of eight pixels, where a unit has more than two workgroups.
     pub weights_crowded: f64,
     /// Backward-data with a stride, by many workgroups.
@@ -81,6 +83,7 @@ pub const H200: Shares = Shares {
     weights: 0.96,
     weights_wide: 0.93,
     weights_large: 0.96,
+    weights_channels_last: 1.22,
     weights_crowded: 1.0,
     strided: 0.755,
     strided_in_few_tiles: 0.64,
@@ -115,6 +118,7 @@ pub const RDNA1: Shares = Shares {
     weights: 0.85,
     weights_wide: 0.85,
     weights_large: 0.86,
+    weights_channels_last: 1.0,
     weights_crowded: 0.62,
     strided: 1.20,
     strided_in_few_tiles: 1.0,

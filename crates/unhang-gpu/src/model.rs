@@ -144,6 +144,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
                 "pack" => elements[1] * size * 2.2,
+                "turn" => elements[0] * size * 2.0,
                 "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.
                     let planes = splits_of(choice);
@@ -321,12 +322,14 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
     let threads = f64::from(stage.grid[0]) * 256.0;
     // Vectors of channels (NHWC) cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
     let (read, tap, tap_lanes, apart) = match quads && channels_last {
-        true => (3.5 * width, 2.2 * width, width, 1.0 + 0.04 * (strip - 1.0)),
+        true => (2.2 * width, 1.2 * width, width, 1.0 + 0.04 * (strip - 1.0)),
         false => (6.5, 1.8, 1.0, 1.0),
     };
+    // Few threads leave units idle, which their reads wait for.
+    let filled = if quads && channels_last { (threads / (device.compute_units as f64 * 1024.0)).min(1.0) } else { 1.0 };
     let registers = strip * width + taps * tap_lanes + rows * vectors * width * size / 4.0;
     let late = crowded(registers, 0.04);
-    let issued = threads * (products + rows * vectors * read + taps * tap) / rate * late;
+    let issued = threads * (products + rows * vectors * read + taps * tap) / (rate * filled) * late;
     overlapped(issued, memory * late * apart, 0.18)
 }
 
@@ -449,9 +452,15 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
         Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => shares.unpacked,
         Choice::HalfGemm { packed: false, .. } if !is_pointwise => shares.unpacked_half,
         // Columns are gathered tap by tap, rows in quads.
-        Choice::Weights { tile, .. } if tile.columns > tile.rows => shares.weights_wide,
-        Choice::Weights { tile, .. } if tile.rows * tile.columns == 128 * 128 => shares.weights_large,
-        Choice::Weights { .. } => shares.weights,
+        Choice::Weights { tile, .. } => {
+            let by_layout = if problem.layout() == Layout::Nhwc { shares.weights_channels_last } else { 1.0 };
+            by_layout
+                * match (tile.rows, tile.columns) {
+                    (rows, columns) if columns > rows => shares.weights_wide,
+                    (128, 128) => shares.weights_large,
+                    _ => shares.weights,
+                }
+        }
         _ => 1.0,
     }
 }

@@ -26,8 +26,8 @@ use crate::choice::Tile;
 use crate::plan::{Form, LaunchPlan, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Pointer, Stage};
 use crate::shapes::{
     DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape, GemmShape, NarrowShape,
-    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, WeightsShape, WinogradFilterShape, WinogradShape,
-    WinogradWeightsShape,
+    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, WeightsShape, WinogradFilterShape,
+    WinogradShape, WinogradWeightsShape,
 };
 use crate::sources::{Kernel, SourceFile};
 

@@ -176,6 +176,8 @@ shapes! {
         rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32, taps: i32,
         row_elements: i32, channel_elements: i32, tap_elements: i32,
     }
+    /// Of the kernel that turns matrices over.
+    Turn(TurnShape) { rows: i32, columns: i32 }
     /// Of the kernels on tensors of any strides.
     Strided(StridedShape) {
         elements: i32, from_0: i32, from_1: i32, from_2: i32, from_3: i32, to_0: i32, to_1: i32, to_2: i32, to_3: i32,

@@ -257,6 +257,60 @@ fn direct_kernels_are_right() {
     }
 }
 
+/// In NHWC from a source that was turned over: gradients of first layers, and transposed layers into few channels with a bias.
+#[test]
+fn direct_kernels_of_few_channels_in_nhwc_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (channels, kernel, stride, size, [rows, width, strip], data_type)) in [
+        ([3, 40], 7, 2, [12, 16], [4, 2, 2], DataType::F32),
+        ([3, 10], 3, 2, [18, 20], [4, 4, 2], DataType::F16),
+        ([4, 33], 3, 1, [7, 8], [4, 4, 4], DataType::Bf16),
+        ([1, 6], 1, 1, [6, 6], [8, 4, 1], DataType::F32),
+        ([2, 70], 3, 1, [9, 12], [8, 4, 2], DataType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let ordinary = Specification {
+            batch: 3,
+            in_channels: channels[0],
+            out_channels: channels[1],
+            in_size: size,
+            kernel: [kernel, kernel],
+            stride: [stride, stride],
+            padding: [kernel / 2, kernel / 2],
+            layout: Layout::Nhwc,
+            direction: Direction::BackwardData,
+            data_type,
+            ..Specification::default()
+        };
+        let small = size.map(|pixels| (pixels - 1) / stride + 1);
+        let transposed = Specification {
+            in_channels: channels[1],
+            out_channels: channels[0],
+            in_size: small,
+            output_padding: [stride - 1, stride - 1],
+            transposed: true,
+            direction: Direction::Forward,
+            ..ordinary
+        };
+        for specification in [ordinary.clone(), transposed] {
+            let problem = problem(specification);
+            for (splits, seed) in [(1, turn as u64), (3, turn as u64 + 1)] {
+                let choice = Choice::Direct { rows, width, strip, splits };
+                check_choice(&engine, &problem, choice, seed);
+            }
+        }
+        let grouped =
+            Specification { in_channels: channels[0] * 2, out_channels: channels[1] * 2, groups: 2, ..ordinary };
+        let wide = Specification { in_channels: 6, ..ordinary.clone() };
+        for refused in [grouped, wide, Specification { direction: Direction::Forward, ..ordinary }] {
+            let choice = Choice::Direct { rows, width, strip, splits: 1 };
+            assert!(LaunchPlan::new(&problem(refused), &choice).is_err());
+        }
+    }
+}
+
 #[test]
 fn what_was_measured_is_taken_for_the_same_kernels_on_the_same_device_only() {
     let Some(HostEngine { gpu, .. }) = engine() else { return };

@@ -4,6 +4,8 @@ use super::*;
 
 /// LDS that the taps may take: four workgroups fit a compute unit beside each other.
 const LDS_BYTES: usize = 16 << 10;
+/// Channels of the result in NHWC: a thread has all of them, and with more than these turning the source over did not pay (H200).
+const MOST_CHANNELS_LAST: usize = 4;
 /// Multiply-adds that a channel may be unrolled to.
 const MOST_UNROLLED: usize = 1800;
 
@@ -18,9 +20,7 @@ pub(crate) fn direct(
         Direction::BackwardData => false,
         Direction::BackwardWeights => return Err("direct is for forward and backward-data".into()),
     };
-    if geometry.channels_last() {
-        return Err("direct is for NCHW".into());
-    }
+    let channels_last = geometry.channels_last();
     let (block_rows, width, strip) = (block_rows as usize, width as usize, strip as usize);
     if !block_rows.is_multiple_of(4) || ![2, 4].contains(&width) || !(4..=64).contains(&(block_rows * width * strip)) {
         return Err(format!("{block_rows} channels, {width} columns and {strip} rows are not what it is built for"));
@@ -29,6 +29,12 @@ pub(crate) fn direct(
         return Err(format!("{} groups are too many for one grid", p.groups()));
     }
     let (reduced, rows) = geometry.reduced_and_rows();
+    if channels_last {
+        if forward || p.groups() > 1 || rows > MOST_CHANNELS_LAST {
+            return Err("in NHWC direct is for gradients of images with few channels".into());
+        }
+        geometry.refuse_general()?;
+    }
     let pointwise = geometry.is_pointwise();
     if pointwise && strip != 1 {
         return Err("an image of a 1x1 layer is one row".into());
@@ -77,7 +83,11 @@ pub(crate) fn direct(
     if blocks > i32::MAX as u64 {
         return Err(format!("{blocks} workgroups are more than a grid has"));
     }
-    let mut constants = vec![("TYPE", type_number(p.data_type())), ("DIRECTION", i64::from(!forward))];
+    let mut constants = vec![
+        ("TYPE", type_number(p.data_type())),
+        ("CHANNELS_LAST", i64::from(channels_last)),
+        ("DIRECTION", i64::from(!forward)),
+    ];
     if geometry.form == Form::Specialised {
         constants.extend([("GROUPS", p.groups() as i64), ("REDUCED", reduced as i64), ("ROWS", rows as i64)]);
     }
@@ -96,7 +106,16 @@ pub(crate) fn direct(
         geometry.refuse_general()?;
     }
     constants.push(("PLANES", i64::from(planes)));
-    let mut workspace = Workspace::default();
+    let (mut workspace, mut stages) = (Workspace::default(), Vec::new());
+    let source_pointer = if channels_last {
+        let [_, channels, h, w] = p.operand_shapes()[0];
+        let bytes = (p.batch() * channels * h * w * p.data_type().size()) as u64;
+        let turned = Pointer::Workspace(workspace.take(bytes));
+        stages.push(turn(geometry, [h * w, channels], geometry.first, turned)?);
+        turned
+    } else {
+        geometry.first
+    };
     let (bias, result_pointer) = match planes {
         true => (Pointer::Null, Pointer::Workspace(workspace.take(splits as u64 * geometry.result_elements() * 4))),
         false => (Pointer::Bias, Pointer::Result),
@@ -105,7 +124,7 @@ pub(crate) fn direct(
         kernel: Kernel { source: SourceFile::Direct, entry: "direct", constants },
         grid: [blocks as u32, p.groups() as u32, splits as u32],
         block: 128,
-        pointers: vec![geometry.second, geometry.first, bias, result_pointer],
+        pointers: vec![geometry.second, source_pointer, bias, result_pointer],
         shape: DirectShape {
             batch: int(p.batch()),
             source_h: int(source[0]),
@@ -123,9 +142,26 @@ pub(crate) fn direct(
         }
         .into(),
     };
-    let mut stages = vec![stage];
+    stages.push(stage);
     if planes {
         stages.push(reduce(geometry, splits as u32, &[], result_pointer));
     }
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
+}
+
+/// Turns the images of a tensor over: pixels and channels change places.
+fn turn(geometry: &Geometry, [rows, columns]: [usize; 2], from: Pointer, to: Pointer) -> Result<Stage, String> {
+    let p = &geometry.problem;
+    let grid = [rows.div_ceil(32), columns.div_ceil(32), p.batch()];
+    if grid[1..].iter().any(|&blocks| blocks as u64 > MAX_GRID_YZ) {
+        return Err(format!("{} images of {columns} channels are too many for one grid", p.batch()));
+    }
+    let constants = vec![("TYPE", type_number(p.data_type()))];
+    Ok(Stage {
+        kernel: Kernel { source: SourceFile::Support, entry: "turn", constants },
+        grid: grid.map(|blocks| blocks as u32),
+        block: 256,
+        pointers: vec![from, to],
+        shape: TurnShape { rows: int(rows), columns: int(columns) }.into(),
+    })
 }

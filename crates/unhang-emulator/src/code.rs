@@ -21,6 +21,8 @@ pub(crate) struct Reading {
     pub silicon: Chip,
     pub compiled_for: Chip,
     pub wave64: bool,
+    /// Whether kernels start in the float mode that flushes denormals of singles: instructions are resolved for it then.
+    pub flushes: bool,
 }
 
 /// Bytes of the longest instruction.
@@ -134,7 +136,7 @@ impl Function {
             function.effects.push(here.instruction.effects(reading.wave64));
             function.touches.push(Touch::of(&here.instruction, &semantics));
             let transfer = Transfer::new(&here.instruction, reading.wave64);
-            function.ops.push(Op::of(&here.instruction, &semantics));
+            function.ops.push(Op::of(&here.instruction, &semantics, reading.flushes));
             function.transfers.push(transfer);
             function.semantics.push(semantics);
             match function.bytes.last_mut() {
@@ -258,6 +260,11 @@ impl<'a> Code<'a> {
         Code { memory, cache, reading, functions: Mutex::default() }
     }
 
+    /// Whether it is resolved for the float mode that flushes denormals of singles.
+    pub fn flushes(&self) -> bool {
+        self.reading.flushes
+    }
+
     /// A function that has an instruction at an address.
     fn find(&self, address: u64) -> Option<Arc<Function>> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
@@ -319,7 +326,8 @@ impl<'a> Paths<'a> {
 mod tests {
     use super::*;
 
-    const READING: Reading = Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010, wave64: false };
+    const READING: Reading =
+        Reading { silicon: Chip::Gfx1010, compiled_for: Chip::Gfx1010, wave64: false, flushes: false };
     const NOP: u32 = 0xbf80_0000;
     const END: u32 = 0xbf81_0000;
 

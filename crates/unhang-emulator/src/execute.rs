@@ -1,5 +1,7 @@
 //! Workgroups and their waves: the registers at the start, and instruction after instruction.
 
+use unhang_isa::elf::KernelDescriptor;
+
 use crate::code::{Hole, NOWHERE, Paths};
 use crate::dispatch::Launch;
 use crate::fast::registers::Registers;
@@ -86,6 +88,11 @@ fn fault(launch: &Launch<'_>, paths: &Paths<'_>, wave: &Wave, kind: FaultKind) -
     launch.fault(kind, function.addresses.get(index).copied().unwrap_or(function.entry), text)
 }
 
+/// The mode register at the start: rounding, denormals, clamping and IEEE mode, where it has them.
+pub(crate) fn mode_bits(descriptor: &KernelDescriptor) -> u32 {
+    descriptor.resource1 >> 12 & 0xff | (descriptor.resource1 >> 21 & 1) << 8 | (descriptor.resource1 >> 23 & 1) << 9
+}
+
 /// The registers as the command processor sets them up.
 fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, private: u64) -> Wave {
     let (descriptor, packet) = (launch.descriptor, launch.packet);
@@ -93,10 +100,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
     let granule = if wave64 { 4 } else { 8 };
     let registers = ((descriptor.resource1 & 63) as usize + 1) * granule;
     let scratch_offset = private * packet.scratch.bytes_per_wave;
-    // Rounding, denormals, clamping and IEEE mode, where the mode register has them.
-    let mode_bits = descriptor.resource1 >> 12 & 0xff
-        | (descriptor.resource1 >> 21 & 1) << 8
-        | (descriptor.resource1 >> 23 & 1) << 9;
+    let mode_bits = mode_bits(&descriptor);
     let mut wave = Wave {
         scalars: [0; 128],
         vectors: Registers::new(registers * (1 + wave64 as usize), 0),
@@ -117,6 +121,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
         flat_scratch: [0; 2],
         scratch: (packet.scratch.address.wrapping_add(scratch_offset), packet.private_segment_size),
         apertures: [packet.local_aperture, packet.private_aperture],
+        flushes: launch.code.flushes(),
         usual_mode: false,
         pending: Pending::default(),
         known: UNKNOWN,

@@ -8,7 +8,7 @@ use half::f16;
 
 use crate::bytes;
 use crate::divide::divide_fixup;
-use crate::fast::rows::{Fast, for_hosts};
+use crate::fast::rows::{FLUSHED, Fast, USUAL, for_hosts};
 use crate::float::{
     FloatMode, Round, approximate_double, approximate_half, approximate_single, approximate_source, double,
     double_bits, fused_double, fused_single, half_bits, half_value, rounded_double, rounded_half, rounded_single,
@@ -212,30 +212,34 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     // Functions of which kernels are full, of whole registers or of lanes of 64 bits. What does not name the mode computes the same
     // in all of them.
     macro_rules! compiled {
-        ($form:ident, $any_mode:expr, $sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
+        ($form:ident, $flushed:expr, $sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {{
             #[inline(always)]
             fn hot_lane($a: u64, $b: u64, $c: u64, $m: FloatMode) -> u64 {
                 $body
             }
             let operation = op!($sources, $result, |a, b, c, m| hot_lane(a, b, c, m));
-            let fast = for_hosts!($form, hot_lane).map(|function| Fast { function, any_mode: $any_mode });
+            let functions = [for_hosts!($form, USUAL, hot_lane), for_hosts!($form, $flushed, hot_lane)];
+            let fast = match functions {
+                [Some(usual), Some(flushed)] => Some(Fast { functions: [usual, flushed], any_mode: $flushed == USUAL }),
+                _ => None,
+            };
             operation.map(|it| LaneOperation { fast, ..it })
         }};
     }
     macro_rules! hot {
         ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
-            compiled!(Row, true, $sources, $result, |$a, $b, $c, _| $body)
+            compiled!(Row, USUAL, $sources, $result, |$a, $b, $c, _| $body)
         };
         ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {
-            compiled!(Row, false, $sources, $result, |$a, $b, $c, $m| $body)
+            compiled!(Row, FLUSHED, $sources, $result, |$a, $b, $c, $m| $body)
         };
     }
     macro_rules! wide {
         ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, _| $body:expr) => {
-            compiled!(Pairs, true, $sources, $result, |$a, $b, $c, _| $body)
+            compiled!(Pairs, USUAL, $sources, $result, |$a, $b, $c, _| $body)
         };
         ($sources:expr, $result:expr, |$a:pat_param, $b:pat_param, $c:pat_param, $m:pat_param| $body:expr) => {
-            compiled!(Pairs, false, $sources, $result, |$a, $b, $c, $m| $body)
+            compiled!(Pairs, FLUSHED, $sources, $result, |$a, $b, $c, $m| $body)
         };
     }
     let accumulate = |operation: Option<LaneOperation>| operation.map(|it| LaneOperation { accumulates: true, ..it });

@@ -10,6 +10,8 @@ use unhang_objects::metadata::KernelMetadata;
 
 use crate::code::{Code, CodeCache, Reading};
 use crate::dispatch::{Launch, Packet, Scratch};
+use crate::execute::mode_bits;
+use crate::float::FloatMode;
 use crate::image::Image;
 use crate::load::{self, LoadedKernel, LoadedObject};
 use crate::semantics::Semantics;
@@ -139,7 +141,7 @@ impl Machine {
             if self.memory.read(function.base, &mut code).is_err() {
                 continue;
             }
-            let reading = self.reading(object.chip, function.wave64);
+            let reading = self.reading(object.chip, function.wave64, 0);
             let decoded = [reading.silicon, reading.compiled_for].into_iter();
             let Some(program) = decoded.flat_map(|chip| Program::decode(&code, chip, function.wave64)).next() else {
                 continue;
@@ -160,12 +162,17 @@ impl Machine {
         self.objects.first().map(|object| object.chip)
     }
 
-    fn reading(&self, compiled_for: Chip, wave64: bool) -> Reading {
+    fn reading(&self, compiled_for: Chip, wave64: bool, mode_bits: u32) -> Reading {
         let silicon = match self.mode {
             Mode::Compute => compiled_for,
             Mode::Hazards(chip) => chip,
         };
-        Reading { silicon, compiled_for, wave64 }
+        let flushes = FloatMode::from_bits(mode_bits, Perturbation::None).is_usual(true);
+        Reading { silicon, compiled_for, wave64, flushes }
+    }
+
+    fn reading_of(&self, compiled_for: Chip, descriptor: &KernelDescriptor) -> Reading {
+        self.reading(compiled_for, descriptor.wave64(), mode_bits(descriptor))
     }
 
     /// Runs a kernel of the first object to its end.
@@ -187,7 +194,7 @@ impl Machine {
             Some(function) => (function.name.clone(), function.base),
             None => (kernel.name.clone(), kernel.address.wrapping_add(kernel.descriptor.entry_offset as u64)),
         };
-        let code = Code::new(&memory, &self.cache, self.reading(object.chip, kernel.descriptor.wave64()));
+        let code = Code::new(&memory, &self.cache, self.reading_of(object.chip, &kernel.descriptor));
         let never = AtomicBool::new(false);
         self.launch(&memory, &code, &packet, kernel.descriptor, &never, &name).run()
     }
@@ -215,7 +222,7 @@ impl Machine {
             Mode::Compute => Chip::Gfx1030,
             Mode::Hazards(chip) => chip,
         });
-        let code = Code::new(memory, &self.cache, self.reading(compiled_for, descriptor.wave64()));
+        let code = Code::new(memory, &self.cache, self.reading_of(compiled_for, &descriptor));
         let entry = packet.kernel_object.wrapping_add(descriptor.entry_offset as u64);
         let name = |_| (kernel().unwrap_or_else(|| format!("at {:#x}", packet.kernel_object)), entry);
         self.launch(memory, &code, packet, descriptor, stop, &name).run()

@@ -57,7 +57,9 @@ pub(crate) struct Wave {
     pub scratch: (u64, u32),
     /// The bases of LDS and of private memory in flat addresses.
     pub apertures: [u64; 2],
-    /// Whether the float mode is the one for which functions of the fast path are compiled.
+    /// Whether code was resolved for the float mode that flushes denormals of singles, and not for the usual one.
+    pub flushes: bool,
+    /// Whether the float mode is the one for which code was resolved.
     pub usual_mode: bool,
     /// What is pending, if the number of that state is not known.
     pub pending: Pending,

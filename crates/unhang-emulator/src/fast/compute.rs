@@ -19,7 +19,7 @@ type Masks = [u32; 2];
 
 impl Wave {
     /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way. The
-    /// float mode must be the usual one if the operation [is for that alone](super::Op::usual_only).
+    /// float mode must be the one for which it was resolved if the operation [is for that alone](super::Op::usual_only).
     ///
     /// # Safety
     ///
@@ -97,6 +97,15 @@ impl Wave {
                 }
                 self.set_masks::<HALVES>(operation.mask, masks);
             }
+            Kind::Buffer(ref access) => {
+                for half in 0..HALVES {
+                    // SAFETY: the registers are the wave's, as asked for here.
+                    if !unsafe { self.fast_buffer(vectors, access, around, half) } {
+                        self.half = half;
+                        return false;
+                    }
+                }
+            }
             Kind::ScalarLoad(ref load) => return self.fast_scalar_load(load, around),
             Kind::ScalarCompare { holds, sources } => {
                 self.scc = holds(self.operand(sources[0]), self.operand(sources[1]));
@@ -155,7 +164,7 @@ impl Wave {
     }
 
     #[inline(always)]
-    fn operand(&self, operand: ScalarOperand) -> u64 {
+    pub(super) fn operand(&self, operand: ScalarOperand) -> u64 {
         match operand {
             ScalarOperand::Register(register) => self.scalars[(register & 127) as usize] as u64,
             ScalarOperand::Pair(register) => self.scalar64(register),

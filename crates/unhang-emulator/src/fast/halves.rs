@@ -108,7 +108,7 @@ impl HalvesOperation {
             let keep = u32::MAX >> bit(instruction.bits(8, 3));
             *source = HalvesSource { from, part, keep, flip: bit(instruction.high_bits(29, 3)) << 31 };
         }
-        let run = lanes::operation("v_fma_f32")?.fast?.row()?;
+        let run = lanes::operation("v_fma_f32")?.fast?.row(false)?;
         Some(HalvesOperation { run, sources, destination: Wave::destination(instruction, Field::Destination)? })
     }
 
@@ -128,7 +128,7 @@ impl HalvesOperation {
             _ => return None,
         };
         let source = HalvesSource { from, part: HalvesPart::Single { upper }, keep, flip };
-        let run = lanes::operation("v_mov_b32")?.fast?.row()?;
+        let run = lanes::operation("v_mov_b32")?.fast?.row(false)?;
         let destination = Wave::destination(instruction, Field::Destination)?;
         Some(HalvesOperation { run, sources: [source, UNUSED, UNUSED], destination })
     }

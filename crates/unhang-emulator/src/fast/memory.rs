@@ -3,13 +3,14 @@
 
 use std::sync::atomic::Ordering;
 
-use unhang_isa::{Field, Format, Instruction};
+use unhang_isa::{Field, Format, Instruction, OperandValue};
 
 use super::rows::Vectors;
-use super::words::{Addresses, Words};
+use super::words::{Addresses, Span, Words};
+use super::{ScalarOperand, ZERO};
 use crate::access::{Access, Part};
 use crate::memory_access::{Surroundings, local_alignment};
-use crate::wave::{NULL, Wave};
+use crate::wave::{Lanes, NULL, Wave};
 
 /// Whole words of LDS.
 #[derive(Clone, Copy)]
@@ -63,26 +64,78 @@ pub(crate) struct GlobalAccess {
     base: Option<u8>,
     offset: i32,
     words: Words,
+    /// Flat addresses may be those of LDS and of private memory.
+    flat: bool,
 }
 
 impl GlobalAccess {
     pub fn of(instruction: &Instruction, access: Access) -> Option<GlobalAccess> {
-        if instruction.format() != Format::Global {
-            return None;
-        }
-        let (store, count) = match access {
-            Access::Load { count, part: Part::Word } => (false, count),
-            Access::Store { count, part: Part::Word } => (true, count),
+        let flat = match instruction.format() {
+            Format::Global => false,
+            Format::Flat => true,
             _ => return None,
         };
+        let (store, count) = whole_words(access)?;
         let field = |low| instruction.high_bits(low, 8) as u8;
         let scalar = instruction.high_bits(16, 7) as u8;
-        let base = if matches!(scalar, 0x7d | 0x7f) { None } else { Some(scalar) };
+        let base = if flat || matches!(scalar, 0x7d | 0x7f) { None } else { Some(scalar) };
         let register = if store { field(8) } else { field(24) };
-        register.checked_add(count)?;
-        let registers = std::array::from_fn(|place| register.saturating_add(place as u8));
-        let words = Words::new(store, count, registers, [0, 4, 8, 12]);
-        Some(GlobalAccess { address: field(0), base, offset: instruction.flat_offset(), words })
+        let words = words_from(store, count, register)?;
+        Some(GlobalAccess { address: field(0), base, offset: instruction.flat_offset(), words, flat })
+    }
+}
+
+/// Whether whole words are stored, and how many are moved.
+fn whole_words(access: Access) -> Option<(bool, u8)> {
+    match access {
+        Access::Load { count, part: Part::Word } => Some((false, count)),
+        Access::Store { count, part: Part::Word } => Some((true, count)),
+        _ => None,
+    }
+}
+
+/// Words that lie together, from a register on.
+fn words_from(store: bool, count: u8, register: u8) -> Option<Words> {
+    register.checked_add(count)?;
+    let registers = std::array::from_fn(|place| register.saturating_add(place as u8));
+    Some(Words::new(store, count, registers, [0, 4, 8, 12]))
+}
+
+/// Whole words of a raw buffer.
+#[derive(Clone, Copy)]
+pub(crate) struct BufferAccess {
+    resource: u8,
+    /// The register of offsets, if lanes have some; a constant one, and one for all.
+    address: Option<u8>,
+    offset: u16,
+    scalar: ScalarOperand,
+    words: Words,
+    /// One more than the highest vector register.
+    registers: u16,
+}
+
+impl BufferAccess {
+    pub fn of(instruction: &Instruction, access: Access) -> Option<BufferAccess> {
+        if instruction.format() != Format::Mubuf || instruction.bits(13, 1) == 1 {
+            return None;
+        }
+        let (store, count) = whole_words(access)?;
+        let register = instruction.high_bits(8, 8) as u8;
+        let address = (instruction.bits(12, 1) == 1).then(|| instruction.high_bits(0, 8) as u8);
+        let scalar = match OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0)? {
+            OperandValue::Scalar(125) => ScalarOperand::Constant(0),
+            OperandValue::Scalar(register) => ScalarOperand::Register(register),
+            OperandValue::Integer(value) => ScalarOperand::Constant(value as i32 as u32 as u64),
+            _ => return None,
+        };
+        Some(BufferAccess {
+            resource: (instruction.high_bits(16, 5) * 4) as u8,
+            address,
+            offset: instruction.bits(0, 12) as u16,
+            scalar,
+            words: words_from(store, count, register)?,
+            registers: (register as u16 + count as u16).max(address.map_or(0, |address| address as u16 + 1)),
+        })
     }
 }
 
@@ -203,18 +256,81 @@ impl Wave {
         };
         let base = base.wrapping_add(access.offset as i64 as u64);
         let span = addresses.span(vectors);
-        // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
-        if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
+        if access.flat {
+            let ends = [span.lowest, span.highest].map(|end| base.wrapping_add(end as u64) >> 32);
+            if self.apertures.iter().any(|aperture| ends.contains(&(aperture >> 32))) {
+                return false;
+            }
+        }
+        // SAFETY: the registers are the wave's, as asked for here.
+        unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }
+    }
+
+    /// Loads or stores words of a buffer; `false` if something is not in order, or a lane is past its end.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Wave::compute`].
+    #[inline(always)]
+    pub(super) unsafe fn fast_buffer<const WIDE: bool>(
+        &mut self,
+        vectors: Vectors<WIDE>,
+        access: &BufferAccess,
+        around: &mut Surroundings<'_>,
+        half: usize,
+    ) -> bool {
+        let on = self.on(half);
+        if on == 0 {
+            return true;
+        }
+        let [second, limit, last] = [1, 2, 3].map(|word| self.scalar(access.resource + word));
+        // A stride, or private memory, whose words of all lanes lie side by side.
+        if access.registers as usize > self.registers || second >> 16 != 0 || last >> 23 & 1 == 1 {
             return false;
         }
-        let (lowest, highest) = (base.checked_add(span.lowest as u64), base.checked_add(span.highest as u64));
-        let (Some(lowest), Some(highest)) = (lowest, highest) else { return false };
-        let words = around.global.words(lowest, highest, access.words.count as u64 * 4, access.words.store);
-        let Some(words) = words else { return false };
-        let at = words.as_ptr().cast_mut().cast::<u8>();
-        // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
-        // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
-        unsafe { addresses.transfer(vectors, at, span.lowest, &access.words, rows) };
-        true
+        let place = self.row_at(access.address.map_or(ZERO, u16::from), half);
+        // SAFETY: registers of the wave, or the row of zeros behind them; the wave lives on.
+        let (rows, addresses) = unsafe {
+            let all = self.vectors.as_mut_ptr();
+            (all.add(half * self.registers), Addresses::new(all.add(place), on))
+        };
+        let span = addresses.span(vectors);
+        let end = span.highest as u64 + access.offset as u64 + access.words.count as u64 * 4;
+        if end > limit as u64 {
+            return false;
+        }
+        let start = (self.scalar64(access.resource) & 0xffff_ffff_ffff).wrapping_add(self.operand(access.scalar));
+        let base = start.wrapping_add(access.offset as u64);
+        // SAFETY: the registers are the wave's, as was asked above.
+        unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }
     }
+}
+
+/// Moves words between registers and what lies at addresses from a base on; `false`, and nothing is moved, if not all of it is
+/// aligned and in one region.
+///
+/// # Safety
+///
+/// The registers of `words` must be among `rows`.
+#[inline(always)]
+unsafe fn transfer_global<const WIDE: bool>(
+    vectors: Vectors<WIDE>,
+    (base, addresses, span): (u64, &Addresses, Span),
+    words: &Words,
+    around: &mut Surroundings<'_>,
+    rows: *mut Lanes,
+) -> bool {
+    // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
+    if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
+        return false;
+    }
+    let (lowest, highest) = (base.checked_add(span.lowest as u64), base.checked_add(span.highest as u64));
+    let (Some(lowest), Some(highest)) = (lowest, highest) else { return false };
+    let found = around.global.words(lowest, highest, words.count as u64 * 4, words.store);
+    let Some(found) = found else { return false };
+    let at = found.as_ptr().cast_mut().cast::<u8>();
+    // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
+    // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
+    unsafe { addresses.transfer(vectors, at, span.lowest, words, rows) };
+    true
 }

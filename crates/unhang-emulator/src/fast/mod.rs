@@ -23,7 +23,7 @@ use crate::scalar::ScalarOperation;
 use crate::semantics::{CompareKind, RowOperand, RowOperation, RowSource, Semantics};
 use crate::wave::{EXEC, Type, VCC, Wave, constant_bits};
 use halves::HalvesOperation;
-use memory::{GlobalAccess, LocalAccess, ScalarLoad};
+use memory::{BufferAccess, GlobalAccess, LocalAccess, ScalarLoad};
 use pairs::{MultiplyAdd, PairsCompare, PairsOperation, PairsSource};
 use registers::ZERO_ROOM;
 use rows::{FastCompare, FastRow};
@@ -34,7 +34,7 @@ pub(crate) struct Op {
     pub kind: Kind,
     /// One more than the highest vector register that it names.
     pub registers: u16,
-    /// Whether it has to go the plain way in unusual float modes.
+    /// Whether it has to go the plain way in other float modes than the one for which it was resolved.
     pub usual_only: bool,
 }
 
@@ -109,6 +109,7 @@ pub(crate) enum Kind {
     },
     Local(LocalAccess),
     Global(GlobalAccess),
+    Buffer(BufferAccess),
     ScalarLoad(ScalarLoad),
 }
 
@@ -157,11 +158,11 @@ pub(crate) enum ScalarOperand {
 }
 
 impl Op {
-    /// Resolves an instruction.
-    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Op {
+    /// Resolves an instruction, for the usual float mode or for the one that flushes denormals of singles.
+    pub fn of(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Op {
         let kind = match rows::Host::get() {
             rows::Host::Plain => None,
-            _ => resolve(instruction, semantics),
+            _ => resolve(instruction, semantics, flushes),
         };
         let usual_only = match *semantics {
             Semantics::Row(RowOperation { fast, .. }) | Semantics::Lane(LaneOperation { fast, .. }) => {
@@ -186,11 +187,11 @@ fn highest(instruction: &Instruction) -> u16 {
         .unwrap_or(0)
 }
 
-fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
+fn resolve(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Option<Kind> {
     match *semantics {
         Semantics::Nothing => Some(Kind::Nothing),
         Semantics::Row(row) => {
-            let (run, sources) = (row.fast?.row()?, row.sources);
+            let (run, sources) = (row.fast?.row(flushes)?, row.sources);
             let [a, b, c] = [0, 1, 2].map(|place| row_of(&sources[place], place));
             let rows = [a, b, c, row.destination as u16];
             let filled = rows.iter().any(|&row| row >= IN_ROOM && row != ZERO);
@@ -207,7 +208,7 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
                 Some(Kind::ComparePairs(PairsCompare { run: run?, outcomes, sources, destination }))
             };
             match kind {
-                CompareKind::Float(Type::Float32) => rows(rows::float(), Type::Float32),
+                CompareKind::Float(Type::Float32) if !flushes => rows(rows::float(), Type::Float32),
                 CompareKind::Signed(32) => rows(rows::signed(), Type::Bits32),
                 CompareKind::Unsigned(32) => rows(rows::unsigned(), Type::Bits32),
                 CompareKind::Float(Type::Float64) => pairs(rows::double(), Type::Float64),
@@ -249,10 +250,12 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
             };
             Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
         }
-        Semantics::Packed(_) | Semantics::Mixed(_) => HalvesOperation::of(instruction, semantics).map(Kind::Halves),
+        Semantics::Packed(_) | Semantics::Mixed(_) if !flushes => {
+            HalvesOperation::of(instruction, semantics).map(Kind::Halves)
+        }
         Semantics::Lane(ref operation) => {
-            let halves = HalvesOperation::of(instruction, semantics).map(Kind::Halves);
-            halves.or_else(|| PairsOperation::of(instruction, operation).map(Kind::Pairs))
+            let halves = HalvesOperation::of(instruction, semantics).filter(|_| !flushes).map(Kind::Halves);
+            halves.or_else(|| PairsOperation::of(instruction, operation, flushes).map(Kind::Pairs))
         }
         Semantics::MultiplyAddWide { signed } => Some(Kind::MultiplyAdd(MultiplyAdd {
             signed,
@@ -265,7 +268,8 @@ fn resolve(instruction: &Instruction, semantics: &Semantics) -> Option<Kind> {
         Semantics::Memory(Access::ScalarLoad { count }) => ScalarLoad::of(instruction, count).map(Kind::ScalarLoad),
         Semantics::Memory(access) => {
             let local = || LocalAccess::of(instruction, access).map(Kind::Local);
-            GlobalAccess::of(instruction, access).map(Kind::Global).or_else(local)
+            let buffer = || BufferAccess::of(instruction, access).map(Kind::Buffer);
+            GlobalAccess::of(instruction, access).map(Kind::Global).or_else(local).or_else(buffer)
         }
         _ => None,
     }
@@ -330,6 +334,14 @@ fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Opti
             let destination = Wave::destination(instruction, Field::Destination)?;
             Some(Kind::Scalar { run, sources: sources()?, destination, wide: slot.width.registers(false) == 2 })
         }
+        ScalarOperation::ConditionalMove => {
+            let slot = instruction.definition.operand(Field::Destination)?;
+            let destination = Wave::destination(instruction, Field::Destination)?;
+            let wide = slot.width.registers(false) == 2;
+            let old = if wide { ScalarOperand::Pair(destination) } else { ScalarOperand::Register(destination) };
+            let run = |wave: &mut Wave, new, old| if wave.scc { new } else { old };
+            Some(Kind::Scalar { run, sources: [operand(Field::Source0)?, old], destination, wide })
+        }
         ScalarOperation::SaveExec(run) => {
             let wide = instruction.definition.operand(Field::Source0)?.width.registers(false) == 2;
             let destination = Wave::destination(instruction, Field::Destination)?;
@@ -353,6 +365,6 @@ fn resolve_scalar(instruction: &Instruction, operation: ScalarOperation) -> Opti
 impl Wave {
     /// To be called when the float mode has changed.
     pub fn note_mode(&mut self) {
-        self.usual_mode = self.mode.is_usual();
+        self.usual_mode = self.mode.is_usual(self.flushes);
     }
 }

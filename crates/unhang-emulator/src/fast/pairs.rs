@@ -110,8 +110,8 @@ fn is_simple(instruction: &Instruction) -> bool {
 
 impl PairsOperation {
     /// Resolves an instruction, if it is one of these.
-    pub fn of(instruction: &Instruction, operation: &LaneOperation) -> Option<PairsOperation> {
-        let run = operation.fast?.pairs()?;
+    pub fn of(instruction: &Instruction, operation: &LaneOperation, flushes: bool) -> Option<PairsOperation> {
+        let run = operation.fast?.pairs(flushes)?;
         let slot = instruction.definition.operand(Field::Destination).filter(|_| is_simple(instruction))?;
         let [a, b, c] = operation.sources;
         Some(PairsOperation {

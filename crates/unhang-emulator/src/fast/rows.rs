@@ -1,7 +1,7 @@
 //! Functions of whole vector registers, compiled for the host's widest vectors.
 //!
-//! Each is made from the same body as the plain one, for the mode that nearly all code runs in; the host's instructions are
-//! chosen when code is decoded. On other hosts, and in other modes, the plain path computes.
+//! Each is made from the same body as the plain one, for the two modes that nearly all code runs in; mode and host's instructions
+//! are chosen when code is decoded. On other hosts, and in other modes, the plain path computes.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -22,8 +22,9 @@ pub(crate) type FastCompare<T = u32> = unsafe fn(&[T; LANES], &[T; LANES], u8) -
 /// A function of one lane, compiled for the host's vectors.
 #[derive(Clone, Copy)]
 pub(crate) struct Fast {
-    pub function: FastFunction,
-    /// Whether it computes the same in every float mode; otherwise it is for the usual one.
+    /// For the usual mode, and for the one that flushes denormals of singles.
+    pub functions: [FastFunction; 2],
+    /// Whether it computes the same in every float mode.
     pub any_mode: bool,
 }
 
@@ -34,17 +35,17 @@ pub(crate) enum FastFunction {
 }
 
 impl Fast {
-    /// The function for this host, if it is one of whole registers.
-    pub fn row(self) -> Option<FastRow> {
-        match self.function {
+    /// The function for this host and one of the two modes, if it is one of whole registers.
+    pub fn row(self, flushes: bool) -> Option<FastRow> {
+        match self.functions[flushes as usize] {
             FastFunction::Row(function) => function.chosen(),
             FastFunction::Pairs(_) => None,
         }
     }
 
-    /// The function for this host, if it is one of lanes of 64 bits.
-    pub fn pairs(self) -> Option<FastPairs> {
-        match self.function {
+    /// The function for this host and one of the two modes, if it is one of lanes of 64 bits.
+    pub fn pairs(self, flushes: bool) -> Option<FastPairs> {
+        match self.functions[flushes as usize] {
             FastFunction::Pairs(function) => function.chosen(),
             FastFunction::Row(_) => None,
         }
@@ -127,10 +128,15 @@ const USUAL_PRECISION: Precision = Precision { round: Round::NearestEven, flush_
 pub(crate) const USUAL: FloatMode =
     FloatMode { single: USUAL_PRECISION, other: USUAL_PRECISION, clamp_nan: true, perturbation: Perturbation::None };
 
+/// The same with denormals of singles flushed, as OpenCL has it where precision is not asked for.
+pub(crate) const FLUSHED: FloatMode =
+    FloatMode { single: Precision { flush_in: true, flush_out: true, ..USUAL_PRECISION }, ..USUAL };
+
 impl FloatMode {
-    /// Whether functions for the usual mode compute what this mode says. Clamping is none of theirs.
-    pub fn is_usual(self) -> bool {
-        FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == USUAL
+    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode says. Clamping is none of
+    /// theirs.
+    pub fn is_usual(self, flushes: bool) -> bool {
+        FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == if flushes { FLUSHED } else { USUAL }
     }
 }
 
@@ -140,13 +146,13 @@ pub(crate) fn apply<const WIDE: bool>(
     vectors: Vectors<WIDE>,
     destination: &Cell<Lanes>,
     sources: [&Cell<Lanes>; 3],
-    on: u32,
+    (on, mode): (u32, FloatMode),
     lane: impl Fn(u64, u64, u64, FloatMode) -> u64,
 ) {
     let [a, b, c] = sources.map(Cell::get);
     let mut results = [0; LANES];
     for place in 0..LANES {
-        results[place] = lane(a[place] as u64, b[place] as u64, c[place] as u64, USUAL) as u32;
+        results[place] = lane(a[place] as u64, b[place] as u64, c[place] as u64, mode) as u32;
     }
     if on != u32::MAX {
         let mut old = destination.get();
@@ -158,9 +164,15 @@ pub(crate) fn apply<const WIDE: bool>(
 
 /// The same for lanes of 64 bits.
 #[inline(always)]
-pub(crate) fn apply_pairs(values: &mut Pairs, b: &Pairs, c: &Pairs, lane: impl Fn(u64, u64, u64, FloatMode) -> u64) {
+pub(crate) fn apply_pairs(
+    values: &mut Pairs,
+    b: &Pairs,
+    c: &Pairs,
+    mode: FloatMode,
+    lane: impl Fn(u64, u64, u64, FloatMode) -> u64,
+) {
     for place in 0..LANES {
-        values[place] = lane(values[place], b[place], c[place], USUAL);
+        values[place] = lane(values[place], b[place], c[place], mode);
     }
 }
 
@@ -185,7 +197,7 @@ pub(crate) fn put<const WIDE: bool>(vectors: Vectors<WIDE>, destination: &mut La
 
 /// Compiles a function of one lane for each set of host instructions: for whole registers, or for lanes of 64 bits.
 macro_rules! for_hosts {
-    (Row, $lane:expr) => {{
+    (Row, $mode:expr, $lane:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
             use std::cell::Cell;
@@ -193,29 +205,29 @@ macro_rules! for_hosts {
             use $crate::wave::Lanes;
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(Vectors::avx512(), d, [a, b, c], on, $lane)
+                apply(Vectors::avx512(), d, [a, b, c], (on, $mode), $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
-                apply(Vectors::PORTABLE, d, [a, b, c], on, $lane)
+                apply(Vectors::PORTABLE, d, [a, b, c], (on, $mode), $lane)
             }
             Some(FastFunction::Row(ByHost { avx512: avx512 as FastRow, avx2: avx2 as FastRow }))
         }
         #[cfg(not(target_arch = "x86_64"))]
         None
     }};
-    (Pairs, $lane:expr) => {{
+    (Pairs, $mode:expr, $lane:expr) => {{
         #[cfg(target_arch = "x86_64")]
         {
             use $crate::fast::pairs::{FastPairs, Pairs};
             use $crate::fast::rows::{ByHost, FastFunction, apply_pairs};
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx512(values: &mut Pairs, b: &Pairs, c: &Pairs) {
-                apply_pairs(values, b, c, $lane)
+                apply_pairs(values, b, c, $mode, $lane)
             }
             #[target_feature(enable = "avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             fn avx2(values: &mut Pairs, b: &Pairs, c: &Pairs) {
-                apply_pairs(values, b, c, $lane)
+                apply_pairs(values, b, c, $mode, $lane)
             }
             Some(FastFunction::Pairs(ByHost { avx512: avx512 as FastPairs, avx2: avx2 as FastPairs }))
         }

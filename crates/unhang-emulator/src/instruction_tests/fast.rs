@@ -158,13 +158,13 @@ fn the_fast_path_computes_what_the_plain_one_does() {
         }
         for turn in 0..60 {
             let instruction = vary(definition, &mut random);
-            let op = Op::of(&instruction, &Semantics::of(&instruction));
             let mut start = random_wave(&mut random, turn % 3 == 0);
-            if turn % 4 == 3 {
-                // Denormals flushed, or another rounding: what says that it does not depend on the mode must not.
-                start.mode = FloatMode::from_bits([0x1c0, 0x1f5][turn / 4 % 2], Perturbation::None);
-                start.note_mode();
-            }
+            // Resolved for denormals that are flushed; and in a mode for which it was not resolved: what says that it does not
+            // depend on that must not.
+            let (flushes, mode) = [(false, 0x1f0), (true, 0x1c0), (false, 0x1c0), (true, 0x1f5)][turn % 4];
+            let op = Op::of(&instruction, &Semantics::of(&instruction), flushes);
+            (start.flushes, start.mode) = (flushes, FloatMode::from_bits(mode, Perturbation::None));
+            start.note_mode();
             check(&instruction, &op, &start, &mut compared);
         }
     }
@@ -179,6 +179,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
             "v_lshlrev_b64",
             "v_mad_u64_u32",
             "s_and_saveexec_b32",
+            "s_cmov_b64",
             "v_cvt_f64_f32_e32",
             "v_cvt_f32_f64_e64",
             "v_add_f64",
@@ -206,7 +207,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
 }
 
 fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::collections::BTreeSet<&'static str>) {
-    if matches!(instruction.format(), Format::Ds | Format::Global) {
+    if matches!(instruction.format(), Format::Ds | Format::Global | Format::Flat | Format::Mubuf) {
         return;
     }
     let memory = Memory::default();
@@ -258,12 +259,18 @@ fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
 fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     let mut random = Random(2);
     let mut compared = std::collections::BTreeSet::new();
-    let formats = [Format::Ds, Format::Global];
+    let formats = [Format::Ds, Format::Global, Format::Flat, Format::Mubuf];
     for definition in definitions().iter().filter(|definition| formats.contains(&definition.format)) {
         for turn in 0..48 {
-            let words = [if definition.format == Format::Ds { random.next() & 0xffff & 0x0f0f } else { 16 }, 0];
+            let words = match definition.format {
+                Format::Ds => [random.next() & 0xffff & 0x0f0f, 0],
+                // With offsets of lanes, and without.
+                Format::Mubuf => [16 | ((turn % 4 != 0) as u32) << 12, 0],
+                Format::Flat => [0, 0],
+                _ => [16, 0],
+            };
             let instruction = encode(definition, Extra { words });
-            let op = Op::of(&instruction, &Semantics::of(&instruction));
+            let op = Op::of(&instruction, &Semantics::of(&instruction), false);
             if matches!(op.kind, Kind::Plain | Kind::Nothing) {
                 continue;
             }
@@ -274,7 +281,11 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             let at = memories.each_mut().map(|memory| memory.allocate_bytes(&contents))[0];
             let mut locals = [contents.clone(), contents.clone(), contents];
             let register = instruction.high_bits(0, 8) as usize;
-            let global = definition.format == Format::Global;
+            let global = matches!(definition.format, Format::Global | Format::Flat);
+            if definition.format == Format::Mubuf {
+                let buffer = [at as u32, (at >> 32) as u32, 16384, 0x3101_6fac & !(1 << 23)];
+                start.scalars[40..44].copy_from_slice(&buffer);
+            }
             for lane in 0..LANES << wave64 as usize {
                 let offset = match turn % 6 {
                     0 => 64 + lane as u64 * 4,
@@ -321,7 +332,16 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
         }
     }
     if Host::get() != Host::Plain {
-        for name in ["ds_read2st64_b64", "ds_write_b96", "global_load_dwordx4", "global_store_dwordx3"] {
+        for name in [
+            "ds_read2st64_b64",
+            "ds_write_b96",
+            "global_load_dwordx4",
+            "global_store_dwordx3",
+            "flat_load_dwordx4",
+            "flat_store_dword",
+            "buffer_load_dwordx2",
+            "buffer_store_dword",
+        ] {
             assert!(compared.contains(name), "{name}");
         }
     }
@@ -329,7 +349,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     // One lane past the end: the fast path does nothing, and the plain one says what is wrong.
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b32").unwrap();
     let instruction = encode(load, Extra::default());
-    let op = Op::of(&instruction, &Semantics::of(&instruction));
+    let op = Op::of(&instruction, &Semantics::of(&instruction), false);
     let mut wave = random_wave(&mut random, false);
     wave.scalars[EXEC] = 1 << LANE;
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
@@ -358,7 +378,7 @@ fn scalar_loads_are_the_same(random: &mut Random) {
                 start.scalars[50] = register;
             }
             (start.scalars[10], start.scalars[11]) = (at as u32, (at >> 32) as u32);
-            let op = Op::of(&instruction, &Semantics::of(&instruction));
+            let op = Op::of(&instruction, &Semantics::of(&instruction), false);
             let (mut fast, mut plain) = (start.clone(), start);
             let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
             let ran = run_fast(&mut fast, &op, &mut around, false, false);
@@ -382,7 +402,7 @@ fn alignment_is_minded_in_each_half() {
     let mut random = Random(3);
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b64").unwrap();
     let instruction = encode(load, Extra::default());
-    let op = Op::of(&instruction, &Semantics::of(&instruction));
+    let op = Op::of(&instruction, &Semantics::of(&instruction), false);
     let (memory, register) = (Memory::default(), instruction.high_bits(0, 8) as usize);
     let mut local: Vec<u8> = (0..=255).collect();
     for (odd_half, is_on, portable) in [(0, true), (1, true), (0, false), (1, false)]
@@ -429,7 +449,7 @@ fn both_sets_of_host_instructions_compute_the_same() {
                 std::array::from_fn(|_| std::array::from_fn(|_| random.value() as u64 | (random.value() as u64) << 32));
             // SAFETY: the host has both.
             unsafe {
-                match fast.function {
+                match fast.functions[turn / 2 % 2] {
                     FastFunction::Row(function) => {
                         let found = [function.avx512, function.avx2].map(|run| {
                             let destination = rows[3].clone();

@@ -131,6 +131,7 @@ pub(super) fn wave() -> Wave {
         flat_scratch: [0; 2],
         scratch: (0, 0),
         apertures: [0x1_0000 << 32, 0x2_0000 << 32],
+        flushes: false,
         usual_mode: false,
         pending: Pending::default(),
         known: UNKNOWN,

@@ -349,7 +349,10 @@ fn leeway(rounded: f64, exact: f64) -> [u64; 2] {
     if rounded == exact && rounded.to_bits() & ((1 << 52) - 1) == 0 {
         return [0; 2];
     }
-    [(rounded.abs() <= exact.abs()) as u64, (rounded.abs() >= exact.abs()) as u64]
+    // Nor is a single brought down to a power of two: a reciprocal of 2 - 2^-23 that is 0.5 and not one unit more is one from which
+    // the steps of LLVM's division lead nowhere, each ending in the middle between two singles.
+    let above_power = rounded.to_bits() & ((1 << 52) - 1) == 1 << 29;
+    [(rounded.abs() <= exact.abs()) as u64, (rounded.abs() >= exact.abs() && !above_power) as u64]
 }
 
 /// An approximate result in single precision; these instructions never keep denormals.
@@ -434,6 +437,27 @@ mod tests {
             assert!(down <= nearest && nearest <= up, "{a} {b} {c}");
             assert!(up == down || up == down.next_up(), "{a} {b} {c}");
             assert_eq!(zero, if nearest > 0.0 { down } else { up }, "{a} {b} {c}");
+        }
+    }
+
+    /// The steps of LLVM's division of singles, from a reciprocal that is moved as far as the card's promise allows.
+    #[test]
+    fn division_is_right_from_every_reciprocal_that_is_promised() {
+        for perturbation in [Perturbation::None, Perturbation::Up, Perturbation::Down] {
+            let mode = FloatMode { perturbation, ..mode(0) };
+            // Mantissas of all ones and those near them, of one, and others.
+            for bits in [0x3fff_ffff, 0x3fff_fffe, 0x3fff_fffd, 0x3f80_0000, 0x3f80_0001, 0x3fc0_0000, 0x3faa_aaab] {
+                let d = f32::from_bits(bits);
+                for n in (0..1000).map(|step| f32::from_bits(0x3f80_0000 + step * 8377)) {
+                    let r = f32::from_bits(approximate_single(1.0 / d as f64, mode) as u32);
+                    let r = (-d).mul_add(r, 1.0).mul_add(r, r);
+                    let mut q = n * r;
+                    for _ in 0..2 {
+                        q = (-d).mul_add(q, n).mul_add(r, q);
+                    }
+                    assert_eq!(q, n / d, "{n} / {d} with {perturbation:?}");
+                }
+            }
         }
     }
 }

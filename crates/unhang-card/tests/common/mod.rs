@@ -113,6 +113,7 @@ pub fn hip_program() -> Option<PathBuf> {
             .arg("-o")
             .arg(&unfinished)
             .arg("-lamdhip64")
+            .env("TMPDIR", env!("CARGO_TARGET_TMPDIR"))
             .output()
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -70,6 +70,8 @@ impl Clang {
             .args(options)
             .arg("-o")
             .args([&object, &source])
+            // It leaves an empty folder behind for each chip.
+            .env("TMPDIR", folder.path())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(messages)

@@ -72,10 +72,10 @@ def compare(
     )
 
 
-def _ends(total: int) -> list[tuple[int, int]]:
-    """Spans of a few channels at the beginning and at the end."""
+def _ends(total: int) -> list[slice]:
+    """A few channels at the beginning and at the end."""
     few = min(total, _CHANNELS)
-    return [(0, few)] if total <= _CHANNELS else [(0, few), (total - few, total)]
+    return [slice(0, few)] if total <= _CHANNELS else [slice(0, few), slice(max(total - few, few), total)]
 
 
 def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
@@ -87,9 +87,7 @@ def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(places))
 
 
-def _gather(
-    tensor: Tensor, channels: tuple[int, int], starts: list[tuple[int, int, int]], lengths: list[int]
-) -> Tensor:
+def _gather(tensor: Tensor, channels: slice, starts: list[tuple[int, int, int]], lengths: list[int]) -> Tensor:
     """Windows of some channels on the CPU, one for each image, row and column where one starts.
 
     What lies outside of the image is zero. One launch and one copy for all of them: each copy waits for the device.
@@ -101,7 +99,7 @@ def _gather(
     inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
     indices = torch.cat([image[:, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)], 1).to(tensor.device)
     image, rows, columns = indices.split([1, *lengths], 1)
-    pixels = tensor[:, channels[0] : channels[1]].permute(0, 2, 3, 1)
+    pixels = tensor[:, channels].permute(0, 2, 3, 1)
     windows = pixels[image[:, :, None], rows[:, :, None], columns[:, None, :]].to("cpu").permute(0, 3, 1, 2)
     return windows.masked_fill(~inside, 0)
 
@@ -131,18 +129,26 @@ def _pixels(
     lengths = [reach[0] + 1, reach[1] + 1] if forward else seen
     samples = []
     for group in sorted({0, groups - 1}):
-        windows = _gather(first, (group * group_channels, (group + 1) * group_channels), starts, lengths)
-        for begin, end in _ends(group_rows):
-            rows = slice(group * group_rows + begin, group * group_rows + end)
-            values = _gather(result, (rows.start, rows.stop), places, [1, 1])[:, :, 0, 0]
-            if forward:
-                filters = weight[rows]
-            else:
-                filters = weight[group * group_channels : (group + 1) * group_channels, begin:end]
-            spread = bias[rows].to("cpu") if bias is not None else None
-            want, magnitude = _small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside)
-            samples.append(_Sample(values, want, magnitude))
+        own = slice(group * group_channels, (group + 1) * group_channels)
+        windows = _gather(first, own, starts, lengths)
+        ends = _ends(group_rows)
+        rows = [slice(group * group_rows + end.start, group * group_rows + end.stop) for end in ends]
+        values = _values(result, places, [row for span in rows for row in range(span.start, span.stop)])
+        if forward:
+            filters = torch.cat([weight[span] for span in rows])
+        else:
+            filters = torch.cat([weight[own, end] for end in ends], 1)
+        spread = torch.cat([bias[span] for span in rows]).to("cpu") if bias is not None else None
+        want, magnitude = _small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside)
+        samples.append(_Sample(values, want, magnitude))
     return samples
+
+
+def _values(tensor: Tensor, places: list[tuple[int, int, int]], channels: list[int]) -> Tensor:
+    """Some channels at some places, on the CPU."""
+    at = torch.tensor([(n, channel, row, column) for n, row, column in places for channel in channels])
+    image, channel, row, column = at.to(tensor.device).unbind(1)
+    return tensor[image, channel, row, column].to("cpu").view(len(places), len(channels))
 
 
 def _small(
@@ -155,7 +161,10 @@ def _small(
     inside: list[tuple[int, int]],
 ) -> tuple[Tensor, Tensor]:
     """The elements of small convolutions, one for each window, and the sums of the products' magnitudes."""
+    # The numbers are one group and their magnitudes another: one convolution for both.
     windows, filters = _wide(windows), _wide(filters)
+    rows = filters.shape[0] if direction == "forward" else filters.shape[1]
+    windows, filters = torch.cat([windows, windows.abs()], 1), torch.cat([filters, filters.abs()])
     if direction == "forward":
         input_shape = tuple(windows.shape)
         strides = [1, 1]
@@ -163,17 +172,15 @@ def _small(
         # Where a stride leaps over pixels, these too: their gradient is zero.
         ways = zip(windows.shape[2:], stride, dilation, filters.shape[2:])
         size = [(n - 1) * s + max(d * (k - 1) + 1, s) for n, s, d, k in ways]
-        input_shape = (windows.shape[0], filters.shape[1], size[0], size[1])
+        input_shape = (windows.shape[0], 2 * rows, size[0], size[1])
         strides = list(stride)
     problem = _core.Problem(
-        input_shape, tuple(filters.shape), strides, [0, 0], list(dilation), False, [0, 0], 1,
+        input_shape, tuple(filters.shape), strides, [0, 0], list(dilation), False, [0, 0], 2,
         DATA_TYPES[windows.dtype], "nchw", direction,
     )  # fmt: skip
-    picked = []
-    for operands in ((windows, filters), (windows.abs(), filters.abs())):
-        whole = _compute(problem, *operands)
-        picked.append(torch.stack([whole[n, :, row, column] for n, (row, column) in enumerate(inside)]))
-    want, magnitude = picked
+    whole = _compute(problem, windows, filters)
+    at = torch.tensor(inside)
+    want, magnitude = whole[torch.arange(len(inside)), :, at[:, 0], at[:, 1]].split(rows, 1)
     if bias is not None:
         want, magnitude = want + _wide(bias), magnitude + _wide(bias).abs()
     return want, magnitude
@@ -184,26 +191,25 @@ def _weights(geometry: Geometry, input: Tensor, grad_output: Tensor, result: Ten
     groups = geometry.groups
     rows, channels = grad_output.shape[1] // groups, input.shape[1] // groups
     few = 1 if grad_output[:, :1].numel() > _MANY_PIXELS else 2
-    samples = []
-    for group in sorted({0, groups - 1}):
-        last = group > 0 or groups == 1
-        for at_end in (False, True) if last else (False,):
-            row = max(rows - few, 0) if at_end else 0
-            channel = max(channels - few, 0) if at_end else 0
-            some_rows, some_channels = slice(row, min(row + few, rows)), slice(channel, min(channel + few, channels))
-            operands = [
-                _wide(input[:, group * channels + channel : group * channels + some_channels.stop].to("cpu")),
-                _wide(grad_output[:, group * rows + row : group * rows + some_rows.stop].to("cpu")),
-            ]
-            filters = result[group * rows + row : group * rows + some_rows.stop, some_channels]
-            problem = _core.Problem(
-                tuple(operands[0].shape), tuple(filters.shape), geometry.stride, geometry.padding, geometry.dilation,
-                False, [0, 0], 1, DATA_TYPES[operands[0].dtype], "nchw", "backward-weights",
-            )  # fmt: skip
-            want = _compute(problem, operands[0], operands[1])
-            sums = _compute(problem, operands[0].abs(), operands[1].abs())
-            samples.append(_Sample(filters.to("cpu"), want, sums))
-    return samples
+    few_rows, few_channels = min(few, rows), min(few, channels)
+    # The first of both, and the last: each a group of one convolution, and then their magnitudes.
+    corners = [(0, 0, 0), (groups - 1, 0, 0), (groups - 1, rows - few_rows, channels - few_channels)]
+    some_inputs, some_gradients, some_filters = [], [], []
+    for group, row, channel in dict.fromkeys(corners):
+        first_row, first_channel = group * rows + row, group * channels + channel
+        some_inputs.append(input[:, first_channel : first_channel + few_channels])
+        some_gradients.append(grad_output[:, first_row : first_row + few_rows])
+        some_filters.append(result[first_row : first_row + few_rows, channel : channel + few_channels])
+    operands = [_wide(torch.cat(some, 1).to("cpu")) for some in (some_inputs, some_gradients)]
+    operands = [torch.cat([it, it.abs()], 1) for it in operands]
+    filters = torch.cat(some_filters).to("cpu")
+    problem = _core.Problem(
+        tuple(operands[0].shape), (2 * filters.shape[0], *filters.shape[1:]), geometry.stride, geometry.padding,
+        geometry.dilation, False, [0, 0], 2 * len(some_inputs), DATA_TYPES[operands[0].dtype], "nchw",
+        "backward-weights",
+    )  # fmt: skip
+    want, sums = _compute(problem, operands[0], operands[1]).split(filters.shape[0])
+    return [_Sample(filters, want, sums)]
 
 
 def _wide(tensor: Tensor) -> Tensor:

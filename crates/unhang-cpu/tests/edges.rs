@@ -239,6 +239,11 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { in_channels: 3, ..strided(3, 1) }), Algorithm::Direct);
     assert_eq!(chosen(Specification { stride: [2, 1], ..strided(5, 2) }), Algorithm::Direct);
     assert_eq!(chosen(strided(9, 4)), Algorithm::Direct);
+    let weights = |taps: i64| {
+        let direction = Direction::BackwardWeights;
+        Specification { direction, in_size: [64, 64], ..strided(taps, (taps - 1) / 2) }
+    };
+    assert_eq!([4, 5].map(|taps| chosen(weights(taps))), [Algorithm::Weights, Algorithm::WinogradWeights]);
     // Tiles of two places of taps have the largest errors, and are not summed over many channels.
     let channels = |channels: i64| Specification { in_channels: channels, batch: 8, ..strided(4, 1) };
     assert_eq!([512, 528].map(|number| chosen(channels(number))), [Algorithm::Winograd, Algorithm::Direct]);

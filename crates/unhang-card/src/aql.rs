@@ -182,13 +182,18 @@ impl Processor {
         let executor = &process.executors[queue.place.card];
         let run = || executor.run(table, &dispatch, &queue.control.stop);
         let step = match process.interrupts.while_running(process, run) {
-            Outcome::Ended { kernel, instructions } => {
+            Outcome::Ended { kernel, instructions, beyond_local } => {
                 journal.count(Counter::Instructions, instructions);
                 journal.kernel(&kernel);
+                if beyond_local > 0 {
+                    journal.say_once(&format!(
+                        "kernel {kernel} reaches beyond the LDS of its workgroup: it reads zeros there and what it writes is dropped, as on a card"
+                    ));
+                }
                 journal.detail("dispatch", || {
                     let grid = dispatch.grid_size;
                     json!({ "card": queue.place.card, "queue": queue.id, "kernel": kernel, "grid": grid,
-                        "workgroup": dispatch.workgroup_size, "instructions": instructions })
+                        "workgroup": dispatch.workgroup_size, "instructions": instructions, "beyond_lds": beyond_local })
                 });
                 Step::Done
             }

@@ -17,6 +17,8 @@ pub enum Outcome {
         kernel: String,
         /// How many instructions its waves executed.
         instructions: u64,
+        /// Words that it asked for beyond its LDS.
+        beyond_local: u64,
     },
     /// The queue was destroyed meanwhile.
     Cancelled,
@@ -61,6 +63,7 @@ impl Executor {
         let mut machine = Machine::new(mode);
         // A kernel that does not end runs until its queue is destroyed, as on a card.
         machine.budget = u64::MAX;
+        machine.local_bounds = false;
         machine.races = crate::settings::settings().is_some_and(|settings| settings.races);
         let version = card.target_version;
         let chip = format!("gfx{}{}{:x}", version / 10_000, version / 100 % 100, version % 100);
@@ -75,7 +78,10 @@ impl Executor {
             known.unwrap_or_else(|| "a kernel of the runtime itself".to_owned())
         };
         let fault = match self.machine.dispatch(table.emulated(), dispatch, stop) {
-            Ok(counts) => return Outcome::Ended { kernel: name(), instructions: counts.instructions() },
+            Ok(counts) => {
+                let (instructions, beyond_local) = (counts.instructions(), counts.beyond_local);
+                return Outcome::Ended { kernel: name(), instructions, beyond_local };
+            }
             Err(Fault { kind: FaultKind::Stopped, .. }) => return Outcome::Cancelled,
             Err(fault) => fault,
         };

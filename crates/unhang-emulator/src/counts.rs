@@ -125,6 +125,8 @@ fn vector_unit(name: &str) -> Unit {
 pub struct Counts {
     /// Vector, memory and local instructions times the lanes for which they were on.
     pub lane_operations: u64,
+    /// Words that DS instructions asked for beyond the LDS of their workgroup, where that stops no kernel.
+    pub beyond_local: u64,
     by_unit: [u64; Unit::ALL.len()],
 }
 
@@ -162,6 +164,7 @@ impl AddAssign for Counts {
     #[inline(always)]
     fn add_assign(&mut self, other: Counts) {
         self.lane_operations += other.lane_operations;
+        self.beyond_local += other.beyond_local;
         for (sum, count) in self.by_unit.iter_mut().zip(other.by_unit) {
             *sum += count;
         }

@@ -96,6 +96,8 @@ pub(crate) struct Launch<'a> {
     pub fast: bool,
     /// Whether accesses of two waves to the same bytes are looked at.
     pub races: bool,
+    /// Whether DS instructions beyond LDS stop the kernel.
+    pub local_bounds: bool,
     /// The numbers of the workgroups that are run, if not all are.
     pub only: Option<&'a [u64]>,
     /// Who sees each instruction.

@@ -8,7 +8,7 @@ use crate::fast::registers::Registers;
 use crate::fast::run::run_function;
 use crate::float::FloatMode;
 use crate::memory::Window;
-use crate::memory_access::Surroundings;
+use crate::memory_access::{LocalBounds, Surroundings};
 use crate::pending::{Pending, UNKNOWN};
 use crate::races::Races;
 use crate::semantics::Semantics;
@@ -49,8 +49,15 @@ impl Group {
     pub fn run(&mut self, launch: &Launch<'_>, paths: &mut Paths<'_>, counts: &mut Counts) -> Result<bool, Fault> {
         for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::Running) {
             let races = self.races.as_mut();
-            let mut around = Surroundings { global: Window::new(launch.memory), local: &mut self.local, races };
-            if let Err(kind) = run_wave(launch, wave, &mut around, paths, counts) {
+            let mut around = Surroundings {
+                global: Window::new(launch.memory),
+                local: &mut self.local,
+                races,
+                bounds: LocalBounds::new(launch.local_bounds),
+            };
+            let ended = run_wave(launch, wave, &mut around, paths, counts);
+            counts.beyond_local += around.bounds.beyond;
+            if let Err(kind) = ended {
                 return Err(fault(launch, paths, wave, kind));
             }
         }

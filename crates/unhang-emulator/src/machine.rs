@@ -76,6 +76,9 @@ pub struct Machine {
     /// Whether a kernel stops where two waves of a workgroup touch the same bytes of LDS or of global memory with neither a
     /// barrier nor atomics between them. Slow.
     pub races: bool,
+    /// Whether a DS instruction beyond the LDS of its workgroup stops the kernel. On the card it does not: what is read there is zero, and what is
+    /// written is dropped; such words are counted.
+    pub local_bounds: bool,
     /// The numbers of the workgroups that are run, in the order of the grid, x first; all if none are named. The results of the others stay
     /// unwritten: for whoever counts.
     pub only: Option<Vec<u64>>,
@@ -101,6 +104,7 @@ impl Machine {
             threads: 0,
             fast: true,
             races: false,
+            local_bounds: true,
             only: None,
             observer: None,
             objects: Vec::new(),
@@ -237,7 +241,7 @@ impl Machine {
         stop: &'a AtomicBool,
         name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
     ) -> Launch<'a> {
-        let &Machine { mode, budget, perturbation, threads, races, .. } = self;
+        let &Machine { mode, budget, perturbation, threads, races, local_bounds, .. } = self;
         let (only, observer) = (self.only.as_deref(), self.observer.as_deref());
         // What is noted for each instruction is noted on the plain path.
         let fast = self.fast && !races && observer.is_none();
@@ -253,6 +257,7 @@ impl Machine {
             threads,
             fast,
             races,
+            local_bounds,
             only,
             observer,
             name,

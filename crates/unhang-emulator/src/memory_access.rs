@@ -14,11 +14,39 @@ pub(crate) struct Surroundings<'a> {
     pub local: &'a mut [u8],
     /// Where accesses are noted, if races are asked for.
     pub races: Option<&'a mut Races>,
+    pub bounds: LocalBounds,
+}
+
+/// What becomes of accesses beyond the LDS of a workgroup.
+#[derive(Default)]
+pub(crate) struct LocalBounds {
+    /// Whether those of DS instructions read zero and write nothing, as on the card; those by flat addresses are violations there, too.
+    forgiven: bool,
+    /// Whether the instruction under way is one of these.
+    forgives: bool,
+    /// Words that were forgiven.
+    pub beyond: u64,
+}
+
+impl LocalBounds {
+    pub fn new(stop: bool) -> LocalBounds {
+        LocalBounds { forgiven: !stop, ..LocalBounds::default() }
+    }
 }
 
 impl Surroundings<'_> {
     fn local_fault(&self, address: u32, size: u32) -> FaultKind {
         FaultKind::Local { address, size, limit: self.local.len() as u32 }
+    }
+
+    /// An access beyond LDS: a fault, or nothing.
+    #[cold]
+    fn beyond_local(&mut self, address: u32, size: u32) -> Result<(), FaultKind> {
+        if !self.bounds.forgives {
+            return Err(self.local_fault(address, size));
+        }
+        self.bounds.beyond += 1;
+        Ok(())
     }
 
     /// Notes an access, if races are asked for.
@@ -49,8 +77,9 @@ impl Surroundings<'_> {
         match target {
             Target::Local(address) => {
                 let start = address as usize;
-                let bytes = self.local.get(start..start + size as usize);
-                let bytes = bytes.ok_or_else(|| self.local_fault(address, size))?;
+                let Some(bytes) = self.local.get(start..start + size as usize) else {
+                    return self.beyond_local(address, size).map(|()| 0);
+                };
                 Ok(match *bytes {
                     [a, b, c, d] => u32::from_le_bytes([a, b, c, d]),
                     [a, b] => u16::from_le_bytes([a, b]) as u32,
@@ -70,9 +99,10 @@ impl Surroundings<'_> {
     fn store_unnoted(&mut self, target: Target, size: u32, value: u32) -> Result<(), FaultKind> {
         match target {
             Target::Local(address) => {
-                let fault = self.local_fault(address, size);
                 let start = address as usize;
-                let bytes = self.local.get_mut(start..start + size as usize).ok_or(fault)?;
+                let Some(bytes) = self.local.get_mut(start..start + size as usize) else {
+                    return self.beyond_local(address, size);
+                };
                 bytes.copy_from_slice(&value.to_le_bytes()[..size as usize]);
                 Ok(())
             }
@@ -164,6 +194,7 @@ impl Wave {
         access: Access,
         around: &mut Surroundings<'_>,
     ) -> Result<(), FaultKind> {
+        around.bounds.forgives = around.bounds.forgiven && instruction.format() == Format::Ds;
         let exec = self.exec();
         let data = match instruction.format() {
             Format::Mubuf => instruction.high_bits(8, 8) as usize,
@@ -184,7 +215,7 @@ impl Wave {
             }
             // Most loads of a fast kernel: whole words out of local memory.
             Access::Load { count, part: Part::Word }
-                if instruction.format() == Format::Ds && around.races.is_none() =>
+                if instruction.format() == Format::Ds && around.races.is_none() && !around.bounds.forgives =>
             {
                 let addresses = self.vector(instruction.high_bits(0, 8) as u8);
                 let (offset, size) = (instruction.bits(0, 16), count as usize * 4);

@@ -11,7 +11,7 @@ use crate::fast::{Kind, Op};
 use crate::float::FloatMode;
 use crate::lanes;
 use crate::memory::Window;
-use crate::memory_access::Surroundings;
+use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, Lanes, VCC, Wave};
 use crate::{Memory, Perturbation};
@@ -211,7 +211,8 @@ fn check(instruction: &Instruction, op: &Op, start: &Wave, compared: &mut std::c
         return;
     }
     let memory = Memory::default();
-    let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
+    let mut around =
+        Surroundings { global: Window::new(&memory), local: &mut [], races: None, bounds: LocalBounds::default() };
     let mut plain = start.clone();
     let name = instruction.definition.mnemonic;
     for portable in [false, true] {
@@ -309,8 +310,12 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
             let mut waves = [start.clone(), start.clone(), start];
             // The plain way, then the fast one on the host's vectors and by portable bodies.
             for place in 0..3 {
-                let mut around =
-                    Surroundings { global: Window::new(&memories[place]), local: &mut locals[place], races: None };
+                let mut around = Surroundings {
+                    global: Window::new(&memories[place]),
+                    local: &mut locals[place],
+                    races: None,
+                    bounds: LocalBounds::default(),
+                };
                 match place {
                     0 => run_plain(&mut waves[place], &instruction, &mut around),
                     _ => {
@@ -355,7 +360,8 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
     let memory = Memory::default();
     let mut local = [0; 64];
-    let mut around = Surroundings { global: Window::new(&memory), local: &mut local, races: None };
+    let mut around =
+        Surroundings { global: Window::new(&memory), local: &mut local, races: None, bounds: LocalBounds::default() };
     for portable in [false, true] {
         assert!(!run_fast(&mut wave, &op, &mut around, portable, false));
     }
@@ -380,7 +386,12 @@ fn scalar_loads_are_the_same(random: &mut Random) {
             (start.scalars[10], start.scalars[11]) = (at as u32, (at >> 32) as u32);
             let op = Op::of(&instruction, &Semantics::of(&instruction), false);
             let (mut fast, mut plain) = (start.clone(), start);
-            let mut around = Surroundings { global: Window::new(&memory), local: &mut [], races: None };
+            let mut around = Surroundings {
+                global: Window::new(&memory),
+                local: &mut [],
+                races: None,
+                bounds: LocalBounds::default(),
+            };
             let ran = run_fast(&mut fast, &op, &mut around, false, false);
             if Host::get() != Host::Plain {
                 assert_eq!(ran, inside || name == "s_load_dword", "{name} {offset}");
@@ -418,7 +429,12 @@ fn alignment_is_minded_in_each_half() {
         if !is_on {
             start.scalars[EXEC + odd_half] &= !(1 << LANE);
         }
-        let mut around = Surroundings { global: Window::new(&memory), local: &mut local, races: None };
+        let mut around = Surroundings {
+            global: Window::new(&memory),
+            local: &mut local,
+            races: None,
+            bounds: LocalBounds::default(),
+        };
         let mut wave = start.clone();
         assert!(run_fast(&mut wave, &op, &mut around, portable, false), "nobody minds");
         let mut wave = start.clone();

@@ -4,7 +4,7 @@ use unhang_isa::{Definition, Format, Instruction, definitions};
 
 use super::{DESTINATION, Extra, LANE, OFF_LANE, SOURCES, UNTOUCHED, encode, forms, wave};
 use crate::memory::Window;
-use crate::memory_access::Surroundings;
+use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, Wave};
 use crate::{FaultKind, Memory};
@@ -247,11 +247,18 @@ impl Bench {
     }
 
     fn run(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
+        self.run_within(instruction, LocalBounds::default()).0
+    }
+
+    /// Runs an instruction, and says how many words it asked for beyond LDS.
+    fn run_within(&mut self, instruction: &Instruction, bounds: LocalBounds) -> (Result<(), FaultKind>, u64) {
         let Semantics::Memory(access) = Semantics::of(instruction) else {
             panic!("{} is not known", instruction.definition.mnemonic)
         };
-        let mut around = Surroundings { global: Window::new(&self.memory), local: &mut self.local, races: None };
-        self.wave.run_memory(instruction, access, &mut around)
+        let mut around =
+            Surroundings { global: Window::new(&self.memory), local: &mut self.local, races: None, bounds };
+        let ended = self.wave.run_memory(instruction, access, &mut around);
+        (ended, around.bounds.beyond)
     }
 
     fn result(&self, format: Format, count: usize) -> Vec<u32> {
@@ -523,6 +530,36 @@ fn bad_addresses_are_faults_and_buffers_have_ends() {
     bench.wave.scalars[42] = OFFSET + 6;
     bench.run(&encode(forms("buffer_load_dwordx2").next().unwrap(), extra)).unwrap();
     assert_eq!(bench.result(Format::Mubuf, 2), [WORDS[0], 0]);
+}
+
+/// As on the card: what lies beyond is zero and takes nothing, word by word.
+#[test]
+fn what_lies_beyond_local_memory_is_zero_where_that_is_asked_for() {
+    let mut bench = Bench::new();
+    let extra = bench.address(Format::Ds);
+    let end = SIZE as u32;
+    bench.local[SIZE - 4..].copy_from_slice(&WORDS[0].to_le_bytes());
+    for (name, address, expected, beyond) in [
+        ("ds_read_b64", end - 20, [WORDS[0], 0], 1),
+        ("ds_read_b64", end - 16, [0, 0], 2),
+        ("ds_read_b64", u32::MAX - 40, [0, 0], 2),
+    ] {
+        bench.wave.vectors[SOURCES[0] as usize][LANE] = address;
+        let load = encode(forms(name).next().unwrap(), extra);
+        assert_eq!(bench.run_within(&load, LocalBounds::new(false)), (Ok(()), beyond), "{name} at {address:#x}");
+        assert_eq!(bench.result(Format::Ds, 2), expected, "{name} at {address:#x}");
+    }
+    bench.wave.vectors[SOURCES[0] as usize][LANE] = end - 20;
+    for (word, data) in DATA.into_iter().enumerate() {
+        bench.wave.vectors[SOURCES[1] as usize + word][LANE] = data;
+    }
+    let store = encode(forms("ds_write_b64").next().unwrap(), extra);
+    assert_eq!(bench.run_within(&store, LocalBounds::new(false)), (Ok(()), 1));
+    assert_eq!(bench.local[SIZE - 4..], DATA[0].to_le_bytes());
+    let atomic = encode(forms("ds_add_u32").next().unwrap(), extra);
+    bench.wave.vectors[SOURCES[0] as usize][LANE] = end;
+    assert_eq!(bench.run_within(&atomic, LocalBounds::new(false)).0, Ok(()));
+    assert!(bench.run_within(&atomic, LocalBounds::new(true)).0.is_err());
 }
 
 #[test]

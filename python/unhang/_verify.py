@@ -139,8 +139,10 @@ def _pixels(
         else:
             filters = torch.cat([weight[own, end] for end in ends], 1)
         spread = torch.cat([bias[span] for span in rows]).to("cpu") if bias is not None else None
-        want, magnitude = _small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside)
-        samples.append(_Sample(values, want, magnitude))
+        found = (values, *_small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside))
+        # Each end by itself: numbers that cannot be compared at one say nothing of the other.
+        sizes = [end.stop - end.start for end in ends]
+        samples += [_Sample(*parts) for parts in zip(*(tensor.split(sizes, 1) for tensor in found))]
     return samples
 
 
@@ -208,8 +210,8 @@ def _weights(geometry: Geometry, input: Tensor, grad_output: Tensor, result: Ten
         geometry.dilation, False, [0, 0], 2 * len(some_inputs), DATA_TYPES[operands[0].dtype], "nchw",
         "backward-weights",
     )  # fmt: skip
-    want, sums = _compute(problem, operands[0], operands[1]).split(filters.shape[0])
-    return [_Sample(filters, want, sums)]
+    found = (filters, *_compute(problem, operands[0], operands[1]).split(filters.shape[0]))
+    return [_Sample(*parts) for parts in zip(*(tensor.split(few_rows) for tensor in found))]
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -36,6 +36,15 @@ fn one_pixel_images() {
     passes(&Specification { groups: 20, ..same });
 }
 
+/// Enough of them for Winograd's algorithm: channels of one pixel lie together in both layouts, those of the other image do not.
+#[test]
+fn many_images_of_one_pixel() {
+    let images = Specification { batch: 1000, in_channels: 16, out_channels: 16, ..Specification::default() };
+    passes(&Specification { kernel: [3, 3], padding: [2, 2], ..images.clone() });
+    passes(&Specification { kernel: [3, 3], in_size: [3, 3], ..images.clone() });
+    passes(&Specification { kernel: [6, 6], in_size: [6, 6], stride: [2, 2], ..images });
+}
+
 #[test]
 fn huge_strides_and_dilations() {
     let image = Specification { in_channels: 3, out_channels: 4, in_size: [19, 23], ..Specification::default() };

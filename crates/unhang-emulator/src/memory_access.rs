@@ -120,11 +120,13 @@ impl Surroundings<'_> {
             Target::Local(_) => {
                 let high = if wide { self.load_unnoted(target.plus(4), 4)? } else { 0 };
                 let old = self.load_unnoted(target, 4)? as u64 | (high as u64) << 32;
-                let new = update(old);
+                let (new, beyond) = (update(old), self.bounds.beyond);
                 self.store_unnoted(target, 4, new as u32)?;
                 if wide {
                     self.store_unnoted(target.plus(4), 4, (new >> 32) as u32)?;
                 }
+                // The same words again.
+                self.bounds.beyond = beyond;
                 Ok(old)
             }
             target => {

@@ -1,8 +1,8 @@
-// Forward and backward-data without a matrix tile, in NCHW: a thread computes WIDTH neighbouring columns and STRIP rows of
+// Forward and backward-data without a matrix tile: a thread computes WIDTH neighbouring columns and STRIP rows of
 // BLOCK_ROWS channels, and reads the source in vectors straight into registers. For layers that are bound by memory
 // rather than by products: first layers, 1 × 1 layers with few channels on one side. All lanes need the same taps, which
-// lie in LDS as f32: one read serves a wave, and four channels. Nothing is turned over, and nothing but taps waits at a
-// barrier.
+// lie in LDS as f32: one read serves a wave, and four channels. Nothing is turned over here, and nothing but taps waits at a
+// barrier. The source is in NCHW.
 //
 // Backward-data is computed without phases: each row and column of the result meets its taps, known at compile time.
 // In NHWC it computes gradients of few channels (one group, all of a pixel's channels in a thread) from a source that was turned

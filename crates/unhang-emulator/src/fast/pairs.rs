@@ -146,15 +146,16 @@ impl Wave {
     ) {
         let mut values = self.pairs_of(&operation.sources[0], half);
         let (second, third);
-        let second = match operation.sources[1].from {
-            PairsOperand::Constant([0, 0]) => &ZEROS,
+        // The sign of a constant zero counts.
+        let second = match &operation.sources[1] {
+            PairsSource { from: PairsOperand::Constant([0, 0]), negative: false, .. } => &ZEROS,
             _ => {
                 second = self.pairs_of(&operation.sources[1], half);
                 &second
             }
         };
-        let third = match operation.sources[2].from {
-            PairsOperand::Constant([0, 0]) => &ZEROS,
+        let third = match &operation.sources[2] {
+            PairsSource { from: PairsOperand::Constant([0, 0]), negative: false, .. } => &ZEROS,
             _ => {
                 third = self.pairs_of(&operation.sources[2], half);
                 &third

@@ -558,7 +558,7 @@ fn what_lies_beyond_local_memory_is_zero_where_that_is_asked_for() {
     assert_eq!(bench.local[SIZE - 4..], DATA[0].to_le_bytes());
     let atomic = encode(forms("ds_add_u32").next().unwrap(), extra);
     bench.wave.vectors[SOURCES[0] as usize][LANE] = end;
-    assert_eq!(bench.run_within(&atomic, LocalBounds::new(false)).0, Ok(()));
+    assert_eq!(bench.run_within(&atomic, LocalBounds::new(false)), (Ok(()), 1));
     assert!(bench.run_within(&atomic, LocalBounds::new(true)).0.is_err());
 }
 

@@ -157,7 +157,7 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
         let read = rows * line * p.data_type().size().min(4) / 4;
         let (numbers, most) = match p.direction() {
             Direction::BackwardWeights => (read + strip * width + taps, 190),
-            // Taps are in LDS.
+            // Taps come from LDS, and may do so again.
             _ if channels_last => (read + strip * width, 130),
             // One row has its taps one after the other.
             _ if strip == 1 => return Ok(()),

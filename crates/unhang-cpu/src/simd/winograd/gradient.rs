@@ -1,4 +1,5 @@
-//! The weight gradient by F(3×3, 4×4): the same six points, with tiles of the result's gradient as filters.
+//! The weight gradient by F(3×3, 4×4), with a stride of two by F(2×2, 5×5) to F(4×4, 3×3): the same six points, with tiles of
+//! the result's gradient as filters.
 //!
 //! For each of the 36 elements it is a product of two matrices, source channels × tiles by tiles × result channels.
 //! Sums over a block of tiles are added to those of the blocks before, in order; threads share out the result channels,

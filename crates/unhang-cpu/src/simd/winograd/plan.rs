@@ -134,7 +134,7 @@ impl Shape {
             vectors: results.div_ceil(lanes),
             tile,
             tiles: [0, 1].map(|axis| gather.axes[axis].steps.div_ceil(dilation[axis]).div_ceil(tile)),
-            planes: gather.source[1] != 1,
+            planes: gather.result[1] != 1,
             filter_taps: gather.weight_group / (sources * results),
             pixels: gather.batch * rows.result * columns.result,
             operands: gather.batch * pixels + gather.weight_group,

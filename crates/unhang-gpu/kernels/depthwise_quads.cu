@@ -8,7 +8,8 @@
 // was tried there: `depthwise.cu` was faster.) One output channel for each input channel.
 //
 // Constants: CHANNELS_LAST, FILTER_H/W, STRIDE_H/W, PAD_H/W, DILATION_H/W, WIDTH, STRIP (in backward-data a multiple of
-// STRIDE_H). A constant, or a number of the launch: CHANNELS.
+// STRIDE_H), and in NHWC WEIGHTS: strips differ, so that forward and the gradient of the filter are objects of their own. A constant, or a
+// number of the launch: CHANNELS.
 
 #ifndef CHANNELS
 #define CHANNELS shape.channels
@@ -49,7 +50,7 @@ DEVICE unsigned place(const DepthwiseQuadsShape& shape, int h, int w, const Lane
 }
 #define ROW_STEP(width) ((unsigned)(width) * (CHANNELS_LAST ? CHANNELS : 1))
 
-#if CHANNELS_LAST
+#if CHANNELS_LAST && !WEIGHTS
 // A block has 32 channels, its neighbour the next, so that memory is read in whole pixels. The taps of channels lie one channel after
 // the other: read by each thread for its own, every lane would touch a line of its own, so they go through LDS.
 extern "C" __global__ void __launch_bounds__(256)
@@ -104,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(256)
         if (y < shape.output_h) Neighbours<WIDTH>::write(output + place(shape, shape.output_h, shape.output_w, lane, y, lane.x), sums[i]);
     }
 }
-#else
+#endif
+#if !CHANNELS_LAST
 extern "C" __global__ void __launch_bounds__(256)
     depthwise_quads_forward(const Storage* __restrict__ input, const Storage* __restrict__ filter, const Storage* __restrict__ bias,
                             Storage* __restrict__ output, DepthwiseQuadsShape shape) {
@@ -197,6 +199,7 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 #endif
 
+#if !CHANNELS_LAST || WEIGHTS
 // Sums of one channel in NCHW, of WIDTH channels in NHWC.
 #define TAP_LANES (CHANNELS_LAST ? WIDTH : 1)
 // The gradient of the filter: BLOCK_Y is a split, BLOCK_X a channel in NCHW (256 threads on its vectors) or 32 channels
@@ -317,3 +320,4 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 #endif
 }
+#endif

@@ -121,6 +121,9 @@ pub(crate) fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> R
     }
     constants.extend(geometry.window_constants());
     constants.extend([("WIDTH", width as i64), ("STRIP", strip as i64)]);
+    if channels_last {
+        constants.push(("WEIGHTS", i64::from(p.direction() == Direction::BackwardWeights)));
+    }
     // Columns that a thread has, and workgroups beside each other for all channels.
     let (columns, groups) = if channels_last { (1, channels.div_ceil(32)) } else { (width, channels) };
     // `size` in vectors (pixels in NHWC).

@@ -6,6 +6,7 @@ returns plays torch's kernels on it. Hangs on the device itself are in crates/un
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pty
@@ -93,11 +94,16 @@ def test_standard_streams_are_the_programs_own(environment: dict[str, str]) -> N
 def test_signals_are_handed_on(environment: dict[str, str], number: int) -> None:
     code = f"trap 'exit 9' {int(number)}; echo ready; while :; do sleep 0.05; done"
     command = [PROGRAM, "run", "--", "sh", "-c", code]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        process.send_signal(number)
-        assert process.wait(PATIENCE) == 9
+    # Whoever started the tests may ignore it (`nohup`), and what is ignored stays ignored.
+    heeded = functools.partial(signal.signal, number, signal.SIG_DFL)
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, preexec_fn=heeded) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            process.send_signal(number)
+            assert process.wait(PATIENCE) == 9
+        finally:
+            process.kill()
 
 
 def test_what_was_ignored_stays_ignored(environment: dict[str, str]) -> None:

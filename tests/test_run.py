@@ -171,6 +171,8 @@ def test_a_terminal_that_goes_away_is_told_to_the_program(environment: dict[str,
     )
     child, terminal = pty.fork()
     if child == 0:
+        # Under `nohup` it would be ignored all the way down.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
         os.execve(PROGRAM, [str(PROGRAM), "run", "--", sys.executable, "-c", code], environment)
     shown = b""
     until = time.monotonic() + PATIENCE

@@ -26,6 +26,8 @@ pub enum Algorithm {
     Winograd,
     /// F(4, 3), F(4, 5) and F(4, 7) along one axis: half of the products and less, between transforms, in NCHW.
     WinogradAxis,
+    /// F(3, 4), F(5, 4) and F(7, 4) along one axis, for weight gradients in NCHW.
+    WinogradAxisWeights,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
     /// Sums over taps and few channels with pixels in vectors: small groups and data gradients of images in NCHW, forward and backward-data.
@@ -58,6 +60,7 @@ impl Algorithm {
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             // Of a dilated one the phases are brought together again for every few filters: that takes too long.
             () if weights && problem.dilation() == [1, 1] && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
+            () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem, isa) => Algorithm::Winograd,
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
@@ -72,7 +75,7 @@ impl Algorithm {
     pub fn by_definition(self) -> Algorithm {
         match self {
             Algorithm::Winograd | Algorithm::WinogradAxis => Algorithm::Direct,
-            Algorithm::WinogradWeights => Algorithm::Weights,
+            Algorithm::WinogradWeights | Algorithm::WinogradAxisWeights => Algorithm::Weights,
             other => other,
         }
     }
@@ -86,6 +89,7 @@ impl Algorithm {
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
             Algorithm::WinogradAxis => "winograd-axis",
+            Algorithm::WinogradAxisWeights => "winograd-axis-weights",
             Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::WinogradWeights => "winograd-weights",
             Algorithm::Planes => "planes",
@@ -118,18 +122,20 @@ fn winograd_is_allowed() -> bool {
 
 /// The products that Winograd's algorithm along one axis has to spare.
 const AXIS_GAIN: f64 = 1.4;
-/// Pixels of results for which a filter is transformed.
+/// Pixels of results for which a filter is transformed, or a filter's gradient.
 const AXIS_PIXELS: usize = 256;
 
 /// Where Winograd's algorithm wins along one axis: with 16 channels and more on either side, and where enough products are
 /// spared.
 fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
     let channels = problem.in_channels().min(problem.out_channels());
-    let [batch, _, height, width] = problem.operand_shapes()[2];
+    let weights = problem.direction() == Direction::BackwardWeights;
+    let [batch, _, height, width] = problem.operand_shapes()[if weights { 1 } else { 2 }];
+    let gain = if weights { winograd::axis_gradient::gain } else { winograd::axis::gain };
     winograd_is_allowed()
         && channels >= 16
         && batch * height * width >= AXIS_PIXELS
-        && winograd::axis::gain(problem, isa).is_some_and(|gain| gain >= AXIS_GAIN)
+        && gain(problem, isa).is_some_and(|gain| gain >= AXIS_GAIN)
 }
 
 /// The products that Winograd's algorithm along both axes has to spare.

@@ -167,6 +167,9 @@ proptest! {
         problem in super::winograd::tests::any_shape_along_one_axis(), seed in 0u64..1000
     ) {
         passes_by(&problem, seed, |_| Algorithm::WinogradAxis)?;
+        let direction = Direction::BackwardWeights;
+        let gradient = Problem::new(Specification { direction, ..problem.specification() }).expect("the same sizes");
+        passes_by(&gradient, seed, |_| Algorithm::WinogradAxisWeights)?;
     }
 }
 

@@ -57,6 +57,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::Weights => weights::compute(problem, work),
         Algorithm::Pointwise => pointwise::compute(&gather(), work),
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
+        Algorithm::WinogradAxisWeights => winograd::axis_gradient::compute(problem, work),
         Algorithm::WinogradAxis => winograd::axis::compute(problem, work),
         Algorithm::Winograd => winograd::compute(problem, work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),

@@ -72,6 +72,38 @@ pub struct AxisResults {
     pub count: usize,
 }
 
+/// Rows of the result's gradient to be transformed.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisGradient {
+    /// Pairs of points.
+    pub pairs: usize,
+    /// The rows of a tile.
+    pub rows: [*const f32; AXIS_TILE],
+    /// Numbers of a row.
+    pub count: usize,
+    /// Where the first element's go.
+    pub to: *mut f32,
+    /// From one element to the next.
+    pub element_step: usize,
+}
+
+/// Sums to be transformed to a filter's gradient.
+#[derive(Debug, Clone, Copy)]
+pub struct AxisTaps {
+    /// Pairs of points.
+    pub pairs: usize,
+    /// The first element's sums.
+    pub from: *const f32,
+    /// From one element to the next.
+    pub element_step: usize,
+    /// Numbers of an element.
+    pub count: usize,
+    /// Where the first tap's go.
+    pub to: *mut f32,
+    /// From one tap to the next.
+    pub tap_step: usize,
+}
+
 /// The numbers of the transforms.
 struct Points<const PAIRS: usize> {
     /// The positive point of each pair.
@@ -290,6 +322,97 @@ unsafe fn results_with<V: Vector, const PAIRS: usize>(sums: &AxisResults, points
             for (row, result) in results.into_iter().enumerate().take(sums.rows) {
                 spoiled = result.multiply_add(V::zero(), spoiled);
                 result.store_part(sums.to.add(row * sums.row_step + i), part);
+            }
+            i += V::LANES;
+        }
+        is_zero(spoiled)
+    }
+}
+
+/// The transform of [`results`] the other way: from rows to elements.
+///
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+pub unsafe fn gradient<V: Vector>(rows: &AxisGradient) {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match rows.pairs {
+            2 => gradient_with::<V, 2>(rows, &THREE_TAPS),
+            3 => gradient_with::<V, 3>(rows, &FIVE_TAPS),
+            _ => gradient_with::<V, 4>(rows, &SEVEN_TAPS),
+        }
+    }
+}
+
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+unsafe fn gradient_with<V: Vector, const PAIRS: usize>(rows: &AxisGradient, points: &Points<PAIRS>) {
+    // SAFETY: all accesses stay below `count`.
+    unsafe {
+        let mut i = 0;
+        while i < rows.count {
+            let part = (rows.count - i).min(V::LANES);
+            let numbers = rows.rows.map(|row| V::load_part(row.add(i), part));
+            let store =
+                |element: usize, number: V| number.store_part(rows.to.add(element * rows.element_step + i), part);
+            store(0, numbers[0]);
+            for (pair, &root) in points.roots.iter().enumerate() {
+                let square = V::splat(root * root);
+                let even = numbers[2].multiply_add(square, numbers[0]);
+                let odd = numbers[3].multiply_add(square, numbers[1]);
+                store(1 + 2 * pair, odd.multiply_add(V::splat(root), even));
+                store(2 + 2 * pair, odd.multiply_add(V::splat(-root), even));
+            }
+            store(2 * PAIRS + 1, numbers[3]);
+            i += V::LANES;
+        }
+    }
+}
+
+/// The transform of [`filters`] the other way: from elements to taps. Whether all of them are finite.
+///
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+pub unsafe fn taps<V: Vector>(sums: &AxisTaps) -> bool {
+    // SAFETY: the function's own conditions.
+    unsafe {
+        match sums.pairs {
+            2 => taps_with::<V, 2>(sums, &THREE_TAPS),
+            3 => taps_with::<V, 3>(sums, &FIVE_TAPS),
+            _ => taps_with::<V, 4>(sums, &SEVEN_TAPS),
+        }
+    }
+}
+
+/// # Safety
+/// As [`source`].
+#[inline(always)]
+unsafe fn taps_with<V: Vector, const PAIRS: usize>(sums: &AxisTaps, points: &Points<PAIRS>) -> bool {
+    // SAFETY: all accesses stay below `count`.
+    unsafe {
+        let mut spoiled = V::zero();
+        let mut i = 0;
+        while i < sums.count {
+            let part = (sums.count - i).min(V::LANES);
+            let element = |element: usize| V::load_part(sums.from.add(element * sums.element_step + i), part);
+            let mut taps = [V::zero(); MOST_POINTS];
+            taps[0] = element(0).multiply_add(V::splat(points.over_zero), V::zero());
+            taps[2 * PAIRS - 2] = element(2 * PAIRS + 1);
+            for pair in 0..PAIRS {
+                let (plus, minus) = (element(1 + 2 * pair), element(2 + 2 * pair));
+                let both = [plus.add(minus), minus.multiply_add(V::splat(-1.0), plus)];
+                let mut power = points.over[pair];
+                for (number, tap) in taps.iter_mut().enumerate().take(2 * PAIRS - 1) {
+                    *tap = both[number % 2].multiply_add(V::splat(power), *tap);
+                    power *= points.roots[pair];
+                }
+            }
+            for (number, tap) in taps.into_iter().enumerate().take(2 * PAIRS - 1) {
+                spoiled = tap.multiply_add(V::zero(), spoiled);
+                tap.store_part(sums.to.add(number * sums.tap_step + i), part);
             }
             i += V::LANES;
         }

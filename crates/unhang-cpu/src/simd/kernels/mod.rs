@@ -13,7 +13,7 @@ mod winograd;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
-pub use axes::{AXIS_TILE, AxisFilters, AxisResults, AxisSource, pairs_for};
+pub use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, pairs_for};
 pub use winograd::{
     ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
 };
@@ -252,6 +252,10 @@ pub struct Kernels {
     pub axis_filters: unsafe fn(&AxisFilters) -> bool,
     /// Winograd along one axis: rows of the result, and whether all are finite.
     pub axis_results: unsafe fn(&AxisResults) -> bool,
+    /// Winograd along one axis: rows of the result's gradient.
+    pub axis_gradient: unsafe fn(&AxisGradient),
+    /// Winograd along one axis: weight gradients, and whether all are finite.
+    pub axis_taps: unsafe fn(&AxisTaps) -> bool,
 }
 
 impl Kernels {
@@ -299,6 +303,8 @@ impl Kernels {
             axis_source: |_| {},
             axis_filters: |_| true,
             axis_results: |_| true,
+            axis_gradient: |_| {},
+            axis_taps: |_| true,
         }
     }
 
@@ -409,6 +415,8 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; axis_source [] (rows: &AxisSource) = axes::source);
             kernel!([$(#[$features])?] $vector; axis_filters [] (filters: &AxisFilters) -> bool = axes::filters);
             kernel!([$(#[$features])?] $vector; axis_results [] (sums: &AxisResults) -> bool = axes::results);
+            kernel!([$(#[$features])?] $vector; axis_gradient [] (rows: &AxisGradient) = axes::gradient);
+            kernel!([$(#[$features])?] $vector; axis_taps [] (sums: &AxisTaps) -> bool = axes::taps);
 
             /// # Safety
             /// The machine has the features; see [`super::copy::fingerprint`].
@@ -480,6 +488,8 @@ macro_rules! kernels {
                 axis_source,
                 axis_filters,
                 axis_results,
+                axis_gradient,
+                axis_taps,
             };
         }
     };

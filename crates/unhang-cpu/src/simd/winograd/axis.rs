@@ -3,8 +3,8 @@
 //!
 //! Four rows of results are computed from as many rows of pixels as there are points, each column by itself. Between the
 //! transforms stands a product of matrices for each point, in which pixels lie in vectors: the rows of a unit of work are
-//! one long line, with zeros for padding between them, and a tap of the other axis is an offset in that line. Where the
-//! taps lie along the columns, planes are transposed on the way in and out.
+//! one long line ([`super::lines`]), and a tap of the other axis is an offset in that line. Where the taps lie along the columns,
+//! planes are transposed on the way in and out.
 //!
 //! Every sum runs over taps and source channels in order, so that neither units nor threads change what comes out. What is
 //! not finite is treated as in [`super`].
@@ -14,35 +14,22 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use unhang_conv::{Layout, Problem};
+use unhang_conv::Problem;
 
 use super::super::Work;
 use super::super::cache;
-use super::super::geometry::{Axis, Gather, even_parts};
-use super::super::kernels::{AXIS_TILE, AxisFilters, AxisResults, AxisSource, Kernels, Run, Tile, pairs_for};
+use super::super::geometry::{Axis, Gather};
+use super::super::kernels::{AXIS_TILE, AxisFilters, AxisResults, Kernels, Run, Tile};
 use super::super::planes::tiles;
-use super::super::tiling::choose_tile;
 use super::super::workspace::{Shared, Workspace};
-use super::plan::odd_lines;
+use super::lines::{Lines, Segment, Shape, axis_of};
 use super::{Spoiled, compute_again};
 use crate::isa::Isa;
 use crate::parallel::for_each_unit;
 
-/// Numbers of the transformed source that a unit of work aims at: half of a second-level cache.
-const UNIT_NUMBERS: usize = 256 * 1024;
-/// Numbers of a line at least: with fewer too much of the last vectors is in vain.
-const LEAST_LINE: usize = 48;
-
 /// Terms of a sum at most with seven taps along the axis, whose errors are the largest and grow with the root of their number:
 /// with 512 they are 5e-6 (`tools/bench-cpu/winograd.py`), where the suite allows 1e-5.
 const MOST_TERMS_OF_SEVEN_TAPS: usize = 1024;
-
-/// The axis that is transformed, if an ordinary problem has one: rows, or columns where there is but one row of taps.
-fn axis_of(problem: &Problem) -> Option<usize> {
-    let axis = usize::from(problem.kernel()[0] == 1);
-    let possible = problem.layout() == Layout::Nchw && problem.stride() == [1, 1] && problem.groups() == 1;
-    (possible && problem.dilation()[axis] == 1 && pairs_for(problem.kernel()[axis]).is_some()).then_some(axis)
-}
 
 /// How many products the definition has for each one here, if an ordinary problem can be computed so, and within the
 /// operands' memory and with small errors.
@@ -59,143 +46,19 @@ pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     Some((tall.phases[0].len() * tall.result * wide.result) as f64 / products as f64)
 }
 
-/// Sizes.
-#[derive(Debug, Clone)]
-struct Shape {
-    /// The axis that is transformed, called tall; the other one is called wide.
-    axis: usize,
-    /// Pairs of points, and all points.
-    pairs: usize,
-    points: usize,
-    sources: usize,
-    results: usize,
-    /// Tiles of an image, and of all.
-    tiles: usize,
-    all_tiles: usize,
-    /// Numbers of a line from one tile to the next.
-    pitch: usize,
-    /// Results of a tile in a line.
-    columns: usize,
-    /// From the first tap of the wide axis to the last, both included; and how many there are.
-    span: usize,
-    wide_taps: usize,
-    lanes: usize,
-    /// Vectors and filters of a tile of the micro-kernel.
-    vectors: usize,
-    scalars: usize,
-    /// Numbers of a tile that is transposed, of the source or of the result.
-    turned: usize,
-    /// Numbers of all operands.
-    operands: usize,
-}
-
-impl Shape {
-    fn new(gather: &Gather, axis: usize, kernels: &Kernels) -> Shape {
-        let [tall, wide] = [&gather.axes[axis], &gather.axes[1 - axis]];
-        let (sources, results) = (gather.source_channels, gather.result_channels);
-        let taps = tall.phases[0].len();
-        let pairs = pairs_for(taps).expect("taps that have kernels");
-        let points = 2 * pairs + 2;
-        let tiles = tall.result.div_ceil(AXIS_TILE);
-        let pitch = wide.steps + wide.span - 1;
-        let vectors = choose_tile(kernels, UNIT_NUMBERS / (points * sources), results, 1).vectors;
-        let pixels = sources * tall.source * wide.source + results * tall.result * wide.result;
-        let wide_taps = wide.phases[0].len();
-        Shape {
-            axis,
-            pairs,
-            points,
-            sources,
-            results,
-            tiles,
-            all_tiles: gather.batch * tiles,
-            pitch,
-            columns: wide.steps,
-            span: wide.span,
-            wide_taps,
-            lanes: kernels.lanes,
-            vectors,
-            scalars: kernels.most_scalars(vectors, 1),
-            turned: if axis == 1 { (wide.source * points).max(wide.result * AXIS_TILE) } else { 0 },
-            operands: gather.batch * pixels + taps * wide_taps * sources * results,
-        }
-    }
-
-    /// Numbers of a line of this many tiles.
-    fn line(&self, tiles: usize) -> usize {
-        (tiles - 1) * self.pitch + self.columns
-    }
-
-    /// From one channel of the transformed source to the next: vectors are whole, and taps lie beyond the line.
-    fn source_step(&self, tiles: usize) -> usize {
-        odd_lines(self.line(tiles).next_multiple_of(self.lanes) + self.span - 1)
-    }
-
-    /// From one filter's sums to the next.
-    fn sums_step(&self, tiles: usize) -> usize {
-        odd_lines(self.line(tiles).next_multiple_of(self.lanes))
-    }
-
-    /// Filters of a part, and the parts.
-    fn parts(&self) -> impl Iterator<Item = (usize, usize)> + Clone {
-        even_parts(self.results, self.scalars)
-    }
-
-    /// Numbers of all transformed filters.
-    fn filters(&self) -> usize {
-        self.points * self.wide_taps * self.sources * self.results
-    }
-
-    /// Numbers of a part's filters, of each tap of the tall axis, before they are transformed.
-    fn packed_filters(&self) -> usize {
-        (self.points + 1 - AXIS_TILE) * self.wide_taps * self.sources * self.scalars.min(self.results)
-    }
-
-    /// Workspace with this many threads and units of this many tiles.
-    fn workspace(&self, threads: usize, tiles: usize) -> usize {
-        let source = self.sources * self.source_step(tiles);
-        let sums = self.scalars.min(self.results) * self.sums_step(tiles);
-        let of_thread = self.points * (source + sums) + self.pitch + tiles * self.turned;
-        self.filters() + 1 + (threads * of_thread).max(self.packed_filters())
-    }
-
-    /// Tiles of a unit, so that the workspace is no larger than the operands; none if a line would be too short.
-    fn unit_tiles(&self, threads: usize) -> Option<usize> {
-        let aim = UNIT_NUMBERS / (self.points * self.sources * self.pitch);
-        let mut tiles = aim.clamp(1, self.all_tiles.div_ceil(threads));
-        while tiles > 1 && self.workspace(threads, tiles) > self.operands {
-            tiles = tiles.div_ceil(2);
-        }
-        let long_enough = tiles * self.pitch >= LEAST_LINE || tiles == self.all_tiles;
-        (long_enough && self.workspace(threads, tiles) <= self.operands).then_some(tiles)
-    }
-}
-
 /// A computation under way.
 struct AxisWork<'a> {
     shape: Shape,
     gather: &'a Gather,
     kernels: &'static Kernels,
-    source: &'a [f32],
+    source: Lines<'a>,
     bias: Option<&'a [f32]>,
     result: Shared,
     /// Tiles of a unit.
     tiles: usize,
-    /// Zeros in place of a row of the source that there is not.
-    zeros: &'a [f32],
-    /// Where the columns of a plane go when it is transposed: of the source, and of a tile of results.
-    turned: [Vec<usize>; 2],
+    /// Where the columns of a tile of results go when it is transposed.
+    turned: Vec<usize>,
     spoiled: Spoiled,
-}
-
-/// Neighbouring tiles of one image in a unit.
-struct Segment {
-    image: usize,
-    /// The first tile.
-    first: usize,
-    tiles: usize,
-    /// The first tile's place in the unit.
-    at: usize,
 }
 
 /// Computes it. `bias` goes along the result's channels.
@@ -209,18 +72,12 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let axis = axis_of(problem).expect("three, five or seven taps of an axis, without stride and groups");
     let gather = &Gather::new(problem);
     let shape = Shape::new(gather, axis, kernels);
-    let [tall, wide] = [&gather.axes[axis], &gather.axes[1 - axis]];
     let tiles = shape.unit_tiles(threads).unwrap_or(1);
-    let columns = tall.source.min((tiles - 1) * AXIS_TILE + shape.points);
-    let turned = [
-        (0..columns).map(|column| column * wide.source).collect(),
-        (0..wide.result).map(|row| row * gather.result[2]).collect(),
-    ];
-    let mut zeros = Workspace::take(wide.source);
-    zeros.fill(0.0);
+    let turned = (0..gather.axes[1 - axis].result).map(|row| row * gather.result[2]).collect();
+    let lines = Lines::new(&shape, gather, kernels, source, tiles);
     let spoiled = Spoiled::new(gather.batch);
     let to = Shared(result.as_mut_ptr());
-    let driver = AxisWork { shape, gather, kernels, source, bias, result: to, tiles, zeros: &zeros, turned, spoiled };
+    let driver = AxisWork { shape, gather, kernels, source: lines, bias, result: to, tiles, turned, spoiled };
     let filters = driver.filters(weight, threads);
     if !driver.spoiled.filters.load(Ordering::Relaxed) {
         let units = driver.shape.all_tiles.div_ceil(tiles);
@@ -229,7 +86,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
         });
     }
     drop(filters);
-    let spoiled = driver.spoiled;
+    let AxisWork { spoiled, .. } = driver;
     compute_again(gather, Work { kernels, first: source, second: weight, bias, result, threads }, &spoiled);
 }
 
@@ -310,21 +167,6 @@ impl AxisWork<'_> {
         }
     }
 
-    /// The tiles of a unit, image by image.
-    fn segments(&self, tiles: Range<usize>) -> impl Iterator<Item = Segment> {
-        let of_image = self.shape.tiles;
-        let mut next = tiles.start;
-        std::iter::from_fn(move || {
-            (next < tiles.end).then(|| {
-                let (image, first) = (next / of_image, next % of_image);
-                let count = (of_image - first).min(tiles.end - next);
-                let segment = Segment { image, first, tiles: count, at: next - tiles.start };
-                next += count;
-                segment
-            })
-        })
-    }
-
     /// Computes some tiles.
     fn unit(&self, tiles_of_unit: Range<usize>, filters: &[f32]) {
         let Shape { sources, points, vectors, lanes, wide_taps, axis, .. } = self.shape;
@@ -334,10 +176,10 @@ impl AxisWork<'_> {
         let mut transformed = Workspace::take(points * sources * source_step);
         let mut sums = Workspace::take(points * most * sums_step);
         let mut turned = Workspace::take(self.tiles * self.shape.turned);
-        for segment in self.segments(tiles_of_unit.clone()) {
+        for segment in self.source.segments(tiles_of_unit.clone()) {
             for (channel, to) in transformed[..sources * source_step].chunks_mut(source_step).enumerate() {
                 // SAFETY: the other points of this channel follow as many channels apart.
-                unsafe { self.transform(&segment, channel, to.as_mut_ptr(), &mut turned) };
+                unsafe { self.source.transform(&segment, channel, to.as_mut_ptr(), &mut turned) };
             }
         }
         let of_filter = points * wide_taps * sources;
@@ -375,60 +217,10 @@ impl AxisWork<'_> {
                 }
             }
             for number in 0..count {
-                for segment in self.segments(tiles_of_unit.clone()) {
+                for segment in self.source.segments(tiles_of_unit.clone()) {
                     let from = &sums[number * sums_step..];
                     self.write(&segment, first + number, from, most * sums_step, &mut turned);
                 }
-            }
-        }
-    }
-
-    /// Transforms a segment's rows of one channel.
-    ///
-    /// # Safety
-    /// `to` is good for a unit's line, and so is every `sources × source_step` numbers behind it, once for each point.
-    unsafe fn transform(&self, segment: &Segment, channel: usize, to: *mut f32, turned: &mut [f32]) {
-        let Shape { sources, points, pairs, pitch, axis, .. } = self.shape;
-        let [tall, wide] = [&self.gather.axes[axis], &self.gather.axes[1 - axis]];
-        let [by_image, by_channel, by_row, _] = self.gather.source;
-        let plane = &self.source[segment.image * by_image + channel * by_channel..][..by_channel];
-        // The rows that these tiles read: those of the source, from the first on.
-        let low = (segment.first * AXIS_TILE) as isize + tall.low;
-        let end = low + ((segment.tiles - 1) * AXIS_TILE + points) as isize;
-        let inside = low.clamp(0, tall.source as isize)..end.clamp(0, tall.source as isize);
-        let rows: &[f32] = if axis == 0 {
-            &plane[inside.start as usize * by_row..inside.end as usize * by_row]
-        } else {
-            let (from, count) = (&plane[inside.start as usize..], (inside.end - inside.start) as usize);
-            let to = &mut turned[..count * wide.source];
-            // SAFETY: this many columns of all rows of the plane, each to a row of its own.
-            unsafe {
-                let offsets = self.turned[0][..count].as_ptr();
-                (self.kernels.transpose)(from.as_ptr(), by_row, wide.source, count, to.as_mut_ptr(), offsets);
-            }
-            to
-        };
-        // The places of a line that hold numbers of the source.
-        let (begin, first) = ((-wide.low).max(0) as usize, (wide.low.max(0) as usize).min(wide.source));
-        let count = (wide.source - first).min(pitch.saturating_sub(begin));
-        let element_step = sources * self.shape.source_step(self.tiles);
-        for tile in 0..segment.tiles {
-            let row = |point: usize| {
-                let row = low + (tile * AXIS_TILE + point) as isize;
-                let place = inside.contains(&row).then(|| (row - inside.start) as usize * wide.source);
-                place.map_or(self.zeros, |place| &rows[place..][..wide.source])[first..][..count].as_ptr()
-            };
-            // SAFETY: the function's own condition: `pitch` numbers of the line are this tile's. Rows have `count` numbers.
-            unsafe {
-                let to = to.add((segment.at + tile) * pitch);
-                for point in (0..points).filter(|_| count < pitch) {
-                    let line = std::slice::from_raw_parts_mut(to.add(point * element_step), pitch);
-                    line[..begin.min(pitch)].fill(0.0);
-                    line[(begin + count).min(pitch)..].fill(0.0);
-                }
-                let rows = std::array::from_fn(|point| row(point.min(points - 1)));
-                let to = to.add(begin.min(pitch));
-                (self.kernels.axis_source)(&AxisSource { pairs, rows, count, to, element_step });
             }
         }
     }
@@ -465,7 +257,7 @@ impl AxisWork<'_> {
                 }
             }
             if axis == 1 {
-                let offsets = self.turned[1].as_ptr();
+                let offsets = self.turned.as_ptr();
                 (self.kernels.transpose)(turned.as_ptr(), wide.result, rows, wide.result, place, offsets);
             }
         }

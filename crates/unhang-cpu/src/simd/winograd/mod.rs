@@ -14,8 +14,10 @@
 //! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own.
 
 pub mod axis;
+pub mod axis_gradient;
 mod filters;
 pub mod gradient;
+mod lines;
 mod parities;
 mod phases;
 mod plan;

@@ -140,6 +140,8 @@ fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
 
 /// The products that Winograd's algorithm along both axes has to spare.
 const GAIN: f64 = 2.0;
+/// The same for dilated filters: the direct path leaves out their taps that fall on padding.
+const DILATED_GAIN: f64 = 2.5;
 /// The same for strided weight gradients, which transform their source for few vectors of filters at a time.
 const STRIDED_WEIGHTS_GAIN: f64 = 3.0;
 /// The same for strided backward-data with many channels in NCHW: a tile's transforms are used for results of four parities.
@@ -158,6 +160,7 @@ fn winograd_wins(problem: &Problem, isa: Isa) -> bool {
         Direction::Forward if strided_planes => (problem.in_channels() >= 3 && problem.out_channels() >= 16, GAIN),
         Direction::BackwardData if strided_planes && channels >= STRIDED_CHANNELS => (true, STRIDED_GAIN),
         Direction::BackwardWeights if problem.stride() != [1, 1] => (channels >= 16, STRIDED_WEIGHTS_GAIN),
+        _ if problem.dilation() != [1, 1] => (channels >= 16, DILATED_GAIN),
         _ => (channels >= 16, GAIN),
     };
     let wins = |outlook: winograd::Outlook| outlook.tiles >= 24 && outlook.gain >= gain;

@@ -271,9 +271,13 @@ fn the_table_of_algorithms() {
     let stem = Specification { in_channels: 3, stride: [2, 2], ..three.clone() };
     assert_eq!(chosen(Specification { direction: Direction::BackwardData, ..stem }), Algorithm::Planes);
     assert_eq!(chosen(Specification { out_channels: 3, ..three.clone() }), Algorithm::Planes);
-    // Dilated, where the phases fill their tiles.
+    // Dilated, where the phases fill their tiles, alone or behind each other.
     let dilated = |by: i64| Specification { dilation: [by, by], padding: [by, by], ..three.clone() };
     assert_eq!(chosen(dilated(2)), Algorithm::Winograd);
+    let deeplab =
+        |by: i64| Specification { in_size: [33, 33], in_channels: 64, out_channels: 64, batch: 4, ..dilated(by) };
+    assert_eq!(chosen(deeplab(6)), Algorithm::Winograd);
+    assert_eq!(chosen(deeplab(12)), Algorithm::Direct);
     let gradient = Specification { direction: Direction::BackwardWeights, ..dilated(2) };
     assert_eq!(chosen(gradient), Algorithm::Weights);
     assert_eq!(chosen(dilated(19)), Algorithm::Direct);
@@ -284,6 +288,12 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(with([7, 1], [3, 0])), Algorithm::WinogradAxis);
     assert_eq!(chosen(with([5, 5], [2, 2])), Algorithm::WinogradAxis);
     assert_eq!(chosen(with([6, 6], [2, 2])), Algorithm::Direct);
+    // So are weight gradients, over any number of channels.
+    let gradient = |specification| Specification { direction: Direction::BackwardWeights, batch: 4, ..specification };
+    assert_eq!(chosen(gradient(flat.clone())), Algorithm::WinogradAxisWeights);
+    assert_eq!(chosen(gradient(with([5, 5], [2, 2]))), Algorithm::WinogradAxisWeights);
+    assert_eq!(chosen(gradient(with([6, 6], [2, 2]))), Algorithm::Weights);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..gradient(flat.clone()) }), Algorithm::Weights);
     // Seven taps have the largest errors, and are not summed over many channels and taps of the other axis.
     let seven = with([7, 7], [3, 3]);
     assert_eq!(chosen(Specification { in_channels: 140, batch: 4, ..seven.clone() }), Algorithm::WinogradAxis);

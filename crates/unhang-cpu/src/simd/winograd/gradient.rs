@@ -16,6 +16,7 @@ use super::super::weights;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::VECTORS;
+use super::phases::Phases;
 use super::plan::{Segment, Shape};
 use super::tiles::{Images, Room};
 use crate::parallel::for_each_unit;
@@ -72,8 +73,9 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     // Every thread has vectors of its own. Where all tiles are one block the source is transformed once for all of them;
     // else each transforms it for itself: waiting for each other costs more.
     let chunk = chunk.min(shape.vectors.div_ceil(threads));
-    let x_images = Images::source(shape, &gather, kernels, x);
-    let dy_images = Images::gradient(shape, &gather, kernels, dy);
+    let phases = Phases::new(&gather, shape.tile);
+    let x_images = Images::source((shape, &phases), &gather, kernels, x);
+    let dy_images = Images::gradient((shape, &phases), &gather, kernels, dy);
     let weight = strides(problem.weight_shape(), problem.layout());
     let driver = GradientWork { shape, tiles, kernels, x: x_images, dy: dy_images, weight };
 

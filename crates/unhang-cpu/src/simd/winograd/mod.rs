@@ -11,7 +11,8 @@
 //! has a product with what makes it so), so that an image without such a result is right, and any other is computed
 //! again directly. A filter that is not finite is left to the direct path altogether.
 //!
-//! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own.
+//! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own, or all phases of an axis as one
+//! image, with zeros between them.
 
 pub mod axis;
 pub mod axis_gradient;
@@ -110,16 +111,14 @@ fn compute_again(gather: &Gather, work: Work<'_>, spoiled: &Spoiled) {
 }
 
 /// Where some results go.
-struct Target {
-    /// The first.
+struct Target<'a> {
+    /// The image's first number of the first channel.
     place: usize,
-    /// Rows of pixels, of all parities.
-    rows: usize,
-    /// Columns of pixels, of all parities.
-    columns: usize,
+    /// Rows of pixels, of all parities: their positions in the image, none if nobody wants them.
+    rows: &'a [Option<usize>],
+    /// Columns of pixels, likewise.
+    columns: &'a [Option<usize>],
     channels: usize,
-    by_row: usize,
-    by_column: usize,
 }
 
 /// A computation under way.
@@ -159,7 +158,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
         shape,
         plan: shape.plan(threads),
         gather,
-        phases: Phases::new(gather),
+        phases: Phases::new(gather, shape.tile),
         kernels,
         source,
         weight,
@@ -273,7 +272,7 @@ impl WinogradWork<'_> {
 
     /// Transforms the tiles of a block.
     fn transform_tiles(&self, tiles: Range<usize>, to: &mut [f32]) {
-        let images = Images::source(&self.shape, self.gather, self.kernels, self.source);
+        let images = Images::source((&self.shape, &self.phases), self.gather, self.kernels, self.source);
         let room = Room {
             start: Shared(to.as_mut_ptr()),
             length: to.len(),
@@ -362,55 +361,63 @@ impl WinogradWork<'_> {
 
     /// Where the results of a segment and one vector go; none if there are none: a phase may have a row or a column less than
     /// the first, and its last tiles none.
-    fn target(&self, segment: &Segment, vector: usize) -> Option<Target> {
-        let Shape { lanes, results, tile, out_step, dilation, .. } = self.shape;
-        let [by_image, by_channel, by_row, by_column] = self.gather.result;
-        let (image, phase) = self.phases.of(segment.image);
-        let [row, column] = phase.map(|phase| phase.result.first);
-        let (first_row, first_column) = (segment.row * tile * out_step, segment.column * tile * out_step);
-        let left = |axis: usize, first: usize| phase[axis].result.count.saturating_sub(first);
-        let rows = (tile * out_step).min(left(0, first_row));
-        let columns = (segment.tiles * tile * out_step).min(left(1, first_column));
-        let place = image * by_image + vector * lanes * by_channel + row * by_row + column * by_column;
-        let (by_row, by_column) = (by_row * dilation[0], by_column * dilation[1]);
-        let place = place + first_row * by_row + first_column * by_column;
-        let channels = lanes.min(results - vector * lanes);
-        (rows * columns > 0).then_some(Target { place, rows, columns, channels, by_row, by_column })
+    fn target(&self, segment: &Segment, vector: usize) -> Option<Target<'_>> {
+        let Shape { lanes, results, tile, out_step, .. } = self.shape;
+        let [by_image, by_channel, ..] = self.gather.result;
+        let (image, chains) = self.phases.of(segment.image);
+        let part = |axis: usize, tiles: std::ops::Range<usize>| {
+            let positions: &[Option<usize>] = &chains[axis].result;
+            let end = positions.len().min(tiles.end * tile * out_step);
+            positions.get(tiles.start * tile * out_step..end).filter(|part| !part.is_empty())
+        };
+        let rows = part(0, segment.row..segment.row + 1)?;
+        let columns = part(1, segment.column..segment.column + segment.tiles)?;
+        let place = image * by_image + vector * lanes * by_channel;
+        Some(Target { place, rows, columns, channels: lanes.min(results - vector * lanes) })
     }
 
     /// Asks for the place of the results of a segment and one vector while they are computed.
     fn fetch(&self, segment: &Segment, vector: usize) {
-        let Some(target) = self.target(segment, vector) else { return };
-        // What lies together is asked for in lines.
-        let (pieces, apart, numbers) = match target.by_column {
-            1 => (target.channels, self.gather.result[1], target.columns),
-            by_column => (target.columns, by_column, target.channels),
-        };
-        for row in 0..target.rows {
-            for piece in 0..pieces {
-                let to = self.result.get().wrapping_add(target.place + row * target.by_row + piece * apart);
-                prefetch_for_writing(to, numbers);
+        let Some(Target { place, rows, columns, channels }) = self.target(segment, vector) else { return };
+        let [_, by_channel, by_row, by_column] = self.gather.result;
+        let columns = || columns.iter().flatten();
+        let (Some(&first), Some(&last)) = (columns().min(), columns().max()) else { return };
+        for row in rows.iter().flatten() {
+            let row = place + row * by_row;
+            // What lies together is asked for in lines.
+            if self.shape.planes {
+                for channel in 0..channels {
+                    let to = self.result.get().wrapping_add(row + channel * by_channel + first);
+                    prefetch_for_writing(to, last - first + 1);
+                }
+            } else {
+                for column in columns() {
+                    prefetch_for_writing(self.result.get().wrapping_add(row + column * by_column), channels);
+                }
             }
         }
     }
 
     /// Transforms the sums of a segment and one vector of results, and writes them; says whether all are finite.
     fn write(&self, segment: &Segment, vector: usize, sums: &[f32], room: &mut [f32]) -> bool {
-        let Shape { lanes, planes, tile, out_step, parities, .. } = self.shape;
-        let Some(Target { place, rows, columns, channels, by_row, by_column }) = self.target(segment, vector) else {
+        let Shape { lanes, tile, out_step, parities, .. } = self.shape;
+        let Some(Target { place, rows, columns, channels }) = self.target(segment, vector) else {
             return true;
         };
-        let by_channel = self.gather.result[1];
+        let [_, _, by_row, by_column] = self.gather.result;
         let element_step = self.shape.sums_step(self.plan.tiles);
+        let through_room = self.shape.goes_through_room();
         let [row_step, column_step] =
-            if planes { [segment.tiles * tile * out_step * lanes, lanes] } else { [by_row, by_column] };
+            if through_room { [segment.tiles * tile * out_step * lanes, lanes] } else { [by_row, by_column] };
+        let first = |positions: &[Option<usize>]| positions[0].unwrap_or(0);
         let mut finite = true;
         for (number, sums) in sums.chunks(ELEMENTS * element_step).enumerate() {
             let [row, column] = if out_step == 1 { [0, 0] } else { parities.of(number) };
             // SAFETY: the sums have that many elements, each with all tiles of the block. Results go either to the room,
             // which is large enough for a segment, or to the segment's own pixels and channels, which no other unit writes.
             unsafe {
-                let to = if planes { room.as_mut_ptr() } else { self.result.get().add(place) };
+                let direct = place + first(rows) * by_row + first(columns) * by_column;
+                let to = if through_room { room.as_mut_ptr() } else { self.result.get().add(direct) };
                 finite &= (self.kernels.result_tiles)(&ResultTiles {
                     from: sums.as_ptr().add(segment.at * lanes),
                     tile,
@@ -419,46 +426,50 @@ impl WinogradWork<'_> {
                     to: to.wrapping_add(row * row_step + column * column_step),
                     row_step: row_step * out_step,
                     column_step: column_step * out_step,
-                    rows: (rows + out_step - 1 - row) / out_step,
-                    columns: (columns + out_step - 1 - column) / out_step,
-                    channels: if planes { lanes } else { channels },
+                    rows: (rows.len() + out_step - 1 - row) / out_step,
+                    columns: (columns.len() + out_step - 1 - column) / out_step,
+                    channels: if through_room { lanes } else { channels },
                 });
             }
         }
-        for row in (0..rows).filter(|_| planes) {
+        for (row, position) in rows.iter().enumerate().filter(|_| through_room) {
+            let Some(position) = *position else { continue };
             // SAFETY: from the room results are brought to just those pixels.
             unsafe {
-                let (from, to) = (room.as_ptr().add(row * row_step), self.result.get().add(place + row * by_row));
-                self.write_line(from, [columns, channels], to, [by_column, by_channel]);
+                let to = self.result.get().add(place + position * by_row);
+                self.write_line(room.as_ptr().add(row * row_step), columns, channels, to);
             }
         }
         finite
     }
 
-    /// Writes a line of pixels, each with its channels together, to planes; `by` are the distances there.
+    /// Writes a line of pixels, each with its channels together, to those columns of a row of the result.
     ///
     /// # Safety
-    /// Both pointers are good for this many pixels and channels, no more than a segment and a vector have.
-    unsafe fn write_line(
-        &self,
-        from: *const f32,
-        [pixels, channels]: [usize; 2],
-        to: *mut f32,
-        [by_pixel, by_channel]: [usize; 2],
-    ) {
-        let transpose = self.kernels.transpose;
+    /// Both pointers are good for these pixels and this many channels, no more than a segment and a vector have.
+    unsafe fn write_line(&self, from: *const f32, columns: &[Option<usize>], channels: usize, to: *mut f32) {
+        let [_, by_channel, _, by_column] = self.gather.result;
+        let (lanes, transpose) = (self.shape.lanes, self.kernels.transpose);
+        let pixels = columns.iter().enumerate().filter_map(|(pixel, column)| Some((pixel, (*column)?)));
         let offsets = |step: usize| -> [usize; LINES] { std::array::from_fn(|channel| channel * step) };
         // SAFETY: the function's own conditions; there are lines for all channels, as long as a segment.
         unsafe {
-            if by_pixel == 1 {
-                transpose(from, self.shape.lanes, pixels, channels, to, offsets(by_channel).as_ptr());
+            if !self.shape.planes {
+                for (pixel, column) in pixels {
+                    (self.kernels.row)(from.add(pixel * lanes), 1, channels, to.add(column * by_column));
+                }
+                return;
+            }
+            if self.shape.dilation[1] == 1 {
+                let to = to.add(columns[0].unwrap_or(0));
+                transpose(from, lanes, columns.len(), channels, to, offsets(by_channel).as_ptr());
                 return;
             }
             let mut lines = [0.0f32; LINES * LINE];
-            transpose(from, self.shape.lanes, pixels, channels, lines.as_mut_ptr(), offsets(LINE).as_ptr());
+            transpose(from, lanes, columns.len(), channels, lines.as_mut_ptr(), offsets(LINE).as_ptr());
             for (channel, line) in lines.chunks(LINE).enumerate().take(channels) {
                 let to = to.add(channel * by_channel);
-                line[..pixels].iter().enumerate().for_each(|(pixel, &sum)| *to.add(pixel * by_pixel) = sum);
+                pixels.clone().for_each(|(pixel, column)| *to.add(column) = line[pixel]);
             }
         }
     }

@@ -20,6 +20,25 @@ const MOST_TILES: usize = 84;
 const MOST_TILES_AT_ONCE: usize = 140;
 /// Transformed filters that stay in a second-level cache until they are used.
 const FILTER_NUMBERS: usize = 512 * 1024;
+/// Vectors of result channels that are summed before they are written, and passes over all tiles, where tiles are kept.
+const RESULT_CUTS: [(usize, usize); 16] = [
+    (8, 1),
+    (8, 2),
+    (8, 3),
+    (8, 4),
+    (8, 6),
+    (4, 1),
+    (4, 2),
+    (4, 3),
+    (4, 4),
+    (2, 1),
+    (2, 2),
+    (2, 3),
+    (1, 1),
+    (1, 2),
+    (1, 3),
+    (1, 4),
+];
 /// Neighbouring tiles that are packed and written at a time.
 const SEGMENT: usize = 14;
 /// Source channels that are packed at a time; with a stride rows of both parities are.
@@ -32,7 +51,7 @@ const MOST_TERMS_OF_TWO_TAPS: usize = 2048;
 /// Sizes, in tiles and vectors.
 #[derive(Debug, Clone, Copy)]
 pub struct Shape {
-    /// Images; each phase of a dilated one counts.
+    /// Images; each chain of a dilated one's phases counts.
     pub batch: usize,
     /// How far taps lie apart in rows and columns.
     pub dilation: [usize; 2],
@@ -117,11 +136,11 @@ impl Shape {
         let (sources, results) = (gather.source_channels, gather.result_channels);
         let pixels = sources * rows.source * columns.source + results * rows.result * columns.result;
         let dilation = gather.axes.each_ref().map(phases::dilation);
-        let [row_phases, column_phases] = [0, 1].map(|axis| phases::count(dilation[axis], gather.axes[axis].result));
         let (tile, in_step, out_step) = (parities.tile(), rows.in_step, rows.out_step);
+        let extents = gather.axes.each_ref().map(|axis| phases::extent(axis, tile));
         let together = in_step > 1 && in_step * in_step * sources <= LINES;
         Shape {
-            batch: gather.batch * row_phases * column_phases,
+            batch: gather.batch * extents[0].chains * extents[1].chains,
             dilation,
             sources,
             results,
@@ -133,7 +152,7 @@ impl Shape {
             blocks: if together { LINES.div_ceil(lanes) } else { in_step * in_step * sources.div_ceil(lanes) },
             vectors: results.div_ceil(lanes),
             tile,
-            tiles: [0, 1].map(|axis| gather.axes[axis].steps.div_ceil(dilation[axis]).div_ceil(tile)),
+            tiles: extents.map(|extent| extent.tiles),
             planes: gather.result[1] != 1,
             filter_taps: gather.weight_group / (sources * results),
             pixels: gather.batch * rows.result * columns.result,
@@ -260,9 +279,18 @@ impl Shape {
         PATCH * pixels * self.source_parities() * self.packed_blocks() * self.lanes
     }
 
-    /// Numbers of results that are still to be brought to their planes.
+    /// Whether results are brought to their places from a room of their own: to planes, or with a dilation.
+    pub fn goes_through_room(&self) -> bool {
+        self.planes || self.dilation != [1, 1]
+    }
+
+    /// Numbers of results that are still to be brought to their places.
     pub fn results_room(&self) -> usize {
-        if self.planes { self.tile * self.tile * self.segment() * self.result_parities() * self.lanes } else { 0 }
+        if self.goes_through_room() {
+            self.tile * self.tile * self.segment() * self.result_parities() * self.lanes
+        } else {
+            0
+        }
     }
 
     /// Numbers of filters that are brought together before they are transformed.
@@ -288,6 +316,19 @@ impl Shape {
         }
     }
 
+    /// Vectors of result channels at most that are summed before they are written, where tiles are kept: so few that their
+    /// filters stay in a second-level cache, and more where not even the fewest do.
+    fn most_vectors(&self, least: usize, threads: usize) -> usize {
+        let most = if least * self.panels() > FILTER_NUMBERS {
+            8
+        } else if 4 * self.panels() > FILTER_NUMBERS {
+            least
+        } else {
+            4
+        };
+        most.min(self.vectors.div_ceil(threads)).max(least)
+    }
+
     /// The best plan whose workspace is no larger than the operands; the one with the least if all are larger.
     pub fn plan(&self, threads: usize) -> Cut {
         let all = self.all_tiles();
@@ -302,12 +343,18 @@ impl Shape {
             let vectors = SUMS_NUMBERS / self.sums_of_vector(tiles) / 2 * 2;
             Cut { kept: Kept::Filters, tiles, blocks: 1, vectors: vectors.max(least).min(self.vectors) }
         });
-        let most = if 4 * self.panels() > FILTER_NUMBERS { least } else { 4 };
-        let by_results = [(most, 1), (2, 1), (1, 1), (2, 2), (1, 2), (1, 3), (1, 4)].map(|(vectors, passes)| {
+        let mut by_results = RESULT_CUTS.map(|(vectors, passes)| {
             let at_once = all.div_ceil(passes);
             let blocks = at_once.div_ceil(MOST_TILES_AT_ONCE);
-            Cut { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors: self.vectors.min(vectors) }
+            let vectors = vectors.min(self.most_vectors(least, threads)).min(self.vectors);
+            (passes, Cut { kept: Kept::Tiles, tiles: at_once.div_ceil(blocks), blocks, vectors })
         });
+        // All tiles are read once for each few vectors, and all filters are transformed and read once for each pass.
+        let (of_tiles, of_filters) = (all * self.blocks, self.vectors * self.panels() / ELEMENTS);
+        by_results.sort_by_key(|(passes, cut)| {
+            of_tiles * self.lanes * self.vectors.div_ceil(cut.vectors) + 2 * passes * of_filters
+        });
+        let by_results = by_results.map(|(_, cut)| cut);
         // Where every filter is used for few tiles only, it is best used as soon as it is transformed.
         let few = all.div_ceil(aim) < 2 * threads;
         let (first, then): (&[Cut], &[Cut]) = if few { (&by_results, &by_tiles) } else { (&by_tiles, &by_results) };

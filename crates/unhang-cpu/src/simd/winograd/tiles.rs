@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::geometry::{Gather, Strides, even_parts};
 use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles};
 use super::super::workspace::{Shared, Workspace};
-use super::phases::{Phase, Phases, Positions};
+use super::phases::{Chain, Phases, run};
 use super::plan::{Segment, Shape};
 
 /// Images that are cut into tiles.
@@ -14,9 +14,9 @@ pub struct Images<'a> {
     shape: &'a Shape,
     numbers: &'a [f32],
     strides: Strides,
-    phases: Phases,
-    /// What a phase takes of an axis, and the first row or column of its first tile: with padding that lies before the image.
-    view: fn(&Phase) -> (Positions, isize),
+    phases: &'a Phases,
+    /// The positions that tiles take of a chain.
+    view: fn(&Chain) -> &[Option<usize>],
     /// Rows and columns of a tile, of each parity.
     span: usize,
     /// From one row or column of a parity to the next.
@@ -27,16 +27,12 @@ pub struct Images<'a> {
     transform: unsafe fn(&SourceTiles),
 }
 
-/// An image that is cut into tiles, or the phase of one.
-struct Image {
+/// An image that is cut into tiles, or the phases of one.
+struct Image<'a> {
     /// Its first number.
     start: usize,
-    /// From one row to the next, and from one column to the next.
-    by: [usize; 2],
-    /// Rows and columns.
-    size: [usize; 2],
-    /// The first row and column of the first tile.
-    low: [isize; 2],
+    /// The rows and columns that tiles take, in their order.
+    positions: [&'a [Option<usize>]; 2],
 }
 
 /// Pixels of a line at most: those of a segment with what its tiles overlap.
@@ -63,14 +59,19 @@ pub struct Room {
 
 impl<'a> Images<'a> {
     /// The source, in tiles of six by six of each parity that overlap.
-    pub fn source(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
+    pub fn source(
+        (shape, phases): (&'a Shape, &'a Phases),
+        gather: &Gather,
+        kernels: &'static Kernels,
+        numbers: &'a [f32],
+    ) -> Images<'a> {
         Images {
             kernels,
             shape,
             numbers,
             strides: gather.source,
-            phases: Phases::new(gather),
-            view: |phase| (phase.source, phase.low),
+            phases,
+            view: |chain| &chain.source,
             span: PATCH,
             step: shape.in_step,
             packed_step: shape.packed_step(),
@@ -80,14 +81,19 @@ impl<'a> Images<'a> {
     }
 
     /// The gradient of the result, in tiles that do not.
-    pub fn gradient(shape: &'a Shape, gather: &Gather, kernels: &'static Kernels, numbers: &'a [f32]) -> Images<'a> {
+    pub fn gradient(
+        (shape, phases): (&'a Shape, &'a Phases),
+        gather: &Gather,
+        kernels: &'static Kernels,
+        numbers: &'a [f32],
+    ) -> Images<'a> {
         Images {
             kernels,
             shape,
             numbers,
             strides: gather.result,
-            phases: Phases::new(gather),
-            view: |phase| (phase.result, 0),
+            phases,
+            view: |chain| &chain.result,
             span: shape.tile,
             step: 1,
             packed_step: 1,
@@ -96,23 +102,15 @@ impl<'a> Images<'a> {
         }
     }
 
-    /// Where the image, or the phase of one, of a segment begins, the distances of its rows and columns, how many there
-    /// are, and the first of the first tile.
-    fn image(&self, segment: &Segment) -> Image {
-        let (image, phases) = self.phases.of(segment.image);
-        let [by_image, _, by_row, by_column] = self.strides;
-        let [(rows, row), (columns, column)] = phases.each_ref().map(self.view);
-        Image {
-            start: image * by_image + rows.first * by_row + columns.first * by_column,
-            by: [by_row * self.shape.dilation[0], by_column * self.shape.dilation[1]],
-            size: [rows.count, columns.count],
-            low: [row, column],
-        }
+    /// The image of a segment.
+    fn image(&self, segment: &Segment) -> Image<'a> {
+        let (image, chains) = self.phases.of(segment.image);
+        Image { start: image * self.strides[0], positions: chains.map(self.view) }
     }
 
-    /// The first row or column of a tile.
-    fn first(&self, low: isize, tile: usize) -> isize {
-        (tile * self.shape.tile * self.step) as isize + low
+    /// The place of a tile's first row or column.
+    fn first(&self, tile: usize) -> usize {
+        tile * self.shape.tile * self.step
     }
 
     /// Columns that a segment reads, of each parity.
@@ -136,18 +134,26 @@ impl<'a> Images<'a> {
             return;
         }
         // Tiles that meet no padding are read in place.
-        let Image { size, low, .. } = self.image(segment);
+        let Image { positions, .. } = self.image(segment);
         let is_inside = |axis: usize, tile: usize| {
-            let first = self.first(low[axis], tile);
-            first >= 0 && first as usize + self.span * self.step <= size[axis]
+            let dilation = self.shape.dilation[axis];
+            run(positions[axis], self.first(tile), self.span * self.step, dilation).is_some()
         };
         let whole = is_inside(0, segment.row);
         let inside = |column: usize| whole && is_inside(1, column);
+        let goes_on = |column: usize, tiles: usize| {
+            let count = (tiles * self.shape.tile + self.span - self.shape.tile) * self.step;
+            run(positions[1], self.first(column), count, self.shape.dilation[1]).is_some()
+        };
         let mut first = segment.column;
         let end = segment.column + segment.tiles;
         while first < end {
             let in_place = inside(first);
-            let tiles = (first..end).take_while(|&column| inside(column) == in_place).count();
+            let mut tiles = 1;
+            // Tiles of two phases may touch.
+            while first + tiles < end && inside(first + tiles) == in_place && (!in_place || goes_on(first, tiles + 1)) {
+                tiles += 1;
+            }
             let at = segment.at + first - segment.column;
             let part = Segment { column: first, tiles, at, ..*segment };
             if in_place {
@@ -161,11 +167,13 @@ impl<'a> Images<'a> {
 
     /// Transforms tiles that lie in the image as they are.
     fn transform_in_place(&self, segment: &Segment, vectors: Range<usize>, room: Room) {
-        let Image { start, by: [by_row, by_column], low, .. } = self.image(segment);
+        let Image { start, positions } = self.image(segment);
         let lanes = self.shape.lanes;
-        let [row, column] =
-            [(0, segment.row), (1, segment.column)].map(|(axis, tile)| self.first(low[axis], tile) as usize);
+        let [_, _, by_row, by_column] = self.strides;
+        let [row, column] = [(0, segment.row), (1, segment.column)]
+            .map(|(axis, tile)| positions[axis][self.first(tile)].expect("tiles that are inside"));
         let first = start + row * by_row + column * by_column + vectors.start * lanes;
+        let (by_row, by_column) = (by_row * self.shape.dilation[0], by_column * self.shape.dilation[1]);
         let from = &self.numbers[first..];
         let (pixels, rows) = (self.pixels(segment) * self.step, self.span * self.step);
         let last = (rows - 1) * by_row + (pixels - 1) * by_column + vectors.len() * lanes;
@@ -205,48 +213,61 @@ impl<'a> Images<'a> {
         pitch: usize,
         to: &mut [f32],
     ) {
-        let Image { start, by: [by_row, by_column], size, low } = self.image(segment);
-        let by_channel = self.strides[1];
+        let Image { start, positions: [rows, columns] } = self.image(segment);
+        let [_, by_channel, by_row, by_column] = self.strides;
         let pixels = to.len() / pitch;
-        let row = self.first(low[0], segment.row) + row as isize;
-        let column = self.first(low[1], segment.column);
-        let begin = (-column).clamp(0, pixels as isize) as usize;
-        let end = (size[1] as isize - column).clamp(begin as isize, pixels as isize) as usize;
-        if row < 0 || row >= size[0] as isize || begin == end {
+        assert!(pixels <= LINE);
+        let row = rows.get(self.first(segment.row) + row).copied().flatten();
+        // The pixels that there are, with their columns.
+        let (mut met, mut count) = ([(0usize, 0usize); LINE], 0);
+        for (pixel, column) in columns.iter().skip(self.first(segment.column)).take(pixels).enumerate() {
+            if let Some(column) = *column {
+                met[count] = (pixel, column);
+                count += 1;
+            }
+        }
+        let met = &met[..count];
+        let (Some(row), Some(&(begin, first)), Some(&(last_pixel, last))) = (row, met.first(), met.last()) else {
             to.fill(0.0);
             return;
-        }
-        if channels < pitch {
+        };
+        let end = last_pixel + 1;
+        if channels < pitch || count < end - begin {
             to.fill(0.0);
         } else {
             to[..begin * pitch].fill(0.0);
             to[end * pitch..].fill(0.0);
         }
-        let column = (column + begin as isize) as usize;
-        let first = start + first_channel * by_channel + row as usize * by_row + column * by_column;
-        let from = &self.numbers[first..];
-        let to = &mut to[begin * pitch..end * pitch];
-        let pixels = end - begin;
-        assert!((pixels - 1) * by_column + (channels - 1) * by_channel < from.len());
-        let mut offsets = [0usize; LINE];
-        assert!(pixels <= LINE);
-        offsets.iter_mut().enumerate().for_each(|(pixel, offset)| *offset = pixel * pitch);
+        let from = &self.numbers[start + first_channel * by_channel + row * by_row..];
+        assert!(met.iter().all(|&(_, column)| column * by_column + (channels - 1) * by_channel < from.len()));
         let transpose = self.kernels.transpose;
+        let offsets: [usize; LINE] = std::array::from_fn(|pixel| pixel * pitch);
+        // Pixels that touch in the image too.
+        let touch = last == first + count - 1 && count == end - begin && self.shape.dilation[1] == 1;
         // SAFETY: the last number was just checked; each pixel goes to a place of its own. Lines have room for this many
         // channels and pixels.
         unsafe {
-            if by_channel == 1 {
-                (self.kernels.rows)(from.as_ptr(), by_column, to.as_mut_ptr(), pitch, channels, pixels);
-            } else if by_column == 1 {
-                transpose(from.as_ptr(), by_channel, channels, pixels, to.as_mut_ptr(), offsets.as_ptr());
+            if by_channel == 1 && touch {
+                let (from, to) = (from.as_ptr().add(first * by_column), to.as_mut_ptr().add(begin * pitch));
+                (self.kernels.rows)(from, by_column, to, pitch, channels, count);
+            } else if by_channel == 1 {
+                for &(pixel, column) in met {
+                    let (from, to) = (from.as_ptr().add(column * by_column), to.as_mut_ptr().add(pixel * pitch));
+                    (self.kernels.row)(from, 1, channels, to);
+                }
+            } else if touch {
+                let (from, to) = (from.as_ptr().add(first), to.as_mut_ptr().add(begin * pitch));
+                transpose(from, by_channel, channels, count, to, offsets.as_ptr());
             } else {
-                // Pixels of a phase that lie apart are brought together first.
+                // Pixels of phases, which lie apart, are brought together first.
                 let mut lines = [0.0f32; LINES * LINE];
                 for first in (0..channels).step_by(LINES) {
                     let channels = LINES.min(channels - first);
                     for (channel, line) in lines.chunks_mut(LINE).enumerate().take(channels) {
                         let from = from.as_ptr().add((first + channel) * by_channel);
-                        (self.kernels.row)(from, by_column, pixels, line.as_mut_ptr());
+                        for &(pixel, column) in met {
+                            line[pixel] = *from.add(column);
+                        }
                     }
                     let to = to.as_mut_ptr().add(first);
                     transpose(lines.as_ptr(), LINE, channels, pixels, to, offsets.as_ptr());
@@ -257,23 +278,23 @@ impl<'a> Images<'a> {
 
     /// Packs one row of a segment's pixels, `pitch` apart, each with all parities of its few channels.
     fn pack_parities(&self, segment: &Segment, row: usize, pitch: usize, to: &mut [f32]) {
-        let Image { start, by: [by_row, by_column], size, low } = self.image(segment);
-        let by_channel = self.strides[1];
+        let Image { start, positions: [rows, columns] } = self.image(segment);
+        let [_, by_channel, by_row, by_column] = self.strides;
         let pixels = to.len() / pitch;
         assert!(pixels <= LINE && pitch >= LINES && self.step * self.step * self.channels <= LINES);
         let mut lines = [0.0f32; LINES * LINE];
         for (number, lines) in lines.chunks_mut(self.channels * LINE).enumerate().take(self.step * self.step) {
             let parity = self.shape.parities.of(number);
-            let row = self.first(low[0], segment.row) + (row * self.step + parity[0]) as isize;
-            let column = self.first(low[1], segment.column) + parity[1] as isize;
-            // Pixels before the image, and the first behind it.
-            let begin = ((-column).max(0) as usize).div_ceil(self.step).min(pixels);
-            let end = ((size[1] as isize - column).max(0) as usize).div_ceil(self.step).clamp(begin, pixels);
-            if row < 0 || row >= size[0] as isize || begin == end {
+            let row = rows.get(self.first(segment.row) + row * self.step + parity[0]).copied().flatten();
+            // Pixels before the image, and the first behind it: they follow each other.
+            let places = || columns.iter().skip(self.first(segment.column) + parity[1]).step_by(self.step).take(pixels);
+            let begin = places().take_while(|column| column.is_none()).count();
+            let met = places().skip(begin).take_while(|column| column.is_some()).count();
+            let (Some(row), Some(&Some(column))) = (row, places().nth(begin)) else {
                 continue;
-            }
-            let column = (column + (begin * self.step) as isize) as usize;
-            let from = &self.numbers[start + row as usize * by_row + column * by_column..];
+            };
+            let end = begin + met;
+            let from = &self.numbers[start + row * by_row + column * by_column..];
             let apart = self.step * by_column;
             assert!((self.channels - 1) * by_channel + (end - begin - 1) * apart < from.len());
             for (channel, line) in lines.chunks_mut(LINE).enumerate() {

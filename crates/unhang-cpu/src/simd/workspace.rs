@@ -1,8 +1,8 @@
 //! Workspace: buffers aligned to cache lines, kept by each thread for its next computation.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cell::RefCell;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 
 const ALIGNMENT: usize = 64;
@@ -27,17 +27,25 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     fn new(capacity: usize) -> Buffer {
         let layout = Buffer::layout(capacity);
-        // SAFETY: the layout is not empty. Zeroed memory is a valid f32 in every place, so the buffer may always be
-        // lent out as a slice.
-        let start = unsafe { alloc_zeroed(layout) };
-        match NonNull::new(start.cast()) {
-            Some(start) => Buffer { start, capacity },
-            None => handle_alloc_error(layout),
-        }
+        // SAFETY: the layout is not empty. What was just allocated is as large as the layout; zeros are a valid f32 in every
+        // place, so the buffer may always be lent out as a slice.
+        let start = unsafe {
+            let start = alloc(layout);
+            if start.is_null() {
+                handle_alloc_error(layout);
+            }
+            // Before it is touched for the first time.
+            ask_for_large_pages_at(start as usize..start as usize + layout.size());
+            start.write_bytes(0, layout.size());
+            start
+        };
+        Buffer { start: NonNull::new(start.cast()).expect("not null"), capacity }
     }
 
     fn layout(capacity: usize) -> Layout {
-        Layout::array::<f32>(capacity.max(1)).and_then(|l| l.align_to(ALIGNMENT)).expect("a size that can be addressed")
+        let layout = Layout::array::<f32>(capacity.max(1)).expect("a size that can be addressed");
+        let alignment = if layout.size() >= LARGE_PAGE { LARGE_PAGE } else { ALIGNMENT };
+        layout.align_to(alignment).expect("a size that can be addressed")
     }
 }
 
@@ -114,16 +122,29 @@ const LARGE_PAGE: usize = 2 << 20;
 /// the first time costs more than a page's worth of many computations: 58 MB took 43 ms to touch in pages of 4 KiB
 /// and 16 ms in pages of 2 MiB. A hint: nothing changes where the pages are there, or the system gives none.
 pub fn ask_for_large_pages(result: &mut [f32]) {
-    #[cfg(target_os = "linux")]
     if std::mem::size_of_val(result) >= LARGE_RESULT {
         let bytes = result.as_mut_ptr_range();
-        let begin = (bytes.start as usize).next_multiple_of(LARGE_PAGE);
-        let end = bytes.end as usize / LARGE_PAGE * LARGE_PAGE;
-        // SAFETY: whole pages within the result; their contents stay as they are.
-        unsafe { libc::madvise(begin as *mut libc::c_void, end.saturating_sub(begin), libc::MADV_HUGEPAGE) };
+        // SAFETY: the result is ours.
+        unsafe { ask_for_large_pages_at(bytes.start as usize..bytes.end as usize) };
+    }
+}
+
+/// Asks for large pages at these addresses.
+///
+/// # Safety
+/// They are memory of the caller's.
+unsafe fn ask_for_large_pages_at(bytes: Range<usize>) {
+    #[cfg(target_os = "linux")]
+    {
+        let begin = bytes.start.next_multiple_of(LARGE_PAGE);
+        let end = bytes.end / LARGE_PAGE * LARGE_PAGE;
+        if begin < end {
+            // SAFETY: whole pages of the caller's; their contents stay as they are.
+            unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_HUGEPAGE) };
+        }
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = (result, LARGE_RESULT, LARGE_PAGE);
+    let _ = bytes;
 }
 
 /// A pointer that threads share: each writes to places of its own.

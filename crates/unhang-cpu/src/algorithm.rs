@@ -58,8 +58,7 @@ impl Algorithm {
             // One row must not be longer than a chain of terms may be.
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
-            // Of a dilated one the phases are brought together again for every few filters: that takes too long.
-            () if weights && problem.dilation() == [1, 1] && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
+            () if weights && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem, isa) => Algorithm::Winograd,
@@ -142,8 +141,8 @@ fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
 const GAIN: f64 = 2.0;
 /// The same for dilated filters: the direct path leaves out their taps that fall on padding.
 const DILATED_GAIN: f64 = 2.5;
-/// The same for strided weight gradients, which transform their source for few vectors of filters at a time.
-const STRIDED_WEIGHTS_GAIN: f64 = 3.0;
+/// The same for strided and dilated weight gradients, which transform their source for few vectors of filters at a time.
+const APART_WEIGHTS_GAIN: f64 = 3.0;
 /// The same for strided backward-data with many channels in NCHW: a tile's transforms are used for results of four parities.
 const STRIDED_GAIN: f64 = 1.5;
 /// Those channels.
@@ -159,7 +158,9 @@ fn winograd_wins(problem: &Problem, isa: Isa) -> bool {
     let (enough, gain) = match problem.direction() {
         Direction::Forward if strided_planes => (problem.in_channels() >= 3 && problem.out_channels() >= 16, GAIN),
         Direction::BackwardData if strided_planes && channels >= STRIDED_CHANNELS => (true, STRIDED_GAIN),
-        Direction::BackwardWeights if problem.stride() != [1, 1] => (channels >= 16, STRIDED_WEIGHTS_GAIN),
+        Direction::BackwardWeights if [problem.stride(), problem.dilation()] != [[1, 1]; 2] => {
+            (channels >= 16, APART_WEIGHTS_GAIN)
+        }
         _ if problem.dilation() != [1, 1] => (channels >= 16, DILATED_GAIN),
         _ => (channels >= 16, GAIN),
     };

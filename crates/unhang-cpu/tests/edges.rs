@@ -278,8 +278,9 @@ fn the_table_of_algorithms() {
         |by: i64| Specification { in_size: [33, 33], in_channels: 64, out_channels: 64, batch: 4, ..dilated(by) };
     assert_eq!(chosen(deeplab(6)), Algorithm::Winograd);
     assert_eq!(chosen(deeplab(12)), Algorithm::Direct);
-    let gradient = Specification { direction: Direction::BackwardWeights, ..dilated(2) };
-    assert_eq!(chosen(gradient), Algorithm::Weights);
+    let gradient = |by: i64| Specification { direction: Direction::BackwardWeights, ..deeplab(by) };
+    assert_eq!(chosen(gradient(2)), Algorithm::WinogradWeights);
+    assert_eq!(chosen(gradient(6)), Algorithm::Weights);
     assert_eq!(chosen(dilated(19)), Algorithm::Direct);
     // Along one axis, with pixels lying together; not with too few pixels for the filter's transform.
     let with = |kernel, padding| Specification { in_size: [40, 40], kernel, padding, ..image.clone() };

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import sqlite3
 import threading
-import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,17 +24,14 @@ from unhang import (
     _dispatch,
     _engines,
     _faults,
-    _launch,
     _state,
-    _statistics,
 )
 
 NEW_TORCH = hasattr(torch, "compile")
 OURS = Settings(strategy="cpu_fallback")
-new_torch = pytest.mark.skipif(not NEW_TORCH, reason="torch 2 and newer")
 
 
-# ---- 1: on and off while others compute ----
+# ---- on and off while others compute ----
 
 
 def test_switching_while_other_threads_convolve_changes_no_result() -> None:
@@ -70,7 +65,7 @@ def test_switching_while_other_threads_convolve_changes_no_result() -> None:
     assert len({id(library) for library in registered}) == 1, "registered once"
 
 
-# ---- 2: shapes that torch refuses ----
+# ---- shapes that torch refuses ----
 
 
 @pytest.mark.parametrize("strategy", ["cpu_fallback", "tiled", "aten"])
@@ -96,97 +91,7 @@ def test_a_gradient_of_the_wrong_shape_is_torchs_to_refuse() -> None:
     assert not unhang.report().data["failures"], "no engine was blamed for it"
 
 
-# ---- 3, 11: layouts ----
-
-
-def _views() -> dict[str, torch.Tensor]:
-    last = torch.randn(2, 16, 6, 5).to(memory_format=torch.channels_last)
-    return {
-        "chunk": last.chunk(2, 1)[1],
-        "rows": last[:, :8, ::2],
-        "columns": last[:, 4:12, :, 1:],
-        "one image": last[:1, :8],
-        "strided channels": last[:, ::2],
-        "contiguous with gaps": torch.randn(2, 16, 6, 5)[:, :8],
-        "transposed": torch.randn(2, 6, 5, 8).permute(0, 3, 1, 2),
-    }
-
-
-@pytest.mark.parametrize("view", list(_views()))
-@pytest.mark.parametrize("filters", ["1x1", "3x3", "depthwise", "channels_last weight"])
-@pytest.mark.parametrize("strategy", ["cpu_fallback", "tiled"])
-def test_results_are_laid_out_as_torch_does(view: str, filters: str, strategy: str) -> None:
-    torch.manual_seed(0)
-    shapes = {"1x1": (4, 8, 1, 1), "3x3": (4, 8, 3, 3), "depthwise": (8, 1, 3, 3), "channels_last weight": (4, 8, 3, 3)}
-    weight = torch.randn(shapes[filters])
-    if filters == "channels_last weight":
-        weight = weight.to(memory_format=torch.channels_last)
-    groups = 8 if filters == "depthwise" else 1
-
-    def compute() -> list[torch.Tensor]:
-        x = _views()[view].detach().requires_grad_()
-        w = weight.detach().requires_grad_()
-        y = F.conv2d(x, w, padding=1, groups=groups)
-        return [y, *torch.autograd.grad(y, [x, w], torch.ones_like(y))]
-
-    torch.manual_seed(1)
-    plain = compute()
-    torch.manual_seed(1)
-    with unhang.enabled(strategy, devices=("cpu",), tile_limit=4):
-        ours = compute()
-    assert ours[0].stride() == plain[0].stride()
-    for got, want in zip(ours, plain):
-        assert_close(got, want.double(), slack=3)
-
-
-@new_torch
-@pytest.mark.parametrize("patched", [False, True])
-def test_compiled_training_on_a_chunk_of_channels_last(patched: bool) -> None:
-    torch._dynamo.reset()
-    layer = nn.Conv2d(8, 4, 1)
-    x = torch.randn(2, 16, 6, 6).to(memory_format=torch.channels_last)
-
-    def compute(form) -> list[torch.Tensor]:
-        layer.zero_grad()
-        y = form(x.chunk(2, 1)[0])
-        y.square().sum().backward()
-        return [y.detach(), *(p.grad.clone() for p in layer.parameters())]
-
-    want = compute(layer)
-    if patched:
-        unhang.patch_model(layer, OURS)
-    else:
-        unhang.enable("cpu_fallback", devices=("cpu",))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        got = compute(torch.compile(lambda x: layer(x), backend="aot_eager"))
-    assert got[0].stride() == want[0].stride()
-    for ours, plain in zip(got, want):
-        assert_same(ours, plain)
-    assert "cpu" in engines_used()
-
-
-@new_torch
-@pytest.mark.parametrize("form", ["channels_last", "chunk"])
-def test_a_compiled_graph_expects_the_strides_that_it_gets(form: str) -> None:
-    torch._dynamo.reset()
-    layer = unhang.patch_model(nn.Conv2d(8, 4, 3), OURS)
-    x = torch.randn(2, 16, 6, 6).to(memory_format=torch.channels_last)
-    x = x.chunk(2, 1)[0] if form == "chunk" else x[:, :8].contiguous(memory_format=torch.channels_last)
-
-    @torch.compile(backend="aot_eager", fullgraph=True)
-    def compute(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-        y = layer(x)
-        return y, y.stride()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        y, expected = compute(x)
-    assert y.stride() == expected == nn.Conv2d.forward(layer, x).stride()
-    assert y.is_contiguous(memory_format=torch.channels_last)
-
-
-# ---- 4: whose fault ----
+# ---- whose fault ----
 
 
 @pytest.mark.parametrize(
@@ -232,7 +137,7 @@ def test_after_a_sticky_error_of_the_device_nothing_is_recorded(monkeypatch: pyt
     assert _faults.fault_of(RuntimeError("anything"), torch.device("cpu")) is _faults.Fault.CALLERS
 
 
-# ---- 5: sums of tiles ----
+# ---- sums of tiles ----
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -250,7 +155,7 @@ def test_tiles_are_added_up_in_single_precision(dtype: torch.dtype) -> None:
     assert error <= torch.finfo(dtype).eps, error
 
 
-# ---- 6: derivatives of any order ----
+# ---- derivatives of any order ----
 
 
 def _third(layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -283,7 +188,7 @@ def test_third_derivatives_of_our_op() -> None:
     assert_close(got, want, slack=100)
 
 
-# ---- 7: TF32 ----
+# ---- TF32 ----
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch 2.9 and newer")
@@ -302,7 +207,7 @@ def test_torchs_new_tf32_interface_is_read() -> None:
         conv.fp32_precision = before
 
 
-# ---- 8: torch functions ----
+# ---- torch functions ----
 
 
 def test_torch_function_modes_and_subclasses_see_one_convolution() -> None:
@@ -344,84 +249,7 @@ def test_torch_function_modes_and_subclasses_see_one_convolution() -> None:
         torch.testing.assert_close(z.as_subclass(torch.Tensor), y)
 
 
-# ---- 9: replanning ----
-
-
-def test_counts_survive_a_plan_with_other_engines_in_another_order() -> None:
-    first = _core.Tally(["cpu", "aten"])
-    first.count(0, True)
-    second = _core.Tally(["tiled(aten)", "aten", "cpu"], first)
-    second.count(1, False)
-    first.count(1, False)
-    assert second.by_place == [0, 2, 1]
-    assert first.by_place == [1, 2]
-    assert (second.total, second.bypasses) == (3, 1)
-
-
-def test_a_plan_with_more_engines_than_the_one_before_counts_each_under_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    x, w = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
-    honest = _convolve._plan
-
-    def shorter(*arguments: object) -> _convolve.Route:
-        route = honest(*arguments)
-        assert route is not None
-        return route._replace(
-            names=route.names[1:], engines=route.engines[1:], bypass=route.bypass[1:], labels=route.labels[1:],
-            tally=_core.Tally(list(route.names[1:])),
-        )  # fmt: skip
-
-    def broken(*_: object) -> None:
-        raise _core.GpuDeclined("not now")
-
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        with monkeypatch.context() as patch:
-            patch.setattr(_convolve, "_plan", shorter)
-            F.conv2d(x, w)
-        _convolve.replan()
-        monkeypatch.setattr(_core, "run_cpu", broken)
-        F.conv2d(x, w)
-    (route,) = _convolve.routes.values()
-    assert dict(zip(route.names, route.tally.by_place)) == {"cpu": 0, "aten": 2}
-
-
-def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, w = torch.randn(1, 2, 8, 8), torch.randn(2, 2, 3, 3)
-    failing = threading.local()
-    honest = _core.run_cpu
-
-    def sometimes(*arguments: object) -> None:
-        failing.turn = getattr(failing, "turn", 0) + 1
-        if failing.turn % 3 == 0:
-            _state.state().failures.clear()
-            raise RuntimeError("now and then")
-        honest(*arguments)
-
-    monkeypatch.setattr(_core, "run_cpu", sometimes)
-    errors: list[Exception] = []
-
-    def work() -> None:
-        for _ in range(100):
-            try:
-                F.conv2d(x, w)
-            except Exception as error:
-                errors.append(error)
-
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        threads = [threading.Thread(target=work) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        for _ in range(30):
-            _convolve.replan()
-            unhang.report()
-        for thread in threads:
-            thread.join()
-    assert not errors, errors[0]
-    assert sum(route.tally.total for route in _convolve.routes.values()) == 300
-
-
-# ---- 10: scripts and traces; what a layer has to bear (12) is in test_drop_in.py ----
+# ---- scripts and traces ----
 
 
 def test_convolutions_can_be_scripted_while_unhang_is_on() -> None:
@@ -452,135 +280,7 @@ def test_traces_made_while_unhang_is_on_hold_the_convolution_and_not_its_result(
     torch.testing.assert_close(traced(other), want)
 
 
-# ---- 13, 14, 15: stores, half-way, growth ----
-
-
-def test_a_locked_store_stalls_no_plan(own_home: Path, affected_machine: Path) -> None:
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
-    _state.state().store.flush(5.0)
-    database = next(path for path in own_home.iterdir() if path.suffix in (".sqlite", ".db", ".sqlite3"))
-    with unhang.enabled(rehearse=True):
-        F.conv2d(torch.randn(1, 2, 7, 7), torch.randn(2, 2, 3, 3))
-        holder = sqlite3.connect(database)
-        holder.execute("BEGIN EXCLUSIVE")
-        try:
-            began = time.monotonic()
-            for size in range(8, 14):
-                F.conv2d(torch.randn(1, 2, size, size), torch.randn(2, 2, 3, 3))
-            assert time.monotonic() - began < 4.0, "seconds for each of six new plans"
-        finally:
-            holder.rollback()
-            holder.close()
-
-
-def test_a_new_plan_asks_the_store_nothing(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
-    asked: list[str] = []
-
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            asked.append(name)
-            return getattr(store, name)
-
-    with unhang.enabled(rehearse=True):
-        F.conv2d(torch.randn(1, 2, 7, 7), torch.randn(2, 2, 3, 3))
-        store = _state.state().store
-        monkeypatch.setattr(_state.state(), "store", Watched())
-        for size in range(8, 14):
-            F.conv2d(torch.randn(1, 2, size, size), torch.randn(2, 2, 3, 3))
-        monkeypatch.undo()
-    assert not {"canary", "canaries", "records"} & set(asked), asked
-
-
-def test_an_enable_that_fails_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
-    flags, before = torch.backends.cudnn, torch.backends.cudnn.enabled
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
-    forward = nn.Conv2d._conv_forward
-
-    def broken(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_dispatch, "activate", broken)
-    with pytest.raises(KeyboardInterrupt):
-        unhang.enable("implicit_gemm", rehearse=True, implicit_gemm=True)
-    import os
-
-    assert flags.enabled is before
-    assert "MIOPEN_DEBUG_CONV_GEMM" not in os.environ
-    assert not _convolve.rehearsed
-    assert nn.Conv2d._conv_forward is forward
-    assert not unhang.is_enabled()
-
-
-def test_wrong_options_leave_what_is_on_as_it_is() -> None:
-    unhang.enable("cpu_fallback", devices=("cpu",))
-    with pytest.raises(ValueError, match="tpu"):
-        unhang.enable("aten", devices=("tpu",))
-    F.conv2d(torch.randn(1, 1, 5, 5), torch.randn(1, 1, 3, 3))
-    assert engines_used() == {"cpu"}
-
-
-def test_ever_new_sizes_do_not_fill_a_layers_counts() -> None:
-    before = _core.set_most_sizes(5)
-    layer = nn.Conv2d(1, 1, 3)
-    try:
-        with unhang.enabled("cpu_fallback", devices=("cpu",)):
-            for size in range(3, 23):
-                layer(torch.ones(1, 1, size, size))
-    finally:
-        _core.set_most_sizes(before)
-    assert len(_statistics.layer_of(layer).counts) <= 6
-    assert layer.get_bypass_stats()["engines"] == {"cpu": 20}
-    unhang.report().text()
-
-
-def test_ever_new_failures_and_verdicts_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_convolve, "_MOST_ROUTES", 5)
-    monkeypatch.setattr(_state, "_MOST_SAID", 5)
-    monkeypatch.setattr(_state, "_MOST_CANARIES", 5)
-    monkeypatch.setattr(_launch, "_MOST_VERDICTS", 5)
-    monkeypatch.setattr(_launch, "_verdicts", {})
-
-    def broken(*_: object) -> None:
-        raise RuntimeError("the kernel fell over")
-
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        monkeypatch.setattr(_core, "run_cpu", broken)
-        for size in range(3, 23):
-            F.conv2d(torch.ones(1, 1, size, size), torch.ones(1, 1, 3, 3))
-            _state.state().keep_canary(f"jit:kernel:{size}", "works", "made up")
-            _launch._note(f"jit:kernel:{size}", "works")
-        found = {it: len(it_) for it, it_ in (
-            ("failures", _state.state().failures), ("said", _state._said),
-            ("canaries", _state.state()._canaries), ("verdicts", _launch._verdicts),
-        )}  # fmt: skip
-    assert all(0 < count <= 5 for count in found.values()), found
-
-
-# ---- 16: several cards ----
-
-
-def test_one_cards_canary_does_not_vouch_for_another(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
-    machine = type(
-        "Two",
-        (),
-        {"gpus": ["one", "two"], "affected": True, "fingerprint": "f", "is_affected_at": lambda _, at: at == 1},
-    )()
-    monkeypatch.setattr(_state.state(), "machine", machine)
-    monkeypatch.setattr(_core, "Machine", type("M", (), {"address_of": staticmethod(lambda at: f"0000:0{at}:00.0")}))
-    _canary._known_here["aten@0000:00:00.0"] = ("works", "made up")
-    assert {engine: ended for engine, _, ended in _canary.known(0, rehearsed=False)}["aten"] == (
-        "works",
-        "made up",
-    )
-    assert {engine: ended for engine, _, ended in _canary.known(1, rehearsed=False)}["aten"] is None
-    monkeypatch.setattr(torch.version, "hip", "5.7")
-    assert [_state.state().is_affected(index) for index in (0, 1)] == [False, True]
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert not _state.state().is_affected(1), "a torch for CUDA computes on no such card"
-
-
-# ---- 19: other doors to MIOpen ----
+# ---- other doors to MIOpen ----
 
 
 def test_miopens_own_ops_do_not_reach_it_on_an_affected_card(affected_machine: Path) -> None:
@@ -671,7 +371,7 @@ def test_one_device_can_be_named_without_a_list() -> None:
     assert engines_used() == {"cpu"}
 
 
-# ---- 20: flags ----
+# ---- flags ----
 
 
 def test_what_torch_computes_itself_gets_the_flags_that_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:

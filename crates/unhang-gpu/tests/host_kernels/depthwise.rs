@@ -1,0 +1,88 @@
+//! Depthwise convolutions.
+
+use crate::{check_choice, engine, problem};
+use unhang_conv::{DataType, Direction, Layout, Specification};
+use unhang_gpu::choice::Choice;
+use unhang_gpu::plan::LaunchPlan;
+
+#[test]
+fn depthwise_kernels_are_right() {
+    let Some(engine) = engine() else { return };
+    let mut turn = 0;
+    for (layout, multiplier, kernel, stride, dilation) in [
+        (Layout::Nchw, 1, 3, 1, 1),
+        (Layout::Nchw, 2, 3, 2, 1),
+        (Layout::Nhwc, 1, 5, 2, 1),
+        (Layout::Nhwc, 3, 3, 1, 2),
+        (Layout::Nchw, 1, 5, 3, 1),
+    ] {
+        for direction in Direction::ALL {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 35,
+                out_channels: 35 * multiplier,
+                groups: 35,
+                in_size: [13, 11],
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [kernel / 2, 1],
+                layout,
+                direction,
+                ..Specification::default()
+            });
+            for strip in [1, 4] {
+                turn += 1;
+                let strip = (strip * stride) as u32;
+                check_choice(&engine, &problem, Choice::Depthwise { strip, splits: 3 }, turn);
+            }
+        }
+    }
+}
+
+#[test]
+fn depthwise_kernels_in_vectors_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (layout, size, kernel, stride, dilation, data_type)) in [
+        (Layout::Nchw, [9, 12], 3, 1, 1, DataType::F32),
+        (Layout::Nchw, [9, 16], 3, 2, 1, DataType::F16),
+        (Layout::Nchw, [8, 8], 5, 1, 1, DataType::Bf16),
+        (Layout::Nchw, [8, 12], 5, 1, 1, DataType::F16),
+        (Layout::Nchw, [7, 10], 3, 1, 2, DataType::F32),
+        (Layout::Nhwc, [7, 9], 3, 1, 1, DataType::F16),
+        (Layout::Nhwc, [8, 7], 3, 2, 1, DataType::F32),
+        (Layout::Nhwc, [6, 7], 5, 1, 1, DataType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for direction in Direction::ALL {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 36,
+                out_channels: 36,
+                groups: 36,
+                in_size: size,
+                kernel: [kernel, kernel],
+                stride: [stride, stride],
+                dilation: [dilation, dilation],
+                padding: [kernel / 2 * dilation, kernel / 2 * dilation],
+                layout,
+                direction,
+                data_type,
+                ..Specification::default()
+            });
+            let strip = match (turn, layout, kernel) {
+                (0, ..) => 4,
+                (_, Layout::Nhwc, 5) => 1,
+                _ => 2,
+            };
+            let choice = Choice::DepthwiseQuads { strip, splits: 3 };
+            if layout == Layout::Nchw || direction != Direction::BackwardData {
+                check_choice(&engine, &problem, choice, turn as u64);
+            } else {
+                assert!(LaunchPlan::new(&problem, &choice).is_err());
+            }
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Matrix products: in pairs of f16, in quads, in phases of a stride, in parts.
+
+use crate::{check_choice, engine, problem, varied_choices};
+use unhang_conv::{DataType, Direction, Layout, Specification};
+use unhang_gpu::choice::{Choice, TILES};
+use unhang_gpu::plan::{Form, LaunchPlan};
+
+#[test]
+fn products_in_pairs_of_f16_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (layout, direction, packed, tile)) in [
+        (Layout::Nchw, Direction::Forward, true, TILES[5]),
+        (Layout::Nchw, Direction::BackwardData, false, TILES[8]),
+        (Layout::Nhwc, Direction::Forward, false, TILES[6]),
+        (Layout::Nhwc, Direction::BackwardData, true, TILES[11]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for kernel in [1, 3] {
+            let problem = problem(Specification {
+                batch: 2,
+                in_channels: 44,
+                out_channels: 36,
+                in_size: [8, 8],
+                kernel: [kernel, kernel],
+                padding: [kernel / 2, kernel / 2],
+                layout,
+                direction,
+                data_type: DataType::F16,
+                ..Specification::default()
+            });
+            let splits = 1 + turn as u32 / 2;
+            check_choice(&engine, &problem, Choice::HalfGemm { tile, packed, splits }, turn as u64);
+        }
+    }
+}
+
+#[test]
+fn whole_quads_and_many_tiles_are_right() {
+    let Some(engine) = engine() else { return };
+    // Sizes that divide, so that every vector path is taken, and more than one tile each way.
+    for (turn, (channels, kernel, size)) in
+        [([24, 40], 1, 12), ([16, 36], 3, 12), ([3, 20], 7, 16), ([18, 2], 3, 9)].into_iter().enumerate()
+    {
+        for direction in Direction::ALL {
+            for layout in Layout::ALL {
+                let problem = problem(Specification {
+                    batch: 3,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_size: [size, size],
+                    kernel: [kernel, kernel],
+                    padding: [kernel / 2, kernel / 2],
+                    layout,
+                    direction,
+                    ..Specification::default()
+                });
+                for choice in varied_choices(&problem, turn + 8) {
+                    check_choice(&engine, &problem, choice, turn as u64);
+                }
+            }
+        }
+    }
+}
+
+/// Phases of a stride that meet few taps have fewer parts of their sums: the planes of the others are not read.
+#[test]
+fn phases_of_a_stride_have_as_many_parts_as_their_taps_fill() {
+    let Some(engine) = engine() else { return };
+    for (turn, (kernel, stride, padding, dilation)) in
+        [([3, 3], [2, 2], [1, 1], [1, 1]), ([5, 3], [3, 2], [0, 1], [1, 1]), ([1, 4], [2, 4], [0, 1], [1, 3])]
+            .into_iter()
+            .enumerate()
+    {
+        for layout in Layout::ALL {
+            let strided = problem(Specification {
+                batch: 2,
+                in_channels: 10,
+                out_channels: 40,
+                in_size: [9, 14],
+                kernel,
+                stride,
+                padding,
+                dilation,
+                layout,
+                direction: Direction::BackwardData,
+                ..Specification::default()
+            });
+            for splits in [2, 5] {
+                let choice = Choice::Gemm { tile: TILES[9], packed: turn % 2 == 0, flat: false, splits };
+                check_choice(&engine, &strided, choice, turn as u64);
+            }
+        }
+    }
+}
+
+/// A strided 1×1 layer's gradient is a matrix product with zeros between its pixels, written together.
+#[test]
+fn gradients_of_strided_products_are_right_at_every_edge() {
+    let Some(engine) = engine() else { return };
+    for (turn, (in_size, stride)) in [
+        ([16, 16], [2, 2]),
+        ([15, 16], [2, 2]),
+        ([9, 13], [2, 2]),
+        ([7, 10], [3, 4]),
+        ([6, 8], [1, 2]),
+        ([5, 4], [2, 1]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for layout in Layout::ALL {
+            for (groups, data_type) in [(1, DataType::F32), (2, DataType::F16)] {
+                let strided = problem(Specification {
+                    batch: 2,
+                    in_channels: 36,
+                    out_channels: 20,
+                    groups,
+                    in_size,
+                    kernel: [1, 1],
+                    stride,
+                    layout,
+                    data_type,
+                    direction: Direction::BackwardData,
+                    ..Specification::default()
+                });
+                let tile = TILES[turn % 2 * 9];
+                for (form, packed) in [(Form::Specialised, turn == 0), (Form::General, true)] {
+                    let choice = Choice::Gemm { tile, packed, flat: false, splits: 1 };
+                    let plan = LaunchPlan::with_form(&strided, &choice, form).unwrap();
+                    let last = plan.stages.last().unwrap();
+                    let is_spread = form == Form::Specialised || stride == [2, 2];
+                    assert_eq!(last.kernel.constant("SPREAD").is_some(), is_spread, "{strided}");
+                    let phases = if is_spread { 1 } else { stride[0] * stride[1] };
+                    assert_eq!(i64::from(last.grid[1]), groups * phases, "{strided}");
+                    *engine.form.lock().unwrap() = form;
+                    check_choice(&engine, &strided, choice, turn as u64);
+                    // The same kernel is a transposed layer's forward, which has a bias, between the pixels too.
+                    let turned =
+                        Specification { transposed: true, direction: Direction::Forward, ..strided.specification() };
+                    let [in_channels, out_channels] = [turned.out_channels, turned.in_channels];
+                    let in_size = strided.out_size().map(|n| n as i64);
+                    let output_padding = stride.map(|n| n - 1);
+                    let turned =
+                        problem(Specification { in_channels, out_channels, in_size, output_padding, ..turned });
+                    let plan = LaunchPlan::with_form(&turned, &choice, form).unwrap();
+                    assert_eq!(plan.stages.last().unwrap().kernel.constant("SPREAD").is_some(), is_spread, "{turned}");
+                    check_choice(&engine, &turned, choice, 2 * turn as u64 + 1);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn many_filters_are_added_up_by_a_thread_each() {
+    let Some(engine) = engine() else { return };
+    for layout in Layout::ALL {
+        let wide = problem(Specification {
+            in_channels: 128,
+            out_channels: 129,
+            in_size: [4, 5],
+            kernel: [3, 3],
+            padding: [1, 1],
+            layout,
+            direction: Direction::BackwardWeights,
+            ..Specification::default()
+        });
+        for choice in [Choice::Weights { tile: TILES[9], splits: 2 }, Choice::Winograd { tile: TILES[9], splits: 1 }] {
+            let plan = LaunchPlan::new(&wide, &choice).unwrap();
+            assert!(plan.stages.last().unwrap().kernel.entry.ends_with("_filters"), "{choice}");
+            check_choice(&engine, &wide, choice, 1);
+        }
+    }
+}

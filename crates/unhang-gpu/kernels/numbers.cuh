@@ -2,9 +2,13 @@
 // given them, and *general* where it is not: then they come with the launch, in `shape`, and one object serves every
 // problem. Divisions by numbers of the launch are multiplications with what the host has prepared.
 //
-// Groups and channels are given all or none, and so is the window: filter, stride, padding and dilation.
+// Groups and channels are given all or none, and so is the window: filter, stride, padding and dilation. But where a thread has
+// all of a pixel's channels (direct.cu in NHWC), these are given alone.
 
 #ifdef ROWS
+#ifndef REDUCED
+#define REDUCED shape.reduced
+#endif
 #define BY_REDUCED(n) ((n) / REDUCED)
 #define BY_ROW_TILES(n) ((n) / ROW_TILES)
 #define BY_ROW_BLOCKS(n) ((n) / ROW_BLOCKS)

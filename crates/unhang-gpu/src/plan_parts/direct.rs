@@ -29,11 +29,8 @@ pub(crate) fn direct(
         return Err(format!("{} groups are too many for one grid", p.groups()));
     }
     let (reduced, rows) = geometry.reduced_and_rows();
-    if channels_last {
-        if forward || p.groups() > 1 || rows > MOST_CHANNELS_LAST {
-            return Err("in NHWC direct is for gradients of images with few channels".into());
-        }
-        geometry.refuse_general()?;
+    if channels_last && (forward || p.groups() > 1 || rows > MOST_CHANNELS_LAST) {
+        return Err("in NHWC direct is for gradients of images with few channels".into());
     }
     let pointwise = geometry.is_pointwise();
     if pointwise && strip != 1 {
@@ -89,7 +86,11 @@ pub(crate) fn direct(
         ("DIRECTION", i64::from(!forward)),
     ];
     if geometry.form == Form::Specialised {
-        constants.extend([("GROUPS", p.groups() as i64), ("REDUCED", reduced as i64), ("ROWS", rows as i64)]);
+        constants.push(("REDUCED", reduced as i64));
+    }
+    // A thread that has all of a pixel's channels is told how many they are.
+    if geometry.form == Form::Specialised || channels_last {
+        constants.extend([("GROUPS", p.groups() as i64), ("ROWS", rows as i64)]);
     }
     constants.extend(geometry.window_constants());
     constants.extend([

@@ -56,7 +56,10 @@ pub fn kinds() -> Vec<Problem> {
     for (kernel, stride) in [(1, 1), (3, 1), (3, 2), (7, 2)] {
         let window =
             Specification { kernel: [kernel; 2], padding: [kernel / 2; 2], stride: [stride; 2], ..base.clone() };
-        shapes.push(Specification { in_channels: 16, out_channels: 16, in_size: [16, 16], ..window });
+        // In NHWC the gradient of an image has its channels given.
+        for in_channels in [16, 3] {
+            shapes.push(Specification { in_channels, out_channels: 16, in_size: [16, 16], ..window.clone() });
+        }
     }
     for kernel in [3, 5, 7] {
         for stride in [1, 2] {

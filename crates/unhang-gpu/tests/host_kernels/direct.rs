@@ -3,7 +3,7 @@
 use crate::{check_choice, engine, problem};
 use unhang_conv::{DataType, Direction, Layout, Specification};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::plan::LaunchPlan;
+use unhang_gpu::plan::{Form, LaunchPlan};
 
 #[test]
 fn direct_kernels_are_right() {
@@ -82,9 +82,9 @@ fn direct_kernels_of_few_channels_in_nhwc_are_right() {
         };
         for specification in [ordinary.clone(), transposed] {
             let problem = problem(specification);
-            for (splits, seed) in [(1, turn as u64), (3, turn as u64 + 1)] {
-                let choice = Choice::Direct { rows, width, strip, splits };
-                check_choice(&engine, &problem, choice, seed);
+            for (splits, form) in [(1, Form::Specialised), (3, Form::Specialised), (1, Form::General)] {
+                *engine.form.lock().unwrap() = form;
+                check_choice(&engine, &problem, Choice::Direct { rows, width, strip, splits }, turn as u64);
             }
         }
         let grouped =

@@ -18,6 +18,18 @@ use crate::sources::Kernel;
 /// At most this many threads, and half of the cores: the user's program wants some too.
 const MOST_THREADS: usize = 8;
 
+/// How much nicer than the rest of the process the threads are.
+const NICER: libc::c_int = 5;
+
+/// Lets the process's other threads go first: what is compiled pays later, what they do is waited for now.
+fn give_way() {
+    // SAFETY: plain system calls, which on Linux concern the calling thread alone; where they fail nothing is changed.
+    unsafe {
+        let nice = libc::getpriority(libc::PRIO_PROCESS, 0);
+        libc::setpriority(libc::PRIO_PROCESS, 0, nice + NICER);
+    }
+}
+
 /// A compiled object, or why there is none.
 type Compiled = Result<Arc<Vec<u8>>, GpuError>;
 
@@ -186,6 +198,7 @@ impl Workshop {
     }
 
     fn work(&self) {
+        give_way();
         loop {
             let kernel = {
                 let mut state = self.state();

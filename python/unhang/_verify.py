@@ -1,21 +1,24 @@
-"""Compares a few elements of a GPU kernel's result with our CPU engine, on the same numbers.
+"""Compares a few elements of a GPU kernel's result with the definition of a convolution, on the same numbers.
 
 The elements are at the corners of the first and last image, in the first and last channels of the first and last group
 (where tiles are ragged and mistakes live), and at a few places between. What each of them depends on is cut out of the
-operands and becomes a small convolution of its own.
+operands and becomes a small convolution of its own, of which the extension computes those elements in double precision.
 """
 
 from __future__ import annotations
 
+import math
 import random
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
 from unhang import _core
-from unhang._engines import DATA_TYPES, Geometry, run_on_cpu
+from unhang._engines import DATA_TYPES, Geometry
 
 Tensor = torch.Tensor
+Piece = tuple[tuple[int | slice, ...], Tensor]
 
 _CHANNELS = 4
 _PLACES = 8
@@ -30,14 +33,6 @@ class Finding(NamedTuple):
     detail: str
 
 
-class _Sample(NamedTuple):
-    """Some elements of the result, what they should be, and the sum of their products' magnitudes."""
-
-    got: Tensor
-    want: Tensor
-    magnitude: Tensor
-
-
 def compare(
     direction: str, geometry: Geometry, first: Tensor, second: Tensor, bias: Tensor | None, result: Tensor
 ) -> Finding:
@@ -49,27 +44,40 @@ def compare(
             direction = exchanged[direction]
         else:
             first, second = second, first
+    comparison = _core.Comparison(DATA_TYPES[result.dtype])
     if direction == "backward-weights":
-        samples = _weights(geometry, first, second, result)
+        _weights(comparison, geometry, first, second, result)
     else:
-        samples = _pixels(direction, geometry, first, second, bias, result)
-    dtype = result.dtype
-    worst = scale = largest = 0.0
-    for got, want, magnitude in samples:
-        if not want.isfinite().all() or want.abs().max() > torch.finfo(dtype).max / 2:
-            return Finding(None, "the numbers are not finite")
-        if not got.isfinite().all():
-            return Finding(False, "a number is not finite")
-        worst = max(worst, (got.double() - want.double()).abs().max().item())
-        scale = max(scale, magnitude.max().item())
-        largest = max(largest, want.abs().max().item())
-    if scale == 0.0:
-        return Finding(None if worst == 0.0 else False, f"zeros, off by {worst:.1e}")
-    count = sum(sample.got.numel() for sample in samples)
-    allowed = _core.explained_by_rounding(DATA_TYPES[dtype], scale, largest)
-    return Finding(
-        worst <= allowed, f"{count} elements, off by {worst / allowed:.2f} of what rounding explains at most"
-    )
+        _pixels(comparison, direction, geometry, first, second, bias, result)
+    return Finding(*comparison.finding())
+
+
+class _Parcel:
+    """Pieces of tensors, brought to the CPU by one copy: each copy waits for the device.
+
+    They are put together by assigning slices: torch's kernels for lists of indices took longer to load, once, than all else
+    that a first step does here.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like
+        self._parts: list[tuple[int, tuple[int, ...], list[Piece]]] = []
+        self._size = 0
+
+    def add(self, shape: tuple[int, ...], pieces: Iterable[Piece]) -> None:
+        """One part: zeros but for the pieces."""
+        self._parts.append((self._size, shape, list(pieces)))
+        self._size += math.prod(shape)
+
+    def bring(self) -> list[Tensor]:
+        """The parts in the order in which they were added."""
+        whole = self._like.new_zeros(self._size)
+        for start, shape, pieces in self._parts:
+            part = whole[start : start + math.prod(shape)].view(shape)
+            for at, piece in pieces:
+                part[at] = piece
+        whole = whole.to("cpu")
+        return [whole[start : start + math.prod(shape)].view(shape) for start, shape, _ in self._parts]
 
 
 def _ends(total: int) -> list[slice]:
@@ -87,29 +95,44 @@ def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(places))
 
 
-def _gather(tensor: Tensor, channels: slice, starts: list[tuple[int, int, int]], lengths: list[int]) -> Tensor:
-    """Windows of some channels on the CPU, one for each image, row and column where one starts.
+def _windows(tensor: Tensor, channels: slice, starts: list[tuple[int, int, int]], lengths: list[int]) -> list[Piece]:
+    """What lies inside of the image of the windows that start at some images, rows and columns."""
+    pieces: list[Piece] = []
+    for number, (image, *start) in enumerate(starts):
+        inside = [
+            (max(begin, 0), min(begin + length, size)) for begin, length, size in zip(start, lengths, tensor.shape[2:])
+        ]
+        if all(begin < end for begin, end in inside):
+            to = [slice(begin - at, end - at) for (begin, end), at in zip(inside, start)]
+            (top, bottom), (left, right) = inside
+            pieces.append(((number, slice(None), *to), tensor[image, channels, top:bottom, left:right]))
+    return pieces
 
-    What lies outside of the image is zero. One launch and one copy for all of them: each copy waits for the device.
-    """
-    image, row, column = torch.tensor(starts).unbind(1)
-    rows = row[:, None] + torch.arange(lengths[0])
-    columns = column[:, None] + torch.arange(lengths[1])
-    height, width = tensor.shape[2:]
-    inside = ((rows >= 0) & (rows < height))[:, None, :, None] & ((columns >= 0) & (columns < width))[:, None, None, :]
-    indices = torch.cat([image[:, None], rows.clamp(0, height - 1), columns.clamp(0, width - 1)], 1).to(tensor.device)
-    image, rows, columns = indices.split([1, *lengths], 1)
-    pixels = tensor[:, channels].permute(0, 2, 3, 1)
-    windows = pixels[image[:, :, None], rows[:, :, None], columns[:, None, :]].to("cpu").permute(0, 3, 1, 2)
-    return windows.masked_fill(~inside, 0)
+
+def _side_by_side(axis: int, parts: list[Tensor]) -> list[Piece]:
+    """Parts that follow each other along an axis."""
+    pieces: list[Piece] = []
+    start = 0
+    for part in parts:
+        end = start + part.shape[axis]
+        pieces.append(((*[slice(None)] * axis, slice(start, end)), part))
+        start = end
+    return pieces
 
 
 def _pixels(
-    direction: str, geometry: Geometry, first: Tensor, weight: Tensor, bias: Tensor | None, result: Tensor
-) -> list[_Sample]:
+    comparison: _core.Comparison,
+    direction: str,
+    geometry: Geometry,
+    first: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    result: Tensor,
+) -> None:
     """Forward: each output and the window it sees. Backward-data: each input and the outputs that saw it."""
     stride, padding, dilation, groups = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
-    reach = [d * (k - 1) for d, k in zip(dilation, weight.shape[2:])]
+    kernel = weight.shape[2:]
+    reach = [d * (k - 1) for d, k in zip(dilation, kernel)]
     forward = direction == "forward"
     # Outputs along each axis that may have seen one input.
     seen = [r // s + 1 for r, s in zip(reach, stride)]
@@ -127,98 +150,92 @@ def _pixels(
             inside.append((row, column))
         starts.append((image, start[0], start[1]))
     lengths = [reach[0] + 1, reach[1] + 1] if forward else seen
-    samples = []
-    for group in sorted({0, groups - 1}):
+    ends = _ends(group_rows)
+    rows = sum(end.stop - end.start for end in ends)
+    parcel = _Parcel(result)
+    ends_of_groups = sorted({0, groups - 1})
+    for group in ends_of_groups:
         own = slice(group * group_channels, (group + 1) * group_channels)
-        windows = _gather(first, own, starts, lengths)
-        ends = _ends(group_rows)
-        rows = [slice(group * group_rows + end.start, group * group_rows + end.stop) for end in ends]
-        values = _values(result, places, [row for span in rows for row in range(span.start, span.stop)])
+        spans = [slice(group * group_rows + end.start, group * group_rows + end.stop) for end in ends]
+        parcel.add((len(places), group_channels, *lengths), _windows(first, own, starts, lengths))
         if forward:
-            filters = torch.cat([weight[span] for span in rows])
+            parcel.add((rows, group_channels, *kernel), _side_by_side(0, [weight[span] for span in spans]))
         else:
-            filters = torch.cat([weight[own, end] for end in ends], 1)
-        spread = torch.cat([bias[span] for span in rows]).to("cpu") if bias is not None else None
-        found = (values, *_small(direction, windows, filters.to("cpu"), spread, stride, dilation, inside))
-        # Each end by itself: numbers that cannot be compared at one say nothing of the other.
-        sizes = [end.stop - end.start for end in ends]
-        samples += [_Sample(*parts) for parts in zip(*(tensor.split(sizes, 1) for tensor in found))]
-    return samples
-
-
-def _values(tensor: Tensor, places: list[tuple[int, int, int]], channels: list[int]) -> Tensor:
-    """Some channels at some places, on the CPU."""
-    at = torch.tensor([(n, channel, row, column) for n, row, column in places for channel in channels])
-    image, channel, row, column = at.to(tensor.device).unbind(1)
-    return tensor[image, channel, row, column].to("cpu").view(len(places), len(channels))
-
-
-def _small(
-    direction: str,
-    windows: Tensor,
-    filters: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    dilation: list[int],
-    inside: list[tuple[int, int]],
-) -> tuple[Tensor, Tensor]:
-    """The elements of small convolutions, one for each window, and the sums of the products' magnitudes."""
-    # The numbers are one group and their magnitudes another: one convolution for both.
-    windows, filters = _wide(windows), _wide(filters)
-    rows = filters.shape[0] if direction == "forward" else filters.shape[1]
-    windows, filters = torch.cat([windows, windows.abs()], 1), torch.cat([filters, filters.abs()])
-    if direction == "forward":
-        input_shape = tuple(windows.shape)
-        strides = [1, 1]
+            parcel.add((group_channels, rows, *kernel), _side_by_side(1, [weight[own, end] for end in ends]))
+        parcel.add((rows,), _side_by_side(0, [bias[span] for span in spans]) if bias is not None else [])
+        # All channels of a place, of which a few are compared: one piece for each place.
+        whole = slice(group * group_rows, (group + 1) * group_rows)
+        columns = [((number,), result[image, whole, row, column]) for number, (image, row, column) in enumerate(places)]
+        parcel.add((len(places), group_rows), columns)
+    parts = parcel.bring()
+    if forward:
+        size, strides = lengths, [1, 1]
     else:
         # Where a stride leaps over pixels, these too: their gradient is zero.
-        ways = zip(windows.shape[2:], stride, dilation, filters.shape[2:])
-        size = [(n - 1) * s + max(d * (k - 1) + 1, s) for n, s, d, k in ways]
-        input_shape = (windows.shape[0], 2 * rows, size[0], size[1])
-        strides = list(stride)
+        size = [(n - 1) * s + max(r + 1, s) for n, s, r in zip(seen, stride, reach)]
+        strides = stride
+    channels = group_channels if forward else rows
     problem = _core.Problem(
-        input_shape, tuple(filters.shape), strides, [0, 0], list(dilation), False, [0, 0], 2,
-        DATA_TYPES[windows.dtype], "nchw", direction,
+        (len(places), channels, *size), (rows if forward else group_channels, channels, *kernel), strides, [0, 0],
+        dilation, False, [0, 0], 1, DATA_TYPES[result.dtype], "nchw", direction,
     )  # fmt: skip
-    whole = _compute(problem, windows, filters)
-    at = torch.tensor(inside)
-    want, magnitude = whole[torch.arange(len(inside)), :, at[:, 0], at[:, 1]].split(rows, 1)
-    if bias is not None:
-        want, magnitude = want + _wide(bias), magnitude + _wide(bias).abs()
-    return want, magnitude
+    elements = [(number, row, *inside[number]) for number in range(len(places)) for row in range(rows)]
+    for at in range(len(ends_of_groups)):
+        windows, filters, spread, found = parts[4 * at : 4 * at + 4]
+        values = torch.cat([found[:, end] for end in ends], 1)
+        _add(comparison, problem, windows, filters, spread if bias is not None else None, elements, values)
 
 
-def _weights(geometry: Geometry, input: Tensor, grad_output: Tensor, result: Tensor) -> list[_Sample]:
+def _weights(
+    comparison: _core.Comparison, geometry: Geometry, input: Tensor, grad_output: Tensor, result: Tensor
+) -> None:
     """The gradients of a few filters: a convolution with few channels, on all pixels."""
     groups = geometry.groups
     rows, channels = grad_output.shape[1] // groups, input.shape[1] // groups
     few = 1 if grad_output[:, :1].numel() > _MANY_PIXELS else 2
     few_rows, few_channels = min(few, rows), min(few, channels)
-    # The first of both, and the last: each a group of one convolution, and then their magnitudes.
-    corners = [(0, 0, 0), (groups - 1, 0, 0), (groups - 1, rows - few_rows, channels - few_channels)]
+    # The first of both, and the last: each a group of one convolution.
+    corners = list(
+        dict.fromkeys([(0, 0, 0), (groups - 1, 0, 0), (groups - 1, rows - few_rows, channels - few_channels)])
+    )
     some_inputs, some_gradients, some_filters = [], [], []
-    for group, row, channel in dict.fromkeys(corners):
+    for group, row, channel in corners:
         first_row, first_channel = group * rows + row, group * channels + channel
         some_inputs.append(input[:, first_channel : first_channel + few_channels])
         some_gradients.append(grad_output[:, first_row : first_row + few_rows])
         some_filters.append(result[first_row : first_row + few_rows, channel : channel + few_channels])
-    operands = [_wide(torch.cat(some, 1).to("cpu")) for some in (some_inputs, some_gradients)]
-    operands = [torch.cat([it, it.abs()], 1) for it in operands]
-    filters = torch.cat(some_filters).to("cpu")
+    all_rows, kernel = few_rows * len(corners), result.shape[2:]
+    parcel = _Parcel(result)
+    parcel.add((input.shape[0], few_channels * len(corners), *input.shape[2:]), _side_by_side(1, some_inputs))
+    parcel.add((input.shape[0], all_rows, *grad_output.shape[2:]), _side_by_side(1, some_gradients))
+    parcel.add((all_rows, few_channels, *kernel), _side_by_side(0, some_filters))
+    inputs, gradients, filters = parcel.bring()
     problem = _core.Problem(
-        tuple(operands[0].shape), (2 * filters.shape[0], *filters.shape[1:]), geometry.stride, geometry.padding,
-        geometry.dilation, False, [0, 0], 2 * len(some_inputs), DATA_TYPES[operands[0].dtype], "nchw",
-        "backward-weights",
+        tuple(inputs.shape), tuple(filters.shape), geometry.stride, geometry.padding, geometry.dilation, False, [0, 0],
+        len(corners), DATA_TYPES[result.dtype], "nchw", "backward-weights",
     )  # fmt: skip
-    found = (filters, *_compute(problem, operands[0], operands[1]).split(filters.shape[0]))
-    return [_Sample(*parts) for parts in zip(*(tensor.split(few_rows) for tensor in found))]
+    # Of a large window the corners and what lies in the middle: each tap sums over all pixels.
+    taps = [sorted({0, size // 2, size - 1}) for size in kernel]
+    elements = [
+        (row, channel, r, s)
+        for row in range(all_rows)
+        for channel in range(few_channels)
+        for r in taps[0]
+        for s in taps[1]
+    ]
+    values = filters[:, :, taps[0]][..., taps[1]].contiguous()
+    _add(comparison, problem, inputs, gradients, None, elements, values)
 
 
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor if tensor.dtype is torch.float64 else tensor.float()
-
-
-def _compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
-    return run_on_cpu(
-        problem, first.contiguous(), second.contiguous(), None, torch.contiguous_format, by_definition=True
-    )
+def _add(
+    comparison: _core.Comparison,
+    problem: _core.Problem,
+    first: Tensor,
+    second: Tensor,
+    bias: Tensor | None,
+    elements: list[tuple[int, int, int, int]],
+    values: Tensor,
+) -> None:
+    memory = [(it.data_ptr(), it.numel()) for it in (first, second, values)]
+    spread = None if bias is None else (bias.data_ptr(), bias.numel())
+    comparison.add(problem, memory[0], memory[1], spread, elements, memory[2])

@@ -6,6 +6,7 @@
 
 #![forbid(unsafe_code)]
 
+mod comparison;
 mod operands;
 mod reference;
 mod tiled;
@@ -19,6 +20,7 @@ use std::str::FromStr;
 use thiserror::Error;
 use unhang_conv::{Problem, UnknownName};
 
+pub use comparison::{Comparison, Place};
 pub use half::{bf16, f16};
 pub use operands::{Elements, ElementsMut, Operands};
 pub use reference::Reference;

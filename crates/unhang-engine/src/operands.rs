@@ -47,6 +47,19 @@ impl Elements<'_> {
         self.len() == 0
     }
 
+    /// One of them.
+    ///
+    /// # Panics
+    /// If there are not as many.
+    pub fn get(&self, at: usize) -> f64 {
+        match self {
+            Elements::F32(s) => f64::from(s[at]),
+            Elements::F16(s) => s[at].to_f64(),
+            Elements::Bf16(s) => s[at].to_f64(),
+            Elements::F64(s) => s[at],
+        }
+    }
+
     /// Their type.
     pub fn data_type(&self) -> DataType {
         match self {

@@ -1,9 +1,9 @@
 //! The first result of each of our kernels, compared with the definition on a few elements: at the corners of the first and the
 //! last image, in the first and last channels, and at a few places between, where tiles are ragged and mistakes live.
 
+use unhang_conv::Problem;
 use unhang_conv::reference::Indexer;
-use unhang_conv::{DataType, Direction, Problem};
-use unhang_engine::tolerance::explained_by_rounding;
+use unhang_engine::{Comparison, Place};
 
 use crate::host::Numbers;
 
@@ -11,35 +11,15 @@ use crate::host::Numbers;
 pub(crate) fn compare(problem: &Problem, operands: [&Numbers; 2], result: &Numbers) -> Option<(bool, String)> {
     let shape = problem.operand_shapes()[2];
     let at = Indexer::new(shape, problem.layout());
-    let (mut worst, mut scale, mut largest, mut count) = (0.0f64, 0.0f64, 0.0f64, 0);
-    for place in places(shape) {
-        let (want, magnitude) = element(problem, operands, place);
-        let got = result.get(at.index(place));
-        if !want.is_finite() || !magnitude.is_finite() || overflows(problem.data_type(), want) {
-            return None;
-        }
-        if !got.is_finite() {
-            return Some((false, "an element is not finite".to_owned()));
-        }
-        worst = worst.max((got - want).abs());
-        (scale, largest, count) = (scale.max(magnitude), largest.max(want.abs()), count + 1);
-    }
-    if scale == 0.0 {
-        return if worst == 0.0 { None } else { Some((false, format!("zeros, off by {worst:.1e}"))) };
-    }
-    let allowed = explained_by_rounding(problem.data_type(), scale, largest);
-    Some((
-        worst <= allowed,
-        format!("{count} elements, off by {:.2} of what rounding explains at most", worst / allowed),
-    ))
+    let places = places(shape);
+    let found: Vec<f64> = places.iter().map(|&place| result.get(at.index(place))).collect();
+    let mut comparison = Comparison::new(problem.data_type());
+    comparison.add(problem, operands.map(Numbers::elements), None, &places, &found);
+    let (right, detail) = comparison.finding();
+    right.map(|right| (right, detail))
 }
 
-/// Whether a number is beyond half of what its type holds.
-fn overflows(data_type: DataType, number: f64) -> bool {
-    data_type == DataType::F16 && number.abs() > 32_000.0
-}
-
-fn places([n, c, h, w]: [usize; 4]) -> Vec<[usize; 4]> {
+fn places([n, c, h, w]: [usize; 4]) -> Vec<Place> {
     let ends = |size: usize| if size == 1 { vec![0] } else { vec![0, size - 1] };
     let mut places = Vec::new();
     for i in ends(n) {
@@ -62,71 +42,9 @@ fn places([n, c, h, w]: [usize; 4]) -> Vec<[usize; 4]> {
     places
 }
 
-/// One element of the result by definition, and the sum of its products' magnitudes.
-fn element(problem: &Problem, [first, second]: [&Numbers; 2], place: [usize; 4]) -> (f64, f64) {
-    let layout = problem.layout();
-    let [first_at, second_at, _] = problem.operand_shapes().map(|shape| Indexer::new(shape, layout));
-    let (mut sum, mut magnitude) = (0.0, 0.0);
-    let mut add = |a: usize, b: usize| {
-        let product = first.get(a) * second.get(b);
-        sum += product;
-        magnitude += product.abs();
-    };
-    let ([kh, kw], [oh, ow], [ih, iw]) = (problem.kernel(), problem.out_size(), problem.in_size());
-    let channels = problem.in_channels() / problem.groups();
-    let rows = problem.out_channels() / problem.groups();
-    let into = |out: usize, tap: usize, axis: usize| {
-        (out * problem.stride()[axis] + tap * problem.dilation()[axis]).checked_sub(problem.padding()[axis])
-    };
-    let [i, j, k, l] = place;
-    match problem.direction() {
-        Direction::Forward => {
-            for r in 0..kh {
-                let Some(y) = into(k, r, 0).filter(|&y| y < ih) else { continue };
-                for t in 0..kw {
-                    let Some(x) = into(l, t, 1).filter(|&x| x < iw) else { continue };
-                    for c in 0..channels {
-                        add(first_at.index([i, j / rows * channels + c, y, x]), second_at.index([j, c, r, t]));
-                    }
-                }
-            }
-        }
-        Direction::BackwardData => {
-            let group = j / channels;
-            for r in 0..kh {
-                for t in 0..kw {
-                    // Which output pixel put this input under this tap.
-                    let of = |at: usize, tap: usize, axis: usize, limit: usize| {
-                        let from = (at + problem.padding()[axis]).checked_sub(tap * problem.dilation()[axis])?;
-                        let out = from / problem.stride()[axis];
-                        (from % problem.stride()[axis] == 0 && out < limit).then_some(out)
-                    };
-                    let (Some(y), Some(x)) = (of(k, r, 0, oh), of(l, t, 1, ow)) else { continue };
-                    for row in group * rows..(group + 1) * rows {
-                        add(first_at.index([i, row, y, x]), second_at.index([row, j % channels, r, t]));
-                    }
-                }
-            }
-        }
-        Direction::BackwardWeights => {
-            let channel = i / rows * channels + j;
-            for n in 0..problem.batch() {
-                for y in 0..oh {
-                    let Some(from_y) = into(y, k, 0).filter(|&at| at < ih) else { continue };
-                    for x in 0..ow {
-                        let Some(from_x) = into(x, l, 1).filter(|&at| at < iw) else { continue };
-                        add(first_at.index([n, channel, from_y, from_x]), second_at.index([n, i, y, x]));
-                    }
-                }
-            }
-        }
-    }
-    (sum, magnitude)
-}
-
 #[cfg(test)]
 mod tests {
-    use unhang_conv::reference;
+    use unhang_conv::{DataType, Direction, reference};
 
     use super::*;
 

@@ -4,8 +4,9 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_conv::{DataType, Direction, Problem};
 use unhang_cpu::{CpuEngine, CpuSettings, available_threads};
-use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
+use unhang_engine::{Comparison, Elements, ElementsMut, Engine, Operands, Place, Reference, bf16, f16};
 
+use crate::invalid;
 use crate::problem::PyProblem;
 
 /// Where a tensor lies: address of its first element, and how many elements follow densely.
@@ -76,6 +77,87 @@ pub fn run_reference(
     py.detach(run).map_err(PyErr::from)
 }
 
+/// Numbers of a type that lie at an address.
+///
+/// # Safety
+/// As many of that type must lie there, aligned and alive, and nobody may write them meanwhile.
+unsafe fn elements<'a>(data_type: DataType, (address, length): Memory) -> Elements<'a> {
+    macro_rules! typed {
+        ($type:ty, $variant:ident) => {
+            // SAFETY: the caller's promise.
+            Elements::$variant(unsafe { std::slice::from_raw_parts(address as *const $type, length) })
+        };
+    }
+    match data_type {
+        DataType::F32 => typed!(f32, F32),
+        DataType::F16 => typed!(f16, F16),
+        DataType::Bf16 => typed!(bf16, Bf16),
+        DataType::F64 => typed!(f64, F64),
+    }
+}
+
+/// A few elements of a kernel's first result, compared with the definition: see [`unhang_engine::Comparison`].
+#[pyclass(name = "Comparison")]
+pub struct PyComparison(Comparison);
+
+#[pymethods]
+impl PyComparison {
+    #[new]
+    fn new(data_type: &str) -> PyResult<PyComparison> {
+        Ok(PyComparison(Comparison::new(data_type.parse().map_err(invalid)?)))
+    }
+
+    /// Compares elements of a problem's result: `found` has one number for each place, a bias one for each of the result's channels.
+    /// The same is vouched for as in `run_cpu`. The interpreter's lock is released meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "Python names them")]
+    fn add(
+        &mut self,
+        py: Python<'_>,
+        problem: &PyProblem,
+        first: Memory,
+        second: Memory,
+        bias: Option<Memory>,
+        places: Vec<Place>,
+        found: Memory,
+    ) -> PyResult<()> {
+        let problem = &problem.problem;
+        let [first_shape, second_shape, result_shape] = problem.operand_shapes();
+        let mut expected = vec![
+            ("first", first, first_shape.iter().product()),
+            ("second", second, second_shape.iter().product()),
+            ("found", found, places.len()),
+        ];
+        expected.extend(bias.map(|bias| ("bias", bias, result_shape[1])));
+        check(problem, expected)?;
+        if let Some(place) = places.iter().find(|place| place.iter().zip(result_shape).any(|(&at, size)| at >= size)) {
+            return Err(PyValueError::new_err(format!("{place:?} is outside of the result of {problem}")));
+        }
+        // SAFETY: the caller vouches for address, length and life; addresses and lengths were checked.
+        let read = |memory: Memory| unsafe { elements(problem.data_type(), memory) };
+        let found = read(found);
+        let found: Vec<f64> = (0..found.len()).map(|at| found.get(at)).collect();
+        py.detach(|| self.0.add(problem, [read(first), read(second)], bias.map(read), &places, &found));
+        Ok(())
+    }
+
+    /// Whether the numbers are right (None: they prove nothing), and how far they are apart, in words.
+    fn finding(&self) -> (Option<bool>, String) {
+        self.0.finding()
+    }
+}
+
+/// Says what is wrong with memory: name, where it lies, how many elements it should have.
+fn check(problem: &Problem, expected: Vec<(&str, Memory, usize)>) -> Result<(), Wrong> {
+    for (name, (address, length), wanted) in expected {
+        if length != wanted || address == 0 || address % problem.data_type().size() != 0 {
+            return Err(Wrong::Memory(format!(
+                "the {name} operand has {length} elements at {address:#x}: {problem} needs {wanted}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// Computes a problem on memory that the caller vouches for as in `run_cpu`, without the interpreter; or says what is
 /// wrong.
 pub(crate) fn compute(
@@ -95,35 +177,22 @@ pub(crate) fn compute(
         }
         expected.push(("bias", bias, problem.out_channels()));
     }
-    for (name, (address, length), wanted) in expected {
-        if length != wanted || address == 0 || address % problem.data_type().size() != 0 {
-            return Err(Wrong::Memory(format!(
-                "the {name} operand has {length} elements at {address:#x}: {problem} needs {wanted}"
-            )));
-        }
-    }
-    macro_rules! typed {
-        ($type:ty, $variant:ident) => {{
-            // SAFETY: the caller vouches for address, length, life and exclusiveness (see above); the address is not
-            // null and is aligned, and the length is what the problem says, which fits in memory by its construction.
-            let read = |(address, length): Memory| unsafe {
-                Elements::$variant(std::slice::from_raw_parts(address as *const $type, length))
-            };
+    check(problem, expected)?;
+    // SAFETY: the caller vouches for address, length, life and exclusiveness (see above); the address is not null and is aligned,
+    // and the length is what the problem says, which fits in memory by its construction.
+    let read = |memory: Memory| unsafe { elements(problem.data_type(), memory) };
+    macro_rules! written {
+        ($type:ty, $variant:ident) => {
             // SAFETY: as above; the result is written by nobody else.
-            let written = unsafe { std::slice::from_raw_parts_mut(result.0 as *mut $type, result.1) };
-            Operands {
-                first: read(first),
-                second: read(second),
-                bias: bias.map(read),
-                result: ElementsMut::$variant(written),
-            }
-        }};
+            ElementsMut::$variant(unsafe { std::slice::from_raw_parts_mut(result.0 as *mut $type, result.1) })
+        };
     }
-    let operands = match problem.data_type() {
-        DataType::F32 => typed!(f32, F32),
-        DataType::F16 => typed!(f16, F16),
-        DataType::Bf16 => typed!(bf16, Bf16),
-        DataType::F64 => typed!(f64, F64),
+    let result = match problem.data_type() {
+        DataType::F32 => written!(f32, F32),
+        DataType::F16 => written!(f16, F16),
+        DataType::Bf16 => written!(bf16, Bf16),
+        DataType::F64 => written!(f64, F64),
     };
+    let operands = Operands { first: read(first), second: read(second), bias: bias.map(read), result };
     engine.run(problem, operands).map_err(|error| Wrong::Engine(error.to_string()))
 }

@@ -61,13 +61,13 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<watchdog::PyCall>()?;
     module.add_function(wrap_pyfunction!(watchdog::hang_deadlines, module)?)?;
     module.add_function(wrap_pyfunction!(problem::tiles, module)?)?;
+    module.add_class::<compute::PyComparison>()?;
     module.add_function(wrap_pyfunction!(compute::run_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
     module.add_class::<supervise::PyOutcome>()?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_deadline, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_problems, module)?)?;
-    module.add_function(wrap_pyfunction!(problem::explained_by_rounding, module)?)?;
     module.add_function(wrap_pyfunction!(problem::canary_tolerance, module)?)?;
     module.add_function(wrap_pyfunction!(problem::engine_tolerance, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_answer, module)?)?;

@@ -150,13 +150,6 @@ pub fn tiles(problem: &PyProblem, limit: usize) -> Vec<(Span, Span)> {
     tile::tiles(&lowered, limit.max(1)).into_iter().map(|[rows, columns]| (span(rows), span(columns))).collect()
 }
 
-/// How far the first result of a kernel may be off: see `unhang_engine::tolerance`.
-#[pyfunction]
-pub fn explained_by_rounding(data_type: &str, scale: f64, largest: f64) -> PyResult<f64> {
-    let data_type = data_type.parse().map_err(invalid)?;
-    Ok(tolerance::explained_by_rounding(data_type, scale, largest))
-}
-
 /// How far a canary's result may be from the CPU's, relative to the largest element.
 #[pyfunction]
 pub fn canary_tolerance(data_type: &str) -> PyResult<f64> {

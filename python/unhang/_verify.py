@@ -55,7 +55,7 @@ def compare(
 class _Parcel:
     """Pieces of tensors, brought to the CPU by one copy: each copy waits for the device.
 
-    They are put together by assigning slices: torch's kernels for lists of indices took longer to load, once, than all else
+    They are put together by assigning slices: loading torch's kernels for lists of indices took longer than all else
     that a first step does here.
     """
 

@@ -1,4 +1,4 @@
-"""The comparison of a GPU kernel's first result with our CPU engine, on results that are right and that are wrong.
+"""The comparison of a GPU kernel's first result with the definition, on results that are right and that are wrong.
 
 It looks at tensors wherever they lie, so torch's CPU convolutions play the GPU kernel here.
 """

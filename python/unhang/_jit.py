@@ -2,7 +2,7 @@
 
 A convolution's kernels are looked up once and kept with its task (:class:`BoundJit`). A new convolution is served by
 generic kernels while its own are compiled in the background, then these are swapped in. The first result of every
-kernel is compared with our CPU engine on a few elements, once for this machine; a wrong one is never used again.
+kernel is compared with the definition on a few elements, once for this machine; a wrong one is never used again.
 While a graph is recorded nothing is compiled, loaded or compared: what is not ready is declined, and the plan's next
 engine computes."""
 

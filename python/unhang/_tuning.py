@@ -4,7 +4,7 @@ Off unless asked for (``Settings.tune``, ``UNHANG_TUNE=1``). A new convolution r
 Meanwhile other candidates are compiled in the background. When they are there, each further call of the convolution
 puts one round of measurements into the stream behind its own work, and reads what the round before took: nothing waits.
 Candidates compute on the very operands, into memory from torch's allocator that nobody reads. The fastest is compared
-with our CPU engine like any other kernel, kept as evidence, and used from then on; the next start takes it at once.
+like any other kernel, kept as evidence, and used from then on; the next start takes it at once.
 
 Nothing is measured while a graph is recorded, nor in deterministic mode, where nothing is ever swapped; and only kernel
 families that may run here at all come into question. Whatever goes wrong, the model's choice stays. A candidate that

@@ -16,7 +16,7 @@ use crate::{FaultKind, Memory, Unit};
 
 /// The chips as which code is read: silicon reads words in its own way, whatever was meant. What it cannot read at all is
 /// read as the chip for which it was compiled, so that it is a fault by name where it is reached, and not before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Reading {
     pub silicon: Chip,
     pub compiled_for: Chip,
@@ -159,14 +159,14 @@ impl Function {
     }
 
     /// Whether memory still holds what was decoded.
-    fn is_current(&self, memory: &Memory, reading: Reading) -> bool {
+    fn is_current(&self, memory: &Memory) -> bool {
         let mut now = Vec::new();
         let same = |(address, bytes): &(u64, Vec<u8>)| {
             now.resize(bytes.len(), 0);
             memory.read_some(*address, &mut now) == bytes.len() && now == *bytes
         };
         let unmapped = self.semantics.iter().any(|semantics| matches!(semantics, Semantics::Hole(Hole::Unmapped)));
-        self.reading == reading && !unmapped && self.bytes.iter().all(same)
+        !unmapped && self.bytes.iter().all(same)
     }
 }
 
@@ -218,7 +218,8 @@ fn placeholder() -> Instruction {
 /// then: code is freed, and its place reused.
 #[derive(Default)]
 pub(crate) struct CodeCache {
-    functions: Mutex<HashMap<u64, Arc<Function>>>,
+    /// By their entries and by how they were read: one kernel may be launched in two modes by turns.
+    functions: Mutex<HashMap<(u64, Reading), Arc<Function>>>,
     /// What threads of earlier launches have learned of what is pending in waves.
     known: Mutex<Vec<KnownStates>>,
 }
@@ -229,8 +230,8 @@ const CACHED: usize = 4096;
 impl CodeCache {
     fn get(&self, memory: &Memory, entry: u64, reading: Reading) -> Arc<Function> {
         let lock = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = lock().get(&entry).cloned();
-        if let Some(function) = known.filter(|function| function.is_current(memory, reading)) {
+        let known = lock().get(&(entry, reading)).cloned();
+        if let Some(function) = known.filter(|function| function.is_current(memory)) {
             return function;
         }
         let function = Arc::new(Function::decode(memory, entry, reading));
@@ -238,7 +239,7 @@ impl CodeCache {
         if functions.len() >= CACHED {
             functions.clear();
         }
-        functions.insert(entry, function.clone());
+        functions.insert((entry, reading), function.clone());
         function
     }
 
@@ -367,5 +368,18 @@ mod tests {
         memory.write(at + 4, &END.to_le_bytes()).unwrap();
         let second = cache.get(&memory, at, READING);
         assert_eq!((first.addresses.len(), second.addresses.len()), (3, 2));
+    }
+
+    #[test]
+    fn two_readings_of_one_kernel_do_not_displace_each_other() {
+        let mut memory = Memory::default();
+        let at = memory.allocate_bytes(&words(&[NOP, END]));
+        let cache = CodeCache::default();
+        let readings = [READING, Reading { flushes: true, ..READING }, Reading { wave64: true, ..READING }]
+            .map(|reading| (reading, cache.get(&memory, at, reading)));
+        for (reading, function) in &readings {
+            assert_eq!(function.reading, *reading);
+            assert!(Arc::ptr_eq(function, &cache.get(&memory, at, *reading)), "{reading:?} is decoded once");
+        }
     }
 }

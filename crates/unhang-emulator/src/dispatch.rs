@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use unhang_isa::elf::KernelDescriptor;
 
 use crate::code::{Code, Paths};
-use crate::execute::Group;
+use crate::execute::{Group, Leftovers};
 use crate::{Counts, Fault, FaultKind, Memory, Mode, Observer, Perturbation};
 
 /// Private memory for the waves of a queue, as the runtime lays it out in `amd_queue_t`.
@@ -200,7 +200,7 @@ impl Launch<'_> {
         let mut free: Vec<u64> = (0..room).rev().map(|place| worker + place * workers).collect();
         let mut resident: VecDeque<(u64, u64, Group)> = VecDeque::new();
         let mut paths = Paths::new(self.code, self.fast, self.minds_hazards());
-        let mut counts = Counts::default();
+        let (mut counts, mut leftovers) = (Counts::default(), Leftovers::default());
         let long = LONG * self.waves();
         let (mut admitted_at, mut after_fault) = (0, 0);
         loop {
@@ -217,7 +217,8 @@ impl Launch<'_> {
                 if let Some(place) = free.pop() {
                     match next.fetch_add(1, Ordering::Relaxed) {
                         number if number < count => {
-                            resident.push_front((number, place, Group::new(self, self.place_of(number), place)));
+                            let group = Group::new(self, self.place_of(number), place, &mut leftovers);
+                            resident.push_front((number, place, group));
                         }
                         _ if resident.is_empty() => break,
                         _ => free.push(place),
@@ -229,7 +230,10 @@ impl Launch<'_> {
             let ran =
                 if stopped { Err(group.stopped(self, &mut paths)) } else { group.run(self, &mut paths, &mut counts) };
             match ran {
-                Ok(true) => free.push(place),
+                Ok(true) => {
+                    leftovers.keep(group);
+                    free.push(place);
+                }
                 Ok(false) => resident.push_back((number, place, group)),
                 Err(fault) => {
                     let mut outcome = lock();

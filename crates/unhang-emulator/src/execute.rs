@@ -27,9 +27,46 @@ pub(crate) struct Group {
     races: Option<Races>,
 }
 
+/// Registers and LDS of workgroups that have ended, for those of the same launch that start: all have as many.
+#[derive(Default)]
+pub(crate) struct Leftovers {
+    registers: Vec<Registers>,
+    locals: Vec<Vec<u8>>,
+}
+
+impl Leftovers {
+    /// Keeps what a workgroup does not need any more.
+    pub fn keep(&mut self, group: Group) {
+        self.registers.extend(group.waves.into_iter().map(|wave| wave.vectors));
+        self.locals.push(group.local);
+    }
+
+    /// So many registers, all zero.
+    fn registers(&mut self, count: usize) -> Registers {
+        match self.registers.pop() {
+            Some(mut registers) => {
+                registers.clear();
+                registers
+            }
+            None => Registers::new(count, 0),
+        }
+    }
+
+    /// So many bytes of LDS, all zero.
+    fn local(&mut self, size: usize) -> Vec<u8> {
+        match self.locals.pop() {
+            Some(mut local) => {
+                local.fill(0);
+                local
+            }
+            None => vec![0; size],
+        }
+    }
+}
+
 impl Group {
     /// A workgroup at its start, with the part of private memory that has this number.
-    pub fn new(launch: &Launch<'_>, group: [u32; 3], private: u64) -> Group {
+    pub fn new(launch: &Launch<'_>, group: [u32; 3], private: u64, leftovers: &mut Leftovers) -> Group {
         let size: [u32; 3] = std::array::from_fn(|axis| {
             let full = launch.packet.workgroup_size[axis] as u32;
             full.min(launch.packet.grid_size[axis].saturating_sub(group[axis].saturating_mul(full)))
@@ -38,9 +75,12 @@ impl Group {
         let waves = items.div_ceil(launch.lanes());
         Group {
             waves: (0..waves)
-                .map(|wave| new_wave(launch, group, size, wave, private * launch.waves() + wave as u64))
+                .map(|wave| {
+                    let private = private * launch.waves() + wave as u64;
+                    new_wave(launch, (group, size), wave, private, leftovers)
+                })
                 .collect(),
-            local: vec![0; launch.packet.group_segment_size as usize],
+            local: leftovers.local(launch.packet.group_segment_size as usize),
             races: launch.races.then(|| Races::new(waves as usize, matches!(launch.mode, Mode::Hazards(_)))),
         }
     }
@@ -101,7 +141,13 @@ pub(crate) fn mode_bits(descriptor: &KernelDescriptor) -> u32 {
 }
 
 /// The registers as the command processor sets them up.
-fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, private: u64) -> Wave {
+fn new_wave(
+    launch: &Launch<'_>,
+    (group, size): ([u32; 3], [u32; 3]),
+    number: u32,
+    private: u64,
+    leftovers: &mut Leftovers,
+) -> Wave {
     let (descriptor, packet) = (launch.descriptor, launch.packet);
     let wave64 = descriptor.wave64();
     let granule = if wave64 { 4 } else { 8 };
@@ -110,7 +156,7 @@ fn new_wave(launch: &Launch<'_>, group: [u32; 3], size: [u32; 3], number: u32, p
     let mode_bits = mode_bits(&descriptor);
     let mut wave = Wave {
         scalars: [0; 128],
-        vectors: Registers::new(registers * (1 + wave64 as usize), 0),
+        vectors: leftovers.registers(registers * (1 + wave64 as usize)),
         registers,
         half: 0,
         wave64,

@@ -25,6 +25,11 @@ impl Registers {
         lines.resize(count + ROOMS, Line([0; LANES]));
         Registers(lines)
     }
+
+    /// Zeros everywhere, as in new ones.
+    pub fn clear(&mut self) {
+        self.0.fill(Line([0; LANES]));
+    }
 }
 
 impl Deref for Registers {

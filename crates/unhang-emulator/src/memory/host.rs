@@ -9,6 +9,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use super::storage::Storage;
+
 /// Memory of this process that a kernel may use, at an address of the device.
 pub struct HostRegion {
     /// Where the device sees it.
@@ -40,15 +42,19 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
+/// Words of zeros, which the host has without writing them.
+pub(crate) fn zeroed_words(count: usize) -> Box<[AtomicU64]> {
+    let words: Box<[u64]> = vec![0; count].into_boxed_slice();
+    // SAFETY: an atomic has the size, alignment and bits of the number in it.
+    unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) }
+}
+
 impl Region {
-    /// A region of zeros.
-    pub fn zeroed(base: u64, size: u64) -> Region {
-        // Whole words of 64 bits, so that aligned device addresses are aligned here.
-        let words: Box<[u64]> = vec![0; (size as usize).div_ceil(8).max(1)].into_boxed_slice();
-        // SAFETY: an atomic has the size, alignment and bits of the number in it.
-        let words = unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) };
-        let host = NonNull::from(&words[0]).cast();
-        Region { base, size, writable: true, host, _keep: Arc::new(words) }
+    /// A region of the emulator's own memory, which must have that many bytes.
+    pub fn own(base: u64, size: u64, storage: Storage) -> Region {
+        debug_assert!(size <= size_of_val(storage.words()) as u64);
+        let host = NonNull::from(&storage.words()[0]).cast();
+        Region { base, size, writable: true, host, _keep: Arc::new(storage) }
     }
 
     /// A region of the process's own memory; `None` if it has no place, or would end behind the last address.

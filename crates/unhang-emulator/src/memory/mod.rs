@@ -1,6 +1,7 @@
 //! Global memory: regions with addresses of their own, checked at every access.
 
 mod host;
+mod storage;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -8,6 +9,7 @@ use std::sync::atomic::AtomicU32;
 use crate::FaultKind;
 pub use host::HostRegion;
 use host::Region;
+use storage::{Contents, SpareStorage, Storage};
 
 /// The first address that is handed out; below it nothing is allocated.
 const FIRST: u64 = 0x1_0000_0000;
@@ -23,33 +25,41 @@ pub struct Memory {
     /// In the order of their addresses.
     regions: Arc<Vec<Region>>,
     next: u64,
+    /// Shared by all snapshots.
+    spare: Arc<SpareStorage>,
 }
 
 impl Default for Memory {
     fn default() -> Memory {
-        Memory { regions: Arc::default(), next: FIRST }
+        Memory { regions: Arc::default(), next: FIRST, spare: Arc::default() }
     }
 }
 
 impl Memory {
     /// Allocates `size` bytes of zeros and returns their address, a multiple of 256.
     pub fn allocate(&mut self, size: usize) -> u64 {
+        self.allocate_filled(size, 0)
+    }
+
+    /// Allocates `size` bytes that all hold this one.
+    pub fn allocate_filled(&mut self, size: usize, byte: u8) -> u64 {
+        self.allocate_with(size, Contents::Fill(byte))
+    }
+
+    /// Allocates memory with these contents.
+    pub fn allocate_bytes(&mut self, bytes: &[u8]) -> u64 {
+        self.allocate_with(bytes.len(), Contents::Bytes(bytes))
+    }
+
+    fn allocate_with(&mut self, size: usize, contents: Contents<'_>) -> u64 {
         let mut base = self.next;
         // Not where memory of the process is mapped.
         while let Some(end) = self.overlap(base, size as u64 + GAP) {
             base = (end + GAP).next_multiple_of(256);
         }
         self.next = (base + size as u64 + GAP).next_multiple_of(256);
-        self.insert(Region::zeroed(base, size as u64));
+        self.insert(Region::own(base, size as u64, Storage::new(&self.spare, size, contents)));
         base
-    }
-
-    /// Allocates memory with these contents.
-    pub fn allocate_bytes(&mut self, bytes: &[u8]) -> u64 {
-        let address = self.allocate(bytes.len());
-        // It was allocated to hold them.
-        let _ = self.write(address, bytes);
-        address
     }
 
     /// Frees an allocation by its address. Addresses are not handed out again: using one later is a fault.

@@ -68,6 +68,11 @@ impl Emulated {
         self.state().machine.memory.allocate_bytes(contents)
     }
 
+    /// Allocates device memory of which nothing is written yet.
+    pub fn allocate_unwritten(&self, size: usize) -> u64 {
+        self.state().machine.memory.allocate_filled(size, UNWRITTEN)
+    }
+
     /// Frees device memory. What is used afterwards is a fault.
     pub fn free(&self, address: u64) -> Result<(), DriverError> {
         self.state().machine.memory.free(address).map_err(|fault| failed("free", &fault))
@@ -275,17 +280,18 @@ impl EmulatedEngine {
         };
         let prepared = prepared.map_err(|error| error.to_string())?;
         let mut result = operands.result;
-        let mut output = vec![UNWRITTEN; size_of(&result.as_elements())];
+        let size = size_of(&result.as_elements());
         let pointers = DevicePointers {
             first: self.card.allocate(&bytes_of(&operands.first)),
             second: self.card.allocate(&bytes_of(&operands.second)),
             bias: operands.bias.map_or(0, |bias| self.card.allocate(&bytes_of(&bias))),
-            result: self.card.allocate(&output),
-            workspace: self.card.allocate(&vec![UNWRITTEN; prepared.workspace_bytes() as usize]),
+            result: self.card.allocate_unwritten(size),
+            workspace: self.card.allocate_unwritten(prepared.workspace_bytes() as usize),
         };
         // SAFETY: emulated memory of the sizes that the problem and the plan say; every access to it is checked, and
         // the kernels are done when the call returns.
         let ran = unsafe { self.gpu.launch(&prepared, pointers, 0) }.map_err(|error| error.to_string());
+        let mut output = vec![0; size];
         let ran = ran.and_then(|()| self.card.read(pointers.result, &mut output).map_err(|error| error.to_string()));
         let DevicePointers { first, second, bias, result: written, workspace } = pointers;
         for address in [first, second, bias, written, workspace].into_iter().filter(|&address| address != 0) {

@@ -1,0 +1,147 @@
+//! Memory of the emulator's own behind its regions. Storage that is freed is kept for the next region: asking the host for pages costs
+//! several times what filling them does.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::host::zeroed_words;
+
+/// Words of 64 bits, so that aligned device addresses are aligned here.
+type Words = Box<[AtomicU64]>;
+
+/// What storage holds at first.
+#[derive(Clone, Copy)]
+pub(crate) enum Contents<'a> {
+    /// The same byte everywhere.
+    Fill(u8),
+    Bytes(&'a [u8]),
+}
+
+/// Storage of one region; it goes back to the spare ones when nobody holds the region any more.
+pub(crate) struct Storage {
+    words: Words,
+    spare: Arc<SpareStorage>,
+}
+
+impl Storage {
+    pub fn new(spare: &Arc<SpareStorage>, size: usize, contents: Contents<'_>) -> Storage {
+        let count = size.div_ceil(8).max(1);
+        let mut words = match (spare.take(count), contents) {
+            (Some(words), _) => words,
+            // The host hands out zeros.
+            (None, Contents::Fill(0)) => {
+                let words = zeroed_words(count);
+                return Storage { words, spare: spare.clone() };
+            }
+            (None, _) => zeroed_words(count),
+        };
+        match contents {
+            Contents::Fill(byte) => {
+                words[..count].iter_mut().for_each(|word| *word.get_mut() = u64::from_le_bytes([byte; 8]));
+            }
+            Contents::Bytes(bytes) => {
+                let (chunks, rest) = bytes.as_chunks::<8>();
+                for (word, &chunk) in words.iter_mut().zip(chunks) {
+                    *word.get_mut() = u64::from_le_bytes(chunk);
+                }
+                if let Some(word) = words.get_mut(chunks.len()) {
+                    let mut last = [0; 8];
+                    last[..rest.len()].copy_from_slice(rest);
+                    *word.get_mut() = u64::from_le_bytes(last);
+                }
+            }
+        }
+        Storage { words, spare: spare.clone() }
+    }
+
+    /// At least as many bytes as were asked for.
+    pub fn words(&self) -> &[AtomicU64] {
+        &self.words
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.spare.keep(std::mem::take(&mut self.words));
+    }
+}
+
+/// Storage that was freed.
+#[derive(Default)]
+pub(crate) struct SpareStorage(Mutex<Vec<Words>>);
+
+impl SpareStorage {
+    /// Words of the least and of the most that is kept: the host is quick with what is small, and should have back what is large.
+    const KEPT: std::ops::RangeInclusive<usize> = 1 << 10..=1 << 21;
+    /// How many are kept.
+    const MOST: usize = 16;
+
+    fn all(&self) -> MutexGuard<'_, Vec<Words>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The least that has room, if it is not far too large.
+    fn take(&self, count: usize) -> Option<Words> {
+        if !Self::KEPT.contains(&count) {
+            return None;
+        }
+        let mut all = self.all();
+        let fitting = all.iter().enumerate().filter(|(_, words)| (count..=count * 2).contains(&words.len()));
+        let place = fitting.min_by_key(|(_, words)| words.len())?.0;
+        Some(all.swap_remove(place))
+    }
+
+    fn keep(&self, words: Words) {
+        let mut all = self.all();
+        if Self::KEPT.contains(&words.len()) {
+            // What nobody has asked for again goes first.
+            if all.len() == Self::MOST {
+                all.remove(0);
+            }
+            all.push(words);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    fn bytes(storage: &Storage, size: usize) -> Vec<u8> {
+        let words = storage.words().iter().map(|word| word.load(Ordering::Relaxed).to_le_bytes());
+        words.flatten().take(size).collect()
+    }
+
+    #[test]
+    fn storage_that_was_freed_is_used_again_and_holds_what_is_asked_for() {
+        let spare = Arc::default();
+        let first = Storage::new(&spare, 10_001, Contents::Fill(7));
+        assert_eq!(bytes(&first, 10_001), [7; 10_001]);
+        let place = first.words().as_ptr();
+        drop(first);
+        let second = Storage::new(&spare, 9_000, Contents::Fill(0));
+        assert_eq!(second.words().as_ptr(), place, "the same storage");
+        assert_eq!(bytes(&second, 9_000), [0; 9_000]);
+        let third = Storage::new(&spare, 9_000, Contents::Fill(0));
+        assert_ne!(third.words().as_ptr(), place, "that of a living region is nobody else's");
+        drop(second);
+        let given: Vec<u8> = (0..9_003).map(|place| place as u8).collect();
+        assert_eq!(bytes(&Storage::new(&spare, given.len(), Contents::Bytes(&given)), given.len()), given);
+    }
+
+    #[test]
+    fn little_is_kept() {
+        let spare: Arc<SpareStorage> = Arc::default();
+        let count = |size| {
+            let many: Vec<Storage> = (0..40).map(|_| Storage::new(&spare, size, Contents::Fill(1))).collect();
+            drop(many);
+            spare.all().len()
+        };
+        assert_eq!(count(100), 0, "what is small is the host's business");
+        assert_eq!(count(10_000), SpareStorage::MOST);
+        assert!(Storage::new(&spare, 1 << 25, Contents::Fill(1)).words().len() > *SpareStorage::KEPT.end());
+        assert_eq!(spare.all().len(), SpareStorage::MOST);
+    }
+}

@@ -96,6 +96,20 @@ fn a_memory_fault_is_reported_by_the_runtime_in_its_own_words() {
 }
 
 #[test]
+fn a_kernel_that_reaches_beyond_its_lds_reads_zeros_and_is_named_once() {
+    let Some(program) = hip_program() else { return };
+    let ran = run("rx5600xt-rocm5.7", &program, &["beyond_lds"], &[]);
+    ran.assert_right(&["beyond_lds"]);
+    let line = "kernel _Z10beyond_ldsPfi reaches beyond the LDS of its workgroup: it reads zeros there";
+    assert_eq!(ran.errors.matches(line).count(), 1, "said once\n{}", ran.errors);
+    // Two launches reach beyond it, by a word that is written and one that is read of each lane; the third has enough.
+    let kernel = "\"kernel\":\"_Z10beyond_ldsPfi\"";
+    let launches = ran.journal.lines().filter(|line| line.contains(kernel) && line.contains("\"event\":\"dispatch\""));
+    let beyond: Vec<bool> = launches.map(|line| line.contains("\"beyond_lds\":256")).collect();
+    assert_eq!(beyond, [true, true, false], "{}", ran.journal);
+}
+
+#[test]
 fn a_kernel_that_never_ends_does_not_keep_its_program_from_ending() {
     let Some(program) = hip_program() else { return };
     let ran = run("rx5600xt-rocm5.7", &program, &["endless"], &[]);

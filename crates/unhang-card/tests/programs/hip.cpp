@@ -44,6 +44,15 @@ __global__ void reverse_in_lds(float* data, int n) {
     data[blockIdx.x * n + i] = tile[n - 1 - i];
 }
 
+__global__ void beyond_lds(float* data, int places) {
+    extern __shared__ float tile[];
+    int i = threadIdx.x;
+    tile[i] = data[i];
+    tile[i + places] = 7;
+    __syncthreads();
+    data[i] = tile[i] + tile[i + places];
+}
+
 __global__ void scratch(const int* places, int* result) {
     int table[64];
     for (int i = 0; i < 64; i++) table[i] = i * i + threadIdx.x;
@@ -273,6 +282,21 @@ static void part_lds() {
     EXPECT(out == data);
 }
 
+static void part_beyond_lds() {
+    const int n = 128;
+    auto data = ramp(n, 1), out = data;
+    float* d = device<float>(n);
+    CHECK(hipMemcpy(d, data.data(), n * 4, hipMemcpyHostToDevice));
+    // What lies behind all of its LDS is zero, and stays so when it is written.
+    for (int turn = 0; turn < 2; turn++) beyond_lds<<<1, n, n * 4>>>(d, n);
+    CHECK(hipMemcpy(out.data(), d, n * 4, hipMemcpyDeviceToHost));
+    EXPECT(out == data);
+    // Within it, what was written is read.
+    beyond_lds<<<1, n, n * 8>>>(d, n);
+    CHECK(hipMemcpy(out.data(), d, n * 4, hipMemcpyDeviceToHost));
+    for (int i = 0; i < n; i++) EXPECT(out[i] == data[i] + 7);
+}
+
 static void part_scratch() {
     const int lanes = 64, groups = 6;
     std::vector<int> places = {3, 60, 17, 3, 42, 0, 63, 17}, out(lanes * groups);
@@ -450,7 +474,7 @@ int main(int count, char** names) {
         {"streams", part_streams}, {"events", part_events},     {"graph", part_graph},   {"lds", part_lds},
         {"scratch", part_scratch}, {"atomics", part_atomics},   {"printf", part_printf}, {"rtc", part_rtc},
         {"memory", part_memory},   {"peer", part_peer},         {"fork", part_fork},     {"fault", part_fault},
-        {"endless", part_endless}, {"watched", part_watched},   {"stuck", part_stuck},
+        {"endless", part_endless}, {"watched", part_watched},   {"stuck", part_stuck},   {"beyond_lds", part_beyond_lds},
     };
     for (int i = 1; i < count; i++) {
         bool found = false;

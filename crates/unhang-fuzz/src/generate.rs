@@ -245,6 +245,8 @@ impl Generator {
         match kind {
             U32 => format!("0x{word:x}u"),
             I32 => format!("(i32)0x{word:x}u"),
+            // As `x ^ ~0` it would be an inversion that the compiler sees.
+            U64 | I64 if wide == u64::MAX => format!("inverse(({})0)", kind.name()),
             U64 => format!("0x{wide:x}ul"),
             I64 => format!("(i64)0x{wide:x}ul"),
             U16 => format!("(u16)0x{:x}", word as u16),
@@ -341,6 +343,7 @@ impl Generator {
                 let operation = self.random.pick(&["add", "sub"]);
                 format!("__builtin_elementwise_{operation}_sat(({name}){a}, ({name}){b})")
             }
+            15 if matches!(kind, U64 | I64) => format!("inverse({a})"),
             15 => format!("({name})~{a}"),
             16 | 17 => self.converted(kind, depth),
             _ => self.special(kind, depth, a, b),

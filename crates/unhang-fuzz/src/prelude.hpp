@@ -52,6 +52,16 @@ INLINE u16x2 pair_of(u32 x) {
     return cast<u16x2>(x);
 }
 
+// An inversion of 64 bits is hidden from the compiler: of `a | ~(b << k)` and of `a | ~(b >> k)`, with unsigned numbers of 64 bits and a
+// constant k of 32 or more, clang 15 and 19 lose the word that is all ones and put that of `a` in its place.
+template <class T> INLINE T inverse(T x) {
+    x = ~x;
+#if ON_DEVICE
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
 // Whole numbers: division by zero is the dividend, and what overflows is not divided.
 template <class T> INLINE T quotient(T a, T b) {
     return b == 0 || ((T)-1 < (T)0 && b == (T)-1) ? a : (T)(a / b);

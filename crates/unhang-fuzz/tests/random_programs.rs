@@ -24,6 +24,22 @@ fn a_seed_always_gives_the_same_program() {
     assert_ne!(generate(7).source(), generate(8).source());
 }
 
+/// LLVM loses a word of `a | ~(b << 63)`, of other such shifts too: the prelude says how. No program may rest on that.
+#[test]
+fn compilers_see_no_inversion_of_64_bits() {
+    let prelude = include_str!("../src/prelude.hpp");
+    let mut hidden = 0;
+    for seed in (0..2000).chain([80008]) {
+        let source = generate(seed).source();
+        let program = source.split_once(prelude).expect("every program starts with the prelude").1;
+        for visible in ["(u64)~", "(i64)~", "0xfffffffffffffffful"] {
+            assert!(!program.contains(visible), "seed {seed} has {visible}");
+        }
+        hidden += program.matches("inverse(").count();
+    }
+    assert!(hidden > 1000, "inversions are still made, hidden: {hidden}");
+}
+
 #[derive(Default)]
 struct Totals {
     programs: u64,

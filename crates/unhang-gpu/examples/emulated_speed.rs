@@ -1,13 +1,13 @@
-//! How fast the emulator runs our own kernels, in processor time of one core: one of each family, forward, single precision,
+//! How fast the emulator runs our own kernels, in processor time of one core: one of each family, forward,
 //! minding the hazards of gfx1010; the plain path of the emulator and the fast one in turn. Needs hiprtc.
 //!
-//! `cargo run --release -p unhang-gpu --features emulated --example emulated_speed`; words behind it (`winograd fast`) choose
-//! families, and the fast path alone, for a profiler.
+//! `cargo run --release -p unhang-gpu --features emulated --example emulated_speed`; words behind it (`winograd fast f16`) choose
+//! families, the fast path alone, for a profiler, and another type than single precision.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use unhang_conv::{Problem, Specification};
+use unhang_conv::{DataType, Problem, Specification};
 use unhang_engine::{Engine, Operands};
 use unhang_gpu::GpuSettings;
 use unhang_gpu::candidates::candidates;
@@ -50,11 +50,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let card = Emulated::new(Chip::Gfx1010, Chip::Gfx1010, Chip::Gfx1010, compiler);
     card.use_threads(1);
     let engine = EmulatedEngine::new(card, settings);
-    let base =
-        Specification { batch: 2, in_size: [14, 14], kernel: [3, 3], padding: [1, 1], ..Specification::default() };
+    let mut words: Vec<String> = std::env::args().skip(1).collect();
+    let mut given = |name: &str| {
+        let place = words.iter().position(|word| word == name);
+        place.map(|place| words.remove(place)).is_some()
+    };
+    let paths: &[bool] = if given("fast") { &[true] } else { &[false, true] };
+    let data_type = match (given("f16"), given("bf16")) {
+        (true, _) => DataType::F16,
+        (_, true) => DataType::Bf16,
+        _ => DataType::F32,
+    };
+    let families = words;
+    let base = Specification {
+        batch: 2,
+        in_size: [14, 14],
+        kernel: [3, 3],
+        padding: [1, 1],
+        data_type,
+        ..Specification::default()
+    };
     let problem = Problem::new(Specification { in_channels: 64, out_channels: 64, ..base })?;
-    let (only_fast, families): (Vec<String>, Vec<String>) = std::env::args().skip(1).partition(|word| word == "fast");
-    let paths: &[bool] = if only_fast.is_empty() { &[false, true] } else { &[true] };
     let mut seen = BTreeSet::new();
     for candidate in candidates(&problem, &DeviceModel::rx_5600_xt(), 1 << 28) {
         let family = candidate.choice.family();

@@ -475,7 +475,8 @@ pub(crate) fn local_alignment(instruction: &Instruction) -> Option<(u32, u32)> {
     }
 }
 
-fn widen(value: u32, part: Part, old: u32) -> u32 {
+/// What becomes of a register whose lane loads a part of a word.
+pub(crate) fn widen(value: u32, part: Part, old: u32) -> u32 {
     match part {
         Part::Word => value,
         Part::Byte { signed: true } => value as i8 as i32 as u32,

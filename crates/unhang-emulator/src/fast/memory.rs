@@ -1,4 +1,4 @@
-//! Loads and stores of whole words, checked once for all lanes: the lowest and the highest address must lie in one place.
+//! Loads and stores of words and of their parts, checked once for all lanes: the lowest and the highest address must lie in one place.
 //! Where they do not, the plain path finds out lane by lane what is wrong.
 
 use std::sync::atomic::Ordering;
@@ -12,12 +12,11 @@ use crate::access::{Access, Part};
 use crate::memory_access::{Surroundings, local_alignment};
 use crate::wave::{Lanes, NULL, Wave};
 
-/// Whole words of LDS.
+/// Words of LDS.
 #[derive(Clone, Copy)]
 pub(crate) struct LocalAccess {
     address: u8,
     words: Words,
-    reach: u32,
     /// What addresses must be multiples of with an offset, where a workgroup spans both compute units.
     alignment: (u32, u32),
 }
@@ -27,37 +26,49 @@ impl LocalAccess {
         if instruction.format() != Format::Ds {
             return None;
         }
-        let field = |low| instruction.high_bits(low, 8) as u8;
-        let (store, pair, count, stride) = match access {
-            Access::Load { count, part: Part::Word } => (false, false, count, 0),
-            Access::Store { count, part: Part::Word } => (true, false, count, 0),
-            Access::LoadTwo { count, stride } => (false, true, count, stride),
-            Access::StoreTwo { count, stride } => (true, true, count, stride),
-            _ => return None,
+        let words = match Moved::of(access) {
+            Some(Moved { store, part, .. }) if part != Part::Word => {
+                let register = instruction.high_bits(if store { 8 } else { 24 }, 8) as u8;
+                Words::part(store, part, register, instruction.bits(0, 16))
+            }
+            _ => local_words(instruction, access)?,
         };
-        let (mut registers, mut offsets) = ([0; 4], [0; 4]);
-        for place in 0..count << pair as u8 {
-            // The second of a pair has its own offset, and what is stored its own register.
-            let (second, word) = (place / count, place % count);
-            let offset = match (pair, second) {
-                (false, _) => instruction.bits(0, 16),
-                (true, 0) => instruction.bits(0, 8) * stride,
-                (true, _) => instruction.bits(8, 8) * stride,
-            };
-            offsets[place as usize] = offset + word as u32 * 4;
-            registers[place as usize] = match (store, second) {
-                (true, 0) => field(8).checked_add(word)?,
-                (true, _) => field(16).checked_add(word)?,
-                (false, _) => field(24).checked_add(place)?,
-            };
-        }
-        let words = Words::new(store, count << pair as u8, registers, offsets);
         let alignment = local_alignment(instruction).unwrap_or((1, 0));
-        Some(LocalAccess { address: field(0), reach: words.reach(), words, alignment })
+        let address = instruction.high_bits(0, 8) as u8;
+        Some(LocalAccess { address, words, alignment })
     }
 }
 
-/// Whole words of global memory, through 64-bit addresses or a base with offsets.
+/// The whole words of an access to LDS.
+fn local_words(instruction: &Instruction, access: Access) -> Option<Words> {
+    let field = |low| instruction.high_bits(low, 8) as u8;
+    let (store, pair, count, stride) = match access {
+        Access::Load { count, .. } => (false, false, count, 0),
+        Access::Store { count, .. } => (true, false, count, 0),
+        Access::LoadTwo { count, stride } => (false, true, count, stride),
+        Access::StoreTwo { count, stride } => (true, true, count, stride),
+        _ => return None,
+    };
+    let (mut registers, mut offsets) = ([0; 4], [0; 4]);
+    for place in 0..count << pair as u8 {
+        // The second of a pair has its own offset, and what is stored its own register.
+        let (second, word) = (place / count, place % count);
+        let offset = match (pair, second) {
+            (false, _) => instruction.bits(0, 16),
+            (true, 0) => instruction.bits(0, 8) * stride,
+            (true, _) => instruction.bits(8, 8) * stride,
+        };
+        offsets[place as usize] = offset + word as u32 * 4;
+        registers[place as usize] = match (store, second) {
+            (true, 0) => field(8).checked_add(word)?,
+            (true, _) => field(16).checked_add(word)?,
+            (false, _) => field(24).checked_add(place)?,
+        };
+    }
+    Some(Words::new(store, count << pair as u8, registers, offsets))
+}
+
+/// Words of global memory, through 64-bit addresses or a base with offsets.
 #[derive(Clone, Copy)]
 pub(crate) struct GlobalAccess {
     address: u8,
@@ -75,33 +86,44 @@ impl GlobalAccess {
             Format::Flat => true,
             _ => return None,
         };
-        let (store, count) = whole_words(access)?;
+        let moved = Moved::of(access)?;
         let field = |low| instruction.high_bits(low, 8) as u8;
         let scalar = instruction.high_bits(16, 7) as u8;
         let base = if flat || matches!(scalar, 0x7d | 0x7f) { None } else { Some(scalar) };
-        let register = if store { field(8) } else { field(24) };
-        let words = words_from(store, count, register)?;
+        let words = moved.words(if moved.store { field(8) } else { field(24) })?;
         Some(GlobalAccess { address: field(0), base, offset: instruction.flat_offset(), words, flat })
     }
 }
 
-/// Whether whole words are stored, and how many are moved.
-fn whole_words(access: Access) -> Option<(bool, u8)> {
-    match access {
-        Access::Load { count, part: Part::Word } => Some((false, count)),
-        Access::Store { count, part: Part::Word } => Some((true, count)),
-        _ => None,
+/// What an access to one place for each lane moves: words that lie together, or a part of one.
+#[derive(Clone, Copy)]
+struct Moved {
+    store: bool,
+    count: u8,
+    part: Part,
+}
+
+impl Moved {
+    fn of(access: Access) -> Option<Moved> {
+        match access {
+            Access::Load { count, part } => Some(Moved { store: false, count, part }),
+            Access::Store { count, part } => Some(Moved { store: true, count, part }),
+            _ => None,
+        }
+    }
+
+    /// From a register on.
+    fn words(self, register: u8) -> Option<Words> {
+        if self.part != Part::Word {
+            return Some(Words::part(self.store, self.part, register, 0));
+        }
+        register.checked_add(self.count)?;
+        let registers = std::array::from_fn(|place| register.saturating_add(place as u8));
+        Some(Words::new(self.store, self.count, registers, [0, 4, 8, 12]))
     }
 }
 
-/// Words that lie together, from a register on.
-fn words_from(store: bool, count: u8, register: u8) -> Option<Words> {
-    register.checked_add(count)?;
-    let registers = std::array::from_fn(|place| register.saturating_add(place as u8));
-    Some(Words::new(store, count, registers, [0, 4, 8, 12]))
-}
-
-/// Whole words of a raw buffer.
+/// Words of a raw buffer.
 #[derive(Clone, Copy)]
 pub(crate) struct BufferAccess {
     resource: u8,
@@ -119,7 +141,7 @@ impl BufferAccess {
         if instruction.format() != Format::Mubuf || instruction.bits(13, 1) == 1 {
             return None;
         }
-        let (store, count) = whole_words(access)?;
+        let moved = Moved::of(access)?;
         let register = instruction.high_bits(8, 8) as u8;
         let address = (instruction.bits(12, 1) == 1).then(|| instruction.high_bits(0, 8) as u8);
         let scalar = match OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0)? {
@@ -133,8 +155,8 @@ impl BufferAccess {
             address,
             offset: instruction.bits(0, 12) as u16,
             scalar,
-            words: words_from(store, count, register)?,
-            registers: (register as u16 + count as u16).max(address.map_or(0, |address| address as u16 + 1)),
+            words: moved.words(register)?,
+            registers: (register as u16 + moved.count as u16).max(address.map_or(0, |address| address as u16 + 1)),
         })
     }
 }
@@ -172,7 +194,7 @@ impl Wave {
     pub(super) fn fast_scalar_load(&mut self, load: &ScalarLoad, around: &mut Surroundings<'_>) -> bool {
         let offset = (load.offset as i64 as u64).wrapping_add(self.scalar(load.register) as u64);
         let address = self.scalar64(load.base).wrapping_add(offset) & !3;
-        let Some(words) = around.global.words(address, address, load.count as u64 * 4, false) else { return false };
+        let Some(words) = around.global.words(address, load.count as u64 * 4) else { return false };
         for (place, word) in words.iter().enumerate() {
             if load.destination as usize != NULL {
                 self.set_scalar((load.destination + place as u8) & 127, word.load(Ordering::Relaxed));
@@ -209,7 +231,7 @@ impl Wave {
             return false;
         }
         // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.
-        match around.local.len().checked_sub(access.reach as usize) {
+        match around.local.len().checked_sub(access.words.reach as usize) {
             Some(limit) if addresses.are_within(vectors, limit as u32) => {}
             _ => return false,
         }
@@ -295,7 +317,7 @@ impl Wave {
             (all.add(half * self.registers), Addresses::new(all.add(place), on))
         };
         let span = addresses.span(vectors);
-        let end = span.highest as u64 + access.offset as u64 + access.words.count as u64 * 4;
+        let end = span.highest as u64 + access.offset as u64 + access.words.reach as u64;
         if end > limit as u64 {
             return false;
         }
@@ -307,7 +329,7 @@ impl Wave {
 }
 
 /// Moves words between registers and what lies at addresses from a base on; `false`, and nothing is moved, if not all of it is
-/// aligned and in one region.
+/// in one region, and aligned if it is whole words.
 ///
 /// # Safety
 ///
@@ -321,15 +343,20 @@ unsafe fn transfer_global<const WIDE: bool>(
     rows: *mut Lanes,
 ) -> bool {
     // A wave that reaches over 2 GiB at once goes the plain way: offsets have 31 bits.
-    if !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
+    let whole = words.part == Part::Word;
+    if whole && !(base as u32 | span.bits).is_multiple_of(4) || span.highest - span.lowest > i32::MAX as u32 - 64 {
         return false;
     }
     let (lowest, highest) = (base.checked_add(span.lowest as u64), base.checked_add(span.highest as u64));
     let (Some(lowest), Some(highest)) = (lowest, highest) else { return false };
-    let found = around.global.words(lowest, highest, words.count as u64 * 4, words.store);
+    let found = around.global.bytes(lowest, highest, words.reach as u64, words.store);
     let Some(found) = found else { return false };
     let at = found.as_ptr().cast_mut().cast::<u8>();
-    // SAFETY: from the lowest address to the last word behind the highest all is in the region, which outlives this, is
+    // Words are moved in one piece each; of parts that are not aligned no card promises that.
+    if whole && !at.cast::<u32>().is_aligned() {
+        return false;
+    }
+    // SAFETY: from the lowest address to what is moved at the highest all is in the region, which outlives this, is
     // made of atomics and was asked for as writable to be stored to; the registers are the wave's.
     unsafe { addresses.transfer(vectors, at, span.lowest, words, rows) };
     true

@@ -8,6 +8,8 @@ mod compute;
 mod halves;
 pub(crate) mod memory;
 pub(crate) mod pairs;
+#[cfg(target_arch = "x86_64")]
+mod parts;
 pub(crate) mod registers;
 pub(crate) mod rows;
 pub(crate) mod run;

@@ -4,17 +4,25 @@
 //! scatter, or move what lies together of each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
+#[cfg(target_arch = "x86_64")]
+use super::parts;
 use super::rows::Vectors;
+use crate::access::Part;
+use crate::memory_access::widen;
 use crate::wave::{LANES, Lanes};
 
-/// The words of one access.
+/// The words of one access, or a part of one.
 #[derive(Clone, Copy)]
 pub(crate) struct Words {
     pub store: bool,
     pub count: u8,
+    /// What is moved of each: all of it where there are several.
+    pub part: Part,
     /// The register of each word, and its offset.
     pub registers: [u8; 4],
     pub offsets: [u32; 4],
+    /// Bytes from a lane's address to the end of what it moves.
+    pub reach: u32,
     /// How many words lie together: 1, 2 or 4.
     run: u8,
     /// What loads them on a host that has AVX-512.
@@ -25,7 +33,7 @@ pub(crate) struct Words {
 /// Loads words as [`Addresses::transfer`] does: the start of memory, the row of addresses and the lowest of them, the words, their
 /// rows, the lanes that are on.
 #[cfg(target_arch = "x86_64")]
-type Load = unsafe fn(*mut u8, (*const Lanes, u32), &Words, *mut Lanes, u32);
+pub(super) type Load = unsafe fn(*mut u8, (*const Lanes, u32), &Words, *mut Lanes, u32);
 
 impl Words {
     pub fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
@@ -39,17 +47,25 @@ impl Words {
         Words {
             store,
             count,
+            part: Part::Word,
             registers,
             offsets,
+            reach: offsets[..count as usize].iter().max().map_or(0, |&offset| offset + 4),
             run,
             #[cfg(target_arch = "x86_64")]
             load: avx512::load_of(count, run),
         }
     }
 
-    /// Bytes from a lane's address to the end of its last word.
-    pub fn reach(&self) -> u32 {
-        self.offsets[..self.count as usize].iter().max().map_or(0, |&offset| offset + 4)
+    /// A byte or half a word.
+    pub fn part(store: bool, part: Part, register: u8, offset: u32) -> Words {
+        Words {
+            part,
+            reach: offset + part.size(),
+            #[cfg(target_arch = "x86_64")]
+            load: parts::load_of(part),
+            ..Words::new(store, 1, [register; 4], [offset; 4])
+        }
     }
 }
 
@@ -142,7 +158,7 @@ impl Addresses {
     ///
     /// # Safety
     ///
-    /// For each lane that is on, each word at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
+    /// For each lane that is on, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
     /// be written if it is stored to; no address lies 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
     #[inline(always)]
     pub unsafe fn transfer<const WIDE: bool>(
@@ -159,6 +175,10 @@ impl Addresses {
             unsafe {
                 if !words.store {
                     (words.load)(base, (self.row, lowest), words, rows, self.on);
+                    return;
+                }
+                if words.part != Part::Word {
+                    parts::store(base, (self.row, lowest), words, rows, self.on);
                     return;
                 }
                 if avx512::store(base, (self.row, lowest), words, rows, self.on) {
@@ -184,20 +204,44 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
         for place in 0..words.count as usize {
             // SAFETY: the caller vouches for the words of lanes that are on and for the registers.
             unsafe {
-                let at = base.add(offsets[lane] as usize + words.offsets[place] as usize).cast::<u32>();
+                let at = base.add(offsets[lane] as usize + words.offsets[place] as usize);
                 let value = rows.add(words.registers[place] as usize).cast::<u32>().add(lane);
                 match words.store {
-                    true => at.write_unaligned(value.read().to_le()),
-                    false => value.write(u32::from_le(at.read_unaligned())),
+                    true => put_part(at, words.part, value.read()),
+                    false => value.write(widen(get_part(at, words.part), words.part, value.read())),
                 }
             }
         }
     }
 }
 
+/// What lies at a place, with zeros above it.
+unsafe fn get_part(at: *const u8, part: Part) -> u32 {
+    // SAFETY: the caller vouches for so many bytes.
+    unsafe {
+        match part.size() {
+            1 => at.read() as u32,
+            2 => u16::from_le(at.cast::<u16>().read_unaligned()) as u32,
+            _ => u32::from_le(at.cast::<u32>().read_unaligned()),
+        }
+    }
+}
+
+unsafe fn put_part(at: *mut u8, part: Part, value: u32) {
+    let value = if let Part::InHalf { high: true, .. } = part { value >> 16 } else { value };
+    // SAFETY: the caller vouches for so many bytes that may be written.
+    unsafe {
+        match part.size() {
+            1 => at.write(value as u8),
+            2 => at.cast::<u16>().write_unaligned((value as u16).to_le()),
+            _ => at.cast::<u32>().write_unaligned(value.to_le()),
+        }
+    }
+}
+
 /// Closures and iterators would not be compiled for these instructions, so that there are none here.
 #[cfg(target_arch = "x86_64")]
-mod avx512 {
+pub(super) mod avx512 {
     use std::arch::x86_64::*;
 
     use super::{Load, Span, Words};
@@ -205,7 +249,7 @@ mod avx512 {
 
     /// How the addresses of sixteen lanes lie, those of lanes that are off aside.
     #[derive(Clone, Copy, PartialEq, Eq)]
-    enum Lie {
+    pub enum Lie {
         Same,
         InOrder,
         Anyhow,
@@ -214,7 +258,7 @@ mod avx512 {
     /// Sixteen lanes of a row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn sixteen(row: *const Lanes, part: usize) -> __m512i {
+    pub unsafe fn sixteen(row: *const Lanes, part: usize) -> __m512i {
         // SAFETY: half of a row.
         unsafe { _mm512_loadu_si512(row.cast::<u32>().add((part & 1) * 16).cast()) }
     }
@@ -267,11 +311,12 @@ mod avx512 {
         }
     }
 
-    /// The first of sixteen addresses, and how they lie. If its lane is off it may be less than nothing, as those behind it show.
+    /// The first of sixteen addresses, and how they lie: `STRIDE` bytes apart if in order. If its lane is off it may be less than nothing, as those behind it show.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn lie(places: __m512i, on: u16) -> (isize, Lie) {
-        let in_order = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 52, 56, 60);
+    pub fn lie<const STRIDE: usize>(places: __m512i, on: u16) -> (isize, Lie) {
+        let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        let in_order = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(STRIDE as i32));
         let first = _mm512_castsi512_si128(places);
         let relative = _mm512_sub_epi32(places, _mm512_broadcastd_epi32(first));
         let start = _mm_cvtsi128_si32(first) as isize;
@@ -335,7 +380,7 @@ mod avx512 {
     /// Sixteen lanes of the register of a word.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
+    pub unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
         // SAFETY: the caller vouches for the register; a row has 32 lanes.
         unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
     }
@@ -343,7 +388,7 @@ mod avx512 {
     /// Writes those of sixteen lanes that are on. Not by a store with a mask, which the host does not hand on to the next load.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
+    pub unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
         // SAFETY: the caller vouches for the row.
         unsafe {
             let old = _mm512_loadu_si512(row.cast());
@@ -399,7 +444,7 @@ mod avx512 {
         rows: *mut Lanes,
         part: usize,
     ) {
-        let (start, lie) = lie(places, u16::MAX);
+        let (start, lie) = lie::<4>(places, u16::MAX);
         // SAFETY: as for `load`.
         unsafe {
             match lie {
@@ -449,7 +494,7 @@ mod avx512 {
         rows: *mut Lanes,
         (part, on): (usize, u16),
     ) {
-        let (start, lie) = lie(places, on);
+        let (start, lie) = lie::<4>(places, on);
         for word in 0..COUNT {
             // SAFETY: as for `load`.
             unsafe {
@@ -497,7 +542,7 @@ mod avx512 {
                         let second = _mm512_loadu_si512(row(rows, words, 1, part).cast());
                         store_twos(at, places, first, second, on);
                     }
-                    _ => match lie(places, on) {
+                    _ => match lie::<4>(places, on) {
                         (start, Lie::InOrder) => {
                             _mm512_mask_storeu_epi32(at.wrapping_offset(start).cast(), on, first);
                         }

@@ -7,6 +7,7 @@ mod declined;
 mod division;
 #[allow(unsafe_code, reason = "functions that are compiled for the host's vectors are called here one by one")]
 mod fast;
+mod fast_memory;
 mod memory;
 mod scalar;
 mod sources;

@@ -76,6 +76,14 @@ impl Region {
         (offset <= self.size && size <= self.size - offset).then(|| unsafe { self.host.as_ptr().add(offset as usize) })
     }
 
+    /// The bytes from one offset to another, if all are there.
+    #[inline(always)]
+    pub fn bytes(&self, offset: u64, end: u64) -> Option<&[AtomicU8]> {
+        let at = self.at(offset, end.checked_sub(offset)?)?;
+        // SAFETY: the bytes are in the region and live as long as it does.
+        Some(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU8>(), (end - offset) as usize) })
+    }
+
     /// The words from one offset to another, if all are there and aligned.
     #[inline(always)]
     pub fn words(&self, offset: u64, end: u64) -> Option<&[AtomicU32]> {

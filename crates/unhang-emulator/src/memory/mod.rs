@@ -4,7 +4,7 @@ mod host;
 mod storage;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU8, AtomicU32};
 
 use crate::FaultKind;
 pub use host::HostRegion;
@@ -193,15 +193,22 @@ impl<'m> Window<'m> {
         if region.writable { Ok((region, offset)) } else { Err(FaultKind::ReadOnly { address, size }) }
     }
 
-    /// The words from the lowest of several addresses to the end of `size` bytes at the highest, if they are all in one
+    /// The words from an address on, if they are all in one region and aligned.
+    #[inline]
+    pub fn words(&mut self, address: u64, size: u64) -> Option<&'m [AtomicU32]> {
+        let (region, offset) = self.find(address, 4).ok()?;
+        region.words(offset, offset.checked_add(size)?)
+    }
+
+    /// The bytes from the lowest of several addresses to the end of `size` bytes at the highest, if they are all in one
     /// region.
     #[inline]
-    pub fn words(&mut self, lowest: u64, highest: u64, size: u64, to_write: bool) -> Option<&'m [AtomicU32]> {
-        let (region, offset) = self.find(lowest, 4).ok()?;
+    pub fn bytes(&mut self, lowest: u64, highest: u64, size: u64, to_write: bool) -> Option<&'m [AtomicU8]> {
+        let (region, offset) = self.find(lowest, size as u32).ok()?;
         if to_write && !region.writable {
             return None;
         }
-        region.words(offset, offset.checked_add(highest - lowest)?.checked_add(size)?)
+        region.bytes(offset, offset.checked_add(highest - lowest)?.checked_add(size)?)
     }
 
     /// `size` bytes (1, 2 or 4) as a number.

@@ -19,8 +19,11 @@ use crate::parallel::for_each_unit;
 
 /// Source channels that are summed at a time: a panel of them stays in the first-level cache.
 const SOURCE_BLOCK: usize = 256;
-/// Panels of one unit of work.
-const UNIT_PANELS: usize = 8;
+/// Pixels of one unit of work at least: as long are the pieces in which planes are read and written.
+const UNIT_PIXELS: usize = 256;
+/// Packed numbers of a unit with more pixels. With few channels pieces may be long, and results that do not stay in a cache
+/// are written twice as fast so.
+const UNIT_NUMBERS: usize = 32 * 1024;
 /// Computes it. `bias` goes along the result's channels.
 ///
 /// # Panics
@@ -61,13 +64,17 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let (filters, begin): (&[f32], &[f32]) = (&filters, &begin);
 
     let panels = pixels.div_ceil(width);
-    let chunks = panels.div_ceil(UNIT_PANELS);
+    let unit_panels = (UNIT_NUMBERS / (sources.min(SOURCE_BLOCK) * width)).max(UNIT_PIXELS / width);
+    // For several threads at least two units each, where there are as many of the least.
+    let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
+    let unit_panels = unit_panels.min(panels.div_ceil(wanted).max(UNIT_PIXELS / width));
+    let chunks = panels.div_ceil(unit_panels);
     let result = Shared(result.as_mut_ptr());
     let units = gather.batch * gather.groups * chunks;
     // A unit's image and group, first pixel and pixels.
     let place_of = |unit: usize| {
-        let first_pixel = unit % chunks * UNIT_PANELS * width;
-        (unit / chunks, first_pixel, (UNIT_PANELS * width).min(pixels - first_pixel))
+        let first_pixel = unit % chunks * unit_panels * width;
+        (unit / chunks, first_pixel, (unit_panels * width).min(pixels - first_pixel))
     };
     let fetch = source.len() > FETCH_NUMBERS;
     for_each_unit(threads, units, |unit| {

@@ -4,12 +4,15 @@
     python3 tools/gpu-bench/gpu_models.py eager
     python3 tools/gpu-bench/gpu_models.py gradcheck
     python3 tools/gpu-bench/gpu_models.py first [NAME…]
+    python3 tools/gpu-bench/gpu_models.py tuned [NAME…]
 
 `models` times training steps (forward, a mean square as the loss, backward, SGD with momentum) of whole networks, f32 with
 TF32 off, eager and as a replayed graph, against cuDNN with benchmark=True and cuDNN disabled, taking turns; and what a first
 start costs. `eager` times single calls from Python, where the host's work counts. `gradcheck` runs torch's own checks in
 double precision. `first` is a first start with nothing but general kernels in the cache, as a package carries them for AMD chips:
-what the first step takes, and a graph that is recorded after one step. unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
+what the first step takes, and a graph that is recorded after one step. `tuned` trains until every convolution was tuned on
+first use, and times replayed graphs of a step from before and after it in turns (name an empty UNHANG_HOME: what was tuned once is taken
+at once). unhang must be importable: installed, or PYTHONPATH=python beside a built extension.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ MODELS = {
 def way(name: str) -> Iterator[None]:
     """Convolutions by our kernels, by cuDNN, or by torch without it; batch norms by cuDNN wherever convolutions may be."""
     with torch.backends.cudnn.flags(enabled=name != "cuDNN off", benchmark=True, allow_tf32=False):
-        if name == "ours":
-            with unhang.enabled("jit"):
+        if name in ("ours", "ours, tuned"):
+            with unhang.enabled("jit", tune=name != "ours"):
                 yield
         else:
             yield
@@ -310,13 +313,49 @@ def first(names: list[str]) -> int:
     return 0
 
 
+def tuned(names: list[str]) -> int:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for name in names or ["resnet50", "yolov8n"]:
+        batch, size = MODELS[name]
+        torch.manual_seed(3)
+        step = training_step(make_model(name), torch.randn(batch, 3, size, size, device="cuda"))
+        graphs, ways = {}, ("cuDNN", "ours", "ours, tuned")
+        for name_of_way in ways:
+            with way(name_of_way):
+                begun, steps, left = time.monotonic(), 0, 1
+                while left and time.monotonic() - begun < 100:
+                    step()
+                    unhang.wait_for_kernels()
+                    steps += 1
+                    kernels = [route.kernel for route in _convolve.routes.values() if route.kernel]
+                    left = sum(not kernel.settled for kernel in kernels) if name_of_way != "cuDNN" else 0
+                took = time.monotonic() - begun
+                graphs[name_of_way] = graph_of(step)
+        times: dict[str, list[float]] = {it: [] for it in ways}
+        for turn in range(6):
+            for name_of_way in ways:
+                graphs[name_of_way]()
+                if turn:
+                    times[name_of_way].append(milliseconds(graphs[name_of_way], 5))
+        medians = {it: statistics.median(times[it]) for it in ways}
+        print(
+            f"{name} b{batch}@{size}, replayed step in ms: "
+            + ", ".join(f"{it} {medians[it]:.2f} ({min(times[it]):.2f}-{max(times[it]):.2f})" for it in ways)
+            + f"; tuned is {medians['ours'] / medians['ours, tuned']:.3f} times as fast; {steps} steps, {took:.0f} s, "
+            f"{left} convolutions not done",
+            flush=True,
+        )
+        _convolve.routes.clear()
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["gradcheck", "models", "eager", "first", "seen", "started"])
+    parser.add_argument("command", choices=["gradcheck", "models", "eager", "first", "tuned", "seen", "started"])
     parser.add_argument("names", nargs="*", choices=[*MODELS, []], help="models; all of them if none is named")
     arguments = parser.parse_args()
-    if arguments.command in ("models", "first"):
-        return {"models": models, "first": first}[arguments.command](arguments.names)
+    if arguments.command in ("models", "first", "tuned"):
+        return {"models": models, "first": first, "tuned": tuned}[arguments.command](arguments.names)
     if arguments.command in ("seen", "started"):
         {"seen": seen, "started": started}[arguments.command](arguments.names[0])
         return 0

@@ -165,6 +165,8 @@ impl BufferAccess {
 #[derive(Clone, Copy)]
 pub(crate) struct ScalarLoad {
     base: u8,
+    /// Whether the base is a buffer, which has an end of its own.
+    buffer: bool,
     /// The register of an offset, and a constant one.
     register: u8,
     offset: i32,
@@ -173,13 +175,10 @@ pub(crate) struct ScalarLoad {
 }
 
 impl ScalarLoad {
-    /// Those through a buffer, which has an end of its own, are the plain path's.
     pub fn of(instruction: &Instruction, count: u8) -> Option<ScalarLoad> {
-        if instruction.definition.mnemonic.starts_with("s_buffer") {
-            return None;
-        }
         Some(ScalarLoad {
             base: instruction.bits(0, 6) as u8 * 2,
+            buffer: instruction.definition.mnemonic.starts_with("s_buffer"),
             register: instruction.high_bits(25, 7) as u8,
             offset: (instruction.second_word() << 11) as i32 >> 11,
             count,
@@ -193,7 +192,15 @@ impl Wave {
     #[inline(always)]
     pub(super) fn fast_scalar_load(&mut self, load: &ScalarLoad, around: &mut Surroundings<'_>) -> bool {
         let offset = (load.offset as i64 as u64).wrapping_add(self.scalar(load.register) as u64);
-        let address = self.scalar64(load.base).wrapping_add(offset) & !3;
+        let mut base = self.scalar64(load.base);
+        if load.buffer {
+            base &= 0xffff_ffff_ffff;
+            // What lies past its end is zero, word by word.
+            if offset.checked_add(load.count as u64 * 4).is_none_or(|end| end > self.scalar(load.base + 2) as u64) {
+                return false;
+            }
+        }
+        let address = base.wrapping_add(offset) & !3;
         let Some(words) = around.global.words(address, load.count as u64 * 4) else { return false };
         for (place, word) in words.iter().enumerate() {
             if load.destination as usize != NULL {

@@ -250,8 +250,8 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_mov_b32" => hot!([F, B, B], B, |a, _, _, _| a),
         "v_not_b32" => hot!([B; 3], B, |a, _, _, _| !a),
         "v_bfrev_b32" => hot!([B; 3], B, |a, _, _, _| (a as u32).reverse_bits() as u64),
-        "v_ffbh_u32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
-        "v_ffbl_b32" => op!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
+        "v_ffbh_u32" => hot!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).leading_zeros() as u64 }),
+        "v_ffbl_b32" => hot!([B; 3], B, |a, _, _, _| if a == 0 { u32::MAX as u64 } else { (a as u32).trailing_zeros() as u64 }),
         "v_ffbh_i32" => op!([B; 3], B, |a, _, _, _| {
             let a = a as u32;
             if a == 0 || a == u32::MAX { u32::MAX as u64 } else { (a ^ (a as i32 >> 31) as u32).leading_zeros() as u64 }
@@ -279,7 +279,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_cvt_f32_ubyte1" => hot!([B; 3], F, |a, _, _, _| ((a >> 8 & 255) as f32).to_bits() as u64),
         "v_cvt_f32_ubyte2" => hot!([B; 3], F, |a, _, _, _| ((a >> 16 & 255) as f32).to_bits() as u64),
         "v_cvt_f32_ubyte3" => hot!([B; 3], F, |a, _, _, _| ((a >> 24 & 255) as f32).to_bits() as u64),
-        "v_cvt_pkrtz_f16_f32" => op!([F, F, B], B, |a, b, _, m| (toward_zero_half(single(a, m)) | toward_zero_half(single(b, m)) << 16) as u64),
+        "v_cvt_pkrtz_f16_f32" => hot!([F, F, B], B, |a, b, _, m| (toward_zero_half(single(a, m)) | toward_zero_half(single(b, m)) << 16) as u64),
         // Single precision.
         "v_add_f32" => hot!([F; 3], F, |a, b, _, m| add(single(a, m), single(b, m), m)),
         "v_sub_f32" => hot!([F; 3], F, |a, b, _, m| add(single(a, m), -single(b, m), m)),
@@ -304,14 +304,14 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_ceil_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).ceil(), m)),
         "v_floor_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).floor(), m)),
         "v_rndne_f32" => hot!([F; 3], F, |a, _, _, m| single_bits(single(a, m).round_ties_even(), m)),
-        "v_exp_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).exp2(), m)),
-        "v_log_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).log2(), m)),
+        "v_exp_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).exp2(), m)),
+        "v_log_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).log2(), m)),
         "v_rcp_f32" | "v_rcp_iflag_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a), m)),
         "v_rsq_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(1.0 / approximate_source(a).sqrt(), m)),
         "v_sqrt_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(approximate_source(a).sqrt(), m)),
-        "v_sin_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(sine(approximate_source(a)), m)),
-        "v_cos_f32" => op!([F; 3], F, |a, _, _, m| approximate_single(cosine(approximate_source(a)), m)),
-        "v_ldexp_f32" => op!([F, B, B], F, |a, b, _, m| {
+        "v_sin_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(sine(approximate_source(a)), m)),
+        "v_cos_f32" => hot!([F; 3], F, |a, _, _, m| approximate_single(cosine(approximate_source(a)), m)),
+        "v_ldexp_f32" => hot!([F, B, B], F, |a, b, _, m| {
             let exact = single(a, m) as f64 * 2f64.powi((b as i32).clamp(-600, 600));
             rounded_single(exact as f32, [exact, 0f64.copysign(exact)], m)
         }),
@@ -409,7 +409,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_mul_hi_i32_i24" => op!([B; 3], B, |a, b, _, _| ((sign24(a) * sign24(b)) >> 32) as u32 as u64),
         "v_mad_u32_u16" => op!([I, I, B], B, |a, b, c, _| (a as u16 as u32 * b as u16 as u32).wrapping_add(c as u32) as u64),
         "v_mad_i32_i16" => op!([I, I, B], B, |a, b, c, _| (a as i16 as i32 * b as i16 as i32).wrapping_add(c as i32) as u32 as u64),
-        "v_cvt_pk_u16_u32" => op!([B; 3], B, |a, b, _, _| a.min(0xffff) | b.min(0xffff) << 16),
+        "v_cvt_pk_u16_u32" => hot!([B; 3], B, |a, b, _, _| a.min(0xffff) | b.min(0xffff) << 16),
         "v_cvt_pk_i16_i32" => op!([B; 3], B, |a, b, _, _| {
             let narrow = |value: u64| (value as i32).clamp(i16::MIN as i32, i16::MAX as i32) as u16 as u64;
             narrow(a) | narrow(b) << 16
@@ -451,10 +451,10 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         }),
         "v_bfi_b32" => hot!([B; 3], B, |a, b, c, _| a & b | !a & c),
         "v_bfm_b32" => hot!([B; 3], B, |a, b, _, _| (((1u64 << (a & 31)) - 1) as u32).wrapping_shl(b as u32 & 31) as u64),
-        "v_bcnt_u32_b32" => op!([B; 3], B, |a, b, _, _| (b as u32).wrapping_add((a as u32).count_ones()) as u64),
+        "v_bcnt_u32_b32" => hot!([B; 3], B, |a, b, _, _| (b as u32).wrapping_add((a as u32).count_ones()) as u64),
         "v_alignbit_b32" => hot!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> (c & 31)) as u32 as u64),
         "v_alignbyte_b32" => hot!([B; 3], B, |a, b, c, _| ((a << 32 | b & 0xffff_ffff) >> ((c & 3) * 8)) as u32 as u64),
-        "v_perm_b32" => op!([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
+        "v_perm_b32" => hot!([B; 3], B, |a, b, c, _| permute_bytes(a as u32, b as u32, c as u32) as u64),
         // Sixteen bits; the result goes to half a register, as halves do.
         "v_add_nc_u16" | "v_add_nc_i16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_add(b as u16) as u64),
         "v_sub_nc_u16" | "v_sub_nc_i16" => op!([I, I, B], I, |a, b, _, _| (a as u16).wrapping_sub(b as u16) as u64),

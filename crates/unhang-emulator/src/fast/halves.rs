@@ -1,11 +1,12 @@
-//! Packed halves, and singles made of halves, on whole registers: what kernels in half precision spend their time in.
+//! Packed halves, singles made of halves and the other way round, and sources that are parts of registers, on whole registers: what
+//! kernels in half precision and bfloat16 spend their time in. Neither mode for which code is resolved flushes halves.
 //!
-//! For AVX-512 only; other hosts take the plain path.
+//! Halves for AVX-512 only; other hosts take the plain path.
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
 use super::rows::{FastRow, Host};
-use crate::lanes;
+use crate::lanes::{self, LaneOperation};
 use crate::semantics::{MixedResult, RowOperand, RowSource, Semantics};
 use crate::wave::{LANES, Lanes, Type, Wave, constant_bits};
 
@@ -33,6 +34,12 @@ enum HalvesPart {
     Single {
         upper: bool,
     },
+    /// Some bits of the source, or all: what is left of it when it was shifted to the left and then, with its sign, to the right.
+    Bits {
+        left: u8,
+        right: u8,
+        signed: bool,
+    },
     /// A pair, of which each half is the lower or the upper one of the source.
     Pair {
         lower_from_upper: bool,
@@ -46,18 +53,95 @@ const FIELDS: [Field; 3] = [Field::Source0, Field::Source1, Field::Source2];
 
 impl HalvesOperation {
     /// Resolves an instruction, if it is one of these.
-    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Option<HalvesOperation> {
+    pub fn of(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Option<HalvesOperation> {
+        if let Semantics::Lane(operation) = semantics
+            && instruction.modifier == Modifier::Sdwa
+            && let Some(selected) = HalvesOperation::selected(instruction, operation, flushes)
+        {
+            return Some(selected);
+        }
         if Host::get() != Host::Avx512 {
             return None;
         }
         match semantics {
             Semantics::Packed(packed) => HalvesOperation::packed(instruction, packed.accumulates),
-            Semantics::Mixed(MixedResult::Single) => HalvesOperation::mixed(instruction),
-            Semantics::Lane(_) if instruction.definition.base_name() == "v_cvt_f32_f16" => {
-                HalvesOperation::conversion(instruction)
-            }
+            // Where denormals are flushed, it does not flush those of its sources.
+            Semantics::Mixed(MixedResult::Single) if !flushes => HalvesOperation::mixed(instruction),
+            Semantics::Lane(_) => match instruction.definition.base_name() {
+                "v_cvt_f32_f16" => HalvesOperation::conversion(instruction),
+                "v_cvt_f16_f32" => HalvesOperation::rounding(instruction),
+                "v_pack_b32_f16" => HalvesOperation::pack(instruction),
+                _ => None,
+            },
             _ => None,
         }
+    }
+
+    /// A function of 32 bits whose sources are parts of registers and whose result is a whole one.
+    fn selected(instruction: &Instruction, operation: &LaneOperation, flushes: bool) -> Option<HalvesOperation> {
+        let is_plain = |kind: Type| matches!(kind, Type::Bits32 | Type::Float32);
+        // The whole destination, neither clamp nor scale.
+        if instruction.high_bits(8, 3) != 6
+            || instruction.high_bits(13, 3) != 0
+            || operation.accumulates
+            || !is_plain(operation.result)
+        {
+            return None;
+        }
+        let mut sources = [UNUSED; 3];
+        for place in 0..2 {
+            let kind = operation.sources[place];
+            let Some(from) = operand(instruction, FIELDS[place], kind)? else { continue };
+            if !is_plain(kind) {
+                return None;
+            }
+            let base = 16 + place as u32 * 8;
+            let bit = |at: u32| instruction.high_bits(base + at, 1);
+            let (left, right) = match instruction.high_bits(base, 3) {
+                byte @ 0..=3 => (24 - byte as u8 * 8, 24),
+                half @ (4 | 5) => (16 - (half as u8 - 4) * 16, 16),
+                _ => (0, 0),
+            };
+            let sign = kind.sign_bit() as u32;
+            let part = HalvesPart::Bits { left, right, signed: bit(3) == 1 };
+            sources[place] = HalvesSource { from, part, keep: !(bit(5) * sign), flip: bit(4) * sign };
+        }
+        let run = operation.fast?.row(flushes)?;
+        Some(HalvesOperation { run, sources, destination: Wave::destination(instruction, Field::Destination)? })
+    }
+
+    /// Singles that become halves; what they do not overwrite of a register stays.
+    fn rounding(instruction: &Instruction) -> Option<HalvesOperation> {
+        let long = instruction.format() == Format::Vop3;
+        let changes = long && (instruction.bits(11, 5) != 0 || instruction.high_bits(27, 2) != 0);
+        if instruction.modifier != Modifier::None || changes {
+            return None;
+        }
+        let from = operand(instruction, Field::Source0, Type::Float32)??;
+        let (absolute, negative) = if long { (instruction.bits(8, 1), instruction.high_bits(29, 1)) } else { (0, 0) };
+        let source = HalvesSource { from, keep: u32::MAX >> absolute, flip: negative << 31, ..UNUSED };
+        let destination = Wave::destination(instruction, Field::Destination)?;
+        Some(HalvesOperation { run: round()?, sources: [source, UNUSED, UNUSED], destination })
+    }
+
+    /// Two halves in one register.
+    fn pack(instruction: &Instruction) -> Option<HalvesOperation> {
+        if instruction.format() != Format::Vop3 || instruction.bits(15, 1) == 1 || instruction.high_bits(27, 2) != 0 {
+            return None;
+        }
+        let half = |place: usize| {
+            let bit = |bits: u32| bits >> place & 1;
+            let from = operand(instruction, FIELDS[place], Type::Float16)??;
+            let left = if bit(instruction.bits(11, 2)) == 1 { 0 } else { 16 };
+            let part = HalvesPart::Bits { left, right: 16, signed: false };
+            let (absolute, negative) = (bit(instruction.bits(8, 2)), bit(instruction.high_bits(29, 2)));
+            Some(HalvesSource { from, part, keep: !(absolute << 15), flip: negative << 15 })
+        };
+        // The second, shifted by sixteen bits, or the first.
+        let run = lanes::operation("v_lshl_or_b32")?.fast?.row(false)?;
+        let shift = HalvesSource { from: RowOperand::Constant(16), ..UNUSED };
+        let destination = Wave::destination(instruction, Field::Destination)?;
+        Some(HalvesOperation { run, sources: [half(1)?, shift, half(0)?], destination })
     }
 
     fn packed(instruction: &Instruction, accumulates: bool) -> Option<HalvesOperation> {
@@ -156,6 +240,16 @@ impl HalvesSource {
     pub fn take(&self, lanes: &mut Lanes) {
         match self.part {
             HalvesPart::Whole => {}
+            HalvesPart::Bits { left, right, signed: false } => {
+                for lane in lanes.iter_mut() {
+                    *lane = (*lane << left) >> right;
+                }
+            }
+            HalvesPart::Bits { left, right, signed: true } => {
+                for lane in lanes.iter_mut() {
+                    *lane = ((*lane << left) as i32 >> right) as u32;
+                }
+            }
             HalvesPart::Pair { lower_from_upper, upper_from_upper } => {
                 let (right, left) = (if lower_from_upper { 16 } else { 0 }, if upper_from_upper { 0 } else { 16 });
                 for lane in lanes.iter_mut() {
@@ -187,6 +281,17 @@ fn packed(name: &str) -> Option<FastRow> {
 
 #[cfg(not(target_arch = "x86_64"))]
 fn packed(_: &str) -> Option<FastRow> {
+    None
+}
+
+/// The function that rounds singles to halves.
+#[cfg(target_arch = "x86_64")]
+fn round() -> Option<FastRow> {
+    Some(avx512::round)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn round() -> Option<FastRow> {
     None
 }
 
@@ -248,6 +353,21 @@ mod avx512 {
         let bits = _mm512_mask_sub_epi32(bits, even & toward_zero, bits, one);
         let half = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(_mm512_castsi512_ps(bits));
         _mm512_cvtepu16_epi32(half)
+    }
+
+    /// Rounds singles to halves, in the lower halves of a register.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
+    pub fn round(d: &Cell<Lanes>, a: &Cell<Lanes>, _: &Cell<Lanes>, _: &Cell<Lanes>, on: u32) {
+        let (mut results, source) = (d.get(), a.get());
+        for half in 0..2 {
+            let value = _mm512_castsi512_ps(part(&source, half));
+            let rounded = _mm512_cvtps_ph::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(value);
+            let old = part(&results, half);
+            let upper = _mm512_and_si512(old, _mm512_set1_epi32(0xffff_0000u32 as i32));
+            let values = _mm512_or_si512(upper, _mm512_cvtepu16_epi32(rounded));
+            put(&mut results, half, _mm512_mask_mov_epi32(old, (on >> (half * 16)) as u16, values));
+        }
+        d.set(results);
     }
 
     /// Two terms of each half of three registers, added.

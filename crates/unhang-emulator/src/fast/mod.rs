@@ -210,7 +210,11 @@ fn resolve(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> O
                 Some(Kind::ComparePairs(PairsCompare { run: run?, outcomes, sources, destination }))
             };
             match kind {
-                CompareKind::Float(Type::Float32) if !flushes => rows(rows::float(), Type::Float32),
+                CompareKind::Float(Type::Float32) if flushes => rows(rows::float_flushed(), Type::Float32),
+                CompareKind::Float(Type::Float32) => rows(rows::float(), Type::Float32),
+                CompareKind::Float(Type::Float16) => rows(rows::half_float(), Type::Float16),
+                CompareKind::Signed(16) => rows(rows::signed_half(), Type::Bits16),
+                CompareKind::Unsigned(16) => rows(rows::unsigned_half(), Type::Bits16),
                 CompareKind::Signed(32) => rows(rows::signed(), Type::Bits32),
                 CompareKind::Unsigned(32) => rows(rows::unsigned(), Type::Bits32),
                 CompareKind::Float(Type::Float64) => pairs(rows::double(), Type::Float64),
@@ -252,11 +256,11 @@ fn resolve(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> O
             };
             Some(Kind::FirstLane { source, destination: Wave::destination(instruction, Field::Destination)? })
         }
-        Semantics::Packed(_) | Semantics::Mixed(_) if !flushes => {
-            HalvesOperation::of(instruction, semantics).map(Kind::Halves)
+        Semantics::Packed(_) | Semantics::Mixed(_) => {
+            HalvesOperation::of(instruction, semantics, flushes).map(Kind::Halves)
         }
         Semantics::Lane(ref operation) => {
-            let halves = HalvesOperation::of(instruction, semantics).filter(|_| !flushes).map(Kind::Halves);
+            let halves = HalvesOperation::of(instruction, semantics, flushes).map(Kind::Halves);
             halves.or_else(|| PairsOperation::of(instruction, operation, flushes).map(Kind::Pairs))
         }
         Semantics::MultiplyAddWide { signed } => Some(Kind::MultiplyAdd(MultiplyAdd {
@@ -296,12 +300,13 @@ fn two_sources(instruction: &Instruction, kind: Type) -> Option<[RowSource; 2]> 
             OperandValue::Special(_) => return None,
             constant => RowOperand::Constant(constant_bits(constant, kind)),
         };
-        let floats = long && kind == Type::Float32;
-        let absolute = if floats && !has_mask { instruction.bits(8 + place, 1) } else { 0 };
-        let negative = if floats { instruction.high_bits(29 + place, 1) } else { 0 };
+        let sign = if long { kind.sign_bit() as u32 } else { 0 };
+        let absolute = !has_mask && instruction.bits(8 + place, 1) == 1;
+        let negative = instruction.high_bits(29 + place, 1) == 1;
         // Signs of whole numbers are the plain path's business.
         let odd = long && kind == Type::Bits32 && instruction.high_bits(29, 3) != 0;
-        (!odd).then_some(RowSource { from, keep: u32::MAX >> absolute, flip: negative << 31 })
+        let bit = |is_set| if is_set { sign } else { 0 };
+        (!odd).then_some(RowSource { from, keep: !bit(absolute), flip: bit(negative) })
     };
     Some([source(0, Field::Source0)?, source(1, Field::Source1)?])
 }

@@ -6,9 +6,11 @@
 use std::cell::Cell;
 use std::sync::OnceLock;
 
+use half::f16;
+
 use super::pairs::{FastPairs, Pairs};
 use crate::Perturbation;
-use crate::float::{FloatMode, Precision, Round};
+use crate::float::{FloatMode, Precision, Round, single};
 use crate::semantics::{EQUAL, GREATER, LESS, UNORDERED};
 use crate::wave::{LANES, Lanes};
 
@@ -315,6 +317,48 @@ comparisons! {
             _mm512_cmp_ps_mask::<_CMP_LT_OQ>(left, right),
             _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(left, right),
             _mm512_cmp_ps_mask::<_CMP_GT_OQ>(left, right),
+        )
+    };
+    float_flushed(u32): |a: u32, b: u32| {
+        let (a, b) = (single(a as u64, FLUSHED), single(b as u64, FLUSHED));
+        (a < b, a == b, a > b)
+    }, |left, right| {
+        let (exponent, sign) = (_mm512_set1_epi32(0x7f80_0000), _mm512_set1_epi32(i32::MIN));
+        let left = _mm512_mask_and_epi32(left, _mm512_testn_epi32_mask(left, exponent), left, sign);
+        let right = _mm512_mask_and_epi32(right, _mm512_testn_epi32_mask(right, exponent), right, sign);
+        let (left, right) = (_mm512_castsi512_ps(left), _mm512_castsi512_ps(right));
+        (
+            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(left, right),
+        )
+    };
+    half_float(u32): |a: u32, b: u32| {
+        let (a, b) = (f16::from_bits(a as u16).to_f32(), f16::from_bits(b as u16).to_f32());
+        (a < b, a == b, a > b)
+    }, |left, right| {
+        let left = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(left));
+        let right = _mm512_cvtph_ps(_mm512_cvtepi32_epi16(right));
+        (
+            _mm512_cmp_ps_mask::<_CMP_LT_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(left, right),
+            _mm512_cmp_ps_mask::<_CMP_GT_OQ>(left, right),
+        )
+    };
+    unsigned_half(u32): |a: u32, b: u32| ((a as u16) < b as u16, a as u16 == b as u16, a as u16 > b as u16), |left, right| {
+        let (left, right) = (_mm512_slli_epi32::<16>(left), _mm512_slli_epi32::<16>(right));
+        (
+            _mm512_cmplt_epu32_mask(left, right),
+            _mm512_cmpeq_epi32_mask(left, right),
+            _mm512_cmpgt_epu32_mask(left, right),
+        )
+    };
+    signed_half(u32): |a: u32, b: u32| ((a as i16) < b as i16, a as i16 == b as i16, a as i16 > b as i16), |left, right| {
+        let (left, right) = (_mm512_slli_epi32::<16>(left), _mm512_slli_epi32::<16>(right));
+        (
+            _mm512_cmplt_epi32_mask(left, right),
+            _mm512_cmpeq_epi32_mask(left, right),
+            _mm512_cmpgt_epi32_mask(left, right),
         )
     };
     unsigned_pairs(u64): |a: u64, b: u64| (a < b, a == b, a > b), |left, right| (

@@ -202,12 +202,61 @@ fn the_fast_path_computes_what_the_plain_one_does() {
             "v_cmpx_neq_f64_e64",
             "v_rcp_iflag_f32_e32",
             "v_med3_f32",
+            "v_cmp_lt_f16_e64",
+            "v_cmp_ne_u16_e32",
+            "v_cmp_gt_i16_e64",
+            "v_exp_f32_e32",
+            "v_perm_b32",
+            "v_ldexp_f32",
         ] {
             assert!(compared.contains(name), "{name}");
         }
     }
     if Host::get() == Host::Avx512 {
-        for name in ["v_pk_fma_f16", "v_pk_add_f16", "v_pk_mul_f16", "v_fma_mix_f32", "v_cvt_f32_f16_e32"] {
+        for name in [
+            "v_pk_fma_f16",
+            "v_pk_add_f16",
+            "v_pk_mul_f16",
+            "v_fma_mix_f32",
+            "v_cvt_f32_f16_e32",
+            "v_cvt_f16_f32_e32",
+            "v_pack_b32_f16",
+        ] {
+            assert!(compared.contains(name), "{name}");
+        }
+    }
+}
+
+/// Bytes and halves of sources, made longer with and without their signs, with changed signs, and scalar ones.
+#[test]
+fn sources_that_are_parts_of_registers_are_the_same() {
+    let mut random = Random(6);
+    let mut compared = std::collections::BTreeSet::new();
+    for definition in definitions().iter().filter(|it| matches!(it.format, Format::Vop1 | Format::Vop2)) {
+        for turn in 0..60 {
+            let plain = encode(definition, Extra { words: [0, 0] });
+            // The first source is in the second word; the destination is most often a whole register.
+            let first = plain.first_word() & !0x1ff | 249;
+            let whole = if random.next().is_multiple_of(8) { random.next() % 7 } else { 6 };
+            let parts = [16, 24].map(|base| ((random.next() % 7) | (random.next() & 0x38)) << base);
+            let scalar = if random.next().is_multiple_of(4) { 1 << 23 | 40 } else { 10 + random.next() % 6 };
+            let second = parts[0] | parts[1] | whole << 8 | scalar;
+            let bytes: Vec<u8> = [first, second, 0].iter().flat_map(|word| word.to_le_bytes()).collect();
+            let chip = Chip::ALL.into_iter().find(|&chip| definition.exists_on(chip)).expect("some chip has it");
+            let Ok(instruction) = decode(&bytes, chip) else { continue };
+            if matches!(Semantics::of(&instruction), Semantics::Unsupported) {
+                continue;
+            }
+            let (flushes, mode) = [(false, 0x1f0), (true, 0x1c0)][turn % 2];
+            let mut start = random_wave(&mut random, turn % 3 == 0);
+            (start.flushes, start.mode) = (flushes, FloatMode::from_bits(mode, Perturbation::None));
+            start.note_mode();
+            let op = Op::of(&instruction, &Semantics::of(&instruction), flushes);
+            check(&instruction, &op, &start, &mut compared);
+        }
+    }
+    if Host::get() != Host::Plain {
+        for name in ["v_or_b32_e32", "v_sub_nc_u32_e32", "v_add_f32_e32", "v_cvt_f32_u32_e32", "v_mov_b32_e32"] {
             assert!(compared.contains(name), "{name}");
         }
     }
@@ -255,8 +304,9 @@ pub(super) fn assert_same(fast: &Wave, plain: &Wave, name: &str) {
                 let [a, b] = found.map(|bits| half::f16::from_bits((bits >> bit) as u16));
                 a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
             });
+            let has_halves = name.starts_with("v_pk_") || name.starts_with("v_cvt_f16_f32");
             assert!(
-                found[0] == found[1] || nan || doubles || name.starts_with("v_pk_") && halves,
+                found[0] == found[1] || nan || doubles || has_halves && halves,
                 "{name}: v{register} lane {lane}: {found:#x?}"
             );
         }

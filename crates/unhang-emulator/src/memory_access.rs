@@ -364,8 +364,9 @@ impl Wave {
         let buffer = instruction.definition.mnemonic.starts_with("s_buffer");
         let (address, relative) = self.scalar_address(instruction);
         let destination = Wave::destination(instruction, Field::Destination).unwrap_or(125);
+        // Read once: what is loaded may overwrite it.
+        let limit = if buffer { self.scalar(base + 2) as u64 } else { u64::MAX };
         for word in 0..count {
-            let limit = if buffer { self.scalar(base + 2) as u64 } else { u64::MAX };
             let inside = relative.wrapping_add(word as u64 * 4 + 4) <= limit;
             let value = if inside { around.global.load(address + word as u64 * 4, 4)? } else { 0 };
             if destination != 125 {

@@ -65,6 +65,7 @@ impl Comparison {
     /// Whether the numbers are right, and how far they are apart, in words. None where they prove nothing: zeros, or what is not
     /// finite.
     pub fn finding(&self) -> (Option<bool>, String) {
+        // First of all: where numbers are not finite, a right kernel may spread them to others (Winograd's do).
         if self.beyond_type {
             return (None, "the numbers are not finite".to_owned());
         }
@@ -226,9 +227,10 @@ fn element_of<T: Copy>(
         }
         Direction::BackwardWeights => {
             let channel = i / filters * channels + j;
-            let inside: Vec<usize> =
-                (0..out_width).filter(|&x| input_of(x, l, 1).is_some_and(|at| at < width)).collect();
-            let Some((&from, &to)) = inside.first().zip(inside.last()) else { return sums.whole() };
+            // Outputs whose tap falls on the input lie side by side.
+            let mut inside = (0..out_width).filter(|&x| input_of(x, l, 1).is_some_and(|at| at < width));
+            let Some(from) = inside.next() else { return sums.whole() };
+            let to = inside.next_back().unwrap_or(from);
             let Some(x) = input_of(from, l, 1) else { return sums.whole() };
             let steps = [column_step[0] * problem.stride()[1], column_step[1]];
             for image in 0..problem.batch() {

@@ -263,6 +263,31 @@ fn scalar_loads_are_the_same(random: &mut Random) {
     }
 }
 
+/// What a buffer's load brings may overwrite the buffer's own description: its end is where it was before.
+#[test]
+fn a_load_over_its_own_buffer_ends_where_the_buffer_did() {
+    let mut memory = Memory::default();
+    let contents: Vec<u32> = (0..8).map(|word| 0xffff_ff00 | word).collect();
+    let bytes: Vec<u8> = contents.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let at = memory.allocate_bytes(&bytes);
+    let name = "s_buffer_load_dwordx8";
+    let definition = definitions().iter().find(|definition| definition.mnemonic == name).unwrap();
+    let instruction = encode(definition, Extra { words: [0, 0] });
+    let base = instruction.bits(0, 6) * 2;
+    // The destination is the description.
+    let words = [instruction.first_word() & !(0x7f << 6) | base << 6, instruction.second_word()];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let instruction = decode(&bytes, Chip::Gfx1010).unwrap();
+    let mut wave = random_wave(&mut Random(4), false);
+    let base = base as usize;
+    wave.scalars[base..base + 4].copy_from_slice(&[at as u32, (at >> 32) as u32, 20, 0x3101_6fac]);
+    let mut around =
+        Surroundings { global: Window::new(&memory), local: &mut [], races: None, bounds: LocalBounds::default() };
+    run_plain(&mut wave, &instruction, &mut around);
+    let expected: Vec<u32> = contents.iter().enumerate().map(|(at, &word)| if at < 5 { word } else { 0 }).collect();
+    assert_eq!(wave.scalars[base..base + 8], expected);
+}
+
 /// Where alignment is minded, an address that is not aligned stops its own half of a wave of 64 lanes, if its lane is on.
 #[test]
 fn alignment_is_minded_in_each_half() {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Union
 
 import torch
 
@@ -18,7 +18,8 @@ from unhang import _core
 from unhang._engines import DATA_TYPES, Geometry
 
 Tensor = torch.Tensor
-Piece = tuple[tuple[int | slice, ...], Tensor]
+# Evaluated, unlike annotations, and Python 3.9 has no other union.
+Piece = tuple[tuple[Union[int, slice], ...], Tensor]
 
 _CHANNELS = 4
 _PLACES = 8

@@ -1,18 +1,22 @@
-// Winograd for stride 1, not fused: F(4 × 4, 3 × 3) and F(2 × 2, 5 × 5). The input in tiles of 6 × 6, the filter,
-// and a batch of 36 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with 36
-// groups. A quarter (3 × 3) or a third (5 × 5) of the multiplications of the direct way, for moving the transformed
+// Winograd for stride 1, not fused: F(4 × 4, 3 × 3) and F(4 × 4, 5 × 5). The input in tiles of 6 × 6 or 8 × 8, the filter,
+// and a batch of 36 or 64 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with
+// so many groups. A quarter (3 × 3) or a sixth (5 × 5) of the multiplications of the direct way, for moving the transformed
 // tensors through memory.
 //
 // With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that
 // has no dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
 //
-// Points 0, ±1, ±2, ∞; both share the input's transform, and the others are the same sums of powers, longer or shorter.
-// The transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns
-// beyond the last tile hold zeros, because the gradient of the filter sums over them.
+// Points 0, ±1, ±2 and ∞, for 5 × 5 also ±1/2. The transforms are f32 whatever the storage type is. P below is the number
+// of tiles rounded up to a quad; columns beyond the last tile hold zeros, because the gradient of the filter sums over them.
 //
-// NCHW: the transformed tensors are [36][channel][P]. CHANNELS_LAST: [P][36][channel]. Lanes lie along what is last.
+// NCHW: the transformed tensors are [SQUARE][channel][P]. CHANNELS_LAST: [P][SQUARE][channel]. Lanes lie along what is last.
 //
-// Constants: OUT (4 or 2, results a tile and axis), FILTER (3 or 5); OUT + FILTER - 1 = 6; CHANNELS_LAST.
+// Constants: FILTER (3 or 5); CHANNELS_LAST.
+
+#define OUT 4  // results of a tile along an axis
+#define SIZE (OUT + FILTER - 1)
+#define SQUARE (SIZE * SIZE)
+#define PAIRS (SIZE / 2 - 1)  // of points of either sign
 
 struct WinogradShape {
     int batch, channels, height, width;  // of the tensor that is read (input transform) or written (output transform)
@@ -23,7 +27,7 @@ struct WinogradShape {
     Divisor by_dilation_h, by_dilation_w;
 };
 
-// Which channel and tile a thread has, and where its 36 numbers lie.
+// Which channel and tile a thread has, and where its numbers lie.
 struct Lane {
     int channel, tile;
     long long begin, apart;
@@ -33,7 +37,7 @@ DEVICE Lane find_lane(int index, const WinogradShape& s) {
 #if CHANNELS_LAST
     lane.tile = divide(index, s.by_lane);
     lane.channel = lane.tile < s.padded_tiles ? index - lane.tile * s.channels : s.channels;
-    lane.begin = (long long)lane.tile * 36 * s.channels + lane.channel;
+    lane.begin = (long long)lane.tile * SQUARE * s.channels + lane.channel;
     lane.apart = s.channels;
 #else
     lane.channel = divide(index, s.by_lane);
@@ -61,20 +65,49 @@ DEVICE Corner find_corner(int tile, const WinogradShape& s) {
 #define LINE_H(s, corner, i) ((corner).top + (i) * (s).by_dilation_h.value)
 #define LINE_W(s, corner, j) ((corner).left + (j) * (s).by_dilation_w.value)
 
-// The input's transform of one line of six, in place.
-DEVICE void transform_six(float& a, float& b, float& c, float& d, float& e, float& f) {
-    const float t0 = multiply_add(-5.0f, c, multiply_add(4.0f, a, e));
-    const float t1 = multiply_add(-4.0f, b + c, d + e);
-    const float t2 = multiply_add(4.0f, b - c, e - d);
-    const float t3 = multiply_add(2.0f, d - b, e - c);
-    const float t4 = multiply_add(2.0f, b - d, e - c);
-    const float t5 = multiply_add(-5.0f, d, multiply_add(4.0f, b, f));
-    a = t0;
-    b = t1;
-    c = t2;
-    d = t3;
-    e = t4;
-    f = t5;
+// The points besides 0 and ∞, each of both signs.
+DEVICE float point(int pair) {
+#if SIZE == 8
+    return pair == 0 ? 1.0f : pair == 1 ? 2.0f : 0.5f;
+#else
+    return pair == 0 ? 1.0f : 2.0f;
+#endif
+}
+// The distances of a square from the squares of all points but one (PAIRS: of all), multiplied.
+DEVICE float distances(int pair, float square) {
+    float product = 1.0f;
+#pragma unroll
+    for (int other = 0; other < PAIRS; ++other)
+        if (other != pair) product *= square - point(other) * point(other);
+    return product;
+}
+
+// The input's transform of one line, in place: for each point the polynomial that is zero at all others, the line's numbers in
+// place of the powers. Those of x and -x have the same terms of even order, and terms of odd order of opposite sign.
+DEVICE void both_signs(float& plus, float& minus, float x, float even, float odd) {
+    plus = multiply_add(x, odd, even);
+    minus = multiply_add(-x, odd, even);
+}
+DEVICE void transform_line(float (&v)[SIZE]) {
+    float to[SIZE];
+#if SIZE == 8
+    // x (x² - 1) (x² - 4) (x² - 1/4)
+    to[0] = multiply_add(5.25f, v[2] - v[4], v[6] - v[0]);
+    both_signs(to[1], to[2], 1.0f, multiply_add(-4.25f, v[4], v[2] + v[6]), multiply_add(-4.25f, v[3], v[1] + v[5]));
+    both_signs(to[3], to[4], 2.0f, multiply_add(0.25f, v[2], multiply_add(-1.25f, v[4], v[6])),
+               multiply_add(0.25f, v[1], multiply_add(-1.25f, v[3], v[5])));
+    both_signs(to[5], to[6], 0.5f, multiply_add(4.0f, v[2], multiply_add(-5.0f, v[4], v[6])),
+               multiply_add(4.0f, v[1], multiply_add(-5.0f, v[3], v[5])));
+    to[7] = multiply_add(5.25f, v[3] - v[5], v[7] - v[1]);
+#else
+    // x (x² - 1) (x² - 4)
+    to[0] = multiply_add(-5.0f, v[2], multiply_add(4.0f, v[0], v[4]));
+    both_signs(to[1], to[2], 1.0f, multiply_add(-4.0f, v[2], v[4]), multiply_add(-4.0f, v[1], v[3]));
+    both_signs(to[3], to[4], 2.0f, v[4] - v[2], v[3] - v[1]);
+    to[5] = multiply_add(-5.0f, v[3], multiply_add(4.0f, v[1], v[5]));
+#endif
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) v[i] = to[i];
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -83,87 +116,94 @@ extern "C" __global__ void __launch_bounds__(128)
     const Lane lane = find_lane(index, s);
     const int channel = lane.channel, tile = lane.tile;
     if (channel >= s.channels) return;
-    float v[6][6];
+    float v[SIZE][SIZE];
     const Corner corner = find_corner(tile, s);
     const unsigned plane = plane_begin(s, corner.n, channel);
 #pragma unroll
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < SIZE; ++i)
 #pragma unroll
-        for (int j = 0; j < 6; ++j) {
+        for (int j = 0; j < SIZE; ++j) {
             const int h = LINE_H(s, corner, i) - s.pad_h, w = LINE_W(s, corner, j) - s.pad_w;
             const bool there = tile < s.tiles && (unsigned)h < (unsigned)s.height && (unsigned)w < (unsigned)s.width;
             const float read = load_at(source, there ? (plane + (unsigned)(h * s.width + w) * COLUMN_STEP(s)) * (unsigned)sizeof(Storage) : 0u);
             v[i][j] = there ? read : 0.0f;
         }
 #pragma unroll
-    for (int j = 0; j < 6; ++j) transform_six(v[0][j], v[1][j], v[2][j], v[3][j], v[4][j], v[5][j]);
+    for (int j = 0; j < SIZE; ++j) {
+        float column[SIZE];
 #pragma unroll
-    for (int i = 0; i < 6; ++i) transform_six(v[i][0], v[i][1], v[i][2], v[i][3], v[i][4], v[i][5]);
+        for (int i = 0; i < SIZE; ++i) column[i] = v[i][j];
+        transform_line(column);
+#pragma unroll
+        for (int i = 0; i < SIZE; ++i) v[i][j] = column[i];
+    }
+#pragma unroll
+    for (int i = 0; i < SIZE; ++i) transform_line(v[i]);
     float* to = transformed + lane.begin;
 #pragma unroll
-    for (int i = 0; i < 6; ++i)
+    for (int i = 0; i < SIZE; ++i)
 #pragma unroll
-        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * lane.apart] = v[i][j];
+        for (int j = 0; j < SIZE; ++j) to[(i * SIZE + j) * lane.apart] = v[i][j];
 }
 
-// A line of LENGTH (of the filter, or of the gradient for the gradient of the filter) becomes six: its values as a
-// polynomial at the points, scaled so that the input's transform has whole numbers.
+// A line of LENGTH (of the filter, or of the gradient for the gradient of the filter) becomes SIZE: its values as a
+// polynomial at the points, scaled so that the input's transform begins with ones.
 template <int LENGTH>
-DEVICE void spread(const float (&from)[LENGTH], float (&to)[6]) {
-    float even1 = 0.0f, odd1 = 0.0f, even2 = 0.0f, odd2 = 0.0f;
+DEVICE void spread(const float (&from)[LENGTH], float (&to)[SIZE]) {
+    to[0] = from[0] * (1.0f / distances(PAIRS, 0.0f));
 #pragma unroll
-    for (int i = 0; i < LENGTH; ++i) {
-        const float power = (float)(1 << i);
-        if (i % 2 == 0) {
-            even1 += from[i];
-            even2 = multiply_add(power, from[i], even2);
-        } else {
-            odd1 += from[i];
-            odd2 = multiply_add(power, from[i], odd2);
+    for (int pair = 0; pair < PAIRS; ++pair) {
+        const float x = point(pair), scale = 1.0f / (2.0f * x * x * distances(pair, x * x));
+        float even = 0.0f, odd = 0.0f, power = 1.0f;
+#pragma unroll
+        for (int i = 0; i < LENGTH; ++i, power *= x) {
+            if (i % 2 == 0)
+                even = multiply_add(power, from[i], even);
+            else
+                odd = multiply_add(power, from[i], odd);
         }
+        to[2 * pair + 1] = (even + odd) * scale;
+        to[2 * pair + 2] = (even - odd) * scale;
     }
-    to[0] = 0.25f * from[0];
-    to[1] = (even1 + odd1) * (-1.0f / 6.0f);
-    to[2] = (even1 - odd1) * (-1.0f / 6.0f);
-    to[3] = (even2 + odd2) * (1.0f / 24.0f);
-    to[4] = (even2 - odd2) * (1.0f / 24.0f);
-    to[5] = from[LENGTH - 1];
+    to[SIZE - 1] = from[LENGTH - 1];
 }
 
-// A square of LENGTH × LENGTH becomes 6 × 6, each written `apart` from the one before.
+// A square of LENGTH × LENGTH becomes SIZE × SIZE, each written `apart` from the one before.
 template <int LENGTH>
 DEVICE void spread_square(const float (&from)[LENGTH][LENGTH], float* to, long long apart) {
-    float half[6][LENGTH];
+    float half[SIZE][LENGTH];
 #pragma unroll
     for (int j = 0; j < LENGTH; ++j) {
-        float column[LENGTH], line[6];
+        float column[LENGTH], line[SIZE];
 #pragma unroll
         for (int i = 0; i < LENGTH; ++i) column[i] = from[i][j];
         spread<LENGTH>(column, line);
 #pragma unroll
-        for (int i = 0; i < 6; ++i) half[i][j] = line[i];
+        for (int i = 0; i < SIZE; ++i) half[i][j] = line[i];
     }
 #pragma unroll
-    for (int i = 0; i < 6; ++i) {
-        float line[6];
+    for (int i = 0; i < SIZE; ++i) {
+        float line[SIZE];
         spread<LENGTH>(half[i], line);
 #pragma unroll
-        for (int j = 0; j < 6; ++j) to[(i * 6 + j) * apart] = line[j];
+        for (int j = 0; j < SIZE; ++j) to[(i * SIZE + j) * apart] = line[j];
     }
 }
 
-// Six sums of products become the LENGTH results of a line.
+// SIZE sums of products become the LENGTH results of a line.
 template <int LENGTH>
-DEVICE void gather(const float (&from)[6], float (&to)[LENGTH]) {
-    const float sum1 = from[1] + from[2], difference1 = from[1] - from[2];
-    const float sum2 = from[3] + from[4], difference2 = from[3] - from[4];
+DEVICE void gather(const float (&from)[SIZE], float (&to)[LENGTH]) {
 #pragma unroll
-    for (int i = 0; i < LENGTH; ++i) {
-        const float power = (float)(1 << i);
-        to[i] = i % 2 == 0 ? multiply_add(power, sum2, sum1) : multiply_add(power, difference2, difference1);
+    for (int i = 0; i < LENGTH; ++i) to[i] = 0.0f;
+    to[0] = from[0];
+    to[LENGTH - 1] = from[SIZE - 1];
+#pragma unroll
+    for (int pair = 0; pair < PAIRS; ++pair) {
+        const float sum = from[2 * pair + 1] + from[2 * pair + 2], difference = from[2 * pair + 1] - from[2 * pair + 2];
+        float power = 1.0f;
+#pragma unroll
+        for (int i = 0; i < LENGTH; ++i, power *= point(pair)) to[i] = multiply_add(power, i % 2 == 0 ? sum : difference, to[i]);
     }
-    to[0] += from[0];
-    to[LENGTH - 1] += from[5];
 }
 
 extern "C" __global__ void __launch_bounds__(128)
@@ -195,7 +235,7 @@ struct WinogradFilterShape {
     Divisor by_padded_rows;
 };
 
-// The filter becomes [36][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter.
+// The filter becomes [SQUARE][reduced][rows], padded with zeros as `gemm.cu` wants a packed filter.
 extern "C" __global__ void __launch_bounds__(128)
     winograd_filter(const Storage* __restrict__ filter, float* __restrict__ transformed, WinogradFilterShape s) {
     const int index = BLOCK_X * 128 + THREAD_X;
@@ -222,12 +262,12 @@ extern "C" __global__ void __launch_bounds__(128)
     if (channel >= s.channels || tile >= s.tiles) return;
     const long long apart = lane.apart;
     const float* from = products + lane.begin;
-    float half[OUT][6];
+    float half[OUT][SIZE];
 #pragma unroll
-    for (int j = 0; j < 6; ++j) {
-        float column[6], line[OUT];
+    for (int j = 0; j < SIZE; ++j) {
+        float column[SIZE], line[OUT];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) column[i] = from[(i * 6 + j) * apart];
+        for (int i = 0; i < SIZE; ++i) column[i] = from[(i * SIZE + j) * apart];
         gather<OUT>(column, line);
 #pragma unroll
         for (int i = 0; i < OUT; ++i) half[i][j] = line[i];
@@ -235,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(128)
     const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
     const Corner corner = find_corner(tile, s);
     Storage* plane = result + plane_begin(s, corner.n, channel);
-    const bool quads = !CHANNELS_LAST && OUT == 4 && s.width % 4 == 0 && s.by_dilation_w.value == 1;
+    const bool quads = !CHANNELS_LAST && s.width % 4 == 0 && s.by_dilation_w.value == 1;
 #pragma unroll
     for (int i = 0; i < OUT; ++i) {
         const int h = LINE_H(s, corner, i);
@@ -244,7 +284,7 @@ extern "C" __global__ void __launch_bounds__(128)
         gather<OUT>(half[i], line);
         Storage* to = plane + (unsigned)(h * s.width) * COLUMN_STEP(s);
         if (quads)
-            store_quad(to + corner.left, line[0] + add, line[1] + add, line[2 % OUT] + add, line[3 % OUT] + add);
+            store_quad(to + corner.left, line[0] + add, line[1] + add, line[2] + add, line[3] + add);
         else
 #pragma unroll
             for (int j = 0; j < OUT; ++j) {
@@ -258,14 +298,14 @@ struct WinogradWeightsShape {
     int rows, channels, planes;
 };
 
-// The 36 sums of one row and channel become its filter.
-DEVICE void write_filter(const float (&sums)[36], Storage* result, int index, const WinogradWeightsShape& s) {
-    float half[FILTER][6];
+// The sums of one row and channel become its filter.
+DEVICE void write_filter(const float (&sums)[SQUARE], Storage* result, int index, const WinogradWeightsShape& s) {
+    float half[FILTER][SIZE];
 #pragma unroll
-    for (int j = 0; j < 6; ++j) {
-        float column[6], line[FILTER];
+    for (int j = 0; j < SIZE; ++j) {
+        float column[SIZE], line[FILTER];
 #pragma unroll
-        for (int i = 0; i < 6; ++i) column[i] = sums[i * 6 + j];
+        for (int i = 0; i < SIZE; ++i) column[i] = sums[i * SIZE + j];
         gather<FILTER>(column, line);
 #pragma unroll
         for (int i = 0; i < FILTER; ++i) half[i][j] = line[i];
@@ -287,25 +327,25 @@ DEVICE void write_filter(const float (&sums)[36], Storage* result, int index, co
     }
 }
 
-// Adds the planes [plane][36][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
-// share the 36 sums of one filter; the last step is one thread's.
+// Adds the planes [plane][SQUARE][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
+// share the sums of one filter; the last step is one thread's.
 extern "C" __global__ void __launch_bounds__(256)
     winograd_weights(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
-    __shared__ float shared_sums[36][33];
+    __shared__ float shared_sums[SQUARE][33];
     const int lane = THREAD_X % 32, worker = THREAD_X / 32;
     const int index = BLOCK_X * 32 + lane;
     const int elements = s.rows * s.channels;
-    for (int place = worker; place < 36; place += 8) {
+    for (int place = worker; place < SQUARE; place += 8) {
         float sum = 0.0f;
         if (index < elements)
-            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * 36 + place) * elements + index];
+            for (int p = 0; p < s.planes; ++p) sum += planes[((long long)p * SQUARE + place) * elements + index];
         shared_sums[place][lane] = sum;
     }
     BARRIER();
     if (worker != 0 || index >= elements) return;
-    float sums[36];
+    float sums[SQUARE];
 #pragma unroll
-    for (int place = 0; place < 36; ++place) sums[place] = shared_sums[place][lane];
+    for (int place = 0; place < SQUARE; ++place) sums[place] = shared_sums[place][lane];
     write_filter(sums, result, index, s);
 }
 
@@ -315,12 +355,12 @@ extern "C" __global__ void __launch_bounds__(256)
     const int index = BLOCK_X * 256 + THREAD_X;
     const int elements = s.rows * s.channels;
     if (index >= elements) return;
-    float sums[36];
+    float sums[SQUARE];
 #pragma unroll
-    for (int place = 0; place < 36; ++place) sums[place] = 0.0f;
+    for (int place = 0; place < SQUARE; ++place) sums[place] = 0.0f;
     const float* from = planes + index;
     for (int p = 0; p < s.planes; ++p)
 #pragma unroll
-        for (int place = 0; place < 36; ++place, from += elements) sums[place] += *from;
+        for (int place = 0; place < SQUARE; ++place, from += elements) sums[place] += *from;
     write_filter(sums, result, index, s);
 }

@@ -11,6 +11,7 @@ use unhang_conv::{Layout, Problem};
 use crate::choice::{Choice, Tile};
 use crate::fit::{H200, RDNA1, Shares};
 use crate::plan::{LaunchPlan, Stage};
+use crate::plan_parts::winograd_places;
 use crate::shapes::Shape;
 use crate::sources::SourceFile;
 
@@ -140,8 +141,9 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         }
         SourceFile::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
         SourceFile::Winograd | SourceFile::Support | SourceFile::Strided => {
-            // 36 numbers of f32 for each filter.
-            let enlarged = 144.0 / (constant("FILTER") * constant("FILTER"));
+            // So many numbers of f32 for each filter, or for a tile of 4×4.
+            let places = winograd_places(problem) as f64;
+            let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
                 "pack" => elements[1] * size * 2.2,
                 "turn" => elements[0] * size * 2.0,
@@ -157,7 +159,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
                 "winograd_weights" | "winograd_filters" => elements[2] * (size + enlarged * splits_of(choice)),
                 _ => {
                     let transformed = f64::from(stage.grid[0]) * 128.0;
-                    transformed * (36.0 * 4.0 + 16.0 * size)
+                    transformed * (places * 4.0 + 16.0 * size)
                 }
             };
             // What was just written and fits the last cache does not come from memory.

@@ -218,11 +218,12 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, 
     if problem.direction() == Direction::BackwardWeights && !tile.is_for_weights(true) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }
+    let most = if problem.kernel() == [5, 5] { MAX_WINOGRAD_CHANNELS / 2 } else { MAX_WINOGRAD_CHANNELS };
     if problem.direction() != Direction::BackwardWeights
         && problem.data_type() == DataType::F32
-        && geometry.reduced_and_rows().0 > MAX_WINOGRAD_CHANNELS
+        && geometry.reduced_and_rows().0 > most
     {
-        return Err(format!("winograd sums at most {MAX_WINOGRAD_CHANNELS} channels in f32, for its rounding errors"));
+        return Err(format!("winograd sums at most {most} channels in f32, for its rounding errors"));
     }
     if strided { parts::stride2_winograd(geometry, tile, splits) } else { parts::winograd(geometry, tile, splits) }
 }

@@ -85,11 +85,18 @@ pub(crate) fn is_winograd(p: &Problem) -> bool {
     square && unit && (0..2).all(|axis| p.padding()[axis] <= p.dilation()[axis] * (height - 1))
 }
 
+/// Results of a tile on an axis, whatever the filter: F(4×4, 3×3) and F(4×4, 5×5).
+const OUT: usize = 4;
+
+/// Pairs of points, each a group of the products: 36 for 3×3 and 64 for 5×5.
+pub(crate) fn winograd_places(p: &Problem) -> usize {
+    (OUT + p.kernel()[0] - 1).pow(2)
+}
+
 /// Tiles of results (of gradients in backward-weights) down and across an image: each phase of a dilation has its own.
 fn winograd_tiles(p: &Problem) -> [usize; 2] {
     let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
-    let out = 7 - p.kernel()[0];
-    [0, 1].map(|axis| p.dilation()[axis] * target[axis].div_ceil(p.dilation()[axis]).div_ceil(out))
+    [0, 1].map(|axis| p.dilation()[axis] * target[axis].div_ceil(p.dilation()[axis]).div_ceil(OUT))
 }
 
 /// The batch of matrix products that Winograd's transforms leave.
@@ -105,7 +112,7 @@ pub(crate) struct Products {
 pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
     let (channels, out_channels) = (p.in_channels(), p.out_channels());
     let (groups, image_channels, tiles) = match () {
-        () if is_winograd(p) => (36, channels, winograd_tiles(p)),
+        () if is_winograd(p) => (winograd_places(p), channels, winograd_tiles(p)),
         () if is_stride2_winograd(p) => (stride2::PLACES, stride2::PHASES * channels, stride2::stride2_tiles(p)),
         () => return None,
     };
@@ -118,22 +125,20 @@ pub(crate) fn winograd_products(p: &Problem) -> Option<Products> {
     Some(Products { groups, rows, columns, reduced })
 }
 
-/// Winograd's batch of 36 products is a 1×1 convolution with 36 groups over one "image" of all tiles.
+/// Winograd's batch of products is a 1×1 convolution with a group for each pair of points, over one "image" of all tiles.
 pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let weights_direction = p.direction() == Direction::BackwardWeights;
     let (input_channels, output_channels) = (p.in_channels(), p.out_channels());
-    // F(4×4, 3×3) or F(2×2, 5×5): both have tiles of 6×6.
-    let filter_size = p.kernel()[0];
-    let out = 7 - filter_size;
+    let (filter_size, places) = (p.kernel()[0], winograd_places(p));
     let taps = filter_size * filter_size;
     let tiles = winograd_tiles(p);
     let all_tiles = p.batch() * tiles[0] * tiles[1];
     let padded = all_tiles.next_multiple_of(4);
     let (reduced, rows) =
         if weights_direction { (input_channels, output_channels) } else { geometry.reduced_and_rows() };
-    let bytes = |channels: usize| (36 * channels * padded * 4) as u64;
+    let bytes = |channels: usize| (places * channels * padded * 4) as u64;
     if bytes(reduced.max(rows)) > MAX_TENSOR_BYTES {
         return Err("the transformed tensors are beyond the 32-bit offsets of the fast kernels".into());
     }
@@ -157,7 +162,6 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     };
     let constants = vec![
         ("TYPE", type_number(p.data_type())),
-        ("OUT", out as i64),
         ("FILTER", filter_size as i64),
         ("CHANNELS_LAST", i64::from(geometry.channels_last())),
     ];
@@ -170,10 +174,10 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     };
     let specification = unhang_conv::Specification {
         batch: 1,
-        in_channels: 36 * reduced as i64,
-        out_channels: 36 * rows as i64,
+        in_channels: (places * reduced) as i64,
+        out_channels: (places * rows) as i64,
         in_size: [1, padded as i64],
-        groups: 36,
+        groups: places as i64,
         direction: if weights_direction { Direction::BackwardWeights } else { Direction::Forward },
         layout: p.layout(),
         ..unhang_conv::Specification::default()
@@ -188,7 +192,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
         let steps = padded.div_ceil(tile.depth) as u64;
         let per_split = steps.div_ceil(u64::from(splits.max(1)));
         let splits = steps.div_ceil(per_split);
-        let planes = Pointer::Workspace(workspace.take(splits * (36 * rows * reduced * 4) as u64));
+        let planes = Pointer::Workspace(workspace.take(splits * (places * rows * reduced * 4) as u64));
         let finish = WinogradWeightsShape { rows: int(rows), channels: int(reduced), planes: splits as i32 };
         let stages = vec![
             stage(
@@ -215,7 +219,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
 
     let padded_rows = rows.next_multiple_of(tile.rows);
     let padded_reduced = reduced.next_multiple_of(tile.depth);
-    let filter = Pointer::Workspace(workspace.take((36 * padded_rows * padded_reduced * 4) as u64));
+    let filter = Pointer::Workspace(workspace.take((places * padded_rows * padded_reduced * 4) as u64));
     let sums = Pointer::Workspace(workspace.take(bytes(rows)));
     // Where an element lies in the filter: row, channel summed over, tap.
     let strides = match (forward, geometry.channels_last()) {

@@ -26,6 +26,9 @@ pub enum Algorithm {
     Winograd,
     /// F(4, 3), F(4, 5) and F(4, 7) along one axis: half of the products and less, between transforms, in NCHW.
     WinogradAxis,
+    /// F(5, 2) and F(7, 2) along the rows, for three taps with a stride of two: two thirds to three quarters of the products,
+    /// between transforms, in NCHW, forward.
+    WinogradStridedAxis,
     /// F(3, 4), F(5, 4) and F(7, 4) along one axis, for weight gradients in NCHW.
     WinogradAxisWeights,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
@@ -63,6 +66,7 @@ impl Algorithm {
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem, isa) => Algorithm::Winograd,
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
+            () if winograd_strided_axis_wins(problem, isa) => Algorithm::WinogradStridedAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
@@ -73,7 +77,7 @@ impl Algorithm {
     /// The same, or the one in its place whose every result is the sum of its own products.
     pub fn by_definition(self) -> Algorithm {
         match self {
-            Algorithm::Winograd | Algorithm::WinogradAxis => Algorithm::Direct,
+            Algorithm::Winograd | Algorithm::WinogradAxis | Algorithm::WinogradStridedAxis => Algorithm::Direct,
             Algorithm::WinogradWeights | Algorithm::WinogradAxisWeights => Algorithm::Weights,
             other => other,
         }
@@ -88,6 +92,7 @@ impl Algorithm {
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
             Algorithm::WinogradAxis => "winograd-axis",
+            Algorithm::WinogradStridedAxis => "winograd-strided-axis",
             Algorithm::WinogradAxisWeights => "winograd-axis-weights",
             Algorithm::PointwiseChannels => "pointwise-channels",
             Algorithm::WinogradWeights => "winograd-weights",
@@ -135,6 +140,20 @@ fn winograd_axis_wins(problem: &Problem, isa: Isa) -> bool {
         && channels >= 16
         && batch * height * width >= AXIS_PIXELS
         && gain(problem, isa).is_some_and(|gain| gain >= AXIS_GAIN)
+}
+
+/// The products that Winograd's algorithm along the rows has to spare with a stride, where the direct path deals out rows too.
+const STRIDED_AXIS_GAIN: f64 = 1.22;
+/// Channels on either side from which on they outweigh the transforms.
+const STRIDED_AXIS_CHANNELS: usize = 32;
+
+/// Where Winograd's algorithm wins along the rows with a stride of two: with 32 channels and more on either side, and where
+/// enough products are spared.
+fn winograd_strided_axis_wins(problem: &Problem, isa: Isa) -> bool {
+    let channels = problem.in_channels().min(problem.out_channels());
+    winograd_is_allowed()
+        && channels >= STRIDED_AXIS_CHANNELS
+        && winograd::strided_axis::gain(problem, isa).is_some_and(|gain| gain >= STRIDED_AXIS_GAIN)
 }
 
 /// The products that Winograd's algorithm along both axes has to spare.

@@ -247,6 +247,10 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { in_channels: 3, ..strided(7, 3) }), Algorithm::Winograd);
     assert_eq!(chosen(Specification { in_channels: 3, ..strided(3, 1) }), Algorithm::Direct);
     assert_eq!(chosen(Specification { stride: [2, 1], ..strided(5, 2) }), Algorithm::Direct);
+    // Three taps along the rows alone, where channels are enough and pixels lie together.
+    assert_eq!(chosen(strided(3, 1)), Algorithm::WinogradStridedAxis);
+    assert_eq!(chosen(Specification { in_channels: 24, ..strided(3, 1) }), Algorithm::Direct);
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..strided(3, 1) }), Algorithm::Direct);
     assert_eq!(chosen(strided(9, 4)), Algorithm::Direct);
     let weights = |taps: i64| {
         let direction = Direction::BackwardWeights;

@@ -93,6 +93,16 @@ impl Axis {
         begin..end.max(begin)
     }
 
+    /// Of `count` positions that lie a step apart, from a step on and `remainder` behind its first tap: those that lie in the
+    /// source, and where the first does.
+    pub fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
+        let step = self.in_step;
+        let origin = (first_step * step + remainder) as isize + self.low;
+        let begin = ((-origin).max(0) as usize).div_ceil(step).min(count);
+        let end = ((self.source as isize - origin).max(0) as usize).div_ceil(step).min(count).max(begin);
+        (begin, end, (origin + (begin * step) as isize).max(0) as usize)
+    }
+
     /// Whether taps of one phase lie apart.
     pub fn is_dilated(&self) -> bool {
         !(0..self.phases.len()).all(|phase| self.are_neighbours(phase))

@@ -163,6 +163,13 @@ proptest! {
     }
 
     #[test]
+    fn nothing_beyond_operands_of_winograd_along_strided_rows_is_touched(
+        problem in super::winograd::strided_tests::any_shape(), seed in 0u64..1000
+    ) {
+        passes_by(&problem, seed, |_| Algorithm::WinogradStridedAxis)?;
+    }
+
+    #[test]
     fn nothing_beyond_operands_of_winograd_along_one_axis_is_touched(
         problem in super::winograd::tests::any_shape_along_one_axis(), seed in 0u64..1000
     ) {

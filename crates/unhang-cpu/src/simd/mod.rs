@@ -59,6 +59,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::WinogradAxisWeights => winograd::axis_gradient::compute(problem, work),
         Algorithm::WinogradAxis => winograd::axis::compute(problem, work),
+        Algorithm::WinogradStridedAxis => winograd::strided_axis::compute(problem, work),
         Algorithm::Winograd => winograd::compute(problem, work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),
         Algorithm::Planes => planes::compute(&gather(), work),

@@ -51,11 +51,7 @@ impl<'a> PackedAxis<'a> {
 
     /// Of `count` packed positions of a remainder from a step on: those that lie in the source, and where the first does.
     fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
-        let step = self.axis.in_step;
-        let origin = (first_step * step + remainder) as isize + self.axis.low;
-        let begin = ((-origin).max(0) as usize).div_ceil(step).min(count);
-        let end = ((self.axis.source as isize - origin).max(0) as usize).div_ceil(step).min(count).max(begin);
-        (begin, end, (origin + (begin * step) as isize).max(0) as usize)
+        self.axis.inside(remainder, first_step, count)
     }
 
     /// A tap's remainder's place, and its steps from the first.

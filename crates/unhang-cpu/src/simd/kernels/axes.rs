@@ -1,5 +1,8 @@
-//! Kernels of Winograd's algorithm along one axis: F(4, 3), F(4, 5) and F(4, 7). Every number of a row is transformed by
-//! itself, so that pixels lie in vectors.
+//! Kernels of Winograd's algorithm along one axis: F(4, 3), F(4, 5) and F(4, 7), and with a stride of two F(5, 2) and F(7, 2).
+//! Every number of a row is transformed by itself, so that pixels lie in vectors.
+//!
+//! With a stride of two three taps are two that meet every second row, which are transformed, and one between them that
+//! meets the others: its products are sums by themselves, called plain, one row for each row of results.
 //!
 //! The points are 0, pairs ± and infinity. A pair's sums over even and odd places are the same but for a sign, which halves
 //! the work. Of the simple fractions that were tried these pairs have about the least errors (`tools/bench-cpu/winograd.py`).
@@ -7,10 +10,18 @@
 use super::winograd::is_zero;
 use crate::simd::vector::Vector;
 
-/// Results of a tile.
+/// Results of a tile without a stride.
 pub const AXIS_TILE: usize = 4;
+/// The most results of a tile.
+pub const MOST_RESULTS: usize = 7;
 /// The most points.
 pub const MOST_POINTS: usize = 10;
+
+/// Results of a tile with this many pairs of points: with a stride of two as many as two taps leave.
+pub const fn axis_tile(pairs: usize, stride: usize) -> usize {
+    if stride == 1 { AXIS_TILE } else { 2 * pairs + 1 }
+}
+
 /// Pairs of points for this many taps, if there are kernels for them.
 pub const fn pairs_for(taps: usize) -> Option<usize> {
     match taps {
@@ -39,6 +50,8 @@ pub struct AxisSource {
 pub struct AxisFilters {
     /// Pairs of points.
     pub pairs: usize,
+    /// The stride.
+    pub stride: usize,
     /// The first tap's numbers.
     pub from: *const f32,
     /// From one tap to the next.
@@ -56,10 +69,16 @@ pub struct AxisFilters {
 pub struct AxisResults {
     /// Pairs of points.
     pub pairs: usize,
+    /// The stride.
+    pub stride: usize,
     /// The first element's sums.
     pub from: *const f32,
     /// From one element to the next.
     pub element_step: usize,
+    /// With a stride, the first row's plain sums.
+    pub plain: *const f32,
+    /// From one row's to the next's.
+    pub plain_step: usize,
     /// Added to every result.
     pub bias: f32,
     /// The first row of results.
@@ -77,8 +96,10 @@ pub struct AxisResults {
 pub struct AxisGradient {
     /// Pairs of points.
     pub pairs: usize,
+    /// The stride.
+    pub stride: usize,
     /// The rows of a tile.
-    pub rows: [*const f32; AXIS_TILE],
+    pub rows: [*const f32; MOST_RESULTS],
     /// Numbers of a row.
     pub count: usize,
     /// Where the first element's go.
@@ -92,6 +113,8 @@ pub struct AxisGradient {
 pub struct AxisTaps {
     /// Pairs of points.
     pub pairs: usize,
+    /// The stride.
+    pub stride: usize,
     /// The first element's sums.
     pub from: *const f32,
     /// From one element to the next.
@@ -232,7 +255,12 @@ unsafe fn source_with<V: Vector, const PAIRS: usize>(rows: &AxisSource, points: 
     }
 }
 
-/// Whether all transformed filters are finite.
+/// Taps that are transformed: all of them, or the two around the one between them.
+const fn taps_of_points(pairs: usize, stride: usize) -> usize {
+    2 * pairs + 3 - axis_tile(pairs, stride)
+}
+
+/// Whether all transformed filters are finite. With a stride the tap between the others follows the last point.
 ///
 /// # Safety
 /// As [`source`].
@@ -240,10 +268,12 @@ unsafe fn source_with<V: Vector, const PAIRS: usize>(rows: &AxisSource, points: 
 pub unsafe fn filters<V: Vector>(filters: &AxisFilters) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
-        match filters.pairs {
-            2 => filters_with::<V, 2>(filters, &THREE_TAPS),
-            3 => filters_with::<V, 3>(filters, &FIVE_TAPS),
-            _ => filters_with::<V, 4>(filters, &SEVEN_TAPS),
+        match (filters.pairs, filters.stride) {
+            (2, 1) => filters_with::<V, 2, 1>(filters, &THREE_TAPS),
+            (3, 1) => filters_with::<V, 3, 1>(filters, &FIVE_TAPS),
+            (2, _) => filters_with::<V, 2, 2>(filters, &THREE_TAPS),
+            (3, _) => filters_with::<V, 3, 2>(filters, &FIVE_TAPS),
+            _ => filters_with::<V, 4, 1>(filters, &SEVEN_TAPS),
         }
     }
 }
@@ -251,14 +281,17 @@ pub unsafe fn filters<V: Vector>(filters: &AxisFilters) -> bool {
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-unsafe fn filters_with<V: Vector, const PAIRS: usize>(filters: &AxisFilters, points: &Points<PAIRS>) -> bool {
+unsafe fn filters_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
+    filters: &AxisFilters,
+    points: &Points<PAIRS>,
+) -> bool {
     // SAFETY: all accesses stay below `count`.
     unsafe {
         let mut spoiled = V::zero();
         let mut i = 0;
         while i < filters.count {
             let part = (filters.count - i).min(V::LANES);
-            let tap = |tap: usize| V::load_part(filters.from.add(tap * filters.tap_step + i), part);
+            let tap = |tap: usize| V::load_part(filters.from.add(tap * STRIDE * filters.tap_step + i), part);
             let mut store = |element: usize, number: V| {
                 spoiled = number.multiply_add(V::zero(), spoiled);
                 number.store_part(filters.to.add(element * filters.element_step + i), part);
@@ -266,7 +299,7 @@ unsafe fn filters_with<V: Vector, const PAIRS: usize>(filters: &AxisFilters, poi
             store(0, tap(0).multiply_add(V::splat(points.over_zero), V::zero()));
             for pair in 0..PAIRS {
                 let (mut sums, mut power) = ([V::zero(); 2], points.over[pair]);
-                for number in 0..2 * PAIRS - 1 {
+                for number in 0..taps_of_points(PAIRS, STRIDE) {
                     let sum = &mut sums[number % 2];
                     *sum = tap(number).multiply_add(V::splat(power), *sum);
                     power *= points.roots[pair];
@@ -274,7 +307,10 @@ unsafe fn filters_with<V: Vector, const PAIRS: usize>(filters: &AxisFilters, poi
                 store(1 + 2 * pair, sums[0].add(sums[1]));
                 store(2 + 2 * pair, sums[1].multiply_add(V::splat(-1.0), sums[0]));
             }
-            store(2 * PAIRS + 1, tap(2 * PAIRS - 2));
+            store(2 * PAIRS + 1, tap(taps_of_points(PAIRS, STRIDE) - 1));
+            if STRIDE == 2 {
+                store(2 * PAIRS + 2, V::load_part(filters.from.add(filters.tap_step + i), part));
+            }
             i += V::LANES;
         }
         is_zero(spoiled)
@@ -289,10 +325,12 @@ unsafe fn filters_with<V: Vector, const PAIRS: usize>(filters: &AxisFilters, poi
 pub unsafe fn results<V: Vector>(sums: &AxisResults) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
-        match sums.pairs {
-            2 => results_with::<V, 2>(sums, &THREE_TAPS),
-            3 => results_with::<V, 3>(sums, &FIVE_TAPS),
-            _ => results_with::<V, 4>(sums, &SEVEN_TAPS),
+        match (sums.pairs, sums.stride) {
+            (2, 1) => results_with::<V, 2, 1>(sums, &THREE_TAPS),
+            (3, 1) => results_with::<V, 3, 1>(sums, &FIVE_TAPS),
+            (2, _) => results_with::<V, 2, 2>(sums, &THREE_TAPS),
+            (3, _) => results_with::<V, 3, 2>(sums, &FIVE_TAPS),
+            _ => results_with::<V, 4, 1>(sums, &SEVEN_TAPS),
         }
     }
 }
@@ -300,7 +338,10 @@ pub unsafe fn results<V: Vector>(sums: &AxisResults) -> bool {
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-unsafe fn results_with<V: Vector, const PAIRS: usize>(sums: &AxisResults, points: &Points<PAIRS>) -> bool {
+unsafe fn results_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
+    sums: &AxisResults,
+    points: &Points<PAIRS>,
+) -> bool {
     // SAFETY: all accesses stay below `count` and `rows`.
     unsafe {
         let mut spoiled = V::zero();
@@ -309,12 +350,18 @@ unsafe fn results_with<V: Vector, const PAIRS: usize>(sums: &AxisResults, points
             let part = (sums.count - i).min(V::LANES);
             let element = |element: usize| V::load_part(sums.from.add(element * sums.element_step + i), part);
             let bias = V::splat(sums.bias);
-            let mut results = [bias.add(element(0)), bias, bias, bias.add(element(2 * PAIRS + 1))];
+            let tile = axis_tile(PAIRS, STRIDE);
+            let mut results = [bias; MOST_RESULTS];
+            for (row, result) in results.iter_mut().enumerate().take(sums.rows).filter(|_| STRIDE == 2) {
+                *result = result.add(V::load_part(sums.plain.add(row * sums.plain_step + i), part));
+            }
+            results[0] = results[0].add(element(0));
+            results[tile - 1] = results[tile - 1].add(element(2 * PAIRS + 1));
             for pair in 0..PAIRS {
                 let (plus, minus) = (element(1 + 2 * pair), element(2 + 2 * pair));
                 let both = [plus.add(minus), minus.multiply_add(V::splat(-1.0), plus)];
                 let mut power = 1.0;
-                for (row, result) in results.iter_mut().enumerate() {
+                for (row, result) in results.iter_mut().enumerate().take(tile) {
                     *result = both[row % 2].multiply_add(V::splat(power), *result);
                     power *= points.roots[pair];
                 }
@@ -337,10 +384,12 @@ unsafe fn results_with<V: Vector, const PAIRS: usize>(sums: &AxisResults, points
 pub unsafe fn gradient<V: Vector>(rows: &AxisGradient) {
     // SAFETY: the function's own conditions.
     unsafe {
-        match rows.pairs {
-            2 => gradient_with::<V, 2>(rows, &THREE_TAPS),
-            3 => gradient_with::<V, 3>(rows, &FIVE_TAPS),
-            _ => gradient_with::<V, 4>(rows, &SEVEN_TAPS),
+        match (rows.pairs, rows.stride) {
+            (2, 1) => gradient_with::<V, 2, 1>(rows, &THREE_TAPS),
+            (3, 1) => gradient_with::<V, 3, 1>(rows, &FIVE_TAPS),
+            (2, _) => gradient_with::<V, 2, 2>(rows, &THREE_TAPS),
+            (3, _) => gradient_with::<V, 3, 2>(rows, &FIVE_TAPS),
+            _ => gradient_with::<V, 4, 1>(rows, &SEVEN_TAPS),
         }
     }
 }
@@ -348,24 +397,35 @@ pub unsafe fn gradient<V: Vector>(rows: &AxisGradient) {
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-unsafe fn gradient_with<V: Vector, const PAIRS: usize>(rows: &AxisGradient, points: &Points<PAIRS>) {
+unsafe fn gradient_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
+    rows: &AxisGradient,
+    points: &Points<PAIRS>,
+) {
     // SAFETY: all accesses stay below `count`.
     unsafe {
         let mut i = 0;
         while i < rows.count {
             let part = (rows.count - i).min(V::LANES);
-            let numbers = rows.rows.map(|row| V::load_part(row.add(i), part));
+            let tile = axis_tile(PAIRS, STRIDE);
+            let mut numbers = [V::zero(); MOST_RESULTS];
+            for (number, row) in numbers.iter_mut().zip(rows.rows).take(tile) {
+                *number = V::load_part(row.add(i), part);
+            }
             let store =
                 |element: usize, number: V| number.store_part(rows.to.add(element * rows.element_step + i), part);
             store(0, numbers[0]);
             for (pair, &root) in points.roots.iter().enumerate() {
                 let square = V::splat(root * root);
-                let even = numbers[2].multiply_add(square, numbers[0]);
-                let odd = numbers[3].multiply_add(square, numbers[1]);
+                // By Horner's rule over every second row.
+                let [mut even, mut odd] = [V::zero(); 2];
+                for row in (0..tile).rev() {
+                    let sum = if row % 2 == 0 { &mut even } else { &mut odd };
+                    *sum = if row + 2 < tile { sum.multiply_add(square, numbers[row]) } else { numbers[row] };
+                }
                 store(1 + 2 * pair, odd.multiply_add(V::splat(root), even));
                 store(2 + 2 * pair, odd.multiply_add(V::splat(-root), even));
             }
-            store(2 * PAIRS + 1, numbers[3]);
+            store(2 * PAIRS + 1, numbers[tile - 1]);
             i += V::LANES;
         }
     }
@@ -379,10 +439,12 @@ unsafe fn gradient_with<V: Vector, const PAIRS: usize>(rows: &AxisGradient, poin
 pub unsafe fn taps<V: Vector>(sums: &AxisTaps) -> bool {
     // SAFETY: the function's own conditions.
     unsafe {
-        match sums.pairs {
-            2 => taps_with::<V, 2>(sums, &THREE_TAPS),
-            3 => taps_with::<V, 3>(sums, &FIVE_TAPS),
-            _ => taps_with::<V, 4>(sums, &SEVEN_TAPS),
+        match (sums.pairs, sums.stride) {
+            (2, 1) => taps_with::<V, 2, 1>(sums, &THREE_TAPS),
+            (3, 1) => taps_with::<V, 3, 1>(sums, &FIVE_TAPS),
+            (2, _) => taps_with::<V, 2, 2>(sums, &THREE_TAPS),
+            (3, _) => taps_with::<V, 3, 2>(sums, &FIVE_TAPS),
+            _ => taps_with::<V, 4, 1>(sums, &SEVEN_TAPS),
         }
     }
 }
@@ -390,7 +452,10 @@ pub unsafe fn taps<V: Vector>(sums: &AxisTaps) -> bool {
 /// # Safety
 /// As [`source`].
 #[inline(always)]
-unsafe fn taps_with<V: Vector, const PAIRS: usize>(sums: &AxisTaps, points: &Points<PAIRS>) -> bool {
+unsafe fn taps_with<V: Vector, const PAIRS: usize, const STRIDE: usize>(
+    sums: &AxisTaps,
+    points: &Points<PAIRS>,
+) -> bool {
     // SAFETY: all accesses stay below `count`.
     unsafe {
         let mut spoiled = V::zero();
@@ -400,19 +465,26 @@ unsafe fn taps_with<V: Vector, const PAIRS: usize>(sums: &AxisTaps, points: &Poi
             let element = |element: usize| V::load_part(sums.from.add(element * sums.element_step + i), part);
             let mut taps = [V::zero(); MOST_POINTS];
             taps[0] = element(0).multiply_add(V::splat(points.over_zero), V::zero());
-            taps[2 * PAIRS - 2] = element(2 * PAIRS + 1);
+            let count = taps_of_points(PAIRS, STRIDE);
+            taps[count - 1] = element(2 * PAIRS + 1);
             for pair in 0..PAIRS {
                 let (plus, minus) = (element(1 + 2 * pair), element(2 + 2 * pair));
                 let both = [plus.add(minus), minus.multiply_add(V::splat(-1.0), plus)];
                 let mut power = points.over[pair];
-                for (number, tap) in taps.iter_mut().enumerate().take(2 * PAIRS - 1) {
+                for (number, tap) in taps.iter_mut().enumerate().take(count) {
                     *tap = both[number % 2].multiply_add(V::splat(power), *tap);
                     power *= points.roots[pair];
                 }
             }
-            for (number, tap) in taps.into_iter().enumerate().take(2 * PAIRS - 1) {
+            let mut store = |number: usize, tap: V| {
                 spoiled = tap.multiply_add(V::zero(), spoiled);
                 tap.store_part(sums.to.add(number * sums.tap_step + i), part);
+            };
+            for (number, tap) in taps.into_iter().enumerate().take(count) {
+                store(number * STRIDE, tap);
+            }
+            if STRIDE == 2 {
+                store(1, element(2 * PAIRS + 2));
             }
             i += V::LANES;
         }

@@ -13,7 +13,7 @@ mod winograd;
 use super::vector::{Avx2, Avx512};
 use super::vector::{Portable, Vector};
 use crate::isa::Isa;
-pub use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, pairs_for};
+pub use axes::{AXIS_TILE, AxisFilters, AxisGradient, AxisResults, AxisSource, AxisTaps, axis_tile, pairs_for};
 pub use winograd::{
     ELEMENTS, Filters, GradientProducts, MOST_PLACES, PATCH, Products, ResultTiles, SourceTiles, WeightTiles,
 };

@@ -9,19 +9,17 @@
 //! Every sum runs over taps and source channels in order, so that neither units nor threads change what comes out. What is
 //! not finite is treated as in [`super`].
 
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use unhang_conv::Problem;
 
 use super::super::Work;
-use super::super::cache;
-use super::super::geometry::{Axis, Gather};
-use super::super::kernels::{AXIS_TILE, AxisFilters, AxisResults, Kernels, Run, Tile};
-use super::super::planes::tiles;
+use super::super::geometry::Gather;
+use super::super::kernels::{AXIS_TILE, AxisResults, Kernels, Run};
 use super::super::workspace::{Shared, Workspace};
+use super::axis_filters::FiltersOfAxis;
+use super::line_products::LineProducts;
 use super::lines::{Lines, Segment, Shape, axis_of};
 use super::{Spoiled, compute_again};
 use crate::isa::Isa;
@@ -78,8 +76,10 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let spoiled = Spoiled::new(gather.batch);
     let to = Shared(result.as_mut_ptr());
     let driver = AxisWork { shape, gather, kernels, source: lines, bias, result: to, tiles, turned, spoiled };
-    let filters = driver.filters(weight, threads);
-    if !driver.spoiled.filters.load(Ordering::Relaxed) {
+    let parts = shape.parts().collect();
+    let (filters, finite) = FiltersOfAxis { gather, kernels, weight, axis, pairs: shape.pairs, parts }.all(threads);
+    driver.spoiled.filters.store(!finite, Ordering::Relaxed);
+    if finite {
         let units = driver.shape.all_tiles.div_ceil(tiles);
         for_each_unit(threads, units, |unit| {
             driver.unit(unit * tiles..driver.shape.all_tiles.min((unit + 1) * tiles), &filters);
@@ -90,86 +90,10 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     compute_again(gather, Work { kernels, first: source, second: weight, bias, result, threads }, &spoiled);
 }
 
-/// Where a tap falls from the first.
-fn places(axis: &Axis) -> impl Iterator<Item = (usize, usize)> + '_ {
-    axis.phases[0].iter().map(|tap| ((tap.offset - axis.low) as usize, tap.index))
-}
-
 impl AxisWork<'_> {
-    /// All filters as `[part][point][tap of the wide axis][source channel][filter]`, kept from call to call where that
-    /// pays. The number behind them says whether all are finite.
-    fn filters(&self, weight: &[f32], threads: usize) -> Arc<Workspace> {
-        let length = self.shape.filters() + 1;
-        let parts: Vec<(usize, usize)> = self.shape.parts().collect();
-        let pack = |to: &mut [f32]| {
-            let (filters, flag) = to.split_at_mut(length - 1);
-            let of_filter = (length - 1) / self.shape.results;
-            let start = Shared(filters.as_mut_ptr());
-            for_each_unit(threads, parts.len(), |part| {
-                let (first, count) = parts[part];
-                // SAFETY: this part's filters, which no other unit touches.
-                let to =
-                    unsafe { std::slice::from_raw_parts_mut(start.get().add(first * of_filter), count * of_filter) };
-                self.transform_filters(weight, first, count, to);
-            });
-            flag[0] = f32::from(u8::from(self.spoiled.filters.load(Ordering::Relaxed)));
-        };
-        let pixels = self.gather.batch * self.gather.axes[0].result * self.gather.axes[1].result;
-        if !cache::is_worth_keeping(length, pixels) {
-            let mut filters = Workspace::take(length);
-            pack(&mut filters);
-            return Arc::new(filters);
-        }
-        let mut hasher = DefaultHasher::new();
-        // Two sets of kernels may have vectors of the same length and round differently.
-        std::ptr::from_ref(self.kernels).hash(&mut hasher);
-        let order = self.gather.axes.each_ref().map(|axis| places(axis).collect::<Vec<_>>());
-        ("winograd-axis", self.shape.axis, self.shape.sources, &parts, self.gather.weight, order).hash(&mut hasher);
-        let filters = cache::packed(self.kernels, weight, hasher.finish(), length, pack);
-        if filters[length - 1] != 0.0 {
-            self.spoiled.filters.store(true, Ordering::Relaxed);
-        }
-        filters
-    }
-
-    /// Transforms some filters.
-    fn transform_filters(&self, weight: &[f32], first: usize, count: usize, to: &mut [f32]) {
-        let Shape { sources, points, pairs, axis, wide_taps, .. } = self.shape;
-        let [by_result, by_source, by_row, by_column] = self.gather.weight;
-        let [tall, wide] = [&self.gather.axes[axis], &self.gather.axes[1 - axis]];
-        let (by_tall, by_wide) = if axis == 0 { (by_row, by_column) } else { (by_column, by_row) };
-        let of_tap = wide_taps * sources * count;
-        let taps = tall.phases[0].len() * wide_taps;
-        // Where each of a filter's numbers for one source channel goes.
-        let mut offsets = vec![0usize; taps];
-        for (place, index) in places(tall) {
-            for (number, tap) in wide.phases[0].iter().enumerate() {
-                offsets[index * by_tall + tap.index * by_wide] = place * of_tap + number * sources * count;
-            }
-        }
-        let mut packed = Workspace::take(tall.phases[0].len() * of_tap);
-        let from = &weight[first * by_result..];
-        assert!((count - 1) * by_result + (sources - 1) * by_source + taps <= from.len());
-        for channel in 0..sources {
-            // SAFETY: rows are filters, columns the taps of one channel, and the last number of them all was just checked;
-            // each goes to a place of its own in `packed`.
-            unsafe {
-                let (from, to) = (from.as_ptr().add(channel * by_source), packed.as_mut_ptr().add(channel * count));
-                (self.kernels.transpose)(from, by_result, count, taps, to, offsets.as_ptr());
-            }
-        }
-        assert_eq!(to.len(), points * of_tap, "room for the filters");
-        let (from, to) = (packed.as_ptr(), to.as_mut_ptr());
-        let filters = AxisFilters { pairs, from, tap_step: of_tap, count: of_tap, to, element_step: of_tap };
-        // SAFETY: as many numbers for each tap and each point, as was just checked.
-        if !unsafe { (self.kernels.axis_filters)(&filters) } {
-            self.spoiled.filters.store(true, Ordering::Relaxed);
-        }
-    }
-
     /// Computes some tiles.
     fn unit(&self, tiles_of_unit: Range<usize>, filters: &[f32]) {
-        let Shape { sources, points, vectors, lanes, wide_taps, axis, .. } = self.shape;
+        let Shape { sources, points, vectors, wide_taps, axis, .. } = self.shape;
         let line = self.shape.line(tiles_of_unit.len());
         let (source_step, sums_step) = (self.shape.source_step(self.tiles), self.shape.sums_step(self.tiles));
         let most = self.shape.parts().map(|part| part.1).max().unwrap_or(0);
@@ -192,29 +116,22 @@ impl AxisWork<'_> {
             runs.extend(taps.map(|(tap, at)| Run { x: tap * sources * count, w: (at.offset - wide.low) as usize }));
             let filters = &filters[first * of_filter..][..points * of_point];
             for point in 0..points {
-                for (begin, vectors) in tiles(line, vectors, lanes) {
-                    // SAFETY: a point has `of_point` numbers of filters and `sources` channels, in which a tile's vectors
-                    // end with the line, rounded up to whole vectors, and begin no further behind it than taps lie apart:
-                    // that is a channel's step. So do those of the sums, without taps. The zeros that sums begin with are
-                    // as long as a tile.
-                    unsafe {
-                        self.kernels.tile(vectors, 1, count, 1)(&Tile {
-                            x: filters.as_ptr().add(point * of_point),
-                            w: transformed.as_ptr().add(point * sources * source_step + begin),
-                            runs: &runs,
-                            count: sources,
-                            pitch: 1,
-                            row_step: 0,
-                            x_step: count,
-                            w_step: source_step,
-                            init: ZEROS.as_ptr(),
-                            init_step: 0,
-                            sums: sums.as_mut_ptr().add(point * most * sums_step + begin),
-                            sums_step,
-                            fetch: false,
-                        });
-                    }
-                }
+                let products = LineProducts {
+                    kernels: self.kernels,
+                    vectors,
+                    filters: &filters[point * of_point..][..of_point],
+                    count,
+                    sources,
+                    runs: &runs,
+                    source: transformed[point * sources * source_step..][..sources * source_step].as_ptr(),
+                    source_step,
+                    line,
+                    sums: sums[point * most * sums_step..][..most * sums_step].as_mut_ptr(),
+                    sums_step,
+                };
+                // SAFETY: a channel's step is as long as a line of whole vectors and the taps beyond it; that of sums has no
+                // taps.
+                unsafe { products.sum() };
             }
             for number in 0..count {
                 for segment in self.source.segments(tiles_of_unit.clone()) {
@@ -244,8 +161,11 @@ impl AxisWork<'_> {
             for tile in 0..segment.tiles {
                 let finite = (self.kernels.axis_results)(&AxisResults {
                     pairs,
+                    stride: 1,
                     from: sums.as_ptr().add((segment.at + tile) * pitch),
                     element_step,
+                    plain: std::ptr::null(),
+                    plain_step: 0,
                     bias: self.bias.map_or(0.0, |bias| bias[channel]),
                     to: to.add(tile * AXIS_TILE * row_step),
                     row_step,
@@ -263,6 +183,3 @@ impl AxisWork<'_> {
         }
     }
 }
-
-/// What sums begin with: as many as a tile has vectors.
-static ZEROS: [f32; 64] = [0.0; 64];

@@ -245,6 +245,7 @@ impl GradientWork<'_> {
                     unsafe {
                         (self.kernels.axis_gradient)(&AxisGradient {
                             pairs,
+                            stride: 1,
                             rows: std::array::from_fn(row),
                             count: width,
                             to: to.get().add(at),
@@ -330,6 +331,7 @@ impl GradientWork<'_> {
         assert_eq!(sums.len(), points * plan.point_sums(), "the sums of all points");
         let from = AxisTaps {
             pairs,
+            stride: 1,
             from: sums[part * of_part..].as_ptr(),
             element_step: plan.point_sums(),
             count: of_part,

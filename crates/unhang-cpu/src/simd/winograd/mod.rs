@@ -15,13 +15,19 @@
 //! image, with zeros between them.
 
 pub mod axis;
+mod axis_filters;
 pub mod axis_gradient;
 mod filters;
 pub mod gradient;
+mod line_products;
 mod lines;
 mod parities;
 mod phases;
 mod plan;
+pub mod strided_axis;
+mod strided_lines;
+#[cfg(test)]
+pub mod strided_tests;
 #[cfg(test)]
 pub mod tests;
 mod tiles;

@@ -65,12 +65,12 @@ pub fn any_shape_along_one_axis() -> impl Strategy<Value = Problem> {
     })
 }
 
-fn problem(key: &str) -> Problem {
+pub fn problem(key: &str) -> Problem {
     key.parse().expect("a key")
 }
 
 /// Numbers from -1 to 1 that look random, the same every time.
-fn numbers(length: usize, seed: u32) -> Vec<f32> {
+pub fn numbers(length: usize, seed: u32) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
     let mut next = || {
         state ^= state << 13;
@@ -81,12 +81,12 @@ fn numbers(length: usize, seed: u32) -> Vec<f32> {
     (0..length).map(|_| next() as f32).collect()
 }
 
-fn operands(problem: &Problem) -> [Vec<f32>; 2] {
+pub fn operands(problem: &Problem) -> [Vec<f32>; 2] {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     [numbers(lengths[0], 1), numbers(lengths[1], 2)]
 }
 
-fn available() -> impl Iterator<Item = Isa> {
+pub fn available() -> impl Iterator<Item = Isa> {
     Isa::ALL.into_iter().filter(|isa| isa.is_available())
 }
 

@@ -7,6 +7,7 @@ operands and becomes a small convolution of its own, of which the extension comp
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterable
@@ -22,9 +23,11 @@ Tensor = torch.Tensor
 Piece = tuple[tuple[Union[int, slice], ...], Tensor]
 
 _CHANNELS = 4
-_PLACES = 8
-# More pixels than this are compared in one channel only.
-_MANY_PIXELS = 1 << 15
+_PLACES = 4
+# Each tap of a filter's gradient sums over all pixels, which are brought to the CPU for it. With more of them than the
+# first of these one filter and channel are compared at each end, with more than the second three of its taps, with more
+# than the third at one end only.
+_MANY_PIXELS = (1 << 12, 1 << 14, 1 << 17)
 
 
 class Finding(NamedTuple):
@@ -193,12 +196,12 @@ def _weights(
     """The gradients of a few filters: a convolution with few channels, on all pixels."""
     groups = geometry.groups
     rows, channels = grad_output.shape[1] // groups, input.shape[1] // groups
-    few = 1 if grad_output[:, :1].numel() > _MANY_PIXELS else 2
+    pixels = grad_output[:, :1].numel()
+    few = 1 if pixels > _MANY_PIXELS[0] else 2
     few_rows, few_channels = min(few, rows), min(few, channels)
     # The first of both, and the last: each a group of one convolution.
-    corners = list(
-        dict.fromkeys([(0, 0, 0), (groups - 1, 0, 0), (groups - 1, rows - few_rows, channels - few_channels)])
-    )
+    last = (groups - 1, rows - few_rows, channels - few_channels)
+    corners = list(dict.fromkeys([(0, 0, 0), (groups - 1, 0, 0), last])) if pixels <= _MANY_PIXELS[2] else [last]
     some_inputs, some_gradients, some_filters = [], [], []
     for group, row, channel in corners:
         first_row, first_channel = group * rows + row, group * channels + channel
@@ -215,16 +218,12 @@ def _weights(
         tuple(inputs.shape), tuple(filters.shape), geometry.stride, geometry.padding, geometry.dilation, False, [0, 0],
         len(corners), DATA_TYPES[result.dtype], "nchw", "backward-weights",
     )  # fmt: skip
-    # Of a large window the corners and what lies in the middle: each tap sums over all pixels.
-    taps = [sorted({0, size // 2, size - 1}) for size in kernel]
-    elements = [
-        (row, channel, r, s)
-        for row in range(all_rows)
-        for channel in range(few_channels)
-        for r in taps[0]
-        for s in taps[1]
-    ]
-    values = filters[:, :, taps[0]][..., taps[1]].contiguous()
+    # Of a large window the corners and what lies in the middle.
+    some = [(0, size // 2, size - 1) for size in kernel]
+    both = zip(*some) if pixels > _MANY_PIXELS[1] else itertools.product(*some)
+    taps = list(dict.fromkeys(both))
+    elements = [(row, channel, *tap) for row in range(all_rows) for channel in range(few_channels) for tap in taps]
+    values = torch.stack([filters[:, :, r, s] for r, s in taps], -1)
     _add(comparison, problem, inputs, gradients, None, elements, values)
 
 

@@ -329,6 +329,11 @@ impl GpuEngine {
     /// What is to compute a problem within a limit of workspace: what was measured, else the model's first. Where general
     /// kernels are as good by the model, nothing is compiled for the problem alone.
     fn choose_within(&self, problem: &Problem, limit: u64) -> Result<Candidate, GpuError> {
+        self.choose_beside(problem, limit, self.general_within(problem, limit).first())
+    }
+
+    /// The same, given the best of the general ways.
+    fn choose_beside(&self, problem: &Problem, limit: u64, general: Option<&Candidate>) -> Result<Candidate, GpuError> {
         let can_compile = self.workshop.can_compile();
         let found = if can_compile { self.candidates_within(problem, limit) } else { Vec::new() };
         let chosen = lock(&self.preferred).get(problem).copied().or_else(|| lock(&self.hinted).get(problem).copied());
@@ -339,12 +344,11 @@ impl GpuEngine {
                 return Ok(preferred);
             }
         }
-        let general = self.general_within(problem, limit).into_iter().next();
-        let pays = |own: &Candidate| match &general {
+        let pays = |own: &Candidate| match general {
             Some(general) => own.seconds < general.seconds * SPECIALISED_PAYS && self.has_room_for(&own.plan),
             None => true,
         };
-        found.into_iter().next().filter(pays).or(general).ok_or_else(|| {
+        found.into_iter().next().filter(pays).or_else(|| general.cloned()).ok_or_else(|| {
             let all = candidates(problem, &self.driver.description().model, u64::MAX);
             let families: BTreeSet<&str> = all.iter().map(|candidate| candidate.choice.family()).collect();
             let families = families.into_iter().collect::<Vec<_>>().join(", ");
@@ -424,9 +428,10 @@ impl GpuEngine {
     /// What is wanted for a problem, then what may serve until it is compiled: general kernels, the plain ones where they
     /// take no longer than compiling would.
     fn rank(&self, problem: &Problem, limit: u64) -> Result<Vec<Candidate>, GpuError> {
-        let wanted = self.choose_within(problem, limit)?;
+        let all = self.general_within(problem, limit);
+        let wanted = self.choose_beside(problem, limit, all.first())?;
         let (plain, general): (Vec<Candidate>, Vec<Candidate>) =
-            self.general_within(problem, limit).into_iter().partition(|candidate| candidate.choice == Choice::Plain);
+            all.into_iter().partition(|candidate| candidate.choice == Choice::Plain);
         let at_hand = general.iter().find(|candidate| self.is_at_hand(&candidate.plan).unwrap_or(false));
         // NVIDIA's compiler makes them once for all problems; AMD's are in the package, or are not worth waiting for.
         let made_once = self.driver.description().true_architecture.parse::<Chip>().is_err();

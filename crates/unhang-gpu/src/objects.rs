@@ -16,9 +16,8 @@ pub(crate) fn key_of(
     reported_architecture: &str,
 ) -> Key {
     let options = compiler.options(kernel, target(true_architecture, reported_architecture));
-    let (text, version) = (kernel.source.text(), compiler.version());
     Key::of(
-        [text.as_str(), &version, true_architecture, reported_architecture]
+        [kernel.source.identity(), &compiler.version(), true_architecture, reported_architecture]
             .into_iter()
             .chain(options.iter().map(String::as_str)),
     )

@@ -1,8 +1,12 @@
 //! The kernels' source text, and how a kernel is named: a source, an entry, and constants.
 
+use std::collections::HashMap;
 use std::fmt;
+use std::sync::LazyLock;
 
 use unhang_conv::DataType;
+
+use crate::cache::Key;
 
 /// A file of kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -100,6 +104,13 @@ impl SourceFile {
             SourceFile::Strided => (&[], include_str!("../kernels/strided.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
+    }
+
+    /// What stands for the text in keys: read once, for the text is long and keys are made at every new problem.
+    pub(crate) fn identity(self) -> &'static str {
+        static IDENTITIES: LazyLock<HashMap<SourceFile, String>> =
+            LazyLock::new(|| SourceFile::ALL.map(|file| (file, Key::of([file.text().as_str()]).to_string())).into());
+        &IDENTITIES[&self]
     }
 }
 

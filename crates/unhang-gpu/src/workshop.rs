@@ -147,10 +147,18 @@ impl Workshop {
     }
 
     /// The object of a kernel if it can be had without compiling: compiled in the background before, or in the cache.
-    /// An error is that of the background's compiler.
+    /// An error is that of the background's compiler. What waits to be compiled was not in the cache when it was asked for.
     pub(crate) fn at_once(&self, kernel: &Kernel) -> Option<Compiled> {
-        let known = self.state().done.get(kernel).cloned();
-        known.or_else(|| self.cached(kernel).map(Ok))
+        {
+            let state = self.state();
+            if let Some(known) = state.done.get(kernel) {
+                return Some(known.clone());
+            }
+            if state.being_compiled.contains(kernel) || state.queue.contains(kernel) {
+                return None;
+            }
+        }
+        self.cached(kernel).map(Ok)
     }
 
     /// The object of a kernel, compiled here and now if need be. Waits where a thread of ours is at it already.

@@ -17,8 +17,8 @@ use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
 
-/// Source channels that are summed at a time: a panel of them stays in the first-level cache.
-const SOURCE_BLOCK: usize = 256;
+/// Source channels that are summed at a time at most: a panel of them stays in the first-level cache.
+const MOST_CHANNELS: usize = 288;
 /// Pixels of one unit of work at least: as long are the pieces in which planes are read and written.
 const UNIT_PIXELS: usize = 256;
 /// Packed numbers of a unit with more pixels. With few channels pieces may be long, and results that do not stay in a cache
@@ -63,11 +63,16 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let begin_step = if bias.is_some() { width } else { 0 };
     let (filters, begin): (&[f32], &[f32]) = (&filters, &begin);
 
+    // Channels that are summed at a time, as even as can be.
+    let source_block = sources.div_ceil(sources.div_ceil(MOST_CHANNELS));
     let panels = pixels.div_ceil(width);
-    let unit_panels = (UNIT_NUMBERS / (sources.min(SOURCE_BLOCK) * width)).max(UNIT_PIXELS / width);
+    let unit_panels = (UNIT_NUMBERS / (source_block * width)).max(UNIT_PIXELS / width);
     // For several threads at least two units each, where there are as many of the least.
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let unit_panels = unit_panels.min(panels.div_ceil(wanted).max(UNIT_PIXELS / width));
+    // Units are even, and half as long again at most: the last is not left with short pieces, and planes of few pixels are
+    // read as a whole, one after the other.
+    let unit_panels = panels.div_ceil(panels.div_ceil(unit_panels + unit_panels / 2));
     let chunks = panels.div_ceil(unit_panels);
     let result = Shared(result.as_mut_ptr());
     let units = gather.batch * gather.groups * chunks;
@@ -86,11 +91,11 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         let source = &source[image_and_group * sources * pixels..][..sources * pixels];
         let whole_panels = unit_pixels / width;
         let rest = unit_pixels % width;
-        let mut packed = Workspace::take(sources.min(SOURCE_BLOCK) * width * unit_panels);
+        let mut packed = Workspace::take(source_block * width * unit_panels);
         let mut part_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
         let mut first = 0;
         while first < sources {
-            let channels = SOURCE_BLOCK.min(sources - first);
+            let channels = source_block.min(sources - first);
             let of_panel = channels * width;
             let packed = &mut packed[..of_panel * unit_panels];
             if rest > 0 {
@@ -124,7 +129,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
             let ask_for_next = |tile: usize| {
                 if let Some((unit, first)) = next.filter(|_| fetch) {
                     let (image_and_group, first_pixel, unit_pixels) = place_of(unit);
-                    let channels = SOURCE_BLOCK.min(sources - first);
+                    let channels = source_block.min(sources - first);
                     for channel in tile * channels / tiles..(tile + 1) * channels / tiles {
                         let plane = image_and_group * sources + first + channel;
                         prefetch_early(all_sources[plane * pixels + first_pixel..].as_ptr(), unit_pixels);

@@ -6,8 +6,9 @@
 // With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that
 // has no dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
 //
-// Points 0, ±1, ±2 and ∞, for 5 × 5 also ±1/2. The transforms are f32 whatever the storage type is. P below is the number
-// of tiles rounded up to a quad; columns beyond the last tile hold zeros, because the gradient of the filter sums over them.
+// Points 0, ±5/8, ±3/2 and ∞ for 3 × 3, which lose a third of what ±1 and ±2 do, and 0, ±1/2, ±1, ±2 and ∞ for 5 × 5. The
+// transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns beyond the
+// last tile hold zeros, because the gradient of the filter sums over them.
 //
 // NCHW: the transformed tensors are [SQUARE][channel][P]. CHANNELS_LAST: [P][SQUARE][channel]. Lanes lie along what is last.
 //
@@ -70,7 +71,7 @@ DEVICE float point(int pair) {
 #if SIZE == 8
     return pair == 0 ? 1.0f : pair == 1 ? 2.0f : 0.5f;
 #else
-    return pair == 0 ? 1.0f : 2.0f;
+    return pair == 0 ? 0.625f : 1.5f;
 #endif
 }
 // The distances of a square from the squares of all points but one (PAIRS: of all), multiplied.
@@ -100,11 +101,11 @@ DEVICE void transform_line(float (&v)[SIZE]) {
                multiply_add(4.0f, v[1], multiply_add(-5.0f, v[3], v[5])));
     to[7] = multiply_add(5.25f, v[3] - v[5], v[7] - v[1]);
 #else
-    // x (x² - 1) (x² - 4)
-    to[0] = multiply_add(-5.0f, v[2], multiply_add(4.0f, v[0], v[4]));
-    both_signs(to[1], to[2], 1.0f, multiply_add(-4.0f, v[2], v[4]), multiply_add(-4.0f, v[1], v[3]));
-    both_signs(to[3], to[4], 2.0f, v[4] - v[2], v[3] - v[1]);
-    to[5] = multiply_add(-5.0f, v[3], multiply_add(4.0f, v[1], v[5]));
+    // x (x² - 25/64) (x² - 9/4)
+    to[0] = multiply_add(-2.640625f, v[2], multiply_add(0.87890625f, v[0], v[4]));
+    both_signs(to[1], to[2], 0.625f, multiply_add(-2.25f, v[2], v[4]), multiply_add(-2.25f, v[1], v[3]));
+    both_signs(to[3], to[4], 1.5f, multiply_add(-0.390625f, v[2], v[4]), multiply_add(-0.390625f, v[1], v[3]));
+    to[5] = multiply_add(-2.640625f, v[3], multiply_add(0.87890625f, v[1], v[5]));
 #endif
 #pragma unroll
     for (int i = 0; i < SIZE; ++i) v[i] = to[i];

@@ -10,6 +10,7 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use unhang_conv::{Direction, Problem, Specification};
 
@@ -23,7 +24,7 @@ use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
 use super::lines::{Lines, Shape, UNIT_NUMBERS, axis_of};
 use crate::isa::Isa;
-use crate::parallel::for_each_unit;
+use crate::parallel::{for_each_phase, for_each_unit};
 use crate::plain::CHAIN;
 
 /// Pixels of a block at least: this many steps a tile's sums stay in registers.
@@ -119,6 +120,13 @@ impl Plan {
     }
 }
 
+/// A block's transformed numbers.
+#[derive(Clone, Copy)]
+struct Block {
+    x_lines: Shared,
+    dy_pixels: Shared,
+}
+
 /// A computation under way.
 struct GradientWork<'a> {
     plan: Plan,
@@ -140,23 +148,10 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     let (gather, axis) = forward(problem).expect("three, five or seven taps of an axis, without stride and groups");
     let plan = Plan::new(&gather, axis, kernels);
-    let Shape { all_tiles, columns, points, .. } = plan.shape;
     let lines = Lines::new(&plan.shape, &gather, kernels, x, plan.tiles);
     let weight = strides(problem.weight_shape(), problem.layout());
     let driver = GradientWork { plan, gather: &gather, kernels, x: lines, dy, weight };
-    let mut sums = PairwiseSums::new(kernels, points * plan.point_sums());
-    {
-        let mut x_lines = Workspace::take(points * plan.shape.sources * plan.shape.source_step(plan.tiles));
-        let mut dy_pixels = Workspace::take(points * plan.parts * plan.part_gradient());
-        for first in (0..all_tiles).step_by(plan.tiles) {
-            let tiles = first..all_tiles.min(first + plan.tiles);
-            driver.transform(tiles.clone(), &mut x_lines, &mut dy_pixels, threads);
-            let begins = sums.begin_chunk(tiles.len() * columns);
-            let to = sums.chain(0, points * plan.point_sums());
-            driver.multiply(tiles.len(), &x_lines, &dy_pixels, (to, begins), threads);
-        }
-    }
-    let sums = sums.finish();
+    let sums = driver.sum_up(threads);
     let spoiled = AtomicBool::new(false);
     let to = Shared(result.as_mut_ptr());
     for_each_unit(threads, plan.parts, |part| {
@@ -178,29 +173,58 @@ impl GradientWork<'_> {
         (first, self.plan.width().min(self.plan.shape.results - first))
     }
 
-    /// Transforms the source and the result's gradient of a block.
-    fn transform(&self, tiles: Range<usize>, x_lines: &mut [f32], dy_pixels: &mut [f32], threads: usize) {
-        let Shape { sources, turned, .. } = self.plan.shape;
-        let source_step = self.plan.shape.source_step(self.plan.tiles);
+    /// Transforms and multiplies block by block. Two phases a block: its transforms, and its products.
+    fn sum_up(&self, threads: usize) -> Workspace {
+        let plan = &self.plan;
+        let Shape { all_tiles, columns, points, sources, .. } = plan.shape;
+        let length = points * plan.point_sums();
+        let mut x_lines = Workspace::take(points * sources * plan.shape.source_step(plan.tiles));
+        let mut dy_pixels = Workspace::take(points * plan.parts * plan.part_gradient());
+        let block = Block { x_lines: Shared(x_lines.as_mut_ptr()), dy_pixels: Shared(dy_pixels.as_mut_ptr()) };
+        let mut sums = PairwiseSums::new(self.kernels, length);
+        let first_chain = Shared(sums.chain(0, length).as_mut_ptr());
+        // The sums, and where those of the block go: from zero on or after those before.
+        let chains = Mutex::new((sums, first_chain, true));
+        let locked = || chains.lock().unwrap_or_else(PoisonError::into_inner);
         let groups = sources.div_ceil(UNIT_CHANNELS);
-        let (x_to, dy_to) = (Shared(x_lines.as_mut_ptr()), Shared(dy_pixels.as_mut_ptr()));
-        assert!(dy_pixels.len() == self.plan.shape.points * self.plan.parts * self.plan.part_gradient());
-        assert!(x_lines.len() == self.plan.shape.points * sources * source_step);
-        for_each_unit(threads, groups + self.plan.parts, |unit| {
-            if unit >= groups {
-                // SAFETY: the room was just checked, and a part's numbers are written by no other unit.
-                unsafe { self.transform_gradient(tiles.clone(), unit - groups, dy_to) };
-                return;
-            }
-            let mut room = Workspace::take(self.plan.tiles * turned);
-            for segment in self.x.segments(tiles.clone()) {
-                for channel in unit * UNIT_CHANNELS..sources.min((unit + 1) * UNIT_CHANNELS) {
-                    // SAFETY: this channel's lines, which no other unit touches: those of the other points follow as many
-                    // channels apart.
-                    unsafe { self.x.transform(&segment, channel, x_to.get().add(channel * source_step), &mut room) };
-                }
+        let phases: Vec<usize> =
+            (0..all_tiles.div_ceil(plan.tiles)).flat_map(|_| [1 + plan.parts + groups, points]).collect();
+        for_each_phase(threads, &phases, |phase, unit| {
+            let first = phase / 2 * plan.tiles;
+            let tiles = first..all_tiles.min(first + plan.tiles);
+            if phase % 2 == 1 {
+                let (_, to, begins) = *locked();
+                // SAFETY: the block was transformed in the phase before, and a point's sums are this unit's own.
+                unsafe { self.multiply(tiles.len(), unit, block, (to, begins)) };
+            } else if unit == 0 {
+                let (sums, to, begins) = &mut *locked();
+                *begins = sums.begin_chunk(tiles.len() * columns);
+                *to = Shared(sums.chain(0, length).as_mut_ptr());
+            } else if unit <= plan.parts {
+                // SAFETY: there is room for all parts, and this one's numbers are written by no other unit.
+                unsafe { self.transform_gradient(tiles, unit - 1, block.dy_pixels) };
+            } else {
+                // SAFETY: the same of channels.
+                unsafe { self.transform_source(tiles, unit - 1 - plan.parts, block.x_lines) };
             }
         });
+        chains.into_inner().unwrap_or_else(PoisonError::into_inner).0.finish()
+    }
+
+    /// Transforms a group of the source's channels of a block, to `[point][channel]` lines.
+    ///
+    /// # Safety
+    /// `to` has room for a block, and nobody else writes these channels meanwhile.
+    unsafe fn transform_source(&self, tiles: Range<usize>, group: usize, to: Shared) {
+        let Shape { sources, turned, .. } = self.plan.shape;
+        let source_step = self.plan.shape.source_step(self.plan.tiles);
+        let mut room = Workspace::take(self.plan.tiles * turned);
+        for segment in self.x.segments(tiles) {
+            for channel in group * UNIT_CHANNELS..sources.min((group + 1) * UNIT_CHANNELS) {
+                // SAFETY: this channel's lines; those of the other points follow as many channels apart.
+                unsafe { self.x.transform(&segment, channel, to.get().add(channel * source_step), &mut room) };
+            }
+        }
     }
 
     /// Transforms one part of the result's gradient of a block, to `[point][part][tile][column][channel]`.
@@ -257,64 +281,62 @@ impl GradientWork<'_> {
         }
     }
 
-    /// Sums up the products of a block of this many tiles, from zero on or after those before, to
-    /// `[point][part][tap of the wide axis][source channel][result channel]`.
-    fn multiply(&self, tiles: usize, x_lines: &[f32], dy_pixels: &[f32], sums: (&mut [f32], bool), threads: usize) {
+    /// Sums up one point's products of a block of this many tiles, to `[part][tap of the wide axis][source channel][result
+    /// channel]` among those of all points: from zero on, or after those before.
+    ///
+    /// # Safety
+    /// The block holds that many transformed tiles, and there is room for the sums of all points, of which nobody else touches
+    /// this one's.
+    unsafe fn multiply(&self, tiles: usize, point: usize, block: Block, (to, begins): (Shared, bool)) {
         let (plan, kernels) = (&self.plan, self.kernels);
-        let Shape { axis, points, sources, columns, pitch, lanes, .. } = plan.shape;
+        let Shape { axis, sources, columns, pitch, lanes, .. } = plan.shape;
         let wide = &self.gather.axes[1 - axis];
         let (source_step, width) = (plan.shape.source_step(plan.tiles), plan.width());
-        let (sums, begins) = sums;
-        assert!(x_lines.len() == points * sources * source_step && sums.len() == points * plan.point_sums());
-        assert!(dy_pixels.len() == points * plan.parts * plan.part_gradient() && tiles <= plan.tiles);
+        assert!(tiles <= plan.tiles);
         let run = |offset: usize, tile: usize| Run { x: tile * pitch + offset, w: tile * columns * width };
         let taps = wide.phases[0].iter().map(|tap| (tap.offset - wide.low) as usize);
         let runs: Vec<Vec<Run>> = taps.map(|tap| (0..tiles).map(|tile| run(tap, tile)).collect()).collect();
         let zeros = [0.0f32; MAX_VECTORS * 16];
-        let to = Shared(sums.as_mut_ptr());
-        for_each_unit(threads, points, |point| {
-            let mut block_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
-            for part in 0..plan.parts {
-                let vectors = self.channels(part).1.div_ceil(lanes);
-                let w = (point * plan.parts + part) * plan.part_gradient();
-                for (channel, count) in even_parts(sources, kernels.most_scalars(plan.vectors, 1)) {
-                    for (tap, runs) in runs.iter().enumerate() {
-                        let at = point * plan.point_sums() + part * plan.part_sums();
-                        let at = at + (tap * sources + channel) * width;
-                        // SAFETY: the lengths were checked above. A tap's pixels lie within a tile's `pitch` numbers of a
-                        // line. The sums are those of this point, which no other unit touches, and a block's have room for
-                        // any tile.
-                        unsafe {
-                            let to = to.get().add(at);
-                            let sums = if begins { to } else { block_sums.as_mut_ptr() };
-                            kernels.tile(vectors, 1, count, source_step)(&Tile {
-                                x: x_lines.as_ptr().add((point * sources + channel) * source_step),
-                                w: dy_pixels.as_ptr().add(w),
-                                runs,
-                                count: columns,
-                                pitch: source_step,
-                                row_step: 0,
-                                x_step: 1,
-                                w_step: width,
-                                init: zeros.as_ptr(),
-                                init_step: 0,
-                                sums,
-                                sums_step: width,
-                                fetch: false,
-                            });
-                            // What lies beyond the last part's channels is summed and looked at with them.
-                            for row in (0..count).filter(|_| vectors < plan.vectors) {
-                                let beyond = sums.add(row * width + vectors * lanes);
-                                std::slice::from_raw_parts_mut(beyond, width - vectors * lanes).fill(0.0);
-                            }
-                            if !begins {
-                                (kernels.add)(block_sums.as_ptr(), to, count * width);
-                            }
+        let mut block_sums = [0.0f32; MAX_SCALARS * MAX_VECTORS * 16];
+        for part in 0..plan.parts {
+            let vectors = self.channels(part).1.div_ceil(lanes);
+            let w = (point * plan.parts + part) * plan.part_gradient();
+            for (channel, count) in even_parts(sources, kernels.most_scalars(plan.vectors, 1)) {
+                for (tap, runs) in runs.iter().enumerate() {
+                    let at = point * plan.point_sums() + part * plan.part_sums();
+                    let at = at + (tap * sources + channel) * width;
+                    // SAFETY: what is read and written is there by the function's own condition. A tap's pixels lie within a
+                    // tile's `pitch` numbers of a line, and a block's sums have room for any tile.
+                    unsafe {
+                        let to = to.get().add(at);
+                        let sums = if begins { to } else { block_sums.as_mut_ptr() };
+                        kernels.tile(vectors, 1, count, source_step)(&Tile {
+                            x: block.x_lines.get().add((point * sources + channel) * source_step),
+                            w: block.dy_pixels.get().add(w),
+                            runs,
+                            count: columns,
+                            pitch: source_step,
+                            row_step: 0,
+                            x_step: 1,
+                            w_step: width,
+                            init: zeros.as_ptr(),
+                            init_step: 0,
+                            sums,
+                            sums_step: width,
+                            fetch: false,
+                        });
+                        // What lies beyond the last part's channels is summed and looked at with them.
+                        for row in (0..count).filter(|_| vectors < plan.vectors) {
+                            let beyond = sums.add(row * width + vectors * lanes);
+                            std::slice::from_raw_parts_mut(beyond, width - vectors * lanes).fill(0.0);
+                        }
+                        if !begins {
+                            (kernels.add)(block_sums.as_ptr(), to, count * width);
                         }
                     }
                 }
             }
-        });
+        }
     }
 
     /// Transforms the sums of a part and writes its filters' gradient; says whether all of it is finite.

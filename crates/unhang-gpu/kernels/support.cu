@@ -111,6 +111,47 @@ extern "C" __global__ void __launch_bounds__(256)
                   : zero;
 }
 
+// A channel and a tap of the padded reduction, counted in the order in which they lie in a row of the filter.
+struct PackedPlace {
+    int channel, tap;
+    METHOD PackedPlace(int number, const PackShape& shape) {
+        const bool taps_first = shape.tap_elements == 1;
+        const int inner = taps_first ? shape.taps : shape.padded_reduced;
+        const int outer = number / inner, rest = number - outer * inner;
+        channel = taps_first ? outer : rest;
+        tap = taps_first ? rest : outer;
+    }
+};
+
+// The same where the rows of the filter lie far apart: each lane of `pack` would read a line of its own. Here neighbours are read
+// along the reduction and turned over in LDS, 32 rows of 32 elements a workgroup.
+extern "C" __global__ void __launch_bounds__(256)
+    pack_across(const Storage* __restrict__ filter, Storage* __restrict__ packed, PackShape shape) {
+    __shared__ Storage tile[32][33];
+    const int lane = THREAD_X % 32, worker = UNIFORM(THREAD_X / 32);
+    const int row_tiles = (shape.padded_rows + 31) / 32;
+    const int first = BLOCK_X / row_tiles * 32, row_begin = (BLOCK_X - BLOCK_X / row_tiles * row_tiles) * 32;
+    const int group = BLOCK_Y;
+    filter += (long long)group * shape.rows * shape.reduced * shape.taps;
+    packed += (long long)group * shape.taps * shape.padded_reduced * shape.padded_rows;
+    const Storage zero = narrow((Real)0);
+    const PackedPlace from(first + lane, shape);
+    for (int i = worker; i < 32; i += 8) {
+        const int row = row_begin + i;
+        const bool there = row < shape.rows && from.channel < shape.reduced && from.tap < shape.taps;
+        tile[i][lane] = there ? filter[(long long)row * shape.row_elements + from.channel * shape.channel_elements +
+                                       from.tap * shape.tap_elements]
+                              : zero;
+    }
+    BARRIER();
+    for (int i = worker; i < 32; i += 8) {
+        const PackedPlace to(first + i, shape);
+        const int row = row_begin + lane;
+        if (row < shape.padded_rows && to.channel < shape.padded_reduced && to.tap < shape.taps)
+            packed[((long long)to.tap * shape.padded_reduced + to.channel) * shape.padded_rows + row] = tile[lane][i];
+    }
+}
+
 struct TurnShape {
     int rows, columns;
 };

@@ -145,7 +145,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let places = winograd_places(problem) as f64;
             let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
-                "pack" => elements[1] * size * 2.2,
+                "pack" | "pack_across" => elements[1] * size * 2.2,
                 "turn" => elements[0] * size * 2.0,
                 "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.

@@ -38,13 +38,14 @@ pub(crate) fn pack(
     let groups = p.groups();
     let data_type = p.data_type();
     let bytes = (groups * taps * padded_reduced * padded_rows * data_type.size()) as u64;
+    // Neighbouring rows are far apart but where a gradient's filter is read the other way round.
+    let (entry, blocks) = match forward {
+        true => ("pack_across", (taps * padded_reduced).div_ceil(32) * padded_rows.div_ceil(32)),
+        false => ("pack", (padded_reduced * padded_rows).div_ceil(256)),
+    };
     let stage = move |at: u64| Stage {
-        kernel: Kernel {
-            source: SourceFile::Support,
-            entry: "pack",
-            constants: vec![("TYPE", type_number(data_type))],
-        },
-        grid: [((padded_reduced * padded_rows) as u64).div_ceil(256) as u32, groups as u32, 1],
+        kernel: Kernel { source: SourceFile::Support, entry, constants: vec![("TYPE", type_number(data_type))] },
+        grid: [blocks as u32, groups as u32, 1],
         block: 256,
         pointers: vec![filter, Pointer::Workspace(at)],
         shape: shape.into(),

@@ -18,6 +18,7 @@ struct GemmShape {
     int source_step_h, source_step_w, source_tap_h, source_tap_w, tap_step_h, tap_step_w;
     int steps_per_split, planes, skip_empty;
     Divisor by_row_tiles, by_phases, by_phases_w, by_stride_h, by_stride_w, by_taps, by_filter_w, by_reduced;
+    Divisor by_image, by_width;  // columns of an image and of one of its rows, where there is one phase
 };
 
 #ifndef PLANES
@@ -37,6 +38,26 @@ struct GemmShape {
 #define CHANNEL_BLOCKS ((REDUCED + BK - 1) / BK)
 #define PADDED_REDUCED (CHANNEL_BLOCKS * BK)
 #endif
+
+// A column of the result: its image, and which of the image's columns it is.
+struct Column {
+    int image, pixel;
+    METHOD Column(const GemmShape& shape, int column, int image_columns) {
+#if ONE_PHASE
+        image = divide(column, shape.by_image);
+#else
+        image = column / image_columns;
+#endif
+        pixel = column - image * image_columns;
+    }
+};
+DEVICE int row_of(const GemmShape& shape, int pixel, const Axis& axis_w) {
+#if ONE_PHASE
+    return divide(pixel, shape.by_width);
+#else
+    return pixel / axis_w.extent;
+#endif
+}
 
 // Where a workgroup is in its reduction: a block of channels of one tap. A flat reduction counts blocks only.
 struct Step {

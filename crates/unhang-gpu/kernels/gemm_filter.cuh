@@ -41,6 +41,8 @@ struct FilterReader {
     const GemmShape& shape;
     const Storage* group_filter;
     int thread, row_begin;
+    // Where the first unit of a packed slice lies in it, in bytes.
+    unsigned packed_place;
     Waiting<FILTER_WIDTH> next[FILTER_UNITS];
     // Bit i: whether unit i was read from within the filter.
     unsigned there;
@@ -49,6 +51,8 @@ struct FilterReader {
         : shape(given), thread(thread_), row_begin(row_begin_), there(0) {
 #if PACKED
         group_filter = filter + (long long)group * (FLAT ? 1 : TAPS) * PADDED_REDUCED * PADDED_ROWS;
+        const int row = row_begin + (thread % (BM / 4)) * 4, k = thread / (BM / 4);
+        packed_place = (unsigned)(k * PADDED_ROWS + row) * (unsigned)sizeof(Storage);
 #else
         group_filter = filter + (long long)group * ROWS * REDUCED * TAPS;
 #endif
@@ -66,13 +70,18 @@ struct FilterReader {
                                                       : (unsigned)(tap * FILTER_TAP + k_begin * FILTER_CHANNEL));
         const int k_end = REDUCED;
 #endif
+#if PACKED
+        // The same in every step; but a wave that knows adds it to the slice's address, in two vector registers a unit.
+        OPAQUE_ON_AMD(packed_place);
+#endif
 #pragma unroll
         for (int i = 0; i < FILTER_UNITS; ++i) {
             const int unit = thread + i * THREADS;
 #if PACKED
-            const int row = row_begin + (unit % (BM / 4)) * 4, k = unit / (BM / 4);
+            // From one unit of a thread to the next only the slice's depth differs.
+            static_assert(THREADS % (BM / 4) == 0 || FILTER_UNITS == 1, "units of a thread lie in one row");
             const bool inside = FILTER_EXACT || unit < FILTER_ALL;
-            const unsigned at = (unsigned)(k * PADDED_ROWS + row);
+            next[i].read(slice + (unsigned)(i * (THREADS / (BM / 4))) * PADDED_ROWS, inside ? packed_place : 0u);
 #else
             const bool along_rows = FILTER_READ == 1;
             const int in_row = along_rows ? unit % (BM / 4) : unit / (BK / FILTER_WIDTH);
@@ -81,18 +90,24 @@ struct FilterReader {
             const bool inside = (FILTER_EXACT || unit < FILTER_ALL) && (ROWS % BM == 0 || row < ROWS) &&
                                 (PADDED_REDUCED == k_end || k_begin + k < k_end);
             const unsigned at = (unsigned)(row * FILTER_ROW) + (unsigned)(k * (FLAT ? 1 : FILTER_CHANNEL));
-#endif
             next[i].read(slice, inside ? at * (unsigned)sizeof(Storage) : 0u);
+#endif
             there |= (unsigned)inside << i;
         }
     }
 
     METHOD void write(Cell* lds) const {
+#if PACKED
+        Cell* quads = lds + (thread / (BM / 4)) * LDS_A_PITCH + (thread % (BM / 4)) * 4;
+#endif
 #pragma unroll
         for (int i = 0; i < FILTER_UNITS; ++i) {
             const int unit = thread + i * THREADS;
             const unsigned mask = PACKED ? 0xffffffffu : spread_bit(there, i);
             if (!FILTER_EXACT && unit >= FILTER_ALL) continue;
+#if PACKED
+            *(CellQuad*)(quads + i * (THREADS / (BM / 4)) * LDS_A_PITCH) = cell_quad(next[i], mask);
+#else
             if (FILTER_READ == 1) {
                 *(CellQuad*)(lds + (unit / (BM / 4)) * LDS_A_PITCH + (unit % (BM / 4)) * 4) = cell_quad(next[i], mask);
             } else {
@@ -101,6 +116,7 @@ struct FilterReader {
                     lds[((unit % (BK / FILTER_WIDTH)) * FILTER_WIDTH + e) * LDS_A_PITCH + unit / (BK / FILTER_WIDTH)] =
                         cell(next[i], e, mask);
             }
+#endif
         }
     }
 };

@@ -1,27 +1,43 @@
 // The results of the implicit GEMM: from sums in registers to pixels, with the bias.
 
-// One sum or four neighbours, rounded to the storage type, or as f32 into a plane.
+// One sum or four neighbours, rounded to the storage type, or as f32 into a plane. Offsets in bytes have 32 bits, as in loads.
 DEVICE void store_sum(void* result, unsigned at, float value, bool as_plane) {
     if (TYPE == 0 || as_plane)
-        ((float*)result)[at] = value;
+        *(float*)((char*)result + at * (unsigned)sizeof(float)) = value;
     else
-        ((Storage*)result)[at] = narrow(value);
+        *(Storage*)((char*)result + at * (unsigned)sizeof(Storage)) = narrow(value);
 }
 DEVICE void store_sums(void* result, unsigned at, const float (&value)[4], bool as_plane) {
     if (TYPE == 0 || as_plane)
-        *(Quad*)((float*)result + at) = make_quad(value[0], value[1], value[2], value[3]);
+        *(Quad*)((char*)result + at * (unsigned)sizeof(float)) = make_quad(value[0], value[1], value[2], value[3]);
     else
-        store_quad((Storage*)result + at, value[0], value[1], value[2], value[3]);
+        store_quad((Storage*)((char*)result + at * (unsigned)sizeof(Storage)), value[0], value[1], value[2], value[3]);
 }
 
 // A pixel of a phase, and the ones behind it in the order of columns.
 struct Pixel {
-    int n, y, x;
-    METHOD Pixel(int column, int image_columns, const Axis& axis_w) {
-        n = column / image_columns;
-        const int pixel = column - n * image_columns;
-        y = pixel / axis_w.extent;
-        x = pixel - y * axis_w.extent;
+    int n;
+#if ONE_PHASE && !SPREAD
+    // In one phase columns are the plane's own pixels, one after the other.
+    int place;
+    METHOD Pixel(const GemmShape& shape, int column, int image_columns, const Axis&) {
+        const Column at(shape, column, image_columns);
+        n = at.image;
+        place = at.pixel;
+    }
+    METHOD void next(const Axis& axis_h, const Axis& axis_w) {
+        if (++place == axis_h.extent * axis_w.extent) {
+            place = 0;
+            ++n;
+        }
+    }
+#else
+    int y, x;
+    METHOD Pixel(const GemmShape& shape, int column, int image_columns, const Axis& axis_w) {
+        const Column at(shape, column, image_columns);
+        n = at.image;
+        y = row_of(shape, at.pixel, axis_w);
+        x = at.pixel - y * axis_w.extent;
     }
     METHOD void next(const Axis& axis_h, const Axis& axis_w) {
         if (++x == axis_w.extent) {
@@ -32,6 +48,7 @@ struct Pixel {
             }
         }
     }
+#endif
 };
 
 struct ResultWriter {
@@ -45,6 +62,8 @@ struct ResultWriter {
     METHOD unsigned in_plane(const Pixel& p) const {
 #if SPREAD
         return (unsigned)(p.y * STRIDE_H * shape.result_w) + (unsigned)(p.x * STRIDE_W);
+#elif ONE_PHASE
+        return (unsigned)p.place;
 #else
         return (unsigned)((p.y * PHASES_H + phase_h) * shape.result_w) + (unsigned)(p.x * PHASES_W + phase_w);
 #endif
@@ -66,7 +85,7 @@ struct ResultWriter {
         for (int q = 0; q < COLUMN_QUADS; ++q) {
             const int column = column_begin + TILE_COLUMN(q * 4);
             if (column >= columns) continue;
-            Pixel pixel(column, image_columns, axis_w);
+            Pixel pixel(shape, column, image_columns, axis_w);
 #if CHANNELS_LAST
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
@@ -129,7 +148,7 @@ struct ResultWriter {
                 pixel.next(axis_h, axis_w);
             }
             // Pixels of a phase lie STRIDE apart in backward-data; with one phase they follow each other.
-            const bool dense = PHASES_H * PHASES_W == 1 && image_columns % 4 == 0;
+            const bool dense = POINTWISE || (PHASES_H * PHASES_W == 1 && image_columns % 4 == 0);
 #pragma unroll
             for (int i = 0; i < TM; ++i) {
                 const int row = row_begin + TILE_ROW(i);

@@ -6,6 +6,7 @@
 // all of a pixel's channels (direct.cu in NHWC), these are given alone.
 
 #ifdef ROWS
+#define CHANNELS_GIVEN 1
 #ifndef REDUCED
 #define REDUCED shape.reduced
 #endif
@@ -14,6 +15,7 @@
 #define BY_ROW_BLOCKS(n) ((n) / ROW_BLOCKS)
 #define BY_COLUMN_CHANNELS(n) ((n) / COLUMN_CHANNELS)
 #else
+#define CHANNELS_GIVEN 0
 #define GROUPS shape.groups
 #define ROWS shape.rows
 #define REDUCED shape.reduced

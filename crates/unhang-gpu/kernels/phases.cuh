@@ -69,7 +69,10 @@ DEVICE Axis backward_axis(int phase, int result, int filter, int stride, int pad
 #endif
 #define BY_PHASES(n) ((n) / (PHASES_H * PHASES_W))
 #define BY_PHASES_W(n) ((n) / PHASES_W)
+// Whether there is one phase only, whose pixels are as many as the host knows.
+#define ONE_PHASE (PHASES_H * PHASES_W == 1)
 #else
+#define ONE_PHASE 0
 #define BACKWARD shape.backward
 #define BY_STRIDE_H [&](int n) { return divide(n, shape.by_stride_h); }
 #define BY_STRIDE_W [&](int n) { return divide(n, shape.by_stride_w); }

@@ -16,11 +16,21 @@
 #define TILE_ROW(i) (((i) / 4) * ROW_SPREAD + thread_y * 4 + (i) % 4)
 #define TILE_COLUMN(j) (((j) / 4) * COLUMN_SPREAD + thread_x * 4 + (j) % 4)
 
-// At most 128 registers, on NVIDIA by so many workgroups a multiprocessor, on AMD by eight waves a SIMD. A general kernel is
-// compiled so: without it the compiler takes a few registers more than that, and half of the workgroups fit.
+// HALF: products of f16 in pairs (v_pk_fma_f16, HFMA2), twice as many in an instruction. Sums of HALF_CHAIN products are
+// kept in f16 and then added to the f32 sums. Never taken unasked: it rounds every sum to 11 bits.
+#ifndef HALF
+#define HALF 0
+#endif
+#define HALF_CHAIN 32
+
+// At most 128 registers, on NVIDIA by so many workgroups a multiprocessor, on AMD by eight waves a SIMD: without it the compiler
+// takes a few registers more than that, and half of the workgroups fit.
 #if defined(UNHANG_CUDA)
 #define BOUNDS __launch_bounds__(THREADS, 512 / THREADS)
-#elif defined(UNHANG_HIP) && !defined(ROWS)
+#elif defined(UNHANG_HIP) && HALF && TM == 8
+// Short sums leave registers: with eleven waves asked for, the compiler keeps fewer reads of LDS waiting, and one workgroup more fits.
+#define BOUNDS __launch_bounds__(THREADS) __attribute__((amdgpu_waves_per_eu(11)))
+#elif defined(UNHANG_HIP)
 #define BOUNDS __launch_bounds__(THREADS) __attribute__((amdgpu_waves_per_eu(8)))
 #else
 #define BOUNDS __launch_bounds__(THREADS)
@@ -63,13 +73,6 @@ DEVICE Quad as_quad(const Waiting<WIDTH>& unit, unsigned mask) {
 #define UNROLL 4
 #endif
 #endif
-
-// HALF: products of f16 in pairs (v_pk_fma_f16, HFMA2), twice as many in an instruction. Sums of HALF_CHAIN products are
-// kept in f16 and then added to the f32 sums. Never taken unasked: it rounds every sum to 11 bits.
-#ifndef HALF
-#define HALF 0
-#endif
-#define HALF_CHAIN 32
 
 // LDS holds floats, or f16 as they came from memory.
 #if HALF

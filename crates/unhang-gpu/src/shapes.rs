@@ -93,7 +93,7 @@ shapes! {
         source_step_h: i32, source_step_w: i32, source_tap_h: i32, source_tap_w: i32, tap_step_h: i32, tap_step_w: i32,
         steps_per_split: i32, planes: i32, skip_empty: i32,
         by_row_tiles: Divisor, by_phases: Divisor, by_phases_w: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
-        by_taps: Divisor, by_filter_w: Divisor, by_reduced: Divisor,
+        by_taps: Divisor, by_filter_w: Divisor, by_reduced: Divisor, by_image: Divisor, by_width: Divisor,
     }
     /// Of the kernel for few channels in the result.
     Narrow(NarrowShape) {

@@ -194,6 +194,8 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         return Err(format!("{tiles} tiles are more than a grid has"));
     }
     let axes = [0, 1].map(|axis| PhaseAxis::new(p, axis));
+    // Pixels of the only phase: those of the source where they are spread over the result.
+    let one_phase = if part.spread { source } else { result };
     let shape = GemmShape {
         batch: int(p.batch()),
         source_h: int(source[0]),
@@ -231,6 +233,8 @@ pub(crate) fn gemm(geometry: &Geometry, part: &GemmPart, pointers: [Pointer; 4])
         by_taps: Divisor::new(geometry.taps()),
         by_filter_w: Divisor::new(p.kernel()[1]),
         by_reduced: Divisor::new(reduced),
+        by_image: Divisor::new(one_phase[0] * one_phase[1]),
+        by_width: Divisor::new(one_phase[1]),
     };
     Ok(Stage {
         kernel: Kernel { source: SourceFile::Gemm, entry: "gemm", constants },

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use unhang_conv::{DataType, Direction, Layout, Problem};
 
-use crate::choice::{Choice, DEEP_TILE, TILES, Tile};
+use crate::choice::{Choice, DEEP_TILE, HALF_TILE, TILES, Tile};
 use crate::model::{DeviceModel, estimate, general_slowdown};
 use crate::plan::{Form, LaunchPlan};
 use crate::plan_parts::{Geometry, gemm_steps, winograd_products};
@@ -64,7 +64,8 @@ pub fn half_candidates(problem: &Problem, device: &DeviceModel, workspace_limit:
     if p.data_type() != DataType::F16 || p.direction() == Direction::BackwardWeights || p.is_depthwise() {
         return Vec::new();
     }
-    let choices = propose_gemm(&geometry, device).into_iter().filter_map(|choice| match choice {
+    let tiles = tiles_for(geometry.reduced_and_rows().1, &[DEEP_TILE, HALF_TILE]);
+    let choices = propose_gemm(&geometry, tiles, device).into_iter().filter_map(|choice| match choice {
         Choice::Gemm { tile, packed, flat: false, splits } => Some(Choice::HalfGemm { tile, packed, splits }),
         _ => None,
     });
@@ -89,12 +90,12 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
     let winograd = winograd_products(p).filter(|_| channels.iter().all(|&c| c >= 16));
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
-            choices.extend(propose_gemm(&geometry, device));
+            choices.extend(propose_gemm(&geometry, tiles_for(geometry.reduced_and_rows().1, &[]), device));
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
             choices.extend(propose_direct(&geometry, device));
             choices.push(Choice::WinogradFused);
             if let Some(products) = winograd {
-                choices.extend(tiles_for(products.rows).map(|tile| Choice::Winograd { tile, splits: 1 }));
+                choices.extend(tiles_for(products.rows, &[]).map(|tile| Choice::Winograd { tile, splits: 1 }));
             }
         }
         Direction::BackwardWeights => {
@@ -126,9 +127,11 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
     choices
 }
 
-/// Tiles that do not waste more than half of their rows, or are small; the flat one for few rows only.
-fn tiles_for(rows: usize) -> impl Iterator<Item = Tile> {
-    TILES.into_iter().filter(|tile| *tile != DEEP_TILE).filter(move |tile| match tile.rows {
+/// Tiles that do not waste more than half of their rows, or are small; the flat one for few rows only. Of those that are for certain
+/// kernels the named ones.
+fn tiles_for(rows: usize, special: &[Tile]) -> impl Iterator<Item = Tile> {
+    let is_offered = |tile: &Tile| ![DEEP_TILE, HALF_TILE].contains(tile) || special.contains(tile);
+    TILES.into_iter().filter(is_offered).filter(move |tile| match tile.rows {
         4 => rows <= 8,
         16 => rows > 4,
         more => more < rows * 2,
@@ -149,7 +152,7 @@ fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel) ->
     counts
 }
 
-fn propose_gemm(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
+fn propose_gemm(geometry: &Geometry, tiles: impl Iterator<Item = Tile>, device: &DeviceModel) -> Vec<Choice> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let (reduced, rows) = geometry.reduced_and_rows();
@@ -158,7 +161,7 @@ fn propose_gemm(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
     // A filter that is already in order gains nothing by packing.
     let in_order = !forward && rows.is_multiple_of(4) && (p.layout() == Layout::Nhwc || p.kernel() == [1, 1]);
     let mut choices = Vec::new();
-    for tile in tiles_for(rows) {
+    for tile in tiles {
         let flat_ways: &[bool] = match forward {
             false => &[false],
             true if reduced < 8 => &[true],

@@ -26,7 +26,7 @@ const fn tile(rows: usize, columns: usize, depth: usize, thread_rows: usize, thr
 
 /// The tiles that kernels are built for. Each stays within 128 vector registers on gfx1010 and does not spill: the tests
 /// compile them all.
-pub const TILES: [Tile; 14] = [
+pub const TILES: [Tile; 15] = [
     tile(128, 128, 8, 8, 8),
     tile(128, 64, 8, 8, 8),
     tile(64, 128, 8, 8, 8),
@@ -41,10 +41,14 @@ pub const TILES: [Tile; 14] = [
     tile(16, 128, 16, 4, 4),
     tile(4, 256, 8, 4, 4),
     DEEP_TILE,
+    HALF_TILE,
 ];
 
 /// For filters' gradients on chips where slices of eight pixels hold workgroups up ([`crate::fit::Shares::takes_deep_tile`]).
 pub const DEEP_TILE: Tile = tile(64, 64, 16, 8, 4);
+
+/// For products of f16 in pairs, whose slices of sixteen take no more LDS than others' of eight.
+pub const HALF_TILE: Tile = tile(128, 64, 16, 8, 4);
 
 /// The tiles of general kernels: few, since each is carried in the package for every type and layout, and none that spills
 /// where windows and channels come with the launch.
@@ -74,6 +78,7 @@ impl Tile {
     pub fn as_general(self) -> Tile {
         match (self.rows, self.columns) {
             _ if GENERAL_TILES.contains(&self) => self,
+            (128, 64) => GENERAL_TILES[1],
             (64, 128) => GENERAL_TILES[2],
             (64, 64) => GENERAL_TILES[3],
             (32, 64) => GENERAL_TILES[5],
@@ -85,7 +90,9 @@ impl Tile {
     /// a test of its own: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
     /// read in quads and need less.
     pub fn is_for_weights(self, in_quads: bool) -> bool {
-        self.columns <= 128 && (in_quads || self.threads() > 64 || self.thread_rows * self.thread_columns < 64)
+        self != HALF_TILE
+            && self.columns <= 128
+            && (in_quads || self.threads() > 64 || self.thread_rows * self.thread_columns < 64)
     }
 }
 

@@ -19,6 +19,10 @@ pub struct Shares {
     pub unpacked: f64,
     /// The same, with products of f16 in pairs.
     pub unpacked_half: f64,
+    /// Products of f16 in pairs, and in slices of more than eight channels besides.
+    pub pairs: f64,
+    /// See `pairs`.
+    pub pairs_deep: f64,
     /// A filter that is not packed, of a 1 × 1 layer, forward.
     pub unpacked_pointwise: f64,
     /// A large filter that is not packed, backward-data.
@@ -77,6 +81,8 @@ pub const H200: Shares = Shares {
     large: 0.90,
     unpacked: 0.945,
     unpacked_half: 1.0,
+    pairs: 1.4,
+    pairs_deep: 1.0,
     unpacked_pointwise: 1.0,
     unpacked_data: 0.87,
     unpacked_data_deep: 0.66,
@@ -112,6 +118,8 @@ pub const RDNA1: Shares = Shares {
     large: 1.0,
     unpacked: 0.45,
     unpacked_half: 0.35,
+    pairs: 2.0,
+    pairs_deep: 1.05,
     unpacked_pointwise: 0.80,
     unpacked_data: 0.60,
     unpacked_data_deep: 0.45,

@@ -467,7 +467,8 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
     }
 }
 
-/// What is left where few threads with many sums each wait for their reads, in kernels that do little beside reading and multiplying.
+/// What is left where few threads with many sums each wait for their reads, in kernels that do little beside reading and multiplying;
+/// and what products in pairs gain.
 fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
     let is_gemm = stage.kernel.source == SourceFile::Gemm;
     let pointwise = is_gemm && stage.kernel.constant("POINTWISE") == Some(1);
@@ -476,6 +477,8 @@ fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) ->
     let is_specialised = stage.kernel.constant("ROWS").is_some();
     let winograd = if is_nested { 1.0 } else { shares.winograd };
     match choice {
+        Choice::HalfGemm { .. } if tile.depth > 8 => shares.pairs * shares.pairs_deep,
+        Choice::HalfGemm { .. } => shares.pairs,
         Choice::Gemm { .. } if is_specialised && tile.rows * tile.columns == 128 * 128 => shares.large,
         Choice::Gemm { .. } if pointwise && in_whole_rows && tile.threads() < 256 => shares.pointwise_few_threads,
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => winograd * shares.winograd_few_threads,

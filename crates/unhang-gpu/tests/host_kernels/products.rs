@@ -2,7 +2,7 @@
 
 use crate::{check_choice, engine, problem, varied_choices};
 use unhang_conv::{DataType, Direction, Layout, Specification};
-use unhang_gpu::choice::{Choice, TILES};
+use unhang_gpu::choice::{Choice, DEEP_TILE, HALF_TILE, TILES};
 use unhang_gpu::plan::{Form, LaunchPlan};
 
 #[test]
@@ -13,15 +13,18 @@ fn products_in_pairs_of_f16_are_right() {
         (Layout::Nchw, Direction::BackwardData, false, TILES[8]),
         (Layout::Nhwc, Direction::Forward, false, TILES[6]),
         (Layout::Nhwc, Direction::BackwardData, true, TILES[11]),
+        (Layout::Nchw, Direction::Forward, true, HALF_TILE),
+        (Layout::Nchw, Direction::BackwardData, false, DEEP_TILE),
     ]
     .into_iter()
     .enumerate()
     {
-        for kernel in [1, 3] {
+        // The second pair of channels is whole slices both ways.
+        for (kernel, [in_channels, out_channels]) in [(1, [44, 36]), (3, [44, 36]), (1, [48, 64]), (3, [48, 64])] {
             let problem = problem(Specification {
                 batch: 2,
-                in_channels: 44,
-                out_channels: 36,
+                in_channels,
+                out_channels,
                 in_size: [8, 8],
                 kernel: [kernel, kernel],
                 padding: [kernel / 2, kernel / 2],

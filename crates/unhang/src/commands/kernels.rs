@@ -13,7 +13,7 @@ use serde::Serialize;
 use unhang_conv::table::{self, Layer};
 use unhang_conv::{DataType, Problem};
 use unhang_gpu::cache::Cache;
-use unhang_gpu::candidates::{candidates, half_candidates};
+use unhang_gpu::candidates::{Candidate, candidates, half_candidates};
 use unhang_gpu::catalogue::{self, CompiledKernel, Selection};
 use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::DeviceModel;
@@ -73,7 +73,7 @@ struct List {
     /// Predict that many of the ways to compute each layer, in the order of the model by which kernels are chosen.
     #[arg(long, value_name = "COUNT", default_value_t = 1, requires_all = ["layers", "predict"])]
     candidates: usize,
-    /// Predict the layers in half precision with products in pairs, which are less exact and never taken unasked.
+    /// Predict the layers in half precision, products in pairs among the ways: they are less exact and never taken unasked.
     #[arg(long, requires = "predict")]
     packed_half: bool,
 }
@@ -158,7 +158,7 @@ impl List {
     fn predict(&self) -> anyhow::Result<ExitCode> {
         let (layers, device) = (self.selected.read_layers()?, DeviceModel::rx_5600_xt());
         let ways = |problem: &Problem| match self.packed_half {
-            true => half_candidates(&problem.with_data_type(DataType::F16), &device, WORKSPACE_LIMIT),
+            true => with_pairs(&problem.with_data_type(DataType::F16), &device),
             false => candidates(problem, &device, WORKSPACE_LIMIT),
         };
         let mut selections = catalogue::select_some(&layers, self.candidates.max(1), ways);
@@ -170,6 +170,15 @@ impl List {
         }
         predict::list(&selections, &find_compiler()?, self.selected.json)
     }
+}
+
+/// All ways to compute a problem in half precision, those with products in pairs among them. Where the model prefers another, Winograd's
+/// for example, pairs bring nothing.
+fn with_pairs(problem: &Problem, device: &DeviceModel) -> Vec<Candidate> {
+    let mut ways = half_candidates(problem, device, WORKSPACE_LIMIT);
+    ways.extend(candidates(problem, device, WORKSPACE_LIMIT));
+    ways.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+    ways
 }
 
 impl Warm {

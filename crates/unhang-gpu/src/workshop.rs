@@ -47,6 +47,8 @@ pub(crate) struct Workshop {
 struct Jobs {
     queue: VecDeque<Kernel>,
     being_compiled: HashSet<Kernel>,
+    /// What was neither shipped nor in the cache when somebody looked, until it is compiled.
+    absent: HashSet<Kernel>,
     /// What was compiled in the background and not yet asked for.
     done: HashMap<Kernel, Compiled>,
     threads: usize,
@@ -147,18 +149,23 @@ impl Workshop {
     }
 
     /// The object of a kernel if it can be had without compiling: compiled in the background before, or in the cache.
-    /// An error is that of the background's compiler. What waits to be compiled was not in the cache when it was asked for.
+    /// An error is that of the background's compiler. What was looked for in vain and waits to be compiled is not looked for again.
     pub(crate) fn at_once(&self, kernel: &Kernel) -> Option<Compiled> {
         {
             let state = self.state();
             if let Some(known) = state.done.get(kernel) {
                 return Some(known.clone());
             }
-            if state.being_compiled.contains(kernel) || state.queue.contains(kernel) {
+            let waits = state.being_compiled.contains(kernel) || state.queue.contains(kernel);
+            if waits && state.absent.contains(kernel) {
                 return None;
             }
         }
-        self.cached(kernel).map(Ok)
+        let found = self.cached(kernel);
+        if found.is_none() {
+            self.state().absent.insert(kernel.clone());
+        }
+        found.map(Ok)
     }
 
     /// The object of a kernel, compiled here and now if need be. Waits where a thread of ours is at it already.
@@ -224,6 +231,7 @@ impl Workshop {
             };
             let mut state = self.state();
             state.being_compiled.remove(&kernel);
+            state.absent.remove(&kernel);
             state.done.insert(kernel, object);
             self.changed.notify_all();
         }

@@ -350,7 +350,9 @@ extern "C" __global__ void __launch_bounds__(256)
     write_filter(sums, result, index, s);
 }
 
-// The same for few planes and many filters: each thread has a filter of its own, and all of its reads under way at once.
+#if SIZE == 6
+// The same for few planes and many filters: each thread has a filter of its own, and all of its reads under way at once
+// (64 of them would need more scalar registers than there are).
 extern "C" __global__ void __launch_bounds__(256)
     winograd_filters(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
     const int index = BLOCK_X * 256 + THREAD_X;
@@ -365,3 +367,4 @@ extern "C" __global__ void __launch_bounds__(256)
         for (int place = 0; place < SQUARE; ++place, from += elements) sums[place] += *from;
     write_filter(sums, result, index, s);
 }
+#endif

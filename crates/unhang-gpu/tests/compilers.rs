@@ -113,6 +113,17 @@ fn kernels() -> Vec<Kernel> {
             }
         }
     }
+    // Tiles of 8×8, and a filter for each thread where there are many.
+    for direction in Direction::ALL {
+        let dense = problem(direction, DataType::F32, Layout::Nchw).specification();
+        let channels = Specification { in_channels: 128, out_channels: 256, ..dense };
+        let five = Problem::new(Specification { kernel: [5, 5], padding: [2, 2], ..channels }).unwrap();
+        for layout in Layout::ALL {
+            for splits in [1, 8] {
+                plans.push(LaunchPlan::new(&five.with_layout(layout), &Choice::Winograd { tile, splits }));
+            }
+        }
+    }
     for (layout, tile) in [(Layout::Nchw, TILES[0]), (Layout::Nchw, TILES[4]), (Layout::Nhwc, TILES[0])] {
         let data = problem(Direction::BackwardData, DataType::F32, layout).specification();
         let spread = Specification { kernel: [1, 1], padding: [0, 0], stride: [2, 2], ..data };

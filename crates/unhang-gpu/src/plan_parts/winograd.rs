@@ -208,7 +208,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
                 shape(rows, p.out_size(), [0, 0]),
             ),
             weights(&products, tile, splits as u32, per_split as i32, [gradient, source, planes]),
-            finish_weights(rows * reduced, splits as u32, |entry, each| Stage {
+            finish_weights(p, splits as u32, |entry, each| Stage {
                 grid: grid_x((rows * reduced) as u64, each),
                 block: 256,
                 ..stage(entry, 0, vec![planes, Pointer::Result], finish.into())
@@ -258,7 +258,12 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
-/// The last launch of the filter's gradient: with few planes and many filters a thread for each of them, else eight.
-fn finish_weights(filters: usize, planes: u32, stage: impl FnOnce(&'static str, u64) -> Stage) -> Stage {
-    if planes <= 2 && filters >= MANY_FILTERS { stage("winograd_filters", 256) } else { stage("winograd_weights", 32) }
+/// The last launch of the filter's gradient: with few planes and many 3×3 filters a thread for each of them, else eight.
+fn finish_weights(p: &Problem, planes: u32, stage: impl FnOnce(&'static str, u64) -> Stage) -> Stage {
+    let filters = p.in_channels() * p.out_channels();
+    if planes <= 2 && filters >= MANY_FILTERS && p.kernel() == [3, 3] {
+        stage("winograd_filters", 256)
+    } else {
+        stage("winograd_weights", 32)
+    }
 }

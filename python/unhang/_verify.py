@@ -1,8 +1,9 @@
 """Compares a few elements of a GPU kernel's result with the definition of a convolution, on the same numbers.
 
 The elements are at the corners of the first and last image, in the first and last channels of the first and last group
-(where tiles are ragged and mistakes live), and at a few places between. What each of them depends on is cut out of the
-operands and becomes a small convolution of its own, of which the extension computes those elements in double precision.
+(where tiles are ragged and mistakes live), and at a few places between; of a filter's gradient over very many pixels
+they are the last filter's and channel's alone. What each of them depends on is cut out of the operands and becomes a
+small convolution of its own, of which the extension computes those elements in double precision.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ Piece = tuple[tuple[Union[int, slice], ...], Tensor]
 _CHANNELS = 4
 _PLACES = 4
 # Each tap of a filter's gradient sums over all pixels, which are brought to the CPU for it. With more of them than the
-# first of these one filter and channel are compared at each end, with more than the second three of its taps, with more
-# than the third at one end only.
+# first of these one filter and channel are compared at each end, with more than the second five of its taps (corners
+# and the middle), with more than the third at one end only.
 _MANY_PIXELS = (1 << 12, 1 << 14, 1 << 17)
 
 
@@ -218,10 +219,10 @@ def _weights(
         tuple(inputs.shape), tuple(filters.shape), geometry.stride, geometry.padding, geometry.dilation, False, [0, 0],
         len(corners), DATA_TYPES[result.dtype], "nchw", "backward-weights",
     )  # fmt: skip
-    # Of a large window the corners and what lies in the middle.
-    some = [(0, size // 2, size - 1) for size in kernel]
-    both = zip(*some) if pixels > _MANY_PIXELS[1] else itertools.product(*some)
-    taps = list(dict.fromkeys(both))
+    # Of a large window the corners, the middles of its edges, and its own.
+    down, across = ((0, size // 2, size - 1) for size in kernel)
+    diagonals = [*zip(down, across), *zip(down, reversed(across))]
+    taps = list(dict.fromkeys(diagonals if pixels > _MANY_PIXELS[1] else itertools.product(down, across)))
     elements = [(row, channel, *tap) for row in range(all_rows) for channel in range(few_channels) for tap in taps]
     values = torch.stack([filters[:, :, r, s] for r, s in taps], -1)
     _add(comparison, problem, inputs, gradients, None, elements, values)

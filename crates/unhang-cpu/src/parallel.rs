@@ -84,7 +84,14 @@ fn claim_units(next: &AtomicUsize, units: usize, work: &impl Fn(usize)) {
 /// Calls `work` on the caller's thread and on others, `useful` at most, from a team or a pool of `threads`.
 fn on_threads(useful: usize, threads: usize, work: impl Fn() + Sync) {
     let helpers = useful.saturating_sub(1);
-    if helpers > 0 && run_on_team(threads, &work) {
+    let entered = AtomicUsize::new(0);
+    // A team comes as a whole: those for whom there is nothing to do go at once.
+    let work_if_useful = || {
+        if entered.fetch_add(1, Ordering::Relaxed) < useful {
+            work();
+        }
+    };
+    if helpers > 0 && run_on_team(threads, &work_if_useful) {
         return;
     }
     match if helpers == 0 { None } else { pool(threads - 1) } {

@@ -70,9 +70,10 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     // For several threads at least two units each, where there are as many of the least.
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let unit_panels = unit_panels.min(panels.div_ceil(wanted).max(UNIT_PIXELS / width));
-    // Units are even, and half as long again at most: the last is not left with short pieces, and planes of few pixels are
-    // read as a whole, one after the other.
-    let unit_panels = panels.div_ceil(panels.div_ceil(unit_panels + unit_panels / 2));
+    // Units are even, and for one thread half as long again at most: the last is not left with short pieces, and planes of few
+    // pixels are read as a whole, one after the other.
+    let longest = if threads > 1 { unit_panels } else { unit_panels + unit_panels / 2 };
+    let unit_panels = panels.div_ceil(panels.div_ceil(longest));
     let chunks = panels.div_ceil(unit_panels);
     let result = Shared(result.as_mut_ptr());
     let units = gather.batch * gather.groups * chunks;

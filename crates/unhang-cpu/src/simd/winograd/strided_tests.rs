@@ -7,7 +7,7 @@ use unhang_suite::compare;
 use super::super::work::Work;
 use super::super::{compute_with, gather};
 use super::strided_lines::{Shape, is_possible};
-use super::tests::{available, numbers, operands, problem};
+use super::tests::{assert_not_finite_numbers_belong, available, numbers, operands, problem};
 use super::{Gather, Kernels};
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
@@ -121,19 +121,7 @@ fn a_bias_is_added_along_strided_rows() {
 #[test]
 fn not_finite_numbers_go_where_they_belong_along_strided_rows() {
     for problem in several(33) {
-        let [mut first, second] = operands(&problem);
-        for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
-            first[at] = number;
-        }
-        let second: Vec<f32> = second.into_iter().map(|number| number + 2.0).collect();
-        let expected = reference::compute(&problem, &first, &second, None);
-        for isa in available() {
-            let got = run(&problem, isa, &[first.clone(), second.clone()], None, 2);
-            for (index, (&got, &want)) in got.iter().zip(&expected).enumerate() {
-                let same = if want.is_nan() { got.is_nan() } else { want.is_finite() || f64::from(got) == want };
-                assert!(same && got.is_finite() == want.is_finite(), "{isa} {problem}: {got} for {want} at {index}");
-            }
-        }
+        assert_not_finite_numbers_belong(&problem, |isa, operands| run(&problem, isa, operands, None, 2));
     }
 }
 

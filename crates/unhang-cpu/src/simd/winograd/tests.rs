@@ -272,25 +272,29 @@ fn errors_of_weight_gradients_along_one_axis_are_small() {
     }
 }
 
+/// Asserts it of a way to compute a problem with numbers that are not finite in its first operand.
+pub fn assert_not_finite_numbers_belong(problem: &Problem, run: impl Fn(Isa, &[Vec<f32>; 2]) -> Vec<f32>) {
+    let [mut first, second] = operands(problem);
+    for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
+        first[at] = number;
+    }
+    let operands = [first, second.into_iter().map(|number| number + 2.0).collect()];
+    let expected = reference::compute(problem, &operands[0], &operands[1], None);
+    for isa in available() {
+        for (index, (got, &want)) in run(isa, &operands).into_iter().zip(&expected).enumerate() {
+            let same = if want.is_nan() { got.is_nan() } else { want.is_finite() || f64::from(got) == want };
+            assert!(same && got.is_finite() == want.is_finite(), "{isa} {problem}: {got} for {want} at {index}");
+        }
+    }
+}
+
 /// What is not finite goes where the definition puts it and nowhere else; infinities keep their sign. The second image
 /// has no such number, and is not computed twice.
 #[test]
 fn not_finite_numbers_go_where_they_belong() {
     let strided = strided(TILED, "2x20x11x13", 33);
     for problem in both_directions("2x20x11x13:33x3x3").chain(along_one_axis("2x20x11x13", 33)).chain(strided) {
-        let [mut first, second] = operands(&problem);
-        for (at, number) in [(37, f32::NAN), (211, f32::INFINITY), (503, f32::NEG_INFINITY)] {
-            first[at] = number;
-        }
-        let second: Vec<f32> = second.into_iter().map(|number| number + 2.0).collect();
-        let expected = reference::compute(&problem, &first, &second, None);
-        for isa in available() {
-            let got = run(&problem, isa, &[first.clone(), second.clone()], None, 2);
-            for (index, (&got, &want)) in got.iter().zip(&expected).enumerate() {
-                let same = if want.is_nan() { got.is_nan() } else { want.is_finite() || f64::from(got) == want };
-                assert!(same && got.is_finite() == want.is_finite(), "{isa} {problem}: {got} for {want} at {index}");
-            }
-        }
+        assert_not_finite_numbers_belong(&problem, |isa, operands| run(&problem, isa, operands, None, 2));
     }
 }
 

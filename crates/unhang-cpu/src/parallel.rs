@@ -167,9 +167,9 @@ mod tests {
             let counts: Vec<AtomicUsize> = phases.iter().map(|_| AtomicUsize::new(0)).collect();
             for_each_phase(threads, &phases, |phase, unit| {
                 assert!(unit < phases[phase]);
-                std::thread::sleep(std::time::Duration::from_micros(200));
                 let before = phase.checked_sub(1).map_or(0, |before| counts[before].load(Ordering::Relaxed));
                 assert_eq!(before, phase.checked_sub(1).map_or(0, |before| phases[before]));
+                std::thread::sleep(std::time::Duration::from_millis(unit as u64));
                 counts[phase].fetch_add(1, Ordering::Relaxed);
             });
             assert!(counts.iter().zip(phases).all(|(count, units)| count.load(Ordering::Relaxed) == units));

@@ -33,7 +33,8 @@ pub enum Algorithm {
     WinogradAxisWeights,
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
-    /// Sums over taps and few channels with pixels in vectors: small groups and data gradients of images in NCHW, forward and backward-data.
+    /// Sums over taps and few channels with pixels in vectors: small groups, images and data gradients of images, and filters
+    /// that meet each pixel once, in NCHW, forward and backward-data.
     Planes,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
@@ -70,6 +71,7 @@ impl Algorithm {
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
             () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
+            () if problem.layout() == Layout::Nchw && has_short_sums(problem, isa) => Algorithm::Planes,
             () => Algorithm::Direct,
         }
     }
@@ -116,6 +118,27 @@ fn has_few_channels(problem: &Problem) -> bool {
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
     let most = if dense && source <= *FEW_CHANNELS.end() { *FEW_CHANNELS.end() } else { FEW_RESULTS };
     problem.kernel() != [1, 1] && source >= *FEW_CHANNELS.start() && result <= most
+}
+
+/// Channels of the source below which pixels lie in vectors where sums are short: with more the source takes long to deal out.
+const MOST_OF_IMAGE: usize = 16;
+/// The terms of such a sum.
+const SHORT_SUM: usize = 256;
+/// The same where a pixel of the source is met by one tap along its row, and rows of results follow each other without a gap.
+const SHORT_SUM_OF_PATCHES: usize = 512;
+
+/// Whether the sums of a forward problem are so short that transposing them, which filters in vectors ask for, would cost as
+/// much as computing them, and its results lie in rows that fill vectors.
+fn has_short_sums(problem: &Problem, isa: Isa) -> bool {
+    let source = problem.in_channels() / problem.groups();
+    let [height, width] = problem.out_size();
+    let terms = source * problem.kernel().into_iter().product::<usize>();
+    let patches = (problem.kernel()[1] - 1) * problem.dilation()[1] < problem.stride()[1];
+    problem.direction() == Direction::Forward
+        && match patches {
+            true => terms <= SHORT_SUM_OF_PATCHES && height * width >= 4 * isa.lanes(),
+            false => source < MOST_OF_IMAGE && terms <= SHORT_SUM && width >= isa.lanes(),
+        }
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

@@ -7,7 +7,7 @@
 use unhang_conv::{Direction, Layout, Problem, TensorShape};
 
 /// One tap on one axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Tap {
     /// Its index in the filter.
     pub index: usize,

@@ -2,11 +2,16 @@
 //! are broadcast.
 //!
 //! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns, so
-//! that for every tap the pixels of all results lie next to each other, row after row. A strip of results is then one
-//! long line, the few numbers between its rows included, which is cut into vectors without regard to rows. The sums of
-//! some filters go to a small buffer, and from there row by row to the result. Backward-data with a stride has such a line
-//! for each phase of the results, and their columns are brought together on the way to the result.
+//! that for every tap the pixels of all results lie next to each other, row after row. Rows that fill vectors are summed
+//! where they belong. Of shorter ones a strip of results is one long line, the few numbers between its rows included, which
+//! is cut into vectors without regard to rows; the sums of some filters go to a small buffer, and from there row by row to
+//! the result. Backward-data with a stride has such a line for each phase of the results, and their columns are brought
+//! together on the way to the result.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use super::cache;
 use super::geometry::{Axis, Gather, Tap, even_parts};
 use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
 use super::source::prefetch_plane;
@@ -78,6 +83,8 @@ struct PlaneWork<'a> {
     /// All filters as `[group][part][phase][tap][source channel][filter]`, and the bias of each filter of a tile in vectors.
     filters: &'a [f32],
     biases: &'a [f32],
+    /// Whether sums are computed where they belong.
+    in_place: bool,
 }
 
 /// The taps of a phase of rows and one of columns, in the order of their filters.
@@ -117,19 +124,47 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);
     let strips = rows.steps.div_ceil(strip_rows);
-    let line = (strip_rows - 1) * pitch + columns.steps;
+    // What is cut into tiles: a row, or a strip where nothing lies between its rows; of the last strip, which may be shorter.
+    let last_rows = rows.steps - (strips - 1) * strip_rows;
+    let piece = if pitch == columns.steps { last_rows * pitch } else { columns.steps };
+    // Few filters on rows of one vector are as fast by way of the buffer, which stays in the first-level cache.
+    let worth_it = piece >= 2 * kernels.lanes || gather.result_channels > 16;
+    let in_place = phases == 1 && columns.out_step == 1 && piece >= kernels.lanes && worth_it;
+    let line = if in_place { piece } else { (strip_rows - 1) * pitch + columns.steps };
     let vectors = choose_tile(kernels, line, gather.result_channels, 1).vectors;
+    let vectors = if in_place { vectors.min(piece / kernels.lanes) } else { vectors };
     let parts: Vec<(usize, usize)> = even_parts(gather.result_channels, kernels.most_scalars(vectors, 1)).collect();
 
-    let mut filters = Workspace::take(weight.len());
-    pack_filters(gather, &parts, weight, &mut filters);
+    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &parts, weight, filters);
+    let filters = if cache::is_worth_keeping(weight.len(), gather.batch * rows.result * columns.result) {
+        let mut hasher = DefaultHasher::new();
+        ("planes", gather.groups, gather.weight, gather.weight_group, &parts).hash(&mut hasher);
+        for axis in &gather.axes {
+            (&axis.phases).hash(&mut hasher);
+        }
+        cache::packed(kernels, weight, hasher.finish(), weight.len(), pack)
+    } else {
+        let mut filters = Workspace::take(weight.len());
+        pack(&mut filters);
+        Arc::new(filters)
+    };
     let width = vectors * kernels.lanes;
     let mut biases = Workspace::take(results * width);
     for (channel, to) in biases.chunks_mut(width).enumerate() {
         to.fill(bias.map_or(0.0, |bias| bias[channel]));
     }
-    let driver =
-        PlaneWork { gather, kernels, axes, vectors, parts, strip_rows, pitch, filters: &filters, biases: &biases };
+    let driver = PlaneWork {
+        gather,
+        kernels,
+        axes,
+        vectors,
+        parts,
+        strip_rows,
+        pitch,
+        filters: &filters,
+        biases: &biases,
+        in_place,
+    };
     let result = Shared(result.as_mut_ptr());
     for_each_unit(threads, gather.batch * gather.groups * strips, |unit| {
         let (image, rest) = (unit / (gather.groups * strips), unit % (gather.groups * strips));
@@ -140,15 +175,35 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
 }
 
 /// Packs all filters as `[group][part][phase][tap][source channel][filter]`. Taps that no result meets are left out.
-fn pack_filters(gather: &Gather, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
+fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[(usize, usize)], weight: &[f32], to: &mut [f32]) {
     let [by_result, by_source, by_row, by_column] = gather.weight;
-    let mut to = to.iter_mut();
+    let sources = gather.source_channels;
+    let taps: Vec<[Tap; 2]> = phases(gather).flat_map(taps_of).collect();
+    // Whether a filter's numbers lie together as `[source channel][tap]`, in the order of the taps.
+    let one_phase = phases(gather).count() == 1;
+    let dense = one_phase && by_result == sources * taps.len() && by_source == taps.len() && by_column == 1;
+    let mut rest = to;
     for group in 0..gather.groups {
         for &(first, count) in parts {
-            for [row, column] in phases(gather).flat_map(taps_of) {
-                let tap = group * gather.weight_group + row.index * by_row + column.index * by_column;
-                for channel in 0..gather.source_channels {
-                    let from = &weight[tap + channel * by_source + first * by_result..];
+            let from = &weight[group * gather.weight_group + first * by_result..];
+            let to;
+            (to, rest) = rest.split_at_mut(taps.len() * sources * count);
+            if dense {
+                let place = |number: usize| (number % by_source * sources + number / by_source) * count;
+                let places: Vec<usize> = (0..by_result).map(place).collect();
+                assert!(count * by_result <= from.len());
+                // SAFETY: `count` filters of `by_result` numbers, which were just checked, each number of them to `count` places
+                // of its own.
+                unsafe {
+                    (kernels.transpose)(from.as_ptr(), by_result, count, by_result, to.as_mut_ptr(), places.as_ptr())
+                };
+                continue;
+            }
+            let mut to = to.iter_mut();
+            for [row, column] in &taps {
+                let tap = row.index * by_row + column.index * by_column;
+                for channel in 0..sources {
+                    let from = &from[tap + channel * by_source..];
                     to.by_ref().zip(from.iter().step_by(by_result)).take(count).for_each(|(to, from)| *to = *from);
                 }
             }
@@ -164,6 +219,18 @@ struct Strip<'a> {
     rows: usize,
     source: &'a [f32],
     result: Shared,
+}
+
+/// Some filters of a strip.
+struct Part<'a> {
+    /// The first channel of the result, counted over all groups, and how many.
+    channel: usize,
+    count: usize,
+    /// From one packed channel to the next.
+    plane: usize,
+    filters: &'a [f32],
+    biases: &'a [f32],
+    packed: &'a [f32],
 }
 
 impl PlaneWork<'_> {
@@ -184,7 +251,7 @@ impl PlaneWork<'_> {
         self.pack(strip, remainder, plane, &mut packed);
         let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
         let sums_step = line.next_multiple_of(width);
-        let mut sums = Workspace::take(phases(gather).count() * most * sums_step);
+        let mut sums = Workspace::take(if self.in_place { 0 } else { phases(gather).count() * most * sums_step });
 
         // Of each phase the taps before it, and where its own fall.
         let mut before = 0;
@@ -212,33 +279,78 @@ impl PlaneWork<'_> {
             let filters = &filters[..count * of_filter];
             let channel = strip.group * gather.result_channels + first;
             let biases = &self.biases[channel * width..][..count * width];
+            let part = Part { channel, count, plane, filters, biases, packed: &packed };
+            if self.in_place {
+                self.sum_in_place(strip, &part, &runs[0].1);
+                continue;
+            }
             for (begin, vectors) in tiles(line, self.vectors, kernels.lanes) {
                 for (phase, (filter, runs)) in runs.iter().enumerate() {
                     // SAFETY: the filters are those of all taps and channels of this part, and a phase's begin with its first
                     // tap's. A tile's vectors begin in the line and end a tile's width behind it at most: for every tap
                     // within the packed channels and the width behind them, and in the sums, whose lines are whole tiles.
                     unsafe {
-                        kernels.tile(vectors, 1, count, 1)(&Tile {
+                        let tile = Tile {
                             x: filters.as_ptr().wrapping_add(*filter),
-                            w: packed.as_ptr().add(begin),
-                            runs,
-                            count: gather.source_channels,
-                            pitch: 1,
-                            row_step: 0,
-                            x_step: count,
-                            w_step: plane,
-                            init: biases.as_ptr(),
-                            init_step: width,
                             sums: sums.as_mut_ptr().add(phase * most * sums_step + begin),
                             sums_step,
-                            fetch: false,
-                        });
+                            ..self.tile(&part, runs, begin)
+                        };
+                        kernels.tile(vectors, 1, count, 1)(&tile);
                     }
                 }
             }
             for number in 0..count {
                 self.write(strip, channel + number, &sums[number * sums_step..], most * sums_step);
             }
+        }
+    }
+
+    /// Computes some filters of a strip row by row, where their results belong. The last tile of a row ends with it, and sums
+    /// again what the one before it had.
+    fn sum_in_place(&self, strip: &Strip<'_>, part: &Part<'_>, runs: &[Run]) {
+        let (gather, kernels, lanes) = (self.gather, self.kernels, self.kernels.lanes);
+        let [by_image, by_channel, by_row, _] = gather.result;
+        // Rows without a gap between them are one.
+        let (rows, length) = match gather.axes[1].steps {
+            steps if steps == self.pitch => (1, strip.rows * steps),
+            steps => (strip.rows, steps),
+        };
+        let first = strip.image * by_image + part.channel * by_channel + strip.first_row * by_row;
+        for row in 0..rows {
+            for (begin, vectors) in tiles(length, self.vectors, lanes) {
+                let begin = begin.min(length - vectors * lanes);
+                // SAFETY: the filters are those of all taps and channels of this part. A tile's vectors lie in a row, for every
+                // tap in the packed channels; its sums in this strip's own rows of the result, which no other unit writes.
+                unsafe {
+                    let tile = Tile {
+                        sums: strip.result.get().add(first + row * by_row + begin),
+                        sums_step: by_channel,
+                        fetch: true,
+                        ..self.tile(part, runs, row * self.pitch + begin)
+                    };
+                    kernels.tile(vectors, 1, part.count, 1)(&tile);
+                }
+            }
+        }
+    }
+
+    /// A tile whose vectors begin at a number of the packed channels; where its sums go is left open.
+    fn tile<'t>(&self, part: &Part<'_>, runs: &'t [Run], begin: usize) -> Tile<'t> {
+        Tile {
+            x: part.filters.as_ptr(),
+            w: part.packed[begin..].as_ptr(),
+            runs,
+            count: self.gather.source_channels,
+            pitch: 1,
+            row_step: 0,
+            x_step: part.count,
+            w_step: part.plane,
+            init: part.biases.as_ptr(),
+            init_step: self.vectors * self.kernels.lanes,
+            sums: std::ptr::null_mut(),
+            sums_step: 0,
+            fetch: false,
         }
     }
 

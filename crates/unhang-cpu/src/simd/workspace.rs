@@ -9,6 +9,14 @@ const ALIGNMENT: usize = 64;
 /// Buffers that a thread keeps.
 const KEPT: usize = 6;
 
+/// Numbers that the workspace of a computation may always have: 4 MiB, with which images one at a time are transformed too.
+const ALWAYS: usize = 1024 * 1024;
+
+/// Numbers that the workspace of a computation may have at most: as many as its operands, and a few megabytes whatever they are.
+pub fn memory_for(operands: usize) -> usize {
+    operands.max(ALWAYS)
+}
+
 thread_local! {
     static FREE: RefCell<Vec<Buffer>> = const { RefCell::new(Vec::new()) };
 }

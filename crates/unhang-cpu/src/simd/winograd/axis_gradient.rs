@@ -44,13 +44,13 @@ fn forward(problem: &Problem) -> Option<(Gather, usize)> {
     Some((Gather::new(&forward), axis))
 }
 
-/// How many products the definition has for each one here, if an ordinary weight gradient can be computed so, and within the
-/// operands' memory and with small errors.
+/// How many products the definition has for each one here, if an ordinary weight gradient can be computed so, within the
+/// bound on its workspace and with small errors.
 pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     let (gather, axis) = forward(problem)?;
     let plan = Plan::new(&gather, axis, Kernels::of(isa));
     let long_enough = plan.tiles * plan.shape.columns >= LEAST_PIXELS || plan.tiles == plan.shape.all_tiles;
-    let fits = plan.workspace(plan.tiles) <= plan.shape.operands && plan.shape.columns <= MOST_COLUMNS;
+    let fits = plan.workspace(plan.tiles) <= plan.shape.memory && plan.shape.columns <= MOST_COLUMNS;
     let tall = &gather.axes[axis];
     let products = (plan.shape.points * plan.shape.tiles) as f64;
     (long_enough && fits).then(|| (tall.phases[0].len() * tall.result) as f64 / products)
@@ -76,7 +76,7 @@ impl Plan {
         let aim = UNIT_NUMBERS / (shape.points * shape.sources * shape.pitch);
         let aim = aim.min(MOST_PIXELS / shape.columns).clamp(1, shape.all_tiles);
         let mut plan = Plan { shape, vectors, parts, tiles: aim };
-        while plan.tiles > 1 && plan.workspace(plan.tiles) > shape.operands {
+        while plan.tiles > 1 && plan.workspace(plan.tiles) > shape.memory {
             plan.tiles = plan.tiles.div_ceil(2);
         }
         plan

@@ -26,8 +26,8 @@ fn forward(problem: &Problem) -> Option<Problem> {
     Problem::new(Specification { direction: Direction::Forward, ..problem.specification() }).ok()
 }
 
-/// The shape of an ordinary weight gradient, if it is one that Winograd can compute and its workspace is no larger than its
-/// operands.
+/// The shape of an ordinary weight gradient, if it is one that Winograd can compute within the bound on its
+/// workspace.
 pub fn fitting(problem: &Problem, lanes: usize) -> Option<Shape> {
     let forward = forward(problem)?;
     super::shape(&forward, &Gather::new(&forward), lanes).filter(|shape| shape.gradient_plan().is_some())

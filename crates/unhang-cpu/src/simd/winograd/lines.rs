@@ -11,7 +11,7 @@ use unhang_conv::{Layout, Problem};
 use super::super::geometry::{Gather, even_parts};
 use super::super::kernels::{AXIS_TILE, AxisSource, Kernels, pairs_for};
 use super::super::tiling::choose_tile;
-use super::super::workspace::Workspace;
+use super::super::workspace::{Workspace, memory_for};
 use super::plan::odd_lines;
 
 /// Numbers of the transformed source that a unit of work aims at: half of a second-level cache.
@@ -59,8 +59,8 @@ pub struct Shape {
     scalars: usize,
     /// Numbers of a tile that is transposed, of the source or of the result.
     pub turned: usize,
-    /// Numbers of all operands.
-    pub operands: usize,
+    /// Numbers that the workspace may have.
+    pub memory: usize,
 }
 
 impl Shape {
@@ -92,7 +92,7 @@ impl Shape {
             vectors,
             scalars: kernels.most_scalars(vectors, 1),
             turned: if axis == 1 { (wide.source * points).max(wide.result * AXIS_TILE) } else { 0 },
-            operands: gather.batch * pixels + taps * wide_taps * sources * results,
+            memory: memory_for(gather.batch * pixels + taps * wide_taps * sources * results),
         }
     }
 
@@ -134,15 +134,15 @@ impl Shape {
         self.filters() + 1 + (threads * of_thread).max(self.packed_filters())
     }
 
-    /// Tiles of a unit, so that the workspace is no larger than the operands; none if a line would be too short.
+    /// Tiles of a unit, so that the workspace is within its bound; none if a line would be too short.
     pub fn unit_tiles(&self, threads: usize) -> Option<usize> {
         let aim = UNIT_NUMBERS / (self.points * self.sources * self.pitch);
         let mut tiles = aim.clamp(1, self.all_tiles.div_ceil(threads));
-        while tiles > 1 && self.workspace(threads, tiles) > self.operands {
+        while tiles > 1 && self.workspace(threads, tiles) > self.memory {
             tiles = tiles.div_ceil(2);
         }
         let long_enough = tiles * self.pitch >= LEAST_LINE || tiles == self.all_tiles;
-        (long_enough && self.workspace(threads, tiles) <= self.operands).then_some(tiles)
+        (long_enough && self.workspace(threads, tiles) <= self.memory).then_some(tiles)
     }
 }
 

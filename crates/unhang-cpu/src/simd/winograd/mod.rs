@@ -68,7 +68,7 @@ fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
     possible.then(|| Parities::new(gather)).flatten().map(|parities| Shape::new(gather, parities, lanes))
 }
 
-/// What is known of an ordinary problem that Winograd can compute within the operands' memory.
+/// What is known of an ordinary problem that Winograd can compute within the bound on its workspace.
 #[derive(Debug, Clone, Copy)]
 pub struct Outlook {
     /// Tiles of all images.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::super::geometry::{Gather, even_parts};
 use super::super::kernels::{ELEMENTS, PATCH};
+use super::super::workspace::memory_for;
 use super::parities::Parities;
 use super::phases;
 use super::tiles::{LINE, LINES};
@@ -83,8 +84,8 @@ pub struct Shape {
     pub filter_taps: usize,
     /// Pixels of all results.
     pub pixels: usize,
-    /// Numbers of all operands.
-    operands: usize,
+    /// Numbers that the workspace may have.
+    memory: usize,
 }
 
 /// What is transformed once and kept for the whole computation.
@@ -156,7 +157,7 @@ impl Shape {
             planes: gather.result[1] != 1,
             filter_taps: gather.weight_group / (sources * results),
             pixels: gather.batch * rows.result * columns.result,
-            operands: gather.batch * pixels + gather.weight_group,
+            memory: memory_for(gather.batch * pixels + gather.weight_group),
         }
     }
 
@@ -329,7 +330,7 @@ impl Shape {
         most.min(self.vectors.div_ceil(threads)).max(least)
     }
 
-    /// The best plan whose workspace is no larger than the operands; the one with the least if all are larger.
+    /// The best plan whose workspace is within its bound; the one with the least if all are larger.
     pub fn plan(&self, threads: usize) -> Cut {
         let all = self.all_tiles();
         // Blocks are even, and whole tiles of the micro-kernel as far as that goes.
@@ -359,14 +360,14 @@ impl Shape {
         let few = all.div_ceil(aim) < 2 * threads;
         let (first, then): (&[Cut], &[Cut]) = if few { (&by_results, &by_tiles) } else { (&by_tiles, &by_results) };
         let plans = || first.iter().chain(then);
-        let fitting = plans().find(|plan| self.workspace(plan, threads) <= self.operands);
+        let fitting = plans().find(|plan| self.workspace(plan, threads) <= self.memory);
         let smallest = || plans().min_by_key(|plan| self.workspace(plan, threads));
         *fitting.or_else(smallest).expect("there are plans")
     }
 
-    /// Whether the workspace of one thread is no larger than the operands.
+    /// Whether the workspace of one thread is within its bound.
     pub fn fits(&self) -> bool {
-        self.workspace(&self.plan(1), 1) <= self.operands
+        self.workspace(&self.plan(1), 1) <= self.memory
     }
 
     /// Whether errors stay far below what is allowed.
@@ -412,15 +413,16 @@ impl Shape {
         let even = move |most: usize| all.div_ceil(all.div_ceil(most));
         let vectors = self.vectors;
         let whole = [aim, 28].map(|most| (even(most), vectors));
-        // All tiles at once are transformed once; otherwise the source is transformed again for the next vectors.
-        let at_once = [4, 2, 1].map(|some| (all, some)).into_iter().filter(move |_| all <= MOST_TILES_AT_ONCE);
+        // All tiles at once are transformed once, and sums of few channels at a time are not added to later ones; otherwise the
+        // source is transformed again for the next vectors.
+        let at_once = [vectors, 4, 2, 1].map(|some| (all, some)).into_iter().filter(move |_| all <= MOST_TILES_AT_ONCE);
         let cut = [(aim, 4), (aim, 2), (28, 2), (28, 1), (14, 1)].map(|(most, some)| (even(most), some));
-        whole.into_iter().chain(at_once).chain(cut).map(move |(tiles, some)| (tiles, some.min(vectors)))
+        at_once.chain(whole).chain(cut).map(move |(tiles, some)| (tiles, some.min(vectors)))
     }
 
-    /// The best plan of a weight gradient whose workspace is no larger than the operands.
+    /// The best plan of a weight gradient whose workspace is within its bound.
     pub fn gradient_plan(&self) -> Option<(usize, usize)> {
-        self.gradient_plans().find(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors) <= self.operands)
+        self.gradient_plans().find(|&(tiles, vectors)| self.gradient_workspace(tiles, vectors) <= self.memory)
     }
 
     /// The plan of a weight gradient with the least workspace.

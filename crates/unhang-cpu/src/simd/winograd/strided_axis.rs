@@ -30,8 +30,8 @@ use crate::parallel::for_each_unit;
 /// twice. The suite allows 1e-5.
 const MOST_TERMS: usize = 4096;
 
-/// How many products the definition has for each one here, if an ordinary problem can be computed so, and within the
-/// operands' memory and with small errors.
+/// How many products the definition has for each one here, if an ordinary problem can be computed so, within the
+/// bound on its workspace and with small errors.
 pub fn gain(problem: &Problem, isa: Isa) -> Option<f64> {
     if !(is_possible(problem) && problem.direction() == Direction::Forward) {
         return None;
@@ -61,11 +61,11 @@ impl Shape {
         filters + threads * of_thread.max(TAPS * element * self.most())
     }
 
-    /// Tiles of a unit, so that the workspace is no larger than the operands and few numbers of vectors are in vain.
+    /// Tiles of a unit, so that the workspace is within its bound and few numbers of vectors are in vain.
     fn unit_tiles(&self, threads: usize) -> Option<usize> {
         let of_tile = (self.points + self.tile) * self.pitch * 2 * self.sources;
         let aim = (UNIT_NUMBERS / of_tile).clamp(1, self.all_tiles.div_ceil(threads));
-        let fitting = (1..=aim).filter(|&tiles| self.workspace(threads, tiles) <= self.operands);
+        let fitting = (1..=aim).filter(|&tiles| self.workspace(threads, tiles) <= self.memory);
         fitting.max_by(|&a, &b| self.gain(a).total_cmp(&self.gain(b)))
     }
 }

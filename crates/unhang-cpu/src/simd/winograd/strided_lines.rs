@@ -12,6 +12,7 @@ use super::super::geometry::{Gather, even_parts};
 use super::super::kernels::{AxisSource, Kernels, PaddedRows, Run, axis_tile};
 use super::super::source::{prefetch_early, prefetch_plane};
 use super::super::tiling::choose_tile;
+use super::super::workspace::memory_for;
 use super::lines::{Segment, UNIT_NUMBERS};
 use super::plan::odd_lines;
 
@@ -61,8 +62,8 @@ pub struct Shape {
     pub vectors: usize,
     /// Filters of a tile of the micro-kernel.
     scalars: usize,
-    /// Numbers of all operands.
-    pub operands: usize,
+    /// Numbers that the workspace may have.
+    pub memory: usize,
 }
 
 impl Shape {
@@ -92,7 +93,7 @@ impl Shape {
             lanes: kernels.lanes,
             vectors,
             scalars: kernels.most_scalars(vectors, 1),
-            operands: gather.batch * pixels + TAPS * wide_taps * sources * results,
+            memory: memory_for(gather.batch * pixels + TAPS * wide_taps * sources * results),
         }
     }
 

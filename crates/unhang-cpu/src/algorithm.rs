@@ -18,6 +18,9 @@ pub enum Algorithm {
     Depthwise,
     /// Blocked products of pixels by pixels: weight gradients.
     Weights,
+    /// Sums over pixels with pixels in vectors on both sides: weight gradients of narrow groups, of images with one
+    /// channel and of patches, in NCHW.
+    PlaneWeights,
     /// F(3×3, 4×4): a quarter of the products, between transforms, for weight gradients.
     WinogradWeights,
     /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
@@ -64,6 +67,9 @@ impl Algorithm {
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
             () if weights && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
+            () if weights && problem.layout() == Layout::Nchw && has_narrow_sides(problem, isa) => {
+                Algorithm::PlaneWeights
+            }
             () if weights => Algorithm::Weights,
             () if winograd_wins(problem, isa) => Algorithm::Winograd,
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
@@ -91,6 +97,7 @@ impl Algorithm {
             Algorithm::Plain => "plain",
             Algorithm::Depthwise => "depthwise",
             Algorithm::Weights => "weights",
+            Algorithm::PlaneWeights => "plane-weights",
             Algorithm::Pointwise => "pointwise",
             Algorithm::Winograd => "winograd",
             Algorithm::WinogradAxis => "winograd-axis",
@@ -133,12 +140,28 @@ fn has_short_sums(problem: &Problem, isa: Isa) -> bool {
     let source = problem.in_channels() / problem.groups();
     let [height, width] = problem.out_size();
     let terms = source * problem.kernel().into_iter().product::<usize>();
-    let patches = (problem.kernel()[1] - 1) * problem.dilation()[1] < problem.stride()[1];
     problem.direction() == Direction::Forward
-        && match patches {
+        && match is_of_patches(problem) {
             true => terms <= SHORT_SUM_OF_PATCHES && height * width >= 4 * isa.lanes(),
             false => source < MOST_OF_IMAGE && terms <= SHORT_SUM && width >= isa.lanes(),
         }
+}
+
+/// Numbers of an image's filter whose taps meet each pixel once, with which its gradient is summed with pixels in vectors.
+const SMALL_PATCH: usize = 64;
+
+/// Whether channels in vectors would leave half of them empty on either side of a weight gradient, or one side would have to be
+/// transposed for few numbers of a filter.
+fn has_narrow_sides(problem: &Problem, isa: Isa) -> bool {
+    let [channels, filters] = [problem.in_channels(), problem.out_channels()].map(|side| side / problem.groups());
+    let numbers = channels * problem.kernel().into_iter().product::<usize>();
+    let small_patches = channels < MOST_OF_IMAGE && numbers <= SMALL_PATCH && is_of_patches(problem);
+    channels.max(filters) <= isa.lanes() / 2 || channels == 1 || small_patches
+}
+
+/// Whether one tap at most meets each column of the source, so that rows of results follow each other without a gap.
+fn is_of_patches(problem: &Problem) -> bool {
+    (problem.kernel()[1] - 1) * problem.dilation()[1] < problem.stride()[1]
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

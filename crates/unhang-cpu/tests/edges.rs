@@ -272,6 +272,17 @@ fn the_table_of_algorithms() {
     let patches = |channels: i64| Specification { in_channels: channels, ..strided(2, 0) };
     assert_eq!([128, 144].map(|channels| chosen(patches(channels))), [Algorithm::Planes, Algorithm::Direct]);
     assert_eq!(chosen(strided(1, 0)), Algorithm::Planes);
+    // Weight gradients with pixels in vectors: narrow groups, images of one channel, and small patches.
+    let gradient = |specification| Specification { direction: Direction::BackwardWeights, ..specification };
+    let narrow = |groups: i64| Specification { groups, ..gradient(three.clone()) };
+    assert_eq!([2, 16].map(|groups| chosen(narrow(groups))), [Algorithm::Weights, Algorithm::PlaneWeights]);
+    assert_eq!(chosen(gradient(Specification { in_channels: 1, ..three.clone() })), Algorithm::PlaneWeights);
+    assert_eq!(chosen(gradient(stem)), Algorithm::Weights);
+    assert_eq!(
+        [15, 16].map(|channels| chosen(gradient(patches(channels)))),
+        [Algorithm::PlaneWeights, Algorithm::Weights]
+    );
+    assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..narrow(16) }), Algorithm::Weights);
     // Small groups, unless results have gaps or channels lie together.
     let small = Specification { groups: 2, ..three.clone() };
     assert_eq!(chosen(small.clone()), Algorithm::Planes);

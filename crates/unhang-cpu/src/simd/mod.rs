@@ -15,7 +15,9 @@ mod geometry;
 #[cfg(all(test, unix))]
 mod guard;
 mod kernels;
+mod packed_planes;
 mod pairwise;
+mod plane_gradient;
 mod planes;
 mod pointwise;
 mod source;
@@ -55,6 +57,7 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::Plain => plain::compute(problem, work.first, work.second, work.bias, work.result, work.threads),
         Algorithm::Depthwise => depthwise::compute(problem, work),
         Algorithm::Weights => weights::compute(problem, work),
+        Algorithm::PlaneWeights => plane_gradient::compute(problem, work),
         Algorithm::Pointwise => pointwise::compute(&gather(), work),
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::WinogradAxisWeights => winograd::axis_gradient::compute(problem, work),

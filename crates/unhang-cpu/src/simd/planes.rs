@@ -12,9 +12,9 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use super::cache;
-use super::geometry::{Axis, Gather, Tap, even_parts};
-use super::kernels::{Kernels, MAX_VECTORS, PaddedRows, Run, Tile};
-use super::source::prefetch_plane;
+use super::geometry::{Gather, Tap, even_parts};
+use super::kernels::{Kernels, MAX_VECTORS, Run, Tile};
+use super::packed_planes::{PackedPlanes, Window};
 use super::tiling::choose_tile;
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
@@ -25,61 +25,18 @@ const STRIP_NUMBERS: usize = 48 * 1024;
 /// The same with phases, whose strips are read once for each of them: a strip packs again what the one before it packed last.
 const STRIP_NUMBERS_OF_PHASES: usize = 96 * 1024;
 
-/// One axis of the packed source.
-struct PackedAxis<'a> {
-    axis: &'a Axis,
-    /// The place of each remainder that a tap needs.
-    places: Vec<Option<usize>>,
-    /// Remainders that have a place.
-    used: usize,
-    /// Positions of a remainder beyond the steps.
-    beyond: usize,
-}
-
-impl<'a> PackedAxis<'a> {
-    fn new(axis: &'a Axis) -> PackedAxis<'a> {
-        let mut used = 0;
-        let place = |remainder: usize| {
-            axis.uses(remainder).then(|| {
-                used += 1;
-                used - 1
-            })
-        };
-        let places = (0..axis.in_step).map(place).collect();
-        PackedAxis { axis, places, used, beyond: (axis.span - 1) / axis.in_step }
-    }
-
-    /// The remainders with their places.
-    fn remainders(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        self.places.iter().enumerate().filter_map(|(remainder, place)| place.map(|place| (remainder, place)))
-    }
-
-    /// Of `count` packed positions of a remainder from a step on: those that lie in the source, and where the first does.
-    fn inside(&self, remainder: usize, first_step: usize, count: usize) -> (usize, usize, usize) {
-        self.axis.inside(remainder, first_step, count)
-    }
-
-    /// A tap's remainder's place, and its steps from the first.
-    fn tap(&self, offset: isize) -> (usize, usize) {
-        let from_low = (offset - self.axis.low) as usize;
-        let place = self.places[from_low % self.axis.in_step].expect("a remainder that a tap uses has a place");
-        (place, from_low / self.axis.in_step)
-    }
-}
-
 /// Everything that is the same for all strips.
 struct PlaneWork<'a> {
     gather: &'a Gather,
     kernels: &'static Kernels,
-    axes: [PackedAxis<'a>; 2],
+    /// The packed source; the sums have its pitch.
+    planes: PackedPlanes<'a>,
     /// Vectors of a tile.
     vectors: usize,
     /// Filters of a tile: the first, and how many.
     parts: Vec<(usize, usize)>,
     /// Rows of a strip, in steps.
     strip_rows: usize,
-    /// Numbers from one row of a remainder to the next: of the packed source and of the sums.
-    pitch: usize,
     /// All filters as `[group][part][phase][tap][source channel][filter]`, and the bias of each filter of a tile in vectors.
     filters: &'a [f32],
     biases: &'a [f32],
@@ -105,21 +62,20 @@ fn phases(gather: &Gather) -> impl Iterator<Item = [&[Tap]; 2]> + '_ {
 pub fn compute(gather: &Gather, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
-    assert!(gather.source[3] == 1 && gather.result[3] == 1);
+    assert_eq!(gather.result[3], 1, "pixels lie together");
     let sources = gather.groups * gather.source_channels;
     assert_eq!(source.len(), gather.batch * sources * rows.source * columns.source, "the source's length");
     let results = gather.groups * gather.result_channels;
     assert_eq!(result.len(), gather.batch * results * rows.result * columns.result, "the result's length");
     assert_eq!(weight.len(), gather.groups * gather.weight_group, "the filter's length");
 
-    let axes = [PackedAxis::new(rows), PackedAxis::new(columns)];
-    let pitch = columns.steps + axes[1].beyond;
+    let planes = PackedPlanes::new(gather, kernels);
+    let pitch = planes.pitch;
     // A step of rows needs this many packed numbers, and this many sums.
     let phases = rows.phases.len() * columns.phases.len();
-    let of_row =
-        gather.source_channels * axes[0].used * axes[1].used * pitch + pitch * phases * gather.result_channels.min(16);
+    let of_row = planes.numbers_of_row() + pitch * phases * gather.result_channels.min(16);
     let aim = if phases > 1 { STRIP_NUMBERS_OF_PHASES } else { STRIP_NUMBERS };
-    let strip_rows = (aim / of_row).saturating_sub(axes[0].beyond).clamp(1, rows.steps);
+    let strip_rows = (aim / of_row).saturating_sub(planes.packed_rows(0)).clamp(1, rows.steps);
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);
@@ -153,18 +109,8 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     for (channel, to) in biases.chunks_mut(width).enumerate() {
         to.fill(bias.map_or(0.0, |bias| bias[channel]));
     }
-    let driver = PlaneWork {
-        gather,
-        kernels,
-        axes,
-        vectors,
-        parts,
-        strip_rows,
-        pitch,
-        filters: &filters,
-        biases: &biases,
-        in_place,
-    };
+    let driver =
+        PlaneWork { gather, kernels, planes, vectors, parts, strip_rows, filters: &filters, biases: &biases, in_place };
     let result = Shared(result.as_mut_ptr());
     for_each_unit(threads, gather.batch * gather.groups * strips, |unit| {
         let (image, rest) = (unit / (gather.groups * strips), unit % (gather.groups * strips));
@@ -234,21 +180,17 @@ struct Part<'a> {
 }
 
 impl PlaneWork<'_> {
-    /// Packed rows of each remainder, for this many steps.
-    fn packed_rows(&self, steps: usize) -> usize {
-        steps + self.axes[0].beyond
-    }
-
     fn strip(&self, strip: &Strip<'_>) {
         let (gather, kernels) = (self.gather, self.kernels);
         let columns = &gather.axes[1];
         let width = self.vectors * kernels.lanes;
-        let remainder = self.packed_rows(self.strip_rows) * self.pitch;
-        let plane = self.axes[0].used.max(1) * self.axes[1].used.max(1) * remainder;
+        let room = self.planes.room(self.strip_rows);
+        let plane = room.plane;
         // Whole tiles are read and summed, and the last may reach beyond the line.
-        let line = (strip.rows - 1) * self.pitch + columns.steps;
+        let line = (strip.rows - 1) * self.planes.pitch + columns.steps;
         let mut packed = Workspace::take(gather.source_channels * plane + width);
-        self.pack(strip, remainder, plane, &mut packed);
+        let &Strip { image, group, first_row, rows, source, .. } = strip;
+        self.planes.pack(source, &Window { image, group, first_row, rows }, &room, &mut packed);
         let most = self.parts.iter().map(|part| part.1).max().unwrap_or(0);
         let sums_step = line.next_multiple_of(width);
         let mut sums = Workspace::take(if self.in_place { 0 } else { phases(gather).count() * most * sums_step });
@@ -257,11 +199,7 @@ impl PlaneWork<'_> {
         let mut before = 0;
         let offsets: Vec<(usize, Vec<usize>)> = phases(gather)
             .map(|phase| {
-                let offset = |[row, column]: [Tap; 2]| {
-                    let (row, column) = (self.axes[0].tap(row.offset), self.axes[1].tap(column.offset));
-                    (row.0 * self.axes[1].used + column.0) * remainder + row.1 * self.pitch + column.1
-                };
-                let offsets: Vec<usize> = taps_of(phase).map(offset).collect();
+                let offsets: Vec<usize> = taps_of(phase).map(|tap| self.planes.offset(&room, tap)).collect();
                 before += offsets.len();
                 (before - offsets.len(), offsets)
             })
@@ -313,7 +251,7 @@ impl PlaneWork<'_> {
         let [by_image, by_channel, by_row, _] = gather.result;
         // Rows without a gap between them are one.
         let (rows, length) = match gather.axes[1].steps {
-            steps if steps == self.pitch => (1, strip.rows * steps),
+            steps if steps == self.planes.pitch => (1, strip.rows * steps),
             steps => (strip.rows, steps),
         };
         let first = strip.image * by_image + part.channel * by_channel + strip.first_row * by_row;
@@ -327,7 +265,7 @@ impl PlaneWork<'_> {
                         sums: strip.result.get().add(first + row * by_row + begin),
                         sums_step: by_channel,
                         fetch: true,
-                        ..self.tile(part, runs, row * self.pitch + begin)
+                        ..self.tile(part, runs, row * self.planes.pitch + begin)
                     };
                     kernels.tile(vectors, 1, part.count, 1)(&tile);
                 }
@@ -354,52 +292,6 @@ impl PlaneWork<'_> {
         }
     }
 
-    /// Packs a strip of the source as `[channel][remainder of rows][remainder of columns][row][column]`.
-    fn pack(&self, strip: &Strip<'_>, remainder: usize, plane: usize, to: &mut [f32]) {
-        let gather = self.gather;
-        let [rows, columns] = &self.axes;
-        let [by_image, by_channel, by_row, _] = gather.source;
-        let packed_rows = self.packed_rows(strip.rows);
-        for channel in 0..gather.source_channels {
-            let from = strip.image * by_image + (strip.group * gather.source_channels + channel) * by_channel;
-            if rows.axis.in_step * columns.axis.in_step > 1 {
-                let first_row = rows.axis.first_of_source(strip.first_row);
-                let next = strip.source.as_ptr().wrapping_add(from + by_channel + first_row * by_row);
-                prefetch_plane(next, rows.axis.in_step * packed_rows * by_row);
-            }
-            for (row_remainder, row_place) in rows.remainders() {
-                let (top, bottom, row) = rows.inside(row_remainder, strip.first_row, packed_rows);
-                for (column_remainder, column_place) in columns.remainders() {
-                    let (left, right, column) = columns.inside(column_remainder, 0, self.pitch);
-                    let at = channel * plane + (row_place * columns.used + column_place) * remainder;
-                    let to = &mut to[at..][..packed_rows * self.pitch];
-                    if top == bottom || left == right {
-                        to.fill(0.0);
-                        continue;
-                    }
-                    to[..top * self.pitch].fill(0.0);
-                    to[bottom * self.pitch..].fill(0.0);
-                    let (apart, from_step) = (columns.axis.in_step, rows.axis.in_step * by_row);
-                    let last = (bottom - top - 1) * from_step + (right - left - 1) * apart;
-                    let from = &strip.source[from + row * by_row + column..][..last + 1];
-                    let rows = PaddedRows {
-                        from: from.as_ptr(),
-                        from_step,
-                        apart,
-                        to: to[top * self.pitch..bottom * self.pitch].as_mut_ptr(),
-                        to_step: self.pitch,
-                        rows: bottom - top,
-                        before: left,
-                        numbers: right - left,
-                        behind: self.pitch - right,
-                    };
-                    // SAFETY: both slices have the lengths that the kernel reads and writes.
-                    unsafe { (self.kernels.padded_rows)(&rows) };
-                }
-            }
-        }
-    }
-
     /// Writes the sums of one filter; those of a phase lie so far from the next's.
     fn write(&self, strip: &Strip<'_>, channel: usize, sums: &[f32], phase_step: usize) {
         let [by_image, by_channel, by_row, _] = self.gather.result;
@@ -413,11 +305,18 @@ impl PlaneWork<'_> {
             let sums = &sums[phase_row * phases * phase_step..];
             let to = strip.image * by_image + channel * by_channel + first * by_row;
             if phases == 1 && columns.out_step == 1 && count > 0 {
-                assert!((count - 1) * self.pitch + columns.result <= sums.len());
+                assert!((count - 1) * self.planes.pitch + columns.result <= sums.len());
                 // SAFETY: this strip's own rows of the result, which no other unit writes; the sums have as many.
                 unsafe {
                     let to = strip.result.get().add(to);
-                    (self.kernels.rows)(sums.as_ptr(), self.pitch, to, by_row * rows.out_step, columns.result, count);
+                    (self.kernels.rows)(
+                        sums.as_ptr(),
+                        self.planes.pitch,
+                        to,
+                        by_row * rows.out_step,
+                        columns.result,
+                        count,
+                    );
                 }
                 continue;
             }
@@ -427,7 +326,7 @@ impl PlaneWork<'_> {
                     let to = strip.result.get().add(to + row * rows.out_step * by_row);
                     std::slice::from_raw_parts_mut(to, columns.result)
                 };
-                let line = |phase: usize| &sums[phase * phase_step + row * self.pitch..][..columns.steps];
+                let line = |phase: usize| &sums[phase * phase_step + row * self.planes.pitch..][..columns.steps];
                 self.bring_together(line, to, &mut room);
             }
         }

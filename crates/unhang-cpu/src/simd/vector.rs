@@ -28,6 +28,8 @@ pub trait Vector: Copy {
     /// `self × by + to`.
     unsafe fn multiply_add(self, by: Self, to: Self) -> Self;
     unsafe fn add(self, other: Self) -> Self;
+    /// The sum of all lanes.
+    unsafe fn total(self) -> f32;
     /// Asks for the cache line there, to be written; touches nothing.
     unsafe fn prefetch_for_writing(to: *mut f32);
     /// Asks for the cache line there, to be read before long; touches nothing.
@@ -125,6 +127,12 @@ impl Vector for Portable {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Portable(std::array::from_fn(|i| self.0[i] + other.0[i]))
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        let [a, b, c, d, e, f, g, h] = self.0;
+        ((a + e) + (c + g)) + ((b + f) + (d + h))
     }
 
     #[inline(always)]
@@ -231,6 +239,11 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Avx512(unsafe { _mm512_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        unsafe { _mm512_reduce_add_ps(self.0) }
     }
 
     #[inline(always)]
@@ -382,6 +395,15 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn add(self, other: Self) -> Self {
         Avx2(unsafe { _mm256_add_ps(self.0, other.0) })
+    }
+
+    #[inline(always)]
+    unsafe fn total(self) -> f32 {
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(self.0), _mm256_extractf128_ps::<1>(self.0));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
     }
 
     #[inline(always)]

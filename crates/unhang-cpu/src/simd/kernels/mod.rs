@@ -6,6 +6,7 @@
 mod axes;
 mod copy;
 mod depthwise;
+mod planes;
 mod tile;
 mod winograd;
 
@@ -183,6 +184,39 @@ pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 /// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
 pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
 
+/// What a weight gradient with pixels in vectors sums up: for every filter and place
+/// `sum += Σ dy[filter × filter_step + i] × x[place + i]` over the numbers of all rows of all images.
+#[derive(Debug, Clone, Copy)]
+pub struct PlaneProducts {
+    /// The packed input.
+    pub x: *const f32,
+    /// Where channels and taps meet the first result, from `x`.
+    pub places: *const usize,
+    /// From one image of `x` to the next, and from one row.
+    pub x_steps: [usize; 2],
+    /// The output's gradient.
+    pub dy: *const f32,
+    /// From one image of `dy` to the next, and from one row.
+    pub dy_steps: [usize; 2],
+    /// From one filter of `dy` to the next.
+    pub filter_step: usize,
+    /// How many images.
+    pub images: usize,
+    /// Rows of each.
+    pub rows: usize,
+    /// Numbers of a row.
+    pub count: usize,
+    /// The sums, a line of places for each filter.
+    pub sums: *mut f32,
+    /// From one line to the next.
+    pub sums_step: usize,
+    /// Whether the sums begin with zero.
+    pub begins: bool,
+}
+
+/// The kernel for one shape of tile.
+pub type PlaneProductsKernel = unsafe fn(&PlaneProducts);
+
 /// Winograd's sums for one element, for one shape of tile.
 pub type ProductsKernelOfElement = unsafe fn(&Products);
 
@@ -230,6 +264,10 @@ pub struct Kernels {
     pub products: ProductsKernel,
     /// Depthwise weight gradients by pixels.
     pub products_channels: ProductsChannelsKernel,
+    /// The most filters and places of [`PlaneProducts`] whose sums the registers hold.
+    pub plane_products_tile: [usize; 2],
+    /// Weight gradients with pixels in vectors, by filters and places.
+    plane_products: fn(usize, usize) -> Option<PlaneProductsKernel>,
     /// What stands for this many numbers.
     pub fingerprint: unsafe fn(*const f32, usize) -> u64,
     /// Winograd: sums by vectors and scalars.
@@ -292,6 +330,8 @@ impl Kernels {
             correlate_channels: |_| {},
             products: |_, _, _| {},
             products_channels: |_, _, _, _, _, _, _| {},
+            plane_products_tile: self.plane_products_tile,
+            plane_products: |_, _| Some(|_| {}),
             fingerprint: |_, _| 0,
             element_products: |_, _| Some(|_| {}),
             source_tiles: |_| {},
@@ -330,6 +370,14 @@ impl Kernels {
         tiles(vectors, rows, scalars).expect("the tile fits the registers")
     }
 
+    /// Sums of a weight gradient with pixels in vectors for this many filters and places.
+    ///
+    /// # Panics
+    /// When there is no such kernel: see [`Kernels::plane_products_tile`].
+    pub fn plane_products(&self, filters: usize, places: usize) -> PlaneProductsKernel {
+        (self.plane_products)(filters, places).expect("the sums fit the registers")
+    }
+
     /// Winograd's sums for this many vectors and tiles.
     ///
     /// # Panics
@@ -366,9 +414,12 @@ macro_rules! kernel {
 }
 
 /// One set of kernels: each body with the features on, and the table of them. `registers` are the scalars that the
-/// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row.
+/// registers hold with one to four vectors; each entry of the list names vectors, rows, and the scalars of a row. Behind it
+/// the same for sums of filters by places: the most, and the places that there are with each number of filters.
 macro_rules! kernels {
-    ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr, $($vectors:literal by $rows:literal [$($scalars:literal)*])*) => {
+    ($module:ident, $vector:ty, [$(#[$features:meta])?], $registers:expr,
+        $($vectors:literal by $rows:literal [$($scalars:literal)*])*;
+        $places_tile:expr, $($filters:literal of [$($places:literal)*])*) => {
         mod $module {
             use super::*;
 
@@ -401,6 +452,9 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; products_channels [] (
                 dy: *const f32, dy_step: usize, x: *const f32, x_step: usize, count: usize, channels: usize, sums: *mut f32
             ) = depthwise::products_channels);
+            kernel!([$(#[$features])?] $vector; plane_products_of [F P] (
+                products: &PlaneProducts
+            ) = planes::products);
             kernel!([$(#[$features])?] $vector; products_of_element [P VECTORS] (
                 products: &Products
             ) = winograd::products);
@@ -424,6 +478,13 @@ macro_rules! kernels {
             unsafe fn fingerprint(from: *const f32, count: usize) -> u64 {
                 // SAFETY: the same conditions.
                 unsafe { super::copy::fingerprint(from, count) }
+            }
+
+            fn plane_products(filters: usize, places: usize) -> Option<PlaneProductsKernel> {
+                match (filters, places) {
+                    $($(($filters, $places) => Some(plane_products_of::<$filters, $places>),)*)*
+                    _ => None,
+                }
             }
 
             fn gradient_products(vectors: usize, scalars: usize) -> Option<GradientProductsKernel> {
@@ -477,6 +538,8 @@ macro_rules! kernels {
                 correlate_channels,
                 products,
                 products_channels,
+                plane_products_tile: $places_tile,
+                plane_products,
                 fingerprint,
                 element_products,
                 source_tiles,
@@ -507,7 +570,9 @@ kernels!(
     3 by 1 [1 2 3 4 5 6 7 8 9]
     3 by 2 [1 2 3 4]
     4 by 1 [1 2 3 4 5 6]
-    4 by 2 [1 2 3]
+    4 by 2 [1 2 3];
+    [4, 6],
+    1 of [1 2 3 4 5 6] 2 of [1 2 3 4 5 6] 3 of [1 2 3 4 5 6] 4 of [1 2 3 4 5 6]
 );
 // 16 registers, and the scalar always takes one.
 #[cfg(target_arch = "x86_64")]
@@ -521,7 +586,9 @@ kernels!(
     3 by 1 [1 2 3 4]
     3 by 2 [1 2]
     4 by 1 [1 2]
-    4 by 2 [1]
+    4 by 2 [1];
+    [3, 4],
+    1 of [1 2 3 4] 2 of [1 2 3 4] 3 of [1 2 3 4]
 );
 // Eight numbers are two registers of the baseline, which has 16.
 kernels!(
@@ -532,5 +599,7 @@ kernels!(
     2 by 1 [1 2 3]
     2 by 2 [1]
     3 by 1 [1]
-    4 by 1 [1]
+    4 by 1 [1];
+    [2, 2],
+    1 of [1 2] 2 of [1 2]
 );

@@ -111,8 +111,16 @@ impl Algorithm {
     }
 }
 
-/// Channels of a group, on either side, with which pixels lie in vectors: with fewer channels of the source filters in
-/// vectors are as good.
+/// Rows from a filter's first tap to its last at most where strips of the source are packed with pixels in vectors: each strip
+/// packs as many again.
+const MOST_REACH: usize = 32;
+
+/// Whether a filter reaches over few rows.
+fn has_short_reach(problem: &Problem) -> bool {
+    (problem.kernel()[0] - 1) * problem.dilation()[0] <= MOST_REACH
+}
+
+/// Channels of a group, on either side, with which pixels lie in vectors; with fewer channels of the source where sums are short.
 const FEW_CHANNELS: std::ops::RangeInclusive<usize> = 4..=16;
 /// Channels of a result with which pixels lie in vectors whatever the source has: filters would fill a fifth of a vector.
 const FEW_RESULTS: usize = 4;
@@ -124,14 +132,14 @@ fn has_few_channels(problem: &Problem) -> bool {
     let dense = problem.direction() == Direction::Forward || problem.stride() == [1, 1];
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
     let most = if dense && source <= *FEW_CHANNELS.end() { *FEW_CHANNELS.end() } else { FEW_RESULTS };
-    problem.kernel() != [1, 1] && source >= *FEW_CHANNELS.start() && result <= most
+    problem.kernel() != [1, 1] && has_short_reach(problem) && source >= *FEW_CHANNELS.start() && result <= most
 }
 
 /// Channels of the source below which pixels lie in vectors where sums are short: with more the source takes long to deal out.
 const MOST_OF_IMAGE: usize = 16;
 /// The terms of such a sum.
 const SHORT_SUM: usize = 256;
-/// The same where a pixel of the source is met by one tap along its row, and rows of results follow each other without a gap.
+/// The same where a pixel of the source is met by one tap, and rows of results follow each other without a gap.
 const SHORT_SUM_OF_PATCHES: usize = 512;
 
 /// Whether the sums of a forward problem are so short that transposing them, which filters in vectors ask for, would cost as
@@ -141,27 +149,34 @@ fn has_short_sums(problem: &Problem, isa: Isa) -> bool {
     let [height, width] = problem.out_size();
     let terms = source * problem.kernel().into_iter().product::<usize>();
     problem.direction() == Direction::Forward
+        && has_short_reach(problem)
         && match is_of_patches(problem) {
             true => terms <= SHORT_SUM_OF_PATCHES && height * width >= 4 * isa.lanes(),
             false => source < MOST_OF_IMAGE && terms <= SHORT_SUM && width >= isa.lanes(),
         }
 }
 
-/// Numbers of an image's filter whose taps meet each pixel once, with which its gradient is summed with pixels in vectors.
-const SMALL_PATCH: usize = 64;
+/// Numbers of a filter, and filters, with which the weight gradient of few channels is summed with pixels in vectors: its sums
+/// are brought together for every chunk of pixels.
+const SMALL_FILTER: usize = 64;
+/// See [`SMALL_FILTER`].
+const FEW_FILTERS: usize = 128;
+/// Numbers of a filter of narrow groups.
+const NARROW_FILTER: usize = 512;
 
 /// Whether channels in vectors would leave half of them empty on either side of a weight gradient, or one side would have to be
-/// transposed for few numbers of a filter.
+/// transposed for few numbers of a filter: those of one channel, and of patches of an image.
 fn has_narrow_sides(problem: &Problem, isa: Isa) -> bool {
     let [channels, filters] = [problem.in_channels(), problem.out_channels()].map(|side| side / problem.groups());
     let numbers = channels * problem.kernel().into_iter().product::<usize>();
-    let small_patches = channels < MOST_OF_IMAGE && numbers <= SMALL_PATCH && is_of_patches(problem);
-    channels.max(filters) <= isa.lanes() / 2 || channels == 1 || small_patches
+    let narrow = channels.max(filters) <= isa.lanes() / 2 && numbers <= NARROW_FILTER;
+    let few = channels == 1 || (channels < MOST_OF_IMAGE && is_of_patches(problem));
+    has_short_reach(problem) && (narrow || (few && numbers <= SMALL_FILTER && filters <= FEW_FILTERS))
 }
 
-/// Whether one tap at most meets each column of the source, so that rows of results follow each other without a gap.
+/// Whether one tap at most meets each pixel of the source.
 fn is_of_patches(problem: &Problem) -> bool {
-    (problem.kernel()[1] - 1) * problem.dilation()[1] < problem.stride()[1]
+    (0..2).all(|axis| (problem.kernel()[axis] - 1) * problem.dilation()[axis] < problem.stride()[axis])
 }
 
 /// `UNHANG_CPU_WINOGRAD=0` turns Winograd's algorithm off.

@@ -238,6 +238,15 @@ fn large_problems_pass_with_any_number_of_threads() {
         "backward-weights:f32:nchw:2x33x64x64:5x3x3:s2x2:p1x1:d1x1:g1",
         "backward-weights:f32:nchw:2x33x33x35:5x3x3:s2x2:p1x1:d1x1:g1",
         "backward-weights:f32:nchw:2x36x19x19:40x1x1:s1x1:p0x0:d1x1:g2",
+        // With pixels in vectors: chunks of rows, several chains, groups and segments.
+        "backward-weights:f32:nchw:5x1x90x90:40x3x3:s1x1:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:1x2x100x100:2x15x15:s1x1:p7x7:d1x1:g1",
+        "backward-weights:f32:nchw:3x8x70x70:8x3x3:s1x1:p1x1:d1x1:g2",
+        "forward:f32:nchw:1x3x90x131:40x3x3:s1x1:p1x1:d1x1:g1",
+        "forward:f32:nchw:1x96x26x34:50x2x2:s2x2:p0x0:d1x1:g1",
+        // Filters that reach far over rows.
+        "forward:f32:nchw:1x8x90x90:8x3x3:s1x1:p60x60:d60x60:g1",
+        "backward-weights:f32:nchw:1x8x90x90:8x3x3:s1x1:p60x60:d60x60:g1",
     ];
     for key in keys {
         let problem: Problem = key.parse().expect("a key");

@@ -99,6 +99,7 @@ fn variety() -> Vec<Problem> {
             padding: [1, 1],
             ..Specification::default()
         },
+        Specification { in_channels: 4, out_channels: 4, kernel: [3, 3], padding: [1, 1], ..Specification::default() },
     ];
     let mut problems = Vec::new();
     for shape in shapes {
@@ -218,6 +219,29 @@ fn by_definition_sums_are_those_of_the_definition() {
     }
 }
 
+/// A filter that is kept packed, with pixels in vectors, and that changes between calls.
+#[test]
+fn kept_filters_follow_their_numbers() {
+    let problem: Problem = "forward:f32:nchw:2x96x18x20:50x2x2:s2x2:p0x0:d1x1:g1".parse().unwrap();
+    assert_eq!(Algorithm::choose(&problem, Isa::detect()), Algorithm::Planes);
+    let [first, second, length] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    let whole = |length: usize| (0..length).map(|i| ((i * 7919) % 7) as f32 - 3.0).collect::<Vec<f32>>();
+    let (first, mut second) = (whole(first), whole(second));
+    for round in 0..3 {
+        second[round * 5000] += 2.0;
+        let expected = reference::compute(&problem, &first, &second, None);
+        let mut result = vec![0.0f32; length];
+        let operands = Operands {
+            first: Elements::F32(&first),
+            second: Elements::F32(&second),
+            bias: None,
+            result: ElementsMut::F32(&mut result),
+        };
+        CpuEngine::new().run_with(&problem, operands, &CpuSettings::default()).unwrap();
+        assert!(result.iter().zip(&expected).all(|(&got, &expected)| f64::from(got) == expected), "round {round}");
+    }
+}
+
 #[test]
 fn the_table_of_algorithms() {
     let image = Specification { in_channels: 32, out_channels: 32, in_size: [20, 20], ..Specification::default() };
@@ -277,7 +301,12 @@ fn the_table_of_algorithms() {
     let narrow = |groups: i64| Specification { groups, ..gradient(three.clone()) };
     assert_eq!([2, 16].map(|groups| chosen(narrow(groups))), [Algorithm::Weights, Algorithm::PlaneWeights]);
     assert_eq!(chosen(gradient(Specification { in_channels: 1, ..three.clone() })), Algorithm::PlaneWeights);
-    assert_eq!(chosen(gradient(stem)), Algorithm::Weights);
+    assert_eq!(chosen(gradient(stem.clone())), Algorithm::Weights);
+    // Filters that reach far over rows would be packed again for every strip.
+    let far = |by: i64| Specification { dilation: [by, 1], padding: [by, 1], in_size: [99, 99], ..stem.clone() };
+    assert_eq!([16, 17].map(|by| chosen(far(by))), [Algorithm::Planes, Algorithm::Direct]);
+    let far = |by: i64| Specification { dilation: [by, 1], ..narrow(16) };
+    assert_eq!([16, 17].map(|by| chosen(far(by))), [Algorithm::PlaneWeights, Algorithm::Weights]);
     assert_eq!(
         [15, 16].map(|channels| chosen(gradient(patches(channels)))),
         [Algorithm::PlaneWeights, Algorithm::Weights]

@@ -229,13 +229,35 @@ fn nothing_beyond_operands_that_are_read_in_place_is_touched() {
     }
 }
 
+/// With pixels in vectors: rows of results that end within a vector, strips with and without gaps between rows, several groups
+/// and parts of filters, and chunks of rows and of images.
+#[test]
+fn nothing_beyond_operands_with_pixels_in_vectors_is_touched() {
+    let shapes = [
+        "1x3x5x37:20x3x3:s1x1:p1x1:d1x1:g1",
+        "2x3x9x70:17x4x4:s4x4:p0x0:d1x1:g1",
+        "2x40x27x35:70x1x1:s2x2:p0x0:d1x1:g1",
+        "3x12x24x26:34x2x2:s2x2:p0x0:d1x1:g2",
+        "1x15x40x52:33x3x3:s2x2:p1x1:d1x1:g1",
+        "2x1x30x33:18x5x5:s1x1:p2x2:d1x1:g1",
+        "2x8x19x23:8x3x3:s1x1:p1x1:d2x2:g2",
+        "5x16x7x9:12x3x2:s1x1:p1x0:d1x1:g4",
+    ];
+    for direction in Direction::ALL {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
+            passes_between_guards(&problem, 17).expect("within its operands");
+        }
+    }
+}
+
 /// The workspace of every layer stays within its bound, with every set of kernels. The kernels do nothing
 /// here: what is lent out is the same.
 #[test]
 fn workspace_stays_within_its_bound() {
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
         let kernels: &'static Kernels = Box::leak(Box::new(Kernels::of(isa).idle()));
-        for layer in unhang_suite::layers() {
+        for layer in unhang_suite::layers().into_iter().chain(unhang_suite::more_layers()) {
             for layout in Layout::ALL {
                 for direction in Direction::ALL {
                     // Larger batches are cut into the same strips: they take longer, not more.

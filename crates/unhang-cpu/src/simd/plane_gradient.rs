@@ -81,7 +81,8 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
             }
         }
     }
-    // Padding was multiplied too, with which a gradient that is not finite spoils taps that do not meet it.
+    // Padding was multiplied too, with which a gradient that is not finite spoils taps that do not meet it. What is then spoiled
+    // is what the blocked gradient spoils.
     if result.iter().any(|number| !number.is_finite()) {
         weights::compute(problem, Work { kernels, first: x, second: dy, bias, result, threads });
     }

@@ -1,4 +1,4 @@
-//! Convolutions with few channels in NCHW, forward and backward-data: pixels lie in vectors, and the filters' numbers
+//! Convolutions with few channels or short sums in NCHW, forward and backward-data: pixels lie in vectors, and the filters' numbers
 //! are broadcast.
 //!
 //! A strip of the source is packed with its zeros, and with a stride dealt out by the remainders of rows and columns, so
@@ -79,10 +79,9 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);
-    let strips = rows.steps.div_ceil(strip_rows);
-    // What is cut into tiles: a row, or a strip where nothing lies between its rows; of the last strip, which may be shorter.
-    let last_rows = rows.steps - (strips - 1) * strip_rows;
-    let piece = if pitch == columns.steps { last_rows * pitch } else { columns.steps };
+    let strips: Vec<(usize, usize)> = even_parts(rows.steps, strip_rows).collect();
+    // What is cut into tiles: a row, or a strip where nothing lies between its rows; of the strips the shortest.
+    let piece = if pitch == columns.steps { rows.steps / strips.len() * pitch } else { columns.steps };
     // Few filters on rows of one vector are as fast by way of the buffer, which stays in the first-level cache.
     let worth_it = piece >= 2 * kernels.lanes || gather.result_channels > 16;
     let in_place = phases == 1 && columns.out_step == 1 && piece >= kernels.lanes && worth_it;
@@ -112,11 +111,10 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let driver =
         PlaneWork { gather, kernels, planes, vectors, parts, strip_rows, filters: &filters, biases: &biases, in_place };
     let result = Shared(result.as_mut_ptr());
-    for_each_unit(threads, gather.batch * gather.groups * strips, |unit| {
-        let (image, rest) = (unit / (gather.groups * strips), unit % (gather.groups * strips));
-        let first_row = rest % strips * strip_rows;
-        let rows = strip_rows.min(rows.steps - first_row);
-        driver.strip(&Strip { image, group: rest / strips, first_row, rows, source, result });
+    for_each_unit(threads, gather.batch * gather.groups * strips.len(), |unit| {
+        let (image_and_group, (first_row, rows)) = (unit / strips.len(), strips[unit % strips.len()]);
+        let (image, group) = (image_and_group / gather.groups, image_and_group % gather.groups);
+        driver.strip(&Strip { image, group, first_row, rows, source, result });
     });
 }
 

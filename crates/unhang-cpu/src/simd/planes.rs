@@ -95,7 +95,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         let mut hasher = DefaultHasher::new();
         ("planes", gather.groups, gather.weight, gather.weight_group, &parts).hash(&mut hasher);
         for axis in &gather.axes {
-            (&axis.phases).hash(&mut hasher);
+            axis.phases.hash(&mut hasher);
         }
         cache::packed(kernels, weight, hasher.finish(), weight.len(), pack)
     } else {

@@ -55,6 +55,16 @@ struct PhasePart {
     column: usize,
 }
 
+/// Rows to pack that follow each other.
+#[derive(Debug, Clone, Copy)]
+struct PackedRows {
+    /// The first, in the packed plane.
+    row: usize,
+    count: usize,
+    /// The first's row of the source, if they are not zeros.
+    source_row: Option<usize>,
+}
+
 /// Which rows of which channels to pack.
 #[derive(Debug, Clone, Copy)]
 pub struct Window {
@@ -254,38 +264,62 @@ impl<'a> SourceView<'a> {
                 unsafe { (kernels.row)(from.as_ptr(), 1, count, plane[..count].as_mut_ptr()) };
                 continue;
             }
-            let mut packed_rows = self.packed_rows(window).peekable();
-            while let Some((row, source_row)) = packed_rows.next() {
-                // Rows that lie inside and follow each other are packed by one call.
-                let mut count = 1;
-                if source_row.is_some() && every_row {
-                    while packed_rows.next_if(|(_, source_row)| source_row.is_some()).is_some() {
-                        count += 1;
-                    }
+            if every_row {
+                for rows in self.packed_parts(window) {
+                    self.pack_rows(kernels, source, from, rows, plane);
                 }
-                for &PhasePart { at, begin, end, column } in &self.parts {
-                    let to = &mut plane[row * self.row_pitch + at..][..(count - 1) * self.row_pitch + self.phase_pitch];
-                    let Some(source_row) = source_row.filter(|_| begin < end) else {
-                        to.chunks_mut(self.row_pitch).for_each(|row| row[..self.phase_pitch].fill(0.0));
-                        continue;
-                    };
-                    let first = from + source_row * by_row + column * by_column;
-                    let from = &source[first..][..(count - 1) * by_row + (end - begin - 1) * apart + 1];
-                    let rows = PaddedRows {
-                        from: from.as_ptr(),
-                        from_step: by_row,
-                        apart,
-                        to: to.as_mut_ptr(),
-                        to_step: self.row_pitch,
-                        rows: count,
-                        before: begin,
-                        numbers: end - begin,
-                        behind: self.phase_pitch - end,
-                    };
-                    // SAFETY: both slices have the lengths that the kernel reads and writes.
-                    unsafe { (kernels.padded_rows)(&rows) };
+            } else {
+                for (row, source_row) in self.packed_rows(window) {
+                    self.pack_rows(kernels, source, from, PackedRows { row, count: 1, source_row }, plane);
                 }
             }
+        }
+    }
+
+    /// The rows to pack where all are, those above the source, those of it and those below; a part may have none.
+    fn packed_parts(&self, window: &Window) -> [PackedRows; 3] {
+        let rows = &self.gather.axes[0];
+        let all = self.rows(window.rows);
+        let first = (window.first_row * rows.in_step) as isize + rows.low;
+        let begin = ((-first).max(0) as usize).min(all);
+        let end = ((rows.source as isize - first).max(0) as usize).clamp(begin, all);
+        let source_row = Some((first + begin as isize) as usize);
+        [
+            PackedRows { row: 0, count: begin, source_row: None },
+            PackedRows { row: begin, count: end - begin, source_row },
+            PackedRows { row: end, count: all - end, source_row: None },
+        ]
+    }
+
+    /// Packs rows of a channel that begins at `from` into its plane.
+    fn pack_rows(&self, kernels: &Kernels, source: &[f32], from: usize, rows: PackedRows, plane: &mut [f32]) {
+        let PackedRows { row, count, source_row } = rows;
+        let [_, _, by_row, by_column] = self.gather.source;
+        let apart = self.gather.axes[1].in_step * by_column;
+        if count == 0 {
+            return;
+        }
+        for &PhasePart { at, begin, end, column } in &self.parts {
+            let to = &mut plane[row * self.row_pitch + at..][..(count - 1) * self.row_pitch + self.phase_pitch];
+            let Some(source_row) = source_row.filter(|_| begin < end) else {
+                to.chunks_mut(self.row_pitch).for_each(|row| row[..self.phase_pitch].fill(0.0));
+                continue;
+            };
+            let first = from + source_row * by_row + column * by_column;
+            let from = &source[first..][..(count - 1) * by_row + (end - begin - 1) * apart + 1];
+            let rows = PaddedRows {
+                from: from.as_ptr(),
+                from_step: by_row,
+                apart,
+                to: to.as_mut_ptr(),
+                to_step: self.row_pitch,
+                rows: count,
+                before: begin,
+                numbers: end - begin,
+                behind: self.phase_pitch - end,
+            };
+            // SAFETY: both slices have the lengths that the kernel reads and writes.
+            unsafe { (kernels.padded_rows)(&rows) };
         }
     }
 

@@ -415,6 +415,7 @@ impl<'a> Unit<'a> {
         };
         let zeros = [0.0f32; MAX_VECTORS * 16];
         let (vector_side, scalar_side) = self.sides();
+        let mut runs_with = None;
         for vector_part in &vector_side.parts {
             for scalar_part in &scalar_side.parts {
                 let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
@@ -423,7 +424,11 @@ impl<'a> Unit<'a> {
                     [_, true] => [self.input.pitch(parts.0), 1],
                     _ => [self.input.pitch(parts.0), self.output.pitch(parts.1)],
                 };
-                self.runs_of(packed, tap, &columns, pitches, runs);
+                // Most parts are as wide as the one before, and have its runs.
+                if runs_with != Some(pitches) {
+                    self.runs_of(packed, tap, &columns, pitches, runs);
+                    runs_with = Some(pitches);
+                }
                 let line = vector_part.vectors * lanes;
                 let length = scalar_part.length * line;
                 let tile_sums = sums.chain(at, length).as_mut_ptr();

@@ -199,24 +199,32 @@ fn by_definition_sums_are_those_of_the_definition() {
         });
         let problem = problem.unwrap();
         let whole = |length: usize| (0..length).map(|i| ((i * 7919) % 7) as f32 - 3.0).collect::<Vec<f32>>();
-        let [first, second, length] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let [first, second, _] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
         let (first, second) = (whole(first), whole(second));
         let expected = reference::compute(&problem, &first, &second, None);
         let is_exact = |by_definition: bool| {
-            let mut result = vec![0.0f32; length];
-            let operands = Operands {
-                first: Elements::F32(&first),
-                second: Elements::F32(&second),
-                bias: None,
-                result: ElementsMut::F32(&mut result),
-            };
             let settings = CpuSettings { by_definition, ..CpuSettings::default() };
-            CpuEngine::new().run_with(&problem, operands, &settings).unwrap();
-            result.iter().zip(&expected).all(|(&got, &expected)| f64::from(got) == expected)
+            result_of(&problem, &first, &second, &settings)
+                .iter()
+                .zip(&expected)
+                .all(|(&got, &expected)| f64::from(got) == expected)
         };
         assert!(is_exact(true), "{problem}");
         assert!(!is_exact(false), "{problem}: by Winograd it would not be");
     }
+}
+
+/// The result of a problem in single precision.
+fn result_of(problem: &Problem, first: &[f32], second: &[f32], settings: &CpuSettings) -> Vec<f32> {
+    let mut result = vec![0.0f32; problem.operand_shapes()[2].iter().product()];
+    let operands = Operands {
+        first: Elements::F32(first),
+        second: Elements::F32(second),
+        bias: None,
+        result: ElementsMut::F32(&mut result),
+    };
+    CpuEngine::new().run_with(problem, operands, settings).unwrap();
+    result
 }
 
 /// A filter that is kept packed, with pixels in vectors, and that changes between calls.
@@ -224,20 +232,13 @@ fn by_definition_sums_are_those_of_the_definition() {
 fn kept_filters_follow_their_numbers() {
     let problem: Problem = "forward:f32:nchw:2x96x18x20:50x2x2:s2x2:p0x0:d1x1:g1".parse().unwrap();
     assert_eq!(Algorithm::choose(&problem, Isa::detect()), Algorithm::Planes);
-    let [first, second, length] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+    let [first, second, _] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     let whole = |length: usize| (0..length).map(|i| ((i * 7919) % 7) as f32 - 3.0).collect::<Vec<f32>>();
     let (first, mut second) = (whole(first), whole(second));
     for round in 0..3 {
         second[round * 5000] += 2.0;
         let expected = reference::compute(&problem, &first, &second, None);
-        let mut result = vec![0.0f32; length];
-        let operands = Operands {
-            first: Elements::F32(&first),
-            second: Elements::F32(&second),
-            bias: None,
-            result: ElementsMut::F32(&mut result),
-        };
-        CpuEngine::new().run_with(&problem, operands, &CpuSettings::default()).unwrap();
+        let result = result_of(&problem, &first, &second, &CpuSettings::default());
         assert!(result.iter().zip(&expected).all(|(&got, &expected)| f64::from(got) == expected), "round {round}");
     }
 }

@@ -15,7 +15,7 @@ use super::geometry::{Gather, even_parts, segments};
 use super::kernels::{Kernels, PlaneProducts};
 use super::packed_planes::{PackedPlanes, Window};
 use super::pairwise::PairwiseSums;
-use super::weights;
+use super::weights::{self, Chunk};
 use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use crate::parallel::for_each_unit;
@@ -24,15 +24,6 @@ use crate::plain::CHAIN;
 /// Packed numbers of a chunk's input, and numbers of its output's gradient, which is read again for each few channels and taps:
 /// both stay in a second-level cache.
 const CHUNK_NUMBERS: [usize; 2] = [64 * 1024; 2];
-
-/// Rows of one image, or several whole images.
-#[derive(Debug, Clone, Copy)]
-struct Chunk {
-    first_image: usize,
-    images: usize,
-    first_row: usize,
-    rows: usize,
-}
 
 /// Everything that is the same for all units.
 struct GradientWork<'a> {

@@ -80,11 +80,15 @@ impl Side {
 
 /// Images and output rows that are packed at a time: rows of one image, or several whole images.
 #[derive(Debug, Clone, Copy)]
-struct Chunk {
-    first_image: usize,
-    images: usize,
-    first_row: usize,
-    rows: usize,
+pub struct Chunk {
+    /// The first image, and how many.
+    pub first_image: usize,
+    /// See `first_image`.
+    pub images: usize,
+    /// The first row, and how many.
+    pub first_row: usize,
+    /// See `first_row`.
+    pub rows: usize,
 }
 
 /// The input rows that a chunk packs: those that a tap meets.

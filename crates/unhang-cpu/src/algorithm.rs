@@ -44,7 +44,7 @@ pub enum Algorithm {
 }
 
 /// The largest stride with kernels: the packed source is dealt out into this many phases.
-const MAX_STRIDE: usize = 16;
+const MAX_STRIDE: usize = 64;
 
 /// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.
 const MANY_CHANNELS: [usize; 2] = [256, 96];
@@ -165,12 +165,12 @@ const FEW_FILTERS: usize = 128;
 const NARROW_FILTER: usize = 512;
 
 /// Whether channels in vectors would leave half of them empty on either side of a weight gradient, or one side would have to be
-/// transposed for few numbers of a filter: those of one channel, and of patches of an image.
+/// transposed for few numbers of a filter: those of one channel, of patches of an image, and of one filter or two.
 fn has_narrow_sides(problem: &Problem, isa: Isa) -> bool {
     let [channels, filters] = [problem.in_channels(), problem.out_channels()].map(|side| side / problem.groups());
     let numbers = channels * problem.kernel().into_iter().product::<usize>();
     let narrow = channels.max(filters) <= isa.lanes() / 2 && numbers <= NARROW_FILTER;
-    let few = channels == 1 || (channels < MOST_OF_IMAGE && is_of_patches(problem));
+    let few = channels == 1 || filters <= 2 || (channels < MOST_OF_IMAGE && is_of_patches(problem));
     has_short_reach(problem) && (narrow || (few && numbers <= SMALL_FILTER && filters <= FEW_FILTERS))
 }
 

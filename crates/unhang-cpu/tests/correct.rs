@@ -244,6 +244,13 @@ fn large_problems_pass_with_any_number_of_threads() {
         "backward-weights:f32:nchw:3x8x70x70:8x3x3:s1x1:p1x1:d1x1:g2",
         "forward:f32:nchw:1x3x90x131:40x3x3:s1x1:p1x1:d1x1:g1",
         "forward:f32:nchw:1x96x26x34:50x2x2:s2x2:p0x0:d1x1:g1",
+        // Patches, and many channels for few results.
+        "forward:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
+        "backward-data:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
+        "backward-weights:f32:nchw:2x3x96x128:40x32x32:s32x32:p0x0:d1x1:g1",
+        "forward:f32:nhwc:2x5x100x90:19x3x5:s40x33:p1x2:d1x1:g1",
+        "backward-data:f32:nchw:1x4x40x64:320x3x3:s1x1:p1x1:d1x1:g1",
+        "backward-weights:f32:nchw:2x40x60x60:2x1x1:s1x1:p0x0:d1x1:g1",
         // Filters that reach far over rows.
         "forward:f32:nchw:1x8x90x90:8x3x3:s1x1:p60x60:d60x60:g1",
         "backward-weights:f32:nchw:1x8x90x90:8x3x3:s1x1:p60x60:d60x60:g1",

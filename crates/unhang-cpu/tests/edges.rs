@@ -303,6 +303,13 @@ fn the_table_of_algorithms() {
     assert_eq!([2, 16].map(|groups| chosen(narrow(groups))), [Algorithm::Weights, Algorithm::PlaneWeights]);
     assert_eq!(chosen(gradient(Specification { in_channels: 1, ..three.clone() })), Algorithm::PlaneWeights);
     assert_eq!(chosen(gradient(stem.clone())), Algorithm::Weights);
+    let heads = |filters: i64| gradient(Specification { out_channels: filters, ..image.clone() });
+    assert_eq!([2, 3].map(|filters| chosen(heads(filters))), [Algorithm::PlaneWeights, Algorithm::Weights]);
+    // A large patch of a transformer's first layer, whose stride deals out as many phases.
+    let patch =
+        Specification { in_channels: 3, kernel: [32, 32], stride: [32, 32], in_size: [224, 224], ..image.clone() };
+    assert_eq!(chosen(patch.clone()), Algorithm::Direct);
+    assert_eq!(chosen(gradient(patch)), Algorithm::Weights);
     // Filters that reach far over rows would be packed again for every strip.
     let far = |by: i64| Specification { dilation: [by, 1], padding: [by, 1], in_size: [99, 99], ..stem.clone() };
     assert_eq!([16, 17].map(|by| chosen(far(by))), [Algorithm::Planes, Algorithm::Direct]);
@@ -359,6 +366,6 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(Specification { layout: Layout::Nhwc, ..image.clone() }), Algorithm::Direct);
     assert_eq!(chosen(Specification { groups: 32, kernel: [3, 3], ..image.clone() }), Algorithm::Depthwise);
     assert_eq!(chosen(Specification { direction: Direction::BackwardWeights, ..image.clone() }), Algorithm::Weights);
-    assert_eq!(chosen(Specification { stride: [17, 1], ..image.clone() }), Algorithm::Plain);
+    assert_eq!(chosen(Specification { stride: [65, 1], ..image.clone() }), Algorithm::Plain);
     assert_eq!(chosen(Specification { data_type: DataType::F64, ..image }), Algorithm::Plain);
 }

@@ -22,6 +22,8 @@ use crate::parallel::for_each_unit;
 
 /// Numbers of the packed source and of sums that a strip aims at: they stay in a second-level cache.
 const STRIP_NUMBERS: usize = 48 * 1024;
+/// The same at most where a strip would else pack few rows more than it packs again.
+const MOST_STRIP_NUMBERS: usize = 256 * 1024;
 /// The same with phases, whose strips are read once for each of them: a strip packs again what the one before it packed last.
 const STRIP_NUMBERS_OF_PHASES: usize = 96 * 1024;
 
@@ -75,7 +77,9 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let phases = rows.phases.len() * columns.phases.len();
     let of_row = planes.numbers_of_row() + pitch * phases * gather.result_channels.min(16);
     let aim = if phases > 1 { STRIP_NUMBERS_OF_PHASES } else { STRIP_NUMBERS };
-    let strip_rows = (aim / of_row).saturating_sub(planes.packed_rows(0)).clamp(1, rows.steps);
+    let beyond = planes.packed_rows(0);
+    let within = |numbers: usize| (numbers / of_row).saturating_sub(beyond);
+    let strip_rows = within(aim).max(within(MOST_STRIP_NUMBERS).min(4 * beyond)).clamp(1, rows.steps);
     let wanted = if threads > 1 { (2 * threads).div_ceil(gather.batch * gather.groups) } else { 1 };
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);

@@ -172,7 +172,7 @@ def main() -> None:
     parser.add_argument("--against", choices=["torch", "others"], default="others", help="torch: no other engines")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=0.02, help="seconds of each timing")
-    parser.add_argument("--table", choices=["layers", "more"], default="layers", help="which table of layers")
+    parser.add_argument("--table", choices=["layers", "more", "other"], default="layers", help="which table of layers")
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")
     parser.add_argument("--directions", default="forward,backward-data,backward-weights")
     parser.add_argument("--layouts", default="nchw,nhwc")

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-#: The suite's tables: the one that most figures are of, and what that one lacks.
-TABLES = {"layers": "layers.tsv", "more": "more_layers.tsv"}
+#: The suite's tables: the one that most figures are of, what that one lacks, and layers that nothing was tuned on.
+TABLES = {"layers": "layers.tsv", "more": "more_layers.tsv", "other": "other_layers.tsv"}
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 #: One of each kind: what `--quick` measures.
 QUICK = [

@@ -395,7 +395,7 @@ def main() -> int:
     benching.add_argument("--rounds", type=int, default=7)
     benching.add_argument("--only")
     benching.add_argument("--general", type=int, default=1, help="how many choices with general kernels to time")
-    benching.add_argument("--table", default="layer", help="layer (layers.tsv) or more (more_layers.tsv)")
+    benching.add_argument("--table", default="layer", help="layer (layers.tsv), more (more_layers.tsv) or other")
     benching.add_argument("--half", type=int, default=0, help="how many choices with packed f16 to time")
     benching.add_argument("--each", type=int, default=2, help="how many choices of each small family to time")
     benching.add_argument("--directions", default=",".join(DIRECTIONS))

@@ -1,5 +1,5 @@
 //! Writes the suite's problems as keys, for machines that have a GPU and no Rust: random ones of every data type with
-//! the tolerances they are held to, and the layer table in all directions.
+//! the tolerances they are held to, and the layer tables in all directions.
 //!
 //! `cargo run -p unhang-gpu --example suite_problems -- 500 > problems.txt`
 
@@ -7,7 +7,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_engine::tolerance::Tolerance;
-use unhang_suite::{any_problem, layers, more_layers};
+use unhang_suite::{any_problem, layers, more_layers, other_layers};
 
 /// Filters of 3×3 and 5×5 with stride 1, for which chance finds few: Winograd's.
 fn square(index: usize) -> Specification {
@@ -82,7 +82,7 @@ fn main() {
             }
         }
     }
-    for (kind, table) in [("layer", layers()), ("more", more_layers())] {
+    for (kind, table) in [("layer", layers()), ("more", more_layers()), ("other", other_layers())] {
         for layer in table {
             for direction in Direction::ALL {
                 println!("{kind}\t{}\t{}", layer.name, layer.problem.with_direction(direction));

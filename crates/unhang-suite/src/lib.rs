@@ -27,3 +27,8 @@ pub fn layers() -> Vec<Layer> {
 pub fn more_layers() -> Vec<Layer> {
     table::parse(include_str!("../more_layers.tsv")).expect("the second layer table reads")
 }
+
+/// A third table, of layers that no engine was tuned on: to see what the other two flatter.
+pub fn other_layers() -> Vec<Layer> {
+    table::parse(include_str!("../other_layers.tsv")).expect("the third layer table reads")
+}

@@ -19,7 +19,7 @@ pub enum Algorithm {
     /// Blocked products of pixels by pixels: weight gradients.
     Weights,
     /// Sums over pixels with pixels in vectors on both sides: weight gradients of narrow groups, of images with one
-    /// channel and of patches, in NCHW.
+    /// channel, of small patches and of one filter or two, in NCHW.
     PlaneWeights,
     /// F(3×3, 4×4): a quarter of the products, between transforms, for weight gradients.
     WinogradWeights,

@@ -122,6 +122,11 @@ fn operand(length: usize, odd_ones: &[(usize, f32)]) -> Vec<f32> {
 }
 
 fn run(problem: &Problem, isa: Isa, first: &[f32], second: &[f32]) -> Vec<f32> {
+    result_of(problem, first, second, &CpuSettings { threads: 1, isa: Some(isa), ..CpuSettings::default() })
+}
+
+/// The result of a problem in single precision.
+fn result_of(problem: &Problem, first: &[f32], second: &[f32], settings: &CpuSettings) -> Vec<f32> {
     let mut result = vec![0.0f32; problem.operand_shapes()[2].iter().product()];
     let operands = Operands {
         first: Elements::F32(first),
@@ -129,9 +134,7 @@ fn run(problem: &Problem, isa: Isa, first: &[f32], second: &[f32]) -> Vec<f32> {
         bias: None,
         result: ElementsMut::F32(&mut result),
     };
-    CpuEngine::new()
-        .run_with(problem, operands, &CpuSettings { threads: 1, isa: Some(isa), ..CpuSettings::default() })
-        .unwrap();
+    CpuEngine::new().run_with(problem, operands, settings).unwrap();
     result
 }
 
@@ -212,19 +215,6 @@ fn by_definition_sums_are_those_of_the_definition() {
         assert!(is_exact(true), "{problem}");
         assert!(!is_exact(false), "{problem}: by Winograd it would not be");
     }
-}
-
-/// The result of a problem in single precision.
-fn result_of(problem: &Problem, first: &[f32], second: &[f32], settings: &CpuSettings) -> Vec<f32> {
-    let mut result = vec![0.0f32; problem.operand_shapes()[2].iter().product()];
-    let operands = Operands {
-        first: Elements::F32(first),
-        second: Elements::F32(second),
-        bias: None,
-        result: ElementsMut::F32(&mut result),
-    };
-    CpuEngine::new().run_with(problem, operands, settings).unwrap();
-    result
 }
 
 /// A filter that is kept packed, with pixels in vectors, and that changes between calls.

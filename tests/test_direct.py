@@ -398,7 +398,7 @@ def test_what_torch_hands_over_with_a_call_is_given_back() -> None:
 
 
 def test_memory_stays_flat_over_many_calls_and_new_sizes() -> None:
-    """Thousands here; a hundred thousand of each were measured once (docs/benchmarks.md)."""
+    """Thousands here; a hundred thousand of each were measured once (docs/internals/benchmarks.md)."""
     tool = Path(__file__).parent.parent / "tools" / "bench_memory.py"
     ended = subprocess.run(
         [sys.executable, str(tool), "--calls", "20000", "--sizes", "3000", "--most-routes", "500"],

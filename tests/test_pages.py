@@ -15,7 +15,7 @@ import unhang
 
 ROOT = Path(__file__).resolve().parent.parent
 MACHINE = ROOT / "crates" / "unhang-machine" / "fixtures" / "rx5600xt-rocm5.7"
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 
 # What the pages take for granted: a model that somebody has, and that has computed something.
 BEFORE = """

@@ -1,7 +1,7 @@
 """The library at MIOpen's boundary (``libunhang_miopen.so``): loaded before torch, and told what was planned here.
 
 What torch's dispatcher does not see (saved graphs, C++ extensions, ``aten::miopen_*``) is planned there, by the same
-planner. A call that was planned here already passes it untouched. See ``docs/miopen-bypass.md``."""
+planner. A call that was planned here already passes it untouched. See ``docs/internals/miopen-bypass.md``."""
 
 from __future__ import annotations
 

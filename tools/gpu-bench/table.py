@@ -1,4 +1,4 @@
-"""Makes the tables of docs/benchmarks/gpu.md out of the files of `gpu_bench.py bench --json` and `eager --json`.
+"""Makes the tables of docs/internals/benchmarks/gpu.md out of the files of `gpu_bench.py bench --json` and `eager --json`.
 
 python3 tools/gpu-bench/table.py bench.json                     # means, and every layer
 python3 tools/gpu-bench/table.py --means NAME=FILE ...           # one line for each file and direction

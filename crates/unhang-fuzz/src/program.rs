@@ -144,7 +144,7 @@ impl Program {
 
     /// The program as C++ for both sides.
     pub fn source(&self) -> String {
-        let mut text = format!("// Random program {} for the emulator; see docs/emulator.md.\n", self.seed);
+        let mut text = format!("// Random program {} for the emulator; see docs/internals/emulator.md.\n", self.seed);
         text.push_str(include_str!("prelude.hpp"));
         text.push_str("\nstruct State {\n");
         for (kind, name, count) in VARIABLES {

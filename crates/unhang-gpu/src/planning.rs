@@ -7,7 +7,7 @@ use crate::plan::{Form, LaunchPlan, MAX_EXTENT, MAX_GRID_YZ, MAX_PHASES, MAX_TEN
 use crate::plan_parts::{self as parts, Geometry};
 
 /// The most channels that Winograd's algorithm sums in f32, for its errors: of 3×3 filters, of 5×5 ones, and with a stride of
-/// two. They are a fraction of what the suite allows (`docs/benchmarks/gpu.md`), and grow with the root of the channels.
+/// two. They are a fraction of what the suite allows (`docs/internals/benchmarks/gpu.md`), and grow with the root of the channels.
 const MAX_WINOGRAD_CHANNELS: [usize; 3] = [2048, 384, 768];
 /// `reduce` is told a byte for each phase.
 const MAX_PHASE_PLANES: u64 = 255;

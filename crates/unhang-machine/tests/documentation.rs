@@ -69,7 +69,7 @@ fn links_between_pages_lead_somewhere() {
     let root = page("..");
     let mut pages: Vec<PathBuf> =
         ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|name| root.join(name)).into();
-    for folder in ["", "benchmarks"] {
+    for folder in ["", "internals", "internals/benchmarks"] {
         pages.extend(fs::read_dir(page(folder)).unwrap().map(|entry| entry.unwrap().path()));
     }
     let mut checked = 0;

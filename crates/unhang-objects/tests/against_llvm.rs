@@ -140,7 +140,7 @@ fn every_instruction_of_a_real_wheel_reads_as_llvm_reads_it() {
     }
 }
 
-/// The check against false alarms, and the figures of `docs/hazards.md`.
+/// The check against false alarms, and the figures of `docs/internals/hazards.md`.
 #[test]
 fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
     let wheel = match wheel() {

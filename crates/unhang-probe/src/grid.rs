@@ -1,4 +1,4 @@
-//! The grid of the reports ("the seeds", `docs/seeds.md`): the channels and sizes of which they say something.
+//! The grid of the reports ("the seeds", `docs/internals/seeds.md`): the channels and sizes of which they say something.
 
 use unhang_conv::{Problem, Specification};
 

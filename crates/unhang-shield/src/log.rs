@@ -76,7 +76,7 @@ pub(crate) fn name_what_is_left(left: &[Left], chip: Chip) {
     };
     let text = format!(
         "unhang: a kernel that was loaded stays unsafe on this {chip}: {name}: {reason}{others}. It matters only if it is \
-         launched; {} (docs/repair.md).\n",
+         launched; {} (docs/internals/repair.md).\n",
         what_avoids(function)
     );
     let _ = std::io::stderr().write_all(text.as_bytes());

@@ -1,4 +1,4 @@
-//! The instructions that the emulator declines, each with its reason: `docs/emulator-declined.md` is generated from here.
+//! The instructions that the emulator declines, each with its reason: `docs/internals/emulator-declined.md` is generated from here.
 //!
 //! `UPDATE_DOCS=1 cargo test -p unhang-emulator declined` writes it.
 
@@ -143,13 +143,13 @@ fn page() -> String {
 
 #[test]
 fn the_list_of_declined_instructions_is_the_one_in_the_documentation() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/emulator-declined.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/internals/emulator-declined.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();
     }
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == page(),
-        "docs/emulator-declined.md is out of date: UPDATE_DOCS=1 cargo test -p unhang-emulator declined"
+        "docs/internals/emulator-declined.md is out of date: UPDATE_DOCS=1 cargo test -p unhang-emulator declined"
     );
 }

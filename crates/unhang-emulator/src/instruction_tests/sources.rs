@@ -1,4 +1,4 @@
-//! Which sources agree about each instruction that is implemented: `docs/emulator-sources.md` is generated from here.
+//! Which sources agree about each instruction that is implemented: `docs/internals/emulator-sources.md` is generated from here.
 //!
 //! What other crates' tests saw is in files which those tests hold against what they see.
 //! `UPDATE_DOCS=1 cargo test -p unhang-emulator sources` writes the page.
@@ -71,14 +71,14 @@ fn page() -> String {
 
 #[test]
 fn the_table_of_sources_is_the_one_in_the_documentation() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/emulator-sources.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/internals/emulator-sources.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(path, page()).unwrap();
     }
     let written = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         written == page(),
-        "docs/emulator-sources.md is out of date: UPDATE_DOCS=1 cargo test -p unhang-emulator sources"
+        "docs/internals/emulator-sources.md is out of date: UPDATE_DOCS=1 cargo test -p unhang-emulator sources"
     );
 }
 

@@ -114,7 +114,7 @@ mod tests {
     fn what_pages_and_help_show_can_be_typed() {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let mut pages = vec![root.join("README.md")];
-        for folder in ["docs", "docs/benchmarks"] {
+        for folder in ["docs", "docs/internals", "docs/internals/benchmarks"] {
             pages.extend(std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().path()));
         }
         let mut texts = Vec::new();

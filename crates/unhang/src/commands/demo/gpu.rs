@@ -85,7 +85,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         )?;
     }
     text += "\nThe emulator checks every access to memory and stops at the chip's hazards; it knows no time.\n\
-             What the kernels do inside torch on a GPU is in docs/gpu.md, and how fast in docs/benchmarks/gpu.md.\n";
+             What the kernels do inside torch on a GPU is in docs/internals/gpu.md, and how fast in docs/internals/benchmarks/gpu.md.\n";
     Ok(text)
 }
 

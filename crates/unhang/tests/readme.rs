@@ -1,4 +1,5 @@
-//! What the README shows is what the program prints: each line of a block, in order; `…` stands for what was left out.
+//! What the README and the pages for users show is what the program prints: each line of a block, in order; `…` stands
+//! for what was left out.
 
 use std::path::Path;
 
@@ -24,11 +25,15 @@ fn blocks(page: &str) -> Vec<(String, Vec<String>)> {
 #[test]
 fn described_machines_are_shown_as_they_are_printed() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let page = std::fs::read_to_string(root.join("README.md")).unwrap();
+    let folder = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
+    let pages = folder.filter(|path| path.extension().is_some_and(|ending| ending == "md"));
+    let pages =
+        pages.chain([root.join("README.md")]).map(|path| (path.clone(), std::fs::read_to_string(path).unwrap()));
+    let shown = pages.flat_map(|(path, page)| blocks(&page).into_iter().map(move |block| (path.clone(), block)));
     let mut checked = 0;
     // Without a compiler, a wheel or a pipe: those need what may not be here.
-    for (command, shown) in
-        blocks(&page).iter().filter(|(command, _)| command.contains("--root") && !command.contains('|'))
+    for (path, (command, shown)) in
+        shown.filter(|(_, (command, _))| command.contains("--root") && !command.contains('|'))
     {
         let home = tempfile::tempdir().unwrap();
         let mut run = Command::cargo_bin("unhang").unwrap();
@@ -39,7 +44,8 @@ fn described_machines_are_shown_as_they_are_printed() {
             let start = wanted.split('…').next().unwrap();
             assert!(
                 lines.any(|line| if wanted.contains('…') { line.starts_with(start) } else { line == wanted }),
-                "README.md shows of `unhang {command}`:\n{wanted}\nwhich is not printed, or not there:\n{printed}"
+                "{} shows of `unhang {command}`:\n{wanted}\nwhich is not printed, or not there:\n{printed}",
+                path.display()
             );
         }
         checked += 1;

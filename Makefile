@@ -1,5 +1,5 @@
 # make demo   a guided first run on whatever is here
-# make test   everything that has to hold; CI runs this and nothing else
+# make test   the full test suite; CI runs this and nothing else
 .PHONY: help demo test test-all test-rocm fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
 help:
@@ -32,7 +32,7 @@ fuzz-emulator:
 	@tools/setup tests
 	@UNHANG_FUZZ_MINUTES=$${UNHANG_FUZZ_MINUTES:-60} cargo test -p unhang-fuzz --test random_programs -- --nocapture
 
-# make check   formatting, lints and types only
+# make check   formatting, lints, types and words only
 check:
 	@tools/setup build python
 	@.venv/bin/python tools/test --only check

@@ -207,6 +207,6 @@ def test_a_device_that_is_not_there_is_declined_by_name() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(_core.GpuFailure, match=r"libcuda|cuInit|cuDeviceGet"):
             _core.Gpu.open_cuda(0)
-        with pytest.raises(_core.GpuFailure, match=r"libamdhip64|hipInit|hipDeviceGetPCIBusId|cannot be told"):
+        with pytest.raises(_core.GpuFailure, match=r"libamdhip64|hipInit|hipDeviceGetPCIBusId|is unknown"):
             _core.Gpu.open_hip(0, _core.Machine.inspect("none"))
     assert not os.environ.get("UNHANG_REHEARSE_GPU")

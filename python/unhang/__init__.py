@@ -1,4 +1,4 @@
-"""unhang: convolutions that always come back.
+"""unhang: keeps PyTorch from hanging on AMD RDNA1 cards.
 
 PyTorch on AMD RDNA1 cards (RX 5500 to 5700), where MIOpen hangs, crashes or computes nonsense. Every convolution of the
 process, in unmodified code, runs on the fastest path that is known to be safe on this machine::

@@ -60,7 +60,7 @@ class Conv2dBypassConfig:
     cache_decisions: bool = True
 
     def settings(self) -> Settings:
-        """The same as :class:`unhang.Settings`."""
+        """These settings as :class:`unhang.Settings`."""
         return Settings(
             strategy=FallbackStrategy(self.strategy).value,
             size_threshold=self.size_threshold,

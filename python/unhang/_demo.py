@@ -111,7 +111,7 @@ def print_plans() -> None:
 
 
 def rehearse() -> None:
-    """In a process of its own: the card that UNHANG_ROOT describes, played by the CPU."""
+    """In a separate process: the card that UNHANG_ROOT describes, played by the CPU."""
     warnings.simplefilter("ignore")
     with unhang.enabled("auto", rehearse=True):
         train("cpu")
@@ -124,7 +124,7 @@ def show_rehearsal(number: int, example: str) -> None:
     heading(number, title, "rehearsed: CPU tensors play the card's, a folder describes the machine")
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "UNHANG_ROOT": example, "UNHANG_HOME": home}
-        for mood, meaning in (("", "its canary comes back"), ("hang", "its canary hangs")):
+        for mood, meaning in (("", "its canary passes"), ("hang", "its canary hangs")):
             print(f"  torch's own GPU kernels, when {meaning}:\n", flush=True)
             variables = {
                 **environment,
@@ -151,7 +151,7 @@ def show_report(number: int) -> None:
     heading(number, "The report", "measured")
     report = unhang.report()
     print(textwrap.indent(report.text(), "  "))
-    # In a folder of its own: what lies in a shared one under a known name may be another's link.
+    # In a separate folder: what is in a shared one under a known name may be another's link.
     page = report.html(Path(tempfile.mkdtemp(prefix="unhang-demo-")) / "report.html")
     print(f"  the same as a page: {page}")
 

@@ -74,7 +74,7 @@ def remember_forward(route: Route, tensors: tuple[Tensor, Tensor], bias: Tensor 
 
 
 def remember_redispatched(device: torch.device, tally: _core.Tally) -> None:
-    """The same for a forward that is torch's own to compute."""
+    """Remembers a forward that is torch's own to compute."""
     if device.type == "cpu":  # elsewhere the process's flags count, and may change
         _core.remember_forward(_core.Step.original(NO_FLAGS, tally, False), _TORCH)
 

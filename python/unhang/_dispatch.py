@@ -42,7 +42,7 @@ _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 _libraries: dict[str, torch.library.Library] = {}
 #: The settings that are on in the process, whichever device types they are for; what layers without any follow.
 process_settings: Settings | None = None
-#: The same as text, for graphs that are being made.
+#: These settings as text, for graphs that are being made.
 process_token = Settings().token
 _is_tracing = torch._C._is_tracing
 # Before torch 2 what keeps subclasses out leaves modes in.
@@ -91,7 +91,7 @@ def register(device: str) -> None:
             return
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
-            # On CUDA's key torch has a kernel of its own for the gradients: replacing it is what is meant. Torch says
+            # On CUDA's key torch has its own kernel for the gradients: replacing it is what is meant. Torch says
             # so once for all operators, so that Rust's kernel, which no filter would reach, comes after Python's.
             warnings.filterwarnings("ignore", category=UserWarning)
             is_direct = _direct.open_face()
@@ -115,7 +115,7 @@ def _kernels(device: str) -> dict[str, Any]:
     def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
         with _no_torch_function():
             if _is_tracing():
-                # Torch's tracer records not this op but the one with flags: that comes back to us, below the tracer.
+                # Torch's tracer records not this op but the one with flags: that reaches us again, below the tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
                 return recorded
             settings = planned_by(weight.data_ptr())

@@ -129,7 +129,7 @@ def _switch_on(current: _Enabled) -> None:
 
 
 def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
-    """The RDNA1 cards among what torch sees, by number; each has canaries of its own."""
+    """The RDNA1 cards among what torch sees, by number; each has its own canaries."""
     current = state()
     if not current.machine.affected:
         return []
@@ -148,7 +148,7 @@ def _amd_devices(devices: tuple[str, ...]) -> list[int]:
 
 
 def _say_what_stays_unsafe(*, spoofed: bool) -> None:
-    """Our kernels are compiled for the true chip; what lies below them in a spoofed process is not."""
+    """Our kernels are compiled for the true chip; what is below them in a spoofed process is not."""
     if spoofed and "libunhang_shield" not in os.environ.get("HSA_TOOLS_LIB", ""):
         say(
             "HSA_OVERRIDE_GFX_VERSION is set and the shield is off: unhang's own kernels are safe on this chip, "

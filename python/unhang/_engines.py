@@ -45,7 +45,7 @@ class Geometry(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What an engine has to know of a convolution besides its tensors: one value, made once for all calls."""
+    """What an engine must know of a convolution apart from its tensors: one value, made once for all calls."""
 
     problem: _core.Problem
     #: How the result is laid out.

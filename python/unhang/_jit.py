@@ -17,7 +17,7 @@ from unhang._state import say
 
 Tensor = torch.Tensor
 
-# So many kernels that are waiting to be compiled are worth a word.
+# If this many kernels wait to be compiled, a line says so.
 _MANY = 16
 
 
@@ -181,7 +181,7 @@ class BoundJit:
             raise WrongResult(f"{loaded.kernel.choice} was wrong: {finding.detail}")
 
     def _settle(self, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None, geometry: Geometry) -> None:
-        """Notes whether these kernels are the last word, whose result was right and is queued."""
+        """Notes whether these kernels are final; their result was right and is queued."""
         if verdict(self.task, loaded.kernel) is None:
             return
         if not self.task.tune or loaded.kernel.provisional:
@@ -200,7 +200,7 @@ class BoundJit:
         except _core.GpuFailure as error:
             if before is None:
                 raise
-            say(f"{problem.key}: its own kernels cannot be had ({error}): the generic ones go on")
+            say(f"{problem.key}: its own kernels are not available ({error}): the generic ones continue")
             before.settled = True
             return before
         if (

@@ -55,7 +55,7 @@ def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
     """The tensor as our kernels read it: in that order, without gaps, aligned."""
     if not tensor.is_contiguous(memory_format=form):
         tensor = tensor.contiguous(memory_format=form)
-    # A view that begins in the middle of another tensor: memory of its own is aligned.
+    # A view that begins in the middle of another tensor: separate memory is aligned.
     return tensor.clone(memory_format=form) if tensor.data_ptr() % ALIGNMENT else tensor
 
 

@@ -1,4 +1,4 @@
-"""The child of ``unhang probe``: tries convolutions on engines through torch, one after another, as it is told.
+"""The child of ``unhang probe``: tries convolutions on engines through torch, one after another, as requested.
 
 ``python -m unhang._probe_child --device cuda|cpu`` speaks the prober's protocol (``protocol.rs`` of ``unhang-probe``):
 one JSON value a line over the socket that is its standard input. What torch and the GPU's libraries print goes wherever
@@ -6,7 +6,7 @@ the prober sent standard output and error. ``--describe`` says which torch this 
 SHAPE`` says which convolutions a model uses. Both answer with one line.
 
 On a GPU a call that returns has only been queued, so an event follows each and is polled, never waited for: this
-process stays able to say that it lives. Whether the numbers are right is told by our CPU engine.
+process stays able to say that it lives. Our CPU engine says whether the numbers are right.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _serve(device: str) -> None:
             else:
                 stage = _stage_teller(wire, request["id"])
                 answer.update(_attempt(request["problem"], request["engine"], device, stage))
-        except Exception as error:  # whatever torch raises: it came back, and says why
+        except Exception as error:  # whatever torch raises: it returned, and says why
             answer.update(_failure(error))
         wire.say(**answer)
 

@@ -45,7 +45,7 @@ class Progress:
             self._tell(self._done + 1)
 
     def at(self, done: int) -> None:
-        """So many are done."""
+        """That many are done."""
         with self._lock:
             if done > self._done:
                 self._tell(done)

@@ -55,7 +55,7 @@ class Report:
         return target
 
     def _repr_html_(self) -> str:
-        # In a notebook: in a frame of its own, since the page has styles and scripts of its own.
+        # In a notebook: in a separate frame, since the page has its own styles and scripts.
         page = self._render("html").replace("&", "&amp;").replace('"', "&quot;")
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 0" sandbox="allow-scripts"></iframe>'
 

@@ -1,6 +1,6 @@
 """What this process knows: the machine, the store, the planner. Made on first use, once per process.
 
-A forked child (a DataLoader's worker) gets a state of its own, without the store and with one thread: SQLite handles,
+A forked child (a DataLoader's worker) gets a separate state, without the store and with one thread: SQLite handles,
 writer threads and thread pools do not survive a fork.
 """
 

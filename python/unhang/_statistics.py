@@ -30,7 +30,7 @@ class Layer:
     @property
     def counts(self) -> dict[tuple[str, str], int]:
         """Forwards by convolution (empty where torch computed what our engines do not know, and where the layer saw
-        more sizes than are told apart) and engine."""
+        more sizes than are counted separately) and engine."""
         counts = self.counted.by_label
         for key, count in self._more.items():
             counts[key] = counts.get(key, 0) + count
@@ -93,7 +93,7 @@ def layer_of(module: torch.nn.Module) -> Layer:
     return layer
 
 
-# The same by the module's address, which is quicker to look up: at every forward of every layer.
+# Layers by the module's address, which is quicker to look up: at every forward of every layer.
 _by_address: dict[int, _core.LayerCounts] = {}
 
 

@@ -18,7 +18,7 @@ logger = logging.getLogger("unhang")
 
 
 class _StandardError(logging.Handler):
-    """Standard error as it is at that moment; where it is closed, full or not there, nobody is told."""
+    """Standard error as it is at that moment; where it is closed, full or not there, nothing is printed."""
 
     def emit(self, record: logging.LogRecord) -> None:
         write(f"unhang: {record.getMessage()}\n")

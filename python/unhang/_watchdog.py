@@ -1,7 +1,7 @@
-"""The watchdog: a convolution that does not come back is named, kept as evidence, and the process is ended.
+"""The watchdog: a convolution that hangs is named, kept as evidence, and the process is ended.
 
 On an accelerator markers go into the stream before and after each call, and threads that need no interpreter look
-whether they happen (``unhang._core.Watchdog``; ``docs/run.md`` says how a hang is told from a long compilation). In a
+whether they happen (``unhang._core.Watchdog``; ``docs/run.md`` says how a hang differs from a long compilation). In a
 rehearsal a call on CPU tensors stands for the card's, and is over when it returns.
 
 It is on under ``unhang run`` and where ``UNHANG_WATCHDOG=1``.
@@ -91,7 +91,7 @@ def _deadlines() -> tuple[float, float, float]:
 
 
 def watched(engine: Engine, name: str, task: Task) -> Engine:
-    """The engine for that task, watched if that is on. CPU tensors are not: torch's CPU kernels come back."""
+    """The engine for that task, watched if that is on. CPU tensors are not: torch's CPU kernels return."""
     if _watchdog is None or (task.device == "cpu" and not task.rehearsed):
         return engine
     return WatchedEngine(engine, name.partition("(")[0], task)

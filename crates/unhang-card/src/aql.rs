@@ -94,7 +94,7 @@ impl Processor {
             return Step::Wait;
         }
         let slot = queue.place.ring.wrapping_add(((read * PACKET) & (queue.place.ring_size - 1)) as usize);
-        // SAFETY: the ring is mapped and 64-byte aligned, and the slot lies in it.
+        // SAFETY: the ring is mapped and 64-byte aligned, and the slot is in it.
         let header = unsafe { AtomicU16::from_ptr(slot.cast()) };
         if header.load(Ordering::Acquire) as u8 == INVALID {
             return Step::Wait;
@@ -342,7 +342,7 @@ impl Processor {
     /// A word of the runtime's description of the queue.
     fn word(&self, queue: &Queue, offset: u64) -> u32 {
         let address = (queue.place.read as u64 - field::READ_INDEX + offset) as *mut u32;
-        // SAFETY: the description surrounds the read index, which the driver was told; it is 256 bytes aligned to 64.
+        // SAFETY: the description surrounds the read index, which the driver received; it is 256 bytes aligned to 64.
         unsafe { AtomicU32::from_ptr(address) }.load(Ordering::Acquire)
     }
 

@@ -29,7 +29,7 @@ pub struct Descriptor {
     pub process: u32,
 }
 
-/// The process whose memory this is. A child of `vfork` uses its parent's memory with descriptors of its own: what it
+/// The process whose memory this is. A child of `vfork` uses its parent's memory with separate descriptors: what it
 /// closes stays open in the parent.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 

@@ -9,7 +9,7 @@
 //! * `kfd` is the driver's interface: memory, events, queues. `aql` and `sdma` execute what is in a queue.
 //! * `executor` hands a dispatch to the emulator and turns what stopped it into what a program gets from a real card.
 //!
-//! It must not know convolutions, torch, HIP or any particular program; it must not keep state of its own on disk
+//! It must not know convolutions, torch, HIP or any particular program; it must not keep state on disk
 //! beyond the journal of the run; and whatever is not the card's goes to the system untouched.
 
 // Without the functions that programs call, which a test program must not have, nothing calls the rest.

@@ -15,7 +15,7 @@ use crate::problem::{Problem, ProblemError, Specification, UnknownName};
 pub enum KeyError {
     /// A part of the key is not there, or there is one too many.
     #[error(
-        "{key:?} is no key: it has {found} of the parts that colons separate, and 9 are expected, or 11 for a transposed convolution"
+        "{key:?} is not a convolution's key: expected 9 parts separated by colons (11 if transposed), found {found}"
     )]
     Parts {
         /// The text.

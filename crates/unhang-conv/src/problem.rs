@@ -439,7 +439,7 @@ impl Problem {
         self.output_padding
     }
 
-    /// Whether every input channel is a group of its own.
+    /// Whether every input channel is a separate group.
     pub fn is_depthwise(&self) -> bool {
         self.groups > 1 && self.groups == self.in_channels
     }

@@ -95,14 +95,14 @@ fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second:
     result
 }
 
-/// The input's row (axis 0) or column (axis 1) that a tap of the filter meets, unless it lies in the padding.
+/// The input's row (axis 0) or column (axis 1) that a tap of the filter meets, unless it is in the padding.
 fn input_position(problem: &Problem, axis: usize, out: usize, tap: usize) -> Option<usize> {
     let padded = out * problem.stride()[axis] + tap * problem.dilation()[axis];
     let position = padded.checked_sub(problem.padding()[axis])?;
     (position < problem.in_size()[axis]).then_some(position)
 }
 
-/// Where an element lies in memory.
+/// Where an element is in memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Indexer {
     strides: [usize; 4],

@@ -82,7 +82,7 @@ impl Algorithm {
         }
     }
 
-    /// The same, or the one in its place whose every result is the sum of its own products.
+    /// This algorithm, or the one in its place whose every result is the sum of its own products.
     pub fn by_definition(self) -> Algorithm {
         match self {
             Algorithm::Winograd | Algorithm::WinogradAxis | Algorithm::WinogradStridedAxis => Algorithm::Direct,
@@ -139,7 +139,7 @@ fn has_few_channels(problem: &Problem) -> bool {
 const MOST_OF_IMAGE: usize = 16;
 /// The terms of such a sum.
 const SHORT_SUM: usize = 256;
-/// The same where a pixel of the source is met by one tap, and rows of results follow each other without a gap.
+/// The terms of such a sum where a pixel of the source is met by one tap, and rows of results follow each other without a gap.
 const SHORT_SUM_OF_PATCHES: usize = 512;
 
 /// Whether the sums of a forward problem are so short that transposing them, which filters in vectors ask for, would cost as
@@ -219,11 +219,11 @@ fn winograd_strided_axis_wins(problem: &Problem, isa: Isa) -> bool {
 
 /// The products that Winograd's algorithm along both axes has to spare.
 const GAIN: f64 = 2.0;
-/// The same for dilated filters: the direct path leaves out their taps that fall on padding.
+/// Products to spare for dilated filters: the direct path leaves out their taps that fall on padding.
 const DILATED_GAIN: f64 = 2.5;
-/// The same for strided and dilated weight gradients, which transform their source for few vectors of filters at a time.
+/// Products to spare for strided and dilated weight gradients, which transform their source for few vectors of filters at a time.
 const APART_WEIGHTS_GAIN: f64 = 3.0;
-/// The same for strided backward-data with many channels in NCHW: a tile's transforms are used for results of four parities.
+/// Products to spare for strided backward-data with many channels in NCHW: a tile's transforms are used for results of four parities.
 const STRIDED_GAIN: f64 = 1.5;
 /// Those channels.
 const STRIDED_CHANNELS: usize = 128;

@@ -89,8 +89,8 @@ fn find(_: &str) -> Option<OpenMp> {
     None
 }
 
-/// Calls `work` once on each thread of the team and waits for all; false, without a call, where there is no team of so
-/// many threads. The team may turn out smaller, down to the caller alone. A panic goes on here.
+/// Calls `work` once on each thread of the team and waits for all; false, without a call, where there is no team of
+/// that many threads. The team may turn out smaller, down to the caller alone. A panic goes on here.
 pub fn run_on_team(threads: usize, work: &(dyn Fn() + Sync)) -> bool {
     FOUND.get().is_some_and(|found| found.as_ref().is_some_and(|openmp| openmp.run(threads, work)))
 }

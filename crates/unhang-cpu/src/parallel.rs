@@ -117,7 +117,7 @@ pub fn for_each_chunk<T: Send>(threads: usize, slice: &mut [T], chunk: usize, wo
     });
 }
 
-/// The pool of this process with that many helpers; none where it cannot be had, and then the caller works alone.
+/// The pool of this process with that many helpers; none where it is not available, and then the caller works alone.
 fn pool(helpers: usize) -> Option<&'static ThreadPool> {
     type Pools = Vec<((u32, usize), &'static ThreadPool)>;
     static POOLS: Mutex<Pools> = Mutex::new(Vec::new());

@@ -57,7 +57,7 @@ pub fn compute<T: Number>(
     let [_, channels, height, width] = problem.operand_shapes()[2];
     match problem.direction() {
         Direction::BackwardWeights => {
-            // One filter lies together in both layouts.
+            // One filter is contiguous in both layouts.
             let chunk = problem.weight_shape()[1..].iter().product();
             for_each_chunk(threads, result, chunk, |k, filter| weight_gradient(problem, first, second, k, filter));
         }

@@ -50,15 +50,15 @@ fn main() {
     for (&(wave, object), (threads, fast)) in lines {
         for mode in [Mode::Compute, Mode::Hazards(Chip::Gfx1010)] {
             let path = if fast { "fast" } else { "plain" };
-            let minds = if mode == Mode::Compute { "compute" } else { "hazards" };
-            if !words.iter().all(|word| [path, minds, wave, &threads.to_string()].contains(&word.as_str())) {
+            let checked = if mode == Mode::Compute { "compute" } else { "hazards" };
+            if !words.iter().all(|word| [path, checked, wave, &threads.to_string()].contains(&word.as_str())) {
                 continue;
             }
             let (wall, processor) = (Instant::now(), processor_seconds());
             let counts = multiply(object, mode, threads, fast);
             let (wall, processor) = (wall.elapsed().as_secs_f64(), processor_seconds() - processor);
             println!(
-                "{wave}, {path} path, {threads} thread(s), {minds}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
+                "{wave}, {path} path, {threads} thread(s), {checked}: {:.0} million lane operations for a second of processor time, {:.0} by the clock",
                 counts.lane_operations as f64 / processor / 1e6,
                 counts.lane_operations as f64 / wall / 1e6,
             );

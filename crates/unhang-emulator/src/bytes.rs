@@ -42,7 +42,7 @@ fn dot_unsigned(a: u64, b: u64, bits: u32) -> u64 {
     (0..32 / bits).map(|place| part(a, place) * part(b, place)).sum()
 }
 
-/// The lower product is added first, then the upper one, each with a rounding of its own: products of halves are exact.
+/// The lower product is added first, then the upper one, each rounded separately: products of halves are exact.
 fn dot_halves(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
     let product = |shift: u32| half_value(a >> shift & 0xffff, mode) * half_value(b >> shift & 0xffff, mode);
     [0, 16].into_iter().fold(c, |sum, shift| {

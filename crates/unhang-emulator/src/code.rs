@@ -1,4 +1,4 @@
-//! Code that lies in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
+//! Code that is in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -35,16 +35,16 @@ pub(crate) const NOWHERE: u32 = u32::MAX;
 /// Everything that relative branches reach from one entry.
 pub(crate) struct Function {
     pub entry: u64,
-    /// The number of its first instruction among those of all functions that were ever decoded, so that each has a place of
-    /// its own.
+    /// The number of its first instruction among those of all functions that were ever decoded, so that each has a
+    /// separate place.
     pub places: u64,
     reading: Reading,
     pub instructions: Vec<Instruction>,
-    /// Where each instruction lies.
+    /// Where each instruction is.
     pub addresses: Vec<u64>,
     /// What each instruction does, found once.
     pub semantics: Vec<Semantics>,
-    /// The same with its operands resolved.
+    /// What each instruction does, with its operands resolved.
     pub ops: Vec<Op>,
     /// What each instruction does to scalar registers.
     pub effects: Vec<Effects>,
@@ -63,7 +63,7 @@ pub(crate) struct Function {
     bytes: Vec<(u64, Vec<u8>)>,
 }
 
-/// What lies at an address.
+/// What is at an address.
 struct Found {
     instruction: Instruction,
     semantics: Semantics,
@@ -118,7 +118,7 @@ impl Function {
             let after = address.wrapping_add(here.bytes.len() as u64);
             let next = function.addresses.get(index + 1).copied();
             let mut semantics = here.semantics;
-            // Code that jumps into the middle of an instruction: what lies there is not followed.
+            // Code that jumps into the middle of an instruction: what is there is not followed.
             if next != Some(after) && !here.instruction.ends_block_for_good() {
                 semantics = Semantics::Hole(Hole::Overlaps);
             }
@@ -183,7 +183,7 @@ pub(crate) enum Hole {
     Overlaps,
 }
 
-/// Reads what lies at an address.
+/// Reads what is at an address.
 fn look(memory: &Memory, address: u64, reading: Reading) -> Found {
     let mut bytes = [0; LONGEST];
     let count = memory.read_some(address, &mut bytes);
@@ -291,7 +291,7 @@ pub(crate) struct Paths<'a> {
 }
 
 impl<'a> Paths<'a> {
-    /// `keep` says whether states of waves are remembered, `hazards` whether hazards are minded.
+    /// `keep` says whether states of waves are remembered, `hazards` whether hazards are checked.
     pub fn new(code: &'a Code<'a>, keep: bool, hazards: bool) -> Paths<'a> {
         let mut known = code.cache.known();
         let earlier = known.iter().position(|it| keep && it.serves(hazards)).map(|place| known.swap_remove(place));

@@ -25,11 +25,11 @@ pub struct Scratch {
 /// What a kernel dispatch packet says, and what its queue adds. Addresses are the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Packet {
-    /// Where the packet itself lies; kernels of older compilers read their dimensions there.
+    /// Where the packet itself is; kernels of older compilers read their dimensions there.
     pub packet_address: u64,
-    /// Where the queue (`amd_queue_t`) lies.
+    /// Where the queue (`amd_queue_t`) is.
     pub queue_address: u64,
-    /// Where the kernel's descriptor lies.
+    /// Where the kernel's descriptor is.
     pub kernel_object: u64,
     /// Where the arguments lie.
     pub kernarg_address: u64,
@@ -55,7 +55,7 @@ impl Packet {
     /// The base of private memory in flat addresses, unless the driver says something else.
     pub const PRIVATE_APERTURE: u64 = 0x2_0000 << 32;
 
-    /// The packet as it lies in a queue, without header and signal.
+    /// The packet as it is in a queue, without header and signal.
     pub(crate) fn bytes(&self) -> [u8; 64] {
         let mut bytes = [0; 64];
         for axis in 0..3 {
@@ -102,7 +102,7 @@ pub(crate) struct Launch<'a> {
     pub only: Option<&'a [u64]>,
     /// Who sees each instruction.
     pub observer: Option<&'a dyn Observer>,
-    /// The function in which an address lies, by name, with its start: for faults.
+    /// The function in which an address is, by name, with its start: for faults.
     pub name: &'a (dyn Fn(u64) -> (String, u64) + Sync),
 }
 
@@ -199,7 +199,7 @@ impl Launch<'_> {
         let room = (self.places() / workers).clamp(1, RESIDENT);
         let mut free: Vec<u64> = (0..room).rev().map(|place| worker + place * workers).collect();
         let mut resident: VecDeque<(u64, u64, Group)> = VecDeque::new();
-        let mut paths = Paths::new(self.code, self.fast, self.minds_hazards());
+        let mut paths = Paths::new(self.code, self.fast, self.checks_hazards());
         let (mut counts, mut leftovers) = (Counts::default(), Leftovers::default());
         let long = LONG * self.waves();
         let (mut admitted_at, mut after_fault) = (0, 0);
@@ -247,8 +247,8 @@ impl Launch<'_> {
         lock().counts += counts;
     }
 
-    /// Whether hazards are minded.
-    pub fn minds_hazards(&self) -> bool {
+    /// Whether hazards are checked.
+    pub fn checks_hazards(&self) -> bool {
         matches!(self.mode, Mode::Hazards(chip) if chip.is_rdna1())
     }
 

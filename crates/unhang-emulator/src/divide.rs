@@ -1,4 +1,4 @@
-//! The steps of a division that are instructions of their own: scaling before and behind, and special values.
+//! The steps of a division that are separate instructions: scaling before and behind, and special values.
 
 use crate::float::{FloatMode, double, fused_scaled_double, gathered_sum, rounded_single, single};
 
@@ -181,7 +181,7 @@ pub(crate) fn divide_multiply_add_single(sources: [u64; 3], scaled: bool, mode: 
     rounded_single(gathered_sum(terms) as f32, terms, mode)
 }
 
-/// The same in double precision.
+/// Multiplies, adds and scales for a division in double precision.
 pub(crate) fn divide_multiply_add_double(sources: [u64; 3], scaled: bool, mode: FloatMode) -> u64 {
     let [a, b, c] = sources.map(|bits| double(bits, mode));
     fused_scaled_double([a, b, c], power_back(c, scaled), mode)

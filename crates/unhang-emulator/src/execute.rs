@@ -41,7 +41,7 @@ impl Leftovers {
         self.locals.push(group.local);
     }
 
-    /// So many registers, all zero.
+    /// That many registers, all zero.
     fn registers(&mut self, count: usize) -> Registers {
         match self.registers.pop() {
             Some(mut registers) => {
@@ -52,7 +52,7 @@ impl Leftovers {
         }
     }
 
-    /// So many bytes of LDS, all zero.
+    /// That many bytes of LDS, all zero.
     fn local(&mut self, size: usize) -> Vec<u8> {
         match self.locals.pop() {
             Some(mut local) => {

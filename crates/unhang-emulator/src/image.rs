@@ -18,13 +18,13 @@ pub(crate) struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// The code object in which an address lies: the nearest ELF header at the start of a page before it.
+    /// The code object in which an address is: the nearest ELF header at the start of a page before it.
     pub fn around(memory: &'a Memory, address: u64) -> Option<Image<'a>> {
         let mut base = address & !(PAGE - 1);
         let last = base.saturating_sub(FAR);
         loop {
             let mut header = [0; 20];
-            // Where nothing is mapped the search ends: a code object lies in one piece.
+            // Where nothing is mapped the search ends: a code object is in one piece.
             memory.read(base, &mut header).ok()?;
             if header.starts_with(b"\x7fELF\x02\x01") && u16::from_le_bytes([header[18], header[19]]) == MACHINE {
                 return Some(Image { memory, base });
@@ -70,7 +70,7 @@ impl<'a> Image<'a> {
         None
     }
 
-    /// The name of the kernel whose descriptor lies at an address.
+    /// The name of the kernel whose descriptor is at an address.
     pub fn kernel(&self, descriptor: u64) -> Option<String> {
         let [symbols, strings, hash] = [6, 5, 4].map(|tag| self.dynamic(tag));
         let (symbols, strings) = (symbols?, strings?);

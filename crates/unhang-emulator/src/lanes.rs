@@ -20,7 +20,7 @@ use crate::wave::{LANES, Lanes, Type};
 
 /// A lane's result from its sources.
 pub(crate) type LaneFunction = fn(u64, u64, u64, FloatMode) -> u64;
-/// The same for a whole register: the 32-bit functions without modifiers.
+/// A whole register's results from its sources: the 32-bit functions without modifiers.
 pub(crate) type RowFunction = fn(&Lanes, &Lanes, &Lanes, FloatMode) -> Lanes;
 
 /// A function with the types of its sources and of its result.

@@ -18,7 +18,7 @@ pub(crate) struct LoadedFunction {
 /// A kernel that can be started.
 pub(crate) struct LoadedKernel {
     pub name: String,
-    /// Where its descriptor lies.
+    /// Where its descriptor is.
     pub address: u64,
     pub descriptor: KernelDescriptor,
     pub metadata: Option<KernelMetadata>,
@@ -33,7 +33,7 @@ pub(crate) struct LoadedObject {
 }
 
 impl LoadedObject {
-    /// The function in which an address lies.
+    /// The function in which an address is.
     pub fn function(&self, address: u64) -> Option<&LoadedFunction> {
         let place = self.functions.partition_point(|function| function.base <= address);
         let function = self.functions.get(place.checked_sub(1)?)?;

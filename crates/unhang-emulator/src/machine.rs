@@ -17,7 +17,7 @@ use crate::load::{self, LoadedKernel, LoadedObject};
 use crate::semantics::Semantics;
 use crate::{Counts, Fault, FaultKind, Memory, Observer};
 
-/// What the machine minds.
+/// Which checks are enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Only computes: what an ideal chip would do.
@@ -63,7 +63,7 @@ pub struct Object(usize);
 pub struct Machine {
     /// Global memory.
     pub memory: Memory,
-    /// What the machine minds.
+    /// Which checks are enabled.
     pub mode: Mode,
     /// How many instructions a wave may execute.
     pub budget: u64,
@@ -265,7 +265,7 @@ impl Machine {
     }
 }
 
-/// The name of the kernel whose descriptor lies at an address, if the code object around it in memory tells it.
+/// The name of the kernel whose descriptor is at an address, if the code object around it in memory tells it.
 pub fn kernel_name(memory: &Memory, kernel_object: u64) -> Option<String> {
     Image::around(memory, kernel_object)?.kernel(kernel_object)
 }

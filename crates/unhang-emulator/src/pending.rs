@@ -102,7 +102,7 @@ impl Steps {
 /// The states that one thread has met, and the steps between them.
 pub(crate) struct KnownStates {
     most: usize,
-    /// Whether hazards were minded: where a step leads depends on it.
+    /// Whether hazards were checked: where a step leads depends on it.
     hazards: bool,
     states: Vec<Short>,
     numbers: HashMap<Short, u32>,
@@ -121,7 +121,7 @@ impl KnownStates {
         }
     }
 
-    /// Whether a launch can go on with it: it remembers, for what that one minds, and has room for more.
+    /// Whether a launch can go on with it: it remembers, has the same checks on, and has room for more.
     pub fn serves(&self, hazards: bool) -> bool {
         self.hazards == hazards && self.states.len() < self.most / 2 && self.steps.count < MOST_STEPS / 2
     }

@@ -5,8 +5,8 @@
 //! of them writes, not both are atomic, and the wave's clock does not know the earlier one. Lanes of a wave run in step and
 //! do not race; scalar loads and private memory are not looked at.
 //!
-//! Where waits are minded, an access happens only when its wave has waited for it: what was stored may not be there yet, and
-//! what was to be loaded may be overwritten, behind a barrier that was reached with it in flight. `vmcnt` counts what comes back
+//! Where waits are checked, an access happens only when its wave has waited for it: what was stored may not be there yet, and
+//! what was to be loaded may be overwritten, behind a barrier that was reached with it in flight. `vmcnt` counts what returns
 //! from global memory, `vscnt` what goes there, `lgkmcnt` what goes to LDS; each in order. A flat access is counted by both
 //! sides, and has arrived when the memory says so that it went to. Barriers do not wait for memory on gfx10: compilers put a wait
 //! before each.
@@ -100,7 +100,7 @@ impl Arrivals {
 /// What a workgroup has done to memory.
 pub(crate) struct Races {
     clocks: Vec<Clock>,
-    /// Of each wave, by [`Line`]; nothing where waits are not minded.
+    /// Of each wave, by [`Line`]; nothing where waits are not checked.
     arrivals: Vec<[Arrivals; 3]>,
     /// What counts the instruction that is being executed where it goes to global memory.
     global_line: Line,
@@ -114,11 +114,11 @@ pub(crate) struct Races {
 }
 
 impl Races {
-    pub fn new(waves: usize, minds_waits: bool) -> Races {
+    pub fn new(waves: usize, checks_waits: bool) -> Races {
         let mut clocks = vec![[0; WAVES]; waves.min(WAVES)];
         clocks.iter_mut().enumerate().for_each(|(wave, clock)| clock[wave] = 1);
         Races {
-            arrivals: vec![Default::default(); if minds_waits { clocks.len() } else { 0 }],
+            arrivals: vec![Default::default(); if checks_waits { clocks.len() } else { 0 }],
             clocks,
             global_line: Line::VectorLoads,
             words: HashMap::new(),
@@ -339,7 +339,7 @@ mod tests {
         let (global, local) = (Where::Global(0x1000), Where::Local(8));
         let store = |wait| with_wait(STORE, (global, Deed::Write), wait, Deed::Read);
         assert_eq!(store([NOT, NOT, 0]), Ok(()));
-        assert_eq!(store([0, 0, NOT]), Err(true), "stores have a counter of their own");
+        assert_eq!(store([0, 0, NOT]), Err(true), "stores have a separate counter");
         assert_eq!(store([NOT, NOT, 1]), Err(true), "one may be in flight");
         // Memory that is overwritten before a load of it was waited for.
         let load = |wait| with_wait(LOAD, (global, Deed::Read), wait, Deed::Write);

@@ -26,7 +26,7 @@ pub(crate) fn absolute_differences(a: u64, b: u64, bits: u32) -> u64 {
     (0..32 / bits).map(|part| (a >> (part * bits) & mask).abs_diff(b >> (part * bits) & mask)).sum()
 }
 
-/// The same of bytes, without those that are zero in `b`.
+/// Absolute differences of bytes, summed, without those that are zero in `b`.
 pub(crate) fn masked_differences(a: u64, b: u64) -> u64 {
     let byte = |value: u64, part: u32| value >> (part * 8) & 0xff;
     (0..4).filter(|&part| byte(b, part) != 0).map(|part| byte(a, part).abs_diff(byte(b, part))).sum()

@@ -43,7 +43,7 @@ pub(crate) enum ScalarOperation {
     SetProgramCounter,
     SwapProgramCounter,
     Call,
-    /// Hardware registers: the mode, and where scratch memory lies.
+    /// Hardware registers: the mode, and where scratch memory is.
     GetRegister,
     SetRegister,
     SetRegisterConstant,
@@ -264,7 +264,7 @@ impl ScalarOperation {
             "s_nop" | "s_waitcnt" | "s_clause" | "s_inst_prefetch" | "s_sleep" | "s_setprio" | "s_waitcnt_depctr"
             | "s_icache_inv" | "s_wait_idle" | "s_ttracedata" | "s_ttracedata_imm" | "s_wakeup" | "s_incperflevel"
             | "s_decperflevel" => ScalarOperation::Nothing,
-            // An interrupt for the host. What it is about lies in memory, where whoever plays the host finds it.
+            // An interrupt for the host. What it is about is in memory, where whoever plays the host finds it.
             "s_sendmsg" if instruction.immediate() & 15 == INTERRUPT => ScalarOperation::Nothing,
             _ => return None,
         })

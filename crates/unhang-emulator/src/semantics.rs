@@ -21,7 +21,7 @@ pub(crate) enum Semantics {
     Memory(Access),
     /// A function of one lane.
     Lane(LaneOperation),
-    /// The same for a whole register, where nothing but plain 32-bit operands is in play.
+    /// A function of a whole register, where nothing but plain 32-bit operands is in play.
     Row(RowOperation),
     /// A function of each half of a lane.
     Packed(PackedOperation),

@@ -75,7 +75,7 @@ pub(crate) enum Counter {
     Local,
     Scalar,
     Flat,
-    /// Nothing comes back: `vscnt`, and `lgkmcnt` too for one that may go to LDS.
+    /// Nothing is returned: `vscnt`, and `lgkmcnt` too for one that may go to LDS.
     Store,
     FlatStore,
 }
@@ -188,7 +188,7 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
         Access::Swizzle | Access::Permute { .. } => 1,
         Access::ScalarLoad { count } => count,
         Access::Clock => 2,
-        // Nothing comes back, but it is counted.
+        // Nothing is returned, but it is counted.
         Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. } => {
             let counter = match counter {
                 Counter::Vector => Counter::Store,

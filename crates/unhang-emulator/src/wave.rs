@@ -51,9 +51,9 @@ pub(crate) struct Wave {
     pub mode_bits: u32,
     /// What it says of floats.
     pub mode: FloatMode,
-    /// Where scratch memory lies, as the program says.
+    /// Where scratch memory is, as the program says.
     pub flat_scratch: [u32; 2],
-    /// Where it really lies: the address of this wave's part, and bytes of a lane.
+    /// Where it really is: the address of this wave's part, and bytes of a lane.
     pub scratch: (u64, u32),
     /// The bases of LDS and of private memory in flat addresses.
     pub apertures: [u64; 2],
@@ -113,7 +113,7 @@ impl Wave {
         self.scalars[EXEC + self.half]
     }
 
-    /// Where a vector register lies among all of them, if the kernel has it.
+    /// Where a vector register is among all of them, if the kernel has it.
     #[inline]
     fn row(&self, register: usize) -> Option<usize> {
         (register < self.registers).then_some(self.half * self.registers + register)

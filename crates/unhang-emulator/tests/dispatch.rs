@@ -52,7 +52,7 @@ impl Host {
         self.bytes(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
     }
 
-    /// Puts a code object into memory as the runtime's loader does, and returns where it lies.
+    /// Puts a code object into memory as the runtime's loader does, and returns where it is.
     fn load(&mut self, object: &[u8]) -> u64 {
         let object = CodeObject::parse(object).unwrap();
         let end = object.segments().map(|segment| segment.address + segment.memory_size).max().unwrap();

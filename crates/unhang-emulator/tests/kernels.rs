@@ -10,7 +10,7 @@ const NATIVE: &[u8] = include_bytes!("fixtures/kernels.gfx1010.co");
 const WAVE64: &[u8] = include_bytes!("fixtures/kernels.wave64.gfx1010.co");
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
 
-/// The machines on which code has to give the same results: native code, minding the hazards, in waves of 32 and of 64
+/// The machines on which code has to give the same results: native code, with hazard checks, in waves of 32 and of 64
 /// lanes, and gfx1030 code; the first also without the fast path.
 fn machines() -> [Machine; 4] {
     let mut plain = Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap();

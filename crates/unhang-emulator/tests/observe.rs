@@ -31,7 +31,7 @@ impl Observer for Watch {
     }
 }
 
-/// `axpy` of 512 elements in two workgroups; the machine, and where y lies.
+/// `axpy` of 512 elements in two workgroups; the machine, and where y is.
 fn axpy(only: Option<Vec<u64>>, watch: Option<Arc<Watch>>) -> (Machine, u64, u64) {
     let mut machine = Machine::load(NATIVE, Mode::Hazards(Chip::Gfx1010)).unwrap();
     let (x, y) = (numbers(512, 1), vec![7.0; 512]);

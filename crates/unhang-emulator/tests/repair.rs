@@ -1,4 +1,4 @@
-//! Code that was mended computes what it computed before, and is stopped less.
+//! Code that was repaired computes what it computed before, and is stopped less.
 
 use unhang_emulator::{Dispatch, Machine, Mode};
 use unhang_isa::Chip;
@@ -9,7 +9,7 @@ use unhang_isa::repair::{Repaired, repair_in_place};
 const SPOOFED: &[u8] = include_bytes!("fixtures/kernels.gfx1030.co");
 const HAZARDS: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/hazards.co");
 
-/// Every function mended in a copy of the object.
+/// Every function repaired in a copy of the object.
 fn repair(object: &[u8]) -> (Vec<u8>, Vec<(String, Repaired)>) {
     let mut copy = object.to_vec();
     let mut repairs = Vec::new();
@@ -72,7 +72,7 @@ fn prefetches_are_always_mended_and_safe_code_is_left_alone() {
             assert!(repaired.patches.is_empty(), "{name}");
         }
         if name == "compare__vcmpx_exec_war" {
-            // s_mov_b32 s4, exec_lo; v_cmpx_gt_u32 16, v0: VCC and SCC are free, so the old pair comes back.
+            // s_mov_b32 s4, exec_lo; v_cmpx_gt_u32 16, v0: VCC and SCC are free, so the old pair is restored.
             assert_eq!(repaired.after.total(), 0);
             let code = &repaired.code;
             let texts: Vec<String> =

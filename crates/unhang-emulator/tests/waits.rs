@@ -37,7 +37,7 @@ const EXPCNT_0: &[u32] = &[0xbf8c_ff0f];
 const EXPCNT_0_LONG: &[u32] = &[0xbcfd_0000];
 const VSCNT_0: &[u32] = &[0xbbfd_0000];
 const BARRIER: &[u32] = &[0xbf8a_0000];
-// v1 is where a work-item's own word lies, v2 where the one of the other wave does; v0 is its number.
+// v1 is where a work-item's own word is, v2 where the one of the other wave is; v0 is its number.
 const OWN_V1_OTHERS_V2: &[u32] = &[0x3402_0082, 0x3a04_02ff, 0x80];
 const STORE_OWN: &[u32] = &[0xdc70_8000, 0x0000_0001];
 const STORE_OTHERS: &[u32] = &[0xdc70_8000, 0x0000_0002];
@@ -67,7 +67,7 @@ fn run(code: &[&[u32]], mode: Mode) -> Option<(String, String)> {
 fn dispatch(code: &[&[u32]], machine: Machine, items: u16) -> Result<(), FaultKind> {
     let mut memory = Memory::default();
     let mut bytes = vec![0; 64];
-    // The code lies behind the descriptor; 16 vector registers, the address of the arguments, 32 lanes.
+    // The code is behind the descriptor; 16 vector registers, the address of the arguments, 32 lanes.
     bytes[16..24].copy_from_slice(&64u64.to_le_bytes());
     bytes[48..52].copy_from_slice(&(1u32 | 0xf0 << 12).to_le_bytes());
     bytes[52..56].copy_from_slice(&(2u32 << 1).to_le_bytes());
@@ -90,7 +90,7 @@ fn dispatch(code: &[&[u32]], machine: Machine, items: u16) -> Result<(), FaultKi
 }
 
 fn missing(code: &[&[u32]]) -> Option<(String, String)> {
-    assert_eq!(run(code, Mode::Compute), None, "without hazards nothing is minded");
+    assert_eq!(run(code, Mode::Compute), None, "without hazards nothing is checked");
     run(code, Mode::Hazards(Chip::Gfx1010))
 }
 
@@ -162,7 +162,7 @@ fn flat_accesses_count_in_order_with_those_of_lds() {
     }
 }
 
-/// Exports and global data share have a counter of their own, which says nothing about loads.
+/// Exports and global data share have a separate counter, which says nothing about loads.
 #[test]
 fn the_export_counter_waits_for_no_load() {
     for wait in [EXPCNT_0, EXPCNT_0_LONG] {
@@ -193,7 +193,7 @@ fn a_store_that_is_in_flight_at_a_barrier_is_not_there_for_the_other_wave() {
     let race = |wait: &'static [u32]| race_of_two_waves(&[STORE_OWN, wait], &[LOAD_OTHERS, VMCNT_0]);
     assert_eq!(race(VSCNT_0), None);
     for other in [VMCNT_0, LGKMCNT_0, EXPCNT_0] {
-        assert_eq!(race(other), Some(true), "stores have a counter of their own");
+        assert_eq!(race(other), Some(true), "stores have a separate counter");
     }
     let race = |wait: &'static [u32]| race_of_two_waves(&[DS_WRITE_OWN, wait], &[DS_READ_OTHERS, LGKMCNT_0]);
     assert_eq!((race(LGKMCNT_0), race(VSCNT_0)), (None, Some(true)));
@@ -207,7 +207,7 @@ fn memory_that_is_overwritten_before_a_load_of_it_was_waited_for_is_found() {
 }
 
 /// A hazard whose first half was left pending before a call is one that compilers, which look at each function by itself, do not
-/// see; it is told apart.
+/// see; it is reported separately.
 #[test]
 fn a_hazard_across_a_call_is_told_apart_from_one_within_a_function() {
     const BRANCH_TO_NEXT: &[u32] = &[0xbf82_0000];

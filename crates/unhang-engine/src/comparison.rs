@@ -1,6 +1,6 @@
 //! A few elements of a result, compared with the definition of a convolution: what a kernel's first result is judged by.
 //!
-//! Serial and without memory of its own: it runs in the user's process, beside threads that compile.
+//! Serial, and it allocates nothing: it runs in the user's process, alongside threads that compile.
 
 use half::{bf16, f16};
 use unhang_conv::reference::Indexer;
@@ -139,7 +139,7 @@ impl Sums {
         }
     }
 
-    /// The same where one of `STEP` numbers of the first row counts and all of the second: in vectors.
+    /// Like the sum above, for one of `STEP` numbers of the first row and all of the second, in vectors.
     fn add_rows<T: Copy, const STEP: usize>(&mut self, first: &[T], second: &[T], wide: impl Fn(T) -> f64) {
         let whole = (first.len() / (STEP * LANES)).min(second.len() / LANES);
         let (first, first_rest) = first.split_at(whole * STEP * LANES);

@@ -1,7 +1,7 @@
 //! What every engine is: the [`Engine`] trait, its operands, verdicts and errors.
 //!
 //! An engine computes a [`Problem`] on operands in this process's memory. Engines that live in torch (`aten`, `miopen`)
-//! or on a GPU have entries of their own besides; what they all share is the name, the refusal before any work
+//! or on a GPU also have their own entries; what they all share is the name, the refusal before any work
 //! ([`Engine::supports`]) and the verdict afterwards. This crate knows no particular engine, no store and no planner.
 
 #![forbid(unsafe_code)]
@@ -120,14 +120,14 @@ pub enum EngineError {
         problem: String,
     },
     /// There is not enough memory for the workspace.
-    #[error("{engine} needs {bytes} bytes of workspace and they cannot be had")]
+    #[error("{engine} needs {bytes} bytes of workspace, which are not available")]
     OutOfMemory {
         /// The engine.
         engine: EngineName,
         /// The workspace that it asked for.
         bytes: usize,
     },
-    /// The engine failed in a way of its own.
+    /// The engine failed for a reason that only it knows.
     #[error("{engine} failed: {message}")]
     Failed {
         /// The engine.

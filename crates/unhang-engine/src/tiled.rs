@@ -289,7 +289,7 @@ fn gather<T: Real>(whole: &[T], window: &Window, shape: TensorShape, layout: Lay
     part
 }
 
-/// Adds a tensor of `shape` into a window of another, leaving out what lies on the window's zeros.
+/// Adds a tensor of `shape` into a window of another, leaving out what falls on the window's zeros.
 fn scatter_add<T: Real>(part: &[T], shape: TensorShape, whole: &mut [T], window: &Window, layout: Layout) {
     let (from, to) = (Indexer::new(shape, layout), Indexer::new(window.shape, layout));
     for_each_position([shape[0], shape[1], window.length[0], window.length[1]], |[n, c, h, w]| {

@@ -8,17 +8,17 @@ use unhang_conv::UnknownName;
 /// How an attempt ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It came back with the right numbers.
+    /// It returned the right numbers.
     Works,
-    /// It did not come back within its deadline.
+    /// It did not finish within its deadline.
     Hangs,
     /// The process died.
     Crashes,
-    /// It came back with wrong numbers.
+    /// It returned wrong numbers.
     Wrong,
     /// The engine declined.
     Unsupported,
-    /// It came back with an error.
+    /// It returned an error.
     Error,
 }
 

@@ -15,7 +15,7 @@ use unhang_guard::{NotPrivate, PrivateFolder};
 use crate::queue::Notices;
 use crate::time;
 
-/// The file, and the lock beside it.
+/// The file, and its lock.
 const FILE: &str = "evidence.db";
 const LOCK: &str = "evidence.db.lock";
 /// Marks the file as ours ("unhg").
@@ -26,7 +26,7 @@ const OPENING_PATIENCE: Duration = Duration::from_millis(1000);
 const WRITING_PATIENCE: Duration = Duration::from_millis(2000);
 
 /// How the file came to its present form. A migration, once released, is never edited: the next one is added behind it.
-/// A record is told apart by all that it is about, its source and its verdict, so the table is bounded by what there is
+/// A record is identified by all that it is about, its source and its verdict, so the table is bounded by what there is
 /// to know and not by how often it was seen.
 pub(crate) const MIGRATIONS: [&str; 4] = [
     "CREATE TABLE records (
@@ -87,7 +87,7 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
         unix_seconds INTEGER NOT NULL,
         PRIMARY KEY (device, problem)
     ) WITHOUT ROWID;",
-    // What was seen later is told by the order of arrival: clocks are set back. In what there is already, bad news of the
+    // The order of arrival says what was seen later: clocks are set back. In what there is already, bad news of the
     // same second counts as the later, and an intent as later than the records of its second.
     "ALTER TABLE records ADD COLUMN arrival INTEGER NOT NULL DEFAULT 0;
     UPDATE records SET arrival = ranked.place FROM (
@@ -378,7 +378,7 @@ fn open_for_reading(path: &Path) -> Option<Connection> {
 }
 
 /// Held while a file is created, migrated or set aside, so that two processes do not both find a damaged file and the
-/// second sets aside the first one's new one. If it cannot be had in time, things go on without it: SQLite's own locks
+/// second sets aside the first one's new one. If it is not free in time, things go on without it: SQLite's own locks
 /// keep the file whole.
 struct OpeningLock(#[expect(dead_code, reason = "closing the file gives the lock back")] Option<File>);
 

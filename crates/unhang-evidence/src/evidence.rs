@@ -70,7 +70,7 @@ impl Finding {
 }
 
 impl fmt::Display for Finding {
-    /// Such as `miopen hangs (probe, 2026-02-11: did not come back within 10 s)`.
+    /// Such as `miopen hangs (probe, 2026-02-11: no answer within 10 s)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let record = &self.record;
         write!(f, "{}", record.engine)?;
@@ -103,7 +103,7 @@ impl Evidence {
         Evidence { machine: machine.to_owned(), realm: Realm::Real, records: HashMap::new() }
     }
 
-    /// What the store knows for the machine, what was begun there and never came back, and what others found.
+    /// What the store knows for the machine, what was begun there and never finished, and what others found.
     pub fn load(store: &Store, machine: &str) -> Evidence {
         Evidence::load_realm(store, machine, Realm::Real)
     }
@@ -133,7 +133,7 @@ impl Evidence {
                 verdict: Verdict::Hangs,
                 seconds: None,
                 first_seconds: None,
-                detail: "did not come back: it was begun and the process is gone".to_owned(),
+                detail: "did not finish: it was begun and the process is gone".to_owned(),
                 source: intent.source,
                 unix_seconds: intent.unix_seconds,
             };

@@ -43,7 +43,7 @@ impl Owner {
         words.next().is_none().then_some(Owner { identity, uptime })
     }
 
-    /// Whether the process may still come back and resolve an intent; `age_seconds` is what the clock says of it.
+    /// Whether the process may still return and resolve an intent; `age_seconds` is what the clock says of it.
     pub(crate) fn may_come_back(&self, age_seconds: i64) -> bool {
         if self.identity.boot != process::boot() {
             return false;

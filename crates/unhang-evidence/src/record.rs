@@ -1,4 +1,4 @@
-//! The things that are known, as values. What lies on disk and what is exchanged have types of their own.
+//! The things that are known, as values. What is on disk and what is exchanged have separate types.
 
 use std::fmt;
 use std::str::FromStr;
@@ -104,20 +104,20 @@ impl Record {
         self
     }
 
-    /// The same with its warm time.
+    /// This record with its warm time.
     pub fn with_seconds(mut self, seconds: f64) -> Record {
         self.seconds = Some(seconds);
         self
     }
 
-    /// The same with its detail.
+    /// This record with its detail.
     pub fn with_detail(mut self, detail: &str) -> Record {
         self.detail = detail.to_owned();
         self
     }
 }
 
-/// What is about to be tried, written down before it is: if nobody comes back to resolve it, it is the culprit.
+/// What is about to be tried, written down before it is: if nobody resolves it, it is the culprit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Intent {
     /// The convolution.

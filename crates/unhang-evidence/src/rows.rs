@@ -108,14 +108,14 @@ pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Resu
     let transaction = connection.unchecked_transaction()?;
     let (in_records, values) = condition(filter, true);
     let count = transaction.execute(&format!("DELETE FROM records WHERE {in_records}"), params_from_iter(values))?;
-    // An intent has no verdict; it stands for "did not come back", so it goes unless another verdict is meant.
+    // An intent has no verdict; it stands for "did not finish", so it goes unless another verdict is meant.
     if filter.verdict.is_none_or(|verdict| verdict == unhang_engine::Verdict::Hangs) {
         let found = intents(&transaction, filter)?;
         for (_, id, _, _) in found.iter().filter(|(_, _, intent, owner)| left_behind(intent, owner)) {
             remove_intent(&transaction, *id)?;
         }
     }
-    // A canary speaks for an engine on a machine; it goes when all that is known of them goes.
+    // A canary is about an engine on a machine; it goes when all that is known of them goes.
     if filter.problem.is_none() && filter.verdict.is_none() && filter.source.is_none() {
         let machine = filter.machine.clone();
         let engine = filter.engine.map(|engine| engine.name());

@@ -1,7 +1,7 @@
 //! Built-in rules: what five reports of one RX 5600 XT ("the seeds", `docs/internals/seeds.md`) claim about MIOpen on RDNA1.
 //!
-//! The reports contradict each other, so each rule carries where it was claimed, for which versions, and what speaks
-//! against it. A rule makes a combination suspect. It never proves that something hangs, and none says that something
+//! The reports contradict each other, so each rule carries where it was claimed, for which versions, and what
+//! contradicts it. A rule makes a combination suspect. It never proves that something hangs, and none says that something
 //! works. Nobody has repeated these observations on a card.
 
 use std::fmt;

@@ -214,7 +214,7 @@ impl Store {
         self.ask(ANSWER_DEADLINE, move |connection| rows::seen(connection, &machine)).unwrap_or_default()
     }
 
-    /// Writes down what is about to be tried, and comes back when it is on the disk for good: should the attempt take
+    /// Writes down what is about to be tried, and returns when it is on the disk for good: should the attempt take
     /// the machine with it, its name is there afterwards. None when it could not be written; the caller decides whether
     /// to try all the same.
     pub fn intend(&self, intent: Intent) -> Option<IntentId> {
@@ -227,7 +227,7 @@ impl Store {
         })
     }
 
-    /// The attempt came back, or its supervisor saw how it ended: the record takes the intent's place, in one step.
+    /// The attempt finished, or its supervisor saw how it ended: the record takes the intent's place, in one step.
     pub fn resolve(&self, intent: IntentId, record: Record) {
         self.insist(Box::new(move |connection| {
             let transaction = connection.unchecked_transaction()?;
@@ -237,8 +237,8 @@ impl Store {
         }));
     }
 
-    /// Writes down how attempts ended and what is tried next, in one step that is on the disk for good when this comes
-    /// back: the way of a prober, for which [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An
+    /// Writes down how attempts ended and what is tried next, in one step that is on the disk for good when this
+    /// returns: the way of a prober, for which [`Store::intend`] and [`Store::resolve`] one by one would be too slow. An
     /// attempt whose intent could not be written has none to take away. The names of the new intents, in order; none when
     /// nothing was written, and then the caller may offer the same again.
     pub fn advance(&self, ended: Vec<(Option<IntentId>, Record)>, next: Vec<Intent>) -> Option<Vec<IntentId>> {
@@ -281,7 +281,7 @@ impl Store {
         self.unresolved_in_order(machine).into_iter().map(|(_, id, intent)| (id, intent)).collect()
     }
 
-    /// The same, each with its place in the order of arrival.
+    /// Unresolved intents, each with its place in the order of arrival.
     pub(crate) fn unresolved_in_order(&self, machine: &str) -> Vec<(i64, IntentId, Intent)> {
         if self.foreign {
             return Vec::new();
@@ -307,7 +307,7 @@ impl Store {
         self.ask(ANSWER_DEADLINE, rows::canaries).unwrap_or_default()
     }
 
-    /// Keeps how a canary ended; the last one counts. Comes back when it is written, since the next process relies on it;
+    /// Keeps how a canary ended; the last one counts. Returns when it is written, since the next process relies on it;
     /// tells whether it was.
     pub fn set_canary(&self, canary: Canary) -> bool {
         self.ask(ANSWER_DEADLINE, move |connection| rows::put_canary(connection, &canary)).is_some()
@@ -325,7 +325,7 @@ impl Store {
         self.records_in_order(filter).into_iter().map(|(_, record)| record).collect()
     }
 
-    /// The same, each with its place in the order of arrival.
+    /// Records, each with its place in the order of arrival.
     pub(crate) fn records_in_order(&self, filter: &Filter) -> Vec<(i64, Record)> {
         let mut asked = filter.clone();
         if self.foreign {

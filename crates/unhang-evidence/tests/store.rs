@@ -155,7 +155,7 @@ fn a_truncated_file_is_set_aside() {
         drop(check_trouble(folder.path(), true, "set aside as"));
         filled(folder.path(), 500);
     }
-    assert_eq!(set_aside(folder.path()).len(), 3, "in one second too, each has a name of its own");
+    assert_eq!(set_aside(folder.path()).len(), 3, "in one second too, each has its own name");
 }
 
 #[test]
@@ -427,7 +427,7 @@ fn a_crash_leaves_the_culprits_name() {
     let evidence = Evidence::load(&store, "here");
     let finding = evidence.about(&problem(66), EngineName::Miopen, "").unwrap();
     assert!(finding.is_refutation() && finding.verdict == Verdict::Hangs, "{finding}");
-    assert!(finding.to_string().contains("did not come back"), "{finding}");
+    assert!(finding.to_string().contains("did not finish"), "{finding}");
     assert!(evidence.about(&problem(65), EngineName::Miopen, "").unwrap().is_proof());
     assert!(evidence.about(&problem(67), EngineName::Miopen, "").is_none());
 

@@ -54,7 +54,7 @@ impl Target {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Both sides wrote the same; how many instructions of waves the emulator executed, and the hazard across a call at
-    /// which it stopped first, if any: then it went on without minding hazards.
+    /// which it stopped first, if any: then it went on with the hazard checks off.
     Same {
         /// Instructions of all waves.
         instructions: u64,
@@ -265,7 +265,7 @@ pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
     Ok(names)
 }
 
-/// Runs a code object, minding hazards; where it stops at one across a call, which compilers do not look for, again without.
+/// Runs a code object with hazard checks; where it stops at one across a call, which compilers do not look for, again without.
 fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<Outcome> {
     let same = |instructions, hazard| {
         Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, target)?, hazard })

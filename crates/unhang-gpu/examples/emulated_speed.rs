@@ -1,5 +1,5 @@
 //! How fast the emulator runs our own kernels, in processor time of one core: one of each family, forward,
-//! minding the hazards of gfx1010; the plain path of the emulator and the fast one in turn. Needs hiprtc.
+//! checking the hazards of gfx1010; the plain path of the emulator and the fast one in turn. Needs hiprtc.
 //!
 //! `cargo run --release -p unhang-gpu --features emulated --example emulated_speed`; words behind it (`winograd fast f16`) choose
 //! families, the fast path alone, for a profiler, and another type than single precision.

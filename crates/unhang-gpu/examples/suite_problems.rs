@@ -25,7 +25,7 @@ fn square(index: usize) -> Specification {
     }
 }
 
-/// The same with a dilation, or with stride 2 and channels in sixteens.
+/// The square problem with a dilation, or with stride 2 and channels in sixteens.
 fn spread_out(index: usize) -> Specification {
     let dense = square(index);
     if index.is_multiple_of(2) {

@@ -82,7 +82,7 @@ impl Cache {
         Some(object)
     }
 
-    /// The same for an object that is to run on this chip: one that is unsafe there is taken for absent.
+    /// An object that is to run on this chip: one that is unsafe there is taken for absent.
     pub fn get_safe(&self, key: Key, chip: Chip) -> Option<Vec<u8>> {
         self.get(key).filter(|object| !chip.is_rdna1() || object::refuse_unsafe(object, chip).is_ok())
     }

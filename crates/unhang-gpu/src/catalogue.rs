@@ -33,7 +33,7 @@ pub fn select(layers: &[Layer], device: &DeviceModel, workspace_limit: u64) -> V
     select_some(layers, 1, |problem| candidates(problem, device, workspace_limit))
 }
 
-/// So many of the ways that `ways` finds for every layer in every direction, in its order.
+/// That many of the ways that `ways` finds for every layer in every direction, in its order.
 pub fn select_some(layers: &[Layer], count: usize, ways: impl Fn(&Problem) -> Vec<Candidate>) -> Vec<Selection> {
     let problems = layers
         .iter()

@@ -87,7 +87,7 @@ impl Tile {
     }
 
     /// Whether backward-weights is built with this tile. Both of its sides are gathered one element at a time, each with
-    /// a test of its own: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
+    /// a separate test: with many of them a thread, gfx1010 spills or has fewer than 8 waves. Winograd's products are
     /// read in quads and need less.
     pub fn is_for_weights(self, in_quads: bool) -> bool {
         self != HALF_TILE
@@ -158,7 +158,7 @@ pub enum Choice {
         /// Into how many parts the pixels are split (backward-weights).
         splits: u32,
     },
-    /// The same with several neighbours a thread, where sizes divide.
+    /// A depthwise layer with several neighbours a thread, where sizes divide.
     DepthwiseQuads {
         /// Rows that a thread computes.
         strip: u32,

@@ -1,7 +1,7 @@
 //! Finding vendors' libraries: what this process has loaded already, before anything else.
 //!
-//! Torch's wheels bring their own copies of the HIP and CUDA libraries. A second copy beside them would be a second
-//! runtime with devices, contexts and streams of its own. So where several are loaded the one that torch's own library is
+//! Torch's wheels bring their own copies of the HIP and CUDA libraries. A second copy would be a second
+//! runtime with its own devices, contexts and streams. So where several are loaded the one that torch's own library is
 //! linked to is taken, and where one is loaded no other ever is.
 
 mod build;
@@ -41,7 +41,7 @@ pub(crate) struct Wanted<'a> {
     pub witness: &'a str,
     /// Libraries that are linked to it. Where one of them is loaded, the copy that it uses is taken.
     pub users: &'a [&'a str],
-    /// Whether a copy beside the one that `users` use would be a second runtime: then none is ever loaded beside them.
+    /// Whether a copy beside the one that `users` use would be a second runtime: then none is ever loaded.
     pub only_one: bool,
     /// What is tried where none is loaded, in this order.
     pub names: Vec<String>,
@@ -124,7 +124,7 @@ pub(crate) fn open(wanted: &Wanted<'_>) -> Result<Found, LibraryMissing> {
         for user in users {
             tried.push(format!("{} is loaded and leads to no {}", user.display(), wanted.stem));
         }
-        tried.push("a second copy is not loaded beside it".into());
+        tried.push("a second copy is not loaded".into());
         return Err(LibraryMissing { tried });
     }
     for name in &wanted.names {

@@ -152,7 +152,7 @@ type PreparedProblems = HashMap<(Problem, Wanted), Arc<Prepared>>;
 const MOST_PREPARED: usize = 10_000;
 
 /// The most kernels that are loaded or kept in memory. Modules are never unloaded, since a recorded graph may hold their
-/// functions; so beyond this a new problem gets no kernels of its own, and the general ones, which are few, serve it.
+/// functions; so beyond this a new problem gets no specialised kernels, and the general ones, which are few, serve it.
 const MOST_KERNELS: usize = 2048;
 
 /// A plain kernel that would take longer than this is not worth having: its own is compiled in about that time.
@@ -209,7 +209,7 @@ impl GpuEngine {
         }
     }
 
-    /// The same with room for other than the usual number of kernels.
+    /// This engine with room for another number of kernels.
     pub fn with_room_for(self, most_kernels: usize) -> GpuEngine {
         GpuEngine { most_kernels, ..self }
     }
@@ -294,7 +294,7 @@ impl GpuEngine {
         self.choose_within(problem, self.workspace_limit).map_or(Choice::Plain, |found| found.choice)
     }
 
-    /// The general ways that may be taken and can be had here: their kernels came with the package, or there is a compiler.
+    /// The general ways that may be taken and are available here: their kernels came with the package, or there is a compiler.
     fn general_within(&self, problem: &Problem, limit: u64) -> Vec<Candidate> {
         let mut found = general_candidates(problem, &self.driver.description().model, limit);
         if let Some(allowed) = &*lock(&self.allowed) {
@@ -332,7 +332,7 @@ impl GpuEngine {
         self.choose_beside(problem, limit, self.general_within(problem, limit).first())
     }
 
-    /// The same, given the best of the general ways.
+    /// Chooses within the limit, given the best of the general ways.
     fn choose_beside(&self, problem: &Problem, limit: u64, general: Option<&Candidate>) -> Result<Candidate, GpuError> {
         let can_compile = self.workshop.can_compile();
         let found = if can_compile { self.candidates_within(problem, limit) } else { Vec::new() };
@@ -377,7 +377,7 @@ impl GpuEngine {
     ///
     /// While that records a graph nothing can be compiled or loaded: then only what was prepared before is there. A new
     /// problem whose kernels are in no cache is served by the generic kernels while its own are compiled in the
-    /// background: what comes back then says [`Prepared::is_provisional`], and to ask again is to get the better ones
+    /// background: what is returned then says [`Prepared::is_provisional`], and to ask again is to get the better ones
     /// once they are there.
     pub fn prepare_on(&self, problem: &Problem, request: Request) -> Result<Arc<Prepared>, GpuError> {
         let limit = request.workspace_limit.map_or(self.workspace_limit, |limit| limit.min(self.workspace_limit));
@@ -446,7 +446,7 @@ impl GpuEngine {
         Ok(ranks)
     }
 
-    /// The same with a given choice, or `None` for the engine's own, and whatever it takes.
+    /// Prepares a problem with a given choice, or `None` for the engine's own, and whatever it takes.
     pub fn prepare_as(&self, problem: &Problem, choice: Option<Choice>) -> Result<Arc<Prepared>, GpuError> {
         match choice {
             Some(choice) => self.prepare_form(problem, choice, Form::Specialised),
@@ -461,7 +461,7 @@ impl GpuEngine {
         }
     }
 
-    /// The same with a given choice in a given form.
+    /// Prepares a problem with a given choice in a given form.
     pub fn prepare_form(&self, problem: &Problem, choice: Choice, form: Form) -> Result<Arc<Prepared>, GpuError> {
         let key = (problem.clone(), Wanted::Choice(choice, form));
         if let Some(prepared) = lock(&self.prepared).get(&key) {
@@ -481,13 +481,13 @@ impl GpuEngine {
         Ok(())
     }
 
-    /// The same for a choice.
+    /// Has a choice's kernels compiled in the background.
     pub fn compile_choice_later(&self, problem: &Problem, choice: Choice) -> Result<(), GpuError> {
         let plan = LaunchPlan::new(problem, &choice)?;
         self.compile_later(problem, &Candidate { choice, form: Form::Specialised, plan, seconds: 0.0 })
     }
 
-    /// Whether a plan's kernels can be had without compiling. An error is that of compiling one in the background.
+    /// Whether a plan's kernels are available without compiling. An error is that of compiling one in the background.
     pub fn is_at_hand(&self, plan: &LaunchPlan) -> Result<bool, GpuError> {
         for stage in &plan.stages {
             if lock(&self.functions).contains_key(&stage.kernel) {
@@ -549,7 +549,7 @@ impl GpuEngine {
         self.workshop.waiting()
     }
 
-    /// Waits until nothing is being compiled in the background, for so long at most; whether that is so.
+    /// Waits until nothing is being compiled in the background; false if the time ran out first.
     pub fn settle(&self, patience: Duration) -> bool {
         self.workshop.settle(patience)
     }

@@ -53,9 +53,7 @@ pub enum GpuError {
     #[error("the stream is recording a graph, in which nothing can be compiled or loaded: run the problem once before")]
     Capturing,
     /// As many kernels are loaded as may be, and modules are never unloaded.
-    #[error(
-        "{most} GPU kernels are loaded in this process and no more are: {choice} for {problem} gets none of its own"
-    )]
+    #[error("{most} GPU kernels are loaded in this process and no more are: {choice} for {problem} is not compiled")]
     NoRoom {
         /// The most that may be loaded.
         most: usize,

@@ -17,9 +17,9 @@ pub struct Shares {
     pub large: f64,
     /// A filter that is not packed, with a window.
     pub unpacked: f64,
-    /// The same, with products of f16 in pairs.
+    /// A filter that is not packed, with a window and products of f16 in pairs.
     pub unpacked_half: f64,
-    /// Products of f16 in pairs, and in slices of more than eight channels besides.
+    /// Products of f16 in pairs; `pairs_deep` adds slices of more than eight channels.
     pub pairs: f64,
     /// See `pairs`.
     pub pairs_deep: f64,
@@ -27,7 +27,7 @@ pub struct Shares {
     pub unpacked_pointwise: f64,
     /// A large filter that is not packed, backward-data.
     pub unpacked_data: f64,
-    /// The same in slices of more than eight channels.
+    /// A large filter that is not packed, backward-data, in slices of more than eight channels.
     pub unpacked_data_deep: f64,
     /// Backward-weights, and in tiles that are wider than high, and in the largest tile.
     pub weights: f64,
@@ -35,27 +35,27 @@ pub struct Shares {
     pub weights_wide: f64,
     /// See `weights`.
     pub weights_large: f64,
-    /// See `weights`; in NHWC, where channels of both operands lie side by side, besides.
+    /// See `weights`; in addition in NHWC, where channels of both operands are contiguous.
     pub weights_channels_last: f64,
     /// Backward-weights (Winograd's too) in slices of eight pixels, where a unit has more than two workgroups.
     pub weights_crowded: f64,
     /// Backward-data with a stride, by many workgroups.
     pub strided: f64,
-    /// The same by few.
+    /// Backward-data with a stride, by few workgroups.
     pub strided_in_few_tiles: f64,
-    /// The same by few small ones.
+    /// Backward-data with a stride, by few small workgroups.
     pub strided_in_small_tiles: f64,
     /// 1 × 1 layers by workgroups of fewer than 256 threads.
     pub pointwise_few_threads: f64,
     /// Winograd's products, forward and backward-data.
     pub winograd: f64,
-    /// The same by workgroups of 64 threads.
+    /// Winograd's products by workgroups of 64 threads.
     pub winograd_few_threads: f64,
-    /// The same with stride 2, in large tiles.
+    /// Winograd's products with stride 2, in large tiles.
     pub winograd_nested_large: f64,
     /// Winograd's products of the filter's gradient in tiles of 64 rows.
     pub winograd_weights_tall: f64,
-    /// The same in the largest tile.
+    /// Winograd's products of the filter's gradient in the largest tile.
     pub winograd_weights_large: f64,
     /// Winograd in one kernel: transforms and two barriers a step leave less for the products than a matrix tile has.
     pub fused: f64,
@@ -65,7 +65,7 @@ pub struct Shares {
     pub line: f64,
     /// Instructions of the direct kernel.
     pub direct: f64,
-    /// The same where a thread has 16 channels.
+    /// Instructions of the direct kernel where a thread has 16 channels.
     pub direct_many_rows: f64,
     /// Whether filters' gradients gain by [`crate::choice::DEEP_TILE`].
     pub takes_deep_tile: bool,

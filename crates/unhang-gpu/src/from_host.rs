@@ -1,6 +1,6 @@
 //! Our kernels on operands in the host's memory: device memory is allocated, filled, computed on, waited for and given back.
 //!
-//! For supervised children, tests, and tiles that are cut on the host. Whoever calls it must expect not to come back.
+//! For supervised children, tests, and tiles that are cut on the host. Whoever calls it must expect that it never returns.
 
 use unhang_conv::Problem;
 use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported, bf16, f16};

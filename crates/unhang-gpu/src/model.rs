@@ -141,7 +141,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         }
         SourceFile::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
         SourceFile::Winograd | SourceFile::Support | SourceFile::Strided => {
-            // So many numbers of f32 for each filter, or for a tile of 4×4.
+            // That many numbers of f32 for each filter, or for a tile of 4×4.
             let places = winograd_places(problem) as f64;
             let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
@@ -365,7 +365,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
             steps *= (kernel[axis] as f64 / stride[axis] as f64) / kernel[axis].div_ceil(stride[axis]) as f64;
         }
     }
-    // Of the phases of 25 places 81 are there of 100.
+    // Of 100 places in the phases of a 5×5 window, 81 exist.
     match stage.kernel.constant("NESTED") {
         // Sums of different length leave units waiting for the longest.
         Some(1) => steps *= 0.88,

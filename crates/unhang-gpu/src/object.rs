@@ -98,7 +98,7 @@ pub fn figures(object: &[u8], chip: Chip) -> Result<Vec<Figures>, ObjectError> {
     Ok(all)
 }
 
-/// The same for any chip of AMD's: audited for gfx10, and what the compiler says of the kernels for later ones.
+/// Figures for any AMD chip: audited for gfx10, and what the compiler says of the kernels for later ones.
 pub fn figures_for(object: &[u8], architecture: &str) -> Result<Vec<Figures>, ObjectError> {
     match architecture.parse() {
         Ok(chip) => figures(object, chip),

@@ -9,7 +9,7 @@ use crate::plan_parts::{self as parts, Geometry};
 /// The most channels that Winograd's algorithm sums in f32, for its errors: of 3×3 filters, of 5×5 ones, and with a stride of
 /// two. They are a fraction of what the suite allows (`docs/internals/benchmarks/gpu.md`), and grow with the root of the channels.
 const MAX_WINOGRAD_CHANNELS: [usize; 3] = [2048, 384, 768];
-/// `reduce` is told a byte for each phase.
+/// `reduce` receives a byte for each phase.
 const MAX_PHASE_PLANES: u64 = 255;
 
 impl LaunchPlan {
@@ -18,12 +18,12 @@ impl LaunchPlan {
         LaunchPlan::with_form(problem, choice, Form::Specialised)
     }
 
-    /// The same with general kernels; an error where there are none for the choice.
+    /// Makes a choice concrete with general kernels; an error where there are none for the choice.
     pub fn general(problem: &Problem, choice: &Choice) -> Result<LaunchPlan, PlanError> {
         LaunchPlan::with_form(problem, choice, Form::General)
     }
 
-    /// The same in either form.
+    /// Makes a choice concrete with kernels of the given form.
     pub fn with_form(problem: &Problem, choice: &Choice, form: Form) -> Result<LaunchPlan, PlanError> {
         let fail = |reason: String| PlanError { choice: choice.to_string(), problem: problem.to_string(), reason };
         let geometry = Geometry::new(problem, form);

@@ -123,7 +123,7 @@ pub struct LoadedMove {
 
 impl GpuEngine {
     /// Compiles and loads what a launch in a stream needs, from memory or the cache where it can. While that stream records a graph
-    /// only what is loaded already can be had.
+    /// only what is loaded already is available.
     pub fn load_move(&self, launch: Move, stream: u64) -> Result<LoadedMove, GpuError> {
         if !self.is_loaded(&launch.0.kernel) && self.driver().is_capturing(stream)? {
             return Err(GpuError::Capturing);

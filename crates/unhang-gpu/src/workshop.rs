@@ -2,7 +2,7 @@
 //!
 //! The threads only compile: nothing here touches the device, so a stream that records a graph is never disturbed. They
 //! are started when there is work and end when there is none; a process that ends calls [`Workshop::close`], which waits
-//! for what is being compiled, and no longer than it is told.
+//! for what is being compiled, up to a given limit.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -148,7 +148,7 @@ impl Workshop {
             .map(Arc::new)
     }
 
-    /// The object of a kernel if it can be had without compiling: compiled in the background before, or in the cache.
+    /// The object of a kernel if it is available without compiling: compiled in the background before, or in the cache.
     /// An error is that of the background's compiler. What was looked for in vain and waits to be compiled is not looked for again.
     pub(crate) fn at_once(&self, kernel: &Kernel) -> Option<Compiled> {
         {

@@ -113,7 +113,7 @@ fn beyond_the_limit_general_kernels_serve_new_convolutions() {
             engine.prepare_on(&convolution(number), Request { wait: true, ..Request::default() }).unwrap().form()
         })
         .collect();
-    assert_eq!(forms[0], Form::Specialised, "the first have kernels of their own");
+    assert_eq!(forms[0], Form::Specialised, "the first have specialised kernels");
     assert_eq!(forms[119], Form::General, "the last have not");
     // The general ones are a few more, and the last that had room may have several stages.
     assert!(loaded.load(Ordering::Relaxed) < 40 + 20, "{loaded:?} kernels were loaded");

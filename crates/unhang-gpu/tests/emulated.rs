@@ -1,5 +1,5 @@
 //! Every kernel family on the emulated card: compiled by hiprtc for gfx1010, executed instruction by instruction with the
-//! hazards of that chip minded, and compared with the reference. The kernels come from the engine's own candidates, so
+//! hazards of that chip checked, and compared with the reference. The kernels come from the engine's own candidates, so
 //! that a new family is among them as soon as the engine proposes it.
 //!
 //! One compilation takes about half a second, so the candidates are chosen to cover every constant of every kernel in few
@@ -35,7 +35,7 @@ struct Memory {
 }
 
 impl Memory {
-    /// The same for all tests; `None` where hiprtc is not installed.
+    /// One memory for all tests; `None` where hiprtc is not installed.
     fn find(work_around: bool) -> Option<Arc<Memory>> {
         static COMPILERS: [OnceLock<Result<Arc<Memory>, String>>; 2] = [OnceLock::new(), OnceLock::new()];
         let found = COMPILERS[work_around as usize].get_or_init(|| {

@@ -137,7 +137,7 @@ fn compilers_of_one_version_and_file_name_are_told_apart_by_their_build() {
     let ours = stand_in.hip.compiler().version();
     assert!(ours.starts_with("hiprtc 9.0 (libamdhip64.so.7, build "), "{ours}");
     assert_eq!(Hiprtc::find().unwrap().version(), ours, "the same library gives the same name");
-    // Another build of the same sources, in a process of its own: this test again, as a child.
+    // Another build of the same sources, in a separate process: this test again, as a child.
     if std::env::var_os("UNHANG_TEST_OTHER_BUILD").is_some() {
         println!("version: {ours}");
         return;

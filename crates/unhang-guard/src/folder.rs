@@ -111,7 +111,7 @@ fn check_owner(path: &Path, stat: &Stat) -> Result<(), NotPrivate> {
     Ok(())
 }
 
-/// Nobody but us and the administrator may rename what lies below: each folder above is ours or root's, and not open to
+/// Nobody but us and the administrator may rename what is below: each folder above is ours or root's, and not open to
 /// others unless it is sticky. A folder that our own first group may write is common (umask 002) and let pass.
 fn check_above(path: &Path) -> Result<(), NotPrivate> {
     for folder in path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()) {
@@ -145,7 +145,7 @@ impl PrivateFolder {
         PrivateFolder::open_existing(&path)
     }
 
-    /// The same for a folder whose name outlives it in other processes' variables: nobody else can take the name when the
+    /// Opens a folder whose name outlives it in other processes' variables: nobody else can take the name when the
     /// folder is gone. What it is made in must not be open to others, not even sticky as `/tmp` is.
     pub fn open_lasting(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
@@ -217,7 +217,7 @@ impl PrivateFolder {
         self.open_with(name, OFlags::RDONLY)
     }
 
-    /// The same for writing; it is made if it is not there, for us alone. For locks and logs.
+    /// Opens a plain file of ours for writing; it is made if it is not there, for us alone. For locks and logs.
     pub fn open_or_make_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)
     }
@@ -340,7 +340,7 @@ fn unused_name() -> String {
 }
 
 /// Whether what is there under a name can only have been written by us: a plain file of ours, not a link, that nobody
-/// else may write. Nothing there is an error of its own, see [`NotPrivate::is_missing`].
+/// else may write. Nothing there is a separate error, see [`NotPrivate::is_missing`].
 pub fn check_file(path: &Path) -> Result<(), NotPrivate> {
     let stat = statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| NotPrivate::refused(path, errno))?;
     if !is_kind(&stat, FileType::RegularFile) {

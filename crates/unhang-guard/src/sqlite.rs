@@ -7,7 +7,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::limits::Limit;
 use rusqlite::{Connection, OpenFlags};
 
-/// Values in a database are no longer than the file that holds them; this much is allowed besides.
+/// Values in a database are no longer than the file that holds them; this much more is allowed.
 const SPARE: u64 = 1 << 20;
 /// More than any value that is read from such a database.
 const LONGEST: u64 = 1 << 30;
@@ -28,7 +28,7 @@ pub fn harden(connection: &Connection, file_length: u64) -> rusqlite::Result<()>
     Ok(())
 }
 
-/// Opens a database of somebody else's for reading: nothing is changed, not even by recovering a journal beside it.
+/// Opens a database of somebody else's for reading: nothing is changed, not even by recovering a journal next to it.
 pub fn open_untrusted(path: &Path) -> rusqlite::Result<Connection> {
     let waiting =
         path.with_file_name(format!("{}-wal", path.file_name().and_then(|name| name.to_str()).unwrap_or_default()));
@@ -48,7 +48,7 @@ pub fn open_untrusted(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// What a database holds besides plain tables and indexes, in words, or nothing: triggers, views, virtual tables, and
+/// What a database holds apart from plain tables and indexes, in words, or nothing: triggers, views, virtual tables, and
 /// columns that are computed. Neither MIOpen nor we make any.
 pub fn programs_in(connection: &Connection) -> rusqlite::Result<Option<String>> {
     let mut objects = connection.prepare("SELECT type, name, coalesce(sql, '') FROM sqlite_master")?;

@@ -29,7 +29,7 @@ pub fn printable(text: &str) -> String {
     text.chars().map(|c| if is_plain(c) || c == '\n' || c == '\t' { c } else { '\u{fffd}' }).collect()
 }
 
-/// The same for what has to stay on one line: line ends and tabs become blanks.
+/// Makes text printable on one line: line ends and tabs become blanks.
 pub fn printable_line(text: &str) -> String {
     printable(text).replace(['\n', '\t'], " ")
 }

@@ -32,7 +32,7 @@ pub fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// The same for what has to be above 0: with no time at all everything would be late.
+/// Reads a time that must be above 0: with no time at all everything would be late.
 pub fn deadline(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err(format!("'{text}' is no deadline: expected a time above 0, such as 90s or 5m")),

@@ -41,7 +41,7 @@ fn folders_are_made_for_us_alone_and_closed_to_others() {
     assert_eq!(folder.read("file", 100).unwrap().as_deref(), Some(&b"contents"[..]));
     assert!(folder.read("other", 100).unwrap().is_none());
     assert!(matches!(folder.read("file", 7), Err(NotPrivate::TooLarge { .. })));
-    assert_eq!(folder.names().unwrap(), ["file"], "nothing is left beside it");
+    assert_eq!(folder.names().unwrap(), ["file"], "nothing else is left");
 
     let readable = place.path().join("readable");
     fs::create_dir(&readable).unwrap();

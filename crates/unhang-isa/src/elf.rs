@@ -24,10 +24,10 @@ pub enum ElfError {
         /// 1 for 32 bits, 2 for 64.
         class: u8,
     },
-    /// A table or section lies outside of the file.
-    #[error("the ELF file is damaged: {what} lies outside of its {size} bytes")]
+    /// A table or section is outside of the file.
+    #[error("the ELF file is damaged: {what} is outside of its {size} bytes")]
     OutOfBounds {
-        /// What lies outside.
+        /// What is outside.
         what: &'static str,
         /// The length of the file.
         size: usize,
@@ -112,7 +112,7 @@ pub struct KernelDescriptor {
     pub resource2: u32,
     /// `KERNEL_CODE_PROPERTIES`.
     pub properties: u16,
-    /// Where the descriptor lies in the file.
+    /// Where the descriptor is in the file.
     pub file_offset: usize,
     /// Its virtual address.
     pub address: u64,
@@ -121,9 +121,9 @@ pub struct KernelDescriptor {
 impl KernelDescriptor {
     /// The length of a descriptor.
     pub const SIZE: usize = 64;
-    /// Where `kernel_code_entry_byte_offset` lies in it.
+    /// Where `kernel_code_entry_byte_offset` is in it.
     pub(crate) const ENTRY_OFFSET: usize = 16;
-    /// Where `COMPUTE_PGM_RSRC1` lies in it.
+    /// Where `COMPUTE_PGM_RSRC1` is in it.
     pub(crate) const RESOURCE1: usize = 48;
     /// The bit of `COMPUTE_PGM_RSRC1` for workgroup-processor mode.
     pub(crate) const WORKGROUP_PROCESSOR_MODE: u32 = 1 << 29;
@@ -257,7 +257,7 @@ impl<'a> CodeObject<'a> {
         Chip::from_machine(u32_at(bytes, 48).filter(|_| gpu)? as u8)
     }
 
-    /// The chip that the code of a retagged object was really compiled for, if [`mark`] was told.
+    /// The chip that the code of a retagged object was really compiled for, if [`mark`] knew it.
     pub fn marked_chip(bytes: &[u8]) -> Option<Chip> {
         let (name, machine) = bytes.get(MARK)?.split_at_checked(MARK_NAME.len())?;
         Chip::from_machine(*machine.first()?).filter(|_| name == MARK_NAME)
@@ -290,7 +290,7 @@ impl<'a> CodeObject<'a> {
         self.bytes
     }
 
-    /// What a loader copies into memory; what lies outside of the file is left out.
+    /// What a loader copies into memory; what is outside of the file is left out.
     pub fn segments(&self) -> impl Iterator<Item = Segment<'a>> + use<'a> {
         const LOAD: u32 = 1;
         let bytes = self.bytes;

@@ -209,7 +209,7 @@ impl Program {
     }
 }
 
-/// Whether one of these instructions, to which branches go, lies between the parts of a reference.
+/// Whether one of these instructions, to which branches go, is between the parts of a reference.
 fn is_entered(reference: &Reference, landings: &[u32]) -> bool {
     let first = landings.partition_point(|&landing| landing <= reference.get);
     landings[first..].iter().take_while(|&&it| it <= reference.last).any(|&it| reference.is_entered_at(it))

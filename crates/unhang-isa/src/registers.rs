@@ -3,7 +3,7 @@
 use std::fmt::{self, Write};
 use std::ops::{BitAnd, BitOr, BitOrAssign};
 
-/// Numbers of scalar registers with names of their own.
+/// Numbers of scalar registers that have names.
 pub(crate) mod number {
     pub const VCC: u8 = 106;
     pub const TRAP_0: u8 = 108;

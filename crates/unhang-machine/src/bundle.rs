@@ -21,7 +21,7 @@ mod names;
 
 use names::Names;
 
-/// Variables that are kept besides those of the table, because they say where things lie.
+/// Variables that are kept in addition to the table's, because they say where things are.
 const KEPT: &[&str] = &["HOME", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// A machine, collected.
@@ -60,7 +60,7 @@ impl Bundle {
         Bundle { files, examination, names }
     }
 
-    /// Adds what was found out besides reading, such as a self-test's result, without names like all the rest.
+    /// Adds what was found out other than by reading, such as a self-test's result, without names like all the rest.
     pub fn add_json(&mut self, name: &str, content: &serde_json::Value) {
         let content = serde_json::to_vec_pretty(content).unwrap_or_default();
         self.files.insert(Path::new("/").join(name), self.names.cleaned(&content));

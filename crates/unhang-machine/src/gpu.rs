@@ -77,7 +77,7 @@ fn hexadecimal_2<S: serde::Serializer>(value: &Option<u8>, serializer: S) -> Res
 }
 
 impl Gpu {
-    /// Whether the runtime will be told of another chip than the one that is here.
+    /// Whether the runtime will take this chip for another one.
     pub fn spoofed(&self) -> bool {
         matches!((&self.gfx, &self.reported_gfx), (Some(gfx), Some(reported)) if gfx != reported)
     }
@@ -246,7 +246,7 @@ fn display_controllers(system: &System) -> Vec<PciDevice> {
     found
 }
 
-/// What the runtime will be told about a chip, and by which variable.
+/// What the runtime will take a chip for, and by which variable.
 ///
 /// `HSA_OVERRIDE_GFX_VERSION_<node>` is for one KFD node (newer runtimes), the plain name for all.
 pub(crate) fn override_for(system: &System, node: Option<u32>) -> Option<(String, String)> {

@@ -435,7 +435,7 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
                 let target = if site.tree.exists(path)? {
                     let kept = beside(path);
                     outcome.notes.push(format!(
-                        "{} exists again, so the earlier one came back as {}",
+                        "{} exists again, so the earlier one was restored as {}",
                         site.shown(path).display(),
                         site.shown(&kept).display()
                     ));

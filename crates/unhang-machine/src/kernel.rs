@@ -92,7 +92,7 @@ impl OsKernel {
     }
 }
 
-/// A line of the kernel's log that tells of a GPU that did not come back.
+/// A line of the kernel's log that tells of a GPU that hung.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
     /// The file it stands in.
@@ -108,7 +108,7 @@ pub struct LogLine {
 pub enum LogKind {
     /// A compute queue could not be preempted.
     Preemption,
-    /// A ring of the card did not come back: the driver's own watchdog saw a hang.
+    /// A ring of the card timed out: the driver's own watchdog saw a hang.
     RingTimeout,
     /// The driver reset the card.
     Reset,
@@ -151,7 +151,7 @@ pub(crate) fn journal_end(header: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(header.get(136..144)?.try_into().ok()?))
 }
 
-/// The messages in a part of a journal: each lies there as `MESSAGE=` and its text, with numbers around it. Long ones are
+/// The messages in a part of a journal: each is there as `MESSAGE=` and its text, with numbers around it. Long ones are
 /// compressed and not found; those of the kernel are short.
 pub(crate) fn journal_messages(bytes: &[u8]) -> String {
     const START: &[u8] = b"MESSAGE=";

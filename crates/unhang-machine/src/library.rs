@@ -1,7 +1,7 @@
 //! What a shared library says about itself: which chips its GPU code is for, and where it wants its own libraries from.
 //!
-//! A small reader of its own, because of what it must be: bounded in memory and time on any file, and quick on a
-//! `libtorch_hip.so` of two gigabytes. It reads headers only. GPU code lies in the section `.hip_fatbin` as a row of
+//! A separate small reader, because it must be bounded in memory and time on any file, and quick on a
+//! `libtorch_hip.so` of two gigabytes. It reads headers only. GPU code is in the section `.hip_fatbin` as a row of
 //! bundles, one per source file, each starting on a page; a bundle's header names the chips of its entries.
 
 use std::fs::File;

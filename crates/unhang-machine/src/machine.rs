@@ -38,7 +38,7 @@ impl Machine {
         self.gpus.iter().any(|gpu| gpu.affected)
     }
 
-    /// Whether the runtime will be told that an RDNA1 chip is another one, so that it loads code that was not
+    /// Whether the runtime takes an RDNA1 chip for another one, so that it loads code that was not
     /// compiled for it.
     pub fn spoofed(&self) -> bool {
         self.gpus.iter().any(|gpu| gpu.affected && gpu.spoofed())
@@ -48,17 +48,17 @@ impl Machine {
     /// told.
     pub fn gpu_at(&self, address: &str) -> Result<(&Gpu, &str), String> {
         if let Some(folder) = &self.described_by {
-            return Err(format!("the chip behind {address} cannot be told: {folder} describes another machine"));
+            return Err(format!("the chip at {address} is unknown: {folder} describes another machine"));
         }
         let here = |gpu: &&Gpu| gpu.pci.as_deref().is_some_and(|pci| pci.eq_ignore_ascii_case(address));
         let Some(gpu) = self.gpus.iter().find(here) else {
             return Err(format!(
-                "the chip behind {address} cannot be told: the kernel's topology (/sys/class/kfd) does not list it"
+                "the chip at {address} is unknown: the kernel's topology (/sys/class/kfd) does not list it"
             ));
         };
         match gpu.gfx.as_deref() {
             Some(gfx) => Ok((gpu, gfx)),
-            None => Err(format!("the chip behind {address} ({}) is none that is known", gpu.name)),
+            None => Err(format!("unknown chip at {address}: {}", gpu.name)),
         }
     }
 
@@ -68,7 +68,7 @@ impl Machine {
     /// and minor version and the version of amdgpu if it has one; and of `runtime`, which is the caller's word for
     /// torch and HIP (for example `2.2.2+rocm5.7`), if the evidence depends on it. GPUs that cannot compute with HIP
     /// or CUDA do not enter, nor does any name of a user or host. An emulated card vouches for no real one, so its machine
-    /// has a fingerprint of its own.
+    /// has its own fingerprint.
     pub fn fingerprint(&self, runtime: Option<&str>) -> String {
         let mut hash = Fnv1a::new();
         hash.field("unhang-machine-1");

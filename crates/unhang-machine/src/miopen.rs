@@ -7,7 +7,7 @@
 //! * kernels, SQLite: `~/.cache/miopen/2.20.0.…/gfx1030_18.ukdb`: compiled code with its md5 ([`kernel_db`]).
 //!
 //! [`quick_look`] is what the doctor can afford; [`verify`] reads everything; [`repair`] removes what is bad and keeps
-//! a backup beside it.
+//! a backup next to it.
 
 pub mod find_db;
 pub mod kernel_db;

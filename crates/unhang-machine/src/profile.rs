@@ -156,7 +156,7 @@ impl Profile {
 fn rocm_5_2() -> Profile {
     let mut left_out = vec![LeftOut {
         line: "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM=1",
-        why: "1 is what holds anyway; what acted was MIOPEN_DEBUG_CONV_GEMM=0 beside it",
+        why: "1 is what holds anyway; what acted was MIOPEN_DEBUG_CONV_GEMM=0, set at the same time",
     }];
     left_out.extend(always_left_out());
     Profile {
@@ -325,7 +325,7 @@ impl Profile {
         text
     }
 
-    /// The same for fish.
+    /// The guarded profile for fish.
     pub fn guarded_fish(&self) -> String {
         let devices: Vec<String> =
             crate::chips::affected_devices().into_iter().map(|device| format!("0x{device:04x}")).collect();

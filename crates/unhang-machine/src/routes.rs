@@ -52,7 +52,7 @@ fn is_built_by_arch(gfx: &str) -> bool {
 pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torchvision==0.14.1+rocm5.2 --extra-index-url \
                                https://download.pytorch.org/whl/rocm5.2";
 
-/// Installs it into an environment of its own.
+/// Installs it into a new environment.
 pub fn spoofed_stack() -> String {
     format!("python3.10 -m venv ~/rdna1 && ~/rdna1/bin/{SPOOFED_PIP}")
 }
@@ -69,7 +69,7 @@ pub fn routes(gfx: &str) -> Vec<Route> {
                     easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
                 .to_owned(),
             unhang: "none of the hardware hazards concern native code; what is left are MIOpen's speed and its failures: \
-                     `unhang run` brings kernels of its own and a watchdog",
+                     `unhang run` brings its own kernels and a watchdog",
             confidence: Confidence::SeenOnACard,
         });
     }

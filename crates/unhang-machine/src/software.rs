@@ -1,6 +1,6 @@
 //! The software that convolutions run on: ROCm installations, torch installations, the C library.
 //!
-//! Read from files, without importing anything: `torch/version.py`, the folders beside it, `.info/version`. Order in
+//! Read from files, without importing anything: `torch/version.py`, the folders next to it, `.info/version`. Order in
 //! which torch installations are looked for: those named by the caller, the active virtual environment
 //! (`VIRTUAL_ENV`, `CONDA_PREFIX`), the first `python3` on `PATH`, the user's own packages, the system's.
 
@@ -80,7 +80,7 @@ pub struct Software {
 }
 
 impl Software {
-    /// Looks at the software. `pythons` are interpreters or environments to look into besides the active one.
+    /// Looks at the software. `pythons` are interpreters or environments to look into in addition to the active one.
     pub fn inspect(system: &System, pythons: &[PathBuf]) -> Software {
         let rocm = find_rocm(system);
         let torch = find_torch(system, pythons, &rocm);
@@ -116,7 +116,7 @@ fn find_rocm(system: &System) -> Vec<Rocm> {
         add(&Path::new("/opt").join(name), "under /opt");
     }
     for folder in linker_folders(system) {
-        // `/opt/rocm-5.7.0/lib` belongs to `/opt/rocm-5.7.0`; Debian's libraries lie in a folder of their own.
+        // `/opt/rocm-5.7.0/lib` belongs to `/opt/rocm-5.7.0`; Debian's libraries are in a separate folder.
         match folder.parent() {
             Some(parent) if system.is_directory(parent.join(".info")) => add(parent, "in the linker's path"),
             _ => {}
@@ -355,7 +355,7 @@ fn inspect_torch(
                 .map(|library| library.architectures)
                 .unwrap_or_default();
             if let (true, Some(path)) = (*name == "librocblas.so", path.as_ref()) {
-                // Most of rocBLAS's code lies in files beside it.
+                // Most of rocBLAS's code is in files next to it.
                 let beside = path.parent().map(|parent| tensile_folder(system, &parent.join("rocblas/library")));
                 for more in beside.unwrap_or_default() {
                     if !architectures.contains(&more) {
@@ -454,7 +454,7 @@ fn find_glibc(system: &System) -> Option<(u32, u32)> {
     ];
     let path = places.into_iter().find(|path| system.is_file(path))?;
     let file = system.open(path).ok()?;
-    // Two megabytes on most systems; the text lies in the middle.
+    // Two megabytes on most systems; the text is in the middle.
     let mut content = Vec::new();
     std::io::Read::read_to_end(&mut std::io::Read::take(file, 8 << 20), &mut content).ok()?;
     let (major, minor) = library::glibc_version(&content)?;

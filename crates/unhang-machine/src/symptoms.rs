@@ -168,7 +168,7 @@ mod tests {
             ("Segmentation fault (core dumped)", "spoofed-architecture"),
             ("the first epoch is very slow", "miopen-missing-kdb"),
             ("ModuleNotFoundError: No module named 'torch'", "torch-missing"),
-            // A message that is known says more than a word beside it.
+            // A message that is known says more than a single word.
             ("it hangs and then: HIP out of memory", "out-of-memory"),
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");

@@ -199,7 +199,7 @@ impl System {
         }
     }
 
-    /// Where the machine's `/` lies.
+    /// Where the machine's `/` is.
     pub fn root(&self) -> &Path {
         &self.root
     }

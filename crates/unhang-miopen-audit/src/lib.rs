@@ -5,7 +5,7 @@
 //! ([`versions`]) and needs two libraries, `libunhang_miopen.so` and then the real MIOpen. Whoever is bound to the proxy, by
 //! reference or by `dlsym`, finds our functions first and all others in the real library.
 //!
-//! It runs in every program that is started with the variable, in a namespace of its own, while the loader holds its locks: it
+//! It runs in every program that is started with the variable, in a separate namespace, while the loader holds its locks: it
 //! compares names, and no more unless one is MIOpen's. On any doubt the loader gets the name that it asked about. It knows
 //! nothing of convolutions, of HIP, or of what our functions do.
 
@@ -97,12 +97,12 @@ fn make(path: &[u8], folder: usize) -> Option<(Vec<u8>, &'static CStr)> {
     // The loader knows libraries by their names too, and the proxy has the name that it searched for.
     let real = [&path[..folder], b"/.", &path[folder..]].concat();
     let needed = [ours.as_os_str().as_bytes(), &real];
-    // The loader would take it for a variable of its own.
+    // The loader would take it for one of its own variables.
     if needed.iter().any(|it| it.contains(&b'$')) {
         return None;
     }
     let proxy = proxy::build(&path[folder + 1..], &needed, &versions);
-    // SAFETY: a C string; the number that comes back is ours alone, or negative.
+    // SAFETY: a C string; the number that is returned is ours alone, or negative.
     let number = unsafe { libc::memfd_create(c"unhang-miopen-proxy".as_ptr(), libc::MFD_CLOEXEC) };
     if number < 0 {
         return None;

@@ -6,7 +6,7 @@
 //! * `unhang_probe::trial::serve` answers a prober's requests with that.
 //!
 //! This crate must not know torch, chips, evidence or plans, and judges nothing: it measures the error, and the prober
-//! says what that means. Whoever calls it must expect not to come back: it belongs in a supervised child.
+//! says what that means. Whoever calls it must expect that it never returns: it belongs in a supervised child.
 
 mod child;
 mod convolution;

@@ -73,7 +73,7 @@ impl Functions {
         };
         // SAFETY: MIOpen by its name, and never unloaded.
         let miopen = unsafe { unhang_miopen_api::Functions::load(&look_up) };
-        // Another library is told apart at once; every later function is asked for where it is called.
+        // Another library is recognised at once; every later function is asked for where it is called.
         required(miopen.version, "miopenGetVersion")?;
         Ok(Functions {
             miopen,
@@ -136,7 +136,7 @@ impl Miopen {
         Err(MiopenError::Missing { tried })
     }
 
-    /// What is there. Starts the runtime, so this may not come back.
+    /// What is there. Starts the runtime, so this may never return.
     pub fn describe(&self) -> Result<Description, MiopenError> {
         let functions = &self.functions;
         let (mut major, mut minor, mut patch) = (0, 0, 0);

@@ -133,7 +133,7 @@ impl Record {
 }
 
 /// Cycles for which an access holds LDS, and how many of them are conflicts: in each pass every bank gives one word; lanes that want
-/// the same word share it; and what goes to or comes from registers has a path of its own.
+/// the same word share it; and what goes to or comes from registers has a separate path.
 fn local_cycles(touched: &Touched) -> (u32, u32) {
     let words = touched.bytes.div_ceil(4).max(1);
     let bytes = touched.addresses.len() as f64 * f64::from(touched.bytes);

@@ -10,7 +10,7 @@ use crate::card::{
 use crate::record::{Cost, Event, NO_COST, Record, Track};
 use crate::step::{Arithmetic, KINDS, Kind, REGISTERS, Step, Wait};
 
-/// What lies behind the unit's first cache, as its share of the card.
+/// What is behind the unit's first cache, as its share of the card.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Behind {
     /// Of the lines that L0 does not have: the shares that L1, L2 and memory serve.
@@ -93,7 +93,7 @@ fn settled(queue: &mut VecDeque<u64>, most: u8) -> u64 {
     at
 }
 
-/// Results come back in the order in which they were asked for.
+/// Results arrive in the order in which they were asked for.
 fn push_in_order(queue: &mut VecDeque<u64>, at: u64) {
     queue.push_back(at.max(queue.back().copied().unwrap_or(0)));
 }

@@ -238,7 +238,7 @@ pub(crate) fn rewrite_plain(bytes: &[u8], change: &mut ChangeEntry<'_>) -> Resul
     let (rows, table_size) = read_table(&mut &bytes[..])?;
     let mut contents = Vec::new();
     for (offset, end, name) in &rows {
-        let outside = || ObjectsError::damaged("bundle", format!("the entry `{name}` lies outside of it"));
+        let outside = || ObjectsError::damaged("bundle", format!("the entry `{name}` is outside of it"));
         let range = usize::try_from(*offset).ok().zip(usize::try_from(*end).ok()).ok_or_else(outside)?;
         let old = bytes.get(range.0..range.1).ok_or_else(outside)?;
         let new = if old.is_empty() || !is_gfx10(name) { None } else { change(name, old) };

@@ -1,4 +1,4 @@
-//! Shared libraries and programs: ELF files of the host with fat binaries in a section of their own.
+//! Shared libraries and programs: ELF files of the host with fat binaries in a separate section.
 
 use std::io::{Read, Seek, SeekFrom};
 
@@ -36,7 +36,7 @@ fn fat_sections<F: Read + Seek>(file: &mut F, length: u64) -> Result<Vec<(u64, u
     }
     let table_size = entry_size as u64 * count as u64;
     if entry_size < 64 || start.checked_add(table_size).is_none_or(|end| end > length) {
-        return Err(damaged("its section table lies outside of it"));
+        return Err(damaged("its section table is outside of it"));
     }
     let mut table = vec![0; table_size as usize];
     file.seek(SeekFrom::Start(start))?;
@@ -57,7 +57,7 @@ fn fat_sections<F: Read + Seek>(file: &mut F, length: u64) -> Result<Vec<(u64, u
     for section in sections {
         let at = u32::from_le_bytes(field(section, 0).unwrap_or_default()) as usize;
         if strings.get(at..).is_some_and(|name| name.starts_with(b".hip_fatbin\0")) {
-            found.push(extent(section).ok_or_else(|| damaged("its .hip_fatbin section lies outside of it"))?);
+            found.push(extent(section).ok_or_else(|| damaged("its .hip_fatbin section is outside of it"))?);
         }
     }
     Ok(found)

@@ -33,7 +33,7 @@ pub struct KernelMetadata {
 /// The metadata of one kernel argument.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ArgumentMetadata {
-    /// Where it lies among the arguments.
+    /// Where it is among the arguments.
     pub offset: u64,
     /// Its size in bytes.
     pub size: u64,

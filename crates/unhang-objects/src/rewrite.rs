@@ -78,7 +78,7 @@ pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<V
             }
         }
         Container::Database => {
-            // SQLite writes to a file that is not there yet, and leaves its journal beside it while it does.
+            // SQLite writes to a file that is not there yet, and leaves its journal next to it while it does.
             let spool = tempfile::tempdir_in(folder)?;
             let path = spool.path().join("copy");
             unreadable = database::rewrite(input, &path, &budget, &mut |old| match recognise(old) {

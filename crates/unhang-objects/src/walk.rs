@@ -115,7 +115,7 @@ pub(crate) fn read_start(input: &mut dyn Read) -> io::Result<Vec<u8>> {
     Ok(start)
 }
 
-/// A file of its own, and not a part of another one.
+/// A separate file, and not a part of another one.
 fn visit_top(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
     let length = fs::metadata(path)?.len();
     visit_file(path, name, &Budget::for_file(length), sink)

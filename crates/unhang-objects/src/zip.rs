@@ -48,12 +48,12 @@ pub(crate) fn members<F: Read + Seek>(file: &mut F) -> Result<Vec<Member>, Objec
         let at = locator.and_then(|it| number(it, 8, 8)).ok_or_else(|| damaged("it has no 64-bit locator"))?;
         let mut large = [0; 56];
         file.seek(SeekFrom::Start(at))?;
-        file.read_exact(&mut large).map_err(|_| damaged("its 64-bit end record lies outside of it"))?;
+        file.read_exact(&mut large).map_err(|_| damaged("its 64-bit end record is outside of it"))?;
         size = number(&large, 40, 8).unwrap_or(u64::MAX);
         start = number(&large, 48, 8).unwrap_or(u64::MAX);
     }
     if start.checked_add(size).is_none_or(|end| end > length) {
-        return Err(damaged("its directory lies outside of it"));
+        return Err(damaged("its directory is outside of it"));
     }
     if size > MAX_DIRECTORY {
         return Err(ObjectsError::TooLarge {
@@ -121,7 +121,7 @@ pub(crate) fn open<'a, F: Read + Seek>(file: &'a mut F, member: &Member) -> Resu
     }
     let mut header = [0; 30];
     file.seek(SeekFrom::Start(member.header_offset))?;
-    file.read_exact(&mut header).map_err(|_| damaged("a member lies outside of it"))?;
+    file.read_exact(&mut header).map_err(|_| damaged("a member is outside of it"))?;
     if !header.starts_with(b"PK\x03\x04") {
         return Err(damaged("a member has no header"));
     }

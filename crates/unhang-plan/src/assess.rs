@@ -18,7 +18,7 @@ pub(crate) enum Worth {
     Open,
     /// Somebody claims that it does not work; who.
     Suspect(String),
-    /// On this affected card nobody has seen it come back yet; why not.
+    /// On this affected card nobody has seen it work yet; why not.
     Unproven(String),
 }
 

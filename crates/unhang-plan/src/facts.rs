@@ -22,7 +22,7 @@ pub struct Facts {
     pub miopen_families: Option<MiopenFamilies>,
     /// Engines that are not here, and why.
     pub absent: Vec<(EngineName, String)>,
-    /// The canaries that speak for an engine on this device. Those of our own kernels count wherever they are named, which
+    /// The canaries that are evidence for an engine on this device. Those of our own kernels count wherever they are named, which
     /// is on every AMD chip: on most of them nobody has seen these kernels run. The others count on affected cards alone.
     pub canaries: Vec<CanaryFact>,
 }
@@ -30,9 +30,9 @@ pub struct Facts {
 /// One canary, whether it has run or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CanaryFact {
-    /// The engine that it speaks for.
+    /// The engine that it is about.
     pub engine: EngineName,
-    /// The part of it, such as a kernel family; empty where it speaks for the whole.
+    /// The part of it, such as a kernel family; empty where it is about the whole.
     pub part: String,
     /// How it ended in a child process, and the detail; none where it has not run.
     pub ended: Option<(Verdict, String)>,
@@ -67,7 +67,7 @@ impl Facts {
         self.of(engine).filter(works).map(|canary| canary.part.as_str())
     }
 
-    /// What these facts allow. On an affected card nothing that a canary has not seen come back is available.
+    /// What these facts allow. On an affected card nothing is available that has not passed a canary.
     pub fn situation(&self) -> Situation {
         if self.device == Device::Cpu {
             return Situation { affected: self.affected, ..Situation::cpu_tensors() };
@@ -95,7 +95,7 @@ impl Facts {
             return Availability::Available;
         }
         let passed = self.passed(engine).next().is_some();
-        // MIOpen fails at some sizes and not at others: that a few came back says nothing of the next. Evidence of the
+        // MIOpen fails at some sizes and not at others: that a few worked says nothing about the next. Evidence of the
         // very convolution may let it run.
         if passed && engine != EngineName::Miopen {
             return Availability::Available;

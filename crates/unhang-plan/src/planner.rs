@@ -84,7 +84,7 @@ impl<'a> Planner<'a> {
         let suspect = self.situation.spoofed && !self.situation.shielded;
         if self.situation.is_endangered() && suspect && matches!(engines[0], Aten | Miopen) {
             warnings.push(
-                "the runtime was told that this card is another one (HSA_OVERRIDE_GFX_VERSION): every GPU kernel that \
+                "the runtime takes this card for another one (HSA_OVERRIDE_GFX_VERSION): every GPU kernel that \
                  torch loads is suspect, and without the shield (`unhang run`) only convolutions are protected"
                     .to_owned(),
             );
@@ -150,7 +150,7 @@ impl<'a> Planner<'a> {
         let open: Vec<EngineName> =
             [Jit, Aten].into_iter().filter(|engine| *self.worth(*engine) == Worth::Open).collect();
         let mut engines: Vec<EngineName> = proven.iter().map(|it| it.0).collect();
-        // The CPU is the harbour, not a contender, while a GPU engine waits to be tried: else the first run on the CPU
+        // The CPU is a fallback, not a contender, while a GPU engine waits to be tried: else the first run on the CPU
         // would settle the matter for good.
         let untimed_cpu = proven.contains(&(Cpu, None));
         if !cpu_allowed || untimed_cpu || (!open.is_empty() && engines.first() == Some(&Cpu)) {

@@ -106,7 +106,7 @@ impl ProcessSettings {
         })
     }
 
-    /// The same with one setting changed.
+    /// These settings with one of them changed.
     pub fn with(mut self, name: &str, value: &Value) -> Result<ProcessSettings, SettingError> {
         match name {
             "strategy" => {

@@ -19,7 +19,7 @@ pub enum Availability {
     Available,
     /// It is not here; the reason in words, such as "this torch is built for CUDA".
     Absent(String),
-    /// It is here, and nobody has seen it come back on this affected card yet; the reason in words, such as "its canary
+    /// It is here, and nobody has seen it work on this affected card yet; the reason in words, such as "its canary
     /// has not run".
     Unproven(String),
 }
@@ -134,7 +134,7 @@ impl Situation {
         Situation::new(true, Device::Accelerator, unproven.clone(), unproven, no_jit())
     }
 
-    /// The same with an engine's availability changed.
+    /// This situation with an engine's availability changed.
     pub fn with(mut self, engine: EngineName, availability: Availability) -> Situation {
         *match engine {
             EngineName::Jit => &mut self.engines.jit,

@@ -62,7 +62,7 @@ fn auto_takes_the_fastest_that_was_seen_to_work() {
     let known = [(Jit, Works, RecordSource::Probe, Some(2e-3)), (Aten, Works, RecordSource::Run, Some(1e-3))];
     let plan = check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Aten, Jit, Cpu]);
     assert!(plan.reason.contains("fastest"), "{}", plan.reason);
-    // MIOpen comes in by proof, even where rules speak against it.
+    // MIOpen comes in by proof, even where rules make it suspect.
     let known = [(Miopen, Works, RecordSource::Probe, Some(1e-4)), (Jit, Works, RecordSource::Probe, Some(1e-3))];
     check(LARGE, &auto, &canaries_passed(), &evidence(LARGE, &known), &[Miopen, Jit, Aten, Cpu]);
     // The CPU wins where it was measured to be fastest,

@@ -67,7 +67,7 @@ pub fn serve(
 }
 
 impl Answer {
-    /// An answer with nothing in it yet but how the attempt came back.
+    /// An answer with nothing in it yet but how the attempt ended.
     pub fn new(id: u64, ended: CameBack, detail: impl Into<String>) -> Answer {
         Answer {
             id,

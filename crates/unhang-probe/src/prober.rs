@@ -1,4 +1,4 @@
-//! The prober: attempts go to workers, each with a child of its own; verdicts go to the store.
+//! The prober: attempts go to workers, each with its own child; verdicts go to the store.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,11 +26,11 @@ pub enum Event<'a> {
     Began(&'a Attempt),
     /// An attempt has ended.
     Ended(&'a Tried),
-    /// A child was ended and the GPU is given time to come back.
+    /// A child was ended and the GPU is given time to recover.
     Recovering(Duration),
 }
 
-/// Everything that a probe needs besides what is to be tried.
+/// Everything that a probe needs apart from what is to be tried.
 pub struct Prober<'a> {
     /// The fingerprint under which verdicts are kept.
     pub machine: &'a str,
@@ -44,7 +44,7 @@ pub struct Prober<'a> {
     pub deadlines: Deadlines,
     /// How many children at once. One on a GPU: a hang takes everything on the card with it.
     pub workers: usize,
-    /// How long a GPU is given to come back after a child was killed at its deadline.
+    /// How long a GPU is given to recover after a child was killed at its deadline.
     pub reset: Duration,
     /// The child that shows that the GPU computes at all, after one was lost; none where there is no GPU.
     pub canary: Option<Launch>,
@@ -65,7 +65,7 @@ pub enum End {
     Complete,
     /// The time was up.
     Budget,
-    /// It was told to stop.
+    /// It was asked to stop.
     Interrupted,
     /// The GPU does not compute any more, and why that is thought.
     Lost(String),
@@ -86,10 +86,10 @@ pub struct Outcome {
     pub unwritten: usize,
 }
 
-/// What earlier probes of this kind began on the machine and never came back from, as the verdicts that it becomes.
+/// What earlier probes of this kind began on the machine and never finished, as the verdicts that it becomes.
 ///
 /// The machine or the prober went down while these ran. That is suspicion enough not to run them again unasked. One that was
-/// tried again since and came back is not suspected any more.
+/// tried again since and finished is not suspected any more.
 pub fn culprits(store: &Store, machine: &str, source: RecordSource) -> Vec<Record> {
     let mut found = Vec::new();
     // Intents are read before the evidence: one that another prober leaves behind meanwhile is not asked about.
@@ -144,7 +144,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Prober<'_> {
-    /// Tries everything, the first first. Comes back in bounded time, whatever the children do.
+    /// Tries everything, the first first. Returns in bounded time, whatever the children do.
     pub fn run(&self, attempts: Vec<Attempt>) -> Outcome {
         let mut launches: Vec<Launch> = Vec::new();
         let mut queue = VecDeque::new();

@@ -1,6 +1,6 @@
 //! One child process: started, watched, ended.
 //!
-//! The child leads a process group of its own, so that its own children end with it. What it prints goes to a file
+//! The child leads its own process group, so that its own children end with it. What it prints goes to a file
 //! that has no name, not to a pipe: nobody has to read it for the child to go on, a flood cannot block, and a grandchild
 //! that keeps it open cannot keep us waiting. Waiting is on the process itself ([`Handle`]), with a time limit, always.
 
@@ -57,7 +57,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a program. `environment` is set besides the inherited variables; without a value it is unset.
+    /// Starts a program. `environment` is set in addition to the inherited variables; without a value it is unset.
     pub(crate) fn start(
         command: &[String],
         environment: &[(String, Option<String>)],

@@ -79,7 +79,7 @@ pub struct Request {
     pub canary: bool,
 }
 
-/// How an attempt came back, in the child's words.
+/// How an attempt ended, in the child's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CameBack {
@@ -110,16 +110,16 @@ pub enum Message {
         /// The stage that begins.
         stage: Stage,
     },
-    /// The attempt came back.
+    /// The attempt ended.
     Answer(Answer),
 }
 
-/// How an attempt came back.
+/// How an attempt ended, with its numbers.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
     /// The request's number.
     pub id: u64,
-    /// How it came back.
+    /// How it ended.
     pub ended: CameBack,
     /// Seconds when warm.
     #[serde(default)]

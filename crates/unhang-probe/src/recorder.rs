@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use unhang_evidence::{Intent, IntentId, Record, Store};
 
-/// A step that takes so long did not come back from the store but from its deadline.
+/// A step that takes this long was ended by its deadline, not by the store.
 const STUCK: Duration = Duration::from_secs(4);
 
 /// What a worker has to say: how its last attempt ended, and what it is about to try.
@@ -26,7 +26,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Comes back when both are on the disk, or cannot be brought there. The name of the intent, if it has one.
+    /// Returns when both are on the disk, or cannot be brought there. The name of the intent, if it has one.
     pub(crate) fn advance(&self, ended: Option<(Option<IntentId>, Record)>, next: Option<Intent>) -> Option<IntentId> {
         let (reply, answer) = mpsc::channel();
         self.steps.send(Step { ended, next, reply }).ok()?;

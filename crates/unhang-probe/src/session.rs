@@ -13,7 +13,7 @@ use crate::protocol::{Answer, Incoming, Message, Request, Stage, Wire};
 
 /// How often a wait looks whether it is to be given up.
 const GLANCE: Duration = Duration::from_millis(100);
-/// The same where a process that has ended must be looked for.
+/// How often to look where a process that has ended must be looked for.
 const SHORT_GLANCE: Duration = Duration::from_millis(20);
 /// How long a child that has closed its socket may take to end by itself.
 const CLOSED_PATIENCE: Duration = Duration::from_secs(2);
@@ -25,7 +25,7 @@ const FAREWELL: Duration = Duration::from_secs(1);
 pub struct Launch {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Variables to set, or without a value to unset, besides the inherited ones.
+    /// Variables to set, or without a value to unset, in addition to the inherited ones.
     pub environment: Vec<(String, Option<String>)>,
 }
 
@@ -52,7 +52,7 @@ impl Deadlines {
     }
 }
 
-/// Why an attempt, or a start, did not come back.
+/// Why an attempt, or a start, did not finish.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The prober is to stop; says nothing of the attempt.

@@ -14,7 +14,7 @@ pub const GRACE: Duration = Duration::from_secs(15);
 pub struct Child {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Variables to set besides the inherited ones.
+    /// Variables to set in addition to the inherited ones.
     pub environment: Vec<(String, String)>,
     /// After that it is ended.
     pub deadline: Duration,

@@ -9,7 +9,7 @@ use unhang_engine::{Elements, ElementsMut, Engine, EngineName, Operands, bf16, f
 use crate::child::{self, Speaker};
 use crate::protocol::{Answer, CameBack, Request, Stage};
 
-/// What a convolution came to, besides its numbers.
+/// What a convolution came to, apart from its numbers.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Convolved {
     /// Seconds of getting ready (search, compilation) and the first run together.
@@ -137,7 +137,7 @@ fn attempt<T: Element>(
         result: T::elements_mut(&mut expected),
     };
     if let Err(error) = judge.run(problem, operands) {
-        return Ok(Answer::new(id, CameBack::Error, format!("the right result cannot be had: {error}")));
+        return Ok(Answer::new(id, CameBack::Error, format!("the right result could not be computed: {error}")));
     }
     let mut found = vec![nothing; length];
     speaker.stage(id, Stage::Find)?;

@@ -64,7 +64,7 @@ impl Tried {
         }
     }
 
-    /// The verdict on an attempt that came back.
+    /// The verdict on an attempt that ended by itself.
     pub(crate) fn answered(attempt: Attempt, answer: Answer, elapsed: f64) -> Tried {
         let detail = shortened(&answer.detail);
         match answer.ended {

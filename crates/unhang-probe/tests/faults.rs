@@ -72,7 +72,7 @@ fn attempt(size: usize) -> Attempt {
     Attempt { problem: problem(2, size), engine: EngineName::Miopen, variant: String::new() }
 }
 
-/// So many attempts that differ.
+/// That many attempts that differ.
 fn attempts(count: usize) -> Vec<Attempt> {
     (0..count).map(|index| Attempt { problem: problem(1 + index / 50, 4 + index % 50), ..attempt(4) }).collect()
 }
@@ -192,7 +192,7 @@ fn lives(id: &str) -> bool {
     std::fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// This program as a prober, with its store in that folder and its card beside it.
+/// This program as a prober, with its store and its card in that folder.
 fn start_prober(home: &Path, shell: &str) -> std::process::Child {
     let launch = itself(PROBE, home);
     let mut command = Command::new("sh");
@@ -592,7 +592,7 @@ fn a_store_that_goes_bad_costs_no_verdict() {
     assert_eq!((probed.tried.len(), &probed.end), (60, &End::Complete));
     assert_eq!(probed.tried.iter().filter(|it| it.verdict == Verdict::Crashes).count(), 2);
     let reopened = Store::open(home.path());
-    assert!(!store.notices().is_empty() || !reopened.notices().is_empty(), "somebody is told");
+    assert!(!store.notices().is_empty() || !reopened.notices().is_empty(), "it is reported");
     // No store at all.
     let probed = card.probe(&Store::none(), attempts(20), |_| {});
     assert_eq!((probed.tried.len(), probed.unwritten), (20, 20), "and it is said that nothing was kept");

@@ -9,7 +9,7 @@ use unhang_engine::{Comparison, Elements, ElementsMut, Engine, Operands, Place, 
 use crate::invalid;
 use crate::problem::PyProblem;
 
-/// Where a tensor lies: address of its first element, and how many elements follow densely.
+/// Where a tensor is: address of its first element, and how many elements follow densely.
 pub(crate) type Memory = (usize, usize);
 
 /// Computes a problem on the CPU; by definition, if another engine is to be judged by it. The interpreter's lock is
@@ -146,7 +146,7 @@ impl PyComparison {
     }
 }
 
-/// Says what is wrong with memory: name, where it lies, how many elements it should have.
+/// Says what is wrong with memory: name, where it is, how many elements it should have.
 fn check(problem: &Problem, expected: Vec<(&str, Memory, usize)>) -> Result<(), Wrong> {
     for (name, (address, length), wanted) in expected {
         if length != wanted || address == 0 || address % problem.data_type().size() != 0 {

@@ -220,7 +220,7 @@ impl PyGpu {
         engine.compile_choice_later(&problem.problem, choice).map_err(|error| raise(&error))
     }
 
-    /// Whether the kernels of a choice can be had without compiling.
+    /// Whether the kernels of a choice are available without compiling.
     fn is_at_hand(&self, problem: &PyProblem, choice: &str) -> PyResult<bool> {
         self.own()?.is_at_hand(&planned(problem, choice)?).map_err(|error| raise(&error))
     }
@@ -350,7 +350,7 @@ impl PyKernel {
         Ok(pointers)
     }
 
-    /// Copies what lies in the host's memory to the emulated card, runs the kernels there, and copies the result back.
+    /// Copies what is in the host's memory to the emulated card, runs the kernels there, and copies the result back.
     fn launch_emulated(&self, engine: &GpuEngine, card: &Emulated, host: DevicePointers) -> PyResult<()> {
         let problem = self.prepared.problem();
         let size = problem.data_type().size();

@@ -56,7 +56,7 @@ impl PyMachine {
         Hip::pci_address(ordinal).ok()
     }
 
-    /// Whether the runtime is told that it is another chip.
+    /// Whether the runtime takes it for another chip.
     #[getter]
     fn spoofed(&self) -> bool {
         self.machine.spoofed()
@@ -190,7 +190,7 @@ type NamedCanary = (String, String, Option<(String, String)>);
 #[pymethods]
 impl PySituation {
     /// `device` is "cpu" or "accelerator"; `affected` whether that is an RDNA1 card or plays one; `absent` has the engines
-    /// that are not here and why, `canaries` those that speak for an engine; `families` has MIOpen's solver families that
+    /// that are not here and why, `canaries` those that are evidence for an engine; `families` has MIOpen's solver families that
     /// are left on, if some are not.
     #[new]
     #[pyo3(signature = (device, *, affected = false, spoofed = false, absent = HashMap::new(), canaries = Vec::new(),

@@ -14,7 +14,7 @@ use crate::settings::{PySettings, numbered};
 /// A layer that sees ever new sizes must not fill the memory: those beyond this number are counted by engine alone.
 static MOST_SIZES: AtomicUsize = AtomicUsize::new(1000);
 
-/// Which convolution an engine computed: what a layer's forwards are told apart by.
+/// Which convolution an engine computed: this identifies a layer's forwards.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Label(pub(crate) Arc<Named>);
 
@@ -151,7 +151,7 @@ pub fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
     }
 }
 
-/// This thread begins a layer's forward. A layer that is entered again keeps the settings of its own.
+/// This thread begins a layer's forward. A layer that is entered again keeps its own settings.
 #[pyfunction]
 #[pyo3(signature = (layer, settings = None))]
 pub fn enter_layer(layer: &LayerCounts, settings: Option<&Bound<'_, PySettings>>) {
@@ -176,7 +176,7 @@ pub fn count_layer(label: &Label, bypass: bool, settings: &Bound<'_, PySettings>
     count_current(&label.0, bypass, crate::settings::number_of(settings));
 }
 
-/// Changes how many sizes of a layer are told apart; returns what it was. For tests.
+/// Changes how many sizes of a layer are counted separately; returns what it was. For tests.
 #[pyfunction]
 pub fn set_most_sizes(most: usize) -> usize {
     MOST_SIZES.swap(most, Relaxed)

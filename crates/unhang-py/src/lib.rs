@@ -1,4 +1,4 @@
-//! The extension module `unhang._core`: thin bindings, no decisions of its own.
+//! The extension module `unhang._core`: thin bindings that decide nothing.
 //!
 //! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`face`],
 //! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],

@@ -1,4 +1,4 @@
-//! The watchdog, for Python: which convolution did not come back, and the end of the process that waits for it.
+//! The watchdog, for Python: which convolution hangs, and the end of the process that waits for it.
 //!
 //! What hangs is found by `unhang-watchdog`, and told and ended by `unhang-hangs`. None of that needs the interpreter's lock: a
 //! thread that hangs may hold it for ever.
@@ -14,7 +14,7 @@ use unhang_hangs::{Farewell, Runtime, Subject, Watchdog, WatchedCall, say};
 use crate::knowledge::{PyMachine, PyStore};
 use crate::problem::PyProblem;
 
-/// Watches convolutions of this process, and ends it when one does not come back.
+/// Watches convolutions of this process, and ends it when one hangs.
 #[pyclass(frozen, name = "Watchdog", module = "unhang._core")]
 pub struct PyWatchdog {
     watchdog: Watchdog,

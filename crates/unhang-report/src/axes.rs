@@ -16,7 +16,7 @@ pub(crate) struct Axes {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Axis {
-    /// Every value has a place of its own.
+    /// Every value has a separate place.
     Exact(Vec<[usize; 2]>),
     /// Values are put together by the power of two at or below the larger number.
     Ranges(Vec<u32>),

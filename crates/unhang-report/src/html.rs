@@ -1,6 +1,6 @@
 //! The report as one page that needs nothing else: no network, no other file.
 //!
-//! The data goes into the page as JSON in a shape of its own, made small: ten thousand records stay under a megabyte.
+//! The data goes into the page as JSON in a compact shape: ten thousand records stay under a megabyte.
 //! Shapes, strings and plans are tables that records point into. The script builds everything by `textContent`, so
 //! nothing in the data can become markup; here the JSON is escaped so that it cannot end its element.
 

@@ -27,11 +27,11 @@ struct Version {
 /// where they do: both are 1 up to ROCm 5, and 3 and 2 in ROCm 6.
 const LAST_VERSION: u32 = 3;
 const LAST_CORE_VERSION: u32 = 2;
-/// Where the pointer to the core table lies in the first table.
+/// Where the pointer to the core table is in the first table.
 const CORE: usize = 16;
-/// Where `hsa_code_object_reader_create_from_file_fn` lies in the core table.
+/// Where `hsa_code_object_reader_create_from_file_fn` is in the core table.
 const FROM_FILE: usize = 936;
-/// Where `hsa_code_object_reader_create_from_memory_fn` lies in the core table.
+/// Where `hsa_code_object_reader_create_from_memory_fn` is in the core table.
 const FROM_MEMORY: usize = 944;
 
 pub(crate) type Status = u32;
@@ -77,17 +77,17 @@ pub(crate) unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> 
 pub(crate) unsafe fn replace(table: *mut u8, offset: usize, ours: usize, original: &AtomicUsize) -> bool {
     // SAFETY: the caller vouches for the table.
     let Some(entry) = (unsafe { entry(table, offset) }) else { return false };
-    // SAFETY: `entry` lies within the table.
+    // SAFETY: `entry` is within the table.
     let found = unsafe { entry.read() };
     // Called twice, the second time must not take our own function for the original.
     if found != ours {
-        // A second runtime in the process has originals of its own, and there is room for one runtime's: its objects pass
+        // A second runtime in the process has its own originals, and there is room for one runtime's: its objects pass
         // through as they come.
         let before = original.compare_exchange(0, found, Ordering::SeqCst, Ordering::SeqCst);
         if before.is_err_and(|kept| kept != found) {
             return false;
         }
-        // SAFETY: `entry` lies within the table, which the runtime lets tools write in `OnLoad`.
+        // SAFETY: `entry` is within the table, which the runtime lets tools write in `OnLoad`.
         unsafe { entry.write(ours) };
     }
     true

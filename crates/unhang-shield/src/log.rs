@@ -49,7 +49,7 @@ fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).custom_flags(flags).open(path)
 }
 
-/// Names that were told, so that each is told once in a process.
+/// Names that were printed, so that each is printed once in a process.
 static TOLD: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 
 /// `unhang run` hears of this many functions of a process, the rest is in the log: wheels may hold thousands.

@@ -278,7 +278,7 @@ fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
         names => format!("at kernel {}", names.join(" and ")),
     };
     let text = format!(
-        "unhang: HANG on the accelerator, in no convolution that is watched: {what} held packets and not moved for {:.1} s, \
+        "unhang: HANG on the accelerator, outside watched convolutions: {what} held packets and not moved for {:.1} s, \
          {place}. Ending process {} with code {HANG_OUTSIDE}\n",
         time.as_secs_f64(),
         this.pid

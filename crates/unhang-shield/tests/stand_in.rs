@@ -2,7 +2,7 @@
 //! the library loaded as the runtime loads it.
 //!
 //! The chip and the log are read from the environment when they are first asked for, so everything that depends on
-//! them runs in a process of its own: this test program again, with one of the parts below.
+//! them runs in a separate process: this test program again, with one of the parts below.
 
 use std::ffi::{c_int, c_void};
 use std::io::{Read, Seek, SeekFrom};
@@ -184,7 +184,7 @@ fn machine(version: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Runs one of the parts in a process of its own and returns the log.
+/// Runs one of the parts in a separate process and returns the log.
 fn run_part(part: &str, card: &str, settings: &[(&str, &Path)]) -> String {
     let machine = machine(card);
     let log = machine.path().join("log");
@@ -224,7 +224,7 @@ fn objects_are_repaired_on_an_affected_card() {
 #[test]
 fn our_own_objects_pass_in_silence_if_the_audit_agrees_with_their_mark() {
     let log = run_part("marks", "100100", &[]);
-    assert_eq!(log.matches(" object of ").count(), 1, "only the one that lies: {log}");
+    assert_eq!(log.matches(" object of ").count(), 1, "only the one with the wrong tag: {log}");
 }
 
 fn part_marks() {

@@ -55,7 +55,7 @@ pub(crate) fn wait_for_hang<T>(shared: &Shared<T>) -> Option<Hang<T>> {
         let lanes = shared.lanes();
         let polls = shared.polls.load(Ordering::Relaxed);
         poller_stuck_for = if polls == last_polls { poller_stuck_for + step } else { Duration::ZERO };
-        // While the poller does not come back from the driver nothing is known of any lane: it may wait for a lock that a
+        // While the poller is stuck in the driver nothing is known of any lane: it may wait for a lock that a
         // compilation holds for minutes. So only time in which it went round counts, and being stuck has the host's deadline.
         let looked = polls.wrapping_sub(last_polls) >= 2 * lanes.len() as u64;
         last_polls = polls;
@@ -99,7 +99,7 @@ impl<T> Found<'_, T> {
         markers.chain(inside).chain(calls).collect()
     }
 
-    /// The poller did not come back from asking about this lane.
+    /// The poller got stuck while asking about this lane.
     fn stuck(self, place: usize, waited: Duration) -> Option<Hang<T>> {
         let lane = self.lanes.get(place)?;
         let subject = self.oldest.into_iter().find(|(at, _)| *at == place).and_then(|(_, oldest)| match oldest.kind {

@@ -184,7 +184,7 @@ impl<T> Lane<T> {
         }
     }
 
-    /// Takes out what has happened, and puts a fence where nothing waits. Asks the driver, so it may not come back.
+    /// Takes out what has happened, and puts a fence where nothing waits. Asks the driver, so it may never return.
     pub(crate) fn poll(&self, fence_every: Duration) {
         loop {
             let event = match self.state().markers.front() {

@@ -1,4 +1,4 @@
-//! Which convolution an accelerator never came back from.
+//! Which convolution hangs on an accelerator.
 //!
 //! Launches are asynchronous: a call that returned has only been queued. So a marker (an event of the driver) goes into
 //! the stream before and after each watched call, and markers of ours ("fences") where nothing else was put. Markers of

@@ -66,7 +66,7 @@ pub(crate) struct Shared<T> {
     pub lanes: RwLock<Vec<Arc<Lane<T>>>>,
     pub host_calls: Mutex<Vec<(u64, Arc<T>)>>,
     pub stopped: AtomicBool,
-    /// Moves as long as the poller comes back from the driver.
+    /// Moves as long as the driver answers the poller.
     pub polls: AtomicU64,
     /// The lane that it is at.
     pub polled: AtomicU64,

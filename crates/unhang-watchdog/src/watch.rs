@@ -27,7 +27,7 @@ pub struct Watch<T> {
 }
 
 impl<T: Send + Sync + 'static> Watch<T> {
-    /// Starts watching; `on_hang` is called at most once, by a thread of its own.
+    /// Starts watching; `on_hang` is called at most once, by a separate thread.
     pub fn start(settings: WatchSettings, on_hang: impl FnOnce(Hang<T>) + Send + 'static) -> std::io::Result<Watch<T>> {
         let shared = Arc::new(Shared::new(settings));
         let judge = std::thread::Builder::new().name("unhang-judge".to_owned()).spawn({

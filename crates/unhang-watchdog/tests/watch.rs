@@ -19,7 +19,7 @@ struct Device {
     launched: AtomicUsize,
     done: AtomicUsize,
     capturing: AtomicBool,
-    /// The driver does not come back from being asked.
+    /// The driver never answers.
     stuck: AtomicBool,
     refusing: AtomicBool,
     recorded: AtomicUsize,
@@ -99,10 +99,10 @@ impl Bench {
     }
 
     fn hang(&self) -> Hang<&'static str> {
-        self.hangs.recv_timeout(PATIENCE).expect("a hang is told")
+        self.hangs.recv_timeout(PATIENCE).expect("a hang is reported")
     }
 
-    /// Nothing is told within three deadlines.
+    /// Nothing is reported within three deadlines.
     fn assert_quiet(&self) {
         if let Ok(hang) = self.hangs.recv_timeout(3 * DEADLINE) {
             panic!("told of {hang:?}");
@@ -166,7 +166,7 @@ fn nothing_is_put_into_a_stream_that_may_have_been_destroyed() {
     device.launch();
     bench.assert_quiet();
     assert_eq!(device.recorded.load(Ordering::SeqCst), recorded);
-    // While a call is in it, it is there, and what the call waits for is told.
+    // While a call is in it, it is there, and what the call waits for is reported.
     device.finish_all();
     let _call = bench.watch.begin(&lane, &Arc::new("second")).unwrap();
     device.launch();

@@ -7,15 +7,31 @@
 #![deny(clippy::print_stderr, clippy::print_stdout)]
 
 mod commands;
+mod help;
 mod output;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches, Parser};
 
-/// Convolutions that always come back: PyTorch on AMD RDNA1 cards.
+/// Keeps PyTorch from hanging on AMD RX 5500/5600/5700 (RDNA1) cards.
 #[derive(Parser)]
-#[command(name = "unhang", version, max_term_width = 100)]
+#[command(
+    name = "unhang",
+    version,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  unhang doctor                       # what is wrong, and what to do first
+  unhang run -- python train.py       # your program, protected
+  unhang explain \"pasted error text\"
+
+Exit codes:
+  0  all is well
+  1  something is wrong with what was looked at
+  2  wrong usage, or not done
+  3  could not tell"
+)]
 struct Arguments {
     #[command(flatten)]
     talk: output::Talk,
@@ -24,7 +40,8 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let found = help::arrange(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&found).unwrap_or_else(|error| error.exit());
     arguments.talk.settle();
     match arguments.command.run() {
         Ok(code) => code,

@@ -22,14 +22,14 @@ pub const CANNOT_TELL: u8 = 3;
 /// How much the program says, and in which colours. Every subcommand takes these.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Talk {
-    /// Say nothing beside results, warnings and errors.
-    #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = "Talk")]
+    /// Print only results, warnings and errors.
+    #[arg(long, short, global = true, conflicts_with = "verbose", help_heading = "Output")]
     quiet: bool,
-    /// Say more: what is set for a program, which records are read.
-    #[arg(long, short, global = true, help_heading = "Talk")]
+    /// Print more: what is set for a program, which records are read.
+    #[arg(long, short, global = true, help_heading = "Output")]
     verbose: bool,
-    /// When to colour; auto is on a terminal, unless NO_COLOR is set.
-    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Talk")]
+    /// When to use colour; auto means on a terminal, unless NO_COLOR is set.
+    #[arg(long, global = true, value_enum, default_value_t, value_name = "WHEN", help_heading = "Output")]
     color: When,
 }
 
@@ -127,7 +127,7 @@ pub fn say(message: &str) {
     write_line(&format!("unhang: {message}"));
 }
 
-/// The same for what is good to know, unless `--quiet` was asked for.
+/// What is good to know, marked as ours, unless `--quiet` was asked for.
 pub fn inform(message: &str) {
     tell(&format!("unhang: {message}"));
 }

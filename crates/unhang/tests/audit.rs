@@ -82,7 +82,7 @@ fn wrong_input_is_an_error_with_its_reason() {
     let object = std::fs::read(fixture()).unwrap();
     for (bytes, reason) in [
         (&b"words"[..], "not a code object"),
-        (&object[..100], "section table lies outside"),
+        (&object[..100], "section table is outside"),
         (&b"__CLANG_OFFLOAD_BUNDLE__\x01"[..], "table of contents"),
         (&b"SQLite format 3\0 and no more"[..], "database"),
         (&b"PK\x03\x04 and no more"[..], "no directory"),

@@ -10,7 +10,7 @@ const RUNTIME: &str = "/usr/lib/x86_64-linux-gnu/libamdhip64.so.5";
 /// One layer that the emulator computes in moments.
 const LAYER: &str = "small 1 8 6 6 8 3 3 1 1 1 1 1 1 1\n";
 
-/// A home of its own, and the one layer in it.
+/// A separate home, and the one layer in it.
 struct Home(tempfile::TempDir);
 
 impl Home {

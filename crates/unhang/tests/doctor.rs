@@ -140,7 +140,7 @@ fn variables_come_from_the_file_or_the_process() {
     assert!(ids(&report).contains(&"find-enforce-search") && ids(&report).contains(&"spoofed-architecture"));
     assert_eq!(report["machine"]["gpus"][0]["reported_gfx"], "gfx1030");
 
-    // A folder without an `environment` of its own: then the process's.
+    // A folder without an `environment`: then the process's.
     let machine = folder.path().join("machine");
     fs::create_dir_all(machine.join("sys/class/kfd/kfd/topology/nodes/1")).unwrap();
     let from = fixtures().join("rx5500xt/sys/class/kfd/kfd/topology/nodes/1/properties");
@@ -569,7 +569,7 @@ fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
     copy(&fixtures().join("rx5600xt-rocm5.7"), folder.path());
     let root = folder.path().to_str().unwrap();
     let refused = unhang(&["doctor", "--root", root, "--fix"]).output().unwrap();
-    assert_eq!(refused.status.code(), Some(2), "there is nobody to ask: {refused:?}");
+    assert_eq!(refused.status.code(), Some(2), "there is no terminal: {refused:?}");
     assert!(ids(&json(&["doctor", "--root", root, "--json"]).0).contains(&"leftover-profile"));
     let fixed = unhang(&["doctor", "--root", root, "--fix", "--yes"]).output().unwrap();
     let said = String::from_utf8_lossy(&fixed.stdout);

@@ -86,7 +86,7 @@ fn a_bad_table_is_named() {
     }
 }
 
-/// `script` gives the program a terminal of its own.
+/// `script` gives the program a terminal.
 #[test]
 fn progress_moves_on_a_terminal_and_is_silent_elsewhere_when_it_is_quick() {
     let folder = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ use unhang_evidence::{Canary, Record, RecordSource, Store};
 
 const KEY: &str = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
 
-/// An RX 5600 XT as a folder, spoofed as gfx1030, with a home for the store beside it.
+/// An RX 5600 XT as a folder, spoofed as gfx1030, with a home for the store next to it.
 struct Bench {
     folder: tempfile::TempDir,
 }

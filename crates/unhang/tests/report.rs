@@ -247,7 +247,7 @@ fn ten_thousand_records_stay_under_a_megabyte() {
         let key = format!("forward:f32:nchw:{batch}x{channels}x{size}x{size}:{}x3x3:s1x1:p1x1:d1x1:g1", channels * 2);
         let engine = [EngineName::Miopen, EngineName::Aten, EngineName::Cpu][index % 3];
         let verdict = Verdict::ALL[index % 6];
-        let detail = format!("attempt {index}: the child said something of its own, at some length, {}", index * 7919);
+        let detail = format!("attempt {index}: the child said something, at some length, {}", index * 7919);
         record(&key, engine, verdict).with_seconds(index as f64 * 1.234_567e-6).with_detail(&detail)
     }));
     let page = bench.page(&[]);

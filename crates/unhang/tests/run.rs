@@ -12,7 +12,7 @@ const SOMEBODY: u32 = 65534;
 /// For what is meant to end: nothing depends on how long it takes.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A home of its own, and a temporary folder that is open to everybody as `/tmp` is.
+/// A separate home, and a temporary folder that is open to everybody as `/tmp` is.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -132,7 +132,7 @@ fn a_place_that_somebody_else_made_is_not_used() {
     command.env("XDG_RUNTIME_DIR", place.path("theirs"));
     let output = ends(command);
     let used = text(&output.stdout);
-    // Root has a place besides, where nobody else can write.
+    // Root has another place, where nobody else can write.
     assert!(used == "at \n" || used.starts_with("at /run/unhang/run-"), "no folder that others can change: {used}");
     assert!(output.status.success(), "the program runs all the same");
 
@@ -293,7 +293,7 @@ const WATCH_VARIABLES: [&str; 6] = [
     "WORLD_SIZE",
 ];
 
-/// `unhang run` with options of its own, and nothing set that concerns the watch but these.
+/// `unhang run` with these options, and nothing set that concerns the watch but these.
 fn watched(place: &Place, options: &[&str], variables: &[(&str, &str)], line: &str) -> Output {
     let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
     command.arg("run").args(options).args(["--", "sh", "-c", line]).stdin(Stdio::null());

@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: SIM105, UP004
-"""Lies in a folder of its own while `unhang run` runs, first on PYTHONPATH: every Python that starts then imports it.
+"""Is in a separate folder while `unhang run` runs, first on PYTHONPATH: every Python that starts then imports it.
 
 It waits for torch to be imported and lets unhang act then. It steps aside for the user's own sitecustomize, and must
 not break any Python, however old or bare: hence the plain words, and no import of anything that a start does not

@@ -57,7 +57,7 @@ impl Events {
         Ok(id)
     }
 
-    /// Destroys an event; whoever waits for it is told.
+    /// Destroys an event, and wakes whoever waits for it with an error.
     pub fn destroy(&self, id: u32) -> Result<(), Errno> {
         self.lock().remove(&id).ok_or(libc::EINVAL)?;
         self.changed.notify_all();

@@ -22,8 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_micros(300);
 pub struct Interrupts {
     page: OnceLock<Arc<Stretch>>,
     running: Mutex<usize>,
-    /// Whether the thread that looks through the slots was started. A forked child has a process, and so a value, of its
-    /// own.
+    /// Whether the thread that looks through the slots was started. A forked child has a separate process, and so a separate
+    /// value.
     has_started: AtomicBool,
     changed: Condvar,
 }

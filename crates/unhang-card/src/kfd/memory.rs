@@ -2,7 +2,7 @@
 //!
 //! Video memory, memory of the driver and doorbells lie in one sparse file without a name (the *store*); a descriptor of
 //! the card is a descriptor of this file, so that mapping it needs no help. The card looks at its memory through a
-//! mapping of its own, because the runtime maps private video memory without any access.
+//! separate mapping, because the runtime maps private video memory without any access.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -30,7 +30,7 @@ const STEP: u64 = 2 << 20;
 pub struct Stretch {
     host: *mut u8,
     size: u64,
-    /// Where in the store it lies, and the store; nothing for memory of the program.
+    /// Where in the store it is, and the store; nothing for memory of the program.
     backing: Option<(u64, Arc<OwnedFd>)>,
 }
 
@@ -40,7 +40,7 @@ unsafe impl Send for Stretch {}
 unsafe impl Sync for Stretch {}
 
 impl Stretch {
-    /// Where it lies in this process.
+    /// Where it is in this process.
     pub fn host(&self) -> *mut u8 {
         self.host
     }
@@ -80,7 +80,7 @@ pub struct Mapping {
 #[derive(Clone, Default)]
 pub struct PageTable {
     mappings: Arc<BTreeMap<u64, Mapping>>,
-    /// The same for the emulator.
+    /// These mappings, for the emulator.
     emulated: unhang_emulator::Memory,
 }
 
@@ -220,7 +220,7 @@ impl Memory {
         self.store.as_raw_fd()
     }
 
-    /// A card's page of doorbells: its offset for mapping, and where it lies here.
+    /// A card's page of doorbells: its offset for mapping, and where it is here.
     pub fn doorbells(&self, card: usize) -> &(u64, Arc<Stretch>) {
         &self.doorbells[card]
     }

@@ -23,7 +23,7 @@ pub struct Control {
     pub active: AtomicBool,
 }
 
-/// Where a queue lies in the process, as the runtime said when it made it.
+/// Where a queue is in the process, as the runtime said when it made it.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// The card.
@@ -47,7 +47,7 @@ unsafe impl Send for Place {}
 pub struct Queue {
     /// The process.
     pub process: &'static Process,
-    /// Where it lies.
+    /// Where it is.
     pub place: Place,
     /// What the driver wants of it.
     pub control: Arc<Control>,

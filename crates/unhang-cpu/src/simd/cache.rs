@@ -1,6 +1,6 @@
 //! Packed filters, kept from one call to the next.
 //!
-//! A filter is known by where it lies and how it is packed, and recognised by its contents: every call takes a
+//! A filter is known by where it is and how it is packed, and recognised by its contents: every call takes a
 //! fingerprint of all numbers of the filter, and what was packed from other numbers is packed again. So it does not
 //! matter how a filter changes (an optimizer's step, a write past autograd, other numbers at the address of a filter
 //! that is gone): nothing stale is ever used. A fingerprint has 64 bits; it reads each number once, where packing reads
@@ -23,7 +23,7 @@ const SMALL: usize = 4 * 1024;
 
 /// A packed filter.
 struct Entry {
-    /// Where the filter lies, its length, and how it is packed.
+    /// Where the filter is, its length, and how it is packed.
     key: (usize, usize, u64),
     fingerprint: u64,
     /// The call that used it last.

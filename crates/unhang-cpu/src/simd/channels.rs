@@ -63,7 +63,7 @@ impl Lines {
         }
     }
 
-    /// Where a pixel lies in the source and in the result.
+    /// Where a pixel is in the source and in the result.
     fn place(&self, line: usize, pixel: usize) -> [usize; 2] {
         let (image, row) = (line / self.of_image, line % self.of_image);
         [0, 1].map(|side| image * self.by_image[side] + row * self.by_line[side] + pixel * self.pitch[side])
@@ -227,7 +227,7 @@ impl ChannelWork<'_> {
                             fetch: self.fetch && is_whole,
                         };
                         kernel(&tile);
-                        // What does not fill a run of its own.
+                        // What does not fill a whole run.
                         let rest = channels % COMMON_PITCH;
                         if rest > 0 {
                             let runs = &[run(channels - rest)];

@@ -7,7 +7,7 @@ use super::workspace::Shared;
 use crate::parallel::for_each_unit;
 
 impl GatherWork<'_> {
-    /// Everything that the packed filters depend on, besides the filters.
+    /// Everything that the packed filters depend on, apart from the filters.
     pub fn signature(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         let gather = self.gather;
@@ -57,7 +57,7 @@ impl GatherWork<'_> {
             to.fill(0.0);
         }
         let from = &weight[group * gather.weight_group + block.first * by_result..];
-        // Where the vector of a tap and a channel goes, and where a tap lies in memory.
+        // Where the vector of a tap and a channel goes, and where a tap is in memory.
         let place = |tap: usize, channel: usize| {
             width * if self.steps == Steps::One { channel * taps.len() + tap } else { tap * channels + channel }
         };

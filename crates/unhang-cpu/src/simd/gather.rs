@@ -20,9 +20,9 @@ use crate::parallel::for_each_unit;
 
 /// Source channels of a block: few enough that a tile's pixels stay in the first-level cache from one tap to the next.
 const SOURCE_BLOCK: usize = 64;
-/// The same where a pixel's channels lie together, in whole cache lines.
+/// Source channels of a block where a pixel's channels are contiguous, in whole cache lines.
 const SOURCE_BLOCK_TOGETHER: usize = 128;
-/// The same where there is one tap only, and nothing to come back for.
+/// Source channels of a block where there is one tap only, so that nothing is read twice.
 const SOURCE_BLOCK_ONE_TAP: usize = 512;
 /// Numbers of packed source that a strip aims at: a part of the second-level cache.
 const STRIP_NUMBERS: usize = 96 * 1024;

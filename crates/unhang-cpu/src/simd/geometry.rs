@@ -192,7 +192,7 @@ pub fn even_parts(length: usize, most: usize) -> impl Iterator<Item = (usize, us
 /// The most segments that the pixels of a weight gradient are cut into, so that threads share them.
 const MOST_SEGMENTS: usize = 16;
 
-/// The segments that the pixels of a weight gradient are cut into: each has a gradient of its own, and those are added
+/// The segments that the pixels of a weight gradient are cut into: each has a separate gradient, and those are added
 /// in their order. It depends on the numbers of operands and gradient alone, never on threads, and all gradients together
 /// are a sixteenth of the operands at most.
 pub fn segments(operands: usize, gradient: usize) -> usize {

@@ -16,7 +16,7 @@ enum Flush {
     End,
 }
 
-/// Numbers in pages of their own, with a forbidden page on either side.
+/// Numbers in separate pages, with a forbidden page on either side.
 struct Guarded {
     mapping: *mut libc::c_void,
     bytes: usize,

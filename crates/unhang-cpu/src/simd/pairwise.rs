@@ -17,7 +17,7 @@ pub struct PairwiseSums {
 }
 
 impl PairwiseSums {
-    /// So many sums.
+    /// Room for that many sums.
     pub fn new(kernels: &'static Kernels, length: usize) -> PairwiseSums {
         let chain = Workspace::take(length);
         PairwiseSums { kernels, length, chain, terms: 0, chains: 0, levels: Vec::new(), spare: Vec::new() }

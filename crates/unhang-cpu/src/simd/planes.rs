@@ -22,9 +22,9 @@ use crate::parallel::for_each_unit;
 
 /// Numbers of the packed source and of sums that a strip aims at: they stay in a second-level cache.
 const STRIP_NUMBERS: usize = 48 * 1024;
-/// The same at most where a strip would else pack few rows more than it packs again.
+/// The most numbers of a strip where it would else pack few rows more than it packs again.
 const MOST_STRIP_NUMBERS: usize = 256 * 1024;
-/// The same with phases, whose strips are read once for each of them: a strip packs again what the one before it packed last.
+/// Numbers that a strip aims at with phases, whose strips are read once for each of them: a strip packs again what the one before it packed last.
 const STRIP_NUMBERS_OF_PHASES: usize = 96 * 1024;
 
 /// Everything that is the same for all strips.
@@ -84,7 +84,7 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let strips = rows.steps.div_ceil(strip_rows).max(wanted.min(rows.steps));
     let strip_rows = rows.steps.div_ceil(strips);
     let strips: Vec<(usize, usize)> = even_parts(rows.steps, strip_rows).collect();
-    // What is cut into tiles: a row, or a strip where nothing lies between its rows; of the strips the shortest.
+    // What is cut into tiles: a row, or a strip where nothing is between its rows; of the strips the shortest.
     let piece = if pitch == columns.steps { rows.steps / strips.len() * pitch } else { columns.steps };
     // Few filters on rows of one vector are as fast by way of the buffer, which stays in the first-level cache.
     let worth_it = piece >= 2 * kernels.lanes || gather.result_channels > 16;
@@ -140,8 +140,8 @@ fn pack_filters(gather: &Gather, kernels: &Kernels, parts: &[(usize, usize)], we
                 let place = |number: usize| (number % by_source * sources + number / by_source) * count;
                 let places: Vec<usize> = (0..by_result).map(place).collect();
                 assert!(count * by_result <= from.len());
-                // SAFETY: `count` filters of `by_result` numbers, which were just checked, each number of them to `count` places
-                // of its own.
+                // SAFETY: `count` filters of `by_result` numbers, which were just checked, each number of them to `count`
+                // separate places.
                 unsafe {
                     (kernels.transpose)(from.as_ptr(), by_result, count, by_result, to.as_mut_ptr(), places.as_ptr())
                 };

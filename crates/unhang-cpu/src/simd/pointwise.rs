@@ -1,6 +1,6 @@
 //! 1×1 convolutions in NCHW as products of matrices, forward and backward-data.
 //!
-//! A plane's pixels lie next to each other on both sides, so pixels are what lies in vectors and filters are what is
+//! A plane's pixels lie next to each other on both sides, so pixels are what is in vectors and filters are what is
 //! broadcast: the result needs no transposition and is written where it belongs. Panels of pixels are packed, a few at
 //! a time, so that their channels lie together and the memory behind them is read in long pieces.
 

@@ -3,7 +3,7 @@
 use super::geometry::{Axis, Gather};
 use super::kernels::{Kernels, PaddedRows};
 
-/// What lies next to what.
+/// What is next to what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrangement {
     /// Packed as `[channel][row][phase][column]`: with a stride the columns are dealt out by their remainder, so that
@@ -27,7 +27,7 @@ const IN_PLACE_NUMBERS: usize = 1500;
 /// How a source is read.
 pub struct SourceView<'a> {
     gather: &'a Gather,
-    /// What lies next to what.
+    /// What is next to what.
     pub arrangement: Arrangement,
     /// Channels that are packed at a time.
     block: usize,
@@ -208,7 +208,7 @@ impl<'a> SourceView<'a> {
         }
     }
 
-    /// In place: where the first number of a step lies in the source. With padding it may lie before the source.
+    /// In place: where the first number of a step is in the source. With padding it may be before the source.
     pub fn in_place(&self, image: usize, channel: usize, step: usize) -> isize {
         let [by_image, by_channel, by_row, by_column] = self.gather.source.map(|stride| stride as isize);
         let [rows, columns] = &self.gather.axes;

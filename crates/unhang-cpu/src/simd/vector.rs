@@ -39,7 +39,7 @@ pub trait Vector: Copy {
     unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self;
     /// The first of every two numbers of both vectors, one after the other.
     unsafe fn even(self, other: Self) -> Self;
-    /// The same as `load_lanes`, of numbers that lie so far apart: one, two or four.
+    /// Like `load_lanes`, for numbers that are `APART` apart: one, two or four.
     #[inline(always)]
     unsafe fn load_apart<const APART: usize>(from: *const f32, begin: usize, end: usize) -> Self {
         // The numbers behind the last of them are not read.

@@ -37,7 +37,7 @@ const COLLIDING_NUMBERS: usize = 1024;
 /// Channels of pixels that are packed as they lie.
 const DENSE_CHANNELS: usize = 64;
 
-/// Which operand lies in vectors.
+/// Which operand is in vectors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     /// The output's gradient; the input's channels are broadcast.
@@ -60,7 +60,7 @@ struct Part {
 /// One operand as it is packed for a chunk of pixels.
 struct Side {
     parts: Vec<Part>,
-    /// Channels of a packed pixel, where all of a pixel's lie together; otherwise each part lies by itself.
+    /// Channels of a packed pixel, where all of a pixel's are contiguous; otherwise each part is separate.
     dense: Option<usize>,
     lanes: usize,
 }
@@ -216,7 +216,7 @@ impl<'a> WeightWork<'a> {
         let (channels, filters) = (problem.in_channels() / groups, problem.out_channels() / groups);
         let [tap_rows, tap_columns] = problem.kernel();
         let taps = (tap_rows * tap_columns) as f64;
-        // What lies in vectors is packed: the output's gradient once, the input again for every range of filters.
+        // What is in vectors is packed: the output's gradient once, the input again for every range of filters.
         let ranges = (filters * channels * tap_rows * tap_columns).div_ceil(UNIT_NUMBERS);
         let strides_of_pixel = problem.stride().iter().product::<usize>().min(tap_rows * tap_columns);
         let packed =
@@ -244,7 +244,7 @@ impl<'a> WeightWork<'a> {
         let in_place = problem.layout() == Layout::Nchw
             && shape != Shape::OutputVectorsRowTaps
             && !plane.is_multiple_of(COLLIDING_NUMBERS);
-        // Rows of taps that lie apart meet rows of their own.
+        // Rows of taps that are apart meet separate rows.
         let rows = stride[0].max(if dilation[0] > 1 { tap_rows } else { 1 });
         WeightWork {
             problem,
@@ -343,7 +343,7 @@ impl<'a> Unit<'a> {
         Unit { driver, group, first, filters, input, output, taps }
     }
 
-    /// The side that lies in vectors, and the one that is broadcast.
+    /// The side that is in vectors, and the one that is broadcast.
     fn sides(&self) -> (&Side, &Side) {
         if self.driver.shape == Shape::InputVectors { (&self.input, &self.output) } else { (&self.output, &self.input) }
     }

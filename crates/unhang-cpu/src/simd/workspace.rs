@@ -155,7 +155,7 @@ unsafe fn ask_for_large_pages_at(bytes: Range<usize>) {
     let _ = bytes;
 }
 
-/// A pointer that threads share: each writes to places of its own.
+/// A pointer that threads share: each writes to separate places.
 #[derive(Clone, Copy)]
 pub struct Shared(pub *mut f32);
 

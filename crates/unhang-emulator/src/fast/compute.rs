@@ -200,7 +200,7 @@ impl Wave {
         }
     }
 
-    /// Where a row lies: a register of a half, or a room behind all of them.
+    /// Where a row is: a register of a half, or a room behind all of them.
     #[inline(always)]
     pub(super) fn row_at(&self, row: u16, half: usize) -> usize {
         if row >= IN_ROOM {
@@ -268,7 +268,7 @@ impl Wave {
         unsafe { self.fast_rows(run, rows, half) };
     }
 
-    /// The same with sources that are taken out of halves.
+    /// Computes a row with sources that are taken out of halves.
     #[inline(always)]
     unsafe fn fast_halves(&mut self, operation: &HalvesOperation, half: usize) {
         let rooms = self.vectors.len() - ROOMS;

@@ -230,7 +230,7 @@ fn operand(instruction: &Instruction, field: Field, kind: Type) -> Option<Option
 }
 
 impl HalvesSource {
-    /// The source as it lies in a register, without what is taken from it.
+    /// The source as it is in a register, without what is taken from it.
     pub fn whole(&self) -> RowSource {
         RowSource { from: self.from, keep: u32::MAX, flip: 0 }
     }

@@ -50,7 +50,7 @@ pub(crate) enum Kind {
         run: FastRow,
         rows: [u16; 4],
     },
-    /// The same with sources for which rows are filled first.
+    /// Rows of sources and destination, where rows are filled first.
     FilledRows {
         run: FastRow,
         rows: [u16; 4],
@@ -142,7 +142,7 @@ pub(crate) struct Carry {
 const IN_ROOM: u16 = 256;
 const ZERO: u16 = IN_ROOM + ZERO_ROOM as u16;
 
-/// The row in which a source lies: its register's, the one of zeros, or its room.
+/// The row in which a source is: its register's, the one of zeros, or its room.
 fn row_of(source: &RowSource, place: usize) -> u16 {
     match source.from {
         RowOperand::Vector(register) if source.is_register() => register as u16,

@@ -4,12 +4,12 @@ use std::ops::{Deref, DerefMut};
 
 use crate::wave::{LANES, Lanes};
 
-/// Rows behind the registers for operands that are none: one for each source, and one that is always zero.
+/// Rows behind the registers for operands that are not registers: one for each source, and one that is always zero.
 pub(crate) const ROOMS: usize = 4;
 /// Among the rooms, the one that is always zero.
 pub(crate) const ZERO_ROOM: usize = 3;
 
-/// A row that begins where a line of the host's cache does, so that none of its halves lies on two.
+/// A row that begins where a line of the host's cache does, so that none of its halves is on two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C, align(64))]
 struct Line(Lanes);
@@ -19,7 +19,7 @@ struct Line(Lanes);
 pub(crate) struct Registers(Vec<Line>);
 
 impl Registers {
-    /// So many registers that hold a value, and their rooms.
+    /// That many registers that hold a value, and their rooms.
     pub fn new(count: usize, value: u32) -> Registers {
         let mut lines = vec![Line([value; LANES]); count];
         lines.resize(count + ROOMS, Line([0; LANES]));

@@ -130,7 +130,7 @@ const USUAL_PRECISION: Precision = Precision { round: Round::NearestEven, flush_
 pub(crate) const USUAL: FloatMode =
     FloatMode { single: USUAL_PRECISION, other: USUAL_PRECISION, clamp_nan: true, perturbation: Perturbation::None };
 
-/// The same with denormals of singles flushed, as OpenCL has it where precision is not asked for.
+/// The usual mode with denormals of singles flushed, as OpenCL has it where precision is not asked for.
 pub(crate) const FLUSHED: FloatMode =
     FloatMode { single: Precision { flush_in: true, flush_out: true, ..USUAL_PRECISION }, ..USUAL };
 
@@ -164,7 +164,7 @@ pub(crate) fn apply<const WIDE: bool>(
     destination.set(results);
 }
 
-/// The same for lanes of 64 bits.
+/// Applies a function to lanes of 64 bits.
 #[inline(always)]
 pub(crate) fn apply_pairs(
     values: &mut Pairs,
@@ -274,7 +274,7 @@ macro_rules! comparisons {
                     const STEP: usize = 64 / size_of::<$number>();
                     let (mut less, mut equal, mut greater) = (0, 0, 0);
                     for first in (0..LANES).step_by(STEP) {
-                        // SAFETY: so many lanes fill a vector, and 32 a whole number of them.
+                        // SAFETY: this many lanes fill a vector, and 32 a whole number of them.
                         let ($left, $right) = unsafe {
                             (_mm512_loadu_si512(a.as_ptr().add(first).cast()), _mm512_loadu_si512(b.as_ptr().add(first).cast()))
                         };

@@ -5,7 +5,7 @@ use unhang_isa::{Class, Format, Instruction};
 
 use super::Kind;
 use super::rows::{Host, Vectors};
-use super::stretch::{Minds, Stretch};
+use super::stretch::{Checks, Stretch};
 use crate::code::{Function, Hole, NOWHERE};
 use crate::dispatch::Launch;
 use crate::memory_access::Surroundings;
@@ -81,8 +81,8 @@ fn run<const WIDE: bool, const HALVES: usize>(
     counts: &mut Counts,
     end: u64,
 ) -> Result<Option<u64>, FaultKind> {
-    let minds = Minds {
-        hazards: launch.minds_hazards(),
+    let checks = Checks {
+        hazards: launch.checks_hazards(),
         waits: matches!(launch.mode, Mode::Hazards(_)),
         budget: launch.budget,
     };
@@ -92,12 +92,12 @@ fn run<const WIDE: bool, const HALVES: usize>(
         };
         if launch.fast
             && let Some(stretch) = function.stretches.get(start as usize)
-            && wave.enter((function, stretch), minds, known, counts)
+            && wave.enter((function, stretch), checks, known, counts)
         {
-            run_stretch::<WIDE, HALVES>(vectors, wave, around, function, stretch, minds.hazards)?;
+            run_stretch::<WIDE, HALVES>(vectors, wave, around, function, stretch, checks.hazards)?;
             continue;
         }
-        match step(launch, wave, around, (function, known), minds, counts)? {
+        match step(launch, wave, around, (function, known), checks, counts)? {
             Next::Continue => wave.index += 1,
             Next::End => {
                 wave.standing = Standing::Ended;
@@ -124,14 +124,14 @@ fn run<const WIDE: bool, const HALVES: usize>(
     Ok(None)
 }
 
-/// Executes one instruction the plain way, and minds what is to be minded.
+/// Executes one instruction the plain way, with every check that is on.
 #[inline(never)]
 fn step(
     launch: &Launch<'_>,
     wave: &mut Wave,
     around: &mut Surroundings<'_>,
     (function, known): (&Function, &mut KnownStates),
-    minds: Minds,
+    checks: Checks,
     counts: &mut Counts,
 ) -> Result<Next, FaultKind> {
     let index = wave.index as usize;
@@ -148,17 +148,17 @@ fn step(
         races.begin(wave.number as u8, function.addresses[index], function.touches[index].flight);
     }
     wave.executed += 1;
-    if wave.executed > minds.budget {
-        return Err(FaultKind::Budget { limit: minds.budget });
+    if wave.executed > checks.budget {
+        return Err(FaultKind::Budget { limit: checks.budget });
     }
     counts.note(function.units[index], wave.lanes_on());
-    if minds.waits {
+    if checks.waits {
         let (place, lanes) = (function.places + index as u64, wave.exec64());
-        if !known.pass(wave, place * 2 + 1, lanes, |it| it.take(function, index, minds.hazards, lanes).is_ok()) {
-            known.restore(wave).take(function, index, minds.hazards, lanes)?;
+        if !known.pass(wave, place * 2 + 1, lanes, |it| it.take(function, index, checks.hazards, lanes).is_ok()) {
+            known.restore(wave).take(function, index, checks.hazards, lanes)?;
         }
     }
-    if minds.hazards {
+    if checks.hazards {
         wave.mind_addresses(&function.instructions[index])?;
     }
     run_plain(wave, around, function, index)
@@ -264,7 +264,7 @@ impl Function {
 }
 
 impl Pending {
-    /// Minds an instruction; where it says what is wrong, nothing has changed.
+    /// Checks an instruction; where it says what is wrong, nothing has changed.
     pub fn take(&mut self, function: &Function, index: usize, hazards: bool, lanes: u64) -> Result<(), FaultKind> {
         let (touch, effects) = (&function.touches[index], &function.effects[index]);
         let (mut watch, mut since_call) = (self.watch, self.watch_since_call);

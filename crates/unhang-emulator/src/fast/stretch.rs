@@ -1,6 +1,6 @@
 //! Stretches: instructions that are always executed one after another, with the same lanes on.
 //!
-//! What is minded for each instruction (hazards, waits, counts, the budget) is summed up for a stretch when code is decoded,
+//! What is checked for each instruction (hazards, waits, counts, the budget) is summed up for a stretch when code is decoded,
 //! and asked for once at its start. Whatever a sum cannot settle goes instruction by instruction, which says where and why.
 
 use unhang_isa::audit::StretchSummary;
@@ -46,9 +46,9 @@ struct Part {
     flights: Vec<(Flight, u64)>,
 }
 
-/// What a wave minds; who minds hazards minds waits too.
+/// Which checks are on; checking hazards includes checking waits.
 #[derive(Clone, Copy)]
-pub(crate) struct Minds {
+pub(crate) struct Checks {
     pub hazards: bool,
     pub waits: bool,
     pub budget: u64,
@@ -188,18 +188,18 @@ impl Flights {
 }
 
 impl Pending {
-    /// Minds a whole stretch; `false`, and nothing has changed but for waits, if it has to go instruction by instruction.
-    fn take_stretch(&mut self, function: &Function, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
-        if stretch.parts.len() == 1 && self.take_sums(stretch, minds, lanes) {
+    /// Checks a whole stretch at once; `false`, and nothing has changed but for waits, if it has to go instruction by instruction.
+    fn take_stretch(&mut self, function: &Function, stretch: &Stretch, checks: Checks, lanes: u64) -> bool {
+        if stretch.parts.len() == 1 && self.take_sums(stretch, checks, lanes) {
             return true;
         }
         let mut copy = self.clone();
-        let mut taken = stretch.parts.len() > 1 && copy.take_sums(stretch, minds, lanes);
+        let mut taken = stretch.parts.len() > 1 && copy.take_sums(stretch, checks, lanes);
         // What sums do not settle its instructions do; without a load in it the lanes are not known here.
         if !taken && stretch.loads {
             copy = self.clone();
             let mut places = stretch.first as usize..stretch.end as usize;
-            taken = places.all(|index| copy.take(function, index, minds.hazards, lanes).is_ok());
+            taken = places.all(|index| copy.take(function, index, checks.hazards, lanes).is_ok());
         }
         if taken {
             *self = copy;
@@ -207,13 +207,13 @@ impl Pending {
         taken
     }
 
-    /// The same by what is summed up; of several parts the first may have been gone through where it fails.
-    fn take_sums(&mut self, stretch: &Stretch, minds: Minds, lanes: u64) -> bool {
+    /// Checks a stretch by its sums; of several parts the first may have been gone through where it fails.
+    fn take_sums(&mut self, stretch: &Stretch, checks: Checks, lanes: u64) -> bool {
         let [first, later @ ..] = &stretch.parts[..] else { return false };
         if !self.flights.is_free_for(first) {
             return false;
         }
-        if minds.hazards {
+        if checks.hazards {
             if !self.watch.pass_all(&stretch.hazards) {
                 return false;
             }
@@ -232,23 +232,23 @@ impl Pending {
 }
 
 impl Wave {
-    /// Minds a whole stretch, and counts it; `false` if it has to go instruction by instruction.
+    /// Checks a whole stretch, and counts it; `false` if it has to go instruction by instruction.
     #[inline(always)]
     pub fn enter(
         &mut self,
         (function, stretch): (&Function, &Stretch),
-        minds: Minds,
+        checks: Checks,
         known: &mut KnownStates,
         counts: &mut Counts,
     ) -> bool {
         let executed = self.executed + (stretch.end - stretch.first) as u64;
-        if stretch.registers as usize > self.registers || executed > minds.budget {
+        if stretch.registers as usize > self.registers || executed > checks.budget {
             return false;
         }
         // Where nothing is loaded, it does not matter which lanes are on.
         let lanes = if stretch.loads { self.exec64() } else { 0 };
-        if minds.waits {
-            let take = |pending: &mut Pending| pending.take_stretch(function, stretch, minds, lanes);
+        if checks.waits {
+            let take = |pending: &mut Pending| pending.take_stretch(function, stretch, checks, lanes);
             if !known.pass(self, (function.places + stretch.first as u64) * 2, lanes, take) {
                 return false;
             }

@@ -1,5 +1,5 @@
-//! Masks of lanes: AVX-512 has registers for them, of which compilers make little use by themselves. Each function has a portable
-//! body beside it for hosts without.
+//! Masks of lanes: AVX-512 has registers for them, of which compilers make little use by themselves. Each function also has a
+//! portable body for hosts without.
 
 use std::cell::Cell;
 

@@ -29,7 +29,7 @@ fn reason(definition: &Definition) -> &'static str {
         _ if starts(&["s_set_gpr_idx", "s_subvector", "s_endpgm_", "s_dcache", "s_atc", "s_code_end"]) => {
             "Control of the hardware that compilers do not emit on the way of a compute kernel."
         }
-        _ if name.contains("_src2_") => "Local atomics whose operand lies in local memory: no compiler emits them.",
+        _ if name.contains("_src2_") => "Local atomics whose operand is in local memory: no compiler emits them.",
         Format::Smem => "Scalar stores and atomics, and probes of caches: no compiler for these chips emits them.",
         _ => "Not implemented: no code that was run here had it.",
     }

@@ -181,7 +181,7 @@ fn tested() -> BTreeSet<&'static str> {
     tables.into_iter().flatten().collect()
 }
 
-/// An instruction is not implemented without a test of its own; the tables of these tests are the list of them.
+/// No instruction is implemented without a test; the tables of these tests are the list of them.
 #[test]
 fn every_implemented_instruction_has_a_row_in_a_table() {
     let (tested, implemented) = (tested(), implemented());

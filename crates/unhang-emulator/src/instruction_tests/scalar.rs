@@ -188,7 +188,7 @@ const NOTHING: &[&str] = &[
     "s_decperflevel",
 ];
 
-/// Instructions with a test function of their own.
+/// Instructions with a separate test function.
 const OTHERS: &[&str] = &[
     "s_barrier",
     "s_endpgm",

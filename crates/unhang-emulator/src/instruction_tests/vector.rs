@@ -144,7 +144,7 @@ fn approximate_functions_are_shifted_by_what_the_card_promises() {
     }
 }
 
-/// Half precision and wide results have the rounding of their own; the functions' exactness is tested in `float`.
+/// Half precision and wide results round in their own way; the functions' exactness is tested in `float`.
 #[test]
 fn functions_follow_the_mode() {
     let with = |bits: u32| FloatMode::from_bits(bits, Perturbation::None);

@@ -155,7 +155,7 @@ pub(super) const PACKED: &[Row] = &[
     ("v_pk_max_u16", [0xffff_0001, 0x0001_0002, 0], 0xffff_0002), ("v_pk_min_u16", [0xffff_0001, 0x0001_0002, 0], 0x0001_0001), ("v_pk_max_i16", [0xffff_0001, 0x0001_0002, 0], 0x0001_0002), ("v_pk_min_i16", [0xffff_0001, 0x0001_0002, 0], 0xffff_0001),
 ];
 
-/// Instructions with a test function of their own.
+/// Instructions with a separate test function.
 pub(super) const OTHERS: &[&str] = &[
     "v_nop",
     "v_cndmask_b32",

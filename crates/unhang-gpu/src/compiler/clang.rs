@@ -13,7 +13,7 @@ use unhang_guard::process::Handle;
 use super::{CompileError, Compiler};
 use crate::sources::Kernel;
 
-/// A kernel takes less than a second; one that takes this long does not come back.
+/// A kernel takes less than a second; one that takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// What packages are made with: the one that AMD's ROCm 5.2 in Debian 12 is built from.
 const FOR_PACKAGES: &str = "clang-15";

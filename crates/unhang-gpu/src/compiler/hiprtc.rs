@@ -1,4 +1,4 @@
-//! hiprtc: in ROCm up to 5.3 inside `libamdhip64.so`, from 5.4 a library of its own.
+//! hiprtc: in ROCm up to 5.3 inside `libamdhip64.so`, from 5.4 a separate library.
 
 use std::ffi::{c_char, c_void};
 use std::path::Path;
@@ -116,7 +116,7 @@ impl Compiler for Hiprtc {
             format!("--offload-arch={architecture}"),
             "-O3".into(),
             "-std=c++17".into(),
-            // The default differs between ROCm versions, and WGP mode has an LDS bug of its own on RDNA1.
+            // The default differs between ROCm versions, and WGP mode has an LDS bug on RDNA1.
             "-mcumode".into(),
         ];
         options.extend(kernel.definitions());

@@ -131,7 +131,7 @@ fn check(functions: &Functions, code: i32, call: &'static str) -> Result<(), Dri
         return Ok(());
     }
     let mut name: *const c_char = ptr::null();
-    // SAFETY: a valid place; what comes back is a constant text, or null for an unknown number.
+    // SAFETY: a valid place; the result is a constant text, or null for an unknown number.
     let meaning = unsafe {
         (functions.error_name)(code, &mut name);
         if name.is_null() {

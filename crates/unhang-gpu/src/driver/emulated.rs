@@ -267,7 +267,7 @@ impl EmulatedEngine {
         self.use_form(choice.map(|choice| (choice, Form::Specialised)));
     }
 
-    /// The same with a choice in either form.
+    /// Computes everything with this choice in the given form from now on.
     pub fn use_form(&self, choice: Option<(Choice, Form)>) {
         *self.choice.lock().unwrap_or_else(PoisonError::into_inner) = choice;
     }

@@ -1,6 +1,6 @@
 //! Events alone, without a compiler or a model of the device: what a watchdog needs of a driver.
 //!
-//! It works on streams of the caller (torch's), asks from a thread of its own, and must never disturb the recording of a
+//! It works on streams of the caller (torch's), asks from a separate thread, and must never disturb the recording of a
 //! graph in another one: the asking thread switches itself to the relaxed mode of capture, in which asking about events
 //! is allowed while another thread records.
 

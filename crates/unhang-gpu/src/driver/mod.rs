@@ -41,7 +41,7 @@ pub enum DriverError {
         /// That in the driver's words.
         meaning: String,
     },
-    /// The driver's compiler cannot be had.
+    /// The driver's compiler is not available.
     #[error(transparent)]
     Compiler(#[from] CompileError),
 }
@@ -187,7 +187,7 @@ pub trait Driver: Send + Sync {
 }
 
 /// Whether a stream records, from what the driver returned. Asked about the default stream while another one records,
-/// both vendors answer with an error of its own: what must not be done then must not be done now either.
+/// both vendors answer with a separate error: what must not be done then must not be done now either.
 fn capturing(code: i32, status: i32) -> Result<bool, i32> {
     const CAPTURE_IMPLICIT: i32 = 906;
     match code {

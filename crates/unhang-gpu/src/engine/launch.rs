@@ -77,7 +77,7 @@ impl GpuEngine {
         self.time_calls(stream, repeats, || unsafe { self.launch(prepared, pointers, stream) })
     }
 
-    /// The same for anything that puts one run of a problem into a stream.
+    /// Times anything that puts one run of a problem into a stream.
     pub fn time_calls<E: From<GpuError>>(
         &self,
         stream: u64,

@@ -88,7 +88,7 @@ pub(crate) fn direct(
     if geometry.form == Form::Specialised {
         constants.push(("REDUCED", reduced as i64));
     }
-    // A thread that has all of a pixel's channels is told how many they are.
+    // A thread that has all of a pixel's channels receives their number.
     if geometry.form == Form::Specialised || channels_last {
         constants.extend([("GROUPS", p.groups() as i64), ("ROWS", rows as i64)]);
     }

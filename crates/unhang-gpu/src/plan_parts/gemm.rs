@@ -15,7 +15,7 @@ pub(crate) fn pack(
     let taps = geometry.taps();
     let padded_rows = rows.next_multiple_of(tile.rows);
     let forward = p.direction() == Direction::Forward;
-    // Where an element lies in a group's filter: row, channel summed over, tap.
+    // Where an element is in a group's filter: row, channel summed over, tap.
     let strides = match (forward, geometry.channels_last()) {
         _ if flat => [taps * reduced, 1, 1],
         (true, false) => [taps * reduced, taps, 1],
@@ -251,7 +251,7 @@ struct PhaseAxis {
     source_step: i32,
     /// From one tap of a phase to the next, in the source.
     source_tap: i32,
-    /// The same in the filter.
+    /// From one tap of a phase to the next, in the filter.
     tap_step: i32,
 }
 

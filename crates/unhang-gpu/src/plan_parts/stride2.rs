@@ -21,7 +21,7 @@ pub(crate) fn is_stride2_winograd(p: &Problem) -> bool {
         && [p.in_channels(), p.out_channels()].iter().all(|channels| channels.is_multiple_of(16))
 }
 
-/// Where the first even pixel of the first tile lies in backward-data, counted in even pixels of the padded image.
+/// Where the first even pixel of the first tile is in backward-data, counted in even pixels of the padded image.
 fn first_even(pad: usize) -> usize {
     pad.div_ceil(2)
 }

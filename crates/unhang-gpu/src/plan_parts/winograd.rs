@@ -221,7 +221,7 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     let padded_reduced = reduced.next_multiple_of(tile.depth);
     let filter = Pointer::Workspace(workspace.take((places * padded_rows * padded_reduced * 4) as u64));
     let sums = Pointer::Workspace(workspace.take(bytes(rows)));
-    // Where an element lies in the filter: row, channel summed over, tap.
+    // Where an element is in the filter: row, channel summed over, tap.
     let strides = match (forward, geometry.channels_last()) {
         (true, false) => [taps * reduced, taps, 1],
         (false, false) => [taps, taps * rows, 1],

@@ -41,7 +41,7 @@ pub fn kinds() -> Vec<Problem> {
             shapes.push(dense);
         }
     }
-    // So many filters that one thread has a whole one of them where planes are added up.
+    // Enough filters that one thread has a whole one where planes are added up.
     let [square, pointwise] = [base.clone(), base.clone()];
     shapes.push(Specification { in_channels: 128, out_channels: 128, in_size: [4, 4], ..square });
     shapes.push(Specification {

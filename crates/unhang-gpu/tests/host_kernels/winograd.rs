@@ -36,7 +36,7 @@ fn winograd_is_right_at_every_edge() {
     }
 }
 
-/// Each phase of a dilation is an image of its own, some of them smaller than others.
+/// Each phase of a dilation is a separate image, some of them smaller than others.
 #[test]
 fn winograd_is_right_in_every_phase_of_a_dilation() {
     let Some(engine) = engine() else { return };

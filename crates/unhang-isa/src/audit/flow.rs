@@ -209,7 +209,7 @@ impl PathWatch {
         self.pass(&Transfer::new(instruction, wave64))
     }
 
-    /// The same with what the instruction does computed beforehand: a few operations.
+    /// Takes an instruction whose effects were computed beforehand: a few operations.
     #[inline]
     pub fn pass(&mut self, transfer: &Transfer) -> Option<(Rule, Option<u8>)> {
         let met = self.state.intersection(transfer.check);

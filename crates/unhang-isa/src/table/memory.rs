@@ -1,4 +1,4 @@
-//! Memory instructions of the vector unit. What the signatures mean is told in the parent module.
+//! Memory instructions of the vector unit. The parent module says what the signatures mean.
 
 use super::{ALL, RAY, RDNA1, RDNA2, Row, row};
 

@@ -7,7 +7,7 @@
 //! A signature lists the operands in the order in which assembly prints them, three characters each:
 //!
 //! * where: `d` destination, `e` scalar destination of the long encoding, `a` `b` `c` sources 0 to 2 (in memory
-//!   instructions: address, data, second data), `q` VCC without a field of its own, `k` the 32-bit constant of
+//!   instructions: address, data, second data), `q` VCC without a field, `k` the 32-bit constant of
 //!   `fmamk` and its kin, `o` marks two 8-bit offsets;
 //! * what: `v` vector register, `s` scalar register, `r` either of them or a constant;
 //! * how wide, in 32-bit registers: a digit, `g` for sixteen, `m` for a lane mask (one in wave32, two in wave64).
@@ -125,7 +125,7 @@ pub enum Kind {
 /// How wide an operand is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Width {
-    /// So many 32-bit registers.
+    /// That many 32-bit registers.
     Registers(u8),
     /// One bit a lane: one register in wave32, two in wave64.
     LaneMask,

@@ -1,4 +1,4 @@
-//! Scalar instructions. What the signatures mean is told in the parent module.
+//! Scalar instructions. The parent module says what the signatures mean.
 
 use super::{ALL, RDNA1, Row, row};
 

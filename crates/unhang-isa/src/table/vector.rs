@@ -1,4 +1,4 @@
-//! Vector instructions in their short encodings. What the signatures mean is told in the parent module.
+//! Vector instructions in their short encodings. The parent module says what the signatures mean.
 
 use super::{ALL, DOT, RDNA1, RDNA2, Row, row};
 

@@ -1,4 +1,4 @@
-//! Vector instructions in their long encodings. What the signatures mean is told in the parent module.
+//! Vector instructions in their long encodings. The parent module says what the signatures mean.
 //!
 //! One line an instruction, so the file is as long as the instruction set.
 

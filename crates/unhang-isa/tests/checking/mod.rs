@@ -23,7 +23,7 @@ fn flat_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
     let offset = old.flat_offset();
     let access = new.get(1)?;
     let same = access.first_word() == old.first_word() & !0xfff && access.second_word() == old.second_word();
-    // Through two registers of its own, or in the registers of the address.
+    // Through two separate registers, or in the registers of the address.
     let elsewhere = new[0].definition.mnemonic == "v_mad_i64_i32"
         && new[0].high_bits(18, 9) == 256 + (old.second_word() & 0xff)
         && new[0].words().get(2) == Some(&(offset as u32))

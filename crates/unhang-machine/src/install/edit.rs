@@ -46,7 +46,7 @@ fn removable(line: &str) -> bool {
     let words =
         code.split_whitespace().filter(|word| !["export", "unset", "set", "-gx", "-x", "-Ux", "setenv"].contains(word));
     let found = leftovers::parse_file(line).len();
-    // One assignment a word; fish and csh have the value as a word of its own.
+    // One assignment a word; fish and csh have the value as a separate word.
     let separate = code.trim_start().starts_with("set ") || code.trim_start().starts_with("setenv ");
     balanced('\'') && balanced('"') && found > 0 && (separate || words.count() == found)
 }

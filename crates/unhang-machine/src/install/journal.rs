@@ -1,6 +1,6 @@
 //! The journal: what an installation changes, on the disk before the first change.
 //!
-//! It lies in a folder of ours (`/etc/unhang`, `~/.config/unhang`) that may have to be made first, with the folders
+//! It is in a folder of ours (`/etc/unhang`, `~/.config/unhang`) that may have to be made first, with the folders
 //! above it. So that an interruption there leaves nothing nameless behind, the chain of folders is built with the
 //! journal in it under a name that is ours (`.unhang-new`) and renamed into place in one step; and taken out the same
 //! way (`.unhang-old`).

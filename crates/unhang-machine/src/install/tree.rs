@@ -229,7 +229,7 @@ impl Tree {
         let scratch = SCRATCH.into_iter().find(|name| !is_folder(name)).unwrap_or(SCRATCH[0]);
         let file = openat(&folder, scratch, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         let mut file = std::fs::File::from(file);
-        // Half a file, if the power fails here: it has a name of its own, and the next call removes it.
+        // Half a file, if the power fails here: it has a separate name, and the next call removes it.
         self.burn()?;
         file.write_all(content).map_err(|source| TreeError::Refused {
             action: "write",

@@ -42,7 +42,7 @@ impl Record {
     ///
     /// An unrestricted find times the naive solver of its direction, which takes every convolution in NCHW or NHWC
     /// and in fp32, fp16 or bf16, and writes all that it timed. A record of such a problem without it was written
-    /// under a narrowed set. Not so if only Winograd was timed: MIOpen has a short cut of its own for that.
+    /// under a narrowed set. Not so if only Winograd was timed: MIOpen has its own short cut for that.
     pub fn narrowed(&self) -> bool {
         let mut parts = self.key.split('_').next().unwrap_or_default().rsplit('-');
         let (direction, kind, layout) = (parts.next(), parts.next(), parts.next());

@@ -1,4 +1,4 @@
-//! Removing what is bad, with a backup beside it.
+//! Removing what is bad, with a backup next to it.
 //!
 //! A text file is written anew beside itself and renamed; rows of a SQLite file are deleted in one transaction; a
 //! SQLite file that is broken as a whole is moved aside (MIOpen makes a new one). The original bytes are always kept.

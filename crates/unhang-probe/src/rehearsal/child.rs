@@ -54,7 +54,7 @@ impl Child<'_> {
             return Ok(Answer { ended: CameBack::Unsupported, detail, ..answer });
         }
         let began = Instant::now();
-        // What never comes back needs no numbers.
+        // What never returns needs no numbers.
         let never =
             matches!(behaviour, Behaviour::HangCompile | Behaviour::HangFind | Behaviour::HangRun | Behaviour::Lost);
         let expected = match if never { Ok(Vec::new()) } else { compute(self.engine, &problem) } {

@@ -18,7 +18,7 @@ pub enum Behaviour {
     HangFind,
     /// Never returns from the kernel.
     HangRun,
-    /// Never returns from the kernel, and the card does not come back: canaries hang from then on.
+    /// Never returns from the kernel, and the card does not recover: canaries hang from then on.
     Lost,
     /// Dies as the GPU's runtime does on a bad address: a message, then SIGABRT.
     Abort,

@@ -30,7 +30,11 @@ Examples:
   unhang audit --target gfx1030 --explain venv/lib/python3.10/site-packages/torch/lib
   unhang audit --json libkernels.so > findings.json
 
-Exit codes: 0 nothing found, 1 something found, 2 a file could not be read, 3 no gfx10 code to look at.")]
+Exit codes:
+  0  nothing unsafe was found
+  1  something unsafe was found
+  2  wrong usage, or a file could not be read
+  3  there is no gfx10 code to look at")]
 pub struct Audit {
     /// Files or folders to look into.
     #[arg(required = true)]

@@ -10,26 +10,29 @@ use clap::{ArgGroup, Args};
 
 pub use device::open_driver;
 
-/// Measure our GPU kernels, or compare what was measured. Nothing is done without being asked for.
+/// Time unhang's GPU kernels, or compare measured times.
 #[derive(Args)]
 #[command(group(ArgGroup::new("what").required(true).args(["compare", "tune"])))]
 #[command(after_help = "\
---tune happens in a child process that is ended when it does not come back; what did not is named and left out. The
-fastest choices are kept as evidence (`unhang evidence tunings`), and the engine takes them from its next start on.
-
-Exit codes: 0 done, 1 the model's own choices fall behind the fastest by more than --at-least allows, 2 wrong usage or not
-done (there is no GPU to tune for), 3 there is nothing to compare.
-
 Examples:
-  unhang bench --compare                  # after `unhang probe`: families, engines, others' ROCm versions, by size
+  unhang bench --compare                  # after `unhang probe`: engines and algorithms, by size
   unhang bench --compare --json | jq '.rows[0]'
-  unhang bench --tune                     # time the candidates for every layer on this GPU and keep the fastest
-  unhang bench --tune --layers my-model.tsv --data-type f16 --layout nhwc --json")]
+  unhang bench --tune                     # time the candidates for every layer, keep the fastest
+  unhang bench --tune --layers my-model.tsv --data-type f16 --layout nhwc --json
+
+--tune runs in a child process. A candidate that hangs is ended, named and left out. The fastest choices are kept as \
+evidence (`unhang evidence tunings`), and the engine uses them from its next start on.
+
+Exit codes:
+  0  done
+  1  the model's choices are slower than the fastest by more than --at-least allows
+  2  wrong usage, or not done (there is no GPU to tune for)
+  3  there is nothing to compare")]
 pub struct Bench {
-    /// Tabulate what probes and runs found, here and elsewhere: MIOpen's families, engines and ROCm versions, by size.
+    /// Compare what probes and runs found, here and elsewhere: engines, MIOpen's algorithms and ROCm versions, by size.
     #[arg(long)]
     compare: bool,
-    /// Time the candidates for each layer on the GPU that is here and keep the fastest.
+    /// Time the candidates for each layer on this GPU, and keep the fastest.
     #[arg(long)]
     tune: bool,
     /// Print JSON.

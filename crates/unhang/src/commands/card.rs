@@ -27,13 +27,17 @@ const LIBRARY: &str = "libunhang_card.so";
 /// Run AMD's own software on an emulated card: no GPU, no root.
 #[derive(Args)]
 #[command(after_help = "\
-The card is emulated: results are computed as the card's instructions say, slowly, and times mean nothing.
-
 Examples:
   unhang card list
   unhang card run -- rocminfo
   unhang card run --card rx5700xt -- ./my-hip-program
-  HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang card run --log card.jsonl -- ./my-hip-program")]
+  HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang card run --log card.jsonl -- ./my-hip-program
+
+The card is emulated: results are exact, programs are slow, and times mean nothing.
+
+Exit codes:
+  0  done
+  2  wrong usage, or not done")]
 pub struct CardCommand {
     #[command(subcommand)]
     action: Action,
@@ -54,12 +58,15 @@ enum Action {
 /// Run a program with an emulated card.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: the program's own; 126 the command cannot be run, 127 it was not found, 2 wrong usage. A program that dies of a
-signal takes `unhang card run` with it.
-
 Examples:
   unhang card run -- rocminfo
-  unhang card run --card rx5700xt --log card.jsonl -- ./my-hip-program")]
+  unhang card run --card rx5700xt --log card.jsonl -- ./my-hip-program
+
+Exit codes:
+  the program's own; if it dies of a signal, `unhang card run` dies of it too
+  2    wrong usage
+  126  the command cannot be run
+  127  the command was not found")]
 struct RunArguments {
     /// Which card: a name of `unhang card list`, or a folder that describes a machine (as for `unhang doctor --root`).
     #[arg(long, value_name = "NAME|FOLDER", default_value = cards::DEFAULT)]

@@ -15,7 +15,11 @@ use super::text::print_text;
 Examples:
   unhang completions bash > ~/.local/share/bash-completion/completions/unhang
   unhang completions fish > ~/.config/fish/completions/unhang.fish
-  unhang completions --man ~/.local/share/man/man1")]
+  unhang completions --man ~/.local/share/man/man1
+
+Exit codes:
+  0  done
+  2  wrong usage, or not done")]
 pub struct Completions {
     /// The shell.
     #[arg(required_unless_present = "man", conflicts_with = "man")]
@@ -63,7 +67,7 @@ mod tests {
 
     #[test]
     fn one_thing_has_the_same_names_everywhere() {
-        /// The name in help and manual first, then what it may be called besides.
+        /// The name in help and manual first, then what else it may be called.
         const NAMES: [[&str; 2]; 3] = [["chip", "arch"], ["rehearse", "rehearsal"], ["dtype", "data-type"]];
         let all = leaves(&crate::Arguments::command(), "unhang");
         assert!(all.len() > 25, "{}", all.len());

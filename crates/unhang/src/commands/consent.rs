@@ -17,7 +17,7 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Whether to go on. Where there is nobody to ask, that is an error which says so.
+    /// Whether to go on. Without a terminal to ask on, that is an error which says so.
     pub fn ask(self, question: &str) -> anyhow::Result<bool> {
         if self.yes {
             return Ok(true);
@@ -25,7 +25,7 @@ impl Consent {
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             bail!(
                 anyhow::anyhow!("hint: --yes goes ahead, --dry-run shows what would be done where a command has it")
-                    .context(format!("{question} Nothing was changed: there is nobody to ask here"))
+                    .context(format!("{question} Nothing was changed: cannot prompt (not a terminal)"))
             );
         }
         let mut stderr = io::stderr().lock();
@@ -36,7 +36,7 @@ impl Consent {
         Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
     }
 
-    /// The same before a described machine is changed: such a folder is mostly somebody's report. This machine is what a
+    /// Asks before a described machine is changed: such a folder is mostly somebody's report. This machine is what a
     /// command without `--root` means.
     pub fn ask_for_folder(self, system: &System, what: &str) -> anyhow::Result<bool> {
         if !system.is_folder() {

@@ -24,15 +24,18 @@ use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
 
-/// A guided first run on whatever is here: this machine, the machine of the reports, a network trained through unhang.
+/// A guided first run: this machine, the machine of the reports, a network trained through unhang.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 all sections were shown, 2 wrong usage or a section failed, 3 torch is not here, so its part was left out.
-
 Examples:
   unhang demo
   unhang demo --part machine        # what needs no torch: a second
-  unhang demo --python ~/venv/bin/python")]
+  unhang demo --python ~/venv/bin/python
+
+Exit codes:
+  0  all sections were shown
+  2  wrong usage, or a section failed
+  3  there is no torch, so its part was left out")]
 pub struct Demo {
     /// Show one part only.
     #[arg(long, value_enum)]

@@ -18,11 +18,9 @@ use super::text::{print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 
-/// What is here, what is wrong, what to do. Reads only, unless --fix is asked for; needs neither root nor a GPU.
+/// Say what is here, what is wrong and what to do. Reads files only; needs neither root nor a GPU.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 no errors, 1 errors were found, 2 wrong usage, 3 could not tell.
-
 Examples:
   unhang doctor
   unhang doctor --explain                        # with the reason and the remedy of each finding
@@ -30,29 +28,35 @@ Examples:
   unhang doctor --fix                            # asks before each thing that it does
   unhang doctor --bundle machine.tar.gz          # for a bug report; holds no user or host names
   unhang doctor --self-test --bundle card.tar.gz # what the owner of a card sends in
-  tar xf machine.tar.gz && unhang doctor --root machine")]
+  tar xf machine.tar.gz && unhang doctor --root machine
+
+Exit codes:
+  0  no errors
+  1  errors were found, or an engine failed its self-test
+  2  wrong usage
+  3  could not tell")]
 pub struct Doctor {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// Give the reason, the remedy and the source of each finding.
+    /// Print the reason, the remedy and the source of each finding.
     #[arg(long)]
     explain: bool,
     #[command(flatten)]
     machine: MachineArguments,
-    /// Look for torch in this interpreter's or environment's packages too; may be repeated.
+    /// Also look for torch in this interpreter or environment; may be repeated.
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
-    /// Also write what was read to a tar file, for a bug report; without user names or host names.
+    /// Also write what was read to a tar file for a bug report, without user or host names.
     #[arg(long, value_name = "FILE.tar.gz")]
     bundle: Option<PathBuf>,
-    /// Also compute a few small convolutions with each engine that is here, each in a child process with a deadline.
-    /// This uses the GPU: save your work first, a card that hangs may need a reboot. Torch is that of --python, else
-    /// of the active environment.
+    /// Also run a few small convolutions on every available engine, each in a child process with a time limit. This
+    /// uses the GPU: save your work first, because a card that hangs may need a reboot. The torch is that of --python,
+    /// else that of the active environment.
     #[arg(long)]
     self_test: bool,
-    /// Then carry out the remedies that are unhang's own (`unhang env install`, `unhang miopen-cache repair`), asking
-    /// before each; both keep what was there before.
+    /// Then carry out unhang's own remedies (`unhang env install`, `unhang miopen-cache repair`), and ask before each.
+    /// Both keep a backup.
     #[arg(long, conflicts_with_all = ["json", "self_test"])]
     fix: bool,
     #[command(flatten)]

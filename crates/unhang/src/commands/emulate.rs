@@ -15,25 +15,29 @@ use unhang_isa::Chip;
 use super::text::{print_safe_json, print_text};
 use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 
-/// Run one kernel of a code object on the emulator: results, a trace, registers at a place, counts.
+/// Run one kernel of a code object on the emulator: results, trace, registers, counts.
 #[derive(Args)]
 #[command(after_help = "\
-Arguments, in the kernel's order:
-  floats=N       a buffer of N floats: 0, 1, 2, …          zeros=N     a buffer of N bytes
-  file=PATH      a buffer with the file's bytes
-  i32=N u32=N i64=N u64=N f32=X f64=X                       a value
-
-Offsets are bytes from the kernel's first instruction, as faults and disassemblers show them, such as 0x1c0.
-The card is emulated: results are computed as its instructions say, and nothing here is a time.
-
 Examples:
-  unhang emulate kernels.co
-  unhang emulate kernels.co --kernel axpy --groups 4 --lanes 256 --args floats=1000 floats=1000 f32=1.5 i32=1000
-  unhang emulate kernels.co --kernel axpy --lanes 32 --trace --args floats=32 floats=32 f32=1.5 i32=32
-  unhang emulate kernels.co --kernel axpy --lanes 32 --break 0x40 --args floats=32 floats=32 f32=1.5 i32=32
+  unhang emulate a.co
+  unhang emulate a.co --kernel axpy --groups 4 --lanes 64 --args floats=256 floats=256 f32=2 i32=256
+  unhang emulate a.co --kernel axpy --lanes 32 --trace --args floats=32 floats=32 f32=2 i32=32
+  unhang emulate a.co --kernel axpy --lanes 32 --break 0x40 --args floats=32 floats=32 f32=2 i32=32
 
-Exit codes: 0 the kernel came to its end, or to the breakpoint; 1 it was stopped by a fault; 2 wrong usage;
-3 the wave never came to an offset that --dump or --break names.")]
+Values for --args, in the order of the kernel's arguments:
+  floats=N                             a buffer of N floats: 0, 1, 2, …
+  zeros=N                              a buffer of N bytes
+  file=PATH                            a buffer with the file's bytes
+  i32=N u32=N i64=N u64=N f32=X f64=X  a value
+
+Offsets are bytes from the kernel's first instruction, such as 0x1c0, as faults and disassemblers show them. The card is \
+emulated: results are exact, and times mean nothing.
+
+Exit codes:
+  0  the kernel ended, or reached the breakpoint
+  1  a fault stopped it
+  2  wrong usage
+  3  the wave never reached an offset that --dump or --break names")]
 pub struct Emulate {
     /// The code object.
     file: PathBuf,
@@ -49,13 +53,13 @@ pub struct Emulate {
     /// Work-items of a workgroup along each axis.
     #[arg(long, value_name = "X,Y,Z", default_value = "32", value_parser = three)]
     lanes: [u32; 3],
-    /// Bytes of LDS beside what the kernel declares.
+    /// Bytes of LDS in addition to what the kernel declares.
     #[arg(long, value_name = "BYTES", default_value_t = 0)]
     dynamic_lds: u32,
-    /// The chip on which it runs; the one for which it was compiled unless said otherwise.
+    /// The chip to emulate; by default the one for which the code was compiled.
     #[arg(long, visible_alias = "arch")]
     chip: Option<Chip>,
-    /// Do not stop at hazards and missing waits: as on an ideal chip.
+    /// Do not stop at hazards and missing waits, like an ideal chip.
     #[arg(long)]
     ignore_hazards: bool,
     /// Stop where two waves of a workgroup touch the same bytes with neither a barrier nor atomics between them.
@@ -73,7 +77,7 @@ pub struct Emulate {
     /// Print how often each instruction was executed, by all waves.
     #[arg(long)]
     counts: bool,
-    /// The wave that --trace, --dump and --break mean, by its number in the first workgroup.
+    /// The wave for --trace, --dump and --break, by its number in the first workgroup.
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     wave: u32,
     /// Print JSON.

@@ -15,18 +15,25 @@ use super::machine_arguments::MachineArguments;
 use super::text::{print_safe_json, print_text};
 use crate::output::{Colour, Style, printable};
 
-/// Environment profiles: print one, install it with a backup, take exactly that out again.
+/// Print an environment profile, install it with a backup, or remove it again.
 #[derive(Args)]
 #[command(after_help = "\
-Profiles: rocm5.2 (torch 1.13.1+rocm5.2 under the spoof), rocm5.7 (later wheels under the spoof; call
-`unhang.enable()` as well), no-spoof (a torch with native code), auto (what fits this machine).
-
 Examples:
   eval \"$(unhang env print)\"
   unhang env print --profile rocm5.2 --explain
   unhang env install --user --dry-run
   sudo unhang env install --system
-  unhang env uninstall --user")]
+  unhang env uninstall --user
+
+Profiles:
+  auto      what fits this machine
+  rocm5.2   torch 1.13.1+rocm5.2 under the spoof
+  rocm5.7   later wheels under the spoof; call `unhang.enable()` as well
+  no-spoof  a torch with native code
+
+Exit codes:
+  0  done
+  2  wrong usage, or not done")]
 pub struct Env {
     #[command(subcommand)]
     command: EnvCommand,
@@ -63,13 +70,13 @@ enum Dialect {
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang env print --profile rocm5.7 --shell fish --explain")]
 struct Print {
-    /// Which profile.
+    /// The profile.
     #[arg(long, value_enum, default_value = "auto")]
     profile: ProfileName,
-    /// For what it is printed.
+    /// The format to print.
     #[arg(long, value_enum, default_value = "sh")]
     shell: Dialect,
-    /// Give each line's reason and evidence, and what earlier guides had instead.
+    /// Print each line's reason and evidence, and what earlier guides had instead.
     #[arg(long)]
     explain: bool,
     /// Print JSON.
@@ -117,14 +124,14 @@ struct Change {
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang env install --user --dry-run")]
 struct Install {
-    /// Which profile.
+    /// The profile.
     #[arg(long, value_enum, default_value = "auto")]
     profile: ProfileName,
     #[command(flatten)]
     change: Change,
 }
 
-/// Take an installed profile out: every byte as it was before.
+/// Remove an installed profile, and restore every byte as it was before.
 #[derive(Args)]
 #[command(after_help = "Example:\n  sudo unhang env uninstall --system")]
 struct Uninstall {

@@ -21,18 +21,20 @@ use super::text::{counted, print_safe_json, print_text};
 use super::whole_file::write_whole;
 use crate::output::{printable, tell};
 
-/// What is known of convolutions on engines here: list it, give it to others, take theirs, forget it.
+/// List, export, import or forget what is known about convolutions on this machine.
 #[derive(Args)]
 #[command(after_help = "\
-What others found comes in as suspicion and never as proof: it makes `auto` careful, and a probe here decides.
-
-Exit codes: 0 done, 2 wrong usage or not done.
-
 Examples:
   unhang evidence list --verdict hangs
   unhang evidence export findings.jsonl        # holds no user names, paths or host names
   unhang evidence import findings.jsonl
-  unhang evidence forget --engine miopen")]
+  unhang evidence forget --engine miopen
+
+Imported records are suspicion, never proof: they make `auto` careful, and a probe here decides.
+
+Exit codes:
+  0  done
+  2  wrong usage, or not done")]
 pub struct EvidenceCommand {
     #[command(subcommand)]
     action: Action,
@@ -49,7 +51,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Write what was seen here to a file for others (JSON lines), without user names, paths or host names.
+    /// Write what was seen here to a file (JSON lines) for others, without user names, paths or host names.
     #[command(after_help = "Example:\n  unhang evidence export findings.jsonl")]
     Export {
         /// The file, or `-` for standard output.
@@ -61,7 +63,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Take what others found, as suspicion. A file with anything wrong in it is refused whole.
+    /// Read what others found, as suspicion. A file with anything wrong in it is refused as a whole.
     #[command(after_help = "Example:\n  unhang evidence import findings.jsonl")]
     Import {
         /// The file, or `-` for standard input.
@@ -71,13 +73,13 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Print which of our GPU kernels were measured to be the fastest, and how far the model was off.
+    /// Print which of unhang's GPU kernels were measured as fastest, and how far the model was off.
     #[command(after_help = "\
-Where they come from: probe is `unhang bench --tune`, run is tuning on first use, rehearsal is an emulated card, whose times
-are no card's. What was measured of other kernels than this version's is out of date and not used.
-
 Example:
-  unhang evidence tunings --json | jq '.geometric_mean'")]
+  unhang evidence tunings --json | jq '.geometric_mean'
+
+Sources: probe is `unhang bench --tune`, run is tuning on first use, rehearsal is an emulated card, whose times mean \
+nothing. Results for kernels of another version are out of date and not used.")]
     Tunings {
         /// Print JSON.
         #[arg(long)]

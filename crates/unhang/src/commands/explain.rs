@@ -18,13 +18,16 @@ const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
 /// Explain a finding of the doctor, or an error message that you paste.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 something was found, 2 wrong usage, 3 nothing is known of it.
-
 Examples:
   unhang explain spoofed-architecture
   unhang explain routes                                  # the ways to a torch for this card
   unhang explain 'RuntimeError: HIP error: invalid device function'
-  journalctl -k -b | unhang explain -")]
+  journalctl -k -b | unhang explain -
+
+Exit codes:
+  0  an explanation was found
+  2  wrong usage
+  3  nothing is known about it")]
 pub struct Explain {
     /// An id, a topic, or the text of an error; - reads it from standard input. Without it, all ids are listed.
     #[arg(value_name = "ID|TEXT")]

@@ -28,7 +28,7 @@ const LAYERS: &str = include_str!("../../../unhang-suite/layers.tsv");
 /// What a card of 6 GB gives: a sixteenth of its memory.
 const WORKSPACE_LIMIT: u64 = 384 << 20;
 
-/// Look at our GPU kernels for a chip, or compile them ahead. Needs hiprtc, and no GPU.
+/// List unhang's GPU kernels for a chip, or compile them ahead of time. Needs hiprtc, but no GPU.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -39,8 +39,11 @@ Examples:
   unhang kernels warm --chip gfx1010 --layers my-model.tsv
   unhang kernels warm --seen --python ~/venv/bin/python
 
-Exit codes: 0 all kernels are safe, 1 a kernel spills or has hazards or (--shipped) is not what was listed, 2 something could not be compiled,
-3 (--seen) there is no GPU that torch can use.")]
+Exit codes:
+  0  all kernels are safe
+  1  a kernel spills or has hazards, or (--shipped) differs from the list
+  2  wrong usage, or something could not be compiled
+  3  (--seen) there is no GPU that torch can use")]
 pub struct Kernels {
     #[command(subcommand)]
     action: Action,

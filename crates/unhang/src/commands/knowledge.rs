@@ -96,7 +96,7 @@ impl KeptElsewhere {
         }
     }
 
-    /// The same for other programs.
+    /// What is known as JSON, for other programs.
     pub fn to_json(&self) -> Value {
         let torch = self.torch.as_ref().map(|torch| &torch.version);
         json!({ "fingerprint": self.fingerprint, "torch": torch, "verdicts": self.verdicts })
@@ -214,7 +214,7 @@ impl Knowledge {
     }
 
     /// How the canary of an engine ended on this machine. Which kernel families it has is not known without its GPU, so
-    /// their best verdict, which is kept under the engine's name, speaks for all.
+    /// their best verdict, which is kept under the engine's name, counts for all.
     fn canary(&self, engine: EngineName) -> CanaryFact {
         let ended = self.store.canary(&self.fingerprint, engine.name()).map(|canary| (canary.verdict, canary.detail));
         CanaryFact { engine, part: String::new(), ended }

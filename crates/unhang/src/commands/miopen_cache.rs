@@ -14,16 +14,19 @@ use super::machine_arguments::MachineArguments;
 use super::text::{counted, print_safe_json, print_text};
 use crate::output::{Colour, FOUND_ERRORS, Style, printable};
 
-/// Inspect, verify and repair MIOpen's user databases: what it chose, what it tuned, what it compiled.
+/// List, verify and repair MIOpen's user databases: its choices, tunings and compiled kernels.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 all is well, 1 damage was found (verify), 2 could not do its work.
-
 Examples:
   unhang miopen-cache list --records
   unhang miopen-cache verify
   unhang miopen-cache repair --narrowed --dry-run
-  unhang audit ~/.cache/miopen/2.20.0/gfx1030_18.ukdb     # are the compiled kernels safe on this chip?")]
+  unhang audit ~/.cache/miopen/2.20.0/gfx1030_18.ukdb     # are the compiled kernels safe here?
+
+Exit codes:
+  0  all is well
+  1  damage was found (verify)
+  2  wrong usage, or not done")]
 pub struct MiopenCache {
     #[command(subcommand)]
     command: CacheCommand,

@@ -17,17 +17,19 @@ use super::shapes;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
-/// What would be done with this convolution here, and why. Computes nothing and does not ask torch.
+/// Say which engine would run a convolution here, and why. Runs nothing.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 a plan was made, 2 wrong usage.
-
 Examples:
   unhang plan 1x16x64x64 32x3x3 --padding 1
   unhang plan 'torch.Size([1, 16, 64, 64])' '(32, 16, 3, 3)' --padding same --dtype float16
   unhang plan 4x64x56x56 64x3x3 --padding 1 --direction backward-weights --strategy selective
   unhang plan forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 --json
-  unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --root machine   # a machine that is a folder")]
+  unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --root machine   # a described machine
+
+Exit codes:
+  0  a plan was made
+  2  wrong usage")]
 pub struct PlanCommand {
     /// A convolution's key; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
     /// shapes are taken too, also of a layer's weight.
@@ -251,10 +253,7 @@ fn describe(problem: &Problem, plan: &Plan, tunings: &[Tuning], knowledge: &Know
     line("engine", &engine);
     line("why", &plan.reason);
     let rest: Vec<&str> = plan.engines.iter().skip(1).map(|engine| engine.name()).collect();
-    line(
-        "if it fails",
-        &if rest.is_empty() { "nothing: the error is raised".to_owned() } else { rest.join(", then ") },
-    );
+    line("fallback", &if rest.is_empty() { "none; the error is raised".to_owned() } else { rest.join(", then ") });
     for (index, reference) in plan.evidence.iter().enumerate() {
         line(if index == 0 { "evidence" } else { "" }, &format!("- {reference}"));
     }

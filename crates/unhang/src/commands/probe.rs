@@ -39,26 +39,31 @@ const HARDWARE_DEADLINES: Deadlines = Deadlines {
     run: Duration::from_secs(10),
     grace: GRACE,
 };
-/// How long a GPU is given to come back after a child was killed.
+/// How long a GPU is given to recover after a child was killed.
 const RESET: Duration = Duration::from_secs(15);
 
 /// Find out which convolutions are safe here: each is tried on each engine in a child process with deadlines.
 ///
-/// What hangs or crashes costs a child and nothing else. Verdicts are kept, `unhang.enable()` and `unhang plan` go by
-/// them, and a probe that is started again goes on where it was.
+/// If a convolution hangs or crashes, only the child is lost. `unhang.enable()` and `unhang plan` use the verdicts.
+/// The same command, run again, continues where it was.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 everything was tried and nothing hangs, crashes or is wrong; 1 something does; 2 wrong usage or not done;
-3 some of it could not be tried (time up, no child), or every attempt ended in an error; 4 the GPU was lost; 130 interrupted.
-
 Examples:
   unhang probe                                             # what your programs asked for so far
   unhang probe --model torchvision.models:resnet18 --input 1x3x224x224 --budget 10m
   unhang probe --layers my-layers.tsv --engines aten,miopen
-  unhang probe --grid --engines miopen --profiles as-is    # the system's MIOpen where there is no ROCm torch
-  unhang probe --layers my-layers.tsv --engines jit        # our own kernels, the same
+  unhang probe --grid --engines miopen --profiles as-is    # the system's MIOpen, without torch
+  unhang probe --layers my-layers.tsv --engines jit        # our own kernels, without torch
   unhang probe --grid --rehearse rx5600xt-rocm5.7          # a played card, on any machine
-  unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'")]
+  unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'
+
+Exit codes:
+  0    everything was tried, and nothing hangs, crashes or is wrong
+  1    something does
+  2    wrong usage, or not done
+  3    some could not be tried, or every attempt ended in an error
+  4    the GPU was lost
+  130  interrupted")]
 pub struct Probe {
     #[command(flatten)]
     what: what::What,
@@ -87,7 +92,7 @@ pub struct Probe {
     /// How long a convolution may run.
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     deadline_run: Option<Duration>,
-    /// How long a GPU is given to come back after a child was killed [default: 15s on a GPU].
+    /// How long a GPU is given to recover after a child was killed [default: 15s on a GPU].
     #[arg(long, value_name = "TIME", value_parser = duration)]
     reset_wait: Option<Duration>,
     /// Try what is already known, too.

@@ -25,7 +25,7 @@ pub fn interpreter(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("bin/python") } else { find_on_path(given).unwrap_or_else(|| given.to_owned()) }
 }
 
-/// What `--python` names, names alone looked up in PATH. Refused where that is none: what was asked for must not be left out in
+/// What `--python` names, names alone looked up in PATH. Refused where that is not a Python: what was asked for must not be left out in
 /// silence.
 pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     // Of a machine that is described nobody knows the PATH.

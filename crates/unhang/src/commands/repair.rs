@@ -36,8 +36,11 @@ Examples:
   unhang repair libkernels.so -o libkernels.safe.so --functions
   unhang repair some.whl --extract objects/ --json > report.json
 
-Exit codes: 0 nothing unsafe is left, 1 something is left, 2 the file could not be read or written, 3 no code for another
-chip to repair.")]
+Exit codes:
+  0  nothing unsafe is left
+  1  something unsafe is left
+  2  wrong usage, or a file could not be read or written
+  3  there is no code for another chip to repair")]
 pub struct Repair {
     /// The file to repair; with --extract also a folder or an archive.
     file: PathBuf,

@@ -13,15 +13,17 @@ use super::text::{print_safe_json, print_text};
 use super::whole_file::write_whole;
 use crate::output::tell;
 
-/// What is known here: the hang map of each engine, and what programs asked for with the plan and its reason.
+/// Show what is known here: a hang map of each engine, and what programs asked for, with plans and reasons.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: 0 done, 2 wrong usage or not done.
-
 Examples:
   unhang report
   unhang report --html hang-map.html       # one page, no network; open it in a browser
-  unhang report --json | jq .summary")]
+  unhang report --json | jq .summary
+
+Exit codes:
+  0  done
+  2  wrong usage, or not done")]
 pub struct ReportCommand {
     /// Print JSON.
     #[arg(long)]

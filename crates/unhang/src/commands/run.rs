@@ -33,9 +33,9 @@ use super::machine_arguments::MachineArguments;
 use super::text::{deadline, duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
 
-/// The exit code when a convolution did not come back.
+/// The exit code when a convolution hung.
 const HANG_IN_CONVOLUTION: u8 = 86;
-/// The exit code when something else on the accelerator did not.
+/// The exit code when something else on the accelerator hung.
 const HANG_OUTSIDE: u8 = 87;
 /// As shells have it: the command is there and cannot be run; it is not there.
 const CANNOT_RUN: u8 = 126;
@@ -48,57 +48,61 @@ const QUEUE_DEADLINE: &str = "UNHANG_QUEUE_DEADLINE";
 /// The watchdogs that know convolutions go first: they can say more.
 const AFTER_OTHER_WATCHDOGS: Duration = Duration::from_secs(10);
 
-/// Run a program with the right environment, unhang in every Python that it starts, and a watchdog.
+/// Run a program with the right environment, unhang in every Python, and a hang watchdog.
 #[derive(Args)]
 #[command(after_help = "\
-Exit codes: the program's own; 86 a convolution did not come back, 87 something else on the accelerator did not, 126 the
-command cannot be run, 127 it was not found, 2 wrong usage. A program that dies of a signal takes `unhang run` with it.
-
-Nothing is installed and no file is left behind. Variables that are set already win; --dry-run shows what would be set.
-
 Examples:
   unhang run -- python train.py
   unhang run --restarts 3 --restart-cmd 'python train.py --resume' -- python train.py
   unhang run -- torchrun --nproc-per-node 2 train.py
-  unhang run --dry-run -- python train.py")]
+  unhang run --dry-run -- python train.py
+
+Nothing is installed, and no file is left behind. Variables that you set win; --dry-run shows what would be set.
+
+Exit codes:
+  the program's own; if it dies of a signal, `unhang run` dies of it too
+  2    wrong usage, or could not begin
+  86   a convolution hung
+  87   something else on the GPU hung
+  126  the command cannot be run
+  127  the command was not found")]
 pub struct Run {
-    /// Time after which a convolution on the accelerator that does not come back is a hang, such as 90s or 5m [default:
-    /// 60s, among several ranks 30m].
+    /// How long a convolution may take on the GPU before it counts as a hang, such as 90s or 5m [default: 60s, among
+    /// several ranks 30m].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     hang_deadline: Option<Duration>,
-    /// Time after which other work on the accelerator that does not move is a hang [default: ten times the deadline of a
-    /// convolution, among several ranks the same].
+    /// How long other GPU work may stand still before it counts as a hang [default: ten times --hang-deadline, among
+    /// several ranks the same].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     outside_deadline: Option<Duration>,
-    /// Time after which a convolution's call is a hang although the accelerator is idle: compiling, searching
-    /// [default: 1h].
+    /// How long a convolution's call may take while the GPU is idle, for example to compile [default: 1h].
     #[arg(long, value_name = "TIME", value_parser = deadline)]
     host_deadline: Option<Duration>,
-    /// Start the program again after a hang, at most that many times, with what hung quarantined and UNHANG_RESTART=n set.
+    /// Restart the program after a hang, at most N times, without what hung; UNHANG_RESTART counts the restarts.
     #[arg(long, value_name = "N", default_value_t = 0)]
     restarts: u32,
-    /// What to start then in place of the command; a line for sh.
+    /// The command for a restart, as a line for sh, for example one that resumes from a checkpoint.
     #[arg(long, value_name = "CMD", requires = "restarts")]
     restart_cmd: Option<String>,
-    /// Time to wait before starting again; by default 15s on an affected card, which has to be reset first.
+    /// How long to wait before a restart [default: 15s on an affected card, whose driver resets it first].
     #[arg(long, value_name = "TIME", value_parser = duration)]
     restart_delay: Option<Duration>,
-    /// Which environment profile to set.
+    /// The environment profile to set.
     #[arg(long, value_enum, default_value = "auto")]
     profile: ProfileName,
     /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
     #[arg(long, value_name = "NAME")]
     strategy: Option<Strategy>,
-    /// Do not watch.
+    /// Turn the watchdog off.
     #[arg(long)]
     no_watchdog: bool,
-    /// Let CPU tensors stand for those of the machine that --root describes; everything says that it is a rehearsal.
+    /// Let CPU tensors play the card that --root describes; every output says that it is a rehearsal.
     #[arg(long, visible_alias = "rehearsal")]
     rehearse: bool,
-    /// Show what would be set, and run nothing.
+    /// Show what would be set, and do not run the program.
     #[arg(long)]
     dry_run: bool,
-    /// Show it as JSON.
+    /// Print JSON.
     #[arg(long, requires = "dry_run")]
     json: bool,
     #[command(flatten)]
@@ -258,7 +262,7 @@ impl Run {
         named.map(|(name, deadline)| (name, deadline.as_secs_f64().to_string())).collect()
     }
 
-    /// The deadlines that will hold; what a variable has that is none is said.
+    /// The deadlines that apply; a variable with an invalid value is reported.
     fn deadlines(&self, say: impl Fn(&str)) -> unhang_hangs::WatchSettings {
         let asked = self.deadlines_asked_for();
         let of_flag = |name: &str| asked.iter().find(|(it, _)| *it == name).map(|(_, value)| value.clone());
@@ -328,7 +332,7 @@ impl Run {
     /// Without a place of its own a run still has its variables, the shield, and unhang where it is installed.
     fn say_without_folder(&self, reason: &str) {
         let rest = match shield::installed_autoload() {
-            Some(_) => "Pythons use the installed unhang, and hangs are told by their own exit codes alone",
+            Some(_) => "Pythons use the installed unhang, and only their exit codes report hangs",
             None => "unhang is not switched on in Pythons that do not import it; variables are set all the same",
         };
         say(&format!(

@@ -31,7 +31,7 @@ const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
 /// How far one element may be from the reference, relative to the largest.
 const TOLERANCE: f64 = Tolerance::of(DataType::F32).max;
 
-/// Something that is tried in a child of its own.
+/// Something that is tried in a separate child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trial {
     /// An engine computes convolutions.
@@ -106,7 +106,7 @@ impl Tried {
     }
 }
 
-/// Runs one trial. `before` is how those before it did: after a hang the card may not have come back, and what the next
+/// Runs one trial. `before` is how those before it did: after a hang the card may not have recovered, and what the next
 /// one does then says nothing about it.
 pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
     if trial == Trial::Engine(EngineName::Cpu) {

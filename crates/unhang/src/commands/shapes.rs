@@ -9,7 +9,7 @@ pub fn numbers(text: &str) -> Option<Vec<i64>> {
     bare.split(['x', '×', ',']).map(|number| number.trim().parse().ok()).collect()
 }
 
-/// So many numbers of a shape, or an error that says what was expected.
+/// That many numbers of a shape, or an error that says what was expected.
 pub fn exactly<const N: usize>(what: &str, text: &str, example: &str) -> anyhow::Result<[i64; N]> {
     match numbers(text).map(<[i64; N]>::try_from) {
         Some(Ok(numbers)) => Ok(numbers),

@@ -175,7 +175,7 @@ impl<const PAIRS: usize> Points<PAIRS> {
 
 /// The polynomial in x² whose roots are the squares, but for that of `without`: its coefficients below the leading one.
 const fn polynomial<const PAIRS: usize>(roots: &[f64; PAIRS], without: usize) -> [f32; PAIRS] {
-    // The leading one has a place of its own while the product grows.
+    // The leading one has a separate place while the product grows.
     let mut product = [0.0f64; MOST_POINTS];
     product[0] = 1.0;
     let mut degree = 0;

@@ -261,7 +261,7 @@ unsafe fn products_of_taps<V: Vector, const TAPS: usize>(
     sums: *mut f32,
 ) -> usize {
     let at: [usize; TAPS] = std::array::from_fn(|tap| offsets[tap]);
-    // SAFETY: all accesses stay below `count`; parts are loaded as such on both sides, because what lies behind them
+    // SAFETY: all accesses stay below `count`; parts are loaded as such on both sides, because what is behind them
     // might not be finite.
     unsafe {
         let mut of_taps = [V::zero(); TAPS];

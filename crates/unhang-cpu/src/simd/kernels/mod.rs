@@ -142,7 +142,7 @@ pub struct Pixels<'a> {
     pub x_step: usize,
     /// Offsets of the taps in the source, and their numbers.
     pub taps: &'a [(isize, usize)],
-    /// So many taps at a time are neighbours, as far apart as the pixels; zero if they are not.
+    /// How many taps at a time are neighbours, as far apart as the pixels; zero if they are not.
     pub dense: usize,
     /// The filters, channels together, tap by tap.
     pub w: *const f32,
@@ -181,7 +181,7 @@ pub struct GradientRows {
 /// The rows' share of a depthwise weight gradient: lane by lane `sums[tap] = Σ dy[i] × x[offset(tap) + i]` over all rows.
 pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
-/// The same with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
+/// A depthwise weight gradient's share with channels together: `sums[c] += Σ dy[i × dy_step + c] × x[i × x_step + c]`.
 pub type ProductsChannelsKernel = unsafe fn(*const f32, usize, *const f32, usize, usize, usize, *mut f32);
 
 /// What a weight gradient with pixels in vectors sums up: for every filter and place
@@ -220,7 +220,7 @@ pub type PlaneProductsKernel = unsafe fn(&PlaneProducts);
 /// Winograd's sums for one element, for one shape of tile.
 pub type ProductsKernelOfElement = unsafe fn(&Products);
 
-/// The same for weight gradients.
+/// Winograd's sums of a weight gradient for one element, for one shape of tile.
 pub type GradientProductsKernel = unsafe fn(&GradientProducts);
 
 /// The most vectors of one tile.
@@ -229,7 +229,7 @@ pub const MAX_VECTORS: usize = 4;
 pub const MAX_SCALARS: usize = 28;
 /// The rows that the scalars of a tile may lie in: the fewest first.
 pub const TILE_ROWS: [usize; 3] = [1, 2, 4];
-/// The distance of scalars that has tiles of its own, besides one: that of pixels with a full block of channels.
+/// The distance of scalars, other than one, that has separate tiles: that of pixels with a full block of channels.
 pub const COMMON_PITCH: usize = 64;
 
 /// The kernels of one instruction set.
@@ -308,7 +308,7 @@ impl Kernels {
         }
     }
 
-    /// Kernels that do nothing, of the same shapes: for tests of what drivers do besides.
+    /// Kernels that do nothing, of the same shapes: for tests of what else drivers do.
     #[cfg(test)]
     pub fn idle(&self) -> Kernels {
         fn tiles(_: usize, _: usize, _: usize) -> Option<TileKernel> {
@@ -396,7 +396,7 @@ impl Kernels {
 }
 
 /// One kernel of a set: the body, which knows no features, called where they are on. `[CONSTANT …]` are the constants that the
-/// body takes besides the vector, and `with` is a last argument of its own.
+/// body takes in addition to the vector, and `with` is a separate last argument.
 macro_rules! kernel {
     (
         [$(#[$features:meta])?] $vector:ty;

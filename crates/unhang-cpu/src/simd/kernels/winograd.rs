@@ -144,7 +144,7 @@ pub struct WeightTiles {
     pub to: *mut f32,
     /// From one source channel to the next.
     pub to_step: usize,
-    /// Where each tap's vector goes from there, row by row; those that are none are not wanted.
+    /// Where each tap's vector goes from there, row by row; `None` for those that are not wanted.
     pub places: [Option<usize>; MOST_PLACES * MOST_PLACES],
 }
 

@@ -325,7 +325,7 @@ impl GradientWork<'_> {
                             sums_step: width,
                             fetch: false,
                         });
-                        // What lies beyond the last part's channels is summed and looked at with them.
+                        // What is beyond the last part's channels is summed and looked at with them.
                         for row in (0..count).filter(|_| vectors < plan.vectors) {
                             let beyond = sums.add(row * width + vectors * lanes);
                             std::slice::from_raw_parts_mut(beyond, width - vectors * lanes).fill(0.0);

@@ -39,7 +39,7 @@ pub fn transform(
         let of_parity = taps * taps * tap_step;
         let (apart, parity_step) = if shape.together { (1, shape.sources * lanes) } else { (parities, of_parity) };
         let packed = &mut packed[..apart * of_parity];
-        // Where each tap that there is lies in the filter, and where it goes.
+        // Where each existing tap is in the filter, and where it goes.
         let places = (0..parities).flat_map(|parity| {
             let to = move |place: usize| parity * parity_step + place * tap_step;
             let places = shape.parities.places(parity).enumerate();
@@ -54,7 +54,7 @@ pub fn transform(
         let last = places.iter().map(|&(at, _)| at).max().unwrap_or(0);
         assert!((results - 1) * by_result + (real - 1) * by_source + last < from.len());
         // SAFETY: rows are result channels, columns neighbouring source channels or taps, and the last number of them
-        // all was just checked; each goes to a vector of its own in `packed`.
+        // all was just checked; each goes to a separate vector in `packed`.
         unsafe {
             let to = packed.as_mut_ptr();
             if by_result == 1 {

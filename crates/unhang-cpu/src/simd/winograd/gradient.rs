@@ -70,7 +70,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let shape =
         &super::shape(&forward, &gather, kernels.lanes).expect("a dense filter without stride or with one of two");
     let (tiles, chunk) = shape.gradient_plan().unwrap_or_else(|| shape.smallest_gradient_plan());
-    // Every thread has vectors of its own. Where all tiles are one block the source is transformed once for all of them;
+    // Every thread has its own vectors. Where all tiles are one block the source is transformed once for all of them;
     // else each transforms it for itself: waiting for each other costs more.
     let chunk = chunk.min(shape.vectors.div_ceil(threads));
     let phases = Phases::new(&gather, shape.tile);
@@ -87,7 +87,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     if blocks == 1 {
         let room = driver.source_room(&mut common_tiles);
         let segments: Vec<Segment> = shape.segments(driver.block(0)).collect();
-        // SAFETY: the room is the slice that we borrow, and every unit has tiles of its own.
+        // SAFETY: the room is the slice that we borrow, and every unit has its own tiles.
         for_each_unit(threads, segments.len(), |unit| unsafe {
             driver.x.transform(&segments[unit], 0..shape.blocks_of_parity(), room);
         });

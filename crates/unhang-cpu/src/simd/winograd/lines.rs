@@ -222,7 +222,7 @@ impl<'a> Lines<'a> {
         } else {
             let (from, count) = (&plane[inside.start as usize..], (inside.end - inside.start) as usize);
             let to = &mut turned[..count * wide.source];
-            // SAFETY: this many columns of all rows of the plane, each to a row of its own.
+            // SAFETY: this many columns of all rows of the plane, each to a separate row.
             unsafe {
                 let offsets = self.turned[..count].as_ptr();
                 (self.kernels.transpose)(from.as_ptr(), by_row, wide.source, count, to.as_mut_ptr(), offsets);

@@ -11,7 +11,7 @@
 //! has a product with what makes it so), so that an image without such a result is right, and any other is computed
 //! again directly. A filter that is not finite is left to the direct path altogether.
 //!
-//! Of a dilated filter every phase of the image ([`phases`]) is computed as an image of its own, or all phases of an axis as one
+//! Of a dilated filter every phase of the image ([`phases`]) is computed as a separate image, or all phases of an axis as one
 //! image, with zeros between them.
 
 pub mod axis;
@@ -390,7 +390,7 @@ impl WinogradWork<'_> {
         let (Some(&first), Some(&last)) = (columns().min(), columns().max()) else { return };
         for row in rows.iter().flatten() {
             let row = place + row * by_row;
-            // What lies together is asked for in lines.
+            // What is contiguous is prefetched in lines.
             if self.shape.planes {
                 for channel in 0..channels {
                     let to = self.result.get().wrapping_add(row + channel * by_channel + first);

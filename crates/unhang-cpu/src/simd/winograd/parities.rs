@@ -1,4 +1,4 @@
-//! Strided filters as dense ones: with a stride of two, rows and columns of either parity make channels of their own, with
+//! Strided filters as dense ones: with a stride of two, rows and columns of either parity make separate channels, with
 //! half of the taps. Forward these are channels of the source, whose products are summed up together; backward-data they
 //! are channels of the result.
 //!

@@ -1,4 +1,4 @@
-//! Dilated filters as dense ones: rows and columns that lie a dilation apart make an image of their own, a phase, and no
+//! Dilated filters as dense ones: rows and columns that are a dilation apart make a separate image, a phase, and no
 //! phase's results depend on another's pixels.
 //!
 //! Small phases fill few of their tiles. So all phases of an axis may lie behind each other, in a chain, with as many zeros

@@ -176,7 +176,7 @@ impl Shape {
         self.batch * self.tiles[0] * self.tiles[1]
     }
 
-    /// Parities of the source that have vectors of their own.
+    /// Parities of the source that have separate vectors.
     pub fn source_parities(&self) -> usize {
         if self.together { 1 } else { self.in_step * self.in_step }
     }
@@ -222,7 +222,7 @@ impl Shape {
         ELEMENTS * self.filter_step()
     }
 
-    /// The same of all parities of the result.
+    /// Numbers of one transformed vector of filters, of all parities of the result.
     pub fn panels(&self) -> usize {
         self.result_parities() * self.panel()
     }
@@ -280,7 +280,7 @@ impl Shape {
         PATCH * pixels * self.source_parities() * self.packed_blocks() * self.lanes
     }
 
-    /// Whether results are brought to their places from a room of their own: to planes, or with a dilation.
+    /// Whether results are brought to their places from a separate room: to planes, or with a dilation.
     pub fn goes_through_room(&self) -> bool {
         self.planes || self.dilation != [1, 1]
     }

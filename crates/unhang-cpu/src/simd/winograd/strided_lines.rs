@@ -2,7 +2,7 @@
 //!
 //! Of three rows that a result meets the first and the third lie a stride apart. Such rows are transformed, as many as there
 //! are points for each row of tiles, and the rows between them are not: they are plain, one for each row of results. Columns
-//! are dealt out by their remainders, so that each remainder has a line of its own and a tap of the columns is an offset.
+//! are dealt out by their remainders, so that each remainder has a separate line and a tap of the columns is an offset.
 
 use std::ops::Range;
 

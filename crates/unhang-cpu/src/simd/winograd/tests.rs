@@ -136,7 +136,7 @@ fn along_one_axis(images: &str, filters: usize) -> impl Iterator<Item = Problem>
         .into_iter()
 }
 
-/// The same in one direction.
+/// Filters along one axis, in one direction.
 fn along_one_axis_in(direction: &str, images: &str, filters: usize) -> [Problem; 5] {
     let taps = ["3x1:s1x1:p1x0", "1x5:s1x1:p0x2", "5x5:s1x1:p2x2", "7x1:s1x1:p3x0", "1x7:s1x1:p0x3"];
     taps.map(|taps| problem(&format!("{direction}:f32:nchw:{images}:{filters}x{taps}:d1x1:g1")))
@@ -225,7 +225,7 @@ fn errors_are_small() {
     }
 }
 
-/// The same with a stride: sums run over four times as many channels.
+/// With a stride, sums run over four times as many channels.
 #[test]
 fn errors_of_strided_filters_are_small() {
     for channels in [64, 512] {
@@ -262,7 +262,7 @@ fn errors_along_one_axis_are_small() {
     }
 }
 
-/// The same of weight gradients: sums over many pixels in several blocks, over several chains of them, and over one block.
+/// Weight gradients sum over many pixels in several blocks, over several chains of them, and over one block.
 #[test]
 fn errors_of_weight_gradients_along_one_axis_are_small() {
     for images in ["7x16x60x56", "16x18x17x17", "1x40x9x14", "2x3x4x500"] {

@@ -21,7 +21,7 @@ pub struct Images<'a> {
     span: usize,
     /// From one row or column of a parity to the next.
     step: usize,
-    /// The same of packed ones.
+    /// From one packed row or column of a parity to the next.
     packed_step: usize,
     channels: usize,
     transform: unsafe fn(&SourceTiles),
@@ -244,7 +244,7 @@ impl<'a> Images<'a> {
         let offsets: [usize; LINE] = std::array::from_fn(|pixel| pixel * pitch);
         // Pixels that touch in the image too.
         let touch = last == first + count - 1 && count == end - begin && self.shape.dilation[1] == 1;
-        // SAFETY: the last number was just checked; each pixel goes to a place of its own. Lines have room for this many
+        // SAFETY: the last number was just checked; each pixel goes to a separate place. Lines have room for this many
         // channels and pixels.
         unsafe {
             if by_channel == 1 && touch {

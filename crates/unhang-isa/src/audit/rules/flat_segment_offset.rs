@@ -7,7 +7,7 @@ use crate::{Format, Instruction};
 pub(super) static HANDLER: Handler = Handler {
     name: "flat-segment-offset",
     severity: Severity::Possible,
-    explanation: "This flat access has an offset, which this chip ignores when the address lies in global memory.",
+    explanation: "This flat access has an offset, which this chip ignores when the address is in global memory.",
     detection: Detection::Alone(breaks),
     // The offset is added to the address beforehand.
     repair: Repair::Elsewhere,

@@ -47,7 +47,7 @@ pub(super) enum Detection {
     },
     /// By the instruction alone.
     Alone(fn(&Instruction) -> bool),
-    /// By a look of its own at the whole program; calls back with each instruction that breaks it.
+    /// By a separate look at the whole program; calls back with each instruction that breaks it.
     Program(fn(&Program, Chip, Context, &mut dyn FnMut(u32))),
 }
 

@@ -61,7 +61,7 @@ pub struct Tune {
     worker: bool,
 }
 
-/// One problem for the child, and the choices that did not come back before.
+/// One problem for the child, and the choices that hung before.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Task {
     problem: String,
@@ -132,7 +132,7 @@ struct Report {
     /// The least of the shares, and whose it is.
     worst: Option<(f64, String)>,
     outcomes: Vec<Outcome>,
-    /// What failed or did not come back, in words.
+    /// What failed or hung, in words.
     failures: Vec<String>,
 }
 
@@ -178,7 +178,7 @@ impl Tune {
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::from(FOUND_ERRORS) })
     }
 
-    /// Has all problems timed by children, one after the other as they fail to come back.
+    /// Has all problems timed by children, one after the other as they hang.
     fn measure(
         &self,
         problems: &[(String, Problem)],
@@ -223,7 +223,7 @@ impl Tune {
                     Some(Event::Done) => {
                         trying = None;
                         if let Some((layer, task)) = tasks.pop_front() {
-                            let did_not_come_back = task.without.iter().map(|it| format!("{it}: did not come back"));
+                            let did_not_come_back = task.without.iter().map(|it| format!("{it}: did not return"));
                             failed.extend(did_not_come_back);
                             if let Some(tuned) = report.tuned(&task.problem, &timed, &failed.join("; ")) {
                                 keep(tuned);
@@ -250,12 +250,12 @@ impl Tune {
             if ended_without_a_word > 3 {
                 bail!("the child ended three times without finding the device again: {said}");
             }
-            // Whatever was being tried did not come back: the next child does without it.
+            // Whatever was being tried hangs: the next child does without it.
             if let Some((_, task)) = tasks.front_mut() {
                 match trying {
                     Some(choice) => {
                         let problem = task.problem.clone();
-                        report.failures.push(format!("{choice} on {problem}: did not come back and was ended"));
+                        report.failures.push(format!("{choice} on {problem}: did not return and was ended"));
                         task.without.insert(choice);
                     }
                     None => {
@@ -548,7 +548,7 @@ mod tests {
     #[test]
     fn what_does_not_come_back_is_named_and_left_out() {
         let kept = std::cell::RefCell::new(Vec::new());
-        // The first child hangs in its second choice; the next one is told to do without it.
+        // The first child hangs in its second choice; the next one does without it.
         let report = tune()
             .measure(&problems()[..1], &|tuned| kept.borrow_mut().push(tuned), &|| {
                 script(
@@ -562,8 +562,8 @@ mod tests {
             .unwrap();
         assert_eq!(report.outcomes.len(), 1);
         assert_eq!(report.failures.len(), 1);
-        assert!(report.failures[0].contains("narrow:4") && report.failures[0].contains("did not come back"));
-        assert_eq!(kept.into_inner()[0].detail, "narrow:4: did not come back");
+        assert!(report.failures[0].contains("narrow:4") && report.failures[0].contains("did not return"));
+        assert_eq!(kept.into_inner()[0].detail, "narrow:4: did not return");
     }
 
     #[test]

@@ -15,7 +15,7 @@ pub fn check(program: &Path) -> anyhow::Result<()> {
     let Ok(mut file) = File::open(program) else { return Ok(()) };
     let metadata = file.metadata()?;
     if let Some(privilege) = privilege(program, &metadata) {
-        return Err(anyhow!("hint: run a copy of it that has no privileges of its own").context(format!(
+        return Err(anyhow!("hint: run a copy of it without special privileges").context(format!(
             "{} {privilege}, and the system loads no other library into such a program",
             program.display()
         )));
@@ -46,7 +46,7 @@ fn privilege(program: &Path, metadata: &std::fs::Metadata) -> Option<&'static st
         return Some("is setgid");
     }
     let has_some = || rustix::fs::getxattr_query(program, "security.capability").is_ok_and(|length| length > 0);
-    (user != 0 && has_some()).then_some("has capabilities of its own")
+    (user != 0 && has_some()).then_some("has file capabilities")
 }
 
 fn check_binary(program: &Path) -> anyhow::Result<()> {

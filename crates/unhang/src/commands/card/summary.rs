@@ -56,7 +56,7 @@ impl Summary {
         }
     }
 
-    /// The same for programs.
+    /// The summary as JSON, for programs.
     pub fn to_json(&self) -> Value {
         json!({
             "event": "summary", "schema": 1, "emulated": true, "processes": self.processes,

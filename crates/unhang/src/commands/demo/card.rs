@@ -18,7 +18,7 @@ const SPOOF: (&str, &str) = ("HSA_OVERRIDE_GFX_VERSION", "10.3.0");
 /// What the program says when all is well.
 const FILLED: &str = "64 KiB were allocated and filled";
 
-/// The program that is run: it has HIP allocate memory and fill it, which HIP does with a kernel of its own.
+/// The program that is run: it has HIP allocate memory and fill it, which HIP does with its own kernel.
 pub(super) fn program() -> anyhow::Result<()> {
     let is_spoofed = std::env::var_os(SPOOF.0).is_some();
     let chip = HipChip {

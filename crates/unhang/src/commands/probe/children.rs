@@ -109,7 +109,7 @@ pub fn environment(variant: &str) -> Vec<(String, Option<String>)> {
     all
 }
 
-/// The variables of a variant. What earlier searches left in MIOpen's find-db would speak for other solvers, so where one
+/// The variables of a variant. What earlier searches left in MIOpen's find-db would favour other solvers, so where one
 /// family is meant it is not read.
 fn of_variant(variant: &str) -> Vec<(String, Option<String>)> {
     if let Some(profile) = Profile::named(variant) {

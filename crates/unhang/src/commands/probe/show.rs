@@ -72,7 +72,7 @@ impl Progress {
             }
             Event::Began(_) => {}
             Event::Recovering(wait) if !wait.is_zero() => self.say(&format!(
-                "a child was ended; the GPU has {} s to come back, then a canary is tried",
+                "a child was ended; the GPU has {} s to recover, then a canary is tried",
                 wait.as_secs()
             )),
             Event::Recovering(_) => {}

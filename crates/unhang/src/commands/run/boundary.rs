@@ -6,7 +6,7 @@ use super::environment::Decision;
 use super::shield;
 
 const LIBRARY: &str = "libunhang_miopen.so";
-/// Beside it: leads the loader to it, however MIOpen is loaded.
+/// The audit library: leads the loader to the first one, however MIOpen is loaded.
 const AUDIT: &str = "libunhang_miopen_audit.so";
 const ROUTE: &str = "UNHANG_MIOPEN_ROUTE";
 
@@ -34,7 +34,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         && let Listed::As(value) = with(&listed("LD_AUDIT"), &audit, &[':'])
     {
         let reason = if asked {
-            "the same for programs that load MIOpen with RTLD_DEEPBIND or in a namespace of its own; asked for"
+            "the same for programs that load MIOpen with RTLD_DEEPBIND or in a separate namespace; asked for"
         } else {
             "convolutions that programs ask of MIOpen are planned; LD_PRELOAD cannot hold a path with a space"
         };

@@ -230,7 +230,7 @@ fn is_session_leader() -> bool {
     rustix::process::getsid(None).is_ok_and(|session| session == rustix::process::getpid())
 }
 
-/// Dies of a signal, without a core of our own. Comes back only from signals that do not end a process, and in the first
+/// Dies of a signal, without a core of our own. Returns only from signals that do not end a process, and in the first
 /// process of a container, which none does.
 pub fn die_of(signal: i32) {
     if std::process::id() == 1 {

@@ -1,9 +1,9 @@
 //! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report.
 //!
-//! Python runs what lies in it, so it lies where nobody else can write, and under a name that nobody else can take when it
+//! Python runs what is in it, so it is where nobody else can write, and under a name that nobody else can take when it
 //! is gone: in the user's own runtime or cache folder, never directly in a shared `/tmp`. It stays while anything that was
-//! started with it lives. A run that was killed leaves its folder; a later one takes it away. Which folders are in use is
-//! told by a lock that ends with the process that holds it.
+//! started with it lives. A run that was killed leaves its folder; a later one takes it away. A lock says which folders
+//! are in use: it ends with the process that holds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, TryLockError};
@@ -157,7 +157,7 @@ impl RunFolder {
         self.report_names().into_iter().filter_map(read).collect()
     }
 
-    /// The same, and forgets it.
+    /// What was reported, which is then forgotten.
     pub fn take_reports(&self) -> Vec<HangReport> {
         let reports = self.reports();
         for name in self.report_names() {
@@ -280,7 +280,7 @@ fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     places.into_iter().flatten().collect()
 }
 
-/// Where root's may lie besides: under `sudo` the variables are often another user's.
+/// Where else root's may be: under `sudo` the variables are often another user's.
 fn place_of_root() -> Option<PathBuf> {
     rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/unhang"))
 }

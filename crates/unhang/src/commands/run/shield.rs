@@ -65,7 +65,7 @@ pub fn packages(folder: &Path) -> Vec<PathBuf> {
     pythons.into_iter().filter(is_python).map(|path| path.join("site-packages/unhang")).collect()
 }
 
-/// The sitecustomize of the installed package, for a run that has no folder of its own.
+/// The sitecustomize of the installed package, for a run that has no folder.
 pub fn installed_autoload() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = packages(program.parent()?).into_iter().map(|package| package.join("_autoload"));

@@ -1,0 +1,79 @@
+//! The order of every `--help`: what the command does, its usage, examples, options, notes, and exit codes last.
+//!
+//! A command's definition has examples, notes and exit codes in its epilogue, which the manual pages show as it is.
+
+use clap::Command;
+use clap::builder::Resettable;
+
+const ORDER: &str = "{about-with-newline}\n{usage-heading} {usage}\n\n{before-help}{all-args}{after-help}";
+const EXIT_CODES: &str = "Exit codes:";
+
+/// Puts the help of a command and of its subcommands into that order. A subcommand without exit codes has its parent's.
+pub fn arrange(command: Command) -> Command {
+    arrange_below(command, None)
+}
+
+fn arrange_below(command: Command, inherited: Option<&str>) -> Command {
+    let epilogue = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+    let (codes, rest): (Vec<&str>, Vec<&str>) =
+        epilogue.split("\n\n").filter(|block| !block.is_empty()).partition(|block| block.starts_with(EXIT_CODES));
+    let (examples, mut last): (Vec<&str>, Vec<&str>) = rest.into_iter().partition(|block| block.starts_with("Example"));
+    let codes = codes.first().copied().or(inherited);
+    last.extend(codes);
+    let text = |blocks: &[&str]| match blocks {
+        [] => Resettable::Reset,
+        some => Resettable::Value(some.join("\n\n").into()),
+    };
+    command
+        .help_template(ORDER)
+        .before_help(text(&examples))
+        .after_help(text(&last))
+        .mut_subcommands(|inner| arrange_below(inner, codes))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    /// The long help of every command that does something.
+    fn pages(command: &mut Command, name: &str, pages: &mut Vec<(String, String)>) {
+        if command.get_subcommands().next().is_none() {
+            pages.push((name.to_owned(), command.render_long_help().to_string()));
+        }
+        for inner in command.get_subcommands_mut().filter(|it| it.get_name() != "help") {
+            let name = format!("{name} {}", inner.get_name());
+            self::pages(inner, &name, pages);
+        }
+    }
+
+    #[test]
+    fn every_help_has_examples_before_options_and_ends_with_exit_codes() {
+        let mut all = Vec::new();
+        pages(&mut arrange(crate::Arguments::command()), "unhang", &mut all);
+        assert!(all.len() > 25, "{}", all.len());
+        for (name, page) in &all {
+            let at = |what: &str| page.find(what).unwrap_or_else(|| panic!("{name} --help lacks {what}:\n{page}"));
+            let order = ["Usage:", "\nExample", "\nOptions:", "\nOutput:", "\nExit codes:\n"].map(at);
+            assert!(order.is_sorted(), "{name} --help: {order:?}\n{page}");
+            let last = &page[order[4] + 2..];
+            assert!(!last.trim_end().contains("\n\n"), "{name} --help does not end with exit codes:\n{page}");
+        }
+    }
+
+    #[test]
+    fn lines_fit_and_sentences_are_not_broken_by_the_source() {
+        let mut all = Vec::new();
+        pages(&mut arrange(crate::Arguments::command()).term_width(80), "unhang", &mut all);
+        for (name, page) in &all {
+            let epilogue = page.split("\nOutput:").nth(1).unwrap_or_default();
+            for paragraph in epilogue.split("\n\n").filter(|it| it.lines().all(|line| !line.starts_with(' '))) {
+                let lines: Vec<&str> = paragraph.lines().collect();
+                for line in &lines[..lines.len().saturating_sub(1)] {
+                    assert!(line.len() > 60, "{name} --help breaks off after {line:?}");
+                }
+            }
+        }
+    }
+}

@@ -1,14 +1,15 @@
 //! The packet processor: executes packets of the architected queuing language, one after another.
 
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU16, Ordering, fence};
 
 use serde_json::json;
-use unhang_emulator::{self as emulator, Scratch};
+use unhang_emulator as emulator;
 
 use crate::executor::{Outcome, Stop};
 use crate::journal::Counter;
 use crate::kfd::memory::{AccessFault, PageTable};
 use crate::kfd::queues::{self, Queue, Step};
+use crate::queue_description::QueueDescription;
 use crate::settings::Hazards;
 use crate::signal::{Signal, ticks};
 
@@ -42,24 +43,17 @@ mod error {
     pub const ILLEGAL_INSTRUCTION: i64 = 0x4000_0000;
 }
 
-/// Where the runtime's description of the queue has what the processor needs; its read index, which the driver knows, is
-/// at 128.
-mod field {
-    pub const READ_INDEX: u64 = 128;
-    pub const APERTURES: u64 = 64;
-    pub const TEMPORARY_RING: u64 = 140;
-    pub const SCRATCH_ADDRESS: u64 = 160;
-    pub const SCRATCH_SIZE: u64 = 168;
-    pub const PROPERTIES: u64 = 180;
-    pub const INACTIVE_SIGNAL: u64 = 192;
-}
-/// Scratch may be used for one dispatch only.
-const USE_SCRATCH_ONCE: u32 = 1 << 4;
-
 /// Processes a queue until it is destroyed.
 pub fn serve(queue: &Queue) {
     let mut processor = Processor { waits_for_owner: false };
     queues::serve(queue, |queue| processor.step(queue));
+}
+
+/// The runtime's description of a queue.
+fn description(queue: &Queue) -> QueueDescription {
+    // SAFETY: the runtime gave the read index within its description when it made the queue, and keeps both until the queue
+    // is destroyed, which waits for the thread that calls this.
+    unsafe { QueueDescription::around(queue.place.read) }
 }
 
 struct Processor {
@@ -203,7 +197,7 @@ impl Processor {
                 self.stopped(queue, table, stop, &message)
             }
         };
-        if step == Step::Done && self.word(queue, field::PROPERTIES) & USE_SCRATCH_ONCE != 0 {
+        if step == Step::Done && description(queue).uses_scratch_once() {
             // The owner takes the scratch back and clears the property; until then nothing else may use it.
             self.raise(queue, table, error::SCRATCH_ONCE);
             while self.inactive(queue, table) > 0 && !queue.is_stopped() {
@@ -284,28 +278,25 @@ impl Processor {
         if self.waits_for_owner && self.inactive(queue, table) != 0 {
             return Err(Step::Wait);
         }
-        let wave_scratch = u64::from(self.word(queue, field::TEMPORARY_RING) >> 12 & 0x1fff) * 1024;
-        if u64::from(private) * lanes_of_wave > wave_scratch {
+        let description = description(queue);
+        let scratch = description.scratch();
+        if u64::from(private) * lanes_of_wave > scratch.bytes_per_wave {
             return Err(self.ask_for_scratch(queue, table, is_wave32));
         }
         self.waits_for_owner = false;
-        let aperture = |offset| u64::from(self.word(queue, field::APERTURES + offset)) << 32;
+        let [local_aperture, private_aperture] = description.apertures();
         Ok(emulator::Packet {
             packet_address: slot as u64,
-            queue_address: queue.place.read as u64 - field::READ_INDEX,
+            queue_address: description.address(),
             kernel_object,
             kernarg_address: packet.u64(40),
             workgroup_size,
             grid_size,
             private_segment_size: private,
             group_segment_size: group.next_multiple_of(LDS_PIECE),
-            scratch: Scratch {
-                address: self.wide(queue, field::SCRATCH_ADDRESS),
-                size: self.wide(queue, field::SCRATCH_SIZE),
-                bytes_per_wave: wave_scratch,
-            },
-            local_aperture: aperture(0),
-            private_aperture: aperture(4),
+            scratch,
+            local_aperture,
+            private_aperture,
         })
     }
 
@@ -326,27 +317,16 @@ impl Processor {
     }
 
     fn raise(&self, queue: &Queue, table: &PageTable, code: i64) {
-        if let Ok(Some(signal)) = Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
+        if let Ok(Some(signal)) = Signal::at(table, description(queue).inactive_signal()) {
             signal.store(code, &queue.process.events);
         }
     }
 
     fn inactive(&self, queue: &Queue, table: &PageTable) -> i64 {
-        match Signal::at(table, self.wide(queue, field::INACTIVE_SIGNAL)) {
+        match Signal::at(table, description(queue).inactive_signal()) {
             Ok(Some(signal)) => signal.value(),
             // Nobody to ask: what the ring holds is all there is.
             _ => 0,
         }
-    }
-
-    /// A word of the runtime's description of the queue.
-    fn word(&self, queue: &Queue, offset: u64) -> u32 {
-        let address = (queue.place.read as u64 - field::READ_INDEX + offset) as *mut u32;
-        // SAFETY: the description surrounds the read index, which the driver received; it is 256 bytes aligned to 64.
-        unsafe { AtomicU32::from_ptr(address) }.load(Ordering::Acquire)
-    }
-
-    fn wide(&self, queue: &Queue, offset: u64) -> u64 {
-        u64::from(self.word(queue, offset)) | u64::from(self.word(queue, offset + 4)) << 32
     }
 }

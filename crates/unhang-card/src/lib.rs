@@ -6,7 +6,8 @@
 //! that `unhang doctor --root` reads. `unhang card run` sets the variables and loads the library; without them it does nothing.
 //!
 //! * `interpose` and `drm` are the functions that programs call, `paths` and `files` say which calls are ours.
-//! * `kfd` is the driver's interface: memory, events, queues. `aql` and `sdma` execute what is in a queue.
+//! * `kfd` is the driver's interface: memory, events, queues. `aql` and `sdma` execute what is in a queue;
+//!   `queue_description` is what the runtime says of one.
 //! * `executor` hands a dispatch to the emulator and turns what stopped it into what a program gets from a real card.
 //!
 //! It must not know convolutions, torch, HIP or any particular program; it must not keep state on disk
@@ -28,6 +29,7 @@ mod journal;
 mod kfd;
 mod paths;
 mod process;
+mod queue_description;
 mod sdma;
 mod settings;
 mod signal;

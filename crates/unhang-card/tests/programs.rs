@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -10,8 +11,10 @@ use common::{hip_program, installed, library, run};
 const ROCMINFO: &str = "/usr/bin/rocminfo";
 const SPOOF: (&str, &str) = ("HSA_OVERRIDE_GFX_VERSION", "10.3.0");
 /// What ordinary programs do.
-const PARTS: [&str; 11] =
-    ["launch", "branches", "copies", "memset", "streams", "events", "graph", "lds", "scratch", "atomics", "printf"];
+const PARTS: [&str; 12] = [
+    "launch", "branches", "copies", "memset", "streams", "events", "graph", "lds", "scratch", "private", "atomics",
+    "printf",
+];
 
 fn rocminfo(machine: &str, expected: &[&str]) {
     if !installed(ROCMINFO) {
@@ -93,6 +96,19 @@ fn a_memory_fault_is_reported_by_the_runtime_in_its_own_words() {
     assert!(ran.errors.contains("Memory access fault by GPU node-1"), "{}", ran.errors);
     assert!(ran.errors.contains("Page not present or supervisor privilege"), "{}", ran.errors);
     assert!(ran.errors.contains("kernel _Z5storePii, offset "), "{}", ran.errors);
+}
+
+#[test]
+fn a_queue_that_fails_ends_whoever_waits_for_it() {
+    let Some(program) = hip_program() else { return };
+    for part in ["illegal_waited", "illegal_asked", "illegal_called"] {
+        let ran = run("rx5600xt-rocm5.7", &program, &[part], &[]);
+        // By itself: a program that is still there at the deadline is killed.
+        assert!(!ran.status.success() && ran.status.signal() != Some(9), "{part}: {}\n{}", ran.status, ran.errors);
+        let said = "kernel _Z7illegalPi, offset ";
+        assert!(ran.errors.contains(said) && ran.errors.contains("illegal instruction"), "{part}: {}", ran.errors);
+        assert!(ran.errors.contains("HSA_STATUS_ERROR_ILLEGAL_INSTRUCTION"), "{part}: {}", ran.errors);
+    }
 }
 
 #[test]

@@ -64,6 +64,21 @@ __global__ void scratch(const int* places, int* result) {
     result[blockIdx.x * blockDim.x + threadIdx.x] = sum;
 }
 
+// Private memory of a chosen size: the compiler may not keep it in registers.
+template <int Words>
+__global__ void private_words(const int* places, int* result) {
+    volatile int words[Words];
+    for (int i = 0; i < Words; i++) words[i] = i * 3 + threadIdx.x;
+    int item = blockIdx.x * blockDim.x + threadIdx.x;
+    result[item] = words[places[item] % Words];
+}
+
+// An instruction that no chip has.
+__global__ void illegal(int* result) {
+    asm volatile(".long 0xbe80ff00");
+    *result = 1;
+}
+
 __global__ void count(unsigned* totals, const unsigned char* keys, int n) {
     int i = blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) {
@@ -312,6 +327,32 @@ static void part_scratch() {
     }
 }
 
+template <int Words>
+static void check_private_words(int lanes, int groups) {
+    const int n = lanes * groups;
+    std::vector<int> places(n), out(n);
+    for (int i = 0; i < n; i++) places[i] = i * 7919 % 1021;
+    int *dp = device<int>(n), *dr = device<int>(n);
+    CHECK(hipMemcpy(dp, places.data(), n * 4, hipMemcpyHostToDevice));
+    private_words<Words><<<groups, lanes>>>(dp, dr);
+    CHECK(hipMemcpy(out.data(), dr, n * 4, hipMemcpyDeviceToHost));
+    for (int i = 0; i < n; i++) EXPECT(out[i] == places[i] % Words * 3 + i % lanes);
+    CHECK(hipFree(dp));
+    CHECK(hipFree(dr));
+}
+
+// Private memory of several sizes, in small and large workgroups, more and less than before.
+static void part_private() {
+    for (int groups : {1, 40}) {
+        for (int lanes : {32, 64, 256}) {
+            check_private_words<29>(lanes, groups);
+            check_private_words<256>(lanes, groups);
+            check_private_words<64>(lanes, groups);
+        }
+    }
+    check_private_words<256>(1024, 2);
+}
+
 static void part_atomics() {
     const int n = 3000;
     std::vector<unsigned char> keys(n);
@@ -426,6 +467,37 @@ static void part_fault() {
     fprintf(stderr, "the synchronisation returned %d\n", hipDeviceSynchronize());
 }
 
+// A queue that has failed, and a program that waits for it: by a synchronisation, by asking for an event again and again, or by
+// a function that the stream is to call. Whatever the runtime makes of it, the program must end.
+static void part_illegal_waited() {
+    illegal<<<1, 32>>>(device<int>(1));
+    fprintf(stderr, "the synchronisation returned %d\n", hipDeviceSynchronize());
+    exit(3);
+}
+
+static void part_illegal_asked() {
+    hipEvent_t done;
+    CHECK(hipEventCreate(&done));
+    illegal<<<1, 32>>>(device<int>(1));
+    CHECK(hipEventRecord(done, nullptr));
+    hipError_t answer;
+    while ((answer = hipEventQuery(done)) == hipErrorNotReady) usleep(10000);
+    fprintf(stderr, "the event answered %d\n", answer);
+    exit(3);
+}
+
+static void part_illegal_called() {
+    volatile bool called = false;
+    hipStream_t stream;
+    CHECK(hipStreamCreate(&stream));
+    illegal<<<1, 32, 0, stream>>>(device<int>(1));
+    auto call = [](hipStream_t, hipError_t, void* flag) { *(volatile bool*)flag = true; };
+    CHECK(hipStreamAddCallback(stream, call, (void*)&called, 0));
+    while (!called) usleep(10000);
+    fprintf(stderr, "the function was called\n");
+    exit(3);
+}
+
 // A watchdog of the simplest kind: an event that does not happen within three seconds.
 static void part_watched() {
     const int n = 1000;
@@ -475,6 +547,10 @@ int main(int count, char** names) {
         {"scratch", part_scratch}, {"atomics", part_atomics},   {"printf", part_printf}, {"rtc", part_rtc},
         {"memory", part_memory},   {"peer", part_peer},         {"fork", part_fork},     {"fault", part_fault},
         {"endless", part_endless}, {"watched", part_watched},   {"stuck", part_stuck},   {"beyond_lds", part_beyond_lds},
+        {"private", part_private},
+        {"illegal_waited", part_illegal_waited},
+        {"illegal_asked", part_illegal_asked},
+        {"illegal_called", part_illegal_called},
     };
     for (int i = 1; i < count; i++) {
         bool found = false;

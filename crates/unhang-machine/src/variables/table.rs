@@ -171,6 +171,8 @@ pub const VARIABLES: &[Variable] = &[
         "numbers, separated by commas", "the same, under the name that CUDA programs use; HIP heeds it too"),
     variable("GPU_DEVICE_ORDINAL", Owner::Hip, RuntimeStart, Plain, "all",
         "numbers, separated by commas", "an older name for the same"),
+    variable("HIP_SKIP_ABORT_ON_GPU_ERROR", Owner::Hip, RuntimeStart, OnUnlessZero, "1",
+        "0, 1", "0 makes HIP 7 end the program after an error on a queue, as earlier versions do; `unhang card run` sets it"),
     variable("HIP_LAUNCH_BLOCKING", Owner::Hip, RuntimeStart, OffUnlessOne, "0",
         "0, 1", "1 waits after each kernel, so that a hang shows the call that caused it"),
     variable("AMD_SERIALIZE_KERNEL", Owner::Hip, RuntimeStart, Plain, "0",

@@ -242,6 +242,11 @@ impl RunArguments {
             .env("UNHANG_CARD_RUN", run)
             .env("UNHANG_CARD_HAZARDS", self.hazards.name())
             .env("UNHANG_CARD_RACES", if self.races { "1" } else { "0" });
+        // By default HIP 7 goes on after an error on a queue and never calls the functions behind it: whoever waits for one,
+        // as JAX does, waits for ever. Earlier versions end the program, and with this so does HIP 7.
+        if std::env::var_os("HIP_SKIP_ABORT_ON_GPU_ERROR").is_none() {
+            command.env("HIP_SKIP_ABORT_ON_GPU_ERROR", "0");
+        }
         match &self.log {
             Some(_) => command.env("UNHANG_CARD_DETAIL", "1"),
             None => command.env_remove("UNHANG_CARD_DETAIL"),

@@ -103,7 +103,7 @@ def _name_nvrtc() -> None:
 
 
 def wait_for_kernels(seconds: float = 600.0) -> bool:
-    """Waits until nothing is being compiled in the background; whether that is so within that many seconds.
+    """Waits until nothing is being compiled in the background; False if that many seconds passed first.
 
     A new convolution is computed by generic kernels until its own are compiled. Call this after a first pass where
     that matters: before recording a CUDA graph, and before measuring.

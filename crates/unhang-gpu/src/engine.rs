@@ -554,7 +554,7 @@ impl GpuEngine {
         self.workshop.settle(patience)
     }
 
-    /// Compiles nothing more in the background, and waits for what is being compiled, for so long at most. To be called
+    /// Compiles nothing more in the background, and waits up to that long for what is being compiled. To be called
     /// before the process ends.
     pub fn close(&self, patience: Duration) -> bool {
         self.workshop.close(patience)

@@ -237,7 +237,7 @@ impl Workshop {
         }
     }
 
-    /// Waits until nothing is left to compile, for so long at most; whether that is so.
+    /// Waits until nothing is left to compile; false if the time ran out first.
     pub(crate) fn settle(&self, patience: Duration) -> bool {
         let until = Instant::now() + patience;
         let mut state = self.state();
@@ -248,7 +248,7 @@ impl Workshop {
         true
     }
 
-    /// Forgets what is queued and takes nothing more; waits for what is being compiled, for so long at most. A compiler
+    /// Forgets what is queued and takes nothing more; waits up to that long for what is being compiled. A compiler
     /// must not be at work while the process takes its libraries down.
     pub(crate) fn close(&self, patience: Duration) -> bool {
         {

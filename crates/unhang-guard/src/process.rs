@@ -142,7 +142,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Holds on to the process that has this id now; none if there is none. Id 1 and those below are never meant.
+    /// Holds on to the process that has this id now, if there is one. Id 1 and those below are never meant.
     pub fn of(pid: u32) -> Option<Handle> {
         let raw = i32::try_from(pid).ok().filter(|pid| *pid > 1)?;
         let id = Pid::from_raw(raw)?;

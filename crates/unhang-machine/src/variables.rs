@@ -169,7 +169,7 @@ pub fn classify(name: &str) -> Known {
         return if listed(NAMES_HSA) { Known::Exists } else { Known::Imaginary { truth: None, meant: nearest(name) } };
     }
     let ours = ["HIP_", "ROCR_", "ROCBLAS_", "PYTORCH_", "UNHANG_", "MIOPEN", "HSA", "AMD_"];
-    // Most names of a process are none of ours; the search for a near miss is only worth its time for those that may be.
+    // Most variables of a process do not concern us; the search for a near miss is only worth its time for those that may be.
     let misspelt =
         ours.iter().any(|prefix| name.starts_with(prefix)) || name.bytes().any(|byte| byte.is_ascii_lowercase());
     match misspelt.then(|| nearest(name)).flatten() {

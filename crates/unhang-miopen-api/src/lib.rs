@@ -143,13 +143,13 @@ type LookUp<'a> = &'a dyn Fn(&CStr) -> *mut c_void;
 unsafe fn function<T>(look_up: LookUp<'_>, name: &str) -> T {
     let found = CString::new(name).map_or(std::ptr::null_mut(), |name| look_up(&name));
     const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
-    // SAFETY: as the caller says; null is none.
+    // SAFETY: as the caller says; null means none.
     unsafe { std::mem::transmute_copy::<*mut c_void, T>(&found) }
 }
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident: $symbol:literal as $type:ty;)*) => {
-        /// The functions, and those that each direction has. One that the library lacks is none.
+        /// The functions, and those that each direction has. One that the library lacks is `None`.
         #[derive(Debug)]
         pub struct Functions {
             $($(#[$doc])* #[doc = concat!("`", $symbol, "`.")] pub $name: Option<$type>,)*
@@ -291,6 +291,6 @@ mod tests {
         for data_type in [DataType::F16, DataType::F32, DataType::Bf16, DataType::F64] {
             assert_eq!(data_type_of(code_of(data_type)), Some(data_type));
         }
-        assert_eq!(data_type_of(3), None, "whole numbers are none of ours");
+        assert_eq!(data_type_of(3), None, "whole numbers are not supported");
     }
 }

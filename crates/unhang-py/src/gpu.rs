@@ -279,7 +279,7 @@ impl PyGpu {
         self.own()?.driver().is_capturing(stream).map_err(failed)
     }
 
-    /// Waits until nothing is being compiled in the background, for that many seconds at most; whether that is so.
+    /// Waits until nothing is being compiled in the background; false if that many seconds passed first.
     fn settle(&self, py: Python<'_>, patience: f64) -> PyResult<bool> {
         let (engine, patience) = (self.own()?, seconds(patience)?);
         Ok(py.detach(|| engine.settle(patience)))

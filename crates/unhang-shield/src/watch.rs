@@ -190,7 +190,7 @@ unsafe extern "C" fn symbol_get_info(symbol: u64, attribute: u32, value: *mut c_
     status
 }
 
-/// Looks at the queues until nothing moves for so long.
+/// Looks at the queues until nothing moves for that long.
 fn look_on(deadline: Duration) {
     let mut stands = Stands::default();
     let (mut looked, mut now) = (Instant::now(), Duration::ZERO);

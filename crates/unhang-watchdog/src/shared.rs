@@ -49,7 +49,7 @@ pub enum Place {
 /// What hangs.
 #[derive(Debug)]
 pub struct Hang<T> {
-    /// The call; none if it is none of those that are watched.
+    /// The call, if it is watched.
     pub subject: Option<Arc<T>>,
     /// Where.
     pub place: Place,

@@ -37,23 +37,30 @@ mod tests {
 
     use super::*;
 
-    /// The long help of every command that does something.
-    fn pages(command: &mut Command, name: &str, pages: &mut Vec<(String, String)>) {
+    /// The long help of every command that does something, as a terminal of that width shows it.
+    fn all_pages(width: usize) -> Vec<(String, String)> {
+        let mut command = arrange(crate::Arguments::command()).term_width(width);
+        // Flags for all commands reach the inner ones.
+        command.build();
+        let mut all = Vec::new();
+        pages(&mut command, "unhang", &mut all);
+        assert!(all.len() > 25, "{}", all.len());
+        all
+    }
+
+    fn pages(command: &mut Command, name: &str, all: &mut Vec<(String, String)>) {
         if command.get_subcommands().next().is_none() {
-            pages.push((name.to_owned(), command.render_long_help().to_string()));
+            all.push((name.to_owned(), command.render_long_help().to_string()));
         }
         for inner in command.get_subcommands_mut().filter(|it| it.get_name() != "help") {
             let name = format!("{name} {}", inner.get_name());
-            self::pages(inner, &name, pages);
+            pages(inner, &name, all);
         }
     }
 
     #[test]
     fn every_help_has_examples_before_options_and_ends_with_exit_codes() {
-        let mut all = Vec::new();
-        pages(&mut arrange(crate::Arguments::command()), "unhang", &mut all);
-        assert!(all.len() > 25, "{}", all.len());
-        for (name, page) in &all {
+        for (name, page) in all_pages(100) {
             let at = |what: &str| page.find(what).unwrap_or_else(|| panic!("{name} --help lacks {what}:\n{page}"));
             let order = ["Usage:", "\nExample", "\nOptions:", "\nOutput:", "\nExit codes:\n"].map(at);
             assert!(order.is_sorted(), "{name} --help: {order:?}\n{page}");
@@ -64,9 +71,7 @@ mod tests {
 
     #[test]
     fn lines_fit_and_sentences_are_not_broken_by_the_source() {
-        let mut all = Vec::new();
-        pages(&mut arrange(crate::Arguments::command()).term_width(80), "unhang", &mut all);
-        for (name, page) in &all {
+        for (name, page) in all_pages(80) {
             let epilogue = page.split("\nOutput:").nth(1).unwrap_or_default();
             for paragraph in epilogue.split("\n\n").filter(|it| it.lines().all(|line| !line.starts_with(' '))) {
                 let lines: Vec<&str> = paragraph.lines().collect();

@@ -470,7 +470,7 @@ fn a_python_that_is_not_there_is_an_error() {
         let output = unhang(&["doctor", "--python", path.to_str().unwrap()]).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{} is no Python", path.display());
         let plan = unhang(&["plan", "1x3x8x8", "4x3x3", "--python", path.to_str().unwrap()]).output().unwrap();
-        assert_eq!(plan.status.code(), Some(2), "{} is none for other commands either", path.display());
+        assert_eq!(plan.status.code(), Some(2), "{} is refused by other commands too", path.display());
     }
 }
 
@@ -495,7 +495,11 @@ fn a_python_may_be_named_without_its_folder() {
     assert!(torches.iter().any(|torch| torch["version"] == "2.4.0+named"), "{report}");
     let plan = ["plan", "1x3x8x8", "4x3x3", "--python"];
     assert_eq!(with_path(&[&plan[..], &["python3.10"]].concat()).status.code(), Some(0));
-    assert_eq!(with_path(&[&plan[..], &["python3.9"]].concat()).status.code(), Some(2), "there is none of that name");
+    assert_eq!(
+        with_path(&[&plan[..], &["python3.9"]].concat()).status.code(),
+        Some(2),
+        "there is no Python of that name"
+    );
     let described = with_path(&["doctor", "--root", "no-gpu", "--python", "python3.10"]);
     assert_eq!(described.status.code(), Some(2), "this machine's PATH is not that of another");
 }

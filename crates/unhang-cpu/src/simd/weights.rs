@@ -479,7 +479,7 @@ impl<'a> Unit<'a> {
         at
     }
 
-    /// The rows of a packed chunk along which a tap's products are summed, for pixels so far apart in the packed input and
+    /// The rows of a packed chunk along which a tap's products are summed, for pixels that far apart in the packed input and
     /// output.
     fn runs_of(
         &self,

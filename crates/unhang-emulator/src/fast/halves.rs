@@ -345,7 +345,7 @@ mod avx512 {
         let error = _mm512_add_ps(_mm512_sub_ps(a, _mm512_sub_ps(sum, back)), _mm512_sub_ps(b, back));
         let bits = _mm512_castps_si512(sum);
         let one = _mm512_set1_epi32(1);
-        // Of infinity and NaN the error is none, and not unequal to zero.
+        // Infinity and NaN have no error: it is not unequal to zero.
         let inexact = _mm512_cmp_ps_mask::<_CMP_NEQ_OQ>(error, _mm512_setzero_ps());
         let even = inexact & _mm512_testn_epi32_mask(bits, one);
         let toward_zero = _mm512_movepi32_mask(_mm512_xor_si512(bits, _mm512_castps_si512(error)));

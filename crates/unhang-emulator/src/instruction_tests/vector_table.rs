@@ -45,7 +45,7 @@ pub(super) const FUNCTIONS: &[Row] = &[
     ("v_cvt_pknorm_i16_f16", [H_1, H_MINUS_1, 0], 0x8001_7fff), ("v_cvt_pknorm_u16_f16", [H_HALF, H_MINUS_1, 0], 0x8000), ("v_cvt_norm_i16_f16", [H_1, 0, 0], 0x7fff), ("v_cvt_norm_u16_f16", [H_HALF, 0, 0], 0x8000),
     ("v_cvt_off_f32_i4", [8, 0, 0], f(-0.5)), ("v_cvt_off_f32_i4", [7, 0, 0], f(0.4375)),
     ("v_dot2c_f32_f16", [H_2 | H_3 << 16, H_4 | H_HALF << 16, f(1.0)], f(10.5)), ("v_dot4c_i32_i8", [0xff02_8003, 0x0102_0304, 369], 0),
-    // The fraction of infinity is none; a quotient that overflowed comes as NaN.
+    // Infinity has no fraction; a quotient that overflowed comes as NaN.
     ("v_fract_f32", [f(f32::INFINITY), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(f32::NAN), 0, 0], f(f32::NAN)), ("v_fract_f32", [f(-1e-20), 0, 0], f(1.0 - f32::EPSILON / 2.0)),
     ("v_fract_f16", [H_INFINITY, 0, 0], H_NAN), ("v_fract_f16", [H_NAN, 0, 0], H_NAN), ("v_fract_f64", [d(f64::NEG_INFINITY), 0, 0], d(f64::NAN)), ("v_fract_f64", [d(f64::NAN), 0, 0], d(f64::NAN)),
     ("v_div_fixup_f32", [f(f32::NAN), f(1.1754944e-38), f(7.378698e19)], f(f32::INFINITY)), ("v_div_fixup_f32", [f(f32::NAN), f(-1.1754944e-38), f(7.378698e19)], f(f32::NEG_INFINITY)),

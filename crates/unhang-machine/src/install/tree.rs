@@ -36,7 +36,7 @@ pub enum TreeError {
     /// Another process is at work in the same folder.
     #[error("another `unhang env` is at work on this folder; wait until it is done")]
     Busy,
-    /// The path leads out of the folder, or is none.
+    /// The path leads out of the folder, or is not a path.
     #[error("{} is not a path below the folder", path.display())]
     Outside {
         /// The path.
@@ -258,7 +258,7 @@ impl Tree {
     pub fn remove_scratch(&self, path: &Path) -> Result<(), TreeError> {
         for name in SCRATCH {
             let scratch = path.with_file_name(name);
-            // A folder of that name is none of ours: it is left alone.
+            // A folder of that name is not ours: it is left alone.
             if self.exists(&scratch)? && !self.is_folder(&scratch)? {
                 self.remove_file(&scratch)?;
             }

@@ -30,7 +30,7 @@ pub enum Behaviour {
     Exit,
     /// Returns numbers of which some are wrong.
     Wrong,
-    /// Returns numbers of which some are none.
+    /// Returns results of which some are NaN.
     NotNumbers,
     /// Sends what is no answer.
     Garbage,

@@ -193,7 +193,7 @@ impl Repair {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Repairs a code object and notes what was done. Code for RDNA1 itself and for other families is none of our concern.
+    /// Repairs a code object and notes what was done. Code for RDNA1 itself and for other families is left alone.
     fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
         if CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1) {
             return None;

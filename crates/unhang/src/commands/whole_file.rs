@@ -29,7 +29,7 @@ pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Res
 }
 
 /// Whether a name, or what it leads to as a link, is one of the system's: `/dev/stdout` names a plain file where output is
-/// redirected, and is none that could be replaced.
+/// redirected, and cannot be replaced.
 pub fn belongs_to_the_system(path: &Path) -> bool {
     /// As many as Linux follows.
     const LINKS: usize = 40;

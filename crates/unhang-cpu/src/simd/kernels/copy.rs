@@ -103,7 +103,7 @@ pub unsafe fn padded_rows<V: Vector>(rows: &PaddedRows) {
 const NARROW: usize = 4;
 
 /// # Safety
-/// As [`padded_rows`], for numbers that lie so far apart.
+/// As [`padded_rows`], for numbers that are that far apart.
 #[inline(always)]
 unsafe fn padded_rows_apart<V: Vector, const APART: usize>(rows: PaddedRows) {
     let length = rows.before + rows.numbers + rows.behind;

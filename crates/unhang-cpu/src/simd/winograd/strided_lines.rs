@@ -157,7 +157,7 @@ impl Shape {
     }
 }
 
-/// Runs of taps whose filters lie so far apart.
+/// Runs of taps whose filters are that far apart.
 pub fn runs(offsets: &[usize], filter_step: usize) -> Vec<Run> {
     offsets.iter().enumerate().map(|(tap, &w)| Run { x: tap * filter_step, w }).collect()
 }

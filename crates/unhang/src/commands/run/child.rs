@@ -132,7 +132,7 @@ pub fn run(mut command: Command, signals: &Signals, folder: Option<&RunFolder>) 
 /// The processes that reported a hang. They end themselves; one that does not is killed, and nobody else ever is.
 #[derive(Default)]
 struct Reported {
-    /// By the report's name; without a process where it has ended, or is none that we may touch.
+    /// By the report's name; without a process where it has ended, or is one that we may not touch.
     seen: BTreeMap<String, Option<Hung>>,
 }
 

@@ -37,7 +37,7 @@ impl QueueDescription {
         QueueDescription { base: read_index as u64 - field::READ_INDEX }
     }
 
-    /// Where it lies.
+    /// Where it is.
     pub fn address(&self) -> u64 {
         self.base
     }

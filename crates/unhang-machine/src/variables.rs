@@ -224,9 +224,13 @@ fn distance(one: &str, other: &str, most: usize) -> Option<usize> {
 pub fn as_markdown() -> String {
     let mut page = String::from(
         "# Environment variables\n\n\
-         This page is generated from the table in `crates/unhang-machine/src/variables/table.rs`; a test keeps the two equal.\n\
-         Meanings and defaults were read in the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2 and in HIP's and\n\
-         PyTorch's documentation. When a variable is read matters as much as its value: set later, it does nothing.\n",
+         ```\n\
+         unhang env print --explain      # the few variables that make sense here, with reasons\n\
+         unhang doctor                   # which of those that are set do harm, or nothing\n\
+         ```\n\n\
+         A variable that is set after it is read does nothing: the last column says when it is read. Meanings and\n\
+         defaults come from the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2, and from HIP's and PyTorch's\n\
+         documentation. A test keeps this page equal to `crates/unhang-machine/src/variables/table.rs`.\n",
     );
     let mut owner = None;
     for variable in VARIABLES {

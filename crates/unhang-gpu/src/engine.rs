@@ -28,7 +28,7 @@ use crate::workshop::Workshop;
 /// What an engine may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// The most workspace of one problem in bytes; `None` for a sixteenth of the device's memory, 1 GiB at most.
+    /// The most workspace of one problem in bytes; `None` for a sixteenth of the device's memory, 4 GiB at most.
     pub workspace_limit: Option<u64>,
     /// The folder of compiled objects; `None` to keep none.
     pub cache_folder: Option<PathBuf>,
@@ -184,7 +184,7 @@ impl GpuEngine {
     /// An engine on a driver.
     pub fn new(driver: Box<dyn Driver>, settings: GpuSettings) -> GpuEngine {
         let memory = driver.description().model.memory;
-        let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(1 << 30));
+        let workspace_limit = settings.workspace_limit.unwrap_or((memory / 16).min(4 << 30));
         // Without a cache everything works, only slower at the next start.
         let cache = settings.cache_folder.and_then(|folder| Cache::open(&folder, settings.cache_limit).ok());
         let description = driver.description();

@@ -78,7 +78,7 @@ pub const H200: Shares = Shares {
     four_by_eight: 0.89,
     four_by_four: 0.88,
     flat: 0.71,
-    large: 0.90,
+    large: 0.95,
     unpacked: 0.945,
     unpacked_half: 1.0,
     pairs: 1.4,

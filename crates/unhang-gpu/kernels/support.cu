@@ -152,6 +152,38 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+struct UnpatchShape {
+    int elements, planes, plane_elements;  // of the image; how many planes, and how large one is
+    int channels, grid_h, grid_w;          // patches in a column and in a row
+    int filter_h, filter_w, pad_h, pad_w, channels_last;
+    Divisor by_width, by_height, by_channels, by_stride_h, by_stride_w;
+};
+
+// Puts the pixels of windows that do not overlap in their places, adds planes up, adds the bias, and rounds once. The planes are
+// [image][channel][tap][patch] in NCHW and [image][patch][tap][channel] in NHWC. Pixels that no window meets have no sum.
+extern "C" __global__ void __launch_bounds__(256)
+    unpatch(const float* __restrict__ planes, const Storage* __restrict__ bias, Storage* __restrict__ image, UnpatchShape shape) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    if (index >= shape.elements) return;
+    int n = index, channel = 0;
+    if (shape.channels_last) channel = split_off(n, shape.by_channels);
+    const int x = split_off(n, shape.by_width), y = split_off(n, shape.by_height);
+    if (!shape.channels_last) channel = split_off(n, shape.by_channels);
+    int row = y + shape.pad_h, column = x + shape.pad_w;
+    const int tap_h = split_off(row, shape.by_stride_h), tap_w = split_off(column, shape.by_stride_w);
+    float sum = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
+    if (tap_h < shape.filter_h && tap_w < shape.filter_w && row < shape.grid_h && column < shape.grid_w) {
+        const int tap = tap_h * shape.filter_w + tap_w, patch = row * shape.grid_w + column;
+        const int taps = shape.filter_h * shape.filter_w, patches = shape.grid_h * shape.grid_w;
+        const unsigned at = shape.channels_last
+                                ? ((unsigned)(n * patches + patch) * taps + tap) * shape.channels + channel
+                                : ((unsigned)(n * shape.channels + channel) * taps + tap) * patches + patch;
+#pragma unroll 4
+        for (int p = 0; p < shape.planes; ++p) sum += planes[(long long)p * shape.plane_elements + at];
+    }
+    image[index] = narrow(sum);
+}
+
 struct TurnShape {
     int rows, columns;
 };

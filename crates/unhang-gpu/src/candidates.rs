@@ -7,7 +7,7 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 use crate::choice::{Choice, DEEP_TILE, HALF_TILE, TILES, Tile};
 use crate::model::{DeviceModel, estimate, general_slowdown};
 use crate::plan::{Form, LaunchPlan};
-use crate::plan_parts::{Geometry, gemm_steps, winograd_products};
+use crate::plan_parts::{Geometry, as_product, gemm_steps, winograd_products};
 
 /// A choice with its plan and the time that the model gives it.
 #[derive(Debug, Clone)]
@@ -94,6 +94,7 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
             choices.extend([2, 4, 8].map(|strip| Choice::Narrow { strip }));
             choices.extend(propose_direct(&geometry, device));
             choices.push(Choice::WinogradFused);
+            choices.extend(propose_patches(p, device));
             if let Some(products) = winograd {
                 choices.extend(tiles_for(products.rows, &[]).map(|tile| Choice::Winograd { tile, splits: 1 }));
             }
@@ -181,6 +182,22 @@ fn propose_gemm(geometry: &Geometry, tiles: impl Iterator<Item = Tile>, device: 
                 }
             }
         }
+    }
+    choices
+}
+
+/// Windows that do not overlap, backward-data: the tiles and splits of the product that they are.
+fn propose_patches(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
+    let Some(product) = as_product(p) else { return Vec::new() };
+    let geometry = Geometry::new(&product, Form::Specialised);
+    let rows = geometry.reduced_and_rows().1;
+    let columns = product.batch() * product.in_size()[0] * product.in_size()[1];
+    let mut choices = Vec::new();
+    for tile in tiles_for(rows, &[]) {
+        let tiles = rows.div_ceil(tile.rows) * columns.div_ceil(tile.columns) * product.groups();
+        let steps = gemm_steps(&geometry, tile, false) as usize;
+        let splits = if tiles < 2 * device.compute_units { split_counts(tiles, steps, tile, device) } else { vec![1] };
+        choices.extend(splits.into_iter().filter(|&s| s <= 8).map(|splits| Choice::Patches { tile, splits }));
     }
     choices
 }

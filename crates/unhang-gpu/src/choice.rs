@@ -128,6 +128,13 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
+    /// Backward-data of windows that do not overlap: one matrix product for all taps, whose result is then put in its place.
+    Patches {
+        /// The tile of the product.
+        tile: Tile,
+        /// Into how many parts the reduction is split.
+        splits: u32,
+    },
     /// Few channels in the result: forward and backward-data.
     Narrow {
         /// Rows that a thread computes.
@@ -181,7 +188,7 @@ impl Choice {
     pub const fn family(&self) -> &'static str {
         match self {
             Choice::Plain => "plain",
-            Choice::Gemm { .. } | Choice::HalfGemm { .. } => "gemm",
+            Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => "gemm",
             Choice::Narrow { .. } => "narrow",
             Choice::Direct { .. } => "direct",
             Choice::Weights { .. } => "weights",
@@ -198,6 +205,7 @@ impl Choice {
             Choice::Gemm { tile, flat, splits, .. } => {
                 Some(Choice::Gemm { tile: tile.as_general(), packed: true, flat, splits })
             }
+            Choice::Patches { tile, splits } => Some(Choice::Patches { tile: tile.as_general(), splits }),
             Choice::Weights { tile, splits } => Some(Choice::Weights { tile: tile.as_general(), splits }),
             Choice::Winograd { tile, splits } => Some(Choice::Winograd { tile: tile.as_general(), splits }),
             Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
@@ -224,6 +232,7 @@ impl fmt::Display for Choice {
                 let packed = if *packed { "packed" } else { "direct" };
                 write!(f, "half:{tile}:{packed}:s{splits}")
             }
+            Choice::Patches { tile, splits } => write!(f, "patches:{tile}:s{splits}"),
             Choice::Narrow { strip } => write!(f, "narrow:{strip}"),
             Choice::Direct { rows, width, strip, splits: 1 } => write!(f, "direct:{rows}:{width}:{strip}"),
             Choice::Direct { rows, width, strip, splits } => write!(f, "direct:{rows}:{width}:{strip}:s{splits}"),
@@ -239,7 +248,7 @@ impl fmt::Display for Choice {
 /// A text that names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, patches:64x64x8/8x8:s1, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
 )]
 pub struct UnknownChoice(pub String);
 
@@ -268,6 +277,7 @@ impl FromStr for Choice {
             ["half", t, packed, s] => {
                 Choice::HalfGemm { tile: tile(t)?, packed: flag(packed, "packed", "direct")?, splits: splits(s)? }
             }
+            ["patches", t, s] => Choice::Patches { tile: tile(t)?, splits: splits(s)? },
             ["narrow", strip] => Choice::Narrow { strip: number(strip)? },
             ["direct", rows, width, strip, ref rest @ ..] if rest.len() <= 1 => Choice::Direct {
                 rows: number(rows)?,

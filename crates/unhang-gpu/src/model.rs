@@ -11,7 +11,7 @@ use unhang_conv::{Layout, Problem};
 use crate::choice::{Choice, Tile};
 use crate::fit::{H200, RDNA1, Shares};
 use crate::plan::{LaunchPlan, Stage};
-use crate::plan_parts::winograd_places;
+use crate::plan_parts::{as_product, winograd_places};
 use crate::shapes::Shape;
 use crate::sources::SourceFile;
 
@@ -86,7 +86,7 @@ fn tile_share(tile: Tile, shares: &Shares) -> f64 {
 /// an H200 (`gpu_bench.py bench --table layer` and `--table more`).
 pub fn general_slowdown(choice: &Choice) -> f64 {
     match choice {
-        Choice::Gemm { .. } | Choice::HalfGemm { .. } => 1.15,
+        Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => 1.15,
         Choice::Weights { .. } => 1.14,
         Choice::Direct { .. } | Choice::Narrow { .. } => 1.08,
         Choice::Winograd { .. } => 1.07,
@@ -99,7 +99,28 @@ pub fn general_slowdown(choice: &Choice) -> f64 {
 
 /// Seconds of a plan on a device.
 pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &DeviceModel) -> f64 {
+    // The kernels see another problem where windows are patches.
+    let product = matches!(choice, Choice::Patches { .. }).then(|| as_product(&problem.lower().problem)).flatten();
+    let problem = product.as_ref().unwrap_or(problem);
     plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()
+}
+
+/// Seconds of the plain kernels. A thread waits for the two loads of each product of its sum, one product after the other; a
+/// workgroup of backward-weights begins and ends for each element of the filter. Both waits were measured on an H200.
+fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / device.bandwidth;
+    let products = problem.flops() / 2.0 / elements[2].max(1.0);
+    let units = device.compute_units as f64;
+    let waiting = if stage.kernel.entry == "plain_backward_weights" {
+        let turns = (products / 256.0).ceil();
+        (f64::from(stage.grid[0]) / units * (0.34e-6 + turns * 0.2e-6)).max(turns * 0.45e-6)
+    } else {
+        // Finding its place costs a thread divisions of 64 bits.
+        products * 0.1e-6 + elements[2] / units * 3.5e-9
+    };
+    // One or two loads for each product, mostly from caches, and 64-bit addressing.
+    waiting.max(problem.flops() / (device.flops * 0.02)).max(moved)
 }
 
 fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
@@ -108,12 +129,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
     let all: f64 = elements.iter().sum();
     let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
     match stage.kernel.source {
-        // One or two loads for each product, mostly from caches, and 64-bit addressing.
-        SourceFile::Plain => (problem.flops() / (device.flops * 0.02)).max(all * size / device.bandwidth),
+        SourceFile::Plain => plain_seconds(problem, stage, device),
         SourceFile::Gemm | SourceFile::Weights => {
             let tile = match *choice {
                 Choice::Gemm { tile, .. }
                 | Choice::HalfGemm { tile, .. }
+                | Choice::Patches { tile, .. }
                 | Choice::Weights { tile, .. }
                 | Choice::Winograd { tile, .. } => tile,
                 _ => return f64::INFINITY,
@@ -147,6 +168,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let moved = match stage.kernel.entry {
                 "pack" | "pack_across" => elements[1] * size * 2.2,
                 "turn" => elements[0] * size * 2.0,
+                "unpatch" => elements[2] * (size + 4.0 * splits_of(choice)),
                 "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.
                     let planes = splits_of(choice);
@@ -236,7 +258,9 @@ fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
         false => 0.0,
     };
     let moved = (elements.iter().sum::<f64>() + again) * size / (device.bandwidth * 0.8);
-    (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved) + 1.2e-6
+    // Channels follow one another, and each waits for its reads.
+    let waiting = constant("REDUCED") * 0.12e-6;
+    (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved).max(waiting) + 1.2e-6
 }
 
 /// In NHWC the pixels of neighbouring lanes lie all channels apart: reads cost by the lines that they touch.
@@ -341,6 +365,7 @@ fn splits_of(choice: &Choice) -> f64 {
         | Choice::Direct { splits, .. }
         | Choice::Weights { splits, .. }
         | Choice::HalfGemm { splits, .. }
+        | Choice::Patches { splits, .. }
         | Choice::Depthwise { splits, .. }
         | Choice::DepthwiseQuads { splits, .. }
         | Choice::Winograd { splits, .. } => f64::from(splits),
@@ -419,7 +444,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let fixed = 1.2e-6;
     let moved = match choice {
         Choice::Winograd { .. } => blocks * (tile.rows * tile.columns) as f64 * 4.0 * 2.0,
-        Choice::Gemm { .. } if matches!(stage.shape, Shape::Gemm(shape) if shape.planes == 1) => {
+        Choice::Gemm { .. } | Choice::Patches { .. } if matches!(stage.shape, Shape::Gemm(shape) if shape.planes == 1) => {
             (elements[0] + elements[1]) * size + elements[2] * 4.0 * splits_of(choice)
         }
         _ => elements.iter().sum::<f64>() * size,

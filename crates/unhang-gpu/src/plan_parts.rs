@@ -4,6 +4,7 @@ mod depthwise;
 mod direct;
 mod gemm;
 mod narrow;
+mod patches;
 mod plain;
 mod stride2;
 mod weights;
@@ -14,19 +15,20 @@ pub(crate) use direct::direct;
 pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
 use gemm::{longest_phase, tile_constants};
 pub(crate) use narrow::narrow;
+pub(crate) use patches::{as_product, patches};
 pub(crate) use plain::plain;
 pub(crate) use stride2::{is_stride2_winograd, stride2_winograd};
 use weights::MANY_FILTERS;
 pub(crate) use weights::{reduce_weights, weights};
 pub(crate) use winograd::{is_winograd, winograd, winograd_fused, winograd_places, winograd_products};
 
-use unhang_conv::{DataType, Direction, Layout, Problem};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 
 use crate::choice::Tile;
 use crate::plan::{Form, LaunchPlan, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Pointer, Stage};
 use crate::shapes::{
     DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape, GemmShape, NarrowShape,
-    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, WeightsShape, WinogradFilterShape,
+    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, UnpatchShape, WeightsShape, WinogradFilterShape,
     WinogradShape, WinogradWeightsShape,
 };
 use crate::sources::{Kernel, SourceFile};
@@ -51,7 +53,7 @@ impl Geometry {
         } else {
             (Pointer::First, Pointer::Second)
         };
-        Geometry { problem: lowered.problem, first, second, form }
+        Geometry { problem: as_matrices(lowered.problem), first, second, form }
     }
 
     pub(crate) fn largest_extent(&self) -> Option<usize> {
@@ -113,6 +115,29 @@ impl Geometry {
             .flat_map(|(names, values)| [(names[0], values[0] as i64), (names[1], values[1] as i64)])
             .collect()
     }
+}
+
+/// A window as large as its image makes one pixel of each image: a product of matrices, in which taps are channels. Images of one
+/// pixel lie in memory as NHWC has them, which kernels read in quads.
+fn as_matrices(problem: Problem) -> Problem {
+    let p = &problem;
+    let is_dense = (0..2).all(|axis| p.dilation()[axis] == 1 || p.kernel()[axis] == 1);
+    let covers_image = p.groups() == 1 && is_dense && p.padding() == [0, 0] && p.kernel() == p.in_size();
+    let is_pixels = p.in_size() == [1, 1] && p.kernel() == [1, 1] && p.padding() == [0, 0];
+    if !covers_image && !is_pixels {
+        return problem;
+    }
+    let product = Problem::new(Specification {
+        direction: p.direction(),
+        data_type: p.data_type(),
+        layout: Layout::Nhwc,
+        batch: p.batch() as i64,
+        in_channels: (p.in_channels() * p.in_size()[0] * p.in_size()[1]) as i64,
+        out_channels: p.out_channels() as i64,
+        groups: p.groups() as i64,
+        ..Specification::default()
+    });
+    product.unwrap_or(problem)
 }
 
 /// The number by which kernels know a data type.

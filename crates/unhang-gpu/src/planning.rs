@@ -1,6 +1,6 @@
 //! A choice made concrete: the launches of `plan_parts`, put together to a plan.
 
-use unhang_conv::{DataType, Direction, Problem};
+use unhang_conv::{DataType, Direction, Layout, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::plan::{Form, LaunchPlan, MAX_EXTENT, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, PlanError, Pointer};
@@ -39,6 +39,7 @@ impl LaunchPlan {
             Choice::Plain => parts::plain(&geometry),
             Choice::Gemm { tile, packed, flat, splits } => gemm(&geometry, tile, [packed, flat, false], splits),
             Choice::HalfGemm { tile, packed, splits } => half_gemm(&geometry, tile, packed, splits),
+            Choice::Patches { tile, splits } => patches(&geometry, tile, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
             Choice::Direct { rows, width, strip, splits } => parts::direct(&geometry, [rows, width, strip], splits),
             Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
@@ -149,6 +150,20 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 
+fn patches(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
+    tile_fits(tile)?;
+    let product = parts::as_product(&geometry.problem).ok_or("patches is for backward-data of windows apart")?;
+    let planes = Geometry { problem: product.clone(), ..Geometry::new(&product, geometry.form) };
+    if planes.largest_extent().is_some_and(|extent| extent > MAX_EXTENT) {
+        return Err(format!("{} channels and taps are more than {MAX_EXTENT}", product.in_channels()));
+    }
+    fits_fast_kernels(&planes)?;
+    if product.groups() as u64 > MAX_GRID_YZ {
+        return Err(format!("{} groups are too many for one grid", product.groups()));
+    }
+    parts::patches(geometry, product, tile, splits)
+}
+
 fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
@@ -167,6 +182,13 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, S
     let steps = pixels.div_ceil(tile.depth as u64);
     let per_split = steps.div_ceil(u64::from(splits.clamp(1, 65535))).max(1);
     let splits = steps.div_ceil(per_split) as u32;
+    // One plane that lies as the gradient does is the gradient.
+    let in_place = problem.kernel() == [1, 1] || problem.layout() == Layout::Nhwc;
+    if splits == 1 && in_place && problem.data_type() == DataType::F32 {
+        let pointers = [geometry.second, geometry.first, Pointer::Result];
+        let stages = vec![parts::weights(geometry, tile, 1, per_split as i32, pointers)];
+        return Ok(LaunchPlan { stages, workspace_bytes: 0 });
+    }
     let mut workspace = parts::Workspace::default();
     let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
     let stages = vec![

@@ -176,6 +176,12 @@ shapes! {
         rows: i32, padded_rows: i32, reduced: i32, padded_reduced: i32, taps: i32,
         row_elements: i32, channel_elements: i32, tap_elements: i32,
     }
+    /// Of the kernel that puts patches in their places.
+    Unpatch(UnpatchShape) {
+        elements: i32, planes: i32, plane_elements: i32, channels: i32, grid_h: i32, grid_w: i32,
+        filter_h: i32, filter_w: i32, pad_h: i32, pad_w: i32, channels_last: i32,
+        by_width: Divisor, by_height: Divisor, by_channels: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
+    }
     /// Of the kernel that turns matrices over.
     Turn(TurnShape) { rows: i32, columns: i32 }
     /// Of the kernels on tensors of any strides.

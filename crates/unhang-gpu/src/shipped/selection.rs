@@ -52,6 +52,16 @@ pub fn kinds() -> Vec<Problem> {
         padding: [0, 0],
         ..pointwise
     });
+    // Windows that do not overlap: their pixels are put in their places.
+    shapes.push(Specification {
+        in_channels: 64,
+        out_channels: 64,
+        in_size: [16, 16],
+        kernel: [2, 2],
+        stride: [2, 2],
+        padding: [0, 0],
+        ..base.clone()
+    });
     // The windows of first layers, which `direct` unrolls; both strides of a row are whole quads or pairs.
     for (kernel, stride) in [(1, 1), (3, 1), (3, 2), (7, 2)] {
         let window =
@@ -102,6 +112,7 @@ pub fn general_choices(problem: &Problem) -> BTreeSet<Choice> {
         for tile in GENERAL_TILES {
             choices.extend([false, true].map(|flat| Choice::Gemm { tile, packed: true, flat, splits: 1 }));
             choices.extend([Choice::Gemm { tile, packed: true, flat: false, splits: 2 }]);
+            choices.insert(Choice::Patches { tile, splits: 2 });
             choices.extend([Choice::Weights { tile, splits: 2 }, Choice::Winograd { tile, splits: 2 }]);
         }
     }

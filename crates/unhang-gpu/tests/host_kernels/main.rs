@@ -58,6 +58,7 @@ fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     let tile = TILES[turn % TILES.len()];
     let splits = [1, 3][turn / 2 % 2];
     let mut choices = vec![Choice::Weights { tile, splits }, Choice::Winograd { tile, splits }, Choice::WinogradFused];
+    choices.push(Choice::Patches { tile, splits });
     choices.push(Choice::Narrow { strip: 1 + turn as u32 % 4 });
     for width in [2, 4] {
         let strip = problem.lower().problem.stride()[0] as u32;

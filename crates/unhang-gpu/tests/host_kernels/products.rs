@@ -177,3 +177,104 @@ fn many_filters_are_added_up_by_a_thread_each() {
         }
     }
 }
+
+/// Windows that do not overlap, backward-data: with and without gaps between them, with padding, and as a transposed layer with a
+/// bias.
+#[test]
+fn patches_are_put_in_their_places() {
+    let Some(engine) = engine() else { return };
+    for (turn, (kernel, stride, padding, in_size)) in [
+        ([8, 8], [8, 8], [0, 0], [32, 16]),
+        ([7, 5], [7, 5], [0, 0], [23, 14]),
+        ([2, 2], [2, 2], [1, 0], [9, 8]),
+        ([2, 3], [4, 3], [1, 2], [13, 11]),
+        ([1, 4], [1, 4], [0, 1], [1, 30]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for layout in Layout::ALL {
+            for (groups, data_type) in [(1, DataType::F32), (1, DataType::F16), (3, DataType::F32)] {
+                let apart = problem(Specification {
+                    batch: 2,
+                    in_channels: 3,
+                    out_channels: 33,
+                    groups,
+                    in_size,
+                    kernel,
+                    stride,
+                    padding,
+                    layout,
+                    data_type,
+                    direction: Direction::BackwardData,
+                    ..Specification::default()
+                });
+                let choice = Choice::Patches { tile: TILES[9], splits: 1 + turn as u32 % 3 };
+                if groups > 1 && layout == Layout::Nhwc {
+                    assert!(
+                        LaunchPlan::new(&apart, &choice).is_err(),
+                        "a group's taps do not lie side by side: {apart}"
+                    );
+                    continue;
+                }
+                for form in [Form::Specialised, Form::General] {
+                    *engine.form.lock().unwrap() = form;
+                    check_choice(&engine, &apart, choice, turn as u64);
+                    let turned =
+                        Specification { transposed: true, direction: Direction::Forward, ..apart.specification() };
+                    let [in_channels, out_channels] = [turned.out_channels, turned.in_channels];
+                    let in_size = apart.out_size().map(|n| n as i64);
+                    let turned = problem(Specification { in_channels, out_channels, in_size, ..turned });
+                    check_choice(&engine, &turned, choice, 2 * turn as u64 + 1);
+                }
+            }
+        }
+    }
+    let overlapping = problem(Specification {
+        in_channels: 3,
+        out_channels: 8,
+        in_size: [9, 9],
+        kernel: [3, 3],
+        stride: [2, 2],
+        direction: Direction::BackwardData,
+        ..Specification::default()
+    });
+    assert!(LaunchPlan::new(&overlapping, &Choice::Patches { tile: TILES[9], splits: 1 }).is_err());
+}
+
+/// A window as large as its image is a product of matrices, and so is a layer on images of one pixel: kernels read them in quads
+/// whatever the layout, and the gradient of the filter is written at once.
+#[test]
+fn windows_that_cover_their_image_are_products() {
+    let Some(engine) = engine() else { return };
+    for (turn, (channels, size)) in [([24, 40], [3, 3]), ([40, 12], [1, 1]), ([5, 33], [2, 7])].into_iter().enumerate()
+    {
+        for layout in Layout::ALL {
+            for direction in Direction::ALL {
+                let whole = problem(Specification {
+                    batch: 5,
+                    in_channels: channels[0],
+                    out_channels: channels[1],
+                    in_size: size,
+                    kernel: size,
+                    stride: [1 + turn as i64, 2],
+                    layout,
+                    direction,
+                    ..Specification::default()
+                });
+                let choice = match direction {
+                    Direction::BackwardWeights => Choice::Weights { tile: TILES[9], splits: 1 },
+                    _ => Choice::Gemm { tile: TILES[9], packed: turn == 0, flat: false, splits: 1 },
+                };
+                let plan = LaunchPlan::new(&whole, &choice).unwrap();
+                let kernel = &plan.stages.last().unwrap().kernel;
+                assert_eq!(kernel.constant("CHANNELS_LAST"), Some(1), "{whole}");
+                assert_eq!(kernel.constant("FILTER_H"), Some(1), "{whole}");
+                if direction == Direction::BackwardWeights {
+                    assert_eq!((plan.stages.len(), plan.workspace_bytes), (1, 0), "{whole}");
+                }
+                check_choice(&engine, &whole, choice, turn as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Launches of backward-data where windows do not overlap: every pixel of the result has one tap.
+
+use super::*;
+use crate::plan_parts::{GemmPart, gemm, gemm_steps, pack};
+
+/// The product that computes all taps of all patches at once: a 1×1 layer whose channels are those of the image times the taps.
+/// `None` where windows overlap, or where a group's channels and taps do not lie side by side.
+pub(crate) fn as_product(p: &Problem) -> Option<Problem> {
+    let (kernel, stride, dilation) = (p.kernel(), p.stride(), p.dilation());
+    let is_apart = (0..2).all(|axis| kernel[axis] <= stride[axis] && (dilation[axis] == 1 || kernel[axis] == 1));
+    let is_together = p.groups() == 1 || p.layout() == Layout::Nchw;
+    if p.direction() != Direction::BackwardData || kernel == [1, 1] || !is_apart || !is_together {
+        return None;
+    }
+    Problem::new(Specification {
+        direction: Direction::BackwardData,
+        data_type: p.data_type(),
+        layout: p.layout(),
+        batch: p.batch() as i64,
+        in_channels: (p.in_channels() * kernel[0] * kernel[1]) as i64,
+        in_size: p.out_size().map(|n| n as i64),
+        out_channels: p.out_channels() as i64,
+        groups: p.groups() as i64,
+        ..Specification::default()
+    })
+    .ok()
+}
+
+/// The product of [`as_product`] into planes of f32, and the kernel that puts its pixels in their places.
+pub(crate) fn patches(geometry: &Geometry, product: Problem, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
+    let product = Geometry { problem: product, first: geometry.first, second: geometry.second, form: geometry.form };
+    let rows = product.reduced_and_rows().1;
+    let mut stages = Vec::new();
+    let mut workspace = Workspace::default();
+    // Rows of the filter are neighbours in memory as they are: packing gains quads only where they are not whole.
+    let packed = geometry.form == Form::General || !rows.is_multiple_of(4);
+    let filter = if packed {
+        let (stage, bytes) = pack(&product, tile, false, product.second);
+        let at = workspace.take(bytes);
+        stages.push(stage(at));
+        Pointer::Workspace(at)
+    } else {
+        product.second
+    };
+    let steps = gemm_steps(&product, tile, false);
+    let per_split = steps.div_ceil(u64::from(splits.max(1))).max(1);
+    let splits = steps.div_ceil(per_split).max(1);
+    let plane_elements = product.result_elements();
+    let planes = Pointer::Workspace(workspace.take(splits * plane_elements * 4));
+    let part = GemmPart {
+        tile,
+        packed,
+        flat: false,
+        planes: true,
+        skip_empty: false,
+        spread: false,
+        half: false,
+        splits: splits as u32,
+        steps_per_split: per_split as i32,
+    };
+    stages.push(gemm(&product, &part, [filter, product.first, Pointer::Null, planes])?);
+    stages.push(unpatch(geometry, splits as usize, plane_elements as usize, planes));
+    Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
+}
+
+fn unpatch(geometry: &Geometry, planes: usize, plane_elements: usize, from: Pointer) -> Stage {
+    let p = &geometry.problem;
+    let elements = geometry.result_elements();
+    let ([image_h, image_w], [grid_h, grid_w]) = (p.in_size(), p.out_size());
+    let shape = UnpatchShape {
+        elements: int(elements as usize),
+        planes: int(planes),
+        plane_elements: int(plane_elements),
+        channels: int(p.in_channels()),
+        grid_h: int(grid_h),
+        grid_w: int(grid_w),
+        filter_h: int(p.kernel()[0]),
+        filter_w: int(p.kernel()[1]),
+        pad_h: int(p.padding()[0]),
+        pad_w: int(p.padding()[1]),
+        channels_last: i32::from(geometry.channels_last()),
+        by_width: Divisor::new(image_w),
+        by_height: Divisor::new(image_h),
+        by_channels: Divisor::new(p.in_channels()),
+        by_stride_h: Divisor::new(p.stride()[0]),
+        by_stride_w: Divisor::new(p.stride()[1]),
+    };
+    Stage {
+        kernel: Kernel {
+            source: SourceFile::Support,
+            entry: "unpatch",
+            constants: vec![("TYPE", type_number(p.data_type()))],
+        },
+        grid: grid_x(elements, 256),
+        block: 256,
+        pointers: vec![from, Pointer::Bias, Pointer::Result],
+        shape: shape.into(),
+    }
+}

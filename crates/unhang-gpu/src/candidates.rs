@@ -7,7 +7,10 @@ use unhang_conv::{DataType, Direction, Layout, Problem};
 use crate::choice::{Choice, DEEP_TILE, HALF_TILE, TILES, Tile};
 use crate::model::{DeviceModel, estimate, general_slowdown};
 use crate::plan::{Form, LaunchPlan};
-use crate::plan_parts::{Geometry, as_product, gemm_steps, winograd_products};
+use crate::plan_parts::{Geometry, LARGE_TAPS, as_product, gemm_steps, winograd_products};
+
+/// Elements of a row in NHWC from which on a filter's gradient loses by strips of seven of them: 160 pixels of 48 channels do.
+const FAR_ROWS: usize = 6000;
 
 /// A choice with its plan and the time that the model gives it.
 #[derive(Debug, Clone)]
@@ -232,6 +235,14 @@ fn propose_direct(geometry: &Geometry, device: &DeviceModel) -> Vec<Choice> {
 
 fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
     let stride = if p.direction() == Direction::BackwardData { p.stride()[0] as u32 } else { 1 };
+    if p.kernel()[0] * p.kernel()[1] > LARGE_TAPS {
+        let most = if p.direction() == Direction::BackwardWeights { p.batch() as u32 } else { 1 };
+        return [1, 2, 4, 8]
+            .into_iter()
+            .filter(|&n| n <= most)
+            .map(|splits| Choice::DepthwiseLarge { splits })
+            .collect();
+    }
     match p.direction() {
         Direction::Forward | Direction::BackwardData => {
             let strips = |strips: &[u32]| strips.iter().map(|strip| strip.next_multiple_of(stride)).collect::<Vec<_>>();
@@ -253,9 +264,11 @@ fn propose_depthwise(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 .into_iter()
                 .flat_map(|splits| {
                     // In NHWC rows of a strip lie far apart: they pay where they share what they read.
+                    let row_elements = p.in_size()[1] * p.in_channels();
                     let strips: &[u32] = match p.layout() {
                         Layout::Nchw => &[1, 2, 4],
                         Layout::Nhwc if p.stride()[0] > 1 => &[1],
+                        Layout::Nhwc if row_elements > FAR_ROWS => &[1, 2, 4],
                         Layout::Nhwc => &[1, 2, 4, 7],
                     };
                     let quads = strips.iter().map(move |&strip| Choice::DepthwiseQuads { strip, splits });

@@ -172,6 +172,11 @@ pub enum Choice {
         /// Into how many parts the pixels are split (backward-weights).
         splits: u32,
     },
+    /// One filter for each channel, with a large window and a stride of 1.
+    DepthwiseLarge {
+        /// Into how many parts the images are split (backward-weights).
+        splits: u32,
+    },
     /// Winograd F(2×2, 3×3) in one kernel, forward and backward-data.
     WinogradFused,
     /// Winograd F(4×4, 3×3), not fused.
@@ -192,7 +197,7 @@ impl Choice {
             Choice::Narrow { .. } => "narrow",
             Choice::Direct { .. } => "direct",
             Choice::Weights { .. } => "weights",
-            Choice::Depthwise { .. } => "depthwise",
+            Choice::Depthwise { .. } | Choice::DepthwiseLarge { .. } => "depthwise",
             Choice::DepthwiseQuads { .. } => "quads",
             Choice::WinogradFused => "fused",
             Choice::Winograd { .. } => "winograd",
@@ -210,7 +215,7 @@ impl Choice {
             Choice::Winograd { tile, splits } => Some(Choice::Winograd { tile: tile.as_general(), splits }),
             Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
             Choice::DepthwiseQuads { strip, .. } => (strip <= 2).then_some(self),
-            Choice::Plain | Choice::WinogradFused => Some(self),
+            Choice::Plain | Choice::WinogradFused | Choice::DepthwiseLarge { .. } => Some(self),
             Choice::Direct { rows, width, strip, .. } => {
                 [4, 8, 16].contains(&rows).then_some(Choice::Direct { rows, width, strip, splits: 1 })
             }
@@ -239,6 +244,7 @@ impl fmt::Display for Choice {
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
             Choice::DepthwiseQuads { strip, splits } => write!(f, "quads:{strip}:s{splits}"),
+            Choice::DepthwiseLarge { splits } => write!(f, "large:s{splits}"),
             Choice::WinogradFused => write!(f, "fused"),
             Choice::Winograd { tile, splits } => write!(f, "winograd:{tile}:s{splits}"),
         }
@@ -248,7 +254,7 @@ impl fmt::Display for Choice {
 /// A text that names no choice.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, patches:64x64x8/8x8:s1, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
+    "{0:?} names no choice of kernels: expected for example plain, gemm:128x128x8/8x8:packed:taps:s1, weights:64x64x8/8x8:s16, patches:64x64x8/8x8:s1, narrow:4, direct:16:4:1, depthwise:8:s1, quads:4:s1, large:s1, fused, half:64x128x8/8x4:packed:s1 or winograd:128x128x8/8x8:s1"
 )]
 pub struct UnknownChoice(pub String);
 
@@ -288,6 +294,7 @@ impl FromStr for Choice {
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
             ["quads", strip, s] => Choice::DepthwiseQuads { strip: number(strip)?, splits: splits(s)? },
+            ["large", s] => Choice::DepthwiseLarge { splits: splits(s)? },
             ["fused"] => Choice::WinogradFused,
             ["winograd", t, s] => Choice::Winograd { tile: tile(t)?, splits: splits(s)? },
             _ => return Err(unknown()),

@@ -93,7 +93,7 @@ pub fn general_slowdown(choice: &Choice) -> f64 {
         Choice::DepthwiseQuads { .. } => 1.04,
         Choice::Depthwise { .. } => 1.03,
         Choice::WinogradFused => 1.02,
-        Choice::Plain => 1.0,
+        Choice::Plain | Choice::DepthwiseLarge { .. } => 1.0,
     }
 }
 
@@ -144,6 +144,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         SourceFile::Narrow => narrow_seconds(problem, stage, device),
         SourceFile::Direct => direct_seconds(problem, stage, device),
         SourceFile::Depthwise | SourceFile::DepthwiseQuads => depthwise_seconds(problem, stage, device),
+        SourceFile::DepthwiseLarge => depthwise_large_seconds(problem, stage, device),
         SourceFile::WinogradFused if stage.kernel.entry == "fused_filter" => {
             elements[1] * (size + 64.0 / 9.0) / device.bandwidth
         }
@@ -258,8 +259,9 @@ fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
         false => 0.0,
     };
     let moved = (elements.iter().sum::<f64>() + again) * size / (device.bandwidth * 0.8);
-    // Channels follow one another, and each waits for its reads.
-    let waiting = constant("REDUCED") * 0.12e-6;
+    // Channels follow one another, and each waits for its rows: measured on an H200 where threads are few.
+    let taps = if backward_data { (high / constant("STRIDE_H")).ceil() } else { high };
+    let waiting = constant("REDUCED") * (strip + taps - 1.0).powf(0.8) * 0.08e-6;
     (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved).max(waiting) + 1.2e-6
 }
 
@@ -359,6 +361,19 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
     overlapped(issued, memory * late * apart, 0.18)
 }
 
+/// Two reads of LDS for 32 products leave less than half of the peak; rows of the window beyond the image are skipped.
+fn depthwise_large_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
+    let Shape::DepthwiseLarge(shape) = stage.shape else { return f64::INFINITY };
+    let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
+    let moved = elements.iter().sum::<f64>() * problem.data_type().size() as f64 / (device.bandwidth * 0.6);
+    let workgroups = f64::from(stage.grid[0]) * f64::from(stage.grid[1]);
+    let rows = f64::from(shape.window_h).min(f64::from(shape.image_h));
+    let columns = f64::from((shape.window_w + 3) / 4 * 4);
+    let products = f64::from(stage.block) * 8.0 * rows * columns * f64::from(shape.images_per_split);
+    let rounds = (workgroups / (device.compute_units as f64 * 4.0)).ceil() * 4.0;
+    (rounds * products / (device.flops / 2.0 / device.compute_units as f64 * 0.35) + 2e-6).max(moved)
+}
+
 fn splits_of(choice: &Choice) -> f64 {
     match *choice {
         Choice::Gemm { splits, .. }
@@ -368,6 +383,7 @@ fn splits_of(choice: &Choice) -> f64 {
         | Choice::Patches { splits, .. }
         | Choice::Depthwise { splits, .. }
         | Choice::DepthwiseQuads { splits, .. }
+        | Choice::DepthwiseLarge { splits }
         | Choice::Winograd { splits, .. } => f64::from(splits),
         Choice::Plain | Choice::Narrow { .. } | Choice::WinogradFused => 1.0,
     }

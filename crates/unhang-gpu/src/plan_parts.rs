@@ -1,6 +1,7 @@
 //! The single launches that plans are made of: constants, grids and parameter structures as the kernels declare them.
 
 mod depthwise;
+mod depthwise_large;
 mod direct;
 mod gemm;
 mod narrow;
@@ -11,6 +12,7 @@ mod weights;
 mod winograd;
 
 pub(crate) use depthwise::{depthwise, depthwise_quads};
+pub(crate) use depthwise_large::{LARGE_TAPS, depthwise_large};
 pub(crate) use direct::direct;
 pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
 use gemm::{longest_phase, tile_constants};
@@ -27,9 +29,9 @@ use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use crate::choice::Tile;
 use crate::plan::{Form, LaunchPlan, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Pointer, Stage};
 use crate::shapes::{
-    DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape, GemmShape, NarrowShape,
-    PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, UnpatchShape, WeightsShape, WinogradFilterShape,
-    WinogradShape, WinogradWeightsShape,
+    DepthwiseLargeShape, DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape,
+    GemmShape, NarrowShape, PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, UnpatchShape,
+    WeightsShape, WinogradFilterShape, WinogradShape, WinogradWeightsShape,
 };
 use crate::sources::{Kernel, SourceFile};
 

@@ -45,6 +45,7 @@ impl LaunchPlan {
             Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
             Choice::DepthwiseQuads { strip, splits } => depthwise_quads(&geometry, strip, splits),
+            Choice::DepthwiseLarge { splits } => parts::depthwise_large(&geometry, splits),
             Choice::WinogradFused => parts::winograd_fused(&geometry),
             Choice::Winograd { tile, splits } => winograd(&geometry, tile, splits),
         }
@@ -208,7 +209,7 @@ fn depthwise(geometry: &Geometry, strip: u32, splits: u32) -> Result<LaunchPlan,
         ));
     }
     let [kh, kw] = problem.kernel();
-    if kh * kw > 49 {
+    if kh * kw > parts::LARGE_TAPS {
         return Err(format!("a filter of {kh}x{kw} has more taps than registers are set aside for"));
     }
     parts::depthwise(geometry, strip, splits)
@@ -220,7 +221,7 @@ fn depthwise_quads(geometry: &Geometry, strip: u32, splits: u32) -> Result<Launc
         return Err("quads is for one input and one output channel in a group".into());
     }
     let [kh, kw] = problem.kernel();
-    if kh * kw > 49 {
+    if kh * kw > parts::LARGE_TAPS {
         return Err(format!("a filter of {kh}x{kw} has more taps than registers are set aside for"));
     }
     parts::depthwise_quads(geometry, strip, splits)

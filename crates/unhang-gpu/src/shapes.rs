@@ -126,6 +126,12 @@ shapes! {
         channels: i32, threads: i32, vectors_per_split: i32,
         by_image: Divisor, by_width: Divisor, by_strips: Divisor, by_channels: Divisor,
     }
+    /// Of the depthwise kernels with large windows.
+    DepthwiseLarge(DepthwiseLargeShape) {
+        channels: i32, planes: i32, images: i32, images_per_split: i32,
+        image_h: i32, image_w: i32, window_h: i32, window_w: i32, result_h: i32, result_w: i32, pad_h: i32, pad_w: i32,
+        turned: i32, by_channels: Divisor, by_tiles: Divisor, by_tiles_w: Divisor,
+    }
     /// Of Winograd's transforms of images.
     Winograd(WinogradShape) {
         batch: i32, channels: i32, height: i32, width: i32, tiles: i32, padded_tiles: i32, pad_h: i32, pad_w: i32,

@@ -25,6 +25,8 @@ pub enum SourceFile {
     Depthwise,
     /// Depthwise convolutions, several neighbours a thread.
     DepthwiseQuads,
+    /// Depthwise convolutions with large windows.
+    DepthwiseLarge,
     /// Winograd's transforms.
     Winograd,
     /// Winograd's transforms for stride 2.
@@ -52,7 +54,7 @@ const GEMM: [&str; 4] = [
 
 impl SourceFile {
     /// Every file.
-    pub const ALL: [SourceFile; 12] = [
+    pub const ALL: [SourceFile; 13] = [
         SourceFile::Plain,
         SourceFile::Gemm,
         SourceFile::Narrow,
@@ -60,6 +62,7 @@ impl SourceFile {
         SourceFile::Weights,
         SourceFile::Depthwise,
         SourceFile::DepthwiseQuads,
+        SourceFile::DepthwiseLarge,
         SourceFile::Winograd,
         SourceFile::WinogradStride2,
         SourceFile::WinogradFused,
@@ -77,6 +80,7 @@ impl SourceFile {
             SourceFile::Weights => "weights",
             SourceFile::Depthwise => "depthwise",
             SourceFile::DepthwiseQuads => "depthwise_quads",
+            SourceFile::DepthwiseLarge => "depthwise_large",
             SourceFile::Winograd => "winograd",
             SourceFile::WinogradStride2 => "winograd_stride2",
             SourceFile::WinogradFused => "winograd_fused",
@@ -97,6 +101,7 @@ impl SourceFile {
             SourceFile::Weights => (&[TILE, NUMBERS], include_str!("../kernels/weights.cu")),
             SourceFile::Depthwise => (&[], include_str!("../kernels/depthwise.cu")),
             SourceFile::DepthwiseQuads => (&[LINES], include_str!("../kernels/depthwise_quads.cu")),
+            SourceFile::DepthwiseLarge => (&[], include_str!("../kernels/depthwise_large.cu")),
             SourceFile::Winograd => (&[IMAGES], include_str!("../kernels/winograd.cu")),
             SourceFile::WinogradStride2 => (&[IMAGES], include_str!("../kernels/winograd_stride2.cu")),
             SourceFile::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),

@@ -83,6 +83,11 @@ pub fn kinds() -> Vec<Problem> {
             }
         }
     }
+    // Windows that are not unrolled, on results of each tile.
+    for size in [12, 24, 40] {
+        let window = Specification { kernel: [9, 9], padding: [4, 4], ..base.clone() };
+        shapes.push(Specification { in_size: [size; 2], in_channels: 8, out_channels: 8, groups: 8, ..window });
+    }
     let mut problems = Vec::new();
     for specification in shapes {
         for data_type in DataType::ALL {
@@ -100,6 +105,7 @@ pub fn kinds() -> Vec<Problem> {
 pub fn general_choices(problem: &Problem) -> BTreeSet<Choice> {
     let mut choices = BTreeSet::from([Choice::Plain]);
     if problem.is_depthwise() {
+        choices.insert(Choice::DepthwiseLarge { splits: 1 });
         let stride = problem.stride()[0] as u32;
         for strip in [1, 2, 4].map(|strip: u32| strip.next_multiple_of(stride)) {
             choices.extend([Choice::Depthwise { strip, splits: 2 }, Choice::DepthwiseQuads { strip, splits: 2 }]);

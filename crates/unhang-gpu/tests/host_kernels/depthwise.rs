@@ -86,3 +86,39 @@ fn depthwise_kernels_in_vectors_are_right() {
         }
     }
 }
+
+/// Windows of more taps than are unrolled: larger than a chunk and than the image, on results of one tile and of several.
+#[test]
+fn large_depthwise_windows_are_right() {
+    let Some(engine) = engine() else { return };
+    for (turn, (size, kernel, padding, data_type)) in [
+        ([14, 13], [27, 27], [13, 13], DataType::F32),
+        ([37, 70], [31, 35], [15, 17], DataType::F32),
+        ([20, 40], [9, 9], [0, 4], DataType::F16),
+        ([9, 21], [51, 5], [25, 2], DataType::Bf16),
+        ([40, 1], [60, 1], [30, 0], DataType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for layout in Layout::ALL {
+            for direction in Direction::ALL {
+                let channels = 5 + turn as i64;
+                let problem = problem(Specification {
+                    batch: 3,
+                    in_channels: channels,
+                    out_channels: channels,
+                    groups: channels,
+                    in_size: size,
+                    kernel,
+                    padding,
+                    layout,
+                    direction,
+                    data_type,
+                    ..Specification::default()
+                });
+                check_choice(&engine, &problem, Choice::DepthwiseLarge { splits: 1 + turn as u32 % 2 }, turn as u64);
+            }
+        }
+    }
+}

@@ -2,6 +2,8 @@
 
 use unhang_isa::{Format, Instruction};
 
+use crate::buffer_format::Typed;
+
 /// How a value changes what is in memory: the old value, the new one, and one to compare with.
 pub(crate) type Update = fn(u64, u64, u64) -> u64;
 
@@ -23,6 +25,13 @@ pub(crate) enum Access {
         count: u8,
         part: Part,
     },
+    /// A word, or a part of one, from a buffer to local memory: each lane's behind the one before.
+    LoadToLocal {
+        part: Part,
+    },
+    /// An element of a buffer in a data format.
+    TypedLoad(Typed),
+    TypedStore(Typed),
     /// Two loads or stores through one address, `stride` bytes apart by offset.
     LoadTwo {
         count: u8,
@@ -96,13 +105,12 @@ impl Access {
                 if name.starts_with("buffer_gl") {
                     return Some(Access::Nothing);
                 }
-                if instruction.format() == Format::Mubuf
-                    && (instruction.bits(16, 1) == 1 || instruction.high_bits(23, 1) == 1)
-                {
-                    return None;
+                if instruction.format() == Format::Mubuf {
+                    return buffer_access(rest, instruction);
                 }
                 global_access(rest, instruction)
             }
+            Format::Mtbuf => buffer_access(name.split_once('_')?.1, instruction),
             _ => None,
         }
     }
@@ -202,6 +210,28 @@ fn parts(name: &str) -> Option<(u8, Part)> {
         "short_d16" => (1, Part::InHalf { byte: false, signed: false, high: false }),
         _ => return None,
     })
+}
+
+/// What an access to a buffer does. TFE, which asks for a word on the residency of pages, is not known.
+fn buffer_access(name: &str, instruction: &Instruction) -> Option<Access> {
+    if instruction.high_bits(23, 1) == 1 {
+        return None;
+    }
+    let typed = instruction.format() == Format::Mtbuf;
+    let to_local = !typed && instruction.bits(16, 1) == 1;
+    let format = typed.then(|| instruction.bits(19, 7) as u8);
+    let access = match (name.strip_prefix("load_format_"), name.strip_prefix("store_format_")) {
+        (Some(rest), _) => Access::TypedLoad(Typed::named(rest, format)?),
+        (_, Some(rest)) => Access::TypedStore(Typed::named(rest, format)?),
+        _ => global_access(name, instruction)?,
+    };
+    match access {
+        Access::Load { count: 1, part } if to_local && !matches!(part, Part::InHalf { .. }) => {
+            Some(Access::LoadToLocal { part })
+        }
+        _ if to_local => None,
+        access => Some(access),
+    }
 }
 
 fn global_access(name: &str, instruction: &Instruction) -> Option<Access> {

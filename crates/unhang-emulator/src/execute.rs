@@ -197,9 +197,11 @@ fn new_wave(
                 _ => wave.set_scalar64(next, value),
             }
             if registers == 4 {
-                // The buffer of private memory: words of all lanes alternate, each lane by its number.
+                // The buffer of private memory: words of all lanes alternate, each lane by its number. As ROCr writes it for
+                // gfx10: nothing is out of range (OOB_SELECT 2), words are whole numbers, components in their order.
                 let stride = if wave64 { 3 } else { 2 };
-                wave.set_scalar64(next + 2, u32::MAX as u64 | ((stride << 21 | 1 << 23) << 32));
+                let last = 2 << 28 | 1 << 24 | 1 << 23 | stride << 21 | 20 << 12 | 0xfac;
+                wave.set_scalar64(next + 2, u32::MAX as u64 | last << 32);
             }
             next += registers;
         }

@@ -35,6 +35,8 @@
 #![allow(clippy::needless_range_loop)]
 
 mod access;
+mod buffer;
+mod buffer_format;
 mod bytes;
 mod code;
 mod counts;

@@ -1,11 +1,13 @@
-//! Memory instructions: scalar loads, local memory, global and flat memory, raw buffers.
+//! Memory instructions: scalar loads, local memory, global and flat memory, buffers.
 
 use unhang_isa::{Field, Format, Instruction};
 
 use crate::access::{Access, Comparison, Part};
+use crate::buffer::{BufferPlace, BufferResource};
+use crate::buffer_format::{DataFormat, IDENTITY, Typed};
 use crate::memory::Window;
 use crate::races::{Deed, Races, Where};
-use crate::wave::{LANES, Wave};
+use crate::wave::{LANES, M0, Wave};
 use crate::{FaultKind, Space};
 
 /// The memory of a workgroup beside the registers.
@@ -54,7 +56,7 @@ impl Surroundings<'_> {
     fn note(&mut self, target: Target, size: u32, deed: Deed) -> Result<(), FaultKind> {
         let Some(races) = self.races.as_deref_mut() else { return Ok(()) };
         match target {
-            Target::Private { .. } => Ok(()),
+            target if target.is_private() => Ok(()),
             Target::Local(address) => races.touch(Where::Local(address), size, deed),
             target => target.global(size).map_or(Ok(()), |address| races.touch(Where::Global(address), size, deed)),
         }
@@ -72,6 +74,28 @@ impl Surroundings<'_> {
         self.store_unnoted(target, size, value)
     }
 
+    /// Loads an element of a buffer, all of which is in range or nothing.
+    fn load_element(&mut self, place: BufferPlace, bytes: u32) -> Result<Option<u128>, FaultKind> {
+        if place.in_range(bytes).is_none() {
+            return Ok(None);
+        }
+        let mut element = 0;
+        for (low, size) in pieces(bytes) {
+            element |= (self.load(Target::Global(place.plus(low).address()), size)? as u128) << (low * 8);
+        }
+        Ok(Some(element))
+    }
+
+    /// Stores an element of a buffer, if it is in range.
+    fn store_element(&mut self, place: BufferPlace, bytes: u32, element: u128) -> Result<(), FaultKind> {
+        if place.in_range(bytes).is_none() {
+            return Ok(());
+        }
+        pieces(bytes).try_for_each(|(low, size)| {
+            self.store(Target::Global(place.plus(low).address()), size, (element >> (low * 8)) as u32)
+        })
+    }
+
     #[inline]
     fn load_unnoted(&mut self, target: Target, size: u32) -> Result<u32, FaultKind> {
         match target {
@@ -87,9 +111,9 @@ impl Surroundings<'_> {
                 })
             }
             // A word of the lane's memory ends, and the next one lies behind those of all other lanes.
-            Target::Private { offset, .. } if offset % 4 + size > 4 => (0..size).try_fold(0, |value, byte| {
-                let address = target.plus(byte).global(1).unwrap_or(0);
-                Ok(value | self.global.load(address, 1)? << (byte * 8))
+            target if target.is_split(size) => (0..size).try_fold(0, |value, byte| {
+                let found = target.plus(byte).global(1).map_or(Ok(0), |address| self.global.load(address, 1))?;
+                Ok(value | found << (byte * 8))
             }),
             target => target.global(size).map_or(Ok(0), |address| self.global.load(address, size)),
         }
@@ -106,9 +130,9 @@ impl Surroundings<'_> {
                 bytes.copy_from_slice(&value.to_le_bytes()[..size as usize]);
                 Ok(())
             }
-            Target::Private { offset, .. } if offset % 4 + size > 4 => (0..size).try_for_each(|byte| {
-                let address = target.plus(byte).global(1).unwrap_or(0);
-                self.global.store(address, 1, value >> (byte * 8) & 0xff)
+            target if target.is_split(size) => (0..size).try_for_each(|byte| {
+                let part = value >> (byte * 8) & 0xff;
+                target.plus(byte).global(1).map_or(Ok(()), |address| self.global.store(address, 1, part))
             }),
             target => target.global(size).map_or(Ok(()), |address| self.global.store(address, size, value)),
         }
@@ -150,11 +174,8 @@ enum Target {
         lane: u8,
         lanes: u8,
     },
-    /// In a buffer, with this many bytes left in it; past them, loads are zero and stores are lost.
-    Buffer {
-        address: u64,
-        left: u32,
-    },
+    /// In a buffer; out of its range, loads are zero and stores are lost.
+    Buffer(BufferPlace),
 }
 
 impl Target {
@@ -165,20 +186,36 @@ impl Target {
             Target::Private { base, offset, lane, lanes } => {
                 Target::Private { base, offset: offset.wrapping_add(bytes), lane, lanes }
             }
-            Target::Buffer { address, left } => {
-                Target::Buffer { address: address.wrapping_add(bytes as u64), left: left.saturating_sub(bytes) }
-            }
+            Target::Buffer(place) => Target::Buffer(place.plus(bytes)),
         }
     }
 
-    /// The address in global memory, unless it is local; `None` past the end of a buffer.
+    /// Whether it is a lane's own memory.
+    fn is_private(&self) -> bool {
+        match self {
+            Target::Private { .. } => true,
+            Target::Buffer(place) => place.resource.is_private(),
+            Target::Global(_) | Target::Local(_) => false,
+        }
+    }
+
+    /// Whether a word ends within this many bytes, and the next one lies elsewhere.
+    fn is_split(&self, size: u32) -> bool {
+        match self {
+            Target::Private { offset, .. } => offset % 4 + size > 4,
+            Target::Buffer(place) => place.is_split(size),
+            Target::Global(_) | Target::Local(_) => false,
+        }
+    }
+
+    /// The address in global memory, unless it is local; `None` out of the range of a buffer.
     #[inline]
     fn global(self, size: u32) -> Option<u64> {
         match self {
             Target::Global(address) => Some(address),
             Target::Local(address) => Some(address as u64),
             Target::Private { base, offset, lane, lanes } => Some(base.wrapping_add(swizzled(offset, lane, lanes))),
-            Target::Buffer { address, left } => (size <= left).then_some(address),
+            Target::Buffer(place) => place.in_range(size),
         }
     }
 }
@@ -199,12 +236,12 @@ impl Wave {
         around.bounds.forgives = around.bounds.forgiven && instruction.format() == Format::Ds;
         let exec = self.exec();
         let data = match instruction.format() {
-            Format::Mubuf => instruction.high_bits(8, 8) as usize,
+            Format::Mubuf | Format::Mtbuf => instruction.high_bits(8, 8) as usize,
             _ => Wave::destination(instruction, Field::Source1).unwrap_or(0) as usize,
         };
         let second_data = Wave::destination(instruction, Field::Source2).unwrap_or(0) as usize;
         let destination = match instruction.format() {
-            Format::Mubuf => data,
+            Format::Mubuf | Format::Mtbuf => data,
             _ => Wave::destination(instruction, Field::Destination).unwrap_or(0) as usize,
         };
         let lanes = (0..LANES).filter(move |lane| exec >> lane & 1 == 1);
@@ -251,6 +288,37 @@ impl Wave {
                         }
                         around.store(target.plus(word * 4), part.size(), value)?;
                     }
+                }
+            }
+            Access::LoadToLocal { part } => {
+                let start = (self.scalar(M0 as u8) & 0xffff) + instruction.bits(0, 12);
+                for lane in lanes {
+                    let value = around.load(self.target(instruction, lane)?, part.size())?;
+                    let target = Target::Local(start + self.number_of(lane) as u32 * 4);
+                    around.store(target, 4, widen(value, part, 0))?;
+                }
+            }
+            Access::TypedLoad(typed) => {
+                for lane in lanes {
+                    let (place, format) = self.typed_place(instruction, typed, lane)?;
+                    let element = around.load_element(place, format.bytes())?;
+                    let (selects, count) = (selects(instruction, place), typed.registers() as usize);
+                    let old = std::array::from_fn(|word| self.vector_lane(data + word % count, lane));
+                    let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
+                    for (word, &value) in new.iter().enumerate().take(count) {
+                        self.set_vector_lane(data + word, lane, value);
+                    }
+                }
+            }
+            Access::TypedStore(typed) => {
+                for lane in lanes {
+                    let (place, format) = self.typed_place(instruction, typed, lane)?;
+                    let count = typed.registers() as usize;
+                    let values = std::array::from_fn(|word| self.vector_lane(data + word % count, lane));
+                    // What another order of components does to a store is not written down.
+                    let ordered = selects(instruction, place) == IDENTITY;
+                    let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
+                    around.store_element(place, format.bytes(), element)?;
                 }
             }
             Access::LoadTwo { count, stride } => {
@@ -342,14 +410,14 @@ impl Wave {
         (start.wrapping_add(relative) & !3, relative)
     }
 
-    /// In which memory, and where in it, a lane's access of this many bytes begins; nothing past the end of a buffer, or where
-    /// it is a fault.
+    /// In which memory, and where in it, a lane's access of this many bytes begins; nothing out of the range of a buffer, or
+    /// where it is a fault.
     pub fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
         let target = self.target(instruction, lane).ok()?;
         let space = match target {
             Target::Local(_) => Space::Local,
-            Target::Private { .. } => Space::Private,
-            Target::Global(_) | Target::Buffer { .. } => Space::Global,
+            target if target.is_private() => Space::Private,
+            _ => Space::Global,
         };
         Some((space, target.global(bytes)?))
     }
@@ -365,7 +433,7 @@ impl Wave {
         let (address, relative) = self.scalar_address(instruction);
         let destination = Wave::destination(instruction, Field::Destination).unwrap_or(125);
         // Read once: what is loaded may overwrite it.
-        let limit = if buffer { self.scalar(base + 2) as u64 } else { u64::MAX };
+        let limit = if buffer { self.buffer_resource(base).scalar_size() } else { u64::MAX };
         for word in 0..count {
             let inside = relative.wrapping_add(word as u64 * 4 + 4) <= limit;
             let value = if inside { around.global.load(address + word as u64 * 4, 4)? } else { 0 };
@@ -382,7 +450,7 @@ impl Wave {
         let low = self.vector_lane(address, lane);
         match instruction.format() {
             Format::Ds => Ok(Target::Local(low.wrapping_add(instruction.bits(0, 16)))),
-            Format::Mubuf => self.buffer_target(instruction, lane),
+            Format::Mubuf | Format::Mtbuf => self.buffer_place(instruction, lane).map(Target::Buffer),
             Format::Scratch => {
                 let scalar = instruction.high_bits(16, 7) as u8;
                 // One of both gives the offset.
@@ -418,32 +486,56 @@ impl Wave {
     }
 
     fn private_place(&self, base: u64, offset: u32, lane: usize) -> Target {
-        let (lane, lanes) = (lane + self.half * LANES, if self.wave64 { 2 * LANES } else { LANES });
-        Target::Private { base, offset, lane: lane as u8, lanes: lanes as u8 }
+        let lanes = if self.wave64 { 2 * LANES } else { LANES };
+        Target::Private { base, offset, lane: self.number_of(lane) as u8, lanes: lanes as u8 }
     }
 
-    /// Raw buffers without stride; and the one of private memory, whose words of all lanes lie side by side.
-    fn buffer_target(&self, instruction: &Instruction, lane: usize) -> Result<Target, FaultKind> {
-        let resource = (instruction.high_bits(16, 5) * 4) as u8;
-        let base = self.scalar64(resource) & 0xffff_ffff_ffff;
-        let [second, last] = [1, 3].map(|word| self.scalar(resource + word));
-        let (swizzles, adds_lane) = (second >> 31 == 1, last >> 23 & 1 == 1);
-        if second >> 16 & 0x3fff != 0 || instruction.bits(13, 1) == 1 || swizzles != adds_lane {
-            return Err(FaultKind::Unsupported);
-        }
-        let vector =
-            if instruction.bits(12, 1) == 1 { self.vector_lane(instruction.high_bits(0, 8) as usize, lane) } else { 0 };
-        let scalar = match unhang_isa::OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0) {
+    /// The number of a lane of the half that is executed, in its wave.
+    fn number_of(&self, lane: usize) -> usize {
+        lane + self.half * LANES
+    }
+
+    /// The descriptor in four scalar registers.
+    pub fn buffer_resource(&self, first: u8) -> BufferResource {
+        BufferResource::new([0, 1, 2, 3].map(|word| self.scalar((first + word) & 127)))
+    }
+
+    /// Where a lane's access to a buffer goes.
+    fn buffer_place(&self, instruction: &Instruction, lane: usize) -> Result<BufferPlace, FaultKind> {
+        let resource = self.buffer_resource((instruction.high_bits(16, 5) * 4) as u8);
+        let (address, [has_offset, has_index]) =
+            (instruction.high_bits(0, 8) as usize, [12, 13].map(|bit| instruction.bits(bit, 1) == 1));
+        // The index stands before the offset.
+        let index = if has_index { self.vector_lane(address, lane) as u64 } else { 0 };
+        let offset = if has_offset { self.vector_lane(address + has_index as usize, lane) as u64 } else { 0 };
+        let scalar_offset = match unhang_isa::OperandValue::from_field(instruction.high_bits(24, 8) as u16, 0) {
             Some(source) => self.uniform(source, crate::wave::Type::Bits32, false) as u32,
             None => return Err(FaultKind::Unsupported),
         };
-        let offset = vector.wrapping_add(instruction.bits(0, 12));
-        let base = base.wrapping_add(scalar as u64);
-        if swizzles {
-            return Ok(self.private_place(base, offset, lane));
-        }
-        let left = self.scalar(resource + 2).saturating_sub(offset);
-        Ok(Target::Buffer { address: base.wrapping_add(offset as u64), left })
+        let lane = if resource.adds_lane { self.number_of(lane) as u64 } else { 0 };
+        Ok(BufferPlace {
+            resource,
+            scalar_offset,
+            index: index + lane,
+            offset: offset + instruction.bits(0, 12) as u64,
+        })
+    }
+
+    /// The format of an element: the instruction's, or the descriptor's.
+    pub fn data_format(&self, instruction: &Instruction, typed: Typed) -> Option<DataFormat> {
+        let resource = self.buffer_resource((instruction.high_bits(16, 5) * 4) as u8);
+        DataFormat::new(typed.format.unwrap_or(resource.format))
+    }
+
+    /// Where a lane's element lies, and its format.
+    fn typed_place(
+        &self,
+        instruction: &Instruction,
+        typed: Typed,
+        lane: usize,
+    ) -> Result<(BufferPlace, DataFormat), FaultKind> {
+        let format = self.data_format(instruction, typed).ok_or(FaultKind::Unsupported)?;
+        Ok((self.buffer_place(instruction, lane)?, format))
     }
 
     fn swizzle(&mut self, instruction: &Instruction, destination: usize) {
@@ -460,6 +552,16 @@ impl Wave {
             self.set_vector_lane(destination, lane, value);
         }
     }
+}
+
+/// The components that a typed access selects: the descriptor says it where it says the format, too.
+fn selects(instruction: &Instruction, place: BufferPlace) -> [u8; 4] {
+    if instruction.format() == Format::Mtbuf { IDENTITY } else { place.resource.selects }
+}
+
+/// The words of an element, or its only part of one: where each begins, and its size.
+fn pieces(bytes: u32) -> impl Iterator<Item = (u32, u32)> {
+    (0..bytes).step_by(4).map(move |low| (low, (bytes - low).min(4)))
 }
 
 /// What a lane's address in LDS should be a multiple of, and what is added to it first, for accesses wider than a word.

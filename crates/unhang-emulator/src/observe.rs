@@ -143,6 +143,9 @@ impl Moment<'_> {
             }
             Access::Load { count, part } => (count as u32 * part.size(), false, false),
             Access::Store { count, part } => (count as u32 * part.size(), true, false),
+            Access::LoadToLocal { part } => (part.size(), false, false),
+            Access::TypedLoad(typed) => (self.wave.data_format(self.instruction, typed)?.bytes(), false, false),
+            Access::TypedStore(typed) => (self.wave.data_format(self.instruction, typed)?.bytes(), true, false),
             Access::LoadTwo { count, .. } => (count as u32 * 4, false, false),
             Access::StoreTwo { count, .. } => (count as u32 * 4, true, false),
             Access::Atomic { wide, .. } => (4 + 4 * wide as u32, true, true),

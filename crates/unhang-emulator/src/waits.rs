@@ -121,11 +121,12 @@ impl Touch {
         let flight = flight(instruction, semantics);
         let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
         let format = instruction.format();
-        if format == Format::Mubuf {
+        if matches!(format, Format::Mubuf | Format::Mtbuf) {
             // Index and offset; what is stored is read, and so is what an atomic takes.
             reads.add(instruction.high_bits(0, 8) as u8, instruction.bits(12, 2).count_ones() as u8);
             let words = match semantics {
                 Semantics::Memory(Access::Store { count, .. }) => *count,
+                Semantics::Memory(Access::TypedStore(typed)) => typed.registers(),
                 Semantics::Memory(Access::Atomic { wide, .. }) => 1 + *wide as u8,
                 _ => 0,
             };
@@ -183,13 +184,16 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
     };
     let count = match access {
         Access::Load { count, .. } => count,
+        Access::TypedLoad(typed) => typed.registers(),
+        // Into no register.
+        Access::LoadToLocal { .. } => 0,
         Access::LoadTwo { count, .. } => count * 2,
         Access::Atomic { wide, returns: true, .. } => 1 + wide as u8,
         Access::Swizzle | Access::Permute { .. } => 1,
         Access::ScalarLoad { count } => count,
         Access::Clock => 2,
         // Nothing is returned, but it is counted.
-        Access::Store { .. } | Access::StoreTwo { .. } | Access::Atomic { .. } => {
+        Access::Store { .. } | Access::TypedStore(_) | Access::StoreTwo { .. } | Access::Atomic { .. } => {
             let counter = match counter {
                 Counter::Vector => Counter::Store,
                 Counter::Flat => Counter::FlatStore,
@@ -200,7 +204,7 @@ fn flight(instruction: &Instruction, semantics: &Semantics) -> Flight {
         _ => return Flight::None,
     };
     let first = match instruction.format() {
-        Format::Mubuf => instruction.high_bits(8, 8) as u8,
+        Format::Mubuf | Format::Mtbuf => instruction.high_bits(8, 8) as u8,
         _ => Wave::destination(instruction, Field::Destination).unwrap_or(0),
     };
     Flight::Load { counter, first, count }

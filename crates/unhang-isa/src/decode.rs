@@ -182,7 +182,7 @@ fn classify(first: u32, second: u32) -> (Format, u16, usize) {
                 _ => (Format::Flat, NOTHING, 2),
             }
         }
-        0b111000 => (Format::Mubuf, if bits(25, 1) == 0 { bits(18, 7) } else { NOTHING }, 2),
+        0b111000 => (Format::Mubuf, bits(18, 8), 2),
         0b111010 => (Format::Mtbuf, bits(16, 3) | (((second >> 21) & 1) << 3) as u16, 2),
         0b111100 => (Format::Mimg, bits(18, 7) | bits(0, 1) << 7, 2 + bits(1, 2) as usize),
         0b111101 => (Format::Smem, bits(18, 8), 2),

@@ -123,7 +123,7 @@ impl Moved {
     }
 }
 
-/// Words of a raw buffer.
+/// Words of a buffer without an index.
 #[derive(Clone, Copy)]
 pub(crate) struct BufferAccess {
     resource: u8,
@@ -196,7 +196,8 @@ impl Wave {
         if load.buffer {
             base &= 0xffff_ffff_ffff;
             // What lies past its end is zero, word by word.
-            if offset.checked_add(load.count as u64 * 4).is_none_or(|end| end > self.scalar(load.base + 2) as u64) {
+            let size = self.buffer_resource(load.base).scalar_size();
+            if offset.checked_add(load.count as u64 * 4).is_none_or(|end| end > size) {
                 return false;
             }
         }
@@ -295,7 +296,7 @@ impl Wave {
         unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }
     }
 
-    /// Loads or stores words of a buffer; `false` if something is not in order, or a lane is past its end.
+    /// Loads or stores words of a buffer; `false` if something is not in order, or a lane is out of range.
     ///
     /// # Safety
     ///
@@ -312,9 +313,10 @@ impl Wave {
         if on == 0 {
             return true;
         }
-        let [second, limit, last] = [1, 2, 3].map(|word| self.scalar(access.resource + word));
-        // A stride, or private memory, whose words of all lanes lie side by side.
-        if access.registers as usize > self.registers || second >> 16 != 0 || last >> 23 & 1 == 1 {
+        let resource = self.buffer_resource(access.resource);
+        // Swizzled buffers go the plain way: private memory, whose words of all lanes lie side by side.
+        let Some(limit) = resource.linear_reach() else { return false };
+        if access.registers as usize > self.registers {
             return false;
         }
         let place = self.row_at(access.address.map_or(ZERO, u16::from), half);
@@ -325,10 +327,10 @@ impl Wave {
         };
         let span = addresses.span(vectors);
         let end = span.highest as u64 + access.offset as u64 + access.words.reach as u64;
-        if end > limit as u64 {
+        if end > limit {
             return false;
         }
-        let start = (self.scalar64(access.resource) & 0xffff_ffff_ffff).wrapping_add(self.operand(access.scalar));
+        let start = resource.base.wrapping_add(self.operand(access.scalar));
         let base = start.wrapping_add(access.offset as u64);
         // SAFETY: the registers are the wave's, as was asked above.
         unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }

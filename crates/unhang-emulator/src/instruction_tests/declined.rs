@@ -17,8 +17,6 @@ fn reason(definition: &Definition) -> &'static str {
         Format::Vintrp | Format::Exp => "Graphics only: interpolation and export.",
         Format::Mimg if name.contains("bvh") => "Ray tracing: no compute code without it is compiled to it.",
         Format::Mimg => "Images: HIP and OpenCL code with textures only; not implemented.",
-        Format::Mtbuf => "Typed buffers: not implemented; compilers for compute do not emit them.",
-        Format::Mubuf if name.contains("format") => "Typed access to buffers: not implemented, as typed buffers are.",
         _ if starts(&["v_interp"]) => "Graphics only: interpolation and export.",
         _ if starts(&["ds_gws", "ds_ordered", "ds_append", "ds_consume"]) => {
             "Global data share and global wave sync: shared by all workgroups of a card; compilers do not emit them."
@@ -104,7 +102,7 @@ fn declined() -> BTreeMap<&'static str, BTreeSet<&'static str>> {
     let mut known = BTreeSet::new();
     let mut unknown: BTreeMap<&str, &'static Definition> = BTreeMap::new();
     for definition in definitions() {
-        let foreign = matches!(definition.format, Format::Mtbuf | Format::Mimg | Format::Vintrp | Format::Exp);
+        let foreign = matches!(definition.format, Format::Mimg | Format::Vintrp | Format::Exp);
         let declined =
             foreign || matches!(Semantics::of(&encode(definition, known_form(definition))), Semantics::Unsupported);
         match declined {

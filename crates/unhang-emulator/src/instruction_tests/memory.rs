@@ -150,7 +150,7 @@ const OTHERS: &[&str] = &[
 ];
 
 /// The row's name in a table of instructions, if there is such an instruction.
-fn find(name: &str) -> Option<&'static Definition> {
+pub(super) fn find(name: &str) -> Option<&'static Definition> {
     definitions().iter().find(|definition| definition.base_name() == name)
 }
 
@@ -184,19 +184,21 @@ pub(super) fn names() -> Vec<&'static str> {
 }
 
 /// Memory for a test: an allocation, the same as private memory, and local memory.
-struct Bench {
-    memory: Memory,
-    at: u64,
-    local: Vec<u8>,
-    wave: Wave,
+pub(super) struct Bench {
+    pub memory: Memory,
+    pub at: u64,
+    pub local: Vec<u8>,
+    pub wave: Wave,
 }
 
 /// Where a test's bytes lie, in every memory.
 const OFFSET: u32 = 64;
-const SIZE: usize = 8192;
+pub(super) const SIZE: usize = 8192;
+/// Word 3 of a descriptor: offsets are checked against NUM_RECORDS, single floats, components in their order.
+pub(super) const RAW: u32 = 3 << 28 | 1 << 24 | 22 << 12 | 0xfac;
 
 impl Bench {
-    fn new() -> Bench {
+    pub fn new() -> Bench {
         let mut memory = Memory::default();
         let at = memory.allocate(SIZE);
         let mut wave = wave();
@@ -213,7 +215,7 @@ impl Bench {
         self.wave.vectors[SOURCES[0] as usize][LANE] = address as u32;
         self.wave.vectors[SOURCES[0] as usize + 1][LANE] = (address >> 32) as u32;
         // The buffer's description, and that the register is an offset in it.
-        for (place, word) in [self.at as u32, (self.at >> 32) as u32, SIZE as u32, 0].into_iter().enumerate() {
+        for (place, word) in [self.at as u32, (self.at >> 32) as u32, SIZE as u32, RAW].into_iter().enumerate() {
             self.wave.scalars[40 + place] = word;
         }
         Extra { words: [offset | if format == Format::Mubuf { 1 << 12 } else { 0 }, 0] }
@@ -246,7 +248,7 @@ impl Bench {
         (0..count).map(byte).collect()
     }
 
-    fn run(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
+    pub fn run(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
         self.run_within(instruction, LocalBounds::default()).0
     }
 
@@ -261,9 +263,9 @@ impl Bench {
         (ended, around.bounds.beyond)
     }
 
-    fn result(&self, format: Format, count: usize) -> Vec<u32> {
+    pub fn result(&self, format: Format, count: usize) -> Vec<u32> {
         // Buffer instructions have one register for both ways.
-        let first = if format == Format::Mubuf { SOURCES[1] } else { DESTINATION } as usize;
+        let first = if matches!(format, Format::Mubuf | Format::Mtbuf) { SOURCES[1] } else { DESTINATION } as usize;
         (0..count).map(|word| self.wave.vector_lane(first + word, LANE)).collect()
     }
 }

@@ -3,6 +3,7 @@
 //! implemented without.
 
 mod assembled;
+mod buffers;
 mod declined;
 mod division;
 #[allow(unsafe_code, reason = "functions that are compiled for the host's vectors are called here one by one")]
@@ -90,6 +91,10 @@ pub(super) fn encode(definition: &'static Definition, extra: Extra) -> Instructi
             (first, DESTINATION << 24 | 0x7d << 16 | data << 8 | SOURCES[0])
         }
         Format::Mubuf => (0xe000_0000 | opcode << 18, 128 << 24 | (40 / 4) << 16 | data << 8 | SOURCES[0]),
+        Format::Mtbuf => {
+            let second = 128 << 24 | (opcode >> 3) << 21 | (40 / 4) << 16 | data << 8 | SOURCES[0];
+            (0xe800_0000 | (opcode & 7) << 16, second)
+        }
         _ => (0xf800_0000, 0),
     };
     let is_long = first >> 30 == 3;
@@ -169,7 +174,7 @@ fn known_form(definition: &Definition) -> Extra {
 fn implemented() -> BTreeSet<&'static str> {
     let all = definitions().iter();
     let known = all.filter(|definition| {
-        !matches!(definition.format, Format::Mtbuf | Format::Mimg | Format::Vintrp | Format::Exp)
+        !matches!(definition.format, Format::Mimg | Format::Vintrp | Format::Exp)
             && !matches!(Semantics::of(&encode(definition, known_form(definition))), Semantics::Unsupported)
     });
     known.map(|definition| definition.base_name()).collect()
@@ -177,7 +182,7 @@ fn implemented() -> BTreeSet<&'static str> {
 
 /// The names of all instructions that have a row in one of the tables.
 fn tested() -> BTreeSet<&'static str> {
-    let tables = [vector::names(), scalar::names(), memory::names(), assembled::names()];
+    let tables = [vector::names(), scalar::names(), memory::names(), buffers::names(), assembled::names()];
     tables.into_iter().flatten().collect()
 }
 

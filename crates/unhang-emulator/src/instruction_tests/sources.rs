@@ -41,6 +41,71 @@ fn sources() -> [Source; 4] {
     ]
 }
 
+/// Facts about buffers that no single instruction has, and where they are written.
+const BUFFERS: &[(&str, &str)] = &[
+    (
+        "The fields of a descriptor: base, stride and swizzle enable in words 0 and 1, NUM_RECORDS in word 2, selections, format, index \
+         stride, add-tid, resource level and OOB_SELECT in word 3",
+        "Mesa, `src/amd/common/ac_descriptors.c` (`ac_build_buffer_descriptor`); LLVM, `mlir/lib/Conversion/AMDGPUToROCDL/AMDGPUToROCDL.cpp` \
+         (`makeBufferRsrc`)",
+    ),
+    (
+        "OOB_SELECT 0: index ≥ NUM_RECORDS or offset ≥ stride; 1: index ≥ NUM_RECORDS; 2: NUM_RECORDS = 0; 3: offset, or the swizzled \
+         address, against NUM_RECORDS",
+        "Mesa, `src/amd/vulkan/radv_image.c` (`radv_make_buffer_descriptor`), for gfx10; ROCm/rocMLIR pull request 678",
+    ),
+    (
+        "Out of range loads are zero (a selected one stays a one), stores and atomics do nothing; words of wide accesses are checked one by \
+         one, typed elements and atomics as a whole",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Range Checking\"",
+    ),
+    (
+        "With OOB_SELECT 3 a word whose last byte is past NUM_RECORDS is out of range, and offsets are not taken modulo 2^32",
+        "LLVM, `docs/AMDGPUUsage.rst`, \"Relaxed Buffer OOB Mode\" (pull request 134734). Mesa writes offset ≥ NUM_RECORDS for gfx10: they \
+         differ for accesses that are not aligned",
+    ),
+    (
+        "The scalar offset is neither checked nor swizzled",
+        "LLVM, `SIISelLowering.h` (`splitBufferOffsets`). MLIR's AMDGPU dialect says that it may be checked on some chips",
+    ),
+    (
+        "Swizzled addresses: (index / n × stride + offset rounded down to 4) × n + index mod n × 4 + offset mod 4, with n = 8 << index \
+         stride; add-tid adds the lane's number to the index",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Swizzled Buffer Addressing\"; elements of 4 bytes: the layout of private memory",
+    ),
+    (
+        "The descriptor of private memory has OOB_SELECT 2, the format 32_UINT and add-tid",
+        "ROCr, `src/core/runtime/amd_aql_queue.cpp` (`FillBufRsrcWord3_Gfx10`)",
+    ),
+    (
+        "Scalar loads find NUM_RECORDS × stride bytes, or NUM_RECORDS without a stride; OOB_SELECT is not read",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Scalar Memory Reads\"",
+    ),
+    (
+        "The format of `tbuffer_*` is the instruction's, with components in their order; that of `buffer_*_format_*` the descriptor's, with \
+         its selections; other accesses use neither",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Buffer Instructions\"",
+    ),
+    (
+        "Numbers of formats; the lowest bits are X",
+        "LLVM, `SIDefines.h` (`UfmtGFX10`), held against its assembler; Mesa, `src/amd/common/gfx10_format_table.py`",
+    ),
+    (
+        "With `lds` a lane's value goes to M0[15:0] + offset + 4 × lane",
+        "AMD, \"RDNA Instruction Set Architecture\", \"Memory Buffer Load to LDS\"",
+    ),
+];
+
+/// The facts about buffers as a table.
+fn buffers_page() -> String {
+    let rows: String = BUFFERS.iter().map(|(fact, place)| format!("| {fact} | {place} |\n")).collect();
+    format!(
+        "\n## Buffers\n\nWhat descriptors do, and where it is written. Not modelled: the resource level, the type, cache \
+             swizzling, residency (`tfe`).\nWhat would have to be rounded on its way into a format is a fault: no source says how.\n\n\
+             | fact | place |\n|---|---|\n{rows}"
+    )
+}
+
 fn page() -> String {
     let (implemented, sources) = (implemented(), sources());
     let mut page = format!(
@@ -66,7 +131,7 @@ fn page() -> String {
         sources.iter().for_each(|source| page += if source.names.contains(name) { " yes |" } else { " |" });
         page += "\n";
     }
-    page
+    page + &buffers_page()
 }
 
 #[test]

@@ -379,6 +379,14 @@ pub(super) const MUBUF: &[Row] = &[
     row(0x060, ALL, "buffer_atomic_fmax_x2", "bv2"),
     row(0x071, ALL, "buffer_gl0_inv", ""),
     row(0x072, ALL, "buffer_gl1_inv", ""),
+    row(0x080, ALL, "buffer_load_format_d16_x", "bv1"),
+    row(0x081, ALL, "buffer_load_format_d16_xy", "bv1"),
+    row(0x082, ALL, "buffer_load_format_d16_xyz", "bv2"),
+    row(0x083, ALL, "buffer_load_format_d16_xyzw", "bv2"),
+    row(0x084, ALL, "buffer_store_format_d16_x", "bv1"),
+    row(0x085, ALL, "buffer_store_format_d16_xy", "bv1"),
+    row(0x086, ALL, "buffer_store_format_d16_xyz", "bv2"),
+    row(0x087, ALL, "buffer_store_format_d16_xyzw", "bv2"),
 ];
 
 /// Typed buffers.

@@ -85,7 +85,7 @@ const FORMATS: [(Format, usize, &[Row]); 20] = [
     (Format::Flat, 128, memory::FLAT),
     (Format::Scratch, 128, memory::SCRATCH),
     (Format::Global, 128, memory::GLOBAL),
-    (Format::Mubuf, 128, memory::MUBUF),
+    (Format::Mubuf, 256, memory::MUBUF),
     (Format::Mtbuf, 16, memory::MTBUF),
     (Format::Mimg, 256, memory::MIMG),
     (Format::Vintrp, 1, &[row(0, ALL, "v_interp", "")]),

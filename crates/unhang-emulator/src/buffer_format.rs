@@ -1,0 +1,242 @@
+//! Data formats of typed buffer accesses: 77 unified numbers, each a list of bit fields and how their bits are numbers.
+//!
+//! The numbers are LLVM's (`UfmtGFX10` in `SIDefines.h`); a test asks its assembler for each name. Names list the highest bits
+//! first, and a component X is the lowest (Mesa: `R11G11B10_FLOAT` is `10_11_11_FLOAT`).
+
+use half::f16;
+
+/// How bits are a number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Number {
+    /// From 0 to 1.
+    Unorm,
+    /// From -1 to 1.
+    Snorm,
+    /// A whole number, read as a float.
+    Uscaled,
+    Sscaled,
+    Uint,
+    Sint,
+    Float,
+}
+
+use Number::*;
+
+const SIX: &[Number] = &[Unorm, Snorm, Uscaled, Sscaled, Uint, Sint];
+const SEVEN: &[Number] = &[Unorm, Snorm, Uscaled, Sscaled, Uint, Sint, Float];
+const THREE: &[Number] = &[Uint, Sint, Float];
+
+/// Widths from the lowest bits on, with the numbers that follow each other from format 1 on.
+const GROUPS: [(&[u32], &[Number]); 14] = [
+    (&[8], SIX),
+    (&[16], SEVEN),
+    (&[8, 8], SIX),
+    (&[32], THREE),
+    (&[16, 16], SEVEN),
+    (&[11, 11, 10], SEVEN),
+    (&[10, 11, 11], SEVEN),
+    (&[2, 10, 10, 10], SIX),
+    (&[10, 10, 10, 2], SIX),
+    (&[8, 8, 8, 8], SIX),
+    (&[32, 32], THREE),
+    (&[16, 16, 16, 16], SEVEN),
+    (&[32, 32, 32], THREE),
+    (&[32, 32, 32, 32], THREE),
+];
+
+/// A data format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DataFormat {
+    pub widths: &'static [u32],
+    pub number: Number,
+}
+
+impl DataFormat {
+    /// The format with a unified number; none for 0, which is invalid, and past the last.
+    pub fn new(number: u8) -> Option<DataFormat> {
+        let mut place = (number as usize).checked_sub(1)?;
+        for (widths, numbers) in GROUPS {
+            match numbers.get(place) {
+                Some(&number) => return Some(DataFormat { widths, number }),
+                None => place -= numbers.len(),
+            }
+        }
+        None
+    }
+
+    /// Bytes of an element.
+    pub fn bytes(&self) -> u32 {
+        self.widths.iter().sum::<u32>() / 8
+    }
+
+    /// The bits of a one: of a component that is selected as such, and of a fourth one that the format lacks.
+    pub fn one(&self) -> u32 {
+        if matches!(self.number, Uint | Sint) { 1 } else { 1f32.to_bits() }
+    }
+
+    /// What a register holds of each component of an element: absent ones are 0, 0, 0 and 1.
+    pub fn decode(&self, element: u128) -> [u32; 4] {
+        let mut components = [0, 0, 0, self.one()];
+        let mut low = 0;
+        for (component, &width) in components.iter_mut().zip(self.widths) {
+            *component = self.decode_component((element >> low) as u32 & (u32::MAX >> (32 - width)), width);
+            low += width;
+        }
+        components
+    }
+
+    fn decode_component(&self, bits: u32, width: u32) -> u32 {
+        let signed = ((bits << (32 - width)) as i32) >> (32 - width);
+        let most = (1u64 << width) - 1;
+        match self.number {
+            Unorm => (bits as f64 / most as f64) as f32,
+            Snorm => (signed as f64 / (most >> 1) as f64).max(-1.0) as f32,
+            Uscaled => bits as f32,
+            Sscaled => signed as f32,
+            Uint => return bits,
+            Sint => return signed as u32,
+            Float if width == 32 => return bits,
+            // Without a sign below 16 bits, and with the exponent of half precision.
+            Float => f16::from_bits((bits << (16 - width) >> (width < 16) as u32) as u16).to_f32(),
+        }
+        .to_bits()
+    }
+
+    /// The element of components in registers; none where one of them is not exactly a number of the format: nobody has
+    /// written down how the chip rounds and clamps those.
+    pub fn encode(&self, components: [u32; 4]) -> Option<u128> {
+        let mut element = 0;
+        let mut low = 0;
+        for (&component, &width) in components.iter().zip(self.widths) {
+            let bits = self.nearest(component, width) & (u32::MAX >> (32 - width));
+            if self.decode_component(bits, width) != component {
+                return None;
+            }
+            element |= (bits as u128) << low;
+            low += width;
+        }
+        Some(element)
+    }
+
+    fn nearest(&self, component: u32, width: u32) -> u32 {
+        let value = f32::from_bits(component);
+        let most = (1u64 << width) - 1;
+        match self.number {
+            Unorm => (value as f64 * most as f64).round() as u32,
+            Snorm => (value as f64 * (most >> 1) as f64).round() as i32 as u32,
+            Uscaled => value as u32,
+            Sscaled => value as i32 as u32,
+            Uint | Sint => component,
+            Float if width == 32 => component,
+            Float => (f16::from_f32(value).to_bits() as u32) << (width < 16) as u32 >> (16 - width),
+        }
+    }
+
+    /// A component of a register as 16 bits, if it is exactly one of these.
+    pub fn narrow(&self, component: u32) -> Option<u16> {
+        let half = match self.number {
+            Uint => component as u16,
+            Sint => component as i16 as u16,
+            _ => f16::from_f32(f32::from_bits(component)).to_bits(),
+        };
+        (self.widen(half) == component).then_some(half)
+    }
+
+    /// 16 bits as a component of a register.
+    pub fn widen(&self, half: u16) -> u32 {
+        match self.number {
+            Uint => half as u32,
+            Sint => half as i16 as u32,
+            _ => f16::from_bits(half).to_f32().to_bits(),
+        }
+    }
+}
+
+/// How components lie in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// One in each.
+    Words,
+    /// Two in each, as 16 bits.
+    Halves,
+    /// One, in the higher 16 bits.
+    HighHalf,
+}
+
+/// A typed access.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Typed {
+    /// The number of components.
+    pub components: u8,
+    pub packing: Packing,
+    /// The number of the format where the instruction has it, and not the descriptor.
+    pub format: Option<u8>,
+}
+
+impl Typed {
+    /// What a name says behind `format_`.
+    pub fn named(name: &str, format: Option<u8>) -> Option<Typed> {
+        let (packing, rest) = match (name.strip_prefix("d16_hi_"), name.strip_prefix("d16_")) {
+            (Some(rest), _) => (Packing::HighHalf, rest),
+            (None, Some(rest)) => (Packing::Halves, rest),
+            (None, None) => (Packing::Words, name),
+        };
+        let components = ["x", "xy", "xyz", "xyzw"].iter().position(|&letters| letters == rest)? as u8 + 1;
+        Some(Typed { components, packing, format })
+    }
+
+    /// The number of registers.
+    pub fn registers(&self) -> u8 {
+        match self.packing {
+            Packing::Words => self.components,
+            Packing::Halves => self.components.div_ceil(2),
+            Packing::HighHalf => 1,
+        }
+    }
+
+    /// The register of a component from the first on, and the shift of its bits in it; 32 bits of them, or 16.
+    fn place(&self, component: usize) -> (usize, u32) {
+        match self.packing {
+            Packing::Words => (component, 0),
+            Packing::Halves => (component / 2, component as u32 % 2 * 16),
+            Packing::HighHalf => (0, 16),
+        }
+    }
+
+    /// The registers after a load of an element, or of nothing out of range, from what they held before. None where 16 bits do
+    /// not hold a component exactly: nobody has written down how the chip rounds it.
+    pub fn load(&self, format: DataFormat, element: Option<u128>, selects: [u8; 4], old: [u32; 4]) -> Option<[u32; 4]> {
+        let components = element.map_or([0; 4], |element| format.decode(element));
+        let mut registers = old;
+        for (component, &select) in selects.iter().enumerate().take(self.components as usize) {
+            let value = match select {
+                SELECT_ONE => format.one(),
+                SELECT_X.. => components[(select - SELECT_X) as usize & 3],
+                _ => 0,
+            };
+            let (register, shift) = self.place(component);
+            registers[register] = match self.packing {
+                Packing::Words => value,
+                _ => registers[register] & !(0xffff << shift) | (format.narrow(value)? as u32) << shift,
+            };
+        }
+        Some(registers)
+    }
+
+    /// The element that is stored from registers; components that are not given are zero. None as for [`DataFormat::encode`].
+    pub fn store(&self, format: DataFormat, registers: [u32; 4]) -> Option<u128> {
+        let mut components = [0; 4];
+        for (number, component) in components.iter_mut().enumerate().take(self.components as usize) {
+            let (register, shift) = self.place(number);
+            let bits = registers[register] >> shift;
+            *component = if self.packing == Packing::Words { bits } else { format.widen(bits as u16) };
+        }
+        format.encode(components)
+    }
+}
+
+/// Selections of a component: 0 is a zero, then a one, and X, Y, Z and W from 4 on.
+const SELECT_ONE: u8 = 1;
+const SELECT_X: u8 = 4;
+/// Each component in its place.
+pub(crate) const IDENTITY: [u8; 4] = [4, 5, 6, 7];

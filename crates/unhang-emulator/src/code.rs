@@ -135,7 +135,7 @@ impl Function {
             }
             function.effects.push(here.instruction.effects(reading.wave64));
             function.touches.push(Touch::of(&here.instruction, &semantics));
-            let transfer = Transfer::new(&here.instruction, reading.wave64);
+            let transfer = Transfer::compiled_for(reading.compiled_for, &here.instruction, reading.wave64);
             function.ops.push(Op::of(&here.instruction, &semantics, reading.flushes));
             function.transfers.push(transfer);
             function.semantics.push(semantics);

@@ -67,6 +67,12 @@ impl Instruction {
         if self.format() == Format::Flat { self.bits(0, 11) as i32 } else { ((self.first_word() << 20) as i32) >> 20 }
     }
 
+    /// Whether it is a load from a buffer into the local data share.
+    #[inline]
+    pub fn loads_to_local(&self) -> bool {
+        self.format() == Format::Mubuf && self.bits(16, 1) == 1
+    }
+
     /// Whether it is a vector comparison that writes EXEC and nothing else.
     #[inline]
     pub fn is_compare_to_exec(&self) -> bool {
@@ -150,7 +156,7 @@ impl Instruction {
                 } else if !self.definition.operands().is_empty() {
                     effects.reads |= ScalarSet::range(resource, 4);
                     effects.reads |= ScalarSet::range(self.high_bits(24, 8) as u8, 1);
-                    if self.format() == Format::Mubuf && self.bits(16, 1) == 1 {
+                    if self.loads_to_local() {
                         effects.reads |= ScalarSet::M0;
                     }
                 }

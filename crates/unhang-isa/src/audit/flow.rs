@@ -72,7 +72,7 @@ fn transfers(program: &Program, number: usize, calls: Calls) -> impl Iterator<It
         if in_a_row && Transfer::is_plain_vector(instruction) {
             return None;
         }
-        let mut transfer = Transfer::new(instruction, program.wave64);
+        let mut transfer = Transfer::compiled_for(program.chip, instruction, program.wave64);
         if calls != Calls::Apart && instruction.is_call() {
             transfer.add = ANYTHING;
         }

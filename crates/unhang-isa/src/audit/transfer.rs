@@ -6,7 +6,7 @@
 
 use super::Rule;
 use super::rules;
-use crate::{Class, Instruction, ScalarSet};
+use crate::{Chip, Class, Instruction, ScalarSet};
 
 /// What is pending on some path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -108,6 +108,19 @@ impl Transfer {
         transfer
     }
 
+    /// What an instruction does in code that was compiled for a chip.
+    ///
+    /// Compilers before LLVM 21 did not count flat accesses as vector memory, and cards run what those for RDNA1 wrote. So flat
+    /// accesses count in code for other chips alone.
+    #[inline]
+    pub fn compiled_for(chip: Chip, instruction: &Instruction, wave64: bool) -> Transfer {
+        let mut transfer = Transfer::new(instruction, wave64);
+        if chip.is_rdna1() && instruction.class() == Class::Flat {
+            rules::lds_branch_vmem_war::forget_flat(&mut transfer);
+        }
+        transfer
+    }
+
     /// The state behind it.
     #[inline]
     pub(super) fn apply(&self, state: PendingSet) -> PendingSet {
@@ -144,7 +157,7 @@ impl Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Chip, decode};
+    use crate::decode;
 
     #[test]
     fn the_short_way_of_vector_arithmetic_is_what_the_rules_say() {

@@ -1,6 +1,8 @@
 //! `lds-branch-vmem-war-hazard`: an access to LDS, a branch, an access to vector memory, or the other way round.
 //!
-//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one.
+//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one. Since LLVM 21
+//! (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory, and buffer loads to LDS as local.
+//! Flat accesses of code for RDNA1 itself do not count: older compilers did not know them ([`Transfer::compiled_for`]).
 
 use super::{Detection, Handler, Repair};
 use crate::audit::Severity;
@@ -40,19 +42,29 @@ pub(in crate::audit) fn armed(bits: u8) -> u8 {
 
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     match effects.class {
-        Class::VectorMemory | Class::Segment => {
+        Class::VectorMemory if instruction.loads_to_local() => local(transfer),
+        Class::VectorMemory | Class::Segment | Class::Flat => {
             transfer.check.bits |= LOCAL_ARMED;
             transfer.keeps_bits &= !(LOCAL_PENDING | ARMED);
             transfer.add.bits |= MEMORY_PENDING;
         }
-        Class::Local => {
-            transfer.check.bits |= MEMORY_ARMED;
-            transfer.keeps_bits &= !(MEMORY_PENDING | ARMED);
-            transfer.add.bits |= LOCAL_PENDING;
-        }
+        Class::Local => local(transfer),
         Class::Scalar if instruction.first_word() == S_WAITCNT_VSCNT_NULL_0 => transfer.keeps_bits &= !ALL,
         _ => {}
     }
+}
+
+fn local(transfer: &mut Transfer) {
+    transfer.check.bits |= MEMORY_ARMED;
+    transfer.keeps_bits &= !(MEMORY_PENDING | ARMED);
+    transfer.add.bits |= LOCAL_PENDING;
+}
+
+/// Takes out what the rule makes of a flat access: what compilers before LLVM 21 knew.
+pub(in crate::audit) fn forget_flat(transfer: &mut Transfer) {
+    transfer.check.bits &= !LOCAL_ARMED;
+    transfer.keeps_bits |= LOCAL_PENDING | ARMED;
+    transfer.add.bits &= !MEMORY_PENDING;
 }
 
 fn broken(met: PendingSet) -> Option<Option<u8>> {
@@ -76,5 +88,33 @@ mod tests {
             check(&with(&[branch, S_WAITCNT_VSCNT_NULL_0]), &[]);
         }
         check(&[&local[..], &[branch], &local[..]].concat(), &[]);
+    }
+
+    #[test]
+    fn flat_accesses_are_memory_and_loads_to_local_memory_are_local() {
+        // ds_read_b32 v8, v3; s_cbranch_execz; flat_load_dword v4, v[6:7]; buffer_load_dword off, s[8:11], 0 lds
+        let (local, branch) = ([0xd8d8_0000, 0x0800_0003], [0xbf88_0000]);
+        let (flat, to_local) = ([0xdc30_0000, 0x047d_0006], [0xe031_0000, 0x8002_0000]);
+        let code = |first: [u32; 2], second: [u32; 2]| [&first[..], &branch, &second].concat();
+        for (first, second) in [(local, flat), (flat, local), (to_local, flat), (flat, to_local)] {
+            check(&code(first, second), &[Rule::LocalBranchMemory]);
+        }
+        check(&code(local, to_local), &[]);
+        check(&code(flat, flat), &[]);
+        // The flat access stands before the branch, so that the memory behind it is no finding any more.
+        let memory = [0xdc30_8000, 0x0604_0001];
+        check(&[&local[..], &flat, &branch, &memory].concat(), &[]);
+    }
+
+    #[test]
+    fn flat_accesses_of_native_code_do_not_count() {
+        let bytes: Vec<u8> = [0xdc30_0000u32, 0x047d_0006].iter().flat_map(|word| word.to_le_bytes()).collect();
+        let flat = crate::decode(&bytes, crate::Chip::Gfx1010).unwrap();
+        let transfer = crate::audit::Transfer::compiled_for(crate::Chip::Gfx1012, &flat, false);
+        assert_eq!(
+            transfer.apply(super::PendingSet { bits: super::ALL, ..Default::default() }).bits & super::ALL,
+            super::ALL
+        );
+        assert_eq!((transfer.check.bits, transfer.add.bits & super::ALL), (0, 0));
     }
 }

@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod audit;
+mod buffer_descriptors;
 mod chip;
 mod decode;
 mod effects;

@@ -190,6 +190,7 @@ fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
         ("nsa-to-vmem", 0),
         ("nsa-clause", 0),
         ("negative-unaligned-scratch-offset", 0),
+        ("buffer-out-of-range", 0),
         ("illegal-instruction", 0),
     ];
     assert_eq!(counts, expected);

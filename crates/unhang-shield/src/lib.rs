@@ -3,7 +3,8 @@
 //! The runtime loads the library through `HSA_TOOLS_LIB` and calls [`OnLoad`] with its table of functions. The two
 //! through which all code objects pass (`hsa_code_object_reader_create_from_memory` and `_from_file`) are replaced. Each
 //! object that was compiled for another chip than the RDNA1 card that is here is repaired ([`unhang_isa::repair`]) and
-//! handed on; everything else is handed on as it came.
+//! handed on, and so are buffer descriptors of native code that put every access out of range; everything else is handed on
+//! as it came.
 //!
 //! Under `unhang run` it also looks whether the program's queues move ([`queues`]): of all that is loaded it is the one part that
 //! sees every program's.
@@ -29,7 +30,7 @@ mod watch;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use unhang_isa::audit::{Context, audit};
+use unhang_isa::audit::{Context, Rule, audit};
 use unhang_isa::elf::CodeObject;
 use unhang_isa::repair::{ObjectRepair, Options, Treatment, repair_object};
 use unhang_isa::{Chip, Program};
@@ -65,10 +66,26 @@ fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
     })
 }
 
+/// Whether a function of an object has buffers whose descriptors put every access out of range, as Triton's have on gfx1010.
+fn has_unreachable_buffers(object: &[u8], chip: Chip) -> bool {
+    let Ok(code) = CodeObject::parse(object) else { return false };
+    let Some(target) = code.chip() else { return false };
+    code.functions.iter().any(|function| {
+        let mode = code.mode_of(function);
+        let context = Context { workgroup_processor_mode: mode.workgroup_processor };
+        Program::decode(function.code, target, mode.wave64)
+            .is_ok_and(|program| audit(&program, chip, context).iter().any(|finding| finding.rule == Rule::BufferRange))
+    })
+}
+
 /// What the runtime gets in place of an object: `None` if it stays as it is.
 fn repair(object: &[u8]) -> Option<&'static [u8]> {
     let chip = chip()?;
-    if object.len() > MAX_OBJECT || CodeObject::chip_of(object)?.is_rdna1() || is_ours_and_safe(object, chip) {
+    if object.len() > MAX_OBJECT || is_ours_and_safe(object, chip) {
+        return None;
+    }
+    // Of code for RDNA1 itself only descriptors of buffers are repaired, and most of it has none to repair.
+    if CodeObject::chip_of(object)?.is_rdna1() && !has_unreachable_buffers(object, chip) {
         return None;
     }
     let mut functions = 0;

@@ -19,6 +19,8 @@ use unhang_isa::repair::{Options, repair_object};
 
 const KERNELS: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1030.co");
 const NATIVE: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/kernels.gfx1010.co");
+/// Native code whose buffers are out of range on the chip.
+const BUFFERS: &[u8] = include_bytes!("../../unhang-emulator/tests/fixtures/buffers.gfx1010.co");
 const MOVES: &[u8] = include_bytes!("../../unhang-isa/tests/fixtures/moves.co");
 
 /// What the stand-in's functions were called with: an address and a length, or a descriptor and `FILE`.
@@ -203,6 +205,7 @@ fn run_part(part: &str, card: &str, settings: &[(&str, &Path)]) -> String {
 fn in_a_process_of_its_own() {
     match std::env::var("UNHANG_SHIELD_PART").as_deref() {
         Ok("repairs") => part_repairs(),
+        Ok("buffers") => part_buffers(),
         Ok("marks") => part_marks(),
         Ok("threads") => part_threads(),
         Ok("passes") => part_passes(),
@@ -225,6 +228,27 @@ fn objects_are_repaired_on_an_affected_card() {
 fn our_own_objects_pass_in_silence_if_the_audit_agrees_with_their_mark() {
     let log = run_part("marks", "100100", &[]);
     assert_eq!(log.matches(" object of ").count(), 1, "only the one with the wrong tag: {log}");
+}
+
+#[test]
+fn native_code_is_repaired_for_its_buffers_alone() {
+    let log = run_part("buffers", "100100", &[]);
+    assert!(
+        log.contains("gfx1010 object of 4336 bytes: 3 functions, 6 findings, 2 left, 0 instructions inserted"),
+        "{log}"
+    );
+    assert!(log.contains("add_constant stays unsafe"), "{log}");
+    assert_eq!(log.matches(" object of ").count(), 1, "the other one passes in silence: {log}");
+}
+
+fn part_buffers() {
+    let library = library();
+    let mut runtime = Runtime::new(1, 1016);
+    assert!(runtime.load(&library));
+    let repaired = expected(BUFFERS);
+    assert_ne!(repaired, BUFFERS);
+    assert_eq!(runtime.load_memory(BUFFERS), repaired);
+    assert_eq!(runtime.load_memory(NATIVE), NATIVE);
 }
 
 fn part_marks() {

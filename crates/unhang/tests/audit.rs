@@ -35,6 +35,7 @@ fn json_has_every_rule_for_every_kernel_and_totals() {
         "nsa-to-vmem",
         "nsa-clause",
         "negative-unaligned-scratch-offset",
+        "buffer-out-of-range",
         "illegal-instruction",
     ];
     for key in keys {

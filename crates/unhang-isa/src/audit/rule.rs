@@ -31,6 +31,8 @@ pub enum Rule {
     ImageClause,
     /// A scratch access with a negative offset that is no multiple of four.
     ScratchOffset,
+    /// A buffer whose descriptor puts every access out of range.
+    BufferRange,
     /// An instruction that the chip does not have, or has with another meaning.
     Illegal,
 }
@@ -59,7 +61,7 @@ impl Severity {
 
 impl Rule {
     /// All rules, in the order in which they are reported.
-    pub const ALL: [Rule; 13] = [
+    pub const ALL: [Rule; 14] = [
         Rule::InstructionPrefetch,
         Rule::CompareExec,
         Rule::LocalBranchMemory,
@@ -72,10 +74,11 @@ impl Rule {
         Rule::ImageToMemory,
         Rule::ImageClause,
         Rule::ScratchOffset,
+        Rule::BufferRange,
         Rule::Illegal,
     ];
 
-    /// The name of the rule, after LLVM's name for the hardware bug.
+    /// The name of the rule, after LLVM's name for the hardware bug where it is one.
     pub fn name(self) -> &'static str {
         rules::handler(self).name
     }

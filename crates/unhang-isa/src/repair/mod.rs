@@ -1,5 +1,8 @@
 //! Machine code made safe for a chip that it was not compiled for.
 //!
+//! Code that was compiled for RDNA1 is left alone but for descriptors of buffers that put every access out of range
+//! (`buffer_descriptors.rs`): their constant is changed where it stands.
+//!
 //! [`repair_object`] repairs a whole code object. What can be repaired by changing a word is changed where it stands
 //! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
 //! anew behind everything else, in an executable segment of its own, with the work-around instructions that LLVM
@@ -23,6 +26,7 @@ pub use in_place::{Patch, Repaired, repair_in_place};
 pub use object::assemble;
 
 use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
+use crate::buffer_descriptors::with_checked_offsets;
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
 use crate::opcode::S_NOP;
 use crate::{Chip, Program, ProgramError};
@@ -103,6 +107,15 @@ pub enum Reason {
     /// Misaligned local accesses in a kernel whose workgroups might not fit one compute unit.
     #[error("its workgroups might not fit one compute unit, so workgroup-processor mode cannot be turned off")]
     WorkgroupProcessorMode,
+    /// Buffers whose descriptors put every access out of range are not made of a constant that is theirs alone.
+    #[error(
+        "{0} buffer accesses are out of range on this chip, and their descriptor is no constant of the code, or one with other uses; \
+         compile it again (Triton: AMDGCN_USE_BUFFER_OPS=0)"
+    )]
+    BufferDescriptor(u64),
+    /// It was compiled for this family of chips.
+    #[error("it was compiled for RDNA1: of such code only buffer descriptors are repaired")]
+    NativeCode,
     /// There is no room, and nothing may change its size.
     #[error("there is no room for the work-arounds, and the size had to be kept")]
     NoRoom,
@@ -206,10 +219,32 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
     };
     let limit = object.workgroup_limit(function.name);
     let entered_by = object.descriptors.iter().filter(|it| it.entry_address() == function.address).count();
-    repair(&mut plan, &program, Subject { function, mode, limit, is_shared: entered_by > 1 }, options);
+    let subject = Subject { function, code: function.code, mode, limit, is_shared: entered_by > 1 };
+    let program = match repair_descriptors(&program, function.code, options.chip) {
+        Some((code, repaired)) => {
+            repair(&mut plan, &repaired, Subject { code: &code, ..subject }, options);
+            let context = Context { workgroup_processor_mode: mode.workgroup_processor };
+            plan.report.before = Hazards::count(&audit(&program, options.chip, context));
+            if matches!(plan.change, Change::None) {
+                plan.report.treatment = Treatment::InPlace;
+                plan.change = Change::Code(code);
+            }
+            repaired
+        }
+        None => {
+            repair(&mut plan, &program, subject, options);
+            program
+        }
+    };
     let report = &mut plan.report;
     if report.after.total() > 0 && report.reason.is_none() {
-        report.reason = Some(if report.after.get(Rule::FlatOffset) > 0 {
+        report.reason = Some(if report.after.get(Rule::BufferRange) > 0 {
+            Reason::BufferDescriptor(report.after.get(Rule::BufferRange))
+        } else if report.after.get(Rule::Illegal) > 0 && target.is_rdna1() {
+            Reason::IllegalInstructions(report.after.get(Rule::Illegal))
+        } else if target.is_rdna1() {
+            Reason::NativeCode
+        } else if report.after.get(Rule::FlatOffset) > 0 {
             Reason::FlatAccess(report.after.get(Rule::FlatOffset))
         } else if report.after.get(Rule::LocalMisaligned) > 0 {
             Reason::WorkgroupProcessorMode
@@ -229,6 +264,8 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
 #[derive(Clone, Copy)]
 struct Subject<'a> {
     function: &'a Function<'a>,
+    /// Its code, with the constants of descriptors already repaired.
+    code: &'a [u8],
     mode: Mode,
     limit: u32,
     /// Whether several kernels start with it. Then no descriptor is changed: what suits one need not suit the others.
@@ -244,13 +281,24 @@ impl Subject<'_> {
     }
 }
 
+/// The code with descriptors whose constants put every access out of range repaired, and its program; `None` if there are none.
+fn repair_descriptors(program: &Program, code: &[u8], chip: Chip) -> Option<(Vec<u8>, Program)> {
+    let code = chip.is_rdna1().then(|| with_checked_offsets(program, code)).flatten()?;
+    let repaired = Program::decode(&code, program.chip, program.wave64).ok()?;
+    Some((code, repaired))
+}
+
 fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
-    let Subject { function, mode, limit, is_shared } = subject;
+    let Subject { function, code, mode, limit, is_shared } = subject;
     let chip = options.chip;
     let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
     let findings = audit(program, chip, context);
     let before = Hazards::count(&findings);
     (plan.report.before, plan.report.after) = (before, before);
+    // Of code that was compiled for the family only descriptors are repaired: nothing in it is moved.
+    if program.chip.is_rdna1() {
+        return;
+    }
     let spare = if options.keep_size { None } else { subject.spare(program, chip) };
     let foreign = program.instructions.iter().filter(|it| !it.definition.exists_on(chip));
     let missing = foreign.filter(|it| match substitute::spare_registers(it) {
@@ -275,12 +323,13 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         context.workgroup_processor_mode = false;
         plan.report.after = Hazards::count(&audit(program, chip, context));
     }
-    let open = |hazards: &Hazards| hazards.total() - hazards.get(Rule::LocalMisaligned);
+    let open =
+        |hazards: &Hazards| hazards.total() - hazards.get(Rule::LocalMisaligned) - hazards.get(Rule::BufferRange);
     if open(&plan.report.after) == 0 {
         return;
     }
     if options.keep_size {
-        let Ok(repaired) = repair_in_place(function.code, program.chip, program.wave64, chip, context) else { return };
+        let Ok(repaired) = repair_in_place(code, program.chip, program.wave64, chip, context) else { return };
         if !repaired.patches.is_empty() {
             plan.report.treatment = Treatment::InPlace;
             plan.report.after = repaired.after;
@@ -289,7 +338,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         return;
     }
     if open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
-        let mut code = function.code.to_vec();
+        let mut code = code.to_vec();
         for finding in findings.iter().filter(|finding| finding.rule == Rule::InstructionPrefetch) {
             code[finding.offset as usize..][..4].copy_from_slice(&NOP.to_le_bytes());
         }
@@ -325,7 +374,8 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
         return;
     };
     let after = Hazards::count(&audit(&repaired, chip, context));
-    let left = after.total() - after.get(Rule::FlatOffset) - after.get(Rule::LocalMisaligned);
+    let not_here = [Rule::FlatOffset, Rule::LocalMisaligned, Rule::BufferRange];
+    let left = after.total() - not_here.iter().map(|&rule| after.get(rule)).sum::<u64>();
     if left > 0 {
         plan.report.reason = Some(Reason::NotRepaired);
     }

@@ -193,17 +193,20 @@ impl Repair {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Repairs a code object and notes what was done. Code for RDNA1 itself and for other families is left alone.
+    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself but for
+    /// functions with buffers that are out of range there.
     fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
-        if CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1) {
-            return None;
-        }
+        let is_native = CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1);
         let options = Options { chip: self.chip, keep_size: self.keep_size || found.size != Size::Any };
         let mut object =
             ObjectReport { target: found.target.to_owned(), output: None, functions: Vec::new(), reason: None };
         let mut bytes = None;
         match repair(found.bytes, options) {
             Ok(repaired) => {
+                let concerns = |function: &FunctionRepair| !is_native || function.before.get(Rule::BufferRange) > 0;
+                if !repaired.functions.iter().any(concerns) {
+                    return None;
+                }
                 object.target = repaired.target?.to_string();
                 object.functions = repaired.functions.into_iter().map(function_report).collect();
                 bytes = repaired.bytes;
@@ -257,6 +260,9 @@ impl Repair {
             writeln!(out, "  {:22} {:>8} → {}", rule.name(), totals.before.get(rule), totals.after.get(rule))?;
         }
         let functions = report.objects.iter().flat_map(|object| &object.functions);
+        for function in functions.clone().filter(|function| function.after.get(Rule::BufferRange) > 0) {
+            writeln!(out, "  {} still reads zeros and writes nothing", printable(&function.name))?;
+        }
         for (reason, count) in grouped(functions.filter_map(|function| function.reason.as_deref())) {
             writeln!(out, "  left in {}: {}", counted(count, "function"), printable(reason))?;
         }

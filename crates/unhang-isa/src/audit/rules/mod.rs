@@ -4,6 +4,7 @@
 //! To add one: a file here with its [`Handler`], a variant of [`Rule`], a line in [`HANDLERS`]; and two functions in
 //! `tests/fixtures/hazards.s`, one that breaks it and one that nearly does.
 
+mod buffer_range;
 mod flat_segment_offset;
 mod illegal_instruction;
 mod inst_fwd_prefetch;
@@ -81,6 +82,7 @@ static HANDLERS: [&Handler; Rule::ALL.len()] = [
     &nsa_to_vmem::HANDLER,
     &nsa_clause::HANDLER,
     &negative_unaligned_scratch_offset::HANDLER,
+    &buffer_range::HANDLER,
     &illegal_instruction::HANDLER,
 ];
 

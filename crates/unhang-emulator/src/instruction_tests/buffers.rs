@@ -91,9 +91,11 @@ fn run(bench: &mut Bench, words: Words, instruction: &Instruction) {
     }
 }
 
-/// A descriptor, an index and an offset; whether a word there is in range, and where it is.
+/// A descriptor, an index and an offset; where a word there is, `Ok` if it is in range.
+type Range = (Words, Option<u32>, Option<u32>, Result<u64, u64>);
+
 #[rustfmt::skip]
-const RANGES: &[(Words, Option<u32>, Option<u32>, Result<u64, u64>)] = &[
+const RANGES: &[Range] = &[
     // Index and offset.
     (Words(16, 4, select(0)), Some(3), Some(12), Ok(60)),
     (Words(16, 4, select(0)), Some(3), Some(16), Err(64)),
@@ -188,9 +190,7 @@ fn words_are_checked_one_by_one() {
 /// The scalar offset is added behind every check, and is not swizzled.
 #[test]
 fn the_scalar_offset_is_not_checked() {
-    for (words, offset, at) in
-        [(Words(0, 64, select(3)), 60, 1060), (Words(16 | SWIZZLED, 64, select(0)), 4, 1000 + 32 + 0)]
-    {
+    for (words, offset, at) in [(Words(0, 64, select(3)), 60, 1060), (Words(16 | SWIZZLED, 64, select(0)), 4, 1032)] {
         let mut bench = self::bench(words);
         let bits = place(&mut bench, None, Some(offset));
         bench.wave.scalars[50] = 1000;
@@ -369,13 +369,10 @@ fn typed_accesses() {
             let given = letters * component;
             assert_eq!(found[..given], element[..given], "{name}");
             assert!(found[given..].iter().all(|&byte| byte == 0), "{name}: components that are not given are zero");
-            let (before, after) = (word_at(&bench, 64), 0xabcd);
             bench.wave.scalars[42] = 64 + element.len() as u32 - 1;
-            bench.wave.vectors[SOURCES[1] as usize][LANE] = after << 16 | after;
-            bench.wave.vectors[SOURCES[1] as usize][LANE] = registers[0];
             bench.memory.write(bench.at + 64, &[9; 4]).unwrap();
             bench.run(&instruction).unwrap();
-            assert_eq!(word_at(&bench, 64), 0x0909_0909, "{name} out of range, {before:#x} before");
+            assert_eq!(word_at(&bench, 64), 0x0909_0909, "{name} out of range");
         }
     }
 }

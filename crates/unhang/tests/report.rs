@@ -210,6 +210,10 @@ fn a_browser_draws_the_maps() {
 #[test]
 fn the_keyboard_is_enough() {
     const PERSON: &str = r#"<script>
+        // The browser writes the page down once it is loaded; a document that is open inside of it holds that back.
+        const hold = document.createElement("iframe");
+        document.body.append(hold);
+        hold.contentDocument.open();
         const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
         const where = () => document.activeElement.dataset.cell;
         const grid = document.querySelector(".grid");
@@ -222,6 +226,7 @@ fn the_keyboard_is_enough() {
         const opened = dialog.open && dialog.contains(document.activeElement);
         dialog.addEventListener("close", () => setTimeout(() => {
             document.title = `stops ${stops}; ${visited.join(" ")}; opened ${opened}; back ${where()}`;
+            hold.contentDocument.close();
         }));
         dialog.close();
     </script></body>"#;

@@ -174,7 +174,7 @@ mod tests {
         assert_eq!((gpu.name.as_str(), gfx), ("Radeon RX 5600 XT", "gfx1010"));
         assert!(machine.gpu_at("0000:04:00.0").unwrap_err().contains("does not list it"));
         machine.gpus[0].gfx = None;
-        assert!(machine.gpu_at("0000:03:00.0").unwrap_err().contains("none that is known"));
+        assert!(machine.gpu_at("0000:03:00.0").unwrap_err().contains("unknown chip at 0000:03:00.0"));
         machine.described_by = Some("a folder".to_owned());
         assert!(machine.gpu_at("0000:03:00.0").unwrap_err().contains("another machine"));
     }

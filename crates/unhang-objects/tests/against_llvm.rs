@@ -180,7 +180,7 @@ fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
     let expected = [
         ("inst-fwd-prefetch", 0),
         ("vcmpx-exec-war", 1200),
-        ("lds-branch-vmem-war", 1837),
+        ("lds-branch-vmem-war", 1843),
         ("vmem-to-scalar-write", 1973),
         ("smem-to-vector-write", 37),
         ("offset-3f", 5),

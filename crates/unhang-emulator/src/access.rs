@@ -55,7 +55,7 @@ pub(crate) enum Access {
     },
 }
 
-/// Where the value lies with which an atomic instruction compares.
+/// Where the value is with which an atomic instruction compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Comparison {
     None,

@@ -110,7 +110,7 @@ impl Surroundings<'_> {
                     _ => bytes.first().copied().unwrap_or(0) as u32,
                 })
             }
-            // A word of the lane's memory ends, and the next one lies behind those of all other lanes.
+            // A word of the lane's memory ends, and the next one is behind those of all other lanes.
             target if target.is_split(size) => (0..size).try_fold(0, |value, byte| {
                 let found = target.plus(byte).global(1).map_or(Ok(0), |address| self.global.load(address, 1))?;
                 Ok(value | found << (byte * 8))
@@ -199,7 +199,7 @@ impl Target {
         }
     }
 
-    /// Whether a word ends within this many bytes, and the next one lies elsewhere.
+    /// Whether a word ends within this many bytes, and the next one is elsewhere.
     fn is_split(&self, size: u32) -> bool {
         match self {
             Target::Private { offset, .. } => offset % 4 + size > 4,
@@ -220,7 +220,7 @@ impl Target {
     }
 }
 
-/// Where a lane's byte lies among those of all lanes, whose words alternate.
+/// Where a lane's byte is among those of all lanes, whose words alternate.
 fn swizzled(offset: u32, lane: u8, lanes: u8) -> u64 {
     (offset as u64 / 4 * lanes as u64 + lane as u64) * 4 + offset as u64 % 4
 }
@@ -527,7 +527,7 @@ impl Wave {
         DataFormat::new(typed.format.unwrap_or(resource.format))
     }
 
-    /// Where a lane's element lies, and its format.
+    /// Where a lane's element is, and its format.
     fn typed_place(
         &self,
         instruction: &Instruction,

@@ -183,7 +183,7 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, S
     let steps = pixels.div_ceil(tile.depth as u64);
     let per_split = steps.div_ceil(u64::from(splits.clamp(1, 65535))).max(1);
     let splits = steps.div_ceil(per_split) as u32;
-    // One plane that lies as the gradient does is the gradient.
+    // A single plane with the gradient's layout is the gradient.
     let in_place = problem.kernel() == [1, 1] || problem.layout() == Layout::Nhwc;
     if splits == 1 && in_place && problem.data_type() == DataType::F32 {
         let pointers = [geometry.second, geometry.first, Pointer::Result];

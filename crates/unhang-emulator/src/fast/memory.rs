@@ -165,7 +165,7 @@ impl BufferAccess {
 #[derive(Clone, Copy)]
 pub(crate) struct ScalarLoad {
     base: u8,
-    /// Whether the base is a buffer, which has an end of its own.
+    /// Whether the base is a buffer, which has its own end.
     buffer: bool,
     /// The register of an offset, and a constant one.
     register: u8,
@@ -195,7 +195,7 @@ impl Wave {
         let mut base = self.scalar64(load.base);
         if load.buffer {
             base &= 0xffff_ffff_ffff;
-            // What lies past its end is zero, word by word.
+            // What is past its end is zero, word by word.
             let size = self.buffer_resource(load.base).scalar_size();
             if offset.checked_add(load.count as u64 * 4).is_none_or(|end| end > size) {
                 return false;
@@ -337,7 +337,7 @@ impl Wave {
     }
 }
 
-/// Moves words between registers and what lies at addresses from a base on; `false`, and nothing is moved, if not all of it is
+/// Moves words between registers and what is at addresses from a base on; `false`, and nothing is moved, if not all of it is
 /// in one region, and aligned if it is whole words.
 ///
 /// # Safety

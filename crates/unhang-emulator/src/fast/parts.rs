@@ -1,7 +1,7 @@
 //! Bytes and half-words that the lanes of a wave load or store, moved by the host's vectors.
 //!
 //! As in [`super::words`], sixteen lanes at a time. Lanes that lie in a row are moved at once; others one by one, since a gather would
-//! read whole words and so what lies behind the last part.
+//! read whole words and so what is behind the last part.
 
 use std::arch::x86_64::*;
 
@@ -81,7 +81,7 @@ unsafe fn gather<const SIZE: usize>(at: *const u8, places: __m512i, on: u16) -> 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
 unsafe fn one<const SIZE: usize>(at: *const u8) -> i32 {
-    // SAFETY: the caller vouches for so many bytes.
+    // SAFETY: the caller vouches for that many bytes.
     unsafe { if SIZE == 1 { at.read() as i32 } else { at.cast::<u16>().read_unaligned() as i32 } }
 }
 

@@ -1,7 +1,7 @@
 //! Words that the lanes of a wave load or store, moved by the host's vectors.
 //!
 //! Sixteen lanes at a time: lanes with one address take one word, lanes in a row take a stretch of memory, others gather and
-//! scatter, or move what lies together of each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
+//! scatter, or move what is contiguous in each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
 #[cfg(target_arch = "x86_64")]
@@ -154,12 +154,12 @@ impl Addresses {
         (different == 0).then_some(first)
     }
 
-    /// Moves words between the registers and memory: that of each lane lies at `base`, plus its address, less `lowest`.
+    /// Moves words between the registers and memory: that of each lane is at `base`, plus its address, less `lowest`.
     ///
     /// # Safety
     ///
     /// For each lane that is on, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
-    /// be written if it is stored to; no address lies 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
+    /// be written if it is stored to; no address is 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
     #[inline(always)]
     pub unsafe fn transfer<const WIDE: bool>(
         &self,
@@ -215,9 +215,9 @@ unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, row
     }
 }
 
-/// What lies at a place, with zeros above it.
+/// What is at a place, with zeros above it.
 unsafe fn get_part(at: *const u8, part: Part) -> u32 {
-    // SAFETY: the caller vouches for so many bytes.
+    // SAFETY: the caller vouches for that many bytes.
     unsafe {
         match part.size() {
             1 => at.read() as u32,
@@ -229,7 +229,7 @@ unsafe fn get_part(at: *const u8, part: Part) -> u32 {
 
 unsafe fn put_part(at: *mut u8, part: Part, value: u32) {
     let value = if let Part::InHalf { high: true, .. } = part { value >> 16 } else { value };
-    // SAFETY: the caller vouches for so many bytes that may be written.
+    // SAFETY: the caller vouches for that many bytes that may be written.
     unsafe {
         match part.size() {
             1 => at.write(value as u8),
@@ -396,7 +396,7 @@ pub(super) mod avx512 {
         }
     }
 
-    /// The function that loads so many words, of which so many lie together.
+    /// The function that loads that many words, of which that many are contiguous.
     pub fn load_of(count: u8, run: u8) -> Load {
         match (count, run) {
             (1, _) => load::<1, 1>,

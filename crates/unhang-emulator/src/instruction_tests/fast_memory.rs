@@ -241,7 +241,7 @@ fn scalar_loads_are_the_same(random: &mut Random) {
                 instruction = decode(&bytes, Chip::Gfx1010).unwrap();
                 start.scalars[50] = register;
             }
-            // The last word says how long a buffer is.
+            // The third word of the descriptor is the buffer's length.
             start.scalars[10..14].copy_from_slice(&[at as u32, (at >> 32) as u32, 256, 0x3101_6fac]);
             let op = Op::of(&instruction, &Semantics::of(&instruction), false);
             let (mut fast, mut plain) = (start.clone(), start);
@@ -288,7 +288,7 @@ fn a_load_over_its_own_buffer_ends_where_the_buffer_did() {
     assert_eq!(wave.scalars[base..base + 8], expected);
 }
 
-/// Where alignment is minded, an address that is not aligned stops its own half of a wave of 64 lanes, if its lane is on.
+/// Where alignment is checked, an address that is not aligned stops its own half of a wave of 64 lanes, if its lane is on.
 #[test]
 fn alignment_is_minded_in_each_half() {
     if Host::get() == Host::Plain {
@@ -320,7 +320,7 @@ fn alignment_is_minded_in_each_half() {
             bounds: LocalBounds::default(),
         };
         let mut wave = start.clone();
-        assert!(run_fast(&mut wave, &op, &mut around, portable, false), "nobody minds");
+        assert!(run_fast(&mut wave, &op, &mut around, portable, false), "nothing is checked");
         let mut wave = start.clone();
         assert_eq!(run_fast(&mut wave, &op, &mut around, portable, true), !is_on, "half {odd_half}");
         if is_on {

@@ -9,7 +9,7 @@ use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, Wave};
 use crate::{FaultKind, Memory};
 
-/// What lies in memory before a load, byte by byte.
+/// What is in memory before a load, byte by byte.
 const CONTENTS: [u8; 16] =
     [0x81, 0x92, 0xa3, 0xb4, 0xc5, 0xd6, 0xe7, 0xf8, 0x09, 0x1a, 0x2b, 0x3c, 0x4d, 0x5e, 0x6f, 0x70];
 const WORDS: [u32; 4] = [0xb4a3_9281, 0xf8e7_d6c5, 0x3c2b_1a09, 0x706f_5e4d];
@@ -32,7 +32,7 @@ const LOADS: &[(&str, &[u32])] = &[
     ("short_d16_hi", &[0x9281_beef]),
 ];
 
-/// The same for local memory.
+/// What loads from LDS give.
 const LOCAL_LOADS: &[(&str, &[u32])] = &[
     ("ds_read_u8", &[0x81]),
     ("ds_read_i8", &[0xffff_ff81]),
@@ -102,7 +102,7 @@ const ATOMICS: &[(&str, &str, u64, u64, u64, u64)] = &[
     ("cmpswap", "cmpst_b", 5, 7, 6, 5),
 ];
 
-/// The same for floats, as numbers.
+/// Atomics of floats, as numbers.
 const FLOAT_ATOMICS: &[(&str, &str, f32, f32, f32, f32)] = &[
     ("fmin", "min_f", 1.5, -2.0, 0.0, -2.0),
     ("fmax", "max_f", 1.5, -2.0, 0.0, 1.5),
@@ -114,7 +114,7 @@ const FLOAT_ATOMICS: &[(&str, &str, f32, f32, f32, f32)] = &[
 const PLACES: [(&str, Format); 4] =
     [("flat", Format::Flat), ("global", Format::Global), ("scratch", Format::Scratch), ("buffer", Format::Mubuf)];
 
-/// Instructions with a test function of their own.
+/// Instructions with a separate test function.
 const OTHERS: &[&str] = &[
     "s_load_dword",
     "s_load_dwordx2",
@@ -534,7 +534,7 @@ fn bad_addresses_are_faults_and_buffers_have_ends() {
     assert_eq!(bench.result(Format::Mubuf, 2), [WORDS[0], 0]);
 }
 
-/// As on the card: what lies beyond is zero and takes nothing, word by word.
+/// As on the card: what is beyond is zero and takes nothing, word by word.
 #[test]
 fn what_lies_beyond_local_memory_is_zero_where_that_is_asked_for() {
     let mut bench = Bench::new();

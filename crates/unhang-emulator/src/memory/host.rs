@@ -17,7 +17,7 @@ pub struct HostRegion {
     pub address: u64,
     /// Its size in bytes.
     pub size: u64,
-    /// Where it lies in this process.
+    /// Where it is in this process.
     pub host: *mut u8,
     /// Whether kernels may write to it.
     pub writable: bool,
@@ -140,7 +140,7 @@ impl Region {
         word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| Some(update(old))).ok()
     }
 
-    /// The same with 64 bits.
+    /// Updates 64 bits in one step.
     pub fn update_wide(&self, offset: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
         let at = self.at(offset, 8).filter(|at| at.cast::<u64>().is_aligned())?;
         // SAFETY: in the region and aligned.

@@ -1,4 +1,4 @@
-//! Global memory: regions with addresses of their own, checked at every access.
+//! Global memory: regions with their own addresses, checked at every access.
 
 mod host;
 mod storage;
@@ -107,7 +107,7 @@ impl Memory {
         (end > base).then_some(end)
     }
 
-    /// The region in which an address lies.
+    /// The region in which an address is.
     fn region(&self, address: u64) -> Option<&Region> {
         let place = self.regions.partition_point(|region| region.base <= address);
         let region = self.regions.get(place.checked_sub(1)?)?;
@@ -258,7 +258,7 @@ mod tests {
         let mut bytes = [0; 7];
         memory.read(at, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3, 0xaa, 0xbb, 6, 7]);
-        assert_eq!(Window::new(&memory).update(at, false, |old| old + 1), Ok(0xaa03_0201), "the old value comes back");
+        assert_eq!(Window::new(&memory).update(at, false, |old| old + 1), Ok(0xaa03_0201), "the old value is returned");
     }
 
     /// Words of the host that a region keeps alive.

@@ -360,7 +360,7 @@ def test_a_convolution_that_hangs_is_named_and_not_tried_again(
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines() == ["attempt 0", "attempt 1 resumed", f"sum {8 * 8 * 8 * 36.0}"]
     key = "forward:f32:nchw:1x4x10x10:8x3x3:s1x1:p0x0:d1x1:g1"
-    assert f"unhang: rehearsal: HANG in a convolution: {key} on aten has not come back" in ended.stderr
+    assert f"unhang: rehearsal: HANG in a convolution: {key} on aten has not finished" in ended.stderr
     assert "in compute" in ended.stderr, "the Python stack"
     assert "train.py" in ended.stderr
     assert "starting it again (1 of 2)" in ended.stderr

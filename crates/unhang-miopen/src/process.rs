@@ -10,10 +10,10 @@ use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, Evidence, Realm, Record, Store, Tuning, quarantined, time};
 use unhang_gpu::strided;
-use unhang_hangs::Subject;
 use unhang_machine::{Machine, System};
 use unhang_miopen_api::{BAD_PARAMETER, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
 use unhang_plan::{Availability, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value, plan};
+use unhang_session::Subject;
 
 use crate::describe::{Call, Described};
 use crate::device::Device;

@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use unhang_engine::EngineName;
 use unhang_gpu::strided::{self, LoadedMove, Move};
 use unhang_gpu::{GpuError, Prepared};
-use unhang_hangs::Subject;
 use unhang_plan::TilePlan;
+use unhang_session::Subject;
 
 use crate::canary::is_emulated;
 use crate::describe::{Convolution, View};

@@ -10,7 +10,7 @@ use unhang_evidence::{Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::tuning::{Bench, Times, shortlist, tuned};
 use unhang_gpu::{GpuEngine, GpuError};
-use unhang_hangs::Subject;
+use unhang_session::Subject;
 
 use crate::canary::{is_emulated, source};
 use crate::compute;

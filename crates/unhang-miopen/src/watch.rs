@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unhang_evidence::Store;
-use unhang_hangs::{Farewell, Runtime, Subject, Watchdog, WatchedCall, deadlines};
+use unhang_session::{Farewell, Runtime, Subject, Watchdog, WatchedCall, deadlines};
 
 use crate::talk::say;
 

@@ -450,7 +450,7 @@ fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(86), "{said}");
     let expected =
-        "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen has not come back for";
+        "HANG in a convolution: forward:f32:nchw:2x4x6x5:6x3x2:s2x1:p1x0:d1x2:g2 on miopen has not finished for";
     assert!(said.contains(expected), "{said}");
     // What an emulated card did is no evidence about a real one, and the next process on the emulated card goes by it.
     let store = unhang_evidence::Store::open(home.path());

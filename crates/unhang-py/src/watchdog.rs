@@ -1,6 +1,6 @@
 //! The watchdog, for Python: which convolution hangs, and the end of the process that waits for it.
 //!
-//! What hangs is found by `unhang-watchdog`, and told and ended by `unhang-hangs`. None of that needs the interpreter's lock: a
+//! What hangs is found by `unhang-watchdog`, and told and ended by `unhang-session`. None of that needs the interpreter's lock: a
 //! thread that hangs may hold it for ever.
 
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use unhang_hangs::{Farewell, Runtime, Subject, Watchdog, WatchedCall, say};
+use unhang_session::{Farewell, Runtime, Subject, Watchdog, WatchedCall, say};
 
 use crate::knowledge::{PyMachine, PyStore};
 use crate::problem::PyProblem;
@@ -37,7 +37,7 @@ pub struct PyCall {
 #[pyfunction]
 pub fn hang_deadlines() -> ((f64, f64, f64), Vec<String>) {
     let mut wrong = Vec::new();
-    let found = unhang_hangs::deadlines(|name| std::env::var(name).ok(), |message| wrong.push(message));
+    let found = unhang_session::deadlines(|name| std::env::var(name).ok(), |message| wrong.push(message));
     let [first, second, third] =
         [found.deadline, found.outside_deadline, found.host_deadline].map(|it| it.as_secs_f64());
     ((first, second, third), wrong)

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 
-use unhang_guard::{Identity, PrivateFolder};
+use unhang_watchdog::HangReport;
+use unhang_watchdog::report::{HANG_OUTSIDE, LONGEST_FAREWELL};
 
 use crate::hsa::{ERROR, Status, entry, replace};
 use crate::queues::{Reading, Stands, deadline, kernel_name, remember_kernel};
@@ -29,10 +30,6 @@ const DISPATCH: u16 = 2;
 const TAKEN: u16 = 1;
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// The exit code of a process that hangs in something else than a convolution; see docs/run.md.
-const HANG_OUTSIDE: c_int = 87;
-/// The most that saying so may take, whatever gets stuck: nobody may read standard error.
-const LONGEST: Duration = Duration::from_secs(20);
 
 unsafe extern "C" {
     fn _exit(code: c_int) -> !;
@@ -254,23 +251,15 @@ fn kernel_at(queue: usize, reading: Reading) -> Option<String> {
     earlier.filter(|it| it.header & 0xff == TAKEN).find_map(|it| kernel_name(it.kernel_object))
 }
 
-/// Writes it down for `unhang run`, says it, and ends.
+/// Reports the hang to `unhang run` and to standard error, and ends the process.
 fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
     let _ = std::thread::Builder::new().name("unhang-farewell".to_owned()).spawn(|| {
-        std::thread::sleep(LONGEST);
+        std::thread::sleep(LONGEST_FAREWELL);
         exit_at_once()
     });
-    let this = Identity::of_this_process();
-    if let Some(folder) = std::env::var_os("UNHANG_RUN_FOLDER").filter(|folder| !folder.is_empty())
-        && let Ok(folder) = PrivateFolder::open_existing(folder.as_ref())
-    {
-        // None of these needs to be escaped: a number, hexadecimal digits, `pid:[…]`, a number.
-        let report = format!(
-            "{{\"process\": {}, \"boot\": \"{}\", \"namespace\": \"{}\", \"started\": \"{}\", \"code\": {HANG_OUTSIDE}, \
-             \"problems\": [], \"engine\": null}}",
-            this.pid, this.boot, this.namespace, this.started
-        );
-        let _ = folder.write(&format!("hang-{}.json", this.pid), report.as_bytes());
+    let report = HangReport::of_this_process("on the accelerator", time);
+    if let Some(folder) = std::env::var_os("UNHANG_RUN_FOLDER").filter(|folder| !folder.is_empty()) {
+        report.write(folder.as_ref());
     }
     let what = if queues == 1 { "a queue has".to_owned() } else { format!("{queues} queues have") };
     let place = match names {
@@ -281,7 +270,7 @@ fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
         "unhang: HANG on the accelerator, outside watched convolutions: {what} held packets and not moved for {:.1} s, \
          {place}. Ending process {} with code {HANG_OUTSIDE}\n",
         time.as_secs_f64(),
-        this.pid
+        report.process
     );
     crate::log::line(format_args!("{}", text.trim_end()));
     let _ = std::io::Write::write_all(&mut std::io::stderr(), text.as_bytes());
@@ -290,5 +279,5 @@ fn end_process(time: Duration, queues: usize, names: &[String]) -> ! {
 
 fn exit_at_once() -> ! {
     // SAFETY: ends the process without running anything of it; threads that wait for the card would keep `exit` waiting.
-    unsafe { _exit(HANG_OUTSIDE) }
+    unsafe { _exit(c_int::from(HANG_OUTSIDE)) }
 }

@@ -1,4 +1,4 @@
-//! Which convolution hangs on an accelerator.
+//! Which call hangs on an accelerator, and what its process leaves behind ([`HangReport`]).
 //!
 //! Launches are asynchronous: a call that returned has only been queued. So a marker (an event of the driver) goes into
 //! the stream before and after each watched call, and markers of ours ("fences") where nothing else was put. Markers of
@@ -14,15 +14,18 @@
 //! left behind, and always answers. Neither needs an interpreter's lock.
 //!
 //! This crate must not know a driver, torch, a convolution or a store: events come through [`Events`], what is watched
-//! is the caller's type, and what to do about a hang is the caller's function.
+//! is the caller's type, what to do about a hang is the caller's function, and a report has what hung as text. The shield
+//! stands on it: no dependency but `unhang-guard`, unless reports are to be read.
 
 #![forbid(unsafe_code)]
 
 mod judge;
 mod lane;
+pub mod report;
 mod shared;
 mod watch;
 
 pub use lane::{Events, Lane};
+pub use report::HangReport;
 pub use shared::{Hang, Place, WatchSettings};
 pub use watch::{Call, HostCall, Watch};

@@ -25,18 +25,16 @@ use unhang_machine::profile::Profile;
 use unhang_machine::unrepaired::{self, Unrepaired};
 use unhang_machine::{Options, examine};
 use unhang_plan::Strategy;
+use unhang_watchdog::HangReport;
+use unhang_watchdog::report::{HANG_IN_CALL, HANG_OUTSIDE};
 
 use self::child::{Ended, Signals};
 use self::environment::{Action, Decision};
-use self::folder::{HangReport, Repairs, RunFolder};
+use self::folder::{Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::text::{deadline, duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
 
-/// The exit code when a convolution hung.
-const HANG_IN_CONVOLUTION: u8 = 86;
-/// The exit code when something else on the accelerator hung.
-const HANG_OUTSIDE: u8 = 87;
 /// As shells have it: the command is there and cannot be run; it is not there.
 const CANNOT_RUN: u8 = 126;
 const NOT_FOUND: u8 = 127;
@@ -162,7 +160,7 @@ impl Run {
             if ended == Ended::Exited(0) || found.is_empty() {
                 return Ok(end_likewise(ended, folder));
             }
-            let code = if found.iter().any(HangReport::is_convolution) { HANG_IN_CONVOLUTION } else { HANG_OUTSIDE };
+            let code = if found.iter().any(HangReport::is_in_call) { HANG_IN_CALL } else { HANG_OUTSIDE };
             hangs.extend(found);
             if ended == Ended::Unkillable {
                 return Ok(ExitCode::from(code));
@@ -263,10 +261,10 @@ impl Run {
     }
 
     /// The deadlines that apply; a variable with an invalid value is reported.
-    fn deadlines(&self, say: impl Fn(&str)) -> unhang_hangs::WatchSettings {
+    fn deadlines(&self, say: impl Fn(&str)) -> unhang_session::WatchSettings {
         let asked = self.deadlines_asked_for();
         let of_flag = |name: &str| asked.iter().find(|(it, _)| *it == name).map(|(_, value)| value.clone());
-        unhang_hangs::deadlines(|name| of_flag(name).or_else(|| std::env::var(name).ok()), |nonsense| say(&nonsense))
+        unhang_session::deadlines(|name| of_flag(name).or_else(|| std::env::var(name).ok()), |nonsense| say(&nonsense))
     }
 
     /// What to set and why, and what there is to protect.

@@ -16,7 +16,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::origin::WithOrigin;
 use unhang_guard::Handle;
 
-use super::folder::RunFolder;
+use super::folder::{RunFolder, handle_of};
 use crate::output::say;
 
 /// How often reports are looked for.
@@ -155,7 +155,7 @@ impl Reported {
         for (name, report) in folder.reports() {
             // Held on to at once: later the id may be somebody else's.
             self.seen.entry(name).or_insert_with(|| {
-                let handle = report.handle(folder.path())?;
+                let handle = handle_of(&report, folder.path())?;
                 Some(Hung { handle, since: Instant::now(), stage: Stage::Ending })
             });
         }

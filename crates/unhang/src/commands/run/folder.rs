@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
-use unhang_guard::{Handle, Identity, NotPrivate, PrivateFolder, process};
+use unhang_guard::{Handle, NotPrivate, PrivateFolder, process};
 use unhang_machine::unrepaired::UnrepairedKernel;
+use unhang_watchdog::HangReport;
 
 use super::super::text::counted;
 
@@ -36,55 +37,19 @@ pub struct RunFolder {
     _lock: File,
 }
 
-/// What a watchdog wrote down before it ended its process.
-#[derive(Debug, Clone, Deserialize)]
-pub struct HangReport {
-    /// The process.
-    pub process: u32,
-    #[serde(default)]
-    boot: String,
-    #[serde(default)]
-    namespace: String,
-    #[serde(default)]
-    started: String,
-    problems: Vec<String>,
-    engine: Option<String>,
-    /// Which of the engine's ways was being measured; empty for the engine's own choice.
-    #[serde(default)]
-    candidate: String,
-}
-
-impl HangReport {
-    /// Whether a convolution hung, and nothing else.
-    pub fn is_convolution(&self) -> bool {
-        self.engine.is_some()
+/// Holds on to the process that reported a hang, if it is still there and surely that one: of this boot and namespace, with
+/// the start time that it reported, and started by this run.
+pub fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
+    let identity = report.identity();
+    if !identity.is_of_here() || identity.pid == std::process::id() {
+        return None;
     }
-
-    /// What not to try again, as `engine@convolution`, or `engine/candidate@convolution`.
-    pub fn pairs(&self) -> Vec<String> {
-        let Some(engine) = &self.engine else { return Vec::new() };
-        let who = match self.candidate.as_str() {
-            "" => engine.clone(),
-            candidate => format!("{engine}/{candidate}"),
-        };
-        self.problems.iter().map(|problem| format!("{who}@{problem}")).collect()
-    }
-
-    /// Holds on to the process that reported, if it is still there and surely that one: of this boot and namespace, with
-    /// the start time that it reported, and started by this run.
-    pub fn handle(&self, folder: &Path) -> Option<Handle> {
-        let (boot, namespace, started) = (self.boot.clone(), self.namespace.clone(), self.started.clone());
-        let identity = Identity { boot, namespace, pid: self.process, started };
-        if !identity.is_of_here() || identity.pid == std::process::id() {
-            return None;
-        }
-        let handle = Handle::of(self.process)?;
-        let is_ours = || {
-            process::descends_from(self.process, std::process::id())
-                || process::was_started_with(self.process, VARIABLE, folder.as_os_str().as_bytes()) == Some(true)
-        };
-        (handle.started_at(&identity.started) && is_ours()).then_some(handle)
-    }
+    let handle = Handle::of(identity.pid)?;
+    let is_ours = || {
+        process::descends_from(identity.pid, std::process::id())
+            || process::was_started_with(identity.pid, VARIABLE, folder.as_os_str().as_bytes()) == Some(true)
+    };
+    (handle.started_at(&identity.started) && is_ours()).then_some(handle)
 }
 
 impl RunFolder {
@@ -142,8 +107,7 @@ impl RunFolder {
     fn report_names(&self) -> Vec<String> {
         let names = self.folder().names().unwrap_or_default();
         let names = names.into_iter().filter_map(|name| name.into_string().ok());
-        let mut names: Vec<String> =
-            names.filter(|name| name.starts_with("hang-") && name.ends_with(".json")).take(MOST_REPORTS).collect();
+        let mut names: Vec<String> = names.filter(|name| HangReport::is_name(name)).take(MOST_REPORTS).collect();
         names.sort();
         names
     }
@@ -152,7 +116,7 @@ impl RunFolder {
     pub fn reports(&self) -> Vec<(String, HangReport)> {
         let read = |name: String| {
             let bytes = self.folder().read(&name, LONGEST_REPORT).ok()??;
-            Some((name, serde_json::from_slice(&bytes).ok()?))
+            Some((name, HangReport::from_json(&bytes)?))
         };
         self.report_names().into_iter().filter_map(read).collect()
     }
@@ -391,8 +355,8 @@ mod tests {
         folder.folder().write("hang-7.json", &vec![b' '; 1 << 20]).unwrap();
         let taken = folder.take_reports();
         assert_eq!(taken.len(), 1);
-        assert!(taken[0].is_convolution());
-        assert!(taken[0].handle(folder.path()).is_none(), "a report that does not say which process 5 is");
+        assert!(taken[0].is_in_call());
+        assert!(handle_of(&taken[0], folder.path()).is_none(), "a report that does not say which process 5 is");
         assert_eq!(taken[0].pairs(), [format!("aten@{key}")]);
         assert!(folder.reports().is_empty());
         let path = folder.path().to_owned();

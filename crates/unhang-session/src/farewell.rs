@@ -1,4 +1,4 @@
-//! The end of a process that hangs: written down, told, ended. Every step may fail, none may hang.
+//! The end of a process that hangs: kept as evidence, reported, ended. Every step may fail, none may hang.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -6,20 +6,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use unhang_engine::Verdict;
 use unhang_evidence::{Record, RecordSource, Store};
-use unhang_guard::{Identity, PrivateFolder};
-use unhang_watchdog::{Hang, Place};
+use unhang_watchdog::report::{HANG_IN_CALL, LONGEST_FAREWELL};
+use unhang_watchdog::{Hang, HangReport, Place};
 
-use crate::Subject;
-
-/// The exit code of a process that hangs in a convolution.
-const HANG_IN_CONVOLUTION: i32 = 86;
-/// The exit code of a process that hangs in something else.
-const HANG_OUTSIDE: i32 = 87;
-/// The most that saying goodbye may take, whatever gets stuck.
-const LONGEST: Duration = Duration::from_secs(20);
+use crate::watchdog::Subject;
 
 /// What a hang needs to be told, gathered while all is well.
 pub struct Farewell {
@@ -35,15 +27,18 @@ pub struct Farewell {
 
 impl Farewell {
     pub(crate) fn end_process(&self, hang: &Hang<Subject>) {
-        let code = if hang.subject.is_some() { HANG_IN_CONVOLUTION } else { HANG_OUTSIDE };
+        let report = report_of(hang);
+        let code = i32::from(report.code);
         let _ = std::thread::Builder::new().name("unhang-farewell".to_owned()).spawn(move || {
-            std::thread::sleep(LONGEST);
+            std::thread::sleep(LONGEST_FAREWELL);
             signal_hook::low_level::exit(code);
         });
         if let Some(subject) = &hang.subject {
             self.record(hang, subject);
         }
-        self.write_report(hang, code);
+        if let Some(folder) = &self.folder {
+            report.write(folder);
+        }
         say(&told(hang, code));
         (self.last)();
         signal_hook::low_level::exit(code);
@@ -54,7 +49,7 @@ impl Farewell {
         for problem in &subject.problems {
             let record = Record::new(problem.clone(), subject.engine, &self.machine, Verdict::Hangs, source);
             let mut record = record.with_variant(&subject.candidate);
-            record.detail = format!("did not come back within {:.1} s, {}", hang.waited.as_secs_f64(), place(hang));
+            record.detail = format!("did not finish within {:.1} s, {}", hang.waited.as_secs_f64(), place(hang));
             if subject.problems.len() > 1 {
                 record.detail += "; both gradients were computed in one call";
             }
@@ -62,29 +57,18 @@ impl Farewell {
         }
         self.store.flush(Duration::from_secs(5));
     }
+}
 
-    /// For `unhang run`: whole or not at all.
-    fn write_report(&self, hang: &Hang<Subject>, code: i32) {
-        let Some(folder) = &self.folder else { return };
-        let subject = hang.subject.as_deref();
-        let this = Identity::of_this_process();
-        let names = |it: &Subject| it.problems.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let report = json!({
-            "process": this.pid,
-            "boot": this.boot,
-            "namespace": this.namespace,
-            "started": this.started,
-            "code": code,
-            "problems": subject.map(names).unwrap_or_default(),
-            "engine": subject.map(|it| it.engine.name()),
-            "candidate": subject.map(|it| it.candidate.as_str()).unwrap_or_default(),
-            "rehearsal": subject.is_some_and(|it| it.rehearsed),
-            "place": place(hang),
-            "seconds": hang.waited.as_secs_f64(),
-        });
-        if let Ok(folder) = PrivateFolder::open_existing(folder) {
-            let _ = folder.write(&format!("hang-{}.json", this.pid), report.to_string().as_bytes());
-        }
+fn report_of(hang: &Hang<Subject>) -> HangReport {
+    let report = HangReport::of_this_process(place(hang), hang.waited);
+    let Some(subject) = &hang.subject else { return report };
+    HangReport {
+        code: HANG_IN_CALL,
+        problems: subject.problems.iter().map(ToString::to_string).collect(),
+        engine: Some(subject.engine.name().to_owned()),
+        candidate: subject.candidate.clone(),
+        rehearsal: subject.rehearsed,
+        ..report
     }
 }
 
@@ -117,7 +101,7 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
             };
             let _ = write!(
                 text,
-                "{rehearsal}HANG in a convolution: {} on {}{candidate} has not come back for {seconds:.1} s, {}{device}. It is \
+                "{rehearsal}HANG in a convolution: {} on {}{candidate} has not finished for {seconds:.1} s, {}{device}. It is \
                  kept as evidence, and this {who} is not used for it again",
                 problems.join(" and "),
                 subject.engine,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use unhang_watchdog::WatchSettings;
 
-/// Seconds after which a convolution on the accelerator that does not come back is a hang.
+/// Seconds after which a convolution on the accelerator that has not finished is a hang.
 const DEADLINE: f64 = 60.0;
 /// For other work there, this many times that: how long a kernel may take that nobody watches is not known.
 const OUTSIDE: f64 = 10.0;
@@ -13,7 +13,7 @@ const DEADLINE_TOGETHER: f64 = 1800.0;
 /// Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
 const HOST_DEADLINE: f64 = 3600.0;
 
-/// The deadlines that variables name; `say` is told of a value that is none.
+/// The deadlines that variables name; `say` receives what is wrong with an invalid value.
 pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(String)) -> WatchSettings {
     let mut seconds = |name: &str, default: f64| {
         let Some(text) = variable(name).filter(|text| !text.is_empty()) else { return default };

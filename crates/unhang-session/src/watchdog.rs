@@ -1,15 +1,4 @@
-//! What becomes of a convolution that does not come back: it is kept as evidence, told, and the process that waits for it is ended.
-//!
-//! * [`Watchdog`] watches convolutions on a driver's streams; what hangs is found by `unhang-watchdog`;
-//! * [`Farewell`] is what is done then, by both faces alike: torch's dispatcher and MIOpen's boundary;
-//! * [`deadlines`] is how long is too long, by the variables that name it.
-//!
-//! This crate must not know torch, Python or MIOpen. Nothing here needs a lock that a thread which hangs may hold.
-
-#![forbid(unsafe_code)]
-
-mod deadlines;
-mod farewell;
+//! Watches convolutions on a driver's streams. Nothing here needs a lock that a thread which hangs may hold.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,11 +7,9 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
-use unhang_watchdog::{Call, Events, HostCall, Watch};
+use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
 
-pub use deadlines::deadlines;
-pub use farewell::{Farewell, say};
-pub use unhang_watchdog::WatchSettings;
+use crate::farewell::{Farewell, say};
 
 /// What is watched: a convolution on an engine. Gradients that one call computes are two convolutions.
 #[derive(Debug)]
@@ -37,6 +24,13 @@ pub struct Subject {
     pub rehearsed: bool,
 }
 
+impl Subject {
+    /// One convolution, by the engine's own choice.
+    pub fn new(problem: &Problem, engine: EngineName, rehearsed: bool) -> Subject {
+        Subject { problems: vec![problem.clone()], engine, candidate: String::new(), rehearsed }
+    }
+}
+
 /// Whose streams they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
@@ -46,7 +40,7 @@ pub enum Runtime {
     Cuda,
 }
 
-/// Watches convolutions of this process, and ends it when one does not come back.
+/// Watches convolutions of this process, and ends it when one hangs.
 pub struct Watchdog {
     watch: Watch<Subject>,
     runtime: Runtime,
@@ -84,7 +78,7 @@ impl Watchdog {
         self.watch.begin(&lane, subject).map(WatchedCall::Accelerator)
     }
 
-    /// The same inside of another call on the stream that is watched and has not returned.
+    /// A call begins inside of another one on the stream that is watched and has not returned.
     pub fn begin_inside(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);
@@ -171,7 +165,7 @@ fn words(error: DriverError) -> String {
     error.to_string()
 }
 
-/// In the place of a driver that could not be had: a stream that is never ready to be watched.
+/// In the place of a driver that cannot be opened: a stream that is never ready to be watched.
 struct Nothing;
 
 impl Events for Nothing {

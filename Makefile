@@ -1,6 +1,6 @@
 # make demo   a guided first run on whatever is here
 # make test   the full test suite; CI runs this and nothing else
-.PHONY: help demo test test-all test-rocm fuzz-emulator wheel check deny bench-cpu bench-overhead clean
+.PHONY: help demo test quick test-all test-rocm fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -15,6 +15,11 @@ demo:
 test:
 	@tools/setup tests
 	@.venv/bin/python tools/test
+
+# make quick   the tests that catch most mistakes: under five minutes once everything is built
+quick:
+	@tools/setup build python
+	@.venv/bin/python tools/test --only quick
 
 # make test-all   the same with long fuzzing and every combination
 test-all:

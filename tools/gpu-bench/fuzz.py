@@ -50,7 +50,9 @@ def draw(arguments: argparse.Namespace) -> list[tuple[str, Problem]]:
 
 def others(engine: Engine, problem: Problem, taken: str, count: int) -> list[str]:
     """Other choices: the first of each family and tile by the model."""
-    names = [name for name, _, _ in engine.candidates(problem.key) if not name.startswith(("half:", "general:", "plain"))]
+    names = [
+        name for name, _, _ in engine.candidates(problem.key) if not name.startswith(("half:", "general:", "plain"))
+    ]
     seen, found = {":".join(taken.split(":")[:2])}, []
     for name in names:
         head = ":".join(name.split(":")[:2])
@@ -67,7 +69,14 @@ def measure(engine: Engine, name: str, problem: Problem, rounds: int) -> dict[st
     microseconds = replay_time(run, rounds)
     l2, largest = errors(result, expected)
     del expected
-    row: dict[str, Any] = {"first": name, "key": problem.key, "choice": choice, "us": microseconds, "l2": l2, "max": largest}
+    row: dict[str, Any] = {
+        "first": name,
+        "key": problem.key,
+        "choice": choice,
+        "us": microseconds,
+        "l2": l2,
+        "max": largest,
+    }
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
         row["cudnn_us"] = replay_time(case.torch, rounds)
     with torch.backends.cudnn.flags(enabled=False):
@@ -139,7 +148,9 @@ def main() -> int:
     summary(rows)
     if arguments.losers:
         lost = [row for row in rows if row["cudnn_us"] / row["us"] < arguments.below]
-        again = [(row, name) for row in lost for name in others(engine, Problem(row["key"]), row["choice"], arguments.losers)]
+        again = [
+            (row, name) for row in lost for name in others(engine, Problem(row["key"]), row["choice"], arguments.losers)
+        ]
         failures += compile_ahead([(row["key"], name) for row, name in again], architecture())
         for row, name in again:
             if time.time() - started > arguments.seconds + 120:
@@ -150,7 +161,9 @@ def main() -> int:
             except (GpuError, RuntimeError) as error:
                 failures.append(str(error)[:300])
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}))
+        Path(arguments.json).write_text(
+            json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+        )
     for row in sorted(rows, key=lambda row: row["cudnn_us"] / row["us"])[: arguments.worst]:
         best = min(row.get("others", {}).items(), key=lambda item: item[1], default=("", math.nan))
         print(

@@ -110,7 +110,9 @@ def detection(name: str) -> None:
             if getattr(model.roi_heads, "mask_head", None) is not None:
                 model.roi_heads.mask_predictor(model.roi_heads.mask_head(image(14, BATCH, features[0].shape[1])))
             if getattr(model.roi_heads, "keypoint_head", None) is not None:
-                model.roi_heads.keypoint_predictor(model.roi_heads.keypoint_head(image(14, BATCH, features[0].shape[1])))
+                model.roi_heads.keypoint_predictor(
+                    model.roi_heads.keypoint_head(image(14, BATCH, features[0].shape[1]))
+                )
         else:
             model.head(features)
 
@@ -141,7 +143,13 @@ def yolo(path: Path, scale: str) -> None:
     with torch.no_grad():
         for layer in model.eval():
             source = layer.f
-            given = x if source == -1 else outputs[source] if isinstance(source, int) else [x if j == -1 else outputs[j] for j in source]
+            given = (
+                x
+                if source == -1
+                else outputs[source]
+                if isinstance(source, int)
+                else [x if j == -1 else outputs[j] for j in source]
+            )
             x = layer.train()(given) if layer is model[-1] else layer(given)
             outputs.append(x)
 
@@ -168,8 +176,19 @@ def diffusers_models() -> Iterator[Model]:
             size = settings.get("sample_size", 64)
             added = {}
             if settings.get("addition_embed_type") == "text_time":
-                added = {"added_cond_kwargs": {"text_embeds": torch.empty(1, 1280, device="meta"), "time_ids": torch.empty(1, 6, device="meta")}}
-            run(model, image(size, 1, 4), torch.empty(1, device="meta"), torch.empty(1, 77, cross, device="meta"), **added)
+                added = {
+                    "added_cond_kwargs": {
+                        "text_embeds": torch.empty(1, 1280, device="meta"),
+                        "time_ids": torch.empty(1, 6, device="meta"),
+                    }
+                }
+            run(
+                model,
+                image(size, 1, 4),
+                torch.empty(1, device="meta"),
+                torch.empty(1, 77, cross, device="meta"),
+                **added,
+            )
 
         return build
 
@@ -211,7 +230,12 @@ def transformers_models() -> Iterator[Model]:
                 run(model.encoder, torch.empty(1, configuration.num_mel_bins, 3000, device="meta"))
             else:
                 extractor = getattr(model, "feature_extractor", None) or model.encoder
-                run(extractor, torch.empty(1, 160000, device="meta") if name != "Encodec" else torch.empty(1, 1, 160000, device="meta"))
+                run(
+                    extractor,
+                    torch.empty(1, 160000, device="meta")
+                    if name != "Encodec"
+                    else torch.empty(1, 1, 160000, device="meta"),
+                )
 
         return build
 
@@ -225,7 +249,20 @@ def transformers_models() -> Iterator[Model]:
 
         return build
 
-    for name in ("Segformer", "MobileViT", "MobileNetV1", "ResNet", "RegNet", "ConvNextV2", "PoolFormer", "VAN", "Cvt", "LevIT", "EfficientFormer", "FocalNet"):
+    for name in (
+        "Segformer",
+        "MobileViT",
+        "MobileNetV1",
+        "ResNet",
+        "RegNet",
+        "ConvNextV2",
+        "PoolFormer",
+        "VAN",
+        "Cvt",
+        "LevIT",
+        "EfficientFormer",
+        "FocalNet",
+    ):
         if hasattr(transformers, f"{name}Model"):
             yield name.lower(), vision(name)
 
@@ -269,7 +306,7 @@ def main() -> int:
                     # Definitions that compute their sizes with tensors are made in memory first.
                     with recorder:
                         build()
-            except Exception as error:  # noqa: BLE001: any model may refuse meta tensors, each in its own way
+            except Exception as error:  # any model may refuse meta tensors, each in its own way
                 failed.append(f"{name} ({type(error).__name__}: {str(error)[:80]})")
             finally:
                 signal.alarm(0)

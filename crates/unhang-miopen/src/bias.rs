@@ -3,18 +3,15 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use unhang_conv::{DataType, Layout};
+use unhang_conv::Layout;
 use unhang_gpu::driver::Driver;
 use unhang_gpu::strided::{self, Move};
 use unhang_miopen_api::{BAD_PARAMETER, INTERNAL_ERROR, NOT_IMPLEMENTED, Opaque, SUCCESS, Status};
+use unhang_session::{Device, Failure, Numbers, View, say_once as say};
 
-use crate::compute::Failure;
-use crate::describe::{Bias, View};
-use crate::device::Device;
-use crate::host::Numbers;
-use crate::process::{Process, process, stream_of};
+use crate::describe::Bias;
+use crate::face::{Process, process, scalars, stream_of};
 use crate::real::{self, Real};
-use crate::talk::say;
 
 /// A call: a bias, the tensor that it belongs to, and scalars.
 pub(crate) struct Call {
@@ -55,13 +52,10 @@ impl Call {
             NOT_IMPLEMENTED
         };
         let bias = Bias::read(self.real, self.bias, self.tensor).map_err(refuse)?;
-        let is_wide = bias.data_type == DataType::F64;
-        // SAFETY: as the interface has it, doubles for doubles, else floats.
-        let read = |at: *const c_void| unsafe {
-            if is_wide { at.cast::<f64>().read_unaligned() } else { f64::from(at.cast::<f32>().read_unaligned()) }
-        };
-        if read(self.alpha) != 1.0 || read(self.beta) != 0.0 {
-            return Err(NOT_IMPLEMENTED);
+        // SAFETY: the caller's scalars, as the interface has them.
+        let status = unsafe { scalars(bias.data_type, self.alpha, self.beta) };
+        if status != SUCCESS {
+            return Err(status);
         }
         let device = process.device_now().map_err(refuse)?;
         process.situation(&device);
@@ -79,13 +73,8 @@ fn ended(result: Result<(), Failure>) -> Status {
             say(&format!("a bias is refused (not implemented): {reason}"));
             NOT_IMPLEMENTED
         }
-        Err(
-            Failure::Failed(_, reason)
-            | Failure::NoMemory(reason)
-            | Failure::Misaligned(reason)
-            | Failure::Device(reason),
-        ) => {
-            say(&format!("a bias failed: {reason}"));
+        Err(failure) => {
+            say(&format!("a bias failed: {}", failure.reason()));
             INTERNAL_ERROR
         }
     }

@@ -2,9 +2,9 @@
 
 use std::ffi::c_int;
 
-use unhang_conv::{DataType, Direction, Layout, Problem, Specification, TensorShape};
-use unhang_gpu::strided::Strides;
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_miopen_api::{MODE_TRANSPOSE, Opaque, SUCCESS, data_type_of};
+use unhang_session::{Convolution, View};
 
 use crate::real::Real;
 
@@ -45,52 +45,6 @@ pub(crate) struct Described {
     x: Tensor,
     w: Tensor,
     y: Tensor,
-}
-
-/// A tensor as it lies in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct View {
-    pub(crate) shape: TensorShape,
-    pub(crate) strides: Strides,
-}
-
-impl View {
-    pub(crate) fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// From the first element to behind the last, in elements.
-    pub(crate) fn span(&self) -> usize {
-        1 + self.shape.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
-    }
-
-    /// The strides of a tensor of that shape without gaps.
-    pub(crate) fn dense_strides([_, c, h, w]: TensorShape, layout: Layout) -> Strides {
-        match layout {
-            Layout::Nchw => [c * h * w, h * w, w, 1],
-            Layout::Nhwc => [c * h * w, 1, w * c, c],
-        }
-    }
-
-    /// Whether it lies so; an axis of one element may have any stride.
-    pub(crate) fn is_dense(&self, layout: Layout) -> bool {
-        let dense = View::dense_strides(self.shape, layout);
-        self.shape
-            .iter()
-            .zip(self.strides.iter().zip(dense))
-            .all(|(&size, (&found, dense))| size == 1 || found == dense)
-    }
-}
-
-/// A convolution that our engines know. A transposed one is the ordinary one with input and output, and with them the
-/// directions, exchanged.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Convolution {
-    pub(crate) problem: Problem,
-    /// The problem's operands in its own order: first, second, result.
-    pub(crate) views: [View; 3],
-    /// Which of the caller's tensors (x, w, y) each of them is.
-    pub(crate) order: [usize; 3],
 }
 
 fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
@@ -148,7 +102,8 @@ impl Described {
         })
     }
 
-    /// The convolution, or why it is none that our engines know.
+    /// The convolution, or why our engines do not know it. A transposed one is the ordinary one with input and output, and with
+    /// them the directions, exchanged.
     pub(crate) fn convolution(&self) -> Result<Convolution, String> {
         let data_type = data_type_of(self.x.data_type)
             .ok_or_else(|| format!("elements of type {} are not supported", self.x.data_type))?;
@@ -317,14 +272,5 @@ mod tests {
     fn another_output_than_the_definition_gives_is_declined() {
         let (x, w, y) = (packed(&[2, 4, 9, 9]), packed(&[6, 4, 3, 3]), packed(&[2, 6, 4, 5]));
         assert!(described(Direction::Forward, 0, x, w, y).convolution().is_err());
-    }
-
-    #[test]
-    fn channels_last_and_gaps_are_told_apart() {
-        let view = View { shape: [1, 3, 4, 5], strides: [7, 1, 15, 3] };
-        assert!(view.is_dense(Layout::Nhwc) && !view.is_dense(Layout::Nchw));
-        let gaps = View { shape: [2, 3, 4, 5], strides: [100, 30, 6, 1] };
-        assert!(!gaps.is_dense(Layout::Nhwc) && !gaps.is_dense(Layout::Nchw));
-        assert_eq!(gaps.span(), 1 + 100 + 60 + 18 + 4);
     }
 }

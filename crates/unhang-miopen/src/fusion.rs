@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use unhang_miopen_api::Opaque;
+use unhang_session::say_once as say;
 
-use crate::process::process;
+use crate::face::process;
 use crate::real::{self, Real};
-use crate::talk::say;
 
 /// Fusion plans and problems with a convolution in them.
 static WITH_CONVOLUTION: Mutex<Option<HashSet<usize>>> = Mutex::new(None);

@@ -8,13 +8,12 @@ use unhang_miopen_api::{
     ALGORITHM_DIRECT, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, NOT_INITIALIZED, Opaque,
     Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION, index_of,
 };
+use unhang_session::{Decision, Route, tune};
 
-use crate::compute::{self, Memory};
 use crate::describe::Call;
-use crate::process::{Decision, Process, process, stream_of};
+use crate::face::{self, Memory, Process, process, stream_of};
 use crate::real::{self, Real};
-use crate::route::Route;
-use crate::{bias, fusion, tune};
+use crate::{bias, fusion};
 
 // SAFETY for the whole file: every exported function has the contract of MIOpen's function of its name, and what is passed on is
 // what was given.
@@ -37,12 +36,20 @@ enum Kind {
     Work,
 }
 
+/// A call that is ours to answer.
+struct Ours<'a> {
+    process: &'a Process,
+    real: &'static Real,
+    route: &'a Route,
+    call: &'a Call,
+}
+
 /// Decides on a convolution call, and either passes it on or answers it. No panic leaves this.
 fn boundary(
     kind: Kind,
     call: Call,
     forward: impl FnOnce(&Real) -> Status,
-    ours: impl FnOnce(&Process, &Route, &Call) -> Status,
+    ours: impl FnOnce(&Ours<'_>) -> Status,
 ) -> Status {
     let Some(real) = real::of_caller() else { return NOT_INITIALIZED };
     if real::is_inside() {
@@ -50,17 +57,18 @@ fn boundary(
     }
     let decided = catch_unwind(AssertUnwindSafe(|| {
         let process = process(real)?;
-        match process.decide(real, &call) {
-            Decision::Forward(subject) => Some(Err((process, subject))),
-            Decision::Refuse(status) => Some(Ok(status)),
-            Decision::Ours(route) => Some(Ok(ours(process, &route, &call))),
+        match face::decide(process, real, &call) {
+            Ok(Decision::Forward(subject)) => Some(Err((process, subject))),
+            Ok(Decision::Ours(route)) => Some(Ok(ours(&Ours { process, real, route: &route, call: &call }))),
+            Ok(Decision::Refuse) => Some(Ok(NOT_IMPLEMENTED)),
+            Err(status) => Some(Ok(status)),
         }
     }));
     match decided {
         Ok(None) => forward(real),
         Ok(Some(Ok(status))) => status,
         Ok(Some(Err((process, subject)))) if kind == Kind::Work => {
-            process.watched(real, call.handle, || subject, || forward(real))
+            process.watched(|| stream_of(real, call.handle), || subject, || forward(real))
         }
         Ok(Some(Err(_))) => forward(real),
         Err(_) => INTERNAL_ERROR,
@@ -84,15 +92,14 @@ struct Search {
     results: *mut Performance,
 }
 
-fn find(process: &Process, route: &Route, call: &Call, memory: Memory, search: Search) -> Status {
+fn find(ours: &Ours<'_>, memory: Memory, search: Search) -> Status {
     let missing = search.count.is_null() || search.results.is_null() || search.most < 1;
     if missing || memory.tensors.iter().any(|it| it.is_null()) {
         return BAD_PARAMETER;
     }
-    // A caller may search with more than it was told of, and then has no more than that when it executes.
-    let room = route.workspace_bytes().saturating_sub(256 + route.packing.bytes);
-    if let Some(stream) = stream_of(route.real, call.handle) {
-        tune::tune(process, route, stream, room);
+    let route = ours.route;
+    if let Some(stream) = stream_of(ours.real, ours.call.handle) {
+        tune(ours.process, route, stream);
     }
     answer(search.count, || 1);
     answer(search.results, || Performance {
@@ -103,7 +110,8 @@ fn find(process: &Process, route: &Route, call: &Call, memory: Memory, search: S
 }
 
 /// Exactly one: torch reads the first unchecked.
-fn solution(route: &Route, call: &Call, most: usize, count: *mut usize, to: *mut Solution) -> Status {
+fn solution(ours: &Ours<'_>, most: usize, count: *mut usize, to: *mut Solution) -> Status {
+    let (route, call) = (ours.route, ours.call);
     if most > 0 {
         let status = answer(to, || Solution {
             milliseconds: route.milliseconds(),
@@ -119,12 +127,12 @@ fn solution(route: &Route, call: &Call, most: usize, count: *mut usize, to: *mut
 }
 
 /// Whether MIOpen knows a solver of this id: a framework may have stored one before we were here.
-fn check_id(route: &Route, call: &Call, id: u64) -> Status {
-    if NAIVE_SOLVERS[index_of(call.direction)] == id {
+fn check_id(ours: &Ours<'_>, id: u64) -> Status {
+    if NAIVE_SOLVERS[index_of(ours.call.direction)] == id {
         return SUCCESS;
     }
     let mut algorithm = 0;
-    match route.real.functions.algorithm_of {
+    match ours.real.functions.algorithm_of {
         // SAFETY: a place for the number.
         Some(algorithm_of) if unsafe { algorithm_of(id, &mut algorithm) } == SUCCESS => SUCCESS,
         _ => BAD_PARAMETER,
@@ -161,7 +169,7 @@ macro_rules! direction {
                     Kind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).workspace_size, handle, $qa, $qb, convolution, $out, bytes),
-                    |_, route, _| answer(bytes, || route.workspace_bytes() as usize),
+                    |ours| answer(bytes, || ours.route.workspace_bytes() as usize),
                 )
             }
             /// The search for an algorithm.
@@ -177,9 +185,9 @@ macro_rules! direction {
                         real.functions.of(call.direction).find, handle, $fa, $fap, $fb, $fbp, convolution, $out, $outp, most,
                         count, results, workspace, bytes, exhaustive
                     ),
-                    |process, route, call| {
+                    |ours| {
                         let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
-                        find(process, route, call, memory, Search { most, count, results })
+                        find(ours, memory, Search { most, count, results })
                     },
                 )
             }
@@ -196,12 +204,12 @@ macro_rules! direction {
                         real.functions.of(call.direction).execute, handle, alpha, $fa, $fap, $fb, $fbp, convolution, algorithm,
                         beta, $out, $outp, workspace, bytes
                     ),
-                    |process, route, call| {
+                    |ours| {
                         let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
                         // SAFETY: see above.
                         unsafe {
-                            match compute::scalars(route, alpha, beta) {
-                                SUCCESS => compute::execute(process, route, call, memory),
+                            match face::scalars(ours.route.data_type(), alpha, beta) {
+                                SUCCESS => face::execute(ours.process, ours.real, ours.route, ours.call, memory),
                                 status => status,
                             }
                         }
@@ -215,7 +223,7 @@ macro_rules! direction {
                     Kind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution_count, handle, $qa, $qb, convolution, $out, count),
-                    |_, _, _| answer(count, || 1),
+                    |_| answer(count, || 1),
                 )
             }
             /// The solutions.
@@ -228,7 +236,7 @@ macro_rules! direction {
                     Kind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution, handle, $qa, $qb, convolution, $out, most, count, solutions),
-                    |_, route, call| solution(route, call, most, count, solutions),
+                    |ours| solution(ours, most, count, solutions),
                 )
             }
             /// The workspace of a solution.
@@ -238,8 +246,8 @@ macro_rules! direction {
                     Kind::Question,
                     call,
                     |real| forward!(real.functions.of(call.direction).solution_workspace_size, handle, $qa, $qb, convolution, $out, id, bytes),
-                    |_, route, call| match check_id(route, call, id) {
-                        SUCCESS => answer(bytes, || route.workspace_bytes() as usize),
+                    |ours| match check_id(ours, id) {
+                        SUCCESS => answer(bytes, || ours.route.workspace_bytes() as usize),
                         status => status,
                     },
                 )
@@ -251,7 +259,7 @@ macro_rules! direction {
                     Kind::Work,
                     call,
                     |real| forward!(real.functions.of(call.direction).compile_solution, handle, $qa, $qb, convolution, $out, id),
-                    |_, route, call| check_id(route, call, id),
+                    |ours| check_id(ours, id),
                 )
             }
             /// The convolution, by a solution.
@@ -267,11 +275,11 @@ macro_rules! direction {
                         real.functions.of(call.direction).immediate, handle, $qa, $qap, $qb, $qbp, convolution, $out, $outp,
                         workspace, bytes, id
                     ),
-                    |process, route, call| {
+                    |ours| {
                         let memory = Memory { tensors: [$xp, $wp, $yp], workspace, bytes };
-                        match check_id(route, call, id) {
+                        match check_id(ours, id) {
                             // SAFETY: see above.
-                            SUCCESS => unsafe { compute::execute(process, route, call, memory) },
+                            SUCCESS => unsafe { face::execute(ours.process, ours.real, ours.route, ours.call, memory) },
                             status => status,
                         }
                     },

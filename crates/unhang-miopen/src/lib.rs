@@ -6,26 +6,20 @@
 //! look functions up. Handles and descriptors stay MIOpen's: what a call means is read back through MIOpen's own getters
 //! ([`describe`]), and every other call goes to MIOpen untouched.
 //!
-//! What a call leads to is decided by `unhang-plan`, on the same evidence, canaries and settings as everywhere ([`process`]);
-//! `jit`, `cpu` and `tiled` are computed here ([`compute`]), `miopen` is the real library. There is no policy in this crate.
+//! What a call leads to and how it is computed is `unhang-session`'s, for which this library is a [`face`]. There is no policy
+//! in this crate.
 //!
 //! It runs in other people's processes: no panic leaves it, nothing waits without a deadline but where the caller waits for
 //! the device anyway, errors are MIOpen's status codes with MIOpen's meanings. It must not know torch or any other framework.
 
 mod bias;
 mod canary;
-mod compute;
 mod describe;
-mod device;
+mod face;
 mod fusion;
-mod host;
 mod interpose;
+mod loader;
 mod lookup;
-mod process;
 mod real;
-mod route;
 mod summary;
-mod talk;
-mod tune;
-mod verify;
 mod watch;

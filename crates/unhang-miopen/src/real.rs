@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use unhang_miopen_api::Functions;
 
-use crate::lookup;
+use crate::loader;
 
 /// One mapped MIOpen.
 pub(crate) struct Real {
@@ -23,13 +23,13 @@ impl Real {
     fn load(path: &CStr, base: usize) -> Option<Real> {
         // SAFETY: the file is mapped already; this only counts a reference, which is never given back.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-        let getter = lookup::real_dlsym(library, c"miopenGetTensorDescriptor");
+        let getter = loader::real_dlsym(library, c"miopenGetTensorDescriptor");
         // A proxy has the name of MIOpen and none of its functions: they are in the library that it needs.
-        if library.is_null() || lookup::object_at(getter as usize).is_none_or(|(_, defined)| defined != base) {
+        if library.is_null() || loader::object_at(getter as usize).is_none_or(|(_, defined)| defined != base) {
             return None;
         }
         // SAFETY: the library holds MIOpen's functions, as was just seen, and is never given back.
-        let functions = unsafe { Functions::load(&|name| lookup::real_dlsym(library, name)) };
+        let functions = unsafe { Functions::load(&|name| loader::real_dlsym(library, name)) };
         Some(Real { functions, path: path.to_string_lossy().into_owned(), base })
     }
 }
@@ -96,18 +96,18 @@ pub(crate) fn of_caller() -> Option<&'static Real> {
 fn among_several() -> Option<&'static Real> {
     let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let first = known.first().copied()?;
-    let Some((caller, base)) = lookup::caller() else { return Some(first) };
+    let Some((caller, base)) = loader::caller() else { return Some(first) };
     let mut of_callers = OF_CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
     let of_callers = of_callers.get_or_insert_with(HashMap::new);
     if let Some(real) = of_callers.get(&base) {
         return Some(real);
     }
-    crate::talk::say(&format!(
+    unhang_session::say_once(&format!(
         "{} MIOpen libraries are in this process: each caller's own is used ({})",
         known.len(),
         known.iter().map(|real| real.path.as_str()).collect::<Vec<_>>().join(", ")
     ));
-    let linked = lookup::definition_for(&caller, c"miopenGetTensorDescriptor").or(Some(lookup::looked_up()));
+    let linked = loader::definition_for(&caller, c"miopenGetTensorDescriptor").or(Some(loader::looked_up()));
     let real = linked.and_then(|at| known.iter().find(|real| real.base == at)).copied().unwrap_or(first);
     of_callers.insert(base, real);
     Some(real)

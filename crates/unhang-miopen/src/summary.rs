@@ -3,12 +3,12 @@
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::json;
+use unhang_session::{Totals, say_once as say};
 
-use crate::process;
-use crate::route::Totals;
-use crate::talk::say;
+use crate::face;
 
 #[used]
 #[unsafe(link_section = ".fini_array")]
@@ -21,9 +21,9 @@ static END: extern "C" fn() = {
 };
 
 fn tell() {
-    let Some(process) = process::known() else { return };
+    let Some(process) = face::known() else { return };
     let Totals { layers, calls } = process.totals();
-    if process.settings.verbose {
+    if process.settings().verbose {
         let program = std::env::current_exe().map(|it| it.display().to_string()).unwrap_or_default();
         for ((caller, engine), count) in &calls {
             say(&format!(
@@ -44,5 +44,5 @@ fn tell() {
         // The run is over, or its disk is full: the program has ended well all the same.
         let _ = file.and_then(|mut file| write!(file, "{}", json!({ "layers": layers, "asked": asked })));
     }
-    process.flush();
+    process.session().store().flush(Duration::from_secs(2));
 }

@@ -1,54 +1,28 @@
 //! The watchdog at this boundary: a convolution of a program without torch that does not come back is named, kept as evidence, and the
 //! process ended, as in torch. It is on under `unhang run` and where `UNHANG_WATCHDOG=1`.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use unhang_evidence::Store;
-use unhang_session::{Farewell, Runtime, Subject, Watchdog, WatchedCall, deadlines};
-
-use crate::talk::say;
+use unhang_session::{Farewell, Runtime, Session, Watchdog, deadlines, say_once as say};
 
 static WATCHDOG: OnceLock<Option<Watchdog>> = OnceLock::new();
 /// The process that started it: its threads are in no child.
 static STARTED_BY: AtomicU32 = AtomicU32::new(0);
 
-/// A call that is watched until this is dropped, however it ends.
-pub(crate) struct Watched {
-    watchdog: &'static Watchdog,
-    call: WatchedCall,
-}
-
-impl Watched {
-    pub(crate) fn begin(
-        watchdog: &'static Watchdog,
-        subject: &Arc<Subject>,
-        device: i32,
-        stream: u64,
-    ) -> Option<Watched> {
-        Some(Watched { watchdog, call: watchdog.begin(subject, device, stream)? })
-    }
-}
-
-impl Drop for Watched {
-    fn drop(&mut self) {
-        let _ = catch_unwind(AssertUnwindSafe(|| self.watchdog.end(&self.call)));
-    }
-}
-
 /// The watchdog of this process, started when it is first asked for; none where none is wanted.
-pub(crate) fn watchdog(store: &Arc<Store>, machine: &str) -> Option<&'static Watchdog> {
-    WATCHDOG.get_or_init(|| start(store.clone(), machine.to_owned())).as_ref()
+pub(crate) fn watchdog(session: &Session) -> Option<&'static Watchdog> {
+    WATCHDOG.get_or_init(|| start(session)).as_ref()
 }
 
-fn start(store: Arc<Store>, machine: String) -> Option<Watchdog> {
+fn start(session: &Session) -> Option<Watchdog> {
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     variable("UNHANG_WATCHDOG").filter(|value| value != "0")?;
     let settings = deadlines(variable, |message| say(&message));
     let folder = variable("UNHANG_RUN_FOLDER").map(PathBuf::from);
+    let (store, machine) = (session.store().clone(), session.fingerprint().to_owned());
     let farewell = Farewell { store, machine, folder, last: Box::new(|| {}) };
     match Watchdog::start(settings, Runtime::Hip, farewell).map(Watchdog::for_streams_that_end) {
         Ok(watchdog) => {

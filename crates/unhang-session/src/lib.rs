@@ -1,19 +1,49 @@
 //! What happens to a convolution in this process, written once for every face: torch's dispatcher, MIOpen's boundary, the
 //! program.
 //!
-//! * [`Watchdog`] watches convolutions on a driver's streams; `unhang-watchdog` finds what hangs;
-//! * [`Farewell`] keeps a hang as evidence, reports it and ends the process;
-//! * [`deadlines`] says how long is too long, by the variables that name it.
+//! * [`Session`] is what the process knows: machine, store, evidence, canaries, failures;
+//! * [`proof`] is what is shown of kernels before they compute for the user, with every limit; [`sample`] says which elements
+//!   of a first result are compared;
+//! * [`Contest`] finds the fastest of several kernels; [`tune`] runs one in a search;
+//! * [`Process`] takes a face's calls to [`Decision`]s, and [`execute`] computes them on the face's memory and stream. What a
+//!   face provides is the trait [`Face`];
+//! * [`Watchdog`] watches convolutions on a driver's streams, [`Farewell`] keeps a hang as evidence, reports it and ends the
+//!   process, and [`deadlines`] says how long is too long.
 //!
-//! This crate must not know torch, Python or MIOpen.
+//! This crate must not know torch, Python or MIOpen's interface.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod compute;
+mod contest;
 mod deadlines;
+#[allow(unsafe_code, reason = "allocates and frees memory of the device")]
+mod device;
 mod farewell;
+#[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
+mod host;
+mod process;
+pub mod proof;
+mod route;
+pub mod sample;
+mod session;
+mod talk;
+mod tuning;
+mod view;
 mod watchdog;
 
+pub use compute::{Call, Failure, NotComputed, execute};
+pub use contest::{Contest, Effort, Round};
 pub use deadlines::deadlines;
+pub use device::Device;
 pub use farewell::{Farewell, say};
+pub use host::Numbers;
+pub use process::{Decision, Face, Process, try_families_of};
+pub use route::{Route, Totals};
+pub use session::Session;
+pub use talk::say_once;
+pub use tuning::tune;
 pub use unhang_watchdog::WatchSettings;
+pub use view::{Convolution, View};
 pub use watchdog::{Runtime, Subject, Watchdog, WatchedCall};

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::ThreadId;
 
 use unhang_conv::{DataType, TensorShape};
@@ -11,26 +11,28 @@ use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::{RecordSource, Store};
 use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared};
+use unhang_gpu::{GpuEngine, GpuError, GpuSettings};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
-use crate::describe::View;
 use crate::host::Numbers;
-use crate::{canary, lookup, verify};
+use crate::session::locked;
+use crate::view::View;
 
 /// One card.
-pub(crate) struct Device {
-    pub(crate) ordinal: i32,
+pub struct Device {
+    /// Its number in the runtime.
+    pub ordinal: i32,
     /// Whether it is an RDNA1 card.
-    pub(crate) affected: bool,
+    pub affected: bool,
     /// Whether the runtime takes it for another chip.
-    pub(crate) spoofed: bool,
+    pub spoofed: bool,
     /// Which of several cards it is, as canaries are kept; empty where it is the only one.
-    pub(crate) place: String,
-    pub(crate) engine: GpuEngine,
+    pub place: String,
+    /// Our kernels on it.
+    pub engine: GpuEngine,
     /// What its canaries found, once for the process.
-    pub(crate) canaries: OnceLock<Vec<CanaryFact>>,
+    pub canaries: OnceLock<Vec<CanaryFact>>,
     scratch: Mutex<Scratches>,
 }
 
@@ -39,14 +41,14 @@ const STREAM_PER_THREAD: u64 = 2;
 
 /// Memory of our own for one stream.
 #[derive(Default)]
-pub(crate) struct Scratch {
+pub struct Scratch {
     address: u64,
     bytes: u64,
 }
 
 impl Scratch {
     /// Its address, of that many bytes at least. Not while a graph is recorded.
-    pub(crate) fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
+    pub fn at_least(&mut self, driver: &dyn Driver, bytes: u64) -> Result<u64, GpuError> {
         if self.bytes < bytes {
             // What was there before may still be in use by work that is queued, and stays allocated. Doubling keeps the sum of it
             // below what is used.
@@ -98,8 +100,14 @@ impl Scratches {
 }
 
 impl Device {
-    /// Opens a card; an error says why our kernels cannot be used on it.
-    pub(crate) fn open(ordinal: i32, machine: &Machine, store: Option<&Store>) -> Result<Device, String> {
+    /// Opens a card of AMD's runtime; an error says why our kernels cannot be used on it. `shipped_folder` has the general
+    /// kernels that came with the package.
+    pub fn open(
+        ordinal: i32,
+        machine: &Machine,
+        store: Option<&Store>,
+        shipped_folder: Option<PathBuf>,
+    ) -> Result<Device, String> {
         let address = Hip::pci_address(ordinal).map_err(|error| error.to_string())?;
         let (gpu, gfx) = machine.gpu_at(&address)?;
         let reported = gpu.reported_gfx.clone().unwrap_or_else(|| gfx.to_owned());
@@ -111,11 +119,10 @@ impl Device {
             bandwidth: gpu.bandwidth.unwrap_or(0),
         };
         let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
-        let engine =
-            GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder: shipped(), ..GpuSettings::default() });
+        let engine = GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder, ..GpuSettings::default() });
         // What was measured before on this device, by these kernels. An emulated card goes by rehearsals alone, and a real one never does.
         for tuning in store.map(Store::tunings).unwrap_or_default() {
-            if (tuning.source == RecordSource::Rehearsal) == canary::is_emulated() {
+            if (tuning.source == RecordSource::Rehearsal) == machine.emulated {
                 engine.take_tuning(&tuning.tuned, tuning.source == RecordSource::Import);
             }
         }
@@ -125,17 +132,17 @@ impl Device {
     }
 
     /// Whether the canary of a kernel family passed.
-    pub(crate) fn may_run(&self, family: &str) -> bool {
+    pub fn may_run(&self, family: &str) -> bool {
         let works = |it: &CanaryFact| it.part == family && matches!(it.ended, Some((Verdict::Works, _)));
         self.canaries.get().is_some_and(|all| all.iter().any(works))
     }
 
     /// Memory for one stream, kept for the next call. Whoever launches into it holds it until everything is queued: threads that share
     /// a stream would otherwise put their launches between each other's.
-    pub(crate) fn scratch(&self, stream: u64) -> Arc<Mutex<Scratch>> {
-        let (found, left_behind) = self.scratch.lock().unwrap_or_else(PoisonError::into_inner).of(stream);
+    pub fn scratch(&self, stream: u64) -> Arc<Mutex<Scratch>> {
+        let (found, left_behind) = locked(&self.scratch).of(stream);
         for old in left_behind {
-            let old = old.lock().unwrap_or_else(PoisonError::into_inner);
+            let old = locked(&old);
             if old.bytes > 0 {
                 // SAFETY: allocated by the driver, and the thread whose stream used it has ended; the driver waits for work that is queued.
                 let _ = unsafe { self.engine.driver().free(old.address) };
@@ -144,46 +151,23 @@ impl Device {
         found
     }
 
-    /// Computes a problem by kernels that are loaded, on numbers of our own, and compares with the definition. None where the
-    /// numbers say nothing. Waits for the device.
-    pub(crate) fn try_kernels(&self, prepared: &Prepared) -> Result<Option<(bool, String)>, GpuError> {
-        let problem = prepared.problem();
-        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-        let memory = Memory::new(&self.engine, problem.data_type(), &[first, second, result])?;
-        let workspace = Memory::bytes(&self.engine, prepared.workspace_bytes())?;
-        let mut operands = [first, second].map(|count| random(problem.data_type(), count));
-        let driver = self.engine.driver();
-        for (numbers, place) in operands.iter_mut().zip(&memory.places) {
-            // SAFETY: allocated above for as many elements.
-            unsafe { numbers.write(driver, *place, 0)? };
-        }
-        let [a, b, c] = memory.places[..] else { return Ok(None) };
-        let workspace = workspace.places.first().copied().unwrap_or(0);
-        let pointers = DevicePointers { first: a, second: b, bias: 0, result: c, workspace };
-        // SAFETY: memory of the sizes that the problem says, alive until the result was read.
-        let found = unsafe {
-            self.engine.launch(prepared, pointers, 0)?;
-            Numbers::read(driver, problem.data_type(), result, c, 0)?
-        };
-        Ok(verify::compare(problem, [&operands[0], &operands[1]], &found))
-    }
-
-    /// Tries the kernels that copy tensors of any strides, add a bias and sum one. Waits for the device.
-    pub(crate) fn try_strided(&self) -> Result<Option<(bool, String)>, GpuError> {
+    /// Tries the kernels that copy tensors of any strides, add a bias and sum one: how far off they are, as a share of what is
+    /// allowed. Waits for the device.
+    pub fn try_strided(&self) -> Result<f64, GpuError> {
         let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
         let view = View { shape, strides };
         let dense = View::dense_strides(shape, unhang_conv::Layout::Nchw);
         let (spread, elements) = (view.span(), view.elements());
-        let memory = Memory::new(&self.engine, DataType::F32, &[spread, elements, shape[1]])?;
-        let [from, to, bias] = memory.places[..] else { return Ok(None) };
+        let memory = Memory::new(&self.engine, DataType::F32, [spread, elements, shape[1]])?;
+        let [from, to, bias] = memory.places;
         let driver = self.engine.driver();
-        let mut numbers = random(DataType::F32, spread);
+        let mut numbers = Numbers::random(DataType::F32, spread, 1);
         let parts = (
             Move::copy(DataType::F32, shape, strides, dense),
             Move::add(DataType::F32, shape, [0, 1, 0, 0], dense),
             Move::sum_over_channels(DataType::F32, shape, strides, 1),
         );
-        let (Some(copy), Some(add), Some(sum)) = parts else { return Ok(None) };
+        let (Some(copy), Some(add), Some(sum)) = parts else { return Ok(f64::INFINITY) };
         let moves = [copy, sum, add].map(|it| self.engine.load_move(it, 0));
         let [copy, sum, add] = moves;
         let (copy, sum, add) = (copy?, sum?, add?);
@@ -209,58 +193,34 @@ impl Device {
             let off = |at: usize| (copied.get(at) - gathered.get(at) - summed.get(channel)).abs();
             worst = (0..elements).filter(of_channel).map(off).fold(worst, f64::max);
         }
-        Ok(Some((
-            worst <= Tolerance::of(DataType::F32).max * largest,
-            format!("copies, sums and biases, off by {worst:.1e} at most"),
-        )))
+        Ok(worst / (Tolerance::of(DataType::F32).max * largest))
     }
-}
-
-/// The general kernels that came with the package, where this library lies in it.
-fn shipped() -> Option<PathBuf> {
-    let folder = PathBuf::from(lookup::own_path()?).parent()?.join("kernels");
-    folder.is_dir().then_some(folder)
 }
 
 /// Device memory that is given back.
 struct Memory<'a> {
     engine: &'a GpuEngine,
-    places: Vec<u64>,
+    /// 0 where there is none.
+    places: [u64; 3],
 }
 
 impl<'a> Memory<'a> {
-    fn new(engine: &'a GpuEngine, data_type: DataType, counts: &[usize]) -> Result<Memory<'a>, GpuError> {
-        let mut memory = Memory { engine, places: Vec::new() };
-        for count in counts {
-            memory.places.push(engine.driver().allocate((count * data_type.size()).max(1))?);
+    fn new(engine: &'a GpuEngine, data_type: DataType, counts: [usize; 3]) -> Result<Memory<'a>, GpuError> {
+        let mut memory = Memory { engine, places: [0; 3] };
+        for (place, count) in memory.places.iter_mut().zip(counts) {
+            *place = engine.driver().allocate((count * data_type.size()).max(1))?;
         }
         Ok(memory)
-    }
-
-    fn bytes(engine: &'a GpuEngine, bytes: u64) -> Result<Memory<'a>, GpuError> {
-        let places = if bytes == 0 { Vec::new() } else { vec![engine.driver().allocate(bytes as usize)?] };
-        Ok(Memory { engine, places })
     }
 }
 
 impl Drop for Memory<'_> {
     fn drop(&mut self) {
-        for place in &self.places {
+        for place in self.places.into_iter().filter(|place| *place != 0) {
             // SAFETY: allocated above; everything that used it was waited for, or failed.
-            let _ = unsafe { self.engine.driver().free(*place) };
+            let _ = unsafe { self.engine.driver().free(place) };
         }
     }
-}
-
-/// Numbers between -1 and 1, the same each time.
-fn random(data_type: DataType, count: usize) -> Numbers {
-    let mut numbers = Numbers::zeros(data_type, count);
-    let mut seed = count as u64 + 1;
-    for at in 0..count {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        numbers.set(at, (seed >> 40) as f64 / f64::from(1u32 << 23) - 1.0);
-    }
-    numbers
 }
 
 #[cfg(test)]

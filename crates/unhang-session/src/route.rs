@@ -4,20 +4,18 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+use unhang_conv::DataType;
 use unhang_engine::EngineName;
 use unhang_gpu::strided::{self, LoadedMove, Move};
 use unhang_gpu::{GpuError, Prepared};
 use unhang_plan::TilePlan;
-use unhang_session::Subject;
 
-use crate::canary::is_emulated;
-use crate::describe::{Convolution, View};
 use crate::device::Device;
-use crate::real::Real;
+use crate::view::{Convolution, View};
+use crate::watchdog::Subject;
 
 /// A planned convolution. What it is made of never changes; another one takes its place when evidence does.
-pub(crate) struct Route {
-    pub(crate) real: &'static Real,
+pub struct Route {
     pub(crate) device: Arc<Device>,
     pub(crate) convolution: Convolution,
     pub(crate) engines: Vec<EngineName>,
@@ -39,11 +37,11 @@ pub(crate) struct Route {
 
 /// What routes computed.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Totals {
+pub struct Totals {
     /// Convolutions, by the engine that computed most of their calls.
-    pub(crate) layers: BTreeMap<&'static str, u64>,
+    pub layers: BTreeMap<&'static str, u64>,
     /// Calls, by who asked and which engine computed.
-    pub(crate) calls: BTreeMap<(String, &'static str), u64>,
+    pub calls: BTreeMap<(String, &'static str), u64>,
 }
 
 /// Where operands that lie otherwise than our kernels read them are copied to, in the workspace.
@@ -80,7 +78,6 @@ impl Packing {
 
 impl Route {
     pub(crate) fn new(
-        real: &'static Real,
         device: Arc<Device>,
         convolution: Convolution,
         engines: Vec<EngineName>,
@@ -89,7 +86,6 @@ impl Route {
     ) -> Route {
         let packing = Packing::new(&convolution);
         Route {
-            real,
             device,
             convolution,
             engines,
@@ -106,16 +102,31 @@ impl Route {
     }
 
     /// The bytes of workspace with which it is computed fastest; 256 more, so that any address can be rounded up.
-    pub(crate) fn workspace_bytes(&self) -> u64 {
+    pub fn workspace_bytes(&self) -> u64 {
         if self.engines.first() != Some(&EngineName::Jit) {
             return 0;
         }
-        // What was told once stays: a caller may have allocated by it.
+        // What was answered once stays: a caller may have allocated by it.
         *self.workspace.get_or_init(|| {
             let best = self.device.engine.candidates(&self.convolution.problem).into_iter().next();
             let bytes = best.map_or(0, |candidate| candidate.plan.workspace_bytes) + self.packing.bytes;
             if bytes == 0 { 0 } else { bytes + 256 }
         })
+    }
+
+    /// The bytes of that workspace that kernels may use.
+    pub(crate) fn room_for_kernels(&self) -> u64 {
+        self.workspace_bytes().saturating_sub(256 + self.packing.bytes)
+    }
+
+    /// The type of the numbers.
+    pub fn data_type(&self) -> DataType {
+        self.convolution.problem.data_type()
+    }
+
+    /// The caller's three tensors in the order in which engines take them: first, second, result.
+    pub fn in_order<T: Copy>(&self, tensors: [T; 3]) -> [T; 3] {
+        self.convolution.order.map(|which| tensors[which])
     }
 
     /// Other kernels were measured to be the fastest, and what they took: they are taken from the next call on.
@@ -125,7 +136,7 @@ impl Route {
     }
 
     /// What it takes in milliseconds, as measured or else as the model of the card says; 0 where there is no model of the engine.
-    pub(crate) fn milliseconds(&self) -> f32 {
+    pub fn milliseconds(&self) -> f32 {
         if let Some(seconds) = self.seconds.get() {
             return (seconds * 1e3) as f32;
         }
@@ -171,11 +182,10 @@ impl Route {
         Ok(self.moves.get_or_init(|| Moves(moves)))
     }
 
-    /// What the watchdog is told that an engine computes.
+    /// What the watchdog knows of an engine that computes it.
     pub(crate) fn subject(&self, engine: EngineName) -> Arc<Subject> {
-        let problems = || vec![self.convolution.problem.clone()];
-        let subject =
-            || Arc::new(Subject { problems: problems(), engine, candidate: String::new(), rehearsed: is_emulated() });
+        let is_rehearsal = self.device.engine.driver().description().is_emulated();
+        let subject = || Arc::new(Subject::new(&self.convolution.problem, engine, is_rehearsal));
         self.subjects[engine as usize].get_or_init(subject).clone()
     }
 
@@ -203,7 +213,6 @@ impl Route {
     /// This plan in the place of an older one for the same call, whose counts it goes on with.
     pub(crate) fn instead_of(&self, old: &Route) -> Route {
         let route = Route::new(
-            self.real,
             self.device.clone(),
             self.convolution.clone(),
             self.engines.clone(),

@@ -1,39 +1,42 @@
 //! Computing a planned convolution: by our kernels in the caller's stream, or on the CPU through copies.
 
-use std::ffi::c_void;
 use std::sync::PoisonError;
 
-use unhang_conv::{Direction, Problem};
+use unhang_conv::Problem;
 use unhang_cpu::CpuEngine;
 use unhang_engine::{Engine, EngineError, EngineName, Operands, Tiled, Unsupported, Verdict};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::DriverError;
 use unhang_gpu::strided::Move;
 use unhang_gpu::{DevicePointers, FromHost, GpuError, Prepared, Request};
-use unhang_miopen_api::{
-    ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status, index_of,
-};
 
-use crate::describe::{Call, View};
+use crate::device::Device;
 use crate::host::Numbers;
-use crate::process::{Process, stream_of};
-use crate::real;
+use crate::process::{Face, Process};
+use crate::proof;
 use crate::route::{Route, Settled};
-use crate::talk::say;
+use crate::session::Session;
+use crate::talk::say_once as say;
+use crate::view::View;
 
 /// Makes every result wrong on purpose: a test that passes with it has verified nothing.
 const WRONG: &str = "UNHANG_MIOPEN_WRONG";
 
-/// The caller's memory: x, w, y, and a workspace.
+/// A call that is to be computed: the caller's memory on the device, and the stream.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Memory {
-    pub(crate) tensors: [Opaque; 3],
-    pub(crate) workspace: Opaque,
-    pub(crate) bytes: usize,
+pub struct Call {
+    /// The operands in the problem's order: first, second, result.
+    pub operands: [u64; 3],
+    /// A workspace; 0 for none.
+    pub workspace: u64,
+    /// How large that is.
+    pub bytes: u64,
+    /// The stream.
+    pub stream: u64,
 }
 
 /// Why an engine did not compute.
-pub(crate) enum Failure {
+pub enum Failure {
     /// Nothing was begun, and another may.
     Declined(String),
     /// It failed, and how that is to be remembered.
@@ -52,6 +55,19 @@ pub(crate) enum Failure {
 /// follows; and (900 to 908) about graphs that are being recorded.
 fn is_of_the_device(code: i32) -> bool {
     matches!(code, 700 | 710 | 714..=719 | 900..=908)
+}
+
+impl Failure {
+    /// What went wrong, in words.
+    pub fn reason(self) -> String {
+        match self {
+            Failure::Declined(reason)
+            | Failure::Failed(_, reason)
+            | Failure::NoMemory(reason)
+            | Failure::Misaligned(reason)
+            | Failure::Device(reason) => reason,
+        }
+    }
 }
 
 impl From<GpuError> for Failure {
@@ -95,91 +111,80 @@ fn is_wrong_on_purpose() -> bool {
     })
 }
 
-/// Whether scalars are those of a plain convolution: 1 and 0. MIOpen has no other either.
-///
-/// # Safety
-/// Scalars that are not null must be what the interface says: doubles for doubles, else floats.
-pub(crate) unsafe fn scalars(route: &Route, alpha: *const c_void, beta: *const c_void) -> Status {
-    if alpha.is_null() || beta.is_null() {
-        return BAD_PARAMETER;
-    }
-    let is_wide = route.convolution.problem.data_type() == unhang_conv::DataType::F64;
-    // SAFETY: the caller's promise.
-    let read = |at: *const c_void| unsafe {
-        if is_wide { at.cast::<f64>().read_unaligned() } else { f64::from(at.cast::<f32>().read_unaligned()) }
-    };
-    if read(alpha) == 1.0 && read(beta) == 0.0 { SUCCESS } else { NOT_IMPLEMENTED }
+/// Why nothing was computed in the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotComputed {
+    /// No engine takes the call.
+    Declined,
+    /// There is no memory.
+    NoMemory,
+    /// An engine or the device failed.
+    Failed,
 }
 
-/// Computes a convolution by the first of its engines that does.
+/// Computes a convolution by the first of its engines that does. `vendors_own` is the vendor's library in its plainest way: it
+/// needs neither a search nor a workspace.
 ///
 /// # Safety
-/// The memory must be what the call's descriptors say.
-pub(crate) unsafe fn execute(process: &Process, route: &Route, call: &Call, memory: Memory) -> Status {
-    if memory.tensors.iter().any(|it| it.is_null()) {
-        return BAD_PARAMETER;
-    }
-    let Some(stream) = stream_of(route.real, call.handle) else { return BAD_PARAMETER };
-    let mut status = INTERNAL_ERROR;
+/// The memory must be what the route's convolution says.
+pub unsafe fn execute<F: Face>(
+    process: &Process<F>,
+    route: &Route,
+    call: Call,
+    vendors_own: &dyn Fn() -> Result<(), Failure>,
+) -> Result<(), NotComputed> {
+    let problem = &route.convolution.problem;
+    let mut ended = NotComputed::Failed;
     for engine in &route.engines {
         // SAFETY: the caller's promise.
         let run = || unsafe {
             match engine {
-                EngineName::Jit => jit(process, route, memory, stream),
-                EngineName::Cpu => on_host(route, memory, stream, &CpuEngine::new()),
-                EngineName::Tiled => tiled(process, route, memory, stream),
-                EngineName::Miopen => naive(route, call, memory),
+                EngineName::Jit => jit(process.session(), route, call),
+                EngineName::Cpu => on_host(route, call, &CpuEngine::new()),
+                EngineName::Tiled => tiled(process.session(), route, call),
+                EngineName::Miopen => vendors_own(),
                 EngineName::Aten => Err(Failure::Declined("it is torch's".to_owned())),
             }
         };
-        let ended = process.watched(route.real, call.handle, || Some(route.subject(*engine)), run);
-        let ended = ended.and_then(|()| {
+        let computed = process.watched(|| Some(call.stream), || Some(route.subject(*engine)), run);
+        let computed = computed.and_then(|()| {
             // SAFETY: as above.
-            if is_wrong_on_purpose() { unsafe { spoil(route, memory, stream) } } else { Ok(()) }
+            if is_wrong_on_purpose() { unsafe { spoil(route, call) } } else { Ok(()) }
         });
-        status = match ended {
+        ended = match computed {
             Ok(()) => {
                 route.count(*engine);
-                return SUCCESS;
+                return Ok(());
             }
-            Err(Failure::Declined(reason)) => {
-                say(&format!("{engine} does not compute {}: {reason}", route.convolution.problem));
-                NOT_IMPLEMENTED
+            Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
+                say(&format!("{engine} does not compute {problem}: {reason}"));
+                NotComputed::Declined
             }
             Err(Failure::NoMemory(reason)) => {
-                say(&format!("{engine} has no memory for {}: {reason}", route.convolution.problem));
-                ALLOCATION_FAILED
+                say(&format!("{engine} has no memory for {problem}: {reason}"));
+                NotComputed::NoMemory
             }
             Err(Failure::Device(reason)) => {
-                say(&format!("the device cannot compute {} now: {reason}", route.convolution.problem));
-                return INTERNAL_ERROR;
+                say(&format!("the device cannot compute {problem} now: {reason}"));
+                return Err(NotComputed::Failed);
             }
-            Err(Failure::Misaligned(reason)) => {
-                say(&format!("{engine} does not compute {}: {reason}", route.convolution.problem));
-                NOT_IMPLEMENTED
-            }
-            // Its naive solvers alone were tried: what they do says nothing of the others.
+            // Its plainest way alone was tried: how that ends says nothing of the others.
             Err(Failure::Failed(_, detail)) if *engine == EngineName::Miopen => {
-                say(&format!("MIOpen's naive solver failed on {}: {detail}", route.convolution.problem));
-                INTERNAL_ERROR
+                say(&format!("MIOpen's naive solver failed on {problem}: {detail}"));
+                NotComputed::Failed
             }
             Err(Failure::Failed(verdict, detail)) => {
                 process.note_failure(route, *engine, verdict, &detail);
-                INTERNAL_ERROR
+                NotComputed::Failed
             }
         };
     }
-    status
-}
-
-/// The operands' addresses in the problem's own order: first, second, result.
-fn operands(route: &Route, memory: Memory) -> [u64; 3] {
-    route.convolution.order.map(|which| memory.tensors[which] as u64)
+    Err(ended)
 }
 
 /// A workspace from its first address that kernels take.
-fn aligned(memory: Memory) -> (u64, u64) {
-    let (at, bytes) = (memory.workspace as u64, memory.bytes as u64);
+fn aligned(call: Call) -> (u64, u64) {
+    let (at, bytes) = (call.workspace, call.bytes);
     let begin = at.next_multiple_of(256);
     if at == 0 { (0, 0) } else { (begin, (at + bytes).saturating_sub(begin)) }
 }
@@ -188,18 +193,18 @@ fn aligned(memory: Memory) -> (u64, u64) {
 ///
 /// # Safety
 /// As [`execute`].
-unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
-    let (at, bytes) = aligned(memory);
+unsafe fn jit(session: &Session, route: &Route, call: Call) -> Result<(), Failure> {
+    let ((at, bytes), stream) = (aligned(call), call.stream);
     if let Some(settled) = route.settled().filter(|settled| settled.bytes <= bytes) {
         // SAFETY: the caller's promise; the workspace is large enough.
-        match unsafe { launch(route, &settled.prepared, operands(route, memory), at, stream) } {
+        match unsafe { launch(route, &settled.prepared, call.operands, at, stream) } {
             Err(Failure::Misaligned(_)) => {}
             ended => return ended,
         }
     }
     let engine = &route.device.engine;
     let is_recording = engine.driver().is_capturing(stream)?;
-    // A caller that gave less than it was told to give.
+    // A caller that gave less than was asked for.
     let is_too_little = bytes < route.packing.bytes;
     if is_too_little && is_recording {
         let reason = "a graph is being recorded, and no workspace was given for tensors that have to be rearranged";
@@ -209,7 +214,7 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
     let limit = bytes - route.packing.bytes;
     let request = Request { stream, workspace_limit: Some(limit), wait: false };
     let prepared = engine.prepare_on(&route.convolution.problem, request)?;
-    let is_proven = prove(process, route, &prepared, is_recording)?;
+    let is_proven = prove(session, &route.device, &prepared, is_recording)?;
     let scratch = is_too_little.then(|| route.device.scratch(stream));
     let mut held = scratch.as_ref().map(|scratch| scratch.lock().unwrap_or_else(PoisonError::into_inner));
     let at = match &mut held {
@@ -217,7 +222,7 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
         None => at,
     };
     // SAFETY: the caller's promise; kernels were prepared within the workspace, which nobody else puts launches for into this stream.
-    let launched = unsafe { launch(route, &prepared, operands(route, memory), at, stream) };
+    let launched = unsafe { launch(route, &prepared, call.operands, at, stream) };
     match launched {
         Ok(()) => {
             if is_proven && !prepared.is_provisional() {
@@ -232,9 +237,9 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
                 return Err(Failure::Declined(format!("{reason}; the canary of the plain kernels did not pass")));
             }
             let plain = engine.prepare_as(&route.convolution.problem, Some(Choice::Plain))?;
-            prove(process, route, &plain, is_recording)?;
+            prove(session, &route.device, &plain, is_recording)?;
             // SAFETY: as above; plain kernels need no workspace.
-            unsafe { launch(route, &plain, operands(route, memory), at, stream) }
+            unsafe { launch(route, &plain, call.operands, at, stream) }
         }
         Err(failure) => Err(failure),
     }
@@ -242,31 +247,23 @@ unsafe fn jit(process: &Process, route: &Route, memory: Memory, stream: u64) -> 
 
 /// Whether kernels are known to be right on this machine; those of which nothing is known are tried once.
 pub(crate) fn prove(
-    process: &Process,
-    route: &Route,
+    session: &Session,
+    device: &Device,
     prepared: &Prepared,
     is_recording: bool,
 ) -> Result<bool, Failure> {
-    let name = format!("jit:kernel:{}", prepared.kernels());
-    match process.canary(&name) {
+    match session.first_result(prepared, false) {
         Some((Verdict::Works, _)) => return Ok(true),
         Some((_, detail)) => return Err(Failure::Failed(Verdict::Wrong, detail)),
         None => {}
     }
-    let driver = route.device.engine.driver();
-    if is_recording || driver.is_capturing(0)? {
+    if is_recording || device.engine.driver().is_capturing(0)? {
         let reason = "a graph is being recorded, and the first result of these kernels was not compared yet";
         return Err(Failure::Declined(reason.to_owned()));
     }
-    let Some((is_right, detail)) = route.device.try_kernels(prepared)? else { return Ok(false) };
-    let (detail, problem) = (format!("{}, first result: {detail}", prepared.choice()), prepared.problem());
-    let verdict = if is_right { Verdict::Works } else { Verdict::Wrong };
-    process.keep_canary(&name, verdict, &detail);
-    if !is_right {
-        return Err(Failure::Failed(Verdict::Wrong, detail));
-    }
-    process.learn(problem, EngineName::Jit, verdict, &detail);
-    Ok(true)
+    let Some((is_right, detail)) = proof::try_kernels(&device.engine, prepared)? else { return Ok(false) };
+    let detail = session.keep_first_result(prepared, is_right, &detail, false);
+    if is_right { Ok(true) } else { Err(Failure::Failed(Verdict::Wrong, detail)) }
 }
 
 /// Operands into order, kernels, the result out of it.
@@ -312,14 +309,15 @@ unsafe fn launch(
 ///
 /// # Safety
 /// As [`execute`].
-unsafe fn on_host(route: &Route, memory: Memory, stream: u64, engine: &dyn Engine) -> Result<(), Failure> {
+unsafe fn on_host(route: &Route, call: Call, engine: &dyn Engine) -> Result<(), Failure> {
+    let stream = call.stream;
     let (problem, driver) = (&route.convolution.problem, route.device.engine.driver());
     engine.supports(problem).map_err(EngineError::from)?;
     if driver.is_capturing(stream)? {
         let reason = "a graph is being recorded, and copies to the host cannot be part of one: run it once before";
         return Err(Failure::Declined(reason.to_owned()));
     }
-    let (places, views, data_type) = (operands(route, memory), &route.convolution.views, problem.data_type());
+    let (places, views, data_type) = (call.operands, &route.convolution.views, problem.data_type());
     let dense = views.map(|view| View::dense_strides(view.shape, problem.layout()));
     let bring = |index: usize| {
         // SAFETY: the caller's promise.
@@ -331,7 +329,7 @@ unsafe fn on_host(route: &Route, memory: Memory, stream: u64, engine: &dyn Engin
     let operands =
         Operands { first: first.elements(), second: second.elements(), bias: None, result: result.elements_mut() };
     engine.run(problem, operands)?;
-    // What lies between the elements of a tensor with gaps is not ours to change.
+    // What is between the elements of a tensor with gaps is not ours to change.
     let has_gaps = views[2].span() != views[2].elements();
     let mut whole = if has_gaps { bring(2)? } else { Numbers::zeros(data_type, views[2].span()) };
     whole.scatter(&views[2], &result, dense[2]);
@@ -343,15 +341,15 @@ unsafe fn on_host(route: &Route, memory: Memory, stream: u64, engine: &dyn Engin
 ///
 /// # Safety
 /// As [`execute`].
-unsafe fn tiled(process: &Process, route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
+unsafe fn tiled(session: &Session, route: &Route, call: Call) -> Result<(), Failure> {
     let Some(tile) = route.tile else { return Err(Failure::Declined("no tile was planned".to_owned())) };
     let inner: Box<dyn Engine> = match tile.inner {
         EngineName::Cpu => Box::new(CpuEngine::new()),
-        EngineName::Jit => Box::new(Tiles { process, route }),
+        EngineName::Jit => Box::new(Tiles { session, device: &route.device }),
         other => return Err(Failure::Declined(format!("tiles of {other} are torch's"))),
     };
     // SAFETY: the caller's promise.
-    unsafe { on_host(route, memory, stream, &Tiled::new(Inner(inner), tile.output_limit)) }
+    unsafe { on_host(route, call, &Tiled::new(Inner(inner), tile.output_limit)) }
 }
 
 /// An engine behind a pointer.
@@ -373,8 +371,8 @@ impl Engine for Inner<'_> {
 
 /// Our kernels on tiles that were cut in the host's memory, each tried before it is used.
 struct Tiles<'a> {
-    process: &'a Process,
-    route: &'a Route,
+    session: &'a Session,
+    device: &'a Device,
 }
 
 impl Engine for Tiles<'_> {
@@ -383,56 +381,26 @@ impl Engine for Tiles<'_> {
     }
 
     fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
-        self.route.device.engine.supports(problem)
+        self.device.engine.supports(problem)
     }
 
     fn run(&self, problem: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
         let failed = |message: String| EngineError::Failed { engine: EngineName::Jit, message };
-        let engine = &self.route.device.engine;
+        let engine = &self.device.engine;
         let prepared = engine.prepare(problem).map_err(|error| failed(error.to_string()))?;
-        prove(self.process, self.route, &prepared, false).map_err(|failure| {
-            failed(match failure {
-                Failure::Declined(reason)
-                | Failure::NoMemory(reason)
-                | Failure::Failed(_, reason)
-                | Failure::Misaligned(reason)
-                | Failure::Device(reason) => reason,
-            })
-        })?;
+        prove(self.session, self.device, &prepared, false).map_err(|failure| failed(failure.reason()))?;
         FromHost::new(engine).run_prepared(&prepared, operands).map_err(|error| failed(error.to_string()))
     }
-}
-
-/// The real library's naive solver, which needs neither a search nor a workspace: where the plan comes to MIOpen after a search
-/// that we have answered.
-///
-/// # Safety
-/// As [`execute`].
-unsafe fn naive(route: &Route, call: &Call, memory: Memory) -> Result<(), Failure> {
-    let none = || Failure::Declined("this MIOpen has no immediate mode".to_owned());
-    let immediate = route.real.functions.of(call.direction).immediate.ok_or_else(none)?;
-    let ([x, w, y], [xp, wp, yp]) = ([call.x, call.w, call.y], memory.tensors);
-    // Queries and immediate mode have the operands of the forward direction the other way round.
-    let [a, ap, b, bp, c, cp] = match call.direction {
-        Direction::Forward => [w, wp, x, xp, y, yp],
-        Direction::BackwardData => [y, yp, w, wp, x, xp],
-        Direction::BackwardWeights => [y, yp, x, xp, w, wp],
-    };
-    let id = NAIVE_SOLVERS[index_of(call.direction)];
-    // SAFETY: the caller's descriptors and memory.
-    let status = real::inside(|| unsafe {
-        immediate(call.handle, a, ap, b, bp, call.convolution, c, cp, memory.workspace, memory.bytes, id)
-    });
-    if status == SUCCESS { Ok(()) } else { Err(Failure::Failed(Verdict::Error, format!("MIOpen returned {status}"))) }
 }
 
 /// Doubles a result, for the test that has to fail.
 ///
 /// # Safety
 /// As [`execute`].
-unsafe fn spoil(route: &Route, memory: Memory, stream: u64) -> Result<(), Failure> {
+unsafe fn spoil(route: &Route, call: Call) -> Result<(), Failure> {
+    let stream = call.stream;
     let (view, driver) = (&route.convolution.views[2], route.device.engine.driver());
-    let (at, data_type) = (operands(route, memory)[2], route.convolution.problem.data_type());
+    let (at, data_type) = (call.operands[2], route.convolution.problem.data_type());
     if let Some(add) = Move::add(data_type, view.shape, view.strides, view.strides)
         && route.engines.first() == Some(&EngineName::Jit)
     {

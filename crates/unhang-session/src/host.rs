@@ -4,14 +4,18 @@ use unhang_conv::DataType;
 use unhang_engine::{Elements, ElementsMut, bf16, f16};
 use unhang_gpu::driver::{Driver, DriverError};
 
-use crate::describe::View;
+use crate::view::View;
 
 /// Numbers of one type.
 #[derive(Debug, Clone)]
-pub(crate) enum Numbers {
+pub enum Numbers {
+    /// Of single precision.
     F32(Vec<f32>),
+    /// Of half precision.
     F16(Vec<f16>),
+    /// Of half precision with the exponent of single precision.
     Bf16(Vec<bf16>),
+    /// Of double precision.
     F64(Vec<f64>),
 }
 
@@ -32,7 +36,7 @@ fn bytes_of<T: Copy>(numbers: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// Where each element of a tensor lies, in the order of `order`'s strides.
+/// Where each element of a tensor is, in the order of `order`'s strides.
 fn walk(view: &View, to: [usize; 4], mut visit: impl FnMut(usize, usize)) {
     let ([n, c, h, w], from) = (view.shape, view.strides);
     for i in 0..n {
@@ -48,7 +52,8 @@ fn walk(view: &View, to: [usize; 4], mut visit: impl FnMut(usize, usize)) {
 }
 
 impl Numbers {
-    pub(crate) fn zeros(data_type: DataType, count: usize) -> Numbers {
+    /// Zeros.
+    pub fn zeros(data_type: DataType, count: usize) -> Numbers {
         match data_type {
             DataType::F32 => Numbers::F32(vec![0.0; count]),
             DataType::F16 => Numbers::F16(vec![f16::ZERO; count]),
@@ -57,11 +62,34 @@ impl Numbers {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// That many of one number.
+    pub fn filled(data_type: DataType, count: usize, value: f64) -> Numbers {
+        let mut numbers = Numbers::zeros(data_type, count);
+        (0..count).for_each(|at| numbers.set(at, value));
+        numbers
+    }
+
+    /// Numbers between -1 and 1, the same each time.
+    pub fn random(data_type: DataType, count: usize, seed: u64) -> Numbers {
+        let mut numbers = Numbers::zeros(data_type, count);
+        for (at, value) in unhang_probe::child::numbers(count, seed).into_iter().enumerate() {
+            numbers.set(at, f64::from(value));
+        }
+        numbers
+    }
+
+    /// How many they are.
+    pub fn len(&self) -> usize {
         each!(self, it => it.len())
     }
 
-    pub(crate) fn get(&self, at: usize) -> f64 {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// One of them.
+    pub fn get(&self, at: usize) -> f64 {
         match self {
             Numbers::F32(it) => f64::from(it[at]),
             Numbers::F16(it) => it[at].to_f64(),
@@ -70,7 +98,8 @@ impl Numbers {
         }
     }
 
-    pub(crate) fn set(&mut self, at: usize, value: f64) {
+    /// Changes one, to the nearest of the type.
+    pub fn set(&mut self, at: usize, value: f64) {
         match self {
             Numbers::F32(it) => it[at] = value as f32,
             Numbers::F16(it) => it[at] = f16::from_f64(value),
@@ -79,7 +108,8 @@ impl Numbers {
         }
     }
 
-    pub(crate) fn elements(&self) -> Elements<'_> {
+    /// To be read by an engine.
+    pub fn elements(&self) -> Elements<'_> {
         match self {
             Numbers::F32(it) => Elements::F32(it),
             Numbers::F16(it) => Elements::F16(it),
@@ -88,7 +118,8 @@ impl Numbers {
         }
     }
 
-    pub(crate) fn elements_mut(&mut self) -> ElementsMut<'_> {
+    /// To be written by an engine.
+    pub fn elements_mut(&mut self) -> ElementsMut<'_> {
         match self {
             Numbers::F32(it) => ElementsMut::F32(it),
             Numbers::F16(it) => ElementsMut::F16(it),
@@ -101,7 +132,7 @@ impl Numbers {
     ///
     /// # Safety
     /// They must lie there.
-    pub(crate) unsafe fn read(
+    pub unsafe fn read(
         driver: &dyn Driver,
         data_type: DataType,
         count: usize,
@@ -118,13 +149,13 @@ impl Numbers {
     ///
     /// # Safety
     /// As many must have a place there.
-    pub(crate) unsafe fn write(&mut self, driver: &dyn Driver, to: u64, stream: u64) -> Result<(), DriverError> {
+    pub unsafe fn write(&mut self, driver: &dyn Driver, to: u64, stream: u64) -> Result<(), DriverError> {
         // SAFETY: the caller's promise.
         each!(self, it => unsafe { driver.write(to, bytes_of(it), stream) })
     }
 
     /// The elements of a view of these in the order of other strides, without gaps.
-    pub(crate) fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
+    pub fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
         macro_rules! gather {
             ($variant:ident, $from:ident) => {{
                 let mut dense = vec![Default::default(); view.elements()];
@@ -140,8 +171,8 @@ impl Numbers {
         }
     }
 
-    /// Puts elements that lie without gaps where a view of these has them; what lies between stays.
-    pub(crate) fn scatter(&mut self, view: &View, dense: &Numbers, from: [usize; 4]) {
+    /// Puts elements that lie without gaps where a view of these has them; what is between stays.
+    pub fn scatter(&mut self, view: &View, dense: &Numbers, from: [usize; 4]) {
         match (self, dense) {
             (Numbers::F32(to), Numbers::F32(dense)) => walk(view, from, |at, from| to[at] = dense[from]),
             (Numbers::F16(to), Numbers::F16(dense)) => walk(view, from, |at, from| to[at] = dense[from]),

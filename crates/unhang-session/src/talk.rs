@@ -9,7 +9,7 @@ static SAID: Mutex<Option<HashSet<String>>> = Mutex::new(None);
 const MOST: usize = 10_000;
 
 /// Says something, unless it was said before.
-pub(crate) fn say(message: &str) {
+pub fn say_once(message: &str) {
     let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     let said = said.get_or_insert_with(HashSet::new);
     if said.len() < MOST && said.insert(message.to_owned()) {

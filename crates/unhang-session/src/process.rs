@@ -1,0 +1,433 @@
+//! From a call to what computes it: settings, cards, canaries and plans of a process whose face hands over memory and a
+//! stream. Made with the first convolution.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::Duration;
+
+use unhang_engine::{EngineName, Operands, Verdict};
+use unhang_evidence::Store;
+use unhang_gpu::{FromHost, Prepared, strided};
+use unhang_machine::{Machine, System};
+use unhang_plan::{CanaryFact, Facts, MiopenFamilies, ProcessSettings, Situation, Strategy, Value};
+use unhang_probe::canary::{self, Families};
+
+use crate::device::Device;
+use crate::proof::{self, Family};
+use crate::route::{Route, Totals};
+use crate::session::{Session, locked};
+use crate::talk::say_once as say;
+use crate::view::Convolution;
+use crate::watchdog::{Subject, Watchdog, WatchedCall};
+
+/// A program that sees ever new sizes must not fill its memory with plans.
+const MOST_ROUTES: usize = 10_000;
+/// Switches everything off.
+const DISABLE: &str = "UNHANG_DISABLE";
+
+/// What a face must provide.
+pub trait Face: Send + Sync {
+    /// What a decision is kept under: everything that tells one call from another.
+    type Key: Copy + Eq + Hash + Send + Sync;
+
+    /// The number of the device on which the calling thread computes.
+    fn device(&self) -> i32;
+
+    /// The engines that this face does not have, and why.
+    fn absent(&self) -> Vec<(EngineName, String)>;
+
+    /// Where the general kernels of the package lie.
+    fn shipped_kernels(&self) -> Option<PathBuf>;
+
+    /// The kernel families that are tried, and so the only ones that are used; all where none are named.
+    fn only_families(&self) -> Option<Vec<String>>;
+
+    /// Has kernel families of a device tried in a child process with a deadline: [`try_families_of`].
+    fn try_in_child(&self, device: i32, families: &[String], deadline: Duration) -> Families;
+
+    /// Who asks, for the sums at the end.
+    fn caller(&self) -> String;
+
+    /// The watchdog of this process, where one is wanted.
+    fn watchdog(&self, session: &Session) -> Option<&'static Watchdog>;
+}
+
+/// What a call leads to.
+#[derive(Clone)]
+pub enum Decision {
+    /// The vendor's library computes; what it is, where that is known.
+    Forward(Option<Arc<Subject>>),
+    /// Nobody does.
+    Refuse,
+    /// We do.
+    Ours(Arc<Route>),
+}
+
+impl Decision {
+    fn add_to(&self, totals: &mut Totals) {
+        if let Decision::Ours(route) = self {
+            route.add_to(totals);
+        }
+    }
+}
+
+/// One process behind a face.
+pub struct Process<F: Face> {
+    face: F,
+    id: u32,
+    session: Session,
+    settings: ProcessSettings,
+    /// Whether everything is the vendor's, whatever it is.
+    is_passive: bool,
+    devices: Mutex<HashMap<i32, Result<Arc<Device>, String>>>,
+    routes: RwLock<HashMap<F::Key, Decision>>,
+    /// What was planned as ours once, by its hash: the vendor's library has not searched for it, and would not execute it.
+    answered: RwLock<HashSet<u64>>,
+    /// What routes computed that are not kept any more.
+    retired: Mutex<Totals>,
+}
+
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable).is_ok_and(|value| !value.is_empty() && value != "0")
+}
+
+/// The settings that the variables name; what is invalid is said and left out.
+fn settings() -> ProcessSettings {
+    let text = std::env::var("UNHANG_SETTINGS").unwrap_or_default();
+    let mut settings = ProcessSettings::from_token(&text).unwrap_or_else(|error| {
+        say(&format!("UNHANG_SETTINGS is not used: {error}"));
+        ProcessSettings::default()
+    });
+    settings.tune |= is_set("UNHANG_TUNE");
+    if let Ok(strategy) = std::env::var("UNHANG_STRATEGY")
+        && !strategy.is_empty()
+    {
+        match settings.clone().with("strategy", &Value::Name(strategy)) {
+            Ok(changed) => settings = changed,
+            Err(error) => say(&format!("UNHANG_STRATEGY is not used: {error}")),
+        }
+    }
+    settings
+}
+
+/// The families that a canary tries on a device behind a face, what serves every convolution first. Copies and biases are one
+/// of them.
+fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
+    let mut families = proof::families(&device.engine);
+    families.push(Family { name: strided::FAMILY.to_owned(), tries: Vec::new() });
+    if let Some(only) = only {
+        families.retain(|family| only.contains(&family.name));
+    }
+    families.sort_by_key(|it| (it.name != "plain", it.name != strided::FAMILY, it.name.clone()));
+    families
+}
+
+fn name_of(device: &Device, family: &str) -> String {
+    format!("jit:{family}:{}{}", device.engine.identity(), device.place)
+}
+
+/// In the child of [`Face::try_in_child`]: tries these families of a device.
+pub fn try_families_of(device: &Device, wanted: &[String]) {
+    let families = families_of(device, Some(wanted.to_vec()));
+    let child = proof::CanaryChild {
+        name_of: &|family: &str| name_of(device, family),
+        run: &|prepared: &Prepared, operands: Operands<'_>| {
+            FromHost::new(&device.engine).run_prepared(prepared, operands).map_err(|error| error.to_string())
+        },
+        try_part: &|_: &str| device.try_strided().map_err(|error| error.to_string()),
+    };
+    proof::try_families(&device.engine, &families, &child);
+}
+
+impl<F: Face> Process<F> {
+    /// What this process knows, from the machine and the variables. `software` names the vendor's library, as
+    /// `unhang probe` does; `is_off` leaves everything to it.
+    pub fn new(software: &str, is_off: bool, face: impl FnOnce(&Machine) -> F) -> Process<F> {
+        let machine = Machine::inspect(&System::host());
+        let face = face(&machine);
+        let settings = settings();
+        let is_off = is_off || is_set(DISABLE);
+        let store = Arc::new(if is_off { Store::none() } else { Store::open_default() });
+        for notice in store.notices() {
+            say(&notice);
+        }
+        let fingerprint = machine.fingerprint(Some(software));
+        let session = Session::new(machine, fingerprint, store);
+        // A machine without an affected card, nothing asked for and nothing known: the vendor is left alone, at no cost.
+        let nothing_known = session.evidence(false).records().next().is_none();
+        let is_auto = settings.plan.strategy == Strategy::Auto;
+        let is_passive = is_off || (!session.machine().affected() && is_auto && nothing_known);
+        Process {
+            face,
+            id: std::process::id(),
+            session,
+            settings,
+            is_passive,
+            devices: Mutex::default(),
+            routes: RwLock::default(),
+            answered: RwLock::default(),
+            retired: Mutex::default(),
+        }
+    }
+
+    /// Whether it is this process's; a forked child has its parent's runtime.
+    pub fn is_own(&self) -> bool {
+        self.id == std::process::id()
+    }
+
+    /// Whether it decides anything.
+    pub fn is_active(&self) -> bool {
+        self.is_own() && !self.is_passive
+    }
+
+    /// Machine, store, evidence and canaries.
+    pub fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// What was asked for.
+    pub fn settings(&self) -> &ProcessSettings {
+        &self.settings
+    }
+
+    /// What a call leads to: one look-up in memory where it was seen before. `convolution` is what it asks for, or why our
+    /// engines do not know it.
+    pub fn decide(&self, key: F::Key, convolution: impl FnOnce() -> Result<Convolution, String>) -> Decision {
+        if self.settings.cache_decisions
+            && let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key)
+        {
+            return decision.clone();
+        }
+        let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
+        let was_ours = self.answered.read().unwrap_or_else(PoisonError::into_inner).contains(&hash);
+        let decision = match convolution() {
+            Ok(convolution) => self.plan(self.device_number(), convolution, was_ours),
+            Err(reason) => self.not_ours(&reason),
+        };
+        if matches!(decision, Decision::Ours(_)) && !was_ours {
+            self.answered.write().unwrap_or_else(PoisonError::into_inner).insert(hash);
+        }
+        self.keep(key, decision)
+    }
+
+    /// Keeps a decision. One that stands already and says the same stays, with what was loaded and counted for it: two threads may
+    /// plan one call, and without a cache of decisions each call is planned.
+    fn keep(&self, key: F::Key, decision: Decision) -> Decision {
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        if routes.len() >= MOST_ROUTES && !routes.contains_key(&key) {
+            let mut retired = locked(&self.retired);
+            for decision in routes.values() {
+                decision.add_to(&mut retired);
+            }
+            routes.clear();
+        }
+        let known = routes.entry(key).or_insert_with(|| decision.clone());
+        match (&*known, decision) {
+            (Decision::Ours(old), Decision::Ours(new)) if old.does_the_same_as(&new) => {}
+            (Decision::Ours(old), Decision::Ours(new)) => *known = Decision::Ours(Arc::new(new.instead_of(old))),
+            (Decision::Ours(old), other) => {
+                old.add_to(&mut locked(&self.retired));
+                *known = other;
+            }
+            (_, other) => *known = other,
+        }
+        known.clone()
+    }
+
+    /// What becomes of what our engines do not know: on an affected card nothing unproven of the vendor's runs.
+    pub fn not_ours(&self, reason: &str) -> Decision {
+        if !self.is_endangered() {
+            return Decision::Forward(None);
+        }
+        say(&format!("a convolution is refused (not implemented): {reason}, and MIOpen is not proven on this card"));
+        Decision::Refuse
+    }
+
+    /// Whether the card that would compute now is an RDNA1 card.
+    pub fn is_endangered(&self) -> bool {
+        self.session.machine().affected() && self.device_now().map_or(true, |device| device.affected)
+    }
+
+    /// The number of the card that is current.
+    pub fn device_number(&self) -> i32 {
+        self.face.device()
+    }
+
+    /// The card that is current, opened once.
+    pub fn device_now(&self) -> Result<Arc<Device>, String> {
+        self.device(self.device_number())
+    }
+
+    fn device(&self, ordinal: i32) -> Result<Arc<Device>, String> {
+        let mut devices = locked(&self.devices);
+        let known = devices.entry(ordinal).or_insert_with(|| {
+            let (machine, store) = (self.session.machine(), self.session.store());
+            let opened = Device::open(ordinal, machine, Some(store), self.face.shipped_kernels()).map(Arc::new);
+            if let Err(error) = &opened {
+                say(&format!("our GPU kernels are not used: {error}"));
+            }
+            opened
+        });
+        known.clone()
+    }
+
+    /// Plans a call. `was_ours`: a search before this was answered by us, so that the vendor's library has not searched.
+    fn plan(&self, ordinal: i32, convolution: Convolution, was_ours: bool) -> Decision {
+        let device = match self.device(ordinal) {
+            Ok(device) => device,
+            Err(reason) => return self.not_ours(&reason),
+        };
+        let (situation, problem) = (self.situation(&device), &convolution.problem);
+        let plan = self.session.plan(problem, &ordinal.to_string(), &self.settings.plan, &situation, false);
+        for warning in &plan.warnings {
+            say(warning);
+        }
+        let engines: Vec<EngineName> = plan.engines.iter().copied().filter(|it| *it != EngineName::Aten).collect();
+        if self.settings.verbose {
+            let names: Vec<&str> = engines.iter().map(|engine| engine.name()).collect();
+            say(&format!("{problem} -> {}: {}", names.join(" then "), plan.reason));
+        }
+        self.session.saw(problem);
+        match engines.first() {
+            None => self.not_ours(&plan.reason),
+            Some(EngineName::Miopen) if !was_ours => {
+                let is_rehearsal = self.session.machine().emulated;
+                Decision::Forward(Some(Arc::new(Subject::new(problem, EngineName::Miopen, is_rehearsal))))
+            }
+            Some(_) => {
+                let caller = self.face.caller();
+                Decision::Ours(Arc::new(Route::new(device, convolution, engines, plan.tile, caller)))
+            }
+        }
+    }
+
+    /// Runs a call in a stream, watched where that is wanted.
+    pub fn watched<T>(
+        &self,
+        stream: impl FnOnce() -> Option<u64>,
+        subject: impl FnOnce() -> Option<Arc<Subject>>,
+        run: impl FnOnce() -> T,
+    ) -> T {
+        // A fault of the watchdog's is no fault of the call's, and one of the call's ends the watching too.
+        let _watched = catch_unwind(AssertUnwindSafe(|| {
+            let watchdog = self.face.watchdog(&self.session)?;
+            let call = watchdog.begin(&subject()?, self.face.device(), stream()?)?;
+            Some(Watched { watchdog, call })
+        }));
+        run()
+    }
+
+    /// What is here for tensors on a card: facts, which are judged where those of every face are.
+    pub fn situation(&self, device: &Arc<Device>) -> Situation {
+        let is_zero = |name: &str| std::env::var(name).is_ok_and(|value| value == "0");
+        let mut facts = Facts {
+            spoofed: device.spoofed,
+            shielded: unhang_machine::is_shielded(std::env::var("HSA_TOOLS_LIB").ok().as_deref()),
+            miopen_families: MiopenFamilies::left_on(is_zero),
+            absent: self.face.absent(),
+            ..Facts::on_accelerator(device.affected)
+        };
+        if let Err(error) = device.engine.has_kernels() {
+            facts.absent.push((EngineName::Jit, error.to_string()));
+        } else if self.settings.plan.strategy != Strategy::CpuFallback {
+            let found = device.canaries.get_or_init(|| {
+                let found = self.ensure_canaries(device);
+                let passed = found.iter().filter(|it| matches!(it.ended, Some((Verdict::Works, _))));
+                device.engine.allow(Some(passed.map(|it| it.part.clone()).collect()));
+                found
+            });
+            // Copies and biases compute no convolution: that they work says nothing of the engine.
+            facts.canaries = found.iter().filter(|it| it.part != strided::FAMILY).cloned().collect();
+        }
+        facts.situation()
+    }
+
+    /// What is known of our kernels on a card; what is not known is tried, once for this machine.
+    fn ensure_canaries(&self, device: &Device) -> Vec<CanaryFact> {
+        let families = families_of(device, self.face.only_families());
+        let families: Vec<String> = families.into_iter().map(|family| family.name).collect();
+        let known = |family: &String| self.session.canary(&name_of(device, family));
+        let deadline = canary::deadline(EngineName::Jit);
+        // What every convolution can be computed by comes first, and by itself: compiling all the others takes a while.
+        let (first, rest) = families.split_at(2.min(families.len()));
+        'all: for group in [first, rest] {
+            loop {
+                let missing: Vec<String> = group.iter().filter(|family| known(family).is_none()).cloned().collect();
+                if missing.is_empty() {
+                    break;
+                }
+                say(&format!(
+                    "trying our GPU kernels ({}) in a child process before they are used here (once for this machine, {} s \
+                     at most)",
+                    missing.join(", "),
+                    deadline.as_secs()
+                ));
+                let found = self.face.try_in_child(device.ordinal, &missing, deadline);
+                for it in &found.judged {
+                    say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
+                    self.session.keep_canary(&name_of(device, &it.family), it.verdict, &it.detail, false);
+                }
+                if found.hung {
+                    say(
+                        "what is left is not tried: after a hang the card may need a reboot first, and compiling goes on next time",
+                    );
+                    break 'all;
+                }
+                if found.judged.is_empty() {
+                    break 'all;
+                }
+            }
+        }
+        let fact = |family: String| {
+            let ended = known(&family);
+            CanaryFact { engine: EngineName::Jit, part: family, ended }
+        };
+        families.into_iter().map(fact).collect()
+    }
+
+    /// Notes that an engine failed on a problem, and has everything planned anew.
+    pub(crate) fn note_failure(&self, route: &Route, engine: EngineName, verdict: Verdict, detail: &str) {
+        let problem = &route.convolution.problem;
+        self.session.learn(problem, engine, verdict, None, detail);
+        self.session.note_failure(problem, &route.device.ordinal.to_string(), engine, detail);
+        say(&format!(
+            "{engine} failed on {problem} ({detail}); computed by the next engine, and not tried for it again"
+        ));
+        let concerned: Vec<(F::Key, Arc<Route>)> = {
+            let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+            let of_problem = |(key, decision): (&F::Key, &Decision)| match decision {
+                Decision::Ours(route) if route.convolution.problem == *problem => Some((*key, route.clone())),
+                _ => None,
+            };
+            routes.iter().filter_map(of_problem).collect()
+        };
+        for (key, route) in concerned {
+            // What we searched for stays ours: the vendor's library would not execute without its own search.
+            self.keep(key, self.plan(route.device.ordinal, route.convolution.clone(), true));
+        }
+    }
+
+    /// Everything that was computed here.
+    pub fn totals(&self) -> Totals {
+        let mut totals = locked(&self.retired).clone();
+        for decision in self.routes.read().unwrap_or_else(PoisonError::into_inner).values() {
+            decision.add_to(&mut totals);
+        }
+        totals
+    }
+}
+
+/// A call that is watched until this is dropped, however it ends.
+struct Watched {
+    watchdog: &'static Watchdog,
+    call: WatchedCall,
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        let _ = catch_unwind(AssertUnwindSafe(|| self.watchdog.end(&self.call)));
+    }
+}

@@ -1,0 +1,280 @@
+//! What one process knows of convolutions on its machine, and what it learns.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::{Canary, Evidence, Quarantined, Realm, Record, RecordSource, Store, quarantined, time};
+use unhang_gpu::Prepared;
+use unhang_machine::Machine;
+use unhang_plan::{Availability, Plan, Settings, Situation, plan};
+
+/// A program that sees ever new sizes has ever new kernels, each with a verdict.
+const MOST_CANARIES: usize = 50_000;
+/// And ever new convolutions that an engine may fail on.
+const MOST_FAILURES: usize = 10_000;
+
+/// One process's machine, store, evidence, canaries and failures.
+pub struct Session {
+    machine: Machine,
+    store: Arc<Store>,
+    fingerprint: String,
+    /// The world of what this process sees: on an emulated card a rehearsal.
+    realm: Realm,
+    evidence: RwLock<Evidence>,
+    /// What rehearsals found; read only by a rehearsal.
+    rehearsed: OnceLock<RwLock<Evidence>>,
+    /// What `unhang run` saw hang before it started this process again.
+    quarantine: Vec<Quarantined>,
+    canaries: Mutex<HashMap<String, (Verdict, String)>>,
+    /// Engines that failed in this process, by convolution and device: never tried for it again here, store or no store.
+    failures: Mutex<HashMap<(Problem, String), Vec<(EngineName, String)>>>,
+}
+
+impl Session {
+    /// A session on a machine. `fingerprint` is what evidence is filed under. The store is asked here, and then no more: a
+    /// plan waits for nobody.
+    pub fn new(machine: Machine, fingerprint: String, store: Arc<Store>) -> Session {
+        let realm = Realm::of_machine(machine.emulated);
+        let evidence = Evidence::load_realm(&store, &fingerprint, realm);
+        let here =
+            |canary: Canary| (canary.machine == fingerprint).then_some((canary.name, (canary.verdict, canary.detail)));
+        let canaries = store.canaries().into_iter().filter_map(here).collect();
+        let session = Session {
+            machine,
+            store,
+            fingerprint,
+            realm,
+            evidence: RwLock::new(evidence),
+            rehearsed: OnceLock::new(),
+            quarantine: quarantined(&std::env::var("UNHANG_QUARANTINE").unwrap_or_default()),
+            canaries: Mutex::new(canaries),
+            failures: Mutex::default(),
+        };
+        session.quarantine_in(&session.evidence, realm);
+        session
+    }
+
+    /// The machine.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    /// Where evidence is kept.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// What evidence is filed under.
+    pub fn fingerprint(&self) -> &str {
+        &self.fingerprint
+    }
+
+    /// What is seen here is filed as this: an emulated card only rehearses, and a real one never goes by that.
+    pub fn source(&self) -> RecordSource {
+        self.realm.source(RecordSource::Run)
+    }
+
+    /// What is known; in a rehearsal, what rehearsals found.
+    pub fn evidence(&self, rehearsed: bool) -> RwLockReadGuard<'_, Evidence> {
+        let evidence = if !rehearsed || self.realm == Realm::Rehearsal {
+            &self.evidence
+        } else {
+            self.rehearsed.get_or_init(|| {
+                let evidence = RwLock::new(Evidence::load_rehearsal(&self.store, &self.fingerprint));
+                self.quarantine_in(&evidence, Realm::Rehearsal);
+                evidence
+            })
+        };
+        evidence.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What hung before this process was started again is out, even where no store could keep it.
+    fn quarantine_in(&self, evidence: &RwLock<Evidence>, realm: Realm) {
+        let mut evidence = evidence.write().unwrap_or_else(PoisonError::into_inner);
+        evidence.quarantine(&self.quarantine, &self.fingerprint, realm.source(RecordSource::Run));
+    }
+
+    /// Plans a convolution on a device, without what failed on it there.
+    pub fn plan(
+        &self,
+        problem: &Problem,
+        device: &str,
+        settings: &Settings,
+        here: &Situation,
+        rehearsed: bool,
+    ) -> Plan {
+        let mut here = here.clone();
+        for (engine, detail) in self.failures_of(problem, device) {
+            here = here.with(engine, Availability::Absent(format!("failed in this process: {detail}")));
+        }
+        plan(problem, settings, &here, &self.evidence(rehearsed))
+    }
+
+    /// Whether a candidate of an engine was seen not to work for a convolution: it hung, crashed or was wrong.
+    pub fn refuses(&self, problem: &Problem, engine: EngineName, candidate: &str, rehearsed: bool) -> bool {
+        let evidence = self.evidence(rehearsed);
+        evidence.about(problem, engine, candidate).is_some_and(|known| known.is_refutation())
+    }
+
+    /// Learns how a convolution ended on an engine in this run, and keeps it; true when plans may change by it.
+    pub fn learn(
+        &self,
+        problem: &Problem,
+        engine: EngineName,
+        verdict: Verdict,
+        seconds: Option<f64>,
+        detail: &str,
+    ) -> bool {
+        let mut record = Record::new(problem.clone(), engine, &self.fingerprint, verdict, self.source());
+        record.seconds = seconds;
+        record.detail = detail.to_owned();
+        self.store.record(record.clone());
+        self.evidence.write().unwrap_or_else(PoisonError::into_inner).learn(record)
+    }
+
+    /// Counts a convolution that the program asked for.
+    pub fn saw(&self, problem: &Problem) {
+        self.store.count_seen(&self.fingerprint, problem, 1);
+    }
+
+    /// The engines that failed on a convolution on a device, and how.
+    pub fn failures_of(&self, problem: &Problem, device: &str) -> Vec<(EngineName, String)> {
+        let failures = locked(&self.failures);
+        failures.get(&(problem.clone(), device.to_owned())).cloned().unwrap_or_default()
+    }
+
+    /// Everything that failed: convolution, engine and detail.
+    pub fn failures(&self) -> Vec<(Problem, EngineName, String)> {
+        let failures = locked(&self.failures);
+        let each = failures.iter().flat_map(|((problem, _), all)| all.iter().map(move |it| (problem, it)));
+        each.map(|(problem, (engine, detail))| (problem.clone(), *engine, detail.clone())).collect()
+    }
+
+    /// Notes that an engine failed on a convolution on a device.
+    pub fn note_failure(&self, problem: &Problem, device: &str, engine: EngineName, detail: &str) {
+        let mut failures = locked(&self.failures);
+        make_room(&mut failures, MOST_FAILURES);
+        let of_problem = failures.entry((problem.clone(), device.to_owned())).or_default();
+        of_problem.retain(|(known, _)| *known != engine);
+        of_problem.push((engine, detail.to_owned()));
+    }
+
+    /// Forgets what failed, and how many convolutions that concerned.
+    pub fn forget_failures(&self) -> usize {
+        std::mem::take(&mut *locked(&self.failures)).len()
+    }
+
+    /// How a canary ended on this machine.
+    pub fn canary(&self, name: &str) -> Option<(Verdict, String)> {
+        locked(&self.canaries).get(name).cloned()
+    }
+
+    /// Keeps how a canary ended, here and for the next process: in the background, unless that one relies on it (`wait`).
+    pub fn keep_canary(&self, name: &str, verdict: Verdict, detail: &str, wait: bool) {
+        {
+            let mut canaries = locked(&self.canaries);
+            make_room(&mut canaries, MOST_CANARIES);
+            canaries.insert(name.to_owned(), (verdict, detail.to_owned()));
+        }
+        let canary = Canary {
+            machine: self.fingerprint.clone(),
+            name: name.to_owned(),
+            verdict,
+            detail: detail.to_owned(),
+            unix_seconds: time::now(),
+        };
+        if wait {
+            self.store.set_canary(canary);
+        } else {
+            self.store.keep_canary(canary);
+        }
+    }
+
+    /// How many verdicts of canaries are held in memory.
+    pub fn canaries_held(&self) -> usize {
+        locked(&self.canaries).len()
+    }
+
+    /// What is known of the first result of kernels on this machine; none where there was none.
+    pub fn first_result(&self, prepared: &Prepared, rehearsed: bool) -> Option<(Verdict, String)> {
+        self.canary(&name_of_first_result(prepared, rehearsed))
+    }
+
+    /// Keeps how the first result of kernels compared; what was kept of it, in words. A rehearsal's is filed apart.
+    pub fn keep_first_result(&self, prepared: &Prepared, is_right: bool, detail: &str, rehearsed: bool) -> String {
+        let verdict = if is_right { Verdict::Works } else { Verdict::Wrong };
+        let detail = format!("{}, first result: {detail}", prepared.choice());
+        self.keep_canary(&name_of_first_result(prepared, rehearsed), verdict, &detail, false);
+        if is_right && !rehearsed {
+            self.learn(prepared.problem(), EngineName::Jit, verdict, None, &detail);
+        }
+        detail
+    }
+}
+
+fn name_of_first_result(prepared: &Prepared, rehearsed: bool) -> String {
+    format!("jit:kernel:{}{}", prepared.kernels(), if rehearsed { " (rehearsed)" } else { "" })
+}
+
+/// What a lock guards, whoever panicked with it.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Drops one, so that what is kept does not grow for ever.
+fn make_room<K: Clone + Eq + Hash, V>(map: &mut HashMap<K, V>, most: usize) {
+    if map.len() >= most
+        && let Some(one) = map.keys().next().cloned()
+    {
+        map.remove(&one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unhang_machine::{Environment, System};
+
+    use super::*;
+
+    fn session() -> Session {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
+        Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
+    }
+
+    fn problem(size: usize) -> Problem {
+        format!("forward:f32:nchw:1x4x{size}x{size}:4x3x3:s1x1:p1x1:d1x1:g1").parse().unwrap()
+    }
+
+    #[test]
+    fn what_failed_is_absent_on_that_device_and_no_other() {
+        let session = session();
+        let (settings, here) = (Settings::default(), Situation::cpu_tensors());
+        let first = |device: &str| session.plan(&problem(8), device, &settings, &here, false).engines[0];
+        let before = first("0");
+        session.note_failure(&problem(8), "0", before, "no memory");
+        session.note_failure(&problem(8), "0", before, "still none");
+        assert_ne!(first("0"), before);
+        assert_eq!(first("1"), before);
+        assert_eq!(session.failures_of(&problem(8), "0"), [(before, "still none".to_owned())]);
+        assert_eq!(session.forget_failures(), 1);
+        assert_eq!(first("0"), before);
+    }
+
+    #[test]
+    fn ever_new_kernels_and_failures_do_not_fill_the_memory() {
+        let session = session();
+        for size in 0..MOST_FAILURES + 10 {
+            session.note_failure(&problem(8), &size.to_string(), EngineName::Cpu, "");
+        }
+        assert_eq!(session.forget_failures(), MOST_FAILURES);
+        for name in 0..MOST_CANARIES + 10 {
+            session.keep_canary(&name.to_string(), Verdict::Works, "", false);
+        }
+        assert_eq!(session.canaries_held(), MOST_CANARIES);
+        assert_eq!(session.canary(&(MOST_CANARIES + 9).to_string()), Some((Verdict::Works, String::new())));
+    }
+}

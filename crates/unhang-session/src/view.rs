@@ -1,0 +1,67 @@
+//! Tensors as they lie in a caller's memory.
+
+use unhang_conv::{Layout, Problem, TensorShape};
+use unhang_gpu::strided::Strides;
+
+/// A tensor as it is in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct View {
+    /// Its sizes.
+    pub shape: TensorShape,
+    /// Elements from one to the next along each axis.
+    pub strides: Strides,
+}
+
+impl View {
+    /// How many it has.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// From the first element to behind the last, in elements.
+    pub fn span(&self) -> usize {
+        1 + self.shape.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
+    }
+
+    /// The strides of a tensor of that shape without gaps.
+    pub fn dense_strides([_, c, h, w]: TensorShape, layout: Layout) -> Strides {
+        match layout {
+            Layout::Nchw => [c * h * w, h * w, w, 1],
+            Layout::Nhwc => [c * h * w, 1, w * c, c],
+        }
+    }
+
+    /// Whether it has those strides; an axis of one element may have any stride.
+    pub fn is_dense(&self, layout: Layout) -> bool {
+        let dense = View::dense_strides(self.shape, layout);
+        self.shape
+            .iter()
+            .zip(self.strides.iter().zip(dense))
+            .all(|(&size, (&found, dense))| size == 1 || found == dense)
+    }
+}
+
+/// A convolution as it was asked for, in terms that our engines know: an ordinary one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Convolution {
+    /// What is computed.
+    pub problem: Problem,
+    /// The problem's operands in its own order: first, second, result.
+    pub views: [View; 3],
+    /// Which of the caller's three tensors each of them is.
+    pub order: [usize; 3],
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_last_and_gaps_are_told_apart() {
+        let view = View { shape: [1, 3, 4, 5], strides: [7, 1, 15, 3] };
+        assert!(view.is_dense(Layout::Nhwc) && !view.is_dense(Layout::Nchw));
+        let gaps = View { shape: [2, 3, 4, 5], strides: [100, 30, 6, 1] };
+        assert!(!gaps.is_dense(Layout::Nhwc) && !gaps.is_dense(Layout::Nchw));
+        assert_eq!(gaps.span(), 1 + 100 + 60 + 18 + 4);
+    }
+}

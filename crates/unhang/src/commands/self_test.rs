@@ -13,12 +13,12 @@ use anyhow::Context;
 use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
 use unhang_cpu::CpuEngine;
-use unhang_engine::tolerance::Tolerance;
-use unhang_engine::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Reference, Verdict};
+use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, time};
 use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
 use unhang_machine::Machine;
 use unhang_probe::{Child, Ended, Outcome, canary, supervise};
+use unhang_session::proof::judged;
 
 use super::bench::open_driver;
 use super::knowledge::open_store;
@@ -28,8 +28,6 @@ use crate::output::{Colour, Style, printable};
 
 /// Makes the CPU engine's child behave as a bad engine does: "hang", "crash", "wrong" or "garbage". For tests.
 const REHEARSAL: &str = "UNHANG_REHEARSE_CANARY";
-/// How far one element may be from the reference, relative to the largest.
-const TOLERANCE: f64 = Tolerance::of(DataType::F32).max;
 
 /// Something that is tried in a separate child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -277,28 +275,6 @@ fn cpu_child() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn judged(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> (Verdict, String) {
-    match largest_error(engine, problems, spoil) {
-        Ok((worst, problem)) if worst <= TOLERANCE => {
-            (Verdict::Works, format!("largest relative error {worst:.1e} in {problem}"))
-        }
-        Ok((worst, problem)) => (Verdict::Wrong, format!("relative error {worst:.1e} in {problem}")),
-        Err(error) => (Verdict::Error, error.to_string()),
-    }
-}
-
-/// The largest error over all of these problems, relative to the largest number of each, and where it is.
-fn largest_error(engine: &dyn Engine, problems: &[Problem], spoil: bool) -> Result<(f64, Problem), EngineError> {
-    let mut worst: Option<(f64, Problem)> = None;
-    for problem in problems {
-        let error = error_of(engine, problem, spoil)?;
-        if worst.as_ref().is_none_or(|(known, _)| error > *known) {
-            worst = Some((error, problem.clone()));
-        }
-    }
-    Ok(worst.expect("there are problems"))
-}
-
 /// A few small convolutions of each kind, in both layouts and all three directions.
 fn problems() -> Vec<Problem> {
     let plain = Specification {
@@ -331,44 +307,10 @@ fn problems() -> Vec<Problem> {
     problems
 }
 
-fn error_of(engine: &dyn Engine, problem: &Problem, spoil: bool) -> Result<f64, EngineError> {
-    let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    let (first, second) = (numbers(first, 1), numbers(second, 2));
-    let bias = (problem.direction() == Direction::Forward).then(|| numbers(problem.out_channels(), 3));
-    let compute = |engine: &dyn Engine| {
-        // Not a number until it is written: what an engine leaves out is seen.
-        let mut result = vec![f32::NAN; result];
-        let operands = Operands {
-            first: Elements::F32(&first),
-            second: Elements::F32(&second),
-            bias: bias.as_deref().map(Elements::F32),
-            result: ElementsMut::F32(&mut result),
-        };
-        engine.run(problem, operands).map(|()| result)
-    };
-    let expected = compute(&Reference)?;
-    let mut found = compute(engine)?;
-    if spoil {
-        found[0] += 1.0;
-    }
-    let scale = expected.iter().fold(0.0f64, |largest, number| largest.max(f64::from(number.abs())));
-    let error = |(found, expected): (&f32, &f32)| f64::from(found - expected).abs() / scale;
-    let errors = found.iter().zip(&expected).map(error);
-    Ok(errors.fold(0.0, |worst, error| if error.is_finite() { worst.max(error) } else { f64::INFINITY }))
-}
-
-/// Numbers between -1 and 1 that are the same each time.
-fn numbers(count: usize, seed: u64) -> Vec<f32> {
-    let mut state = seed;
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u32 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use unhang_engine::Reference;
+
     use super::*;
 
     #[test]
@@ -385,28 +327,9 @@ mod tests {
         assert!(after(EngineName::Cpu).detail.starts_with("not here: cannot start"));
     }
 
-    /// An engine that writes nothing.
-    struct Idle;
-
-    impl Engine for Idle {
-        fn name(&self) -> EngineName {
-            EngineName::Cpu
-        }
-
-        fn supports(&self, _: &Problem) -> Result<(), unhang_engine::Unsupported> {
-            Ok(())
-        }
-
-        fn run(&self, _: &Problem, _: Operands<'_>) -> Result<(), EngineError> {
-            Ok(())
-        }
-    }
-
     #[test]
-    fn what_is_left_out_is_seen() {
-        let problems = problems();
-        assert_eq!(largest_error(&Idle, &problems, false).unwrap().0, f64::INFINITY);
-        assert_eq!(largest_error(&Reference, &problems, false).unwrap().0, 0.0);
-        assert!(largest_error(&Reference, &problems, true).unwrap().0 > TOLERANCE);
+    fn the_right_result_passes_and_a_spoiled_one_does_not() {
+        assert_eq!(judged(&Reference, &problems(), false).0, Verdict::Works);
+        assert_eq!(judged(&Reference, &problems(), true).0, Verdict::Wrong);
     }
 }

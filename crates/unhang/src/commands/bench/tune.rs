@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, table};
 use unhang_engine::Tuned;
 use unhang_evidence::{Realm, RecordSource, Tuning, time};
-use unhang_gpu::candidates::{Candidate, half_candidates};
-use unhang_gpu::tuning::{self, Bench, Times, shortlist};
+use unhang_gpu::candidates::half_candidates;
+use unhang_gpu::tuning::{self, Bench, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
 use unhang_machine::System;
+use unhang_session::{Contest, Effort};
 
 use super::super::knowledge::{open_store, say_notices};
 use super::super::shapes;
@@ -27,11 +28,6 @@ use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on.
 const LAYERS: &str = include_str!("../../../../unhang-suite/layers.tsv");
-/// Rounds in which every candidate has its turn, and runs that are timed in one; the first round warms up.
-const ROUNDS: u32 = 6;
-const REPEATS: u32 = 4;
-/// Candidates that take this many times as long as the best one are dropped.
-const HOPELESS: f64 = 2.0;
 
 #[derive(Args)]
 pub struct Tune {
@@ -45,7 +41,7 @@ pub struct Tune {
     #[arg(long, default_value = "nchw", value_name = "LAYOUT", value_parser = shapes::layout)]
     layout: Layout,
     /// How many of the model's first candidates are timed, beside the first of each other kernel family.
-    #[arg(long, default_value_t = 4, value_name = "N")]
+    #[arg(long, default_value_t = Effort::BENCH.candidates, value_name = "N")]
     candidates: usize,
     /// Time f16 kernels with products in pairs too: faster, and less exact. They are never taken otherwise.
     #[arg(long)]
@@ -307,31 +303,21 @@ impl Tune {
             }
         });
         let bench = Bench::new(engine, problem)?;
-        let mut times: Vec<(&Candidate, Times)> = candidates
-            .iter()
-            .map(|candidate| (candidate, Times { choice: candidate.choice.to_string(), seconds: Vec::new() }))
-            .collect();
-        for _ in 0..ROUNDS {
-            let best = times.iter().map(|(_, times)| times.median_and_spread().0).fold(f64::INFINITY, f64::min);
-            let mut failed = Vec::new();
-            for (index, (candidate, times)) in times.iter_mut().enumerate() {
-                if !times.seconds.is_empty() && times.median_and_spread().0 > HOPELESS * best {
-                    continue;
-                }
-                say(&Event::Trying { choice: times.choice.clone() })?;
-                match bench.seconds(candidate.choice, REPEATS) {
-                    Ok(seconds) => times.seconds.push(seconds),
+        let effort = Effort { candidates: self.candidates, ..Effort::BENCH };
+        let mut contest = Contest::new(effort, candidates.iter().map(|candidate| candidate.choice));
+        while let Some(round) = contest.next_round() {
+            for choice in round.turns {
+                say(&Event::Trying { choice: choice.to_string() })?;
+                match bench.seconds(choice, round.repeats) {
+                    Ok(seconds) => contest.took(choice, seconds),
                     Err(error) => {
-                        say(&Event::Failed { choice: times.choice.clone(), reason: error.to_string() })?;
-                        failed.push(index);
+                        say(&Event::Failed { choice: choice.to_string(), reason: error.to_string() })?;
+                        contest.leave_out(choice, &error.to_string());
                     }
                 }
             }
-            for index in failed.into_iter().rev() {
-                times.remove(index);
-            }
         }
-        for (_, times) in times {
+        for times in contest.times_of_sound() {
             let (seconds, spread) = times.median_and_spread();
             say(&Event::Timed { choice: times.choice, seconds, spread })?;
         }

@@ -84,7 +84,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_cvt_norm_i16_f16" => op!([H, B, B], Type::Bits16, |a, _, _, m| signed_normal(half_value(a, m))),
         "v_cvt_norm_u16_f16" => op!([H, B, B], Type::Bits16, |a, _, _, m| unsigned_normal(half_value(a, m))),
         "v_cvt_off_f32_i4" => op!([B; 3], F, |a, _, _, _| (((((a << 4) as i8) >> 4) as f32) / 16.0).to_bits() as u64),
-        "v_dot2c_f32_f16" => op!([B, B, B], F, |a, b, c, m| dot_halves(a, b, c, m)).map(|it| LaneOperation { accumulates: true, ..it }),
+        "v_dot2c_f32_f16" => op!([Type::Packed16, Type::Packed16, B], F, |a, b, c, m| dot_halves(a, b, c, m)).map(|it| LaneOperation { accumulates: true, ..it }),
         "v_dot4c_i32_i8" => op!([B; 3], B, |a, b, c, _| (c as i64).wrapping_add(dot_signed(a, b, 8)) as u32 as u64).map(|it| LaneOperation { accumulates: true, ..it }),
         _ => None,
     }

@@ -26,6 +26,11 @@ fn every_function_is_repaired_or_left_for_its_reason() {
     assert!(get("everything").before.total() >= 14 && get("everything").mode_changed);
     assert_eq!(get("permutes").before.get(Rule::ComparePermlane), 1);
     assert_eq!(get("prefetch_only").treatment, Treatment::InPlace);
+    // What nothing replaces stays, and everything else is repaired all the same.
+    let FunctionRepair { treatment, before, after, reason, .. } = get("partly_illegal");
+    assert_eq!((treatment, after.total(), after.get(Rule::Illegal)), (&Treatment::Moved, 1, 1));
+    assert_eq!((before.get(Rule::Illegal), reason), (2, &Some(Reason::IllegalInstructions(1))));
+    assert!(before.get(Rule::CompareExec) > 0 && before.get(Rule::InstructionPrefetch) > 0);
     for name in ["calm", "fine"] {
         assert_eq!((get(name).treatment, get(name).reason.as_ref()), (Treatment::Untouched, None), "{name}");
     }
@@ -55,7 +60,7 @@ fn functions_without_a_size_end_where_the_next_one_begins() {
             "left_entered",
             "dots",
             "flat_over_itself",
-            "left_dot",
+            "left_legacy",
             "last"
         ]
     );
@@ -91,7 +96,7 @@ fn kernels_of_tensile_are_repaired_or_left_for_their_reason() {
         if name.starts_with("left_") {
             assert_eq!((treatment, before), (&Treatment::Untouched, after), "{name}");
             let expected = match name.as_str() {
-                "left_dot" => matches!(reason, Some(Reason::IllegalInstructions(1))),
+                "left_legacy" => matches!(reason, Some(Reason::IllegalInstructions(1))),
                 _ => matches!(reason, Some(Reason::UnknownAddress { .. })),
             };
             assert!(expected, "{name}: {reason:?}");

@@ -1,7 +1,7 @@
 //! Which switch keeps a program from kernels that stay unsafe, told by their names.
 
-/// What to do about a kernel of this name. MIOpen and rocBLAS name their kernels by what they are made from; of others no switch is
-/// known. What is said follows from the variables' documented meaning; none was tried on a card.
+/// What to do about a kernel of this name. MIOpen, rocBLAS and ggml name their kernels by what they are made from; of others no switch
+/// is known. What is said follows from the variables' documented meaning; none was tried on a card.
 pub(crate) fn what_avoids(function: &str) -> &'static str {
     let starts = |prefixes: &[&str]| prefixes.iter().any(|prefix| function.starts_with(prefix));
     if starts(&["Cijk_"]) {
@@ -20,6 +20,12 @@ pub(crate) fn what_avoids(function: &str) -> &'static str {
     if starts(&["MIOpenBatchNorm", "miopenBatchNorm"]) {
         return "torch.backends.cudnn.enabled = False avoids it, as unhang.enable() does for batch norms";
     }
+    if function.contains("flash_attn") {
+        return "it is ggml's: without flash attention (llama.cpp's -fa off) it is not launched";
+    }
+    if function.contains("mul_mat_q") || function.contains("mul_mat_vec_q") {
+        return "it is ggml's for quantised weights: a model in f16 does without it";
+    }
     "no switch is known that avoids it"
 }
 
@@ -36,6 +42,8 @@ mod tests {
             ("MIOpenConvUni", "MIOPEN_DEBUG_CONV_DIRECT=0"),
             ("naive_conv_ab_nonpacked_fwd_nchw_float_double_float", "MIOPEN_DEBUG_CONV_DIRECT=0"),
             ("MIOpenBatchNormFwdTrainSpatial", "cudnn.enabled"),
+            ("_ZL15flash_attn_tileILi64ELi64ELi8EEvPKc", "-fa off"),
+            ("_ZL9mul_mat_qIL9ggml_type41ELi64ELb0EEvPKc", "a model in f16"),
             ("_ZN2at6native6vectorE", "no switch is known"),
         ] {
             assert!(what_avoids(function).contains(expected), "{function}");

@@ -10,10 +10,13 @@
 //! at the new place. Data stays where it is, and so does the old code.
 //!
 //! A function is moved only if all that depends on its place is understood and if the audit of the result finds nothing
-//! that could have been repaired; otherwise it is left as it is and the reason is reported.
+//! that could have been repaired; otherwise it is left as it is and the reason is reported. An instruction that cannot be
+//! repaired does not keep others from it: the function is laid out with that one as it was, and the reason is reported too.
 //!
 //! [`repair_in_place`] is the second best: it never changes the size of anything, and repairs what it can.
 
+mod dead;
+mod encode;
 mod in_place;
 mod object;
 mod relayout;
@@ -240,7 +243,7 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
     if report.after.total() > 0 && report.reason.is_none() {
         report.reason = Some(if report.after.get(Rule::BufferRange) > 0 {
             Reason::BufferDescriptor(report.after.get(Rule::BufferRange))
-        } else if report.after.get(Rule::Illegal) > 0 && target.is_rdna1() {
+        } else if report.after.get(Rule::Illegal) > 0 {
             Reason::IllegalInstructions(report.after.get(Rule::Illegal))
         } else if target.is_rdna1() {
             Reason::NativeCode
@@ -273,11 +276,12 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// The vector registers that a layout needs beside those in use, if it needs any and they can be had.
+    /// The vector registers that a layout needs beside those in use, if it needs any and they are available. Where there are
+    /// too few for every instruction, there may be enough for some.
     fn spare(&self, program: &Program, chip: Chip) -> Option<spare::Spare> {
         let descriptor = self.function.descriptor.filter(|_| !self.is_shared)?;
-        let count = relayout::spare_registers(program, chip);
-        (count > 0).then(|| spare::find(program, &descriptor, count, self.limit)).flatten()
+        let numbers = relayout::spare_registers(program, chip);
+        numbers.into_iter().find_map(|count| spare::find(program, &descriptor, count, self.limit))
     }
 }
 
@@ -300,16 +304,6 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         return;
     }
     let spare = if options.keep_size { None } else { subject.spare(program, chip) };
-    let foreign = program.instructions.iter().filter(|it| !it.definition.exists_on(chip));
-    let missing = foreign.filter(|it| match substitute::spare_registers(it) {
-        Some(0) => options.keep_size,
-        Some(_) => spare.is_none(),
-        None => true,
-    });
-    if before.get(Rule::Illegal) > 0 && missing.count() > 0 {
-        plan.report.reason = Some(Reason::IllegalInstructions(before.get(Rule::Illegal)));
-        return;
-    }
     // The alignment of most local accesses cannot be known beforehand; on one compute unit it does not matter.
     if chip.is_rdna1()
         && !program.chip.is_rdna1()
@@ -349,7 +343,8 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         plan.report.reason = Some(Reason::OtherEntry);
         return;
     }
-    let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: spare.map(|it| it.first) };
+    let registers = spare.map(|it| it.registers);
+    let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: registers };
     match relayout::relayout(program, setting) {
         Ok(layout) => {
             settle(plan, program, Change::Layout(layout), chip, context);
@@ -374,8 +369,9 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
         return;
     };
     let after = Hazards::count(&audit(&repaired, chip, context));
-    let not_here = [Rule::FlatOffset, Rule::LocalMisaligned, Rule::BufferRange];
-    let left = after.total() - not_here.iter().map(|&rule| after.get(rule)).sum::<u64>();
+    // What has no replacement, or none without registers that are not there, stays and is reported.
+    let stays = [Rule::Illegal, Rule::FlatOffset, Rule::LocalMisaligned, Rule::BufferRange];
+    let left = after.total() - stays.iter().map(|&rule| after.get(rule)).sum::<u64>();
     if left > 0 {
         plan.report.reason = Some(Reason::NotRepaired);
     }

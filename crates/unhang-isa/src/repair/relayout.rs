@@ -4,10 +4,11 @@
 //! branches to that instruction land before the insertion. Then relative branches are aimed at where their targets
 //! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
 
-use super::{NOP, Reason, substitute};
+use super::spare::SpareRegisters;
+use super::{NOP, Reason, dead, substitute};
 use crate::audit::{Calls, work_arounds};
 use crate::liveness::{Values, are_dead};
-use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64};
+use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64, S_TRAP};
 use crate::pc_relative::{Form, Reference};
 use crate::table::{Field, Format};
 use crate::{Chip, Instruction, Program};
@@ -85,7 +86,9 @@ fn runs_on(program: &Program) -> bool {
     let Some((last, instruction)) = program.blocks.len().checked_sub(1).zip(program.instructions.last()) else {
         return false;
     };
-    if instruction.ends_block_for_good() || instruction.is_call() {
+    // Trap 2 is what compilers end with where nothing is to follow (`llvm.trap`): its handler stops the wave.
+    let stops = instruction.is(S_TRAP) && instruction.immediate() == 2;
+    if stops || instruction.ends_block_for_good() || instruction.is_call() {
         return false;
     }
     let mut reached = vec![false; program.blocks.len()];
@@ -159,12 +162,12 @@ pub(super) struct Setting {
     pub is_kernel: bool,
     /// The chip on which it will run.
     pub chip: Chip,
-    /// The first of the vector registers that it does not use: as many as [`spare_registers`] says.
-    pub spare: Option<u8>,
+    /// Vector registers that it does not use, where some of its instructions need them.
+    pub spare: Option<SpareRegisters>,
 }
 
-/// How many vector registers the layout of a function needs beside those that it uses.
-pub(super) fn spare_registers(program: &Program, chip: Chip) -> u32 {
+/// How many vector registers instructions of a function need beside those that it uses: each number once, the largest first.
+pub(super) fn spare_registers(program: &Program, chip: Chip) -> Vec<u32> {
     let needs = |instruction: &Instruction| {
         if !instruction.definition.exists_on(chip) {
             substitute::spare_registers(instruction).unwrap_or(0)
@@ -174,17 +177,26 @@ pub(super) fn spare_registers(program: &Program, chip: Chip) -> u32 {
             0
         }
     };
-    program.instructions.iter().map(needs).max().unwrap_or(0)
+    let mut numbers: Vec<u32> = program.instructions.iter().map(needs).filter(|&number| number > 0).collect();
+    numbers.sort_unstable_by(|one, other| other.cmp(one));
+    numbers.dedup();
+    numbers
 }
 
 /// What takes the place of an instruction that is wrong wherever it stands.
-fn replacement(instruction: &Instruction, setting: Setting) -> Option<Vec<u32>> {
+fn replacement(program: &Program, index: usize, setting: Setting) -> Option<Vec<u32>> {
+    let instruction = &program.instructions[index];
     if instruction.is(S_INST_PREFETCH) {
         Some(vec![NOP])
     } else if !instruction.definition.exists_on(setting.chip) {
-        substitute::words(instruction, setting.spare.unwrap_or(0))
+        let spare = setting.spare.map(SpareRegisters::list).unwrap_or_default();
+        substitute::words(instruction, &spare).or_else(|| {
+            let count = substitute::spare_registers(instruction)?;
+            substitute::words(instruction, &dead::registers(program, index, count)?)
+        })
     } else if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
-        flat_without_offset(instruction).or_else(|| Some(flat_through(instruction, setting.spare?)))
+        let spare = setting.spare.filter(|spare| spare.count >= 2);
+        flat_without_offset(instruction).or_else(|| Some(flat_through(instruction, spare?.first)))
     } else {
         None
     }
@@ -193,9 +205,8 @@ fn replacement(instruction: &Instruction, setting: Setting) -> Option<Vec<u32>> 
 /// Lays a function out anew.
 pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Reason> {
     movable(program, setting.is_kernel)?;
-    let instructions = program.instructions.iter().zip(0..);
-    let mut replacements: Vec<Replacement> = instructions
-        .filter_map(|(instruction, index)| Some(Replacement { index, words: replacement(instruction, setting)? }))
+    let mut replacements: Vec<Replacement> = (0..program.instructions.len())
+        .filter_map(|index| Some(Replacement { index: index as u32, words: replacement(program, index, setting)? }))
         .collect();
     // What is laid out anew waits for what callers and callees may have left pending, too.
     let calls = Calls::Together { is_called: !setting.is_kernel };
@@ -418,6 +429,16 @@ mod tests {
         let layout = relayout(&program(32765), SETTING).unwrap();
         assert_eq!(layout.inserted, 1);
         assert_eq!(relayout(&program(32766), SETTING).unwrap_err(), Reason::BranchOutOfReach { offset: 4 });
+    }
+
+    #[test]
+    fn code_may_end_with_the_trap_that_stops_a_wave_and_with_no_other() {
+        for (trap, expected) in [(0xbf92_0002, None), (0xbf92_0003, Some(Reason::RunsOn))] {
+            let words: [u32; 3] = [0xbe84_037e, 0x7da8_0090, trap];
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+            let program = Program::decode(&bytes, Chip::Gfx1030, false).unwrap();
+            assert_eq!(relayout(&program, SETTING).err(), expected);
+        }
     }
 
     #[test]

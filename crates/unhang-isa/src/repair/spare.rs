@@ -6,11 +6,25 @@ use crate::registers::OperandValue;
 use crate::table::Format;
 use crate::{Instruction, Program};
 
+/// Vector registers in a row that a function does not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpareRegisters {
+    pub first: u8,
+    pub count: u32,
+}
+
+impl SpareRegisters {
+    /// Their numbers.
+    pub fn list(self) -> Vec<u8> {
+        (self.first..=u8::MAX).take(self.count as usize).collect()
+    }
+}
+
 /// Vector registers that are free, and what `COMPUTE_PGM_RSRC1` has to say for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spare {
-    /// The first of them.
-    pub first: u8,
+    /// Which they are.
+    pub registers: SpareRegisters,
     /// `COMPUTE_PGM_RSRC1`, with more registers where those that the kernel has are all in use.
     pub resource1: u32,
 }
@@ -40,7 +54,7 @@ pub(super) fn find(program: &Program, descriptor: &KernelDescriptor, count: u32,
             return None;
         }
     }
-    Some(Spare { first: u8::try_from(used).ok()?, resource1 })
+    Some(Spare { registers: SpareRegisters { first: u8::try_from(used).ok()?, count }, resource1 })
 }
 
 /// Whether a workgroup has room on that many compute units. Each has two vector units with 1024 registers for 32 lanes and
@@ -52,11 +66,16 @@ pub(super) fn fits(resource1: u32, wave64: bool, compute_units: u32, lanes: u32)
     compute_units * 2 * (file / registers).min(20) >= lanes.div_ceil(wave)
 }
 
-/// One past the highest vector register that an instruction names; `None` if the code does not show it.
-fn end(instruction: &Instruction) -> Option<u32> {
+/// Whether an instruction finds vector registers by M0, so that the code does not show which.
+pub(super) fn is_relative(instruction: &Instruction) -> bool {
     let relative = [V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_B32, V_MOVRELSD_2_B32, V_SWAPREL_B32];
     let long_relative = [long::V_MOVRELD_B32, long::V_MOVRELS_B32, long::V_MOVRELSD_B32, long::V_MOVRELSD_2_B32];
-    if opcodes_any(instruction, &relative) || opcodes_any(instruction, &long_relative) {
+    opcodes_any(instruction, &relative) || opcodes_any(instruction, &long_relative)
+}
+
+/// One past the highest vector register that an instruction names; `None` if the code does not show it.
+fn end(instruction: &Instruction) -> Option<u32> {
+    if is_relative(instruction) {
         return None;
     }
     let named = instruction.definition.operands().iter().map(|&slot| match instruction.operand(slot) {

@@ -1,8 +1,10 @@
 //! Whether a repaired object does what the original did: instruction by instruction, without the rules that repaired it.
 
+use std::collections::HashSet;
+
 use unhang_isa::elf::{CodeObject, Function};
 use unhang_isa::repair::{ObjectRepair, Treatment};
-use unhang_isa::{Format, Instruction, Program};
+use unhang_isa::{Field, Format, Instruction, OperandValue, Program};
 
 /// What may be inserted: it changes no register and no memory.
 fn changes_nothing(instruction: &Instruction) -> bool {
@@ -38,19 +40,102 @@ fn flat_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
     Some(if sum(2, -offset) { 3 } else { 2 })
 }
 
-/// A dot product that the chip lacks became multiply-adds of halves, or products of bytes and sums of them.
-fn dot_group(old: &Instruction, new: &[Instruction]) -> Option<usize> {
-    let parts: &[&str] = match old.definition.mnemonic {
-        "v_dot2c_f32_f16" => &["v_fma_mix_f32"; 2],
-        "v_dot4c_i32_i8" => &["v_mul_i32_i24", "v_add_nc_u32"].repeat(4),
+/// A dot product that the chip lacks became as many products as it has, with copies, sums and selections of bits around them,
+/// up to the last that writes its destination. Nothing else is written but registers that the function never names, or whose next
+/// use in the same block is another value.
+fn dot_group(before: &Program, at: usize, new: &[Instruction], named: &HashSet<u8>) -> Option<usize> {
+    let old = &before.instructions[at];
+    let (product, count) = match old.definition.base_name() {
+        "v_dot2_f32_f16" | "v_dot2c_f32_f16" => ("v_fma_mix_f32", 2),
+        "v_dot2_i32_i16" => ("v_mad_i32_i16", 2),
+        "v_dot2_u32_u16" => ("v_mad_u32_u16", 2),
+        "v_dot4_i32_i8" | "v_dot4c_i32_i8" => ("v_mul_i32_i24", 4),
+        "v_dot4_u32_u8" => ("v_mul_u32_u24", 4),
+        "v_dot8_i32_i4" => ("v_mul_i32_i24", 8),
+        "v_dot8_u32_u4" => ("v_mul_u32_u24", 8),
         _ => return None,
     };
-    let same = new.len() >= parts.len() && parts.iter().zip(new).all(|(name, it)| it.definition.base_name() == *name);
-    same.then_some(parts.len())
+    const AROUND: [&str; 9] = [
+        "v_mov_b32",
+        "v_add_nc_u32",
+        "v_add_nc_i32",
+        "v_sub_nc_i32",
+        "v_bfe_i32",
+        "v_bfe_u32",
+        "v_not_b32",
+        "v_xnor_b32",
+        "v_bfi_b32",
+    ];
+    let written = |it: &Instruction| match it.operand(it.definition.operand(Field::Destination)?) {
+        OperandValue::Vector(register) => Some(register),
+        _ => None,
+    };
+    let destination = written(old)?;
+    let mut products = 0;
+    for (place, instruction) in new.iter().enumerate() {
+        let name = instruction.definition.base_name();
+        products += (name == product) as usize;
+        let register = written(instruction)?;
+        let is_known = name == product || AROUND.contains(&name);
+        if !is_known
+            || products > count
+            || register != destination && named.contains(&register) && !is_renewed(before, at, register)
+        {
+            return None;
+        }
+        if products == count && register == destination {
+            return Some(place + 1);
+        }
+    }
+    None
+}
+
+/// Whether a register is written behind an instruction before anything reads it or the lanes change.
+fn is_renewed(program: &Program, at: usize, register: u8) -> bool {
+    for instruction in &program.instructions[at + 1..] {
+        let names = |is_destination: bool| {
+            instruction.definition.operands().iter().any(|&slot| {
+                let count = slot.width.registers(program.wave64);
+                let is_named = matches!(instruction.operand(slot),
+                    OperandValue::Vector(first) if (first..=first.saturating_add(count - 1)).contains(&register));
+                is_named && (slot.field == Field::Destination) == is_destination
+            })
+        };
+        let text = instruction.text(program.wave64).to_string();
+        let adds =
+            ["fmac", "v_mac", "v_dot4c", "v_dot2c"].iter().any(|name| text.starts_with(name) || text.contains(name));
+        if names(false) || adds && names(true) {
+            return false;
+        }
+        if names(true) {
+            return true;
+        }
+        let (name, operands) = text.split_once(' ').unwrap_or((&text, ""));
+        let changes_lanes = operands.starts_with("exec") || name.contains("saveexec") || name.contains("cmpx");
+        if name.contains("branch") || name.contains("pc_b64") || changes_lanes {
+            return false;
+        }
+    }
+    false
+}
+
+/// The vector registers that a function names; buffers may take one more than the table says.
+fn vectors(program: &Program) -> HashSet<u8> {
+    let of = |instruction: &Instruction| -> Vec<u8> {
+        let more = (instruction.format() == Format::Mubuf) as u8;
+        let slots = instruction.definition.operands().iter();
+        let ranges = slots.filter_map(|&slot| match instruction.operand(slot) {
+            OperandValue::Vector(first) => Some((first, slot.width.registers(program.wave64) + more)),
+            _ => None,
+        });
+        ranges.flat_map(|(first, count)| (first..=u8::MAX).take(count as usize)).collect()
+    };
+    program.instructions.iter().flat_map(of).collect()
 }
 
 /// How many instructions of `new` stand for an instruction, if its first ones can.
-fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
+fn stands_for(before: &Program, at: usize, new: &[Instruction], named: &HashSet<u8>) -> Option<usize> {
+    let instruction = &before.instructions[at];
     let candidate = new.first()?;
     let branch = instruction.branch_distance().is_some();
     let adds = instruction.format() == Format::Sop2 && matches!(instruction.definition.opcode, 0 | 4);
@@ -68,7 +153,7 @@ fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
     } else if instruction.format() == Format::Flat {
         flat_group(instruction, new)
     } else {
-        dot_group(instruction, new)
+        dot_group(before, at, new, named)
     }
 }
 
@@ -76,8 +161,9 @@ fn stands_for(instruction: &Instruction, new: &[Instruction]) -> Option<usize> {
 /// which there is no place. An instruction that changes nothing may be an insertion or an old one: both are tried.
 fn align(before: &Program, after: &Program) -> Result<(Vec<usize>, Vec<usize>), usize> {
     let count = before.instructions.len();
+    let named = vectors(before);
     let mut furthest = 0;
-    let mut tried = std::collections::HashSet::new();
+    let mut tried = HashSet::new();
     // Each entry: old instructions placed so far, and the next new one, with where the pending one began.
     let mut path: Vec<(usize, usize)> = Vec::new();
     let mut work = vec![(0, 0, 0, 0)];
@@ -97,7 +183,7 @@ fn align(before: &Program, after: &Program) -> Result<(Vec<usize>, Vec<usize>), 
         if rest.first().is_some_and(changes_nothing) {
             work.push((placed, at + 1, start, depth));
         }
-        if let Some(size) = stands_for(&before.instructions[placed], rest) {
+        if let Some(size) = stands_for(before, placed, rest, &named) {
             // Tried next, with this place on the path.
             path.push((start, at));
             work.push((placed + 1, at + size, at + size, depth + 1));

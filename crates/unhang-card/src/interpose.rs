@@ -14,7 +14,7 @@ use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 
 use crate::paths::{self, Place};
 use crate::settings::{self, CardSettings, settings};
-use crate::{Errno, files, kfd, process};
+use crate::{Errno, files, kfd, process, render};
 
 /// Runs before the program's own code.
 #[used]
@@ -303,11 +303,7 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
     let Some(process) = process::current() else { return fail(libc::ENODEV) };
     let result = match ours.kind {
         files::Kind::Kfd => kfd::ioctl(process, request, argument.cast()),
-        files::Kind::Render(_) => {
-            let number = request as u32 & 0xff;
-            process.journal.say_once(&format!("request {number:#04x} of the render node is not known and was refused"));
-            Err(libc::EINVAL)
-        }
+        files::Kind::Render(_) => render::ioctl(process, request, argument.cast()),
     };
     match result {
         Ok(()) => 0,

@@ -49,7 +49,7 @@ impl Arguments {
 }
 
 /// Whether the program has memory there.
-fn is_there(address: u64, size: usize) -> bool {
+pub fn is_there(address: u64, size: usize) -> bool {
     let start = address & !(PAGE - 1);
     address.checked_add(size as u64).is_some_and(|end| address != 0 && is_mapped(start, end - start))
 }

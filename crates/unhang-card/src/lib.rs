@@ -8,6 +8,7 @@
 //! * `interpose` and `drm` are the functions that programs call, `paths` and `files` say which calls are ours.
 //! * `kfd` is the driver's interface: memory, events, queues. `aql` and `sdma` execute what is in a queue;
 //!   `queue_description` is what the runtime says of one.
+//! * `render` is the render node, of which management tools ask the driver's name.
 //! * `executor` hands a dispatch to the emulator and turns what stopped it into what a program gets from a real card.
 //!
 //! It must not know convolutions, torch, HIP or any particular program; it must not keep state on disk
@@ -30,6 +31,7 @@ mod kfd;
 mod paths;
 mod process;
 mod queue_description;
+mod render;
 mod sdma;
 mod settings;
 mod signal;

@@ -46,7 +46,8 @@ pub fn named(name: &str) -> Option<&'static ShippedCard> {
 impl ShippedCard {
     /// Writes what the kernel shows of the machine into a folder.
     pub fn write(&self, folder: &Path) -> std::io::Result<()> {
-        ["sys", "dev", "proc"].iter().try_for_each(|part| write_fixture(self.fixture, part, folder))
+        ["sys", "dev", "proc"].iter().try_for_each(|part| write_fixture(self.fixture, part, folder))?;
+        crate::card_management::write(folder)
     }
 }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod bundle;
+mod card_management;
 pub mod cards;
 pub mod chips;
 pub mod example;

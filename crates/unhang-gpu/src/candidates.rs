@@ -12,6 +12,9 @@ use crate::plan_parts::{Geometry, LARGE_TAPS, as_product, gemm_steps, winograd_p
 /// Elements of a row in NHWC from which on a filter's gradient loses by strips of seven of them: 160 pixels of 48 channels do.
 const FAR_ROWS: usize = 6000;
 
+/// The plain kernels are taken where the model sees this much more speed in them: where it sees less they were measured to lose.
+const PLAIN_PAYS: f64 = 1.6;
+
 /// A choice with its plan and the time that the model gives it.
 #[derive(Debug, Clone)]
 pub struct Candidate {
@@ -51,6 +54,7 @@ fn rate(
                 choice,
                 form,
                 seconds: estimate(problem, &choice, &plan, device)
+                    * if choice == Choice::Plain { PLAIN_PAYS } else { 1.0 }
                     * if form == Form::General { general_slowdown(&choice) } else { 1.0 },
                 plan,
             })
@@ -156,6 +160,16 @@ fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel) ->
     counts
 }
 
+/// The same for forward and backward-data, where few tiles are split and into `most` parts at most.
+fn gemm_splits(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel, most: u32) -> Vec<u32> {
+    if tiles >= 2 * device.compute_units {
+        return vec![1];
+    }
+    let mut counts: Vec<u32> = split_counts(tiles, steps, tile, device).into_iter().map(|n| n.min(most)).collect();
+    counts.dedup();
+    counts
+}
+
 fn propose_gemm(geometry: &Geometry, tiles: impl Iterator<Item = Tile>, device: &DeviceModel) -> Vec<Choice> {
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
@@ -176,9 +190,7 @@ fn propose_gemm(geometry: &Geometry, tiles: impl Iterator<Item = Tile>, device: 
             let tiles =
                 rows.div_ceil(tile.rows) * columns.div_ceil(phases).div_ceil(tile.columns) * p.groups() * phases;
             let steps = gemm_steps(geometry, tile, flat) as usize;
-            let splits =
-                if tiles < 2 * device.compute_units { split_counts(tiles, steps, tile, device) } else { vec![1] };
-            for splits in splits.into_iter().filter(|&s| s <= 32) {
+            for splits in gemm_splits(tiles, steps, tile, device, 32) {
                 choices.push(Choice::Gemm { tile, packed: false, flat, splits });
                 if !in_order {
                     choices.push(Choice::Gemm { tile, packed: true, flat, splits });
@@ -199,8 +211,8 @@ fn propose_patches(p: &Problem, device: &DeviceModel) -> Vec<Choice> {
     for tile in tiles_for(rows, &[]) {
         let tiles = rows.div_ceil(tile.rows) * columns.div_ceil(tile.columns) * product.groups();
         let steps = gemm_steps(&geometry, tile, false) as usize;
-        let splits = if tiles < 2 * device.compute_units { split_counts(tiles, steps, tile, device) } else { vec![1] };
-        choices.extend(splits.into_iter().filter(|&s| s <= 8).map(|splits| Choice::Patches { tile, splits }));
+        let splits = gemm_splits(tiles, steps, tile, device, 8);
+        choices.extend(splits.into_iter().map(|splits| Choice::Patches { tile, splits }));
     }
     choices
 }

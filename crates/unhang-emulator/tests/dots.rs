@@ -154,7 +154,7 @@ fn short(opcode: u32, is_float: bool, seed: u64) {
     }
 }
 
-/// Permutations of the first factor: within rows, with lanes turned off by masks and by what lies outside, and within eight.
+/// Permutations of the first factor: within rows, with lanes turned off by masks and by what is outside, and within eight.
 fn permuted(opcode: u32, is_float: bool, seed: u64) {
     const CONTROLS: [u32; 8] = [0x1b, 0x101, 0x113, 0x124, 0x140, 0x141, 0x155, 0x167];
     let mut random = Random(seed);

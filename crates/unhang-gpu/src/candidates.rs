@@ -160,7 +160,7 @@ fn split_counts(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel) ->
     counts
 }
 
-/// The same for forward and backward-data, where few tiles are split and into `most` parts at most.
+/// Into how many parts forward and backward-data are split: few tiles only, and into `most` parts at most.
 fn gemm_splits(tiles: usize, steps: usize, tile: Tile, device: &DeviceModel, most: u32) -> Vec<u32> {
     if tiles >= 2 * device.compute_units {
         return vec![1];

@@ -22,7 +22,7 @@ mod names;
 use names::Names;
 
 /// Variables that are kept in addition to the table's, because they say where things are.
-const KEPT: &[&str] = &["HOME", "PATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
+const KEPT: &[&str] = &["HOME", "PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX"];
 
 /// A machine, collected.
 #[derive(Clone, Debug)]

@@ -1,7 +1,7 @@
 //! The software that convolutions run on: ROCm installations, torch installations, the C library.
 //!
 //! Read from files, without importing anything: `torch/version.py`, the folders next to it, `.info/version`. Order in
-//! which torch installations are looked for: those named by the caller, the active virtual environment
+//! which torch installations are looked for: `PYTHONPATH`, those named by the caller, the active virtual environment
 //! (`VIRTUAL_ENV`, `CONDA_PREFIX`), the first `python3` on `PATH`, the user's own packages, the system's.
 
 use std::path::{Path, PathBuf};
@@ -170,6 +170,11 @@ fn ld_library_path(system: &System) -> Vec<PathBuf> {
 
 /// The folders with packages that the Pythons of this machine import from, with the Python's version.
 fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>, PathBuf)> {
+    // What Python itself looks into first, whichever Python: folders of packages, not environments.
+    let path = system.variable("PYTHONPATH").unwrap_or_default();
+    let named = path.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64);
+    let mut folders: Vec<(Option<String>, PathBuf)> = named.map(|folder| (None, folder)).collect();
+
     let mut prefixes: Vec<PathBuf> = Vec::new();
     for python in pythons {
         prefixes.extend(prefixes_of(system, python));
@@ -188,7 +193,6 @@ fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>,
     prefixes.extend(system.homes().into_iter().map(|home| home.join(".local")));
     prefixes.extend(["/usr/local", "/usr"].map(PathBuf::from));
 
-    let mut folders: Vec<(Option<String>, PathBuf)> = Vec::new();
     for prefix in prefixes {
         folders.extend(packages_under(system, &prefix));
     }
@@ -483,6 +487,28 @@ mod tests {
         let read = parse_torch_version(old).unwrap();
         assert_eq!((read.version.as_str(), read.hip, read.cuda.as_deref()), ("1.13.1+cu117", None, Some("11.7")));
         assert_eq!(two_numbers("5.7.31921-d1770ee1b"), Some((5, 7)));
+    }
+
+    #[test]
+    fn a_torch_in_a_folder_of_packages_is_found_by_its_version_file() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        };
+        // Debian's, without HIP; and one before it in the path, without any dist-info.
+        write("usr/lib/python3/dist-packages/torch/version.py", "__version__ = '2.6.0+debian'\nhip = None\n");
+        write("w/site/torch/version.py", "__version__ = '2.6.0+debian.hip6.4.3'\nhip: Optional[str] = '6.4.43484'\n");
+        let found = |environment: &str| {
+            let system = System::new(root.path(), crate::system::Environment::parse(environment));
+            let torch = Software::inspect(&system, &[]).torch;
+            torch.into_iter().map(|torch| (torch.path, torch.hip)).collect::<Vec<_>>()
+        };
+        let debians = ("/usr/lib/python3/dist-packages/torch".to_owned(), None);
+        assert_eq!(found(""), [debians.clone()]);
+        let ours = ("/w/site/torch".to_owned(), Some("6.4.43484".to_owned()));
+        assert_eq!(found("PYTHONPATH=relative:/nowhere:/w/site"), [ours, debians]);
     }
 
     #[test]

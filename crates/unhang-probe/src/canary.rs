@@ -11,8 +11,8 @@ use unhang_conv::{Direction, Problem};
 use unhang_engine::{EngineName, Verdict};
 use unhang_guard::printable;
 
-use crate::process::Ended;
-use crate::supervise::Outcome;
+use crate::process::{Ended, SuperviseError};
+use crate::supervise::{Child, Outcome, supervise_when_ready};
 
 const ANSWER: &str = "unhang-canary ";
 /// Comes before the accelerator is touched: a child that hangs said it too.
@@ -23,7 +23,11 @@ const BEGIN: &str = "unhang-begin ";
 /// Most characters of a child's text that are kept.
 const LONGEST: usize = 300;
 
-/// How long a child may take in all. Our kernels and MIOpen's are compiled on their first run, each for a second or
+/// How long a child may take until it says which torch it has. Torch is large, and on a busy machine with a slow disk its
+/// import has taken a minute.
+const START: Duration = Duration::from_secs(300);
+
+/// How long a child may take once it has imported torch. Our kernels and MIOpen's are compiled on their first run, each for a second or
 /// more; within the others' time that would look like a hang.
 pub fn deadline(engine: EngineName) -> Duration {
     Duration::from_secs(if matches!(engine, EngineName::Jit | EngineName::Miopen) { 180 } else { 30 })
@@ -74,6 +78,21 @@ pub fn family_line(family: &str, name: &str, verdict: Verdict, detail: &str) -> 
 /// The torch that a child said it has.
 pub fn torch_of(output: &str) -> Option<&str> {
     output.lines().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
+}
+
+/// Runs a child of Python's. Its time counts from when it says which torch it has: how long an import takes is no evidence of an
+/// engine. Returns with whether the child came to its trial; where it did not, nothing is known of the engine.
+pub fn try_in(child: &Child) -> Result<(Outcome, bool), SuperviseError> {
+    let (outcome, ready) = supervise_when_ready(child, START, |output| torch_of(output).is_some())?;
+    // One that ended by itself before has an answer, or crashed.
+    let by_itself = !matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
+    Ok((outcome, ready || by_itself))
+}
+
+/// What is said of a child that was ended while it still imported torch.
+pub fn never_began() -> (Verdict, String) {
+    let detail = format!("torch was not imported within {} s: that is no evidence, and not kept", START.as_secs());
+    (Verdict::Error, detail)
 }
 
 /// What a child's end and its answer mean. A child that ended without an answer that can be read has crashed, whatever

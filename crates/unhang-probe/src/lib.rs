@@ -29,5 +29,5 @@ pub use prober::{End, Event, Outcome as Probed, Prober, culprits};
 pub use process::{Ended, SuperviseError};
 pub use protocol::Stage;
 pub use session::{Deadlines, Launch};
-pub use supervise::{Child, GRACE, Outcome, supervise};
+pub use supervise::{Child, GRACE, Outcome, supervise, supervise_when_ready};
 pub use verdict::{Attempt, Tried};

@@ -120,9 +120,14 @@ impl Process {
         unhang_guard::process::state(self.handle.pid())
     }
 
+    /// How many bytes it has printed so far.
+    pub(crate) fn printed(&self) -> u64 {
+        self.output.metadata().map_or(0, |metadata| metadata.len())
+    }
+
     /// The last part of what it printed on standard output and standard error, in order; what is not text is replaced.
     pub(crate) fn output(&mut self) -> String {
-        let length = self.output.metadata().map_or(0, |metadata| metadata.len());
+        let length = self.printed();
         let mut bytes = Vec::new();
         if self.output.seek(SeekFrom::Start(length.saturating_sub(OUTPUT_LIMIT))).is_ok() {
             let _ = (&self.output).take(OUTPUT_LIMIT).read_to_end(&mut bytes);

@@ -31,13 +31,46 @@ pub struct Outcome {
     pub elapsed: Duration,
 }
 
+/// How often the output of a child that is starting is looked at.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// Runs a child to its end. Returns within the deadline and a grace of 15 seconds, whatever the child does.
 pub fn supervise(child: &Child) -> Result<Outcome, SuperviseError> {
+    run(child, |_, started| started)
+}
+
+/// Runs a child whose time counts from when its output says that it is ready, which may take as long as `start`. Returns with
+/// whether it ever was, within start, deadline and a grace of 15 seconds.
+pub fn supervise_when_ready(
+    child: &Child,
+    start: Duration,
+    is_ready: impl Fn(&str) -> bool,
+) -> Result<(Outcome, bool), SuperviseError> {
+    let mut ready = false;
+    let outcome = run(child, |process, started| {
+        let mut seen = 0;
+        while !ready && started.elapsed() < start && !process.wait_until(Instant::now() + LOOK) {
+            let printed = process.printed();
+            if printed != seen {
+                seen = printed;
+                ready = is_ready(&process.output());
+            }
+        }
+        // One that was not ready in time gets no more of it.
+        if ready { Instant::now() } else { started.checked_sub(child.deadline).unwrap_or(started) }
+    })?;
+    ready = ready || is_ready(&outcome.output);
+    Ok((outcome, ready))
+}
+
+/// Runs a child to its end; `until_ready` waits for what does not count and says from when on its time does.
+fn run(child: &Child, until_ready: impl FnOnce(&mut Process, Instant) -> Instant) -> Result<Outcome, SuperviseError> {
     let started = Instant::now();
     let environment: Vec<_> =
         child.environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
     let mut process = Process::start(&child.command, &environment, Stdio::null())?;
-    process.wait_until(started + child.deadline);
+    let counted_from = until_ready(&mut process, started);
+    process.wait_until(counted_from + child.deadline);
     let ended = process.end(GRACE);
     Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed() })
 }

@@ -132,9 +132,11 @@ fn run_by_python(trial: Trial, python: &Path, machine: &Machine) -> anyhow::Resu
     }
     let command = [&python, "-m", "unhang._canary", trial.name()].map(str::to_owned).to_vec();
     let deadline = trial.deadline();
-    let outcome = run(command, deadline)?;
-    let (verdict, detail) = canary::judge(&outcome, deadline);
-    keep(trial, machine, &outcome, verdict, &detail);
+    let (outcome, began) = canary::try_in(&child_of(command, deadline))?;
+    let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began() };
+    if began {
+        keep(trial, machine, &outcome, verdict, &detail);
+    }
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
@@ -170,10 +172,13 @@ fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn run(command: Vec<String>, deadline: Duration) -> anyhow::Result<Outcome> {
+fn child_of(command: Vec<String>, deadline: Duration) -> Child {
     // Nothing of ours stands between a child and MIOpen, even where a preloaded library is inherited.
-    let environment = vec![("UNHANG_MIOPEN".to_owned(), "0".to_owned())];
-    Ok(supervise(&Child { command, environment, deadline })?)
+    Child { command, environment: vec![("UNHANG_MIOPEN".to_owned(), "0".to_owned())], deadline }
+}
+
+fn run(command: Vec<String>, deadline: Duration) -> anyhow::Result<Outcome> {
+    Ok(supervise(&child_of(command, deadline))?)
 }
 
 /// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dis
 import io
+import subprocess
+import sys
 import threading
 import warnings
 from pathlib import Path
@@ -15,6 +18,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, assert_same, difference, engines_used
+from conftest import subprocess_environment
 from unhang import (
     SafeConv2d,
     Settings,
@@ -416,3 +420,153 @@ def test_gradients_by_torch_are_computed_on_the_device_of_their_tensors(
     geometry = _engines.Geometry([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
     _engines.call_original_backward(there, there, there, geometry, (True, True, True))  # type: ignore[arg-type]
     assert entered == (["computed"] if current == 1 else [torch.device("cuda", 1), "computed", "left"])
+
+
+# ---- integers that nobody means ----
+
+_EXTREME = """
+import os, sys, torch, unhang
+
+x, w = torch.randn(1, 4, 5, 5), torch.randn(4, 2, 3, 3)
+numbers = [-2**63, -2**63 + 2, -2**62 - 1, -2**62, -1, 0, 2**31, 2**62, 2**63 - 1]
+calls = []
+for name in ("groups", "stride", "padding", "dilation", "output_padding"):
+    lists = [[], [1], [1] * 3, [1] * 5, [1] * 9, [-2**63], [1, -2**63]]
+    for value in numbers if name == "groups" else [[it, it] for it in numbers] + lists:
+        calls += [(transposed, name, value) for transposed in (False, True)]
+
+def outcome(transposed, name, value):
+    named = dict(stride=[1, 1], padding=[0, 0], dilation=[1, 1], transposed=transposed, output_padding=[0, 0], groups=2)
+    named[name] = value
+    geometry = list(named.values())
+    found = []
+    for call in (
+        lambda: torch.ops.aten.convolution(x, w, None, *geometry).shape,
+        lambda: [it.shape for it in torch.ops.aten.convolution_backward(
+            torch.ones(1, 4, 3, 3), x, w, [4], *geometry, [True, True, True])],
+    ):
+        try:
+            found.append(str(call()))
+        except Exception as error:
+            text = str(error)
+            # Below -2^62 torch names a file of its own.
+            found.append(f"{type(error).__name__}: {'' if 'SymInt' in text or -2**62 - 1 > low(value) else text}")
+    return found
+
+def low(value):
+    return min([value] if isinstance(value, int) else value, default=0)
+
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
+state = sys.argv[1]
+plain = [outcome(*call) for call in calls]
+if state != "torch":
+    unhang.enable("cpu_fallback" if state == "off" else state, devices=("cpu",))
+if state == "off":
+    unhang.disable()
+for call, want in zip(calls, plain):
+    for turn in range(3 if state != "off" else 1):
+        got = outcome(*call)
+        same = [a == b or -2**62 - 1 >= low(call[2]) and a[:12] == b[:12] for a, b in zip(got, want)]
+        assert all(same), (call, want, got)
+print("alive")
+"""
+
+
+@pytest.mark.skipif(not NEW_TORCH, reason="torch 2 and newer")
+@pytest.mark.parametrize("state", ["cpu_fallback", "aten", "off"])
+def test_extreme_integers_and_lists_of_odd_lengths_are_torchs_to_refuse(state: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", _EXTREME, state],
+        env=subprocess_environment(), capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert ended.stdout == "alive\n", f"ended with {ended.returncode}: {ended.stderr[-2000:]}"
+
+
+# ---- exceptions from outside ----
+
+
+# After these the interpreter looks whether a signal has come, and raises what its handler raises.
+_LOOKS = {"CALL", "CALL_FUNCTION", "CALL_FUNCTION_EX", "CALL_FUNCTION_KW", "CALL_KW", "CALL_METHOD", "RESUME"}
+
+
+@pytest.mark.parametrize("kind", ["safe", "plain", "transposed"])
+def test_an_interrupt_leaves_no_layer_entered(kind: str) -> None:
+    """Ctrl-C may arrive wherever the interpreter looks for it: here it does, at each such place of a forward in turn."""
+    own = Settings(strategy="aten")
+    layer = SafeConv2d(2, 3, 3, config=own) if kind == "safe" else nn.Conv2d(2, 3, 3)
+    if kind == "transposed":
+        layer = nn.ConvTranspose2d(2, 3, 3)
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    with unhang.enabled(settings=OURS, devices=("cpu",)), torch.no_grad():
+        for _ in range(3):
+            layer(x)
+        interrupted = 0
+        for moment in range(1, 40):
+            interrupt = _Interrupt(moment)
+            sys.settrace(interrupt.look)
+            try:
+                layer(x)
+            except KeyboardInterrupt:
+                interrupted += 1
+            finally:
+                sys.settrace(None)
+            before = _unhang_forwards(layer)
+            F.conv2d(x, w)
+            assert _unhang_forwards(layer) == before, f"the thread is still in the layer, by moment {moment}"
+            settings = _core.forward_settings("cpu", w.data_ptr())
+            assert settings is not None
+            assert settings.strategy == "cpu_fallback", f"the layer's settings stayed, by moment {moment}"
+    assert interrupted >= 5
+
+
+class _Interrupt:
+    """Raises at the given one of the places in our layers where the interpreter looks for signals."""
+
+    def __init__(self, moment: int) -> None:
+        self.left = moment
+        self.last: dict[object, str] = {}
+
+    def look(self, frame, event, _):
+        if frame.f_code.co_filename != unhang._layers.__file__:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            names = {it.offset: it.opname for it in dis.get_instructions(frame.f_code)}
+            if self.last.get(frame) in _LOOKS:
+                self.left -= 1
+                if self.left == 0:
+                    raise KeyboardInterrupt
+            self.last[frame] = names[frame.f_lasti]
+        return self.look
+
+
+def _unhang_forwards(layer: nn.Module) -> int:
+    return unhang._statistics.layer_of(layer).forwards
+
+
+def test_a_tensor_that_is_not_aligned_is_held_against_no_engine() -> None:
+    memory = bytearray(4 * 200 + 1)
+    x = torch.frombuffer(memory, dtype=torch.float32, count=2 * 49, offset=1).view(1, 2, 7, 7)
+    x.copy_(torch.randn(1, 2, 7, 7))
+    w, b = torch.randn(3, 2, 3, 3), torch.randn(3)
+    assert x.data_ptr() % 4
+    want = F.conv2d(x, w, b)
+    with unhang.enabled(settings=OURS, devices=("cpu",)):
+        for _ in range(6):
+            assert_close(F.conv2d(x, w, b), want.double(), slack=3)
+            assert_close(F.conv2d(x.clone(), w, b), want.double(), slack=3)
+        assert not _state.state().failures
+        assert engines_used() == {"cpu"}
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_data_address"), reason="torch 2.3 and newer")
+@pytest.mark.parametrize("strategy", ["cpu_fallback", "aten"])
+def test_a_weight_that_is_copied_on_write_is_not_copied(strategy: str) -> None:
+    x, w = torch.randn(1, 2, 7, 7), torch.randn(3, 2, 3, 3)
+    lazy = torch._lazy_clone(w)
+    with unhang.enabled(strategy, devices=("cpu",)):
+        for _ in range(8):
+            assert_close(F.conv2d(x, lazy), F.conv2d(x, w).double(), slack=3)
+    F.conv2d(x, lazy)
+    assert torch._C._is_cow_tensor(lazy)

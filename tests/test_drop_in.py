@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import unhang
 from comparing import assert_same, engines_used
@@ -177,3 +178,24 @@ def test_our_op_passes_torchs_own_check(form: torch.memory_format) -> None:
         torch.ops.unhang.convolution_backward.default,
         (g, x.detach(), w.detach(), [4], *geometry, [True, True, True], OURS.token),
     )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("of", ["input", "weight", "bias", "all"])
+def test_forward_gradients_of_a_traced_safe_layer(of: str) -> None:
+    layer, x = SafeConv2d(2, 3, 3, config=Settings(strategy="cpu_fallback")).double(), torch.randn(1, 2, 7, 7).double()
+    operands = {"input": x, "weight": layer.weight.detach().clone(), "bias": layer.bias.detach().clone()}
+    tangents = {name: torch.randn_like(it) for name, it in operands.items() if of in (name, "all")}
+    token, geometry = Settings(strategy="cpu_fallback").token, ([1, 1], [0, 0], [1, 1], False, [0, 0], 1)
+    found = []
+    for call in (
+        lambda *it: torch.nn.functional.conv2d(*it),
+        lambda *it: torch.ops.unhang.convolution(*it, *geometry, token),
+    ):
+        with forward_ad.dual_level():
+            duals = [
+                forward_ad.make_dual(it, tangents[name]) if name in tangents else it for name, it in operands.items()
+            ]
+            found.append(forward_ad.unpack_dual(call(*duals)))
+    for ours, plain in zip(found[1], found[0]):
+        torch.testing.assert_close(ours, plain)

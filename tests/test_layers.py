@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import threading
+import weakref
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import unhang
@@ -143,6 +146,153 @@ def test_parametrized_layers_stay_parametrized() -> None:
     torch.testing.assert_close(layer(x), want)
     assert nn.utils.parametrize.is_parametrized(layer)
     assert layer.get_bypass_stats()["engines"] == {"cpu": 1}
+
+
+@pytest.mark.parametrize("order", ["patched first", "parametrized first", "removed in between"])
+def test_unpatching_keeps_parametrizations(order: str) -> None:
+    layer, x = nn.Conv2d(2, 3, 3).eval(), torch.randn(1, 2, 6, 6)
+    parametrize = nn.utils.parametrize.register_parametrization
+    if order == "patched first":
+        unhang.patch_model(layer, OURS)
+        parametrize(layer, "weight", Doubled())
+    else:
+        parametrize(layer, "weight", Doubled())
+        unhang.patch_model(layer, OURS)
+    assert isinstance(layer, SafeConv2d)
+    want = F.conv2d(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), want)
+    if order == "removed in between":
+        nn.utils.parametrize.remove_parametrizations(layer, "weight")
+        assert type(layer) is SafeConv2d
+        torch.testing.assert_close(layer(x), want)
+    unhang.unpatch_model(layer)
+    assert not isinstance(layer, SafeConv2d)
+    torch.testing.assert_close(layer(x), want)
+    if order != "removed in between":
+        assert nn.utils.parametrize.is_parametrized(layer, "weight")
+        nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert type(layer) is nn.Conv2d
+    torch.testing.assert_close(layer(x), want)
+
+
+class Doubled(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        return 2 * weight
+
+
+def test_a_class_that_was_made_for_a_layer_goes_with_it() -> None:
+    def patch() -> list[weakref.ref]:
+        own = type("Own", (nn.Conv2d,), {})
+        layers = [own(1, 1, 1), nn.utils.parametrize.register_parametrization(nn.Conv2d(1, 1, 1), "weight", Doubled())]
+        for layer in layers:
+            unhang.patch_model(layer, OURS)
+        return [weakref.ref(own), *(weakref.ref(type(layer)) for layer in layers)]
+
+    classes = patch()
+    gc.collect()
+    gc.collect()  # the user's class is held by ours until that is gone
+    assert [it() for it in classes] == [None] * 3
+
+
+def test_transposed_layers_are_counted_and_reported() -> None:
+    model = unhang._layers.track(
+        nn.Sequential(nn.Conv2d(2, 3, 3), nn.ConvTranspose2d(3, 2, 3), nn.Flatten(2), nn.ConvTranspose1d(2, 2, 3))
+    )
+    x = torch.randn(1, 2, 9, 9)
+    want = model(x)
+    before = nn.ConvTranspose2d.forward
+    with unhang.enabled(settings=OURS, devices=("cpu",)):
+        for _ in range(8):
+            assert_close(model(x), want.double(), slack=3)
+        model[1](torch.randn(1, 3, 5, 5), output_size=(7, 7))
+        found = {it["name"]: it["total_forwards"] for it in unhang.report().data["layers"]}
+        assert {name: found[name] for name in ("0", "1", "3")} == {"0": 8, "1": 9, "3": 8}
+        text = unhang.report().text()
+        assert sum(":t:o" in line or "transposed" in line for line in text.splitlines()) >= 2, text
+        scripted = torch.jit.script(nn.ConvTranspose2d(3, 2, 3))
+        assert scripted(torch.randn(1, 3, 5, 5)).shape == (1, 2, 7, 7)
+    assert nn.ConvTranspose2d.forward is before
+
+
+def _weights_settings(direction: str) -> dict[str, int]:
+    """Calls of a direction by the strategy that they were planned by."""
+    found: dict[str, int] = {}
+    for (key, token), route in unhang._convolve.routes.items():
+        if key.startswith(direction):
+            strategy = Settings.from_token(token).strategy
+            found[strategy] = found.get(strategy, 0) + sum(route.tally.by_place)
+    return found
+
+
+NODES = hasattr(torch._C, "_current_autograd_node")
+
+
+@pytest.mark.skipif(not NODES, reason="torch 2.1 and newer")
+def test_tied_weights_keep_each_layers_settings_in_backward() -> None:
+    first = SafeConv2d(2, 2, 3, padding=1, config=Settings(strategy="cpu_fallback"))
+    second = SafeConv2d(2, 2, 3, padding=1, stride=2, config=Settings(strategy="aten"))
+    second.weight = first.weight
+    plain = nn.Conv2d(2, 2, 3, padding=1, dilation=2)
+    plain.weight = first.weight
+    x = torch.randn(1, 2, 9, 9)
+    with unhang.enabled("tiled", devices=("cpu",), tile_limit=4):
+        for _ in range(6):
+            plain(second(first(x))).sum().backward()
+    for direction in ("forward", "backward-weights"):
+        assert _weights_settings(direction) == {"cpu_fallback": 6, "aten": 6, "tiled": 6}, direction
+
+
+@pytest.mark.skipif(not NODES, reason="torch 2.1 and newer")
+def test_settings_survive_a_weight_that_moves_before_backward() -> None:
+    """As sharded training moves them: freed after the forward, gathered elsewhere before the backward."""
+    layer, x = SafeConv2d(2, 3, 3, config=Settings(strategy="cpu_fallback")), torch.randn(1, 2, 9, 9)
+    with unhang.enabled("aten", devices=("cpu",)):
+        y = layer(x)
+        kept = layer.weight.detach().clone()
+        layer.weight.data.set_(torch.empty(1000)[100 : 100 + kept.numel()].view_as(kept).copy_(kept))
+        y.sum().backward()
+    assert _weights_settings("backward") == {"cpu_fallback": 1}
+
+
+@pytest.mark.skipif(not NODES, reason="torch 2.1 and newer")
+def test_double_backward_keeps_the_layers_settings() -> None:
+    layer = SafeConv2d(2, 3, 3, config=Settings(strategy="cpu_fallback"))
+    x = torch.randn(1, 2, 9, 9, requires_grad=True)
+    with unhang.enabled("aten", devices=("cpu",)):
+        for _ in range(2):
+            y = layer(x).square().sum()
+            (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+            gradient.square().sum().backward()
+    assert set(_weights_settings("forward")) == {"cpu_fallback"}
+    assert set(_weights_settings("backward")) == {"cpu_fallback"}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_safe_layers_are_quantized_as_torch_quantizes_its_own() -> None:
+    quantization = torch.ao.quantization
+    torch.manual_seed(0)
+    model = nn.Sequential(quantization.QuantStub(), nn.Conv2d(2, 3, 3), nn.ReLU(), quantization.DeQuantStub())
+    patched, x = unhang.patch_model(copy.deepcopy(model), OURS), torch.randn(1, 2, 9, 9)
+    assert type(patched[1]) is SafeConv2d
+    results = []
+    for form in (model, patched):
+        form.train()
+        form.qconfig = quantization.get_default_qat_qconfig("fbgemm")
+        trained = quantization.prepare_qat(form)
+        trained(x)
+        results.append((type(trained[1]), type(quantization.convert(trained.eval())[1])))
+        form.eval()
+        form.qconfig = quantization.get_default_qconfig("fbgemm")
+        observed = quantization.prepare(form)
+        observed(x)
+        converted = quantization.convert(observed)
+        results.append((type(converted[1]), converted(x)))
+    assert results[0] == results[2]
+    assert results[1][0] is results[3][0]
+    torch.testing.assert_close(results[1][1], results[3][1])
+    assert type(patched[1]) is SafeConv2d, "the model itself stays as it was"
 
 
 def test_patched_models_are_saved_and_copied() -> None:

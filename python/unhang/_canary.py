@@ -84,8 +84,12 @@ def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
     say(f"trying {engine} in a child process before it is used here (once for this machine, {seconds:.0f} s at most)")
     command = [sys.executable, "-m", "unhang._canary", engine]
     command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
-    verdict, detail = _core.supervise(command, seconds).canary()
+    outcome = _core.supervise_canary(command, seconds)
+    verdict, detail = outcome.canary()
     _known_here[name] = (verdict, detail)
+    if not outcome.began:
+        say(f"canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again")
+        return verdict, detail
     state().keep_canary(name, verdict, detail, wait=True)
     if name.partition("@")[0] == engine and name != engine and _known(engine) is None:
         # What `unhang plan` and the doctor go by, who do not look at single cards.
@@ -124,7 +128,7 @@ def ensure_jit(*, index: int, rehearsed: bool) -> None:
         command = [sys.executable, "-m", "unhang._canary", "jit"]
         command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
         command += ["--families", *missing]
-        verdicts, hung = _core.supervise(command, seconds).families(missing)
+        verdicts, hung = _core.supervise_canary(command, seconds).families(missing)
         for family, verdict, detail in verdicts:
             name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from unhang import _core, _direct, _situation, _watchdog
-from unhang._core import count_layer, is_remembering
+from unhang._core import Ticket, count_layer
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -30,6 +30,7 @@ from unhang._engines import (
     call_original_forward,
     make_problem,
     memory_format_of,
+    with_height,
 )
 from unhang._faults import Fault, fault_of
 from unhang._jit import JitEngine
@@ -98,12 +99,46 @@ class Route(NamedTuple):
         return None
 
 
-# What is planned, by everything that a plan depends on. Cleared as a whole when evidence changes.
-_forward_routes: dict[Any, Route | None] = {}
-_backward_routes: dict[Any, Route | None] = {}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # A program that sees ever new sizes must not fill its memory with plans.
 _MOST_ROUTES = 10_000
+
+
+class _Routes(dict[Any, "Route | None"]):
+    """What is planned, by everything that a plan depends on. Cleared as a whole when evidence changes.
+
+    A full one loses one plan by a spread of its places: in the order of their arrival every plan of a program that goes
+    round and round over a few more sizes than fit would be lost right before it is needed.
+    """
+
+    # Multiples of it are spread evenly: 2^32 by the golden ratio.
+    _SPREAD = 2654435769
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: list[Any] = []
+        self._evictions = 0
+
+    def keep(self, key: Any, route: Route | None) -> None:
+        """Keeps a plan; with the lock held."""
+        if key not in self:
+            if len(self._keys) < _MOST_ROUTES:
+                self._keys.append(key)
+            else:
+                self._evictions += 1
+                place = (self._evictions * self._SPREAD >> 8) % len(self._keys)
+                self.pop(self._keys[place], None)
+                self._keys[place] = key
+        self[key] = route
+
+    def clear(self) -> None:
+        """Forgets all of them."""
+        super().clear()
+        self._keys.clear()
+
+
+_forward_routes = _Routes()
+_backward_routes = _Routes()
 #: Routes of this process for the report, by problem and settings; they outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
@@ -121,8 +156,10 @@ def forward(
     weight: Tensor,
     bias: Tensor | None,
     geometry: Geometry,
+    ticket: Ticket | None = None,
 ) -> Tensor:
-    """A convolution's output, by the plan that these settings make for it."""
+    """A convolution's output, by the plan that these settings make for it. With a ticket the direct path learns how the
+    same call is computed from then on."""
     geometry = _for_each_axis(geometry, input.dim() - 2)
     stride, padding, dilation, transposed, output_padding, groups = geometry
     device = input.device
@@ -141,13 +178,15 @@ def forward(
         redispatched.count(0, False)
         output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
         count_layer(_TORCH, False, settings)
-        if is_remembering() and settings.cache_decisions:
-            _direct.remember_redispatched(input.device, redispatched)
+        if ticket is not None and settings.cache_decisions:
+            _direct.remember_redispatched(ticket, input.device, redispatched)
         return output
-    flat = input.dim() == 3
-    if flat:
-        input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
     task = route.task
+    flat = input.dim() == 3
+    as_given = input
+    if flat:
+        as_given, weight, geometry = with_height(input), with_height(weight), _geometry_with_height(geometry)
+        input = _laid_out(input, task)
     started = time.perf_counter() if route.stopwatch.calls < _TIMED_CALLS else 0.0
     index = 0
     try:
@@ -162,8 +201,8 @@ def forward(
     route.tally.count(index, route.bypass[index])
     count_layer(route.labels[index], route.bypass[index], settings)
     result = output.squeeze(2) if flat else output
-    if index == 0 and not started and is_remembering() and settings.cache_decisions:
-        _direct.remember_forward(route, (input, weight), bias, result)
+    if ticket is not None and index == 0 and not started and settings.cache_decisions:
+        _direct.remember_forward(ticket, route, (as_given, weight), bias, result)
     return result
 
 
@@ -175,6 +214,7 @@ def backward(
     bias_sizes: Sequence[int] | None,
     geometry: Geometry,
     output_mask: Sequence[bool],
+    ticket: Ticket | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """A convolution's gradients of input, weight and bias, as far as the mask asks for them."""
     geometry = _for_each_axis(geometry, input.dim() - 2)
@@ -202,12 +242,13 @@ def backward(
         return call_original_backward(
             grad_output, input, weight, geometry, mask, bias_sizes, vendor=_vendor(input.device)
         )
-    flat = input.dim() == 3
-    if flat:
-        grad_output, input, weight = _with_height(grad_output), _with_height(input), _with_height(weight)
-        geometry = _geometry_with_height(geometry)
     # Torch's kernels give both gradients in one call. Ours are two, and a verdict on one is none on the other.
     first, *others = planned.values()
+    flat = input.dim() == 3
+    as_given = input
+    if flat:
+        grad_output, as_given, weight = with_height(grad_output), with_height(input), with_height(weight)
+        input, geometry = _laid_out(input, first.task), _geometry_with_height(geometry)
     apart = bool(others) and (first.names[0] != others[0].names[0] or first.names[0] == "jit")
     if apart:
         (data, _, bias), at = _backward(first, grad_output, input, weight, geometry, (True, False, False))
@@ -219,11 +260,11 @@ def backward(
             others[0].tally.count(0, others[0].bypass[0])
     if bias is None and mask[2]:
         bias = grad_output.sum([0, 2, 3])
-    four_dimensional = (grad_output, input, weight)
+    four_dimensional = (grad_output, as_given, weight)
     if flat:
         data, weights = (None if gradient is None else gradient.squeeze(2) for gradient in (data, weights))
-    if at == then == 0 and is_remembering() and settings.cache_decisions:
-        _direct.remember_backward(planned, four_dimensional, data, weights)
+    if ticket is not None and at == then == 0 and settings.cache_decisions:
+        _direct.remember_backward(ticket, planned, four_dimensional, data, weights)
     return data, weights, bias
 
 
@@ -305,7 +346,7 @@ def replan() -> None:
 
 
 def _route(
-    cache: dict[Any, Route | None],
+    cache: _Routes,
     key: Any,
     settings: Settings,
     direction: str,
@@ -329,10 +370,8 @@ def _route(
             elif len(routes) >= _MOST_ROUTES:
                 routes.pop(next(iter(routes)))
             routes[(route.key, settings.token)] = route
-        if len(cache) >= _MOST_ROUTES:
-            cache.clear()
         if settings.cache_decisions:
-            cache[key] = route
+            cache.keep(key, route)
     if route is not None and settings.verbose:
         say(f"{route.key} -> {' then '.join(route.names)}: {route.plan.reason}")
     return route
@@ -404,12 +443,14 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
             if tensor is not None
         )
     )
-    if not known:
+    # Where a convolution is not transposed it has no use for one. Torch checks it all the same: in backward for any.
+    unused = [] if geometry.transposed else geometry.output_padding
+    if not known or min(unused, default=0) < 0 or (direction != "forward" and any(unused)):
         return None
     flat = input.dim() == 3
-    if flat:
-        input, weight, geometry = _with_height(input), _with_height(weight), _geometry_with_height(geometry)
     memory_format = memory_format_of(input, weight, bias, geometry)
+    if flat:
+        input, weight, geometry = with_height(input), with_height(weight), _geometry_with_height(geometry)
     try:
         problem = make_problem(input, weight, geometry, direction, memory_format)
     except (ValueError, IndexError):
@@ -417,7 +458,7 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     if bias is not None and tuple(bias.shape) != (problem.output_shape[1],):
         return None
     for tensor in gradient:
-        if tensor is not None and tuple((_with_height(tensor) if flat else tensor).shape) != problem.output_shape:
+        if tensor is not None and tuple((with_height(tensor) if flat else tensor).shape) != problem.output_shape:
             return None
     device = input.device.type
     played = device in rehearsed
@@ -445,8 +486,10 @@ def _for_each_axis(geometry: Geometry, axes: int) -> Geometry:
     return Geometry(stride, padding, dilation, transposed, output_padding, groups)
 
 
-def _with_height(tensor: Tensor) -> Tensor:
-    return tensor.unsqueeze(2)
+def _laid_out(input: Tensor, task: Task) -> Tensor:
+    """The input of a 1-d convolution with a height, contiguous first where the result is to be: by its strides torch's
+    kernels would take the one for a channels_last input, and lay out the result so."""
+    return with_height(input.contiguous() if task.memory_format is torch.contiguous_format else input)
 
 
 def _geometry_with_height(geometry: Geometry) -> Geometry:

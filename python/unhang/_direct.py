@@ -9,6 +9,8 @@ call is computed from then on, if nothing about it is open any more. ``UNHANG_DI
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from unhang import _core
 from unhang._engines import NO_FLAGS, AtenEngine, CpuEngine, Engine
 from unhang._jit import BoundJit
-from unhang._state import say
+from unhang._state import say, state
 from unhang._watchdog import WatchedEngine
 
 if TYPE_CHECKING:
@@ -28,11 +30,18 @@ Tensor = torch.Tensor
 PYTHON: dict[str, str] = {}
 # Keys of devices that torch has names for and that nobody has kernels for.
 _UNUSED = ("VE", "IPU", "PrivateUse3", "PrivateUse2", "MAIA", "HPU")
+# Where torch's table says that a key leads to torch's own kernels.
+_TORCHS = "[default backend kernel]"
 _OPS = ("aten::convolution", "aten::_convolution", "aten::convolution_backward")
 # Torch's own kernels with the vendor's library off, as the engine ``aten`` calls them.
 _ATEN_FLAGS = (False, False, False, True)
 
+# The first and the last version of torch that this was tried with: a newer one is tried in a child first.
+_TESTED = ((2, 10), (2, 15))
+
 _is_open: bool | None = None
+#: The dispatch keys through which torch's own kernels were reached, the present one last.
+ORIGINAL: list[str] = []
 
 _TORCH = _core.Label("", "torch")
 
@@ -48,38 +57,135 @@ def open_face() -> bool:
 def _open() -> bool:
     if os.environ.get("UNHANG_DIRECT", "1") == "0":
         return False
-    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 10):
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if version < _TESTED[0] or len(_unused()) < 3:
         return False
-    found = torch._C._dispatch_has_kernel_for_dispatch_key
-    unused = [key for key in _UNUSED if hasattr(torch._C.DispatchKey, key) and not any(found(op, key) for op in _OPS)]
-    if len(unused) < 3:
+    if version > _TESTED[1] and not _is_sound_in_a_child():
         return False
-    sets = [int(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key)).raw_repr()) for key in unused[:3]]
+    return open_here()
+
+
+def open_here() -> bool:
+    """Opens the face in this process, where every entry of torch's gives what is assumed of it."""
+    original, *python = _unused()[:3]
     try:
-        _core.open_face(sets[0], (sets[1], sets[2]))
+        _core.open_face(_keys(original), (_keys(python[0]), _keys(python[1])))
+        _check_arguments()
     except RuntimeError as error:
         say(f"{error}: convolutions go through Python, which costs some microseconds each")
         return False
-    PYTHON.update(cpu=unused[1], cuda=unused[2])
+    ORIGINAL.append(original)
+    PYTHON.update(cpu=python[0], cuda=python[1])
     return True
 
 
-def remember_forward(route: Route, tensors: tuple[Tensor, Tensor], bias: Tensor | None, output: Tensor) -> None:
+def _unused() -> list[str]:
+    """Dispatch keys under which nobody has registered a convolution."""
+    found = torch._C._dispatch_has_kernel_for_dispatch_key
+    return [key for key in _UNUSED if hasattr(torch._C.DispatchKey, key) and not any(found(op, key) for op in _OPS)]
+
+
+def _keys(name: str) -> int:
+    return int(torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr())
+
+
+def _is_still_ours(key: str, mark: str) -> bool:
+    """Whether torch's table leads from a borrowed key where it led when it was borrowed."""
+    for op in _OPS:
+        lines = torch._C._dispatch_dump_table(op).splitlines()
+        if not any(line.startswith(f"{key}: ") and mark in line for line in lines):
+            return False
+    return True
+
+
+def keep_keys_apart(registered: Collection[str], register: Callable[[str], None]) -> None:
+    """Borrows other keys where somebody has registered convolutions under ours since: an extension for a device that
+    torch has a name for. ``register`` puts Python's kernels under the new key of a device type that has them."""
+    if not _is_open:
+        return
+    marks = {name: "unhang" if name in registered else _TORCHS for name in PYTHON}
+    moved = [name for name, key in PYTHON.items() if not _is_still_ours(key, marks[name])]
+    lost = not _is_still_ours(ORIGINAL[-1], _TORCHS)
+    if not moved and not lost:
+        return
+    unused = [key for key in _unused() if key not in (*PYTHON.values(), *ORIGINAL)]
+    if len(unused) < len(moved) + lost:
+        say("other extensions use the dispatch keys that unhang borrows, and none is left: disable one of them")
+        return
+    for name in moved:
+        PYTHON[name] = unused.pop()
+        if name in registered:
+            register(name)
+    if lost:
+        ORIGINAL.append(unused.pop())
+    _core.move_face(_keys(ORIGINAL[-1]), (_keys(PYTHON["cpu"]), _keys(PYTHON["cuda"])))
+
+
+# ---- whether torch is made as it is assumed to be ----
+
+_ECHO = "(Tensor input, Tensor? other, SymInt[] numbers, SymInt[]? sizes, bool flag, SymInt number, bool[3] mask)"
+_echoes: list[torch.library.Library] = []
+
+
+def _check_arguments() -> None:
+    """Has torch call a kernel of Rust's that gives back its arguments; ``RuntimeError`` where they are others."""
+    name = f"echo_{len(_echoes)}"
+    library = torch.library.Library("unhang", "FRAGMENT")
+    library.define(f"{name}{_ECHO} -> (Tensor, Tensor)")
+    _echoes.append(library)
+    _core.register_echo(name)
+    echo = getattr(torch.ops.unhang, name)
+    input, other = torch.arange(3.0), torch.arange(5.0)
+    for given, numbers, sizes, flag, number, mask in (
+        (other, [1], None, True, 3, [True, False, False]),
+        (None, [1, -2, 3], [7], False, -5, [False, True, True]),
+        (None, [], [], True, 2**40, [False, False, True]),
+        (other, list(range(9)), [4, 5, 6, 7, 8], False, 0, [True, True, True]),
+    ):
+        same, read = echo(input, given, numbers, sizes, flag, number, mask)
+        expected = [flag, number]
+        for it in (numbers, sizes or [], mask):
+            expected += [len(it), *it]
+        if same is not (input if given is None else given) or read.tolist() != expected:
+            raise RuntimeError("torch hands arguments over in another way than is known")
+
+
+def _is_sound_in_a_child() -> bool:
+    """Whether the direct path computes right with a torch that nobody has tried it with. Tried in a child, once for
+    this torch: where types lie otherwise in memory it may crash."""
+    name = f"direct path, torch {torch.__version__} {torch.version.git_version}"
+    known = state().canary(name)
+    if known is None:
+        say(
+            f"torch {torch.__version__} is newer than unhang was tested with: trying the direct path in a child process"
+        )
+        outcome = _core.supervise_canary([sys.executable, "-m", "unhang._direct_child"], 60.0)
+        known = outcome.canary()
+        if outcome.began:
+            state().keep_canary(name, *known, wait=True)
+        say(f"the direct path: {known[0]} ({known[1]})")
+    return known[0] == "works"
+
+
+def remember_forward(
+    ticket: _core.Ticket, route: Route, tensors: tuple[Tensor, Tensor], bias: Tensor | None, output: Tensor
+) -> None:
     """Says how the forward that was just computed by its route's first engine is computed from now on."""
     if bias is not None and not bias.is_contiguous():
         return
     step = _step(route, *tensors, output)
     if step is not None:
-        _core.remember_forward(step, route.labels[0])
+        ticket.remember_forward(step, route.labels[0])
 
 
-def remember_redispatched(device: torch.device, tally: _core.Tally) -> None:
-    """Remembers a forward that is torch's own to compute."""
+def remember_redispatched(ticket: _core.Ticket, device: torch.device, tally: _core.Tally) -> None:
+    """Says that torch computes the ticket's forward from now on, as it just did."""
     if device.type == "cpu":  # elsewhere the process's flags count, and may change
-        _core.remember_forward(_core.Step.original(NO_FLAGS, tally, False), _TORCH)
+        ticket.remember_forward(_core.Step.original(NO_FLAGS, tally, False), _TORCH)
 
 
 def remember_backward(
+    ticket: _core.Ticket,
     routes: dict[str, Route],
     tensors: tuple[Tensor, Tensor, Tensor],
     data: Tensor | None,
@@ -99,7 +205,7 @@ def remember_backward(
         if steps[1] is None:
             return
     if len({route.names[0] for route in routes.values()}) == 1:
-        _core.remember_backward(*steps)
+        ticket.remember_backward(*steps)
 
 
 def _step(route: Route, first: Tensor, second: Tensor, result: Tensor) -> _core.Step | None:

@@ -23,6 +23,7 @@ from unhang import _convolve, _core, _direct
 from unhang._engines import (
     NO_FLAGS,
     Geometry,
+    address_of,
     below_autograd,
     call_original_backward,
     call_with_flags,
@@ -40,9 +41,12 @@ KEYS = {"cpu": "CPU", "cuda": "CUDA"}
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 # Collecting a library would unregister its kernels, so they are kept here for ever.
 _libraries: dict[str, torch.library.Library] = {}
+_behind: list[torch.library.Library] = []
 #: The settings that are on in the process, whichever device types they are for; what layers without any follow.
 process_settings: Settings | None = None
-#: These settings as text, for graphs that are being made.
+#: The settings that plan a device type's convolutions, as far as they are on.
+active: dict[str, Settings] = {}
+#: The process's settings as text, for graphs that are being made.
 process_token = Settings().token
 _is_tracing = torch._C._is_tracing
 # Before torch 2 what keeps subclasses out leaves modes in.
@@ -72,12 +76,16 @@ def activate(devices: tuple[str, ...], settings: Settings) -> None:
     """Has these settings plan the convolutions of those device types from the next call on."""
     for device in devices:
         register(device)
+    _direct.keep_keys_apart(_libraries, _register_for_python)
     for device in KEYS:
         _core.activate(device, settings if device in devices else None)
+    active.clear()
+    active.update(dict.fromkeys(devices, settings))
 
 
 def deactivate() -> None:
     """Leaves convolutions to torch from the next call on."""
+    active.clear()
     for device in KEYS:
         _core.activate(device, None)
 
@@ -98,11 +106,19 @@ def register(device: str) -> None:
             for name, kernel in _kernels(device).items():
                 if not is_direct or torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", KEYS[device]):
                     library.impl(name, kernel, KEYS[device])
-                if is_direct:
-                    library.impl(name, kernel, _direct.PYTHON[device])
         if is_direct:
+            _direct.keep_keys_apart(_libraries, _register_for_python)
+            _register_for_python(device)
             _core.register_face(device, KEYS[device])
         _libraries[device] = library
+
+
+def _register_for_python(device: str) -> None:
+    """Puts Python's kernels where Rust's find them: under a key that no device uses."""
+    library = torch.library.Library("aten", "IMPL")
+    for name, kernel in _kernels(device).items():
+        library.impl(name, kernel, _direct.PYTHON[device])
+    _behind.append(library)
 
 
 def _kernels(device: str) -> dict[str, Any]:
@@ -110,39 +126,45 @@ def _kernels(device: str) -> dict[str, Any]:
 
     planned_by = functools.partial(_core.forward_settings, device)
     planned_back_by = functools.partial(_core.backward_settings, device)
+    take_ticket = _core.take_ticket
     on_cpu = device == "cpu"
 
+    # The ticket comes first in each: what else runs on this thread meanwhile, a signal's handler among it, finds none.
+
     def convolution(input: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
+        ticket = take_ticket()
         with _no_torch_function():
             if _is_tracing():
                 # Torch's tracer records not this op but the one with flags: that reaches us again, below the tracer.
                 recorded: Tensor = torch.ops.aten._convolution(input, weight, bias, *geometry, *process_flags())
                 return recorded
-            settings = planned_by(weight.data_ptr())
+            settings = planned_by(address_of(weight))
             if settings is not None:
-                return _convolve.forward(settings, input, weight, bias, Geometry(*geometry))
+                return _convolve.forward(settings, input, weight, bias, Geometry(*geometry), ticket)
             # On CPU tensors the flags change nothing, and asking for them takes as long as a small convolution.
             return call_with_flags(input, weight, bias, geometry, NO_FLAGS if on_cpu else process_flags())
 
     def convolution_with_flags(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         """What traced graphs call. Their flags say which vendor library the tracing process had: that is ours to
         decide."""
+        ticket = take_ticket()
         with _no_torch_function():
-            settings = planned_by(weight.data_ptr())
+            settings = planned_by(address_of(weight))
             if settings is None:
                 return call_with_flags(input, weight, bias, rest[:6], rest[6:])
-            return _convolve.forward(settings, input, weight, bias, Geometry(*rest[:6]))
+            return _convolve.forward(settings, input, weight, bias, Geometry(*rest[:6]), ticket)
 
     def convolution_backward(
         grad_output: Tensor, input: Tensor, weight: Tensor, bias_sizes: list[int] | None, *rest: Any
     ) -> Gradients:
+        ticket = take_ticket()
         with _no_torch_function():
-            settings = planned_back_by(weight.data_ptr())
+            settings = planned_back_by(address_of(weight))
             geometry, output_mask = Geometry(*rest[:6]), rest[6]
             if settings is None:
                 mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
                 return call_original_backward(grad_output, input, weight, geometry, mask, bias_sizes)
-            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, geometry, output_mask)
+            return _convolve.backward(settings, grad_output, input, weight, bias_sizes, geometry, output_mask, ticket)
 
     return {
         "convolution": convolution,
@@ -217,11 +239,27 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         ctx.save_for_backward(input, weight)
+        ctx.save_for_forward(input, weight)
         ctx.rest = rest
         ctx.bias_sizes = None if bias is None else list(bias.shape)
         with below_autograd():
             output: Tensor = torch.ops.unhang.convolution(input, weight, bias, *rest)
-            return output
+        ctx.output_shape = output.shape
+        return output
+
+    @staticmethod
+    def jvp(ctx: Any, input: Tensor | None, weight: Tensor | None, bias: Tensor | None, *_: None) -> Tensor:
+        """The tangent of the output: a convolution is linear in each of its operands."""
+        primal_input, primal_weight = ctx.saved_tensors
+        parts = []
+        if input is not None:
+            parts.append(torch.ops.unhang.convolution(input, primal_weight, None, *ctx.rest))
+        if weight is not None:
+            parts.append(torch.ops.unhang.convolution(primal_input, weight, None, *ctx.rest))
+        if bias is not None:
+            parts.append(bias.view(1, -1, *[1] * (len(ctx.output_shape) - 2)).expand(ctx.output_shape))
+        tangent: Tensor = functools.reduce(torch.add, parts)
+        return tangent
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Any, ...]:

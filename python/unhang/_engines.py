@@ -10,7 +10,7 @@ Tensors arrive four-dimensional; 1-d convolutions have been given a height of on
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple, Optional, Protocol
 
@@ -187,12 +187,17 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
     """How torch lays out the result, of the forward and of the gradients: by the order of the operands' strides, gaps
     or none, and by which of its kernels it would take. Compiled graphs rely on it."""
     last = torch.channels_last
-    if not _is_channels_last(input) and not _is_channels_last(weight):
+    # Torch makes the input of a 1-d convolution contiguous before it adds a height, and takes the weight as it is.
+    flat = input.dim() == 3
+    wide = with_height(weight) if flat else weight
+    if not _is_channels_last(wide) and (flat or not _is_channels_last(input)):
         return torch.contiguous_format
     try:
         if input.device.type != "cuda" and hasattr(torch._C, "_conv_determine_backend_memory_format"):
             backend = torch._C._select_conv_backend(input, weight, bias, *geometry)
-            found: torch.memory_format = torch._C._conv_determine_backend_memory_format(input, weight, backend)
+            if flat:
+                input = with_height(input.new_empty(input.shape))
+            found: torch.memory_format = torch._C._conv_determine_backend_memory_format(input, wide, backend)
             return last if found is last else torch.contiguous_format
         if input.device.type == "cuda":
             # It depends on the vendor's library, its variables and the process's flags, and with that library off a
@@ -202,11 +207,17 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
             with FakeTensorMode() as mode:
                 fakes = [None if it is None else mode.from_tensor(it) for it in (input, weight, bias)]
                 predicted = torch.ops.aten.convolution(*fakes, *geometry)
-                is_last = predicted.stride() == torch.empty_like(predicted, memory_format=last).stride()
+                expected = torch.empty_like(with_height(predicted) if flat else predicted, memory_format=last)
+                is_last = predicted.stride() == (expected.squeeze(2) if flat else expected).stride()
             return last if is_last else torch.contiguous_format
     except Exception:
         pass  # a torch without it, or arguments that it refuses: it will say so
     return last
+
+
+def with_height(tensor: Tensor) -> Tensor:
+    """A 1-d convolution's tensor as a 2-d one's."""
+    return tensor.unsqueeze(2)
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
@@ -230,6 +241,26 @@ def _copy_and_run_cpu(task: Task, problem: _core.Problem, first: Tensor, second:
     return run_on_cpu(problem, first, second, None if bias is None else bias.to("cpu"), form)
 
 
+if hasattr(torch._C, "_data_address"):
+    _storage_of: Callable[[Tensor], int] = torch._C._data_address
+
+    def address_of(tensor: Tensor) -> int:
+        """The address of a tensor's first element, for reading. Torch's own ``data_ptr()`` is for writing too, and so
+        copies what is shared until somebody writes it."""
+        return _storage_of(tensor) + int(tensor.storage_offset()) * tensor.element_size()
+
+else:  # before torch 2.3
+
+    def address_of(tensor: Tensor) -> int:
+        """The address of a tensor's first element."""
+        return tensor.data_ptr()
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """A dense tensor where its elements are aligned: in somebody else's buffer they need not be."""
+    return tensor if address_of(tensor) % tensor.element_size() == 0 else tensor.clone()
+
+
 def run_on_cpu(
     problem: _core.Problem,
     first: Tensor,
@@ -245,12 +276,13 @@ def run_on_cpu(
     else:
         result = torch.empty(problem.result_shape, dtype=first.dtype, memory_format=memory_format)
     if bias is not None:
-        bias = bias.contiguous()
+        bias = aligned(bias.contiguous())
+    first, second = aligned(first), aligned(second)
     _core.run_cpu(
         problem,
-        (first.data_ptr(), first.numel()),
-        (second.data_ptr(), second.numel()),
-        None if bias is None else (bias.data_ptr(), bias.numel()),
+        (address_of(first), first.numel()),
+        (address_of(second), second.numel()),
+        None if bias is None else (address_of(bias), bias.numel()),
         (result.data_ptr(), result.numel()),
         threads(),
         by_definition,
@@ -343,30 +375,21 @@ else:  # before torch 2.9
 _flag_lock = renewed_after_fork(__name__, "_flag_lock", threading.RLock)
 
 
-class vendor_library:
+@contextmanager
+def vendor_library(*, on: bool, benchmark: bool = False) -> Iterator[None]:
     """Switches torch's use of the vendor's convolution library on or off for one call.
 
     Torch has no argument for it in the backward direction and the flag is the process's: while this is held, another
-    thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart.
+    thread's convolutions *outside* unhang, batch norms and RNNs see it too. The lock keeps our own calls apart. A
+    generator, since an exception from outside may arrive at any time: what began it also ends it.
     """
-
-    def __init__(self, *, on: bool, benchmark: bool = False) -> None:
-        self._wanted = (on, benchmark)
-        self._before = (False, False)
-
-    def __enter__(self) -> None:
-        _flag_lock.acquire()
+    wanted = (on, benchmark)
+    with _flag_lock:
+        before = cudnn_flags()
         try:
-            self._before = cudnn_flags()
-            if self._before != self._wanted:
-                set_cudnn_flags(*self._wanted)
-        except BaseException:
-            _flag_lock.release()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._before != self._wanted:
-                set_cudnn_flags(*self._before)
+            if before != wanted:
+                set_cudnn_flags(*wanted)
+            yield
         finally:
-            _flag_lock.release()
+            if before != wanted:
+                set_cudnn_flags(*before)

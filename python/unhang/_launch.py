@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from unhang import _core
-from unhang._engines import Task
+from unhang._engines import Task, address_of, aligned
 from unhang._state import renewed_after_fork, state
 from unhang._verify import Finding
 
@@ -56,7 +56,7 @@ def dense(tensor: Tensor, form: torch.memory_format) -> Tensor:
     if not tensor.is_contiguous(memory_format=form):
         tensor = tensor.contiguous(memory_format=form)
     # A view that begins in the middle of another tensor: separate memory is aligned.
-    return tensor.clone(memory_format=form) if tensor.data_ptr() % ALIGNMENT else tensor
+    return tensor.clone(memory_format=form) if address_of(tensor) % ALIGNMENT else tensor
 
 
 class Loaded:
@@ -98,16 +98,16 @@ _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 def launch(loaded: Loaded, form: torch.memory_format, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
     """Queues the kernels on torch's stream and returns where their result will be. Raises torch's own error when there
     is no memory for it; :class:`NoWorkspace` when there is none for the workspace only."""
-    first_address, second_address = first.data_ptr(), second.data_ptr()
+    first_address, second_address = address_of(first), address_of(second)
     if (
         (first_address | second_address) % ALIGNMENT
         or not first.is_contiguous(memory_format=form)
         or not second.is_contiguous(memory_format=form)
     ):
         first, second = dense(first, form), dense(second, form)
-        first_address, second_address = first.data_ptr(), second.data_ptr()
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
+        first_address, second_address = address_of(first), address_of(second)
+    if bias is not None:
+        bias = aligned(bias.contiguous())
     device = first.device
     result = allocate(loaded.result_shape, loaded.result_stride, first.dtype, device)
     workspace = None
@@ -119,7 +119,7 @@ def launch(loaded: Loaded, form: torch.memory_format, first: Tensor, second: Ten
     loaded.launch(
         first_address,
         second_address,
-        0 if bias is None else bias.data_ptr(),
+        0 if bias is None else address_of(bias),
         result.data_ptr(),
         0 if workspace is None else workspace.data_ptr(),
         stream_of(first.get_device()),

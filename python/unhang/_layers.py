@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from unhang import _core, _dispatch, _statistics
+from unhang import _dispatch, _graph, _statistics
 from unhang._settings import Settings, settings_from
 
 Tensor = torch.Tensor
@@ -22,8 +23,8 @@ _CONFIG = "_unhang_config"
 _TOKEN = "_unhang_token"
 _ORIGINAL = "_unhang_original_class"
 
-# At every forward of every layer: without a context manager's calls.
-_enter, _leave = _core.enter_layer, _core.leave_layer
+# At every forward of every layer, which is counted inside of it. A `with` and no `try`: Ctrl-C may arrive between what
+# begins a forward and a `try`, and the thread would be in the layer for ever.
 _counts_of = _statistics.counts_of
 
 
@@ -68,7 +69,7 @@ class SafeConv2d(nn.Conv2d):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         original = self.__dict__.get(_ORIGINAL)
-        if original is None or type(self) is SafeConv2d:
+        if original is None or type(self) is SafeConv2d or _is_parametrizing(type(self)):
             return super().__reduce_ex__(protocol)
         # A patched subclass has a class that was made here and that no import would find.
         return _rebuild, (original,), self.__dict__.copy()
@@ -81,8 +82,12 @@ def _scriptable(original: Callable[..., Any], replacement: Callable[..., Any]) -
     def _conv_forward(self: Any, input: Any, weight: Any, bias: Any) -> Any:
         return replacement(self, input, weight, bias)
 
-    home = original.__globals__
-    made = types.FunctionType(_conv_forward.__code__, home, original.__name__, None, _conv_forward.__closure__)
+    def forward(self: Any, input: Any, output_size: Any) -> Any:
+        return replacement(self, input, output_size)
+
+    like = forward if original.__name__ == "forward" else _conv_forward
+    home, defaults = original.__globals__, original.__defaults__
+    made = types.FunctionType(like.__code__, home, original.__name__, defaults, like.__closure__)
     return functools.update_wrapper(made, original)
 
 
@@ -97,12 +102,11 @@ def _safe_forward(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor 
     settings = _settings_of(self.config)
     if isinstance(input, Tensor) and input.device.type in _dispatch.KEYS:
         _dispatch.register(input.device.type)
-    _enter(_counts_of(self), settings)
-    try:
+    with _counts_of(self).by(settings):
         output: Tensor = super(SafeConv2d, self)._conv_forward(input, weight, bias)
-        return output
-    finally:
-        _leave()
+    if _dispatch.active.get(weight.device.type) is not settings:
+        _graph.carry(output, settings)
+    return output
 
 
 SafeConv2d._conv_forward = _scriptable(nn.Conv2d._conv_forward, _safe_forward)  # type: ignore[method-assign]
@@ -162,14 +166,41 @@ def _pad_as_named(
     return input, (totals[0] // 2, totals[1] // 2)
 
 
-_safe_classes: dict[type[nn.Conv2d], type[nn.Conv2d]] = {nn.Conv2d: SafeConv2d}
+# As long as somebody has a layer of it: a class that was made for a subclass of the user's keeps that alive.
+_safe_classes: weakref.WeakValueDictionary[type[nn.Conv2d], type[nn.Conv2d]] = weakref.WeakValueDictionary()
+_safe_classes[nn.Conv2d] = SafeConv2d
 
 
 def _safe_class(original: type[nn.Conv2d]) -> type[nn.Conv2d]:
     """The class of a patched layer: for a subclass of ``nn.Conv2d`` one between it and its own behaviour."""
-    if original not in _safe_classes:
-        _safe_classes[original] = type(f"Safe{original.__name__}", (SafeConv2d, original), {"__module__": __name__})
-    return _safe_classes[original]
+    safe = _safe_classes.get(original)
+    if safe is None:
+        safe = type(f"Safe{original.__name__}", (SafeConv2d, original), {"__module__": __name__})
+        _safe_classes[original] = safe
+    return safe
+
+
+def _is_parametrizing(kind: type) -> bool:
+    """Whether torch made a class for one parametrized layer: over the layer's own, with a property for each tensor."""
+    return kind.__module__ == "torch.nn.utils.parametrize" and len(kind.__bases__) == 1
+
+
+def _with_base(kind: type, base: type) -> type:
+    """A class that torch made for a parametrized layer, over another class than the layer's own."""
+    members = {name: it for name, it in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+    return type(kind.__name__, (base,), members)
+
+
+def _exchange(module: nn.Module, kind: type) -> None:
+    """Gives a layer another class; its parametrizations stay above it."""
+    current = type(module)
+    module.__class__ = _with_base(current, kind) if _is_parametrizing(current) else kind
+
+
+def _own_class(module: nn.Module) -> type:
+    """A layer's class without what torch puts above it for its parametrizations."""
+    kind = type(module)
+    return kind.__bases__[0] if _is_parametrizing(kind) else kind
 
 
 def _teach_fusing() -> None:
@@ -203,6 +234,34 @@ def _fusing(method: Callable[..., Any]) -> Callable[..., Any]:
 _teach_fusing()
 
 
+def _teach_quantizing() -> None:
+    """Has ``torch.ao.quantization``'s ``prepare``, ``prepare_qat`` and ``convert`` take a :class:`SafeConv2d` for the
+    ``nn.Conv2d`` that it is. What comes out is torch's quantized layer, which has no settings of its own."""
+    mappings = sys.modules.get("torch.ao.quantization.quantization_mappings")
+    for table in ("DEFAULT_STATIC_QUANT_MODULE_MAPPINGS", "DEFAULT_QAT_MODULE_MAPPINGS"):
+        targets = getattr(mappings, table, None)
+        if isinstance(targets, dict) and nn.Conv2d in targets:
+            targets[SafeConv2d] = _quantizing(targets[nn.Conv2d])
+
+
+def _quantizing(target: Any) -> type:
+    class Quantized:
+        """Makes torch's quantized layer of a safe one."""
+
+        @staticmethod
+        def from_float(mod: nn.Module, **options: Any) -> Any:
+            mod.__class__ = nn.Conv2d
+            try:
+                return target.from_float(mod, **options)
+            finally:
+                mod.__class__ = SafeConv2d
+
+    return Quantized
+
+
+_teach_quantizing()
+
+
 def patch_model(model: Model, config: Any = None) -> Model:
     """Makes every ``nn.Conv2d`` in the model, the root included, a :class:`SafeConv2d`, in place.
 
@@ -219,9 +278,9 @@ def patch_model(model: Model, config: Any = None) -> Model:
         if not isinstance(module, nn.Conv2d) or hasattr(type(module), "cls_to_become"):
             continue
         if not isinstance(module, SafeConv2d):
-            original = type(module)
+            original = _own_class(module)
             module.__dict__[_ORIGINAL] = original
-            module.__class__ = _safe_class(original)
+            _exchange(module, _safe_class(original))
             _configure(module, config)
         elif config is not None:
             _configure(module, config)
@@ -234,7 +293,7 @@ def unpatch_model(model: Model) -> Model:
     for module in model.modules():
         original = module.__dict__.pop(_ORIGINAL, None)
         if original is not None:
-            module.__class__ = original
+            _exchange(module, original)
             module.__dict__.pop(_CONFIG, None)
             module.__dict__.pop(_TOKEN, None)
     return model
@@ -248,25 +307,32 @@ def track(model: Model, prefix: str = "") -> Model:
     return model
 
 
-# While unhang is on, plain layers say which of them is computing, so that statistics have layers.
-_plain: dict[type, Callable[..., Any]] = {}
+# While unhang is on, plain layers say which of them is computing, so that statistics have layers. By the class and the
+# method that tensors go through.
+_ANNOUNCED = (
+    (nn.Conv1d, "_conv_forward"),
+    (nn.Conv2d, "_conv_forward"),
+    (nn.ConvTranspose1d, "forward"),
+    (nn.ConvTranspose2d, "forward"),
+)
+_plain: dict[tuple[type, str], Callable[..., Any]] = {}
 
 
 def count_every_layer() -> None:
-    """Has ``nn.Conv1d`` and ``nn.Conv2d`` layers announce themselves, and answer ``get_bypass_stats()``."""
-    for kind in (nn.Conv1d, nn.Conv2d):
-        if kind in _plain:
+    """Has the layers that our engines know announce themselves, and ``nn.Conv2d`` answer ``get_bypass_stats()``."""
+    for kind, method in _ANNOUNCED:
+        if (kind, method) in _plain:
             continue
-        original = _plain[kind] = kind._conv_forward
-        kind._conv_forward = _announcing(original)  # type: ignore[method-assign]
+        original = _plain[kind, method] = getattr(kind, method)
+        setattr(kind, method, _announcing(original))
     if "get_bypass_stats" not in nn.Conv2d.__dict__:
         nn.Conv2d.get_bypass_stats = _get_bypass_stats  # type: ignore[attr-defined]
 
 
 def count_no_layer() -> None:
     """Undoes :func:`count_every_layer`, but for ``get_bypass_stats()``, which still answers for what was counted."""
-    for kind, original in _plain.items():
-        kind._conv_forward = original  # type: ignore[attr-defined]
+    for (kind, method), original in _plain.items():
+        setattr(kind, method, original)
     _plain.clear()
 
 
@@ -288,15 +354,13 @@ def _is_exporting() -> bool:
 
 
 def _announcing(original: Callable[..., Any]) -> Callable[..., Any]:
-    def announce(self: nn.Module, input: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    def announce(self: nn.Module, *tensors: Any) -> Any:
         # A compiled graph has no layers; and a thread-local has no place in one.
         if _is_compiling():
-            return original(self, input, weight, bias)
-        _enter(_counts_of(self))
-        try:
-            return original(self, input, weight, bias)
-        finally:
-            _leave()
+            return original(self, *tensors)
+        with _counts_of(self):
+            output = original(self, *tensors)
+        return output
 
     return _scriptable(original, announce)
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use unhang_conv::Problem;
 use unhang_evidence::{Realm, RecordSource as Seen, Tuning, time};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
@@ -334,6 +335,11 @@ impl PyKernel {
         }
         // SAFETY: the caller vouches for the memory behind the addresses.
         unsafe { engine.launch(&self.prepared, pointers, stream) }.map_err(|error| raise(&error))
+    }
+
+    /// What the kernels compute.
+    pub(crate) fn problem(&self) -> &Problem {
+        self.prepared.problem()
     }
 
     /// Bytes of workspace to give.

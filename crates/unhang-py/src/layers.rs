@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
 use crate::forking::undisturbed;
 use crate::settings::{PySettings, numbered};
@@ -107,6 +108,22 @@ impl LayerCounts {
         LayerCounts(Arc::default())
     }
 
+    /// This thread begins a forward of the layer. Python's `with` leaves no gap in which an exception from outside, such as Ctrl-C's,
+    /// would find it entered and nobody to leave it; and nothing of ours is on the stack meanwhile.
+    fn __enter__(&self) {
+        enter(&self.0, 0);
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
+        leave();
+    }
+
+    /// A forward of the layer by its own settings.
+    fn by(&self, settings: &Bound<'_, PySettings>) -> ForwardBy {
+        ForwardBy { forwards: Arc::clone(&self.0), settings: crate::settings::number_of(settings) }
+    }
+
     /// Forwards by problem and engine.
     #[getter]
     fn by_label(&self) -> HashMap<(String, String), u64> {
@@ -152,22 +169,36 @@ pub fn count_current(label: &Arc<Named>, bypass: bool, settings: u32) {
 }
 
 /// This thread begins a layer's forward. A layer that is entered again keeps its own settings.
-#[pyfunction]
-#[pyo3(signature = (layer, settings = None))]
-pub fn enter_layer(layer: &LayerCounts, settings: Option<&Bound<'_, PySettings>>) {
-    let own = settings.map_or(0, crate::settings::number_of);
+fn enter(forwards: &Arc<Forwards>, own: u32) {
     INSIDE.with_borrow_mut(|inside| {
-        let before = inside.last().filter(|before| Arc::ptr_eq(&before.forwards, &layer.0)).map(|it| it.settings);
+        let before = inside.last().filter(|before| Arc::ptr_eq(&before.forwards, forwards)).map(|it| it.settings);
         let settings = if own == 0 { before.unwrap_or(0) } else { own };
-        inside.push(Inside { forwards: Arc::clone(&layer.0), settings });
+        inside.push(Inside { forwards: Arc::clone(forwards), settings });
     });
 }
 
 /// This thread ends the forward that it began last.
-#[pyfunction]
-pub fn leave_layer() {
-    let ended = INSIDE.with_borrow_mut(Vec::pop);
-    drop(ended);
+fn leave() {
+    INSIDE.with_borrow_mut(|inside| inside.truncate(inside.len().saturating_sub(1)));
+}
+
+/// A layer's forward by its own settings, for Python's `with`.
+#[pyclass(frozen, module = "unhang._core")]
+pub struct ForwardBy {
+    forwards: Arc<Forwards>,
+    settings: u32,
+}
+
+#[pymethods]
+impl ForwardBy {
+    fn __enter__(&self) {
+        enter(&self.forwards, self.settings);
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
+        leave();
+    }
 }
 
 /// Counts a forward of the layer that this thread is in, if it is in one.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_engine::{EngineName, Verdict};
-use unhang_probe::{Child, Ended, Outcome, canary};
+use unhang_probe::{Child, Ended, Outcome, SuperviseError, canary};
 
 use crate::invalid;
 
@@ -14,6 +14,7 @@ use crate::invalid;
 pub struct PyOutcome {
     outcome: Outcome,
     deadline: Duration,
+    began: bool,
 }
 
 #[pymethods]
@@ -44,9 +45,16 @@ impl PyOutcome {
         &self.outcome.output
     }
 
+    /// Whether it came to what it is for: a canary's child that was ended while it imported torch is no evidence.
+    #[getter]
+    fn began(&self) -> bool {
+        self.began
+    }
+
     /// What that means of a canary's child: verdict and detail.
     fn canary(&self) -> (&'static str, String) {
-        let (verdict, detail) = canary::judge(&self.outcome, self.deadline);
+        let (verdict, detail) =
+            if self.began { canary::judge(&self.outcome, self.deadline) } else { canary::never_began() };
         (verdict.name(), detail)
     }
 
@@ -60,15 +68,29 @@ impl PyOutcome {
 /// Runs a command to its end within a deadline in seconds.
 #[pyfunction]
 pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<PyOutcome> {
+    run(py, command, deadline, |child| Ok((unhang_probe::supervise(child)?, true)))
+}
+
+/// Runs a canary's child within a deadline in seconds, which counts from when it has imported torch.
+#[pyfunction]
+pub fn supervise_canary(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<PyOutcome> {
+    run(py, command, deadline, canary::try_in)
+}
+
+fn run(
+    py: Python<'_>,
+    command: Vec<String>,
+    deadline: f64,
+    by: impl Fn(&Child) -> Result<(Outcome, bool), SuperviseError> + Send + Sync,
+) -> PyResult<PyOutcome> {
     let deadline = Duration::try_from_secs_f64(deadline)
         .map_err(|error| PyValueError::new_err(format!("a deadline of {deadline} seconds: {error}")))?;
     let child = Child { command, environment: Vec::new(), deadline };
-    let outcome =
-        py.detach(|| unhang_probe::supervise(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    Ok(PyOutcome { outcome, deadline })
+    let (outcome, began) = py.detach(|| by(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(PyOutcome { outcome, deadline, began })
 }
 
-/// Seconds that the canary of an engine may take in all.
+/// Seconds that the canary of an engine may take once it has imported torch.
 #[pyfunction]
 pub fn canary_deadline(engine: &str) -> PyResult<f64> {
     let engine: EngineName = engine.parse().map_err(invalid)?;

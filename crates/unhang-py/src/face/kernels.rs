@@ -6,19 +6,30 @@
 
 use std::ffi::CStr;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use super::step::{Backward, Forward};
+use super::step::{Backward, Forward, Step};
 use super::table::{self, Device, Key, Known, Miss};
-use super::tensors::{List, Tensor};
+use super::tensors::{Described, List, Tensor};
 use super::torch::{Boxed, Geometry, Torch};
 use crate::layers;
 
 /// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.
 pub struct Face {
     pub torch: Torch,
-    pub original: u64,
+    pub original: AtomicU64,
     /// By device type.
-    pub python: [u64; 2],
+    pub python: [AtomicU64; 2],
+}
+
+impl Face {
+    fn original(&self) -> u64 {
+        self.original.load(Relaxed)
+    }
+
+    fn python(&self, device: Device) -> u64 {
+        self.python[device as usize].load(Relaxed)
+    }
 }
 
 /// Set before any kernel is registered.
@@ -80,7 +91,7 @@ impl Rest {
                 dilation: torch.list(*slots.add(2)),
                 transposed: *slots.add(3) as u8 != 0,
                 output_padding: torch.list(*slots.add(4)),
-                groups: *slots.add(5) as i64,
+                groups: torch.number(*slots.add(5)),
             }
         }
     }
@@ -100,7 +111,7 @@ impl Rest {
         for list in [&self.stride, &self.padding, &self.dilation, &self.output_padding] {
             key.add_list(list.as_slice())?;
         }
-        key.add(&[self.groups << 1 | i64::from(self.transposed)])
+        key.add(&[self.groups, i64::from(self.transposed)])
     }
 }
 
@@ -130,12 +141,19 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn key(&self, settings: u32) -> Option<Key> {
-        let mut key = Key::new(u8::from(self.bias.is_some()), settings);
-        key.add_tensor(&self.input)?;
-        key.add_tensor(&self.weight)?;
-        if let Some(bias) = &self.bias {
-            key.add_tensor(bias)?;
+    /// What torch says of its tensors: input, weight, bias. None for tensors that have no strides.
+    fn described(&self) -> Option<([Described<'_, 'a>; 2], Option<Described<'_, 'a>>)> {
+        let bias = match &self.bias {
+            Some(bias) => Some(bias.described()?),
+            None => None,
+        };
+        Some(([self.input.described()?, self.weight.described()?], bias))
+    }
+
+    fn key(&self, settings: u32, tensors: &[Described<'_, 'a>; 2], bias: Option<&Described<'_, 'a>>) -> Option<Key> {
+        let mut key = Key::new(u8::from(bias.is_some()), settings);
+        for tensor in tensors.iter().chain(bias) {
+            key.add_tensor(tensor)?;
         }
         self.rest.add_to(&mut key)?;
         Some(key)
@@ -150,13 +168,20 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn by_known(&self, face: &'a Face, known: &Forward, settings: u32) -> Option<Tensor<'a>> {
-        let (tensors, bias) = ([&self.input, &self.weight], self.bias.as_ref());
+    fn by_known(
+        &self,
+        face: &'a Face,
+        known: &Forward,
+        settings: u32,
+        described: &[Described<'_, 'a>; 2],
+        bias: Option<&Described<'_, 'a>>,
+    ) -> Option<Tensor<'a>> {
         let result = match known.step.original_flags() {
             Some(flags) => {
-                face.torch.convolution_with_flags(face.original, tensors, bias, &self.rest.geometry(), flags)
+                let (tensors, bias) = ([&self.input, &self.weight], self.bias.as_ref());
+                face.torch.convolution_with_flags(face.original(), tensors, bias, &self.rest.geometry(), flags)
             }
-            None => known.step.compute(&face.torch, tensors, bias)?,
+            None => known.step.compute(&face.torch, *described, bias)?,
         };
         known.step.count();
         layers::count_current(&known.label, known.step.is_bypass(), settings);
@@ -173,7 +198,7 @@ unsafe fn forward(face: &'static Face, device: Device, slots: *mut u64, has_flag
     let result = if torch.is_tracing() {
         // Torch's tracer is Python's to deal with.
         let _miss = Miss::of(None, table::generation());
-        call.by(torch, face.python[device as usize])
+        call.by(torch, face.python(device))
     } else {
         planned(face, device, &call)
     };
@@ -189,18 +214,20 @@ fn planned<'a>(face: &'a Face, device: Device, call: &Call<'a>) -> Tensor<'a> {
         if device == Device::Cpu && call.flags.is_none() {
             // What torch's own kernel calls in turn, with flags that change nothing on the CPU: that would come here too.
             let (tensors, geometry) = ([&call.input, &call.weight], call.rest.geometry());
-            return torch.convolution_with_flags(face.original, tensors, call.bias.as_ref(), &geometry, [false; 4]);
+            return torch.convolution_with_flags(face.original(), tensors, call.bias.as_ref(), &geometry, [false; 4]);
         }
-        return call.by(torch, face.original);
+        return call.by(torch, face.original());
     }
-    let key = call.key(settings);
-    if let Some(Known::Forward(known)) = key.as_ref().and_then(table::look_up)
-        && let Some(result) = call.by_known(face, &known, settings)
+    let described = call.described();
+    let key = described.as_ref().and_then(|(tensors, bias)| call.key(settings, tensors, bias.as_ref()));
+    if let Some((tensors, bias)) = &described
+        && let Some(Known::Forward(known)) = key.as_ref().and_then(table::look_up)
+        && let Some(result) = call.by_known(face, &known, settings, tensors, bias.as_ref())
     {
         return result;
     }
     let _miss = Miss::of(key.as_ref(), generation);
-    call.by(torch, face.python[device as usize])
+    call.by(torch, face.python(device))
 }
 
 /// A backward's arguments.
@@ -232,13 +259,18 @@ impl<'a> Gradients<'a> {
         }
     }
 
-    fn key(&self, settings: u32) -> Option<Key> {
+    /// What torch says of its tensors: gradient of the output, input, weight. None for tensors that have no strides.
+    fn described(&self) -> Option<[Described<'_, 'a>; 3]> {
+        Some([self.grad_output.described()?, self.input.described()?, self.weight.described()?])
+    }
+
+    fn key(&self, settings: u32, tensors: &[Described<'_, 'a>; 3]) -> Option<Key> {
         if self.mask[2] && self.bias_sizes.is_none() {
             return None; // Python's path derives them
         }
         let [data, weights, bias] = self.mask.map(u8::from);
         let mut key = Key::new(2 | data << 2 | weights << 3 | bias << 4, settings);
-        for tensor in [&self.grad_output, &self.input, &self.weight] {
+        for tensor in tensors {
             key.add_tensor(tensor)?;
         }
         self.rest.add_to(&mut key)?;
@@ -256,25 +288,29 @@ impl<'a> Gradients<'a> {
     /// taken its place, and so has to.
     fn by_original(&self, face: &'a Face) -> [Tensor<'a>; 3] {
         let _guard = face.torch.on_device_of(&self.grad_output);
-        self.by(&face.torch, face.original)
+        self.by(&face.torch, face.original())
     }
 
-    fn by_known(&self, face: &'a Face, known: &Backward) -> Option<[Tensor<'a>; 3]> {
+    fn by_known(
+        &self,
+        face: &'a Face,
+        known: &Backward,
+        [grad_output, input, weight]: [Described<'_, 'a>; 3],
+    ) -> Option<[Tensor<'a>; 3]> {
         let torch = &face.torch;
         let steps = || known.data.iter().chain(&known.weights);
         let found = if steps().any(|step| step.original_flags().is_some()) {
             self.by_original(face)
         } else {
-            let one = |step: &Option<_>, operands: [&Tensor<'a>; 2]| match step {
-                Some(step) => super::step::Step::compute(step, torch, operands, None),
+            let one = |step: &Option<Step>, operands| match step {
+                Some(step) => step.compute(torch, operands, None),
                 None => torch.undefined(),
             };
-            let data = one(&known.data, [&self.grad_output, &self.weight])?;
-            let weights = one(&known.weights, [&self.input, &self.grad_output])?;
-            let dimensions = self.input.shape()?.0.len() as i64;
-            let over = [0, 2, 3];
+            let data = one(&known.data, [grad_output, weight])?;
+            let weights = one(&known.weights, [input, grad_output])?;
             let bias = if self.mask[2] {
-                torch.sum(&self.grad_output, &over[..dimensions as usize - 1])
+                let over = [0, 2, 3];
+                torch.sum(&self.grad_output, over.get(..input.sizes.len().checked_sub(1)?)?)
             } else {
                 torch.undefined()?
             };
@@ -307,12 +343,14 @@ fn planned_backward<'a>(face: &'a Face, device: Device, call: &Gradients<'a>) ->
     if settings == 0 {
         return call.by_original(face);
     }
-    let key = call.key(settings);
-    if let Some(Known::Backward(known)) = key.as_ref().and_then(table::look_up)
-        && let Some(results) = call.by_known(face, &known)
+    let described = call.described();
+    let key = described.as_ref().and_then(|tensors| call.key(settings, tensors));
+    if let Some(tensors) = described
+        && let Some(Known::Backward(known)) = key.as_ref().and_then(table::look_up)
+        && let Some(results) = call.by_known(face, &known, tensors)
     {
         return results;
     }
     let _miss = Miss::of(key.as_ref(), generation);
-    call.by(torch, face.python[device as usize])
+    call.by(torch, face.python(device))
 }

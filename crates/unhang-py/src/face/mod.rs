@@ -1,11 +1,13 @@
 //! The face to torch's dispatcher: the repeated convolution without Python, through torch's own C interface.
 //!
 //! It decides nothing. Python plans a convolution when it is new, computes it, and says how the same call is computed from
-//! then on ([`remember_forward`]); everything that is unusual goes to Python again. Where torch has no such interface, all
+//! then on ([`Ticket`]); everything that is unusual goes to Python again. Where torch has no such interface, all
 //! of it does.
 
 mod accelerator;
+pub mod graph;
 mod kernels;
+mod self_test;
 mod step;
 mod table;
 mod tensors;
@@ -13,6 +15,7 @@ mod torch;
 
 use std::ffi::CString;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -29,24 +32,54 @@ fn device(name: &str) -> PyResult<Device> {
     Device::named(name).ok_or_else(|| PyValueError::new_err(format!("{name} is no device type of ours")))
 }
 
-/// Finds torch's functions. `original` is a key set under which torch's own kernels are reached, `python` are those of
+/// Finds torch's functions and tests them. `original` is a key set under which torch's own kernels are reached, `python` are those of
 /// Python's kernels for the CPU and for CUDA. Raises `RuntimeError`, saying why, where calls have to go through Python.
 #[pyfunction]
-pub fn open_face(original: u64, python: [u64; 2]) -> PyResult<()> {
+pub fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
     if FACE.get().is_none() {
         let torch = Torch::find().map_err(PyRuntimeError::new_err)?;
-        let _ = FACE.set(Face { torch, original, python });
+        // On a thread of its own: modes and tracers of the caller's thread are not meant.
+        let tested = py.detach(|| {
+            std::thread::scope(|scope| {
+                scope.spawn(|| torch.self_test(original)).join().unwrap_or(Err("a panic".into()))
+            })
+        });
+        tested.map_err(PyRuntimeError::new_err)?;
+        let [cpu, cuda] = python;
+        let face = Face { torch, original: original.into(), python: [cpu.into(), cuda.into()] };
+        let _ = FACE.set(face);
     }
     Ok(())
+}
+
+fn face() -> PyResult<&'static Face> {
+    FACE.get().ok_or_else(|| PyRuntimeError::new_err("torch's functions were not looked for"))
+}
+
+/// Other key sets for torch's own and for Python's kernels: somebody has registered kernels under those of before.
+#[pyfunction]
+pub fn move_face(original: u64, python: [u64; 2]) -> PyResult<()> {
+    let face = face()?;
+    face.original.store(original, Relaxed);
+    for (place, keys) in face.python.iter().zip(python) {
+        place.store(keys, Relaxed);
+    }
+    Ok(())
+}
+
+/// Registers the kernel of an op that gives back what it was called with, for the test of how arguments come.
+#[pyfunction]
+pub fn register_echo(name: &str) -> PyResult<()> {
+    let name = CString::new(name)?;
+    face()?.torch.register(c"unhang", c"CPU", &[(&name, self_test::echo)]).map_err(PyRuntimeError::new_err)
 }
 
 /// Registers our kernels for a device type under its dispatch key, for the life of the process.
 #[pyfunction]
 pub fn register_face(name: &str, key: &str) -> PyResult<()> {
     let device = device(name)?;
-    let face = FACE.get().ok_or_else(|| PyRuntimeError::new_err("torch's functions were not looked for"))?;
     let key = CString::new(key)?;
-    face.torch.register(&key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
+    face()?.torch.register(c"aten", &key, &kernels::kernels(device)).map_err(PyRuntimeError::new_err)
 }
 
 /// Has settings plan the convolutions of a device type from the next call on; None leaves them to torch.
@@ -69,25 +102,31 @@ pub fn backward_settings(py: Python<'_>, name: &str, weight: u64) -> PyResult<Op
     Ok(numbered(py, table::backward_settings(device(name)?, weight)))
 }
 
-/// Whether the call that this thread computes came from torch's C interface, and may be remembered.
-#[pyfunction]
-pub fn is_remembering() -> bool {
-    table::is_waiting()
+/// The right to say how the call that torch handed to Python's kernel is computed from now on.
+#[pyclass(frozen, module = "unhang._core")]
+pub struct Ticket(table::Ticket);
+
+#[pymethods]
+impl Ticket {
+    /// The forward is computed by that step, and counted under that label.
+    fn remember_forward(&self, step: &Step, label: &Label) {
+        let label = Arc::clone(&label.0);
+        table::remember(&self.0, Known::Forward(Arc::new(Forward { step: step.share(), label })));
+    }
+
+    /// The gradients of input and weight, as far as they are asked for, are computed by those steps.
+    #[pyo3(signature = (data, weights))]
+    fn remember_backward(&self, data: Option<&Step>, weights: Option<&Step>) {
+        let known = Backward { data: data.map(Step::share), weights: weights.map(Step::share) };
+        table::remember(&self.0, Known::Backward(Arc::new(known)));
+    }
 }
 
-/// The forward that this thread computes is computed by that step from now on, and counted under that label.
+/// The ticket of the call that torch just handed to this thread; None where the call did not come through torch's C interface, or
+/// is not to be remembered. It is given once: Python's kernel asks before anything else.
 #[pyfunction]
-pub fn remember_forward(step: &Step, label: &Label) {
-    let label = Arc::clone(&label.0);
-    table::remember(Known::Forward(Arc::new(Forward { step: step.share(), label })));
-}
-
-/// The same for gradients, of input and weight as far as they are asked for.
-#[pyfunction]
-#[pyo3(signature = (data, weights))]
-pub fn remember_backward(data: Option<&Step>, weights: Option<&Step>) {
-    let known = Backward { data: data.map(Step::share), weights: weights.map(Step::share) };
-    table::remember(Known::Backward(Arc::new(known)));
+pub fn take_ticket() -> Option<Ticket> {
+    table::take_ticket().map(Ticket)
 }
 
 /// Forgets every call that is known: evidence or circumstances have changed.

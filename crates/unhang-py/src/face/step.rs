@@ -3,11 +3,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use unhang_conv::Problem;
 use unhang_gpu::DevicePointers;
 
-use super::tensors::{Place, Tensor};
+use super::tensors::{Described, Place, Tensor, dense_length};
 use super::torch::Torch;
 use crate::compute::{Memory, compute, cpu_engine};
 use crate::forking::is_forked;
@@ -31,6 +32,17 @@ enum Work {
     Original([bool; 4]),
 }
 
+impl Work {
+    /// What our engines compute; none where torch's own kernels do.
+    fn problem(&self) -> Option<&Problem> {
+        match self {
+            Work::Cpu(problem) => Some(problem),
+            Work::Gpu(kernel, _) => Some(kernel.get().problem()),
+            Work::Original(_) => None,
+        }
+    }
+}
+
 /// One direction of one convolution: what computes it, how its result lies, and where it is counted.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Step(Arc<Inner>);
@@ -46,9 +58,8 @@ struct Inner {
 impl Step {
     /// By our CPU engine on dense CPU tensors; the result has these sizes and strides.
     #[staticmethod]
-    fn cpu(problem: &PyProblem, sizes: Vec<i64>, strides: Vec<i64>, tally: &Tally, bypass: bool) -> Step {
-        let work = Work::Cpu(problem.problem.clone());
-        Step(Arc::new(Inner { work, sizes, strides, counter: tally.first(bypass) }))
+    fn cpu(problem: &PyProblem, sizes: Vec<i64>, strides: Vec<i64>, tally: &Tally, bypass: bool) -> PyResult<Step> {
+        Step::new(Work::Cpu(problem.problem.clone()), sizes, strides, tally.first(bypass))
     }
 
     /// By our GPU kernels on dense tensors, watched if that is on; the result has these sizes and strides.
@@ -61,8 +72,8 @@ impl Step {
         tally: &Tally,
         bypass: bool,
         watched: Option<(Py<PyWatchdog>, Py<PyWatched>)>,
-    ) -> Step {
-        Step(Arc::new(Inner { work: Work::Gpu(kernel, watched), sizes, strides, counter: tally.first(bypass) }))
+    ) -> PyResult<Step> {
+        Step::new(Work::Gpu(kernel, watched), sizes, strides, tally.first(bypass))
     }
 
     /// By torch's own kernels, with these flags: measure, be deterministic, use the vendor's library, allow TF32.
@@ -74,6 +85,16 @@ impl Step {
 }
 
 impl Step {
+    fn new(work: Work, sizes: Vec<i64>, strides: Vec<i64>, counter: Counter) -> PyResult<Step> {
+        if let Some(problem) = work.problem()
+            && dense_length(&sizes, &strides, problem.operand_shapes()[2], problem.layout()).is_none()
+        {
+            let wrong = format!("a result of sizes {sizes:?} and strides {strides:?} is not that of {problem}");
+            return Err(PyValueError::new_err(wrong));
+        }
+        Ok(Step(Arc::new(Inner { work, sizes, strides, counter })))
+    }
+
     /// The flags, where torch's own kernels compute.
     pub fn original_flags(&self) -> Option<[bool; 4]> {
         match self.0.work {
@@ -97,27 +118,21 @@ impl Step {
         Step(Arc::clone(&self.0))
     }
 
-    /// Computes from the operands of its direction; none where that is not possible, and Python has to see to it.
+    /// Computes from the operands of its direction; none where that is not possible, and Python has to.
     pub fn compute<'a>(
         &self,
         torch: &'a Torch,
-        operands: [&Tensor<'_>; 2],
-        bias: Option<&Tensor<'_>>,
+        operands: [Described<'_, '_>; 2],
+        bias: Option<&Described<'_, '_>>,
     ) -> Option<Tensor<'a>> {
-        let place = operands[0].place()?;
+        let place = operands[0].place;
+        let operands = Measured::against(self.0.work.problem()?, torch, operands, bias)?;
         let result = torch.result(&self.0.sizes, &self.0.strides, place)?;
-        let memory = Addresses {
-            operands: [operands[0].address()?, operands[1].address()?],
-            bias: match bias {
-                Some(bias) => bias.address()?,
-                None => 0,
-            },
-            result: result.address_to_write()?,
-        };
+        let address = result.address_to_write()?;
         // A panic is a mistake of ours: Python's path reports it, and it must not reach torch.
         let computed = catch_unwind(AssertUnwindSafe(|| match &self.0.work {
-            Work::Cpu(problem) => run_cpu(torch, problem, &memory),
-            Work::Gpu(kernel, watched) => launch(torch, kernel.get(), watched.as_ref(), &memory, place),
+            Work::Cpu(problem) => run_cpu(torch, problem, &operands, address),
+            Work::Gpu(kernel, watched) => launch(torch, kernel.get(), watched.as_ref(), &operands, address, place),
             Work::Original(_) => None,
         }));
         computed.ok().flatten()?;
@@ -125,29 +140,62 @@ impl Step {
     }
 }
 
-struct Addresses {
-    operands: [u64; 2],
-    bias: u64,
-    result: u64,
+/// Operands where they lie, each with as many elements as its tensor has.
+struct Measured {
+    operands: [Memory; 2],
+    bias: Option<Memory>,
 }
 
-fn run_cpu(torch: &Torch, problem: &Problem, memory: &Addresses) -> Option<()> {
-    let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    let of = |address: u64, length: usize| -> Memory { (address as usize, length) };
-    let bias = (memory.bias != 0).then(|| of(memory.bias, problem.out_channels()));
+impl Measured {
+    /// Measures tensors against a problem, however they were found to be the same call's: no engine reads past a tensor's end. None
+    /// where one is not what the problem needs.
+    fn against(
+        problem: &Problem,
+        torch: &Torch,
+        [first, second]: [Described<'_, '_>; 2],
+        bias: Option<&Described<'_, '_>>,
+    ) -> Option<Measured> {
+        let place = first.place;
+        if place.data_type != torch.number_of(problem.data_type()) || second.place != place {
+            return None;
+        }
+        let at = |tensor: &Described<'_, '_>| tensor.tensor.address().map(|address| address as usize);
+        let operand = |tensor: &Described<'_, '_>, shape| {
+            Some((at(tensor)?, dense_length(tensor.sizes, tensor.strides, shape, problem.layout())?))
+        };
+        let bias = match bias {
+            Some(bias) => {
+                let &[length] = bias.sizes else { return None };
+                let length = usize::try_from(length).ok()?;
+                let is_dense = length == 1 || bias.strides == [1];
+                if bias.place != place || length != problem.out_channels() || !is_dense {
+                    return None;
+                }
+                Some((at(bias)?, length))
+            }
+            None => None,
+        };
+        let shapes = problem.operand_shapes();
+        Some(Measured { operands: [operand(&first, shapes[0])?, operand(&second, shapes[1])?], bias })
+    }
+}
+
+fn run_cpu(torch: &Torch, problem: &Problem, operands: &Measured, result: u64) -> Option<()> {
     let engine = cpu_engine(if is_forked() { 1 } else { torch.threads() }, false);
-    let operands = [of(memory.operands[0], first), of(memory.operands[1], second)];
-    compute(&engine, problem, operands, bias, of(memory.result, result)).ok()
+    // Allocated for the sizes that were held against the problem when the step was made.
+    let result = (result as usize, problem.operand_shapes()[2].iter().product());
+    compute(&engine, problem, operands.operands, operands.bias, result).ok()
 }
 
 fn launch(
     torch: &Torch,
     kernel: &PyKernel,
     watched: Option<&(Py<PyWatchdog>, Py<PyWatched>)>,
-    memory: &Addresses,
+    operands: &Measured,
+    result: u64,
     place: Place,
 ) -> Option<()> {
-    let [first, second] = memory.operands;
+    let [first, second] = operands.operands.map(|(address, _)| address as u64);
     // A view that begins in the middle of another tensor is copied by Python's path; a forked child has no GPU.
     if (first | second) % ALIGNMENT != 0 || is_forked() {
         return None;
@@ -160,8 +208,8 @@ fn launch(
     let pointers = DevicePointers {
         first,
         second,
-        bias: memory.bias,
-        result: memory.result,
+        bias: operands.bias.map_or(0, |(address, _)| address as u64),
+        result,
         workspace: match &workspace {
             Some(workspace) => workspace.address()?,
             None => 0,

@@ -6,13 +6,16 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
+use super::graph;
 use super::step::{Backward, Forward};
-use super::tensors::Tensor;
+use super::tensors::Described;
 use crate::forking::undisturbed;
 use crate::layers;
 
 /// A program that sees ever new sizes must not fill its memory with them.
 const MOST: usize = 10_000;
+/// 2^64 by the golden ratio: multiples of it are spread evenly.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// The words of the longest key: three tensors of five dimensions, and the geometry.
 const WORDS: usize = 80;
 
@@ -63,10 +66,9 @@ impl Key {
         Some(())
     }
 
-    /// Adds what a plan depends on of a tensor; none for a tensor that has no strides.
-    pub fn add_tensor(&mut self, tensor: &Tensor<'_>) -> Option<()> {
-        let (sizes, strides) = tensor.shape()?;
-        let place = tensor.place()?;
+    /// Adds what a plan depends on of a tensor.
+    pub fn add_tensor(&mut self, tensor: &Described<'_, '_>) -> Option<()> {
+        let Described { sizes, strides, place, .. } = *tensor;
         let where_ = i64::from(place.device_type) << 32 | i64::from(place.device_index) & 0xffff_ffff;
         self.add(&[sizes.len() as i64, i64::from(place.data_type), where_])?;
         self.add(sizes)?;
@@ -103,29 +105,60 @@ impl Hasher for Quick {
     }
 
     fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = (self.0.rotate_left(5) ^ word).wrapping_mul(SPREAD);
     }
 }
 
-type Table = HashMap<Box<[i64]>, Known, BuildHasherDefault<Quick>>;
+/// The calls that are known, as many as [`MOST`].
+#[derive(Default)]
+struct Table {
+    known: HashMap<Arc<[i64]>, Known, BuildHasherDefault<Quick>>,
+    /// Every key once, so that one can be picked.
+    keys: Vec<Arc<[i64]>>,
+    evictions: u64,
+}
+
+impl Table {
+    /// Keeps how a call is computed; returns what that replaces, to be dropped by whoever holds no lock. A full table loses one entry
+    /// by a spread of its places: in the order of their arrival every call of a program that goes round and round over a few
+    /// more sizes than fit would be lost right before it returns.
+    fn keep(&mut self, key: Box<[i64]>, known: Known) -> Option<Known> {
+        let key: Arc<[i64]> = key.into();
+        if let Some(place) = self.known.get_mut(&key) {
+            return Some(std::mem::replace(place, known));
+        }
+        let mut replaced = None;
+        if self.keys.len() < MOST {
+            self.keys.push(Arc::clone(&key));
+        } else {
+            self.evictions += 1;
+            let place = (self.evictions.wrapping_mul(SPREAD) >> 32) as usize % self.keys.len();
+            let evicted = std::mem::replace(&mut self.keys[place], Arc::clone(&key));
+            replaced = self.known.remove(&evicted);
+        }
+        self.known.insert(key, known);
+        replaced
+    }
+}
 
 static TABLE: LazyLock<RwLock<Table>> = LazyLock::new(RwLock::default);
 /// How often the table was cleared: what was planned before is not remembered after.
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-/// A call that is being computed by Python, for the first time or because something about it is unusual.
-struct Waiting {
+/// The right to say how one call is computed from now on. Torch's call makes it, the kernel of Python's that computes that very call
+/// takes it, and no other convolution that is computed meanwhile has one.
+pub struct Ticket {
     key: Box<[i64]>,
     generation: u64,
 }
 
 thread_local! {
-    static WAITING: RefCell<Option<Waiting>> = const { RefCell::new(None) };
+    static WAITING: RefCell<Option<Ticket>> = const { RefCell::new(None) };
 }
 
 /// How a call is computed, if it is known.
 pub fn look_up(key: &Key) -> Option<Known> {
-    undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).get(key.as_slice()).cloned())
+    undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.get(key.as_slice()).cloned())
 }
 
 /// The state of the table, to be read before what a key is made of: what changes afterwards makes the call one of before.
@@ -144,18 +177,17 @@ pub fn clear() {
 
 /// How many calls are known.
 pub fn len() -> usize {
-    undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).len())
+    undisturbed(|| TABLE.read().unwrap_or_else(PoisonError::into_inner).known.len())
 }
 
-/// While it lives, what Python computes in this thread may be remembered under the key; then what waited before waits
-/// again. Without a key nothing is remembered.
-pub struct Miss(Option<Waiting>);
+/// A call on its way to Python's kernel, which finds the ticket for its key; then what waited before waits again. Without a key there
+/// is no ticket.
+pub struct Miss(Option<Ticket>);
 
 impl Miss {
     /// `generation` is what [`generation`] gave before the settings in the key were read.
     pub fn of(key: Option<&Key>, generation: u64) -> Miss {
-        let waiting = key.map(|key| Waiting { key: key.as_slice().into(), generation });
-        Miss(WAITING.replace(waiting))
+        Miss(WAITING.replace(key.map(|key| Ticket { key: key.as_slice().into(), generation })))
     }
 }
 
@@ -165,31 +197,28 @@ impl Drop for Miss {
     }
 }
 
-/// Whether a call waits in this thread for somebody to say how it is computed.
-pub fn is_waiting() -> bool {
-    WAITING.with_borrow(Option::is_some)
+/// The ticket of the call that this thread was just handed, once: Python's kernel asks before anything else.
+pub fn take_ticket() -> Option<Ticket> {
+    WAITING.take()
 }
 
-/// Remembers how the call that this thread computes is computed.
-pub fn remember(known: Known) {
-    let Some(Waiting { key, generation }) = WAITING.take() else { return };
-    let forgotten = undisturbed(|| {
+/// Remembers how a ticket's call is computed.
+pub fn remember(ticket: &Ticket, known: Known) {
+    let replaced = undisturbed(|| {
         let mut table = TABLE.write().unwrap_or_else(PoisonError::into_inner);
-        if GENERATION.load(Relaxed) != generation {
-            return None;
+        if GENERATION.load(Relaxed) != ticket.generation {
+            return Some(known);
         }
-        let full = if table.len() >= MOST { Some(std::mem::take(&mut *table)) } else { None };
-        table.insert(key, known);
-        full
+        table.keep(ticket.key.clone(), known)
     });
-    drop(forgotten);
+    drop(replaced);
 }
 
 /// The number of the settings that plan the convolutions of each device type; 0 leaves them to torch.
 static ACTIVE: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// By the address of a weight: the number of the settings of the layer that computed with it last. Backward runs on
-/// autograd's own threads, where no thread-local would reach, and gets the very tensor that the forward had.
+/// For a torch that does not tell which node of a graph a thread evaluates (before 2.1). By the address of a weight: the number of
+/// the settings of the layer that computed with it last. Most backwards get the very tensor that the forward had.
 static BY_WEIGHT: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 static WEIGHTS: AtomicUsize = AtomicUsize::new(0);
 
@@ -207,9 +236,14 @@ fn with_weights<Found>(section: impl FnOnce(&mut HashMap<u64, u32>) -> Found) ->
     })
 }
 
-/// What plans a forward: the layer's settings where it has some, or the process's.
+/// What plans a forward: the settings of the layer that the thread is in, those in the graph where the forward is part of a
+/// gradient's gradient, or the process's.
 pub fn forward_settings(device: Device, weight: u64) -> u32 {
     let own = layers::current_settings();
+    if graph::is_carried() {
+        let own = if own == 0 { graph::settings(false) } else { own };
+        return if own == 0 { ACTIVE[device as usize].load(Relaxed) } else { own };
+    }
     if own != 0 {
         with_weights(|weights| {
             if weights.len() >= MOST {
@@ -225,8 +259,14 @@ pub fn forward_settings(device: Device, weight: u64) -> u32 {
     ACTIVE[device as usize].load(Relaxed)
 }
 
-/// What plans a backward: what planned the forward with this weight, or the process's settings.
+/// What plans a backward: the settings in the graph, or the process's.
 pub fn backward_settings(device: Device, weight: u64) -> u32 {
-    let own = if WEIGHTS.load(Relaxed) > 0 { with_weights(|weights| weights.get(&weight).copied()) } else { None };
+    let own = if graph::is_carried() {
+        Some(graph::settings(true)).filter(|own| *own != 0)
+    } else if WEIGHTS.load(Relaxed) > 0 {
+        with_weights(|weights| weights.get(&weight).copied())
+    } else {
+        None
+    };
     own.unwrap_or_else(|| ACTIVE[device as usize].load(Relaxed))
 }

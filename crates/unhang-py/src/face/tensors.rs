@@ -1,5 +1,7 @@
 //! Tensors and lists of torch's, as they come in a kernel's arguments.
 
+use unhang_conv::{Layout, TensorShape};
+
 use super::torch::{Handle, Torch};
 
 /// Numbers that are few: a convolution has as many as axes.
@@ -37,6 +39,39 @@ pub struct Place {
     pub device_index: i32,
 }
 
+/// A tensor with what torch says of it, asked once for a call.
+#[derive(Clone, Copy)]
+pub struct Described<'t, 'a> {
+    pub tensor: &'t Tensor<'a>,
+    pub sizes: &'t [i64],
+    pub strides: &'t [i64],
+    pub place: Place,
+}
+
+/// How many elements lie at the beginning of a tensor of these sizes and strides, if it is of that shape and lies densely in that
+/// layout. A tensor of a 1-d convolution has no height.
+pub fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {
+    let (sizes, strides) = match (sizes, strides) {
+        (&[batch, channels, length], &[over_batch, over_channels, over_length]) => {
+            ([batch, channels, 1, length], [over_batch, over_channels, 0, over_length])
+        }
+        _ => (sizes.try_into().ok()?, strides.try_into().ok()?),
+    };
+    let inner_to_outer = match layout {
+        Layout::Nchw => [3, 2, 1, 0],
+        Layout::Nhwc => [1, 3, 2, 0],
+    };
+    let mut length = 1;
+    for axis in inner_to_outer {
+        let (size, stride) = (usize::try_from(sizes[axis]).ok()?, usize::try_from(strides[axis]).ok()?);
+        if size != shape[axis] || (size != 1 && stride != length) {
+            return None;
+        }
+        length = length.checked_mul(size)?;
+    }
+    Some(length)
+}
+
 /// A tensor that is ours to delete.
 pub struct Tensor<'a> {
     pub(super) torch: &'a Torch,
@@ -50,7 +85,13 @@ impl Drop for Tensor<'_> {
     }
 }
 
-impl Tensor<'_> {
+impl<'a> Tensor<'a> {
+    /// What torch says of it; none for a tensor that has no strides.
+    pub fn described(&self) -> Option<Described<'_, 'a>> {
+        let (sizes, strides) = self.shape()?;
+        Some(Described { tensor: self, sizes, strides, place: self.place()? })
+    }
+
     /// Into a slot, from where torch takes it.
     pub fn into_slot(self) -> u64 {
         let slot = self.handle as u64;
@@ -67,7 +108,7 @@ impl Tensor<'_> {
     }
 
     /// Sizes and strides; none for a tensor that has none to tell.
-    pub fn shape(&self) -> Option<(&[i64], &[i64])> {
+    fn shape(&self) -> Option<(&[i64], &[i64])> {
         let functions = &self.torch.functions;
         let (mut layout, mut dimensions) = (0, 0);
         let (mut sizes, mut strides) = (std::ptr::null(), std::ptr::null());
@@ -108,10 +149,34 @@ impl Tensor<'_> {
         (unsafe { (self.torch.functions.read)(self.handle, &mut address) } == 0).then_some(address as u64)
     }
 
-    /// The same, to write to.
+    /// The address of its first element, to write to.
     pub fn address_to_write(&self) -> Option<u64> {
         let mut address = std::ptr::null_mut();
         // SAFETY: a tensor, and a place for the address.
         (unsafe { (self.torch.functions.written)(self.handle, &mut address) } == 0).then_some(address as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_that_of_a_dense_tensor_of_the_very_shape() {
+        let shape = [2, 3, 4, 5];
+        let dense = |sizes: &[i64], strides: &[i64], layout| dense_length(sizes, strides, shape, layout);
+        assert_eq!(dense(&[2, 3, 4, 5], &[60, 20, 5, 1], Layout::Nchw), Some(120));
+        assert_eq!(dense(&[2, 3, 4, 5], &[60, 1, 15, 3], Layout::Nhwc), Some(120));
+        assert_eq!(dense(&[2, 3, 4, 5], &[60, 1, 15, 3], Layout::Nchw), None);
+        assert_eq!(dense(&[2, 3, 4, 4], &[60, 20, 5, 1], Layout::Nchw), None, "another size");
+        assert_eq!(dense(&[2, 3, 4, 5], &[0, 0, 0, 0], Layout::Nchw), None, "an expanded element");
+        assert_eq!(dense(&[2, 3, 4, 5], &[120, 20, 5, 1], Layout::Nchw), None, "with gaps");
+        assert_eq!(dense(&[2, 3, 4, 5], &[-60, 20, 5, 1], Layout::Nchw), None);
+        assert_eq!(dense(&[120], &[1], Layout::Nchw), None);
+        // Strides of axes of one element say nothing; a 1-d convolution's tensors have three dimensions.
+        assert_eq!(dense_length(&[1, 3, 1, 5], &[7, 5, 9, 1], [1, 3, 1, 5], Layout::Nchw), Some(15));
+        assert_eq!(dense_length(&[2, 3, 5], &[15, 5, 1], [2, 3, 1, 5], Layout::Nchw), Some(30));
+        assert_eq!(dense_length(&[2, 3, 5], &[15, 1, 3], [2, 3, 1, 5], Layout::Nhwc), Some(30));
+        assert_eq!(dense_length(&[2, 3, 5], &[15, 5, 1], [2, 3, 2, 5], Layout::Nchw), None);
     }
 }

@@ -10,6 +10,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::MaybeUninit;
 
 use libloading::os::unix::{Library, RTLD_NOW};
+use unhang_conv::DataType;
 
 use super::accelerator::{Accelerator, DeviceGuard, OptionalDevice, Scratch};
 use super::tensors::{List, Place, Tensor};
@@ -81,8 +82,8 @@ pub struct OptionalType {
 #[derive(Clone, Copy)]
 pub struct Mask(pub [bool; 3]);
 
-/// The least number that a symbolic integer holds as such; lower ones would be taken for a pointer.
-const LEAST: i64 = -(1 << 61);
+/// A number that every symbolic integer holds as such; one below -2^62 would be taken for a pointer.
+const LEAST: i64 = -(1 << 62);
 
 /// Everything about a convolution but its tensors.
 pub struct Geometry<'a> {
@@ -171,7 +172,12 @@ functions! {
     device_index: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_device_index";
     layout: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_layout";
     strided: unsafe extern "C" fn() -> i32 = "aoti_torch_layout_strided";
+    cpu: unsafe extern "C" fn() -> i32 = "aoti_torch_device_type_cpu";
     byte: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_uint8";
+    half: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float16";
+    brain: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_bfloat16";
+    single: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float32";
+    double: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float64";
     read: unsafe extern "C" fn(Handle, *mut *const c_void) -> Code = "torch_get_const_data_ptr";
     written: unsafe extern "C" fn(Handle, *mut *mut c_void) -> Code = "torch_get_mutable_data_ptr";
     empty: unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> Code
@@ -263,7 +269,7 @@ impl Torch {
     /// That a handle is a pointer to a tensor is how torch is made, and not what it promises: two handles of one tensor
     /// have to hold the same.
     fn check_handles(&self) -> Result<(), String> {
-        let made = self.allocate(&[1], &[1], Place { data_type: self.byte(), device_type: 0, device_index: -1 });
+        let made = self.allocate(&[1], &[1], self.on_cpu(DataType::F32));
         let first = made.ok_or("torch makes no tensor")?;
         let mut second = std::ptr::null_mut();
         // SAFETY: a handle of torch's, and a place for another one.
@@ -281,13 +287,13 @@ impl Torch {
         }
     }
 
-    /// Registers kernels of `aten` for a dispatch key, for the life of the process.
-    pub fn register(&self, key: &CStr, kernels: &[(&CStr, Boxed)]) -> Result<(), String> {
+    /// Registers kernels of a namespace for a dispatch key, for the life of the process.
+    pub fn register(&self, namespace: &CStr, key: &CStr, kernels: &[(&CStr, Boxed)]) -> Result<(), String> {
         let mut library = std::ptr::null_mut();
         // SAFETY: texts that end in zero, and a place for the result, which is never deleted: that would take the
         // kernels out while other threads are in them.
         let code =
-            unsafe { (self.functions.library)(c"aten".as_ptr(), key.as_ptr(), c"unhang".as_ptr(), 0, &mut library) };
+            unsafe { (self.functions.library)(namespace.as_ptr(), key.as_ptr(), c"unhang".as_ptr(), 0, &mut library) };
         if code != 0 {
             return Err("torch takes no kernels".to_owned());
         }
@@ -332,7 +338,26 @@ impl Torch {
         unsafe { (self.functions.byte)() }
     }
 
-    /// So many bytes of the place's device.
+    /// The number of torch's type for the elements of our problems.
+    pub fn number_of(&self, data_type: DataType) -> i32 {
+        let functions = &self.functions;
+        let ask = match data_type {
+            DataType::F16 => functions.half,
+            DataType::Bf16 => functions.brain,
+            DataType::F32 => functions.single,
+            DataType::F64 => functions.double,
+        };
+        // SAFETY: no arguments.
+        unsafe { ask() }
+    }
+
+    /// Where tensors of the CPU lie.
+    pub fn on_cpu(&self, data_type: DataType) -> Place {
+        // SAFETY: no arguments.
+        Place { data_type: self.number_of(data_type), device_type: unsafe { (self.functions.cpu)() }, device_index: -1 }
+    }
+
+    /// That many bytes of the place's device.
     pub fn scratch(&self, bytes: u64, place: Place) -> Option<Scratch<'_>> {
         if let Some((take, give)) = self.accelerator.scratch
             && place.device_index >= 0
@@ -544,6 +569,12 @@ impl Torch {
         Some(inner)
     }
 
+    /// The number in a slot, as it may be handed on to torch, whose C++ entries take symbolic integers. One that is too low to be
+    /// held as such is clamped: torch refuses every negative number of a convolution alike.
+    pub fn number(&self, slot: u64) -> i64 {
+        (slot as i64).max(LEAST)
+    }
+
     /// The numbers of a list in a slot, which is deleted.
     ///
     /// # Safety
@@ -557,7 +588,7 @@ impl Torch {
             for index in 0..length {
                 let mut item = 0;
                 (self.functions.list_item)(handle, index, &mut item);
-                list.push((item as i64).max(LEAST));
+                list.push(self.number(item));
             }
             (self.functions.delete_list)(handle);
         }

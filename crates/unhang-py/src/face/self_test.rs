@@ -1,0 +1,167 @@
+//! Whether torch's entries take and give what is assumed here: each is called once on numbers whose result is known.
+//!
+//! A mangled name says the types of the arguments, and not how those types lie in memory. What C++'s and torch's types look
+//! like is written down in `torch.rs`; this holds it against the torch that is loaded, before any kernel of ours is
+//! registered for the user's convolutions. Whoever calls it with a torch that nobody has tried does so in a child.
+
+use unhang_conv::{DataType, Direction, Problem};
+use unhang_engine::Reference;
+
+use super::kernels::FACE;
+use super::tensors::{List, Tensor};
+use super::torch::{Geometry, Torch};
+use crate::compute::{Memory, compute};
+
+/// Two groups, and every number of the geometry another one.
+const PLAIN: &str = "forward:f32:nchw:1x2x5x6:4x2x3:s2x1:p1x2:d1x3:g2";
+const TRANSPOSED: &str = "forward:f32:nchw:1x4x3x2:6x2x3:s3x2:p1x0:d1x2:g2:t:o2x1";
+
+/// Numbers that differ, small enough for exact sums.
+fn numbers(length: usize, from: i32) -> Vec<f32> {
+    (from..).take(length).map(|number| (number * 7 % 11 - 5) as f32).collect()
+}
+
+fn memory(numbers: &[f32]) -> Memory {
+    (numbers.as_ptr() as usize, numbers.len())
+}
+
+/// What a problem's result is by definition.
+fn expected(problem: &Problem, [first, second]: [&[f32]; 2], bias: Option<&[f32]>) -> Result<Vec<f32>, String> {
+    let mut result = vec![0.0_f32; problem.operand_shapes()[2].iter().product()];
+    let written = (result.as_mut_ptr() as usize, result.len());
+    compute(&Reference, problem, [memory(first), memory(second)], bias.map(memory), written)
+        .map_err(|_| format!("{problem} has no reference"))?;
+    Ok(result)
+}
+
+impl Torch {
+    /// Calls the entries that a convolution goes through; or says which gives something else. `original` is a key set under
+    /// which torch's own kernels are reached.
+    pub fn self_test(&self, original: u64) -> Result<(), String> {
+        for key in [PLAIN, TRANSPOSED] {
+            let problem: Problem = key.parse().map_err(|error| format!("{key}: {error}"))?;
+            self.check_problem(original, &problem).map_err(|entry| format!("torch's {entry} gives something else"))?;
+        }
+        Ok(())
+    }
+
+    fn check_problem(&self, keys: u64, problem: &Problem) -> Result<(), String> {
+        let shapes = problem.operand_shapes();
+        let [x, w, g] = [0, 1, 2].map(|it: usize| numbers(shapes[it].iter().product(), it as i32));
+        let b = numbers(problem.out_channels(), 3);
+        let made = || -> Option<[Tensor<'_>; 4]> {
+            Some([
+                self.made(&shapes[0], &x)?,
+                self.made(&shapes[1], &w)?,
+                self.made(&shapes[2], &g)?,
+                self.made(&[b.len()], &b)?,
+            ])
+        };
+        let [input, weight, grad_output, bias] = made().ok_or("allocator")?;
+        let pair = |it: [usize; 2]| it.map(|number| number as i64);
+        let (stride, padding, dilation) = (pair(problem.stride()), pair(problem.padding()), pair(problem.dilation()));
+        let output_padding = pair(problem.output_padding());
+        let geometry = Geometry {
+            stride: &stride,
+            padding: &padding,
+            dilation: &dilation,
+            transposed: problem.transposed(),
+            output_padding: &output_padding,
+            groups: problem.groups() as i64,
+        };
+        let tensors = [&input, &weight];
+        let with_bias = expected(problem, [&x, &w], Some(&b))?;
+        let without = expected(problem, [&x, &w], None)?;
+        for (bias, want) in [(Some(&bias), &with_bias), (None, &without)] {
+            let found = self.convolution(keys, tensors, bias, &geometry);
+            self.same(&found, &shapes[2], want).ok_or("convolution")?;
+            let found = self.convolution_with_flags(keys, tensors, bias, &geometry, [false; 4]);
+            self.same(&found, &shapes[2], want).ok_or("_convolution")?;
+        }
+        let gradients = [
+            (&shapes[0], expected(&problem.with_direction(Direction::BackwardData), [&g, &w], None)?),
+            (&shapes[1], expected(&problem.with_direction(Direction::BackwardWeights), [&x, &g], None)?),
+        ];
+        let sums: Vec<f32> = g.chunks(g.len() / b.len()).map(|channel| channel.iter().sum()).collect();
+        let sizes = [b.len() as i64];
+        for mask in [[true, true, true], [false, true, false], [true, false, false]] {
+            let tensors = [&grad_output, &input, &weight];
+            let found = self.convolution_backward(keys, tensors, mask[2].then_some(&sizes[..]), &geometry, mask);
+            for (place, (shape, want)) in gradients.iter().enumerate() {
+                let right = if mask[place] {
+                    self.same(&found[place], *shape, want).is_some()
+                } else {
+                    !found[place].is_defined()
+                };
+                right.then_some(()).ok_or("convolution_backward")?;
+            }
+            let right =
+                if mask[2] { self.same(&found[2], &[b.len()], &sums).is_some() } else { !found[2].is_defined() };
+            right.then_some(()).ok_or("convolution_backward")?;
+        }
+        self.same(&self.sum(&grad_output, &[0, 2, 3]), &[b.len()], &sums).ok_or("sum")?;
+        Ok(())
+    }
+
+    /// A tensor of these numbers on the CPU.
+    fn made(&self, shape: &[usize], numbers: &[f32]) -> Option<Tensor<'_>> {
+        let sizes: Vec<i64> = shape.iter().map(|&size| size as i64).collect();
+        let mut strides = vec![1; sizes.len()];
+        for axis in (1..sizes.len()).rev() {
+            strides[axis - 1] = strides[axis] * sizes[axis];
+        }
+        let tensor = self.allocate(&sizes, &strides, self.on_cpu(DataType::F32))?;
+        let address = tensor.address_to_write()? as *mut f32;
+        // SAFETY: torch allocated as many elements of that type, which nobody else has seen.
+        unsafe { std::ptr::copy_nonoverlapping(numbers.as_ptr(), address, numbers.len()) };
+        Some(tensor)
+    }
+
+    /// Whether a tensor has that shape and holds these numbers.
+    fn same(&self, tensor: &Tensor<'_>, shape: &[usize], want: &[f32]) -> Option<()> {
+        if !tensor.is_defined() {
+            return None;
+        }
+        let described = tensor.described()?;
+        let is_dense = described.strides.last() == Some(&1);
+        let same = described.sizes.iter().map(|&size| size as usize).eq(shape.iter().copied());
+        if !same || !is_dense || shape.iter().product::<usize>() != want.len() {
+            return None;
+        }
+        let address = tensor.address()? as *const f32;
+        // SAFETY: a dense tensor of that many elements, which is alive and which nobody else has.
+        let found = unsafe { std::slice::from_raw_parts(address, want.len()) };
+        found.iter().zip(want).all(|(found, want)| (found - want).abs() < 1e-3).then_some(())
+    }
+}
+
+/// The kernel of an op for the test alone: gives back what it was called with, as it was read from the slots. Its schema is
+/// `(Tensor input, Tensor? other, SymInt[] numbers, SymInt[]? sizes, bool flag, SymInt number, bool[3] mask) -> (Tensor, Tensor)`.
+///
+/// # Safety
+/// Torch calls it with the slots of that op.
+pub unsafe extern "C-unwind" fn echo(slots: *mut u64, _: u64, _: u64) {
+    let Some(face) = FACE.get() else { std::process::abort() };
+    let torch = &face.torch;
+    // SAFETY: the caller's word; each slot is read once.
+    let (input, other, lists, flag, number) = unsafe {
+        let input = torch.tensor(*slots);
+        let other = torch.optional(*slots.add(1)).map(|slot| torch.tensor(slot)).filter(Tensor::is_defined);
+        let numbers = torch.list(*slots.add(2));
+        let sizes = torch.optional(*slots.add(3)).map(|slot| torch.list(slot)).unwrap_or_default();
+        let flag = *slots.add(4) as u8;
+        let number = torch.number(*slots.add(5));
+        (input, other, [numbers, sizes, torch.list(*slots.add(6))], flag, number)
+    };
+    let mut read: Vec<f32> = vec![f32::from(flag), number as f32];
+    for list in lists.iter().map(List::as_slice) {
+        read.push(list.len() as f32);
+        read.extend(list.iter().map(|&number| number as f32));
+    }
+    let Some(read) = torch.made(&[read.len()], &read) else { std::process::abort() };
+    // SAFETY: the results' slots, whose arguments were taken.
+    unsafe {
+        *slots = other.unwrap_or(input).into_slot();
+        *slots.add(1) = read.into_slot();
+    }
+}

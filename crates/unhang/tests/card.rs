@@ -1,5 +1,6 @@
 //! `unhang card`: the list, a program on a card, and what cannot be run.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -121,15 +122,46 @@ fn a_library_whose_path_has_a_space_or_a_colon_is_loaded_all_the_same() {
     std::fs::create_dir(&folder).unwrap();
     let copy = folder.join("libunhang_card.so");
     std::fs::copy(library(), &copy).unwrap();
-    let run = |temporary: &Path| {
+    let run = |cache: &Path| {
         let words = ["card", "run", "--", "cat", "/sys/class/kfd/kfd/topology/nodes/1/name"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_unhang"));
-        command.args(words).env("UNHANG_CARD_LIBRARY", &copy).env("TMPDIR", temporary).output().unwrap()
+        command.args(words).env("UNHANG_CARD_LIBRARY", &copy).env_remove("XDG_RUNTIME_DIR");
+        command.env("XDG_CACHE_HOME", cache).output().unwrap()
     };
     let output = run(place.path());
     assert!(output.status.success(), "{}", errors(&output));
     assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "navi10");
     let output = run(&folder);
     assert_eq!(output.status.code(), Some(2), "{}", errors(&output));
-    assert!(errors(&output).contains("can be preloaded") && errors(&output).contains("TMPDIR"), "{}", errors(&output));
+    assert!(
+        errors(&output).contains("can be preloaded") && errors(&output).contains("XDG_CACHE_HOME"),
+        "{}",
+        errors(&output)
+    );
+}
+
+/// A program that outlives the run starts others with the variables of the run, when the run's folder may be gone.
+#[test]
+fn what_outlives_the_run_names_no_folder_that_others_can_make_again() {
+    let place = tempfile::tempdir().unwrap();
+    let (shared, own) = (place.path().join("shared"), place.path().join("own"));
+    for folder in [&shared, &own] {
+        std::fs::create_dir(folder).unwrap();
+    }
+    std::fs::set_permissions(&shared, std::fs::Permissions::from_mode(0o1777)).unwrap();
+    let with_space = own.join("a space");
+    std::fs::create_dir(&with_space).unwrap();
+    let copy = with_space.join("libunhang_card.so");
+    std::fs::copy(library(), &copy).unwrap();
+    let words = ["card", "run", "--", "sh", "-c", "echo $LD_PRELOAD; echo $UNHANG_CARD_RUN; echo $UNHANG_CARD_ROOT"];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_unhang"));
+    command.args(words).env("UNHANG_CARD_LIBRARY", &copy).env("TMPDIR", &shared).env_remove("XDG_RUNTIME_DIR");
+    let output = command.env("XDG_CACHE_HOME", &own).output().unwrap();
+    let named = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(named.lines().count(), 3, "{named}{}", errors(&output));
+    for line in named.lines() {
+        assert!(Path::new(line).starts_with(&own), "{line} lies where anybody can take its name");
+    }
+    let left: Vec<_> = std::fs::read_dir(own.join("unhang/runs")).unwrap().flatten().collect();
+    assert!(left.is_empty(), "{left:?}");
 }

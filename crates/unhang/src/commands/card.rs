@@ -11,10 +11,10 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use tempfile::TempDir;
 use unhang_machine::cards;
 
 use self::summary::Summary;
+use super::lasting_folder::{CARD_VARIABLE, LastingFolder, Purpose, no_place};
 use super::run::child::{self, Signals};
 use super::run::{cannot_start, end_likewise, find_on_path, shield};
 use super::text::{counted, print_safe_json, print_text};
@@ -144,11 +144,8 @@ fn preloadable(library: PathBuf, run: &Path) -> anyhow::Result<PathBuf> {
     }
     let link = run.join(LIBRARY);
     if !is_listable(&link) {
-        return Err(anyhow!("hint: set TMPDIR to a folder without spaces and colons in its path").context(format!(
-            "neither {} nor a link in {} can be preloaded",
-            library.display(),
-            run.display()
-        )));
+        return Err(anyhow!("hint: set XDG_CACHE_HOME to a folder of yours without spaces and colons in its path")
+            .context(format!("neither {} nor a link in {} can be preloaded", library.display(), run.display())));
     }
     std::os::unix::fs::symlink(&library, &link).with_context(|| format!("cannot link {}", library.display()))?;
     Ok(link)
@@ -162,16 +159,15 @@ impl RunArguments {
             anyhow!("hint: it is built with `cargo build --release -p unhang-card` and is part of the wheel")
                 .context(format!("{LIBRARY} is neither beside the program nor in the Python package"))
         })?;
-        let folder =
-            tempfile::Builder::new().prefix("unhang-card-").tempdir().context("cannot make a folder for the run")?;
+        // Programs that outlive the run keep its name in LD_PRELOAD.
+        let folder = LastingFolder::create(Purpose::Card).map_err(|reason| no_place(&reason))?;
         let library = preloadable(library, folder.path())?;
         let root = self.machine(&folder)?;
         if let Some(path) = find_on_path(Path::new(&self.command[0])) {
             program::check(&path)?;
         }
-        std::fs::write(folder.path().join("counters"), [0; summary::COUNTERS_SIZE])?;
-        let journal = folder.path().join("journal");
-        std::fs::write(&journal, "")?;
+        folder.folder().write("counters", &[0; summary::COUNTERS_SIZE])?;
+        folder.folder().write("journal", b"")?;
         // Who reads from a pipe would take a trial for the end of it.
         let can_be_tried = |log: &&PathBuf| std::fs::metadata(log).map_or(true, |it| it.is_file() || it.is_dir());
         if let Some(log) = self.log.as_ref().filter(can_be_tried) {
@@ -188,7 +184,8 @@ impl RunArguments {
         inform(&summary.to_string());
         if let Some(log) = &self.log {
             write_whole(log, |file| {
-                std::io::copy(&mut std::fs::File::open(&journal)?, file)?;
+                let mut journal = folder.folder().open_file("journal").map_err(std::io::Error::other)?;
+                std::io::copy(&mut journal, file)?;
                 writeln!(file, "{}", summary.to_json())
             })?;
         }
@@ -197,7 +194,7 @@ impl RunArguments {
     }
 
     /// The machine's folder, absolute and checked.
-    fn machine(&self, folder: &TempDir) -> anyhow::Result<PathBuf> {
+    fn machine(&self, folder: &LastingFolder) -> anyhow::Result<PathBuf> {
         if let Some(card) = self.card.to_str().and_then(cards::named) {
             let root = folder.path().join("machine");
             card.write(&root).context("cannot write the machine's folder")?;
@@ -239,7 +236,7 @@ impl RunArguments {
         command
             .env_remove("UNHANG_ROOT")
             .env("UNHANG_CARD_ROOT", root)
-            .env("UNHANG_CARD_RUN", run)
+            .env(CARD_VARIABLE, run)
             .env("UNHANG_CARD_HAZARDS", self.hazards.name())
             .env("UNHANG_CARD_RACES", if self.races { "1" } else { "0" });
         // By default HIP 7 goes on after an error on a queue and never calls the functions behind it: whoever waits for one,

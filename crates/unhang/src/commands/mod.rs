@@ -14,6 +14,7 @@ mod explain;
 mod fix;
 mod kernels;
 mod knowledge;
+mod lasting_folder;
 mod machine_arguments;
 mod miopen_cache;
 mod plan;

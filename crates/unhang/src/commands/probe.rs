@@ -22,6 +22,7 @@ use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, GRACE, Launch, Prober, culprits};
 
 use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices};
+use super::lasting_folder::LastingFolder;
 use super::python::{find_python, interpreter};
 use super::text::{deadline, duration};
 use crate::output::tell;
@@ -157,11 +158,14 @@ impl Probe {
                 .context(format!("{} describes a machine: nothing can be tried on it", described.display())));
         }
         let knowledge = Knowledge::gather(&self.knowledge, self.rehearse.is_some())?;
-        let state = tempfile::tempdir().context("cannot make a folder for the children")?;
+        // Only a played card has one.
+        let state = self.rehearse.as_ref().map(|_| LastingFolder::for_work()).transpose()?;
         let nowhere = Store::none();
         let python = self.knowledge.python().map_or_else(find_python, interpreter);
         let mut ground = match &self.rehearse {
-            Some(name) => self.rehearsal(name, &knowledge, state.path())?,
+            Some(name) => {
+                self.rehearsal(name, &knowledge, state.as_ref().context("a rehearsal has a folder")?.path())?
+            }
             None => self.hardware(&knowledge, &python, &nowhere)?,
         };
         self.apply(&mut ground);

@@ -12,6 +12,7 @@ use unhang_probe::rehearsal::Table;
 use unhang_probe::{Attempt, Deadlines, Event, Prober};
 use unhang_report::Report;
 
+use super::super::lasting_folder::LastingFolder;
 use super::super::probe::children;
 use super::super::text::print_text;
 use crate::output::{Colour, Style, printable};
@@ -23,7 +24,7 @@ const SIZES: [usize; 3] = [32, 48, 64];
 
 /// Probes nine convolutions of the reports on a played card, telling each verdict as it comes, and draws the map.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
-    let folder = tempfile::tempdir().context("cannot make a folder for the children")?;
+    let folder = LastingFolder::for_work()?;
     let table = Table::named(CARD).context("the table of the card is missing")?;
     let launch = children::rehearsal(table, folder.path())?;
     let store = Store::open(&folder.path().join("home"));

@@ -1,41 +1,28 @@
 //! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report.
 //!
-//! Python runs what is in it, so it is where nobody else can write, and under a name that nobody else can take when it
-//! is gone: in the user's own runtime or cache folder, never directly in a shared `/tmp`. It stays while anything that was
-//! started with it lives. A run that was killed leaves its folder; a later one takes it away. A lock says which folders
-//! are in use: it ends with the process that holds it.
+//! Python runs what lies in it: see [`LastingFolder`] for where it is and how long it stays.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, TryLockError};
-use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use serde::Deserialize;
 use unhang_guard::{Handle, NotPrivate, PrivateFolder, process};
 use unhang_machine::unrepaired::UnrepairedKernel;
 use unhang_watchdog::HangReport;
 
+pub use super::super::lasting_folder::RUN_VARIABLE as VARIABLE;
+use super::super::lasting_folder::{LastingFolder, Purpose};
 use super::super::text::counted;
 
 /// What every Python of the run imports at its start.
 const SITECUSTOMIZE: &str = include_str!("../../../../../python/unhang/_autoload/sitecustomize.py");
-const PREFIX: &str = "run-";
-const LOCK: &str = "lock";
-/// By which programs know the folder, and we know programs that were started with it.
-pub const VARIABLE: &str = "UNHANG_RUN_FOLDER";
 /// No report is longer, and no run has more of them than are worth reading.
 const LONGEST_REPORT: u64 = 64 * 1024;
 const MOST_REPORTS: usize = 1024;
-/// A folder of another machine or container, whose processes cannot be seen here, counts as abandoned after this.
-const PATIENCE_WITH_STRANGERS: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// A folder that is there while the run is.
-pub struct RunFolder {
-    folder: Option<PrivateFolder>,
-    _lock: File,
-}
+pub struct RunFolder(LastingFolder);
 
 /// Holds on to the process that reported a hang, if it is still there and surely that one: of this boot and namespace, with
 /// the start time that it reported, and started by this run.
@@ -53,55 +40,30 @@ pub fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
 }
 
 impl RunFolder {
-    /// Makes it in the first place that is this user's alone, after taking away what earlier runs could not; or says why
-    /// there is none.
+    /// Makes it where a lasting folder has a place, or says why there is none.
     pub fn create() -> Result<RunFolder, String> {
-        let mut reasons = Vec::new();
-        let named = places(|name| std::env::var_os(name).map(PathBuf::from));
-        for place in named.into_iter().chain(place_of_root()) {
-            match RunFolder::create_in(&place) {
-                Ok(folder) => return Ok(folder),
-                Err(error) => reasons.push(error.to_string()),
-            }
-        }
-        if reasons.is_empty() {
-            reasons.push("none of XDG_RUNTIME_DIR, XDG_CACHE_HOME, HOME and TMPDIR is set".to_owned());
-        }
-        Err(reasons.join("; "))
+        RunFolder::filled(LastingFolder::create(Purpose::Run)?).map_err(|error| error.to_string())
     }
 
+    #[cfg(test)]
     pub(super) fn create_in(place: &Path) -> Result<RunFolder, NotPrivate> {
-        let runs = PrivateFolder::open_lasting(place)?;
-        remove_abandoned(&runs);
-        let folder = runs.new_folder(PREFIX)?;
-        let make = || {
-            let refused = |source| NotPrivate::Refused { path: folder.path().to_owned(), source };
-            let mut lock = folder.open_or_make_file(LOCK)?;
-            take(&lock).map_err(refused)?;
-            let this = format!("{} {}", process::boot(), process::namespace());
-            lock.write_all(this.as_bytes()).map_err(refused)?;
-            folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
-            // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
-            folder.write("__pycache__", b"")?;
-            Ok(lock)
-        };
-        match make() {
-            Ok(lock) => Ok(RunFolder { folder: Some(folder), _lock: lock }),
-            Err(error) => {
-                // A disk that is full takes no file, and would keep the folder.
-                let _ = folder.remove_all();
-                Err(error)
-            }
-        }
+        RunFolder::filled(LastingFolder::create_in(place, Purpose::Run)?)
+    }
+
+    fn filled(lasting: LastingFolder) -> Result<RunFolder, NotPrivate> {
+        lasting.folder().write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
+        // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
+        lasting.folder().write("__pycache__", b"")?;
+        Ok(RunFolder(lasting))
     }
 
     fn folder(&self) -> &PrivateFolder {
-        self.folder.as_ref().expect("there until it is dropped")
+        self.0.folder()
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
-        self.folder().path()
+        self.0.path()
     }
 
     fn report_names(&self) -> Vec<String> {
@@ -222,126 +184,12 @@ fn kernel_of(line: &str) -> Option<UnrepairedKernel> {
     Some(UnrepairedKernel { name: parts.next()?, reason: parts.next()?, remedy: parts.next()? })
 }
 
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        if let Some(folder) = self.folder.take()
-            && !is_in_use(folder.path())
-        {
-            let _ = folder.remove_all();
-        }
-    }
-}
-
-/// Where a run's folder may lie, best first.
-fn places(get: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
-    let absolute = |name| get(name).filter(|path| path.is_absolute());
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
-    let places = [
-        absolute("XDG_RUNTIME_DIR").map(|folder| folder.join("unhang")),
-        cache.map(|folder| folder.join("unhang/runs")),
-        absolute("TMPDIR").map(|folder| folder.join("unhang-runs")),
-    ];
-    places.into_iter().flatten().collect()
-}
-
-/// Where else root's may be: under `sudo` the variables are often another user's.
-fn place_of_root() -> Option<PathBuf> {
-    rustix::process::geteuid().is_root().then(|| PathBuf::from("/run/unhang"))
-}
-
-/// Whether a process lives that was started with the folder.
-fn is_in_use(folder: &Path) -> bool {
-    let value = folder.as_os_str().as_bytes();
-    process::all_of_ours().into_iter().any(|pid| process::was_started_with(pid, VARIABLE, value) == Some(true))
-}
-
-/// Takes away folders of runs that are over.
-fn remove_abandoned(runs: &PrivateFolder) {
-    for name in runs.names().unwrap_or_default() {
-        if !name.to_string_lossy().starts_with(PREFIX) {
-            continue;
-        }
-        let Ok(folder) = PrivateFolder::open_existing(&runs.path().join(name)) else { continue };
-        if is_abandoned(&folder) {
-            let _ = folder.remove_all();
-        }
-    }
-}
-
-/// Takes the lock of a folder that was just made. Another run that looks for abandoned folders may hold it for a moment.
-fn take(lock: &File) -> io::Result<()> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    let until = Instant::now() + PATIENCE;
-    loop {
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(Duration::from_millis(1)),
-            other => return other.map_err(io::Error::from),
-        }
-    }
-}
-
-fn is_abandoned(folder: &PrivateFolder) -> bool {
-    let Ok(lock) = folder.open_file(LOCK) else {
-        // Killed between two steps of making it, unless that was just now.
-        return age(folder.path()).is_some_and(|age| age > Duration::from_secs(60));
-    };
-    if lock.try_lock().is_err() {
-        return false;
-    }
-    let whose = folder.read(LOCK, 1024).ok().flatten().unwrap_or_default();
-    let is_of_here = whose == format!("{} {}", process::boot(), process::namespace()).as_bytes();
-    if is_of_here { !is_in_use(folder.path()) } else { age(folder.path()) > Some(PATIENCE_WITH_STRANGERS) }
-}
-
-fn age(path: &Path) -> Option<Duration> {
-    std::fs::metadata(path).ok()?.modified().ok()?.elapsed().ok()
-}
-
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
 
     fn make(place: &Path) -> RunFolder {
         RunFolder::create_in(&place.join("runs")).unwrap()
-    }
-
-    #[test]
-    fn abandoned_folders_are_taken_away_and_others_stay() {
-        let place = tempfile::tempdir().unwrap();
-        let used = make(place.path());
-        let runs = used.path().parent().unwrap().to_owned();
-        let here = format!("{} {}", process::boot(), process::namespace());
-        for (name, lock) in [("run-old", here.as_str()), ("run-strange", "boot pid:[1]"), ("other", "")] {
-            std::fs::create_dir(runs.join(name)).unwrap();
-            std::fs::write(runs.join(name).join(LOCK), lock).unwrap();
-            std::fs::write(runs.join(name).join("sitecustomize.py"), "").unwrap();
-        }
-        let next = make(place.path());
-        assert!(!runs.join("run-old").exists(), "a run that was killed");
-        for left in [used.path(), next.path(), &runs.join("run-strange"), &runs.join("other")] {
-            assert!(left.exists(), "{}", left.display());
-        }
-    }
-
-    #[test]
-    fn the_folder_stays_while_something_that_was_started_lives() {
-        let place = tempfile::tempdir().unwrap();
-        let folder = make(place.path());
-        let path = folder.path().to_owned();
-        let mut child = Command::new("sleep").arg("100").env(VARIABLE, &path).spawn().unwrap();
-        while !is_in_use(&path) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        drop(folder);
-        assert!(path.join("sitecustomize.py").exists(), "its Pythons still import it");
-        make(place.path());
-        assert!(path.exists(), "also for the runs after it");
-        child.kill().unwrap();
-        child.wait().unwrap();
-        make(place.path());
-        assert!(!path.exists());
     }
 
     #[test]
@@ -399,17 +247,5 @@ mod tests {
             "{}",
             repairs.in_words()
         );
-    }
-
-    #[test]
-    fn places_are_the_users_own() {
-        let get = |name: &str| match name {
-            "HOME" => Some(PathBuf::from("/home/k")),
-            "TMPDIR" => Some(PathBuf::from("/scratch/k")),
-            "XDG_RUNTIME_DIR" => Some(PathBuf::from("relative")),
-            _ => None,
-        };
-        assert_eq!(places(get), [Path::new("/home/k/.cache/unhang/runs"), Path::new("/scratch/k/unhang-runs")]);
-        assert!(places(|_| None).is_empty(), "never a shared place that nobody named");
     }
 }

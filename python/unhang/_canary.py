@@ -73,7 +73,7 @@ _known_here: dict[str, tuple[str, str]] = {}
 
 def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
     """Runs the canary of an engine unless its verdict is known for this device, and keeps the verdict."""
-    from unhang import _core
+    from unhang import _children
     from unhang._state import say, state
 
     name = _name(engine, index=index, rehearsed=rehearsed)
@@ -82,10 +82,8 @@ def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
         return known
     seconds = _deadline(engine)
     say(f"trying {engine} in a child process before it is used here (once for this machine, {seconds:.0f} s at most)")
-    command = [sys.executable, "-m", "unhang._canary", engine]
-    command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
-    outcome = _core.supervise_canary(command, seconds)
-    verdict, detail = outcome.canary()
+    arguments = [engine, *(["--rehearsed"] if rehearsed else ["--device", str(index)])]
+    verdict, detail = _children.supervise("unhang._canary", arguments, seconds).canary()
     _known_here[name] = (verdict, detail)
     if not outcome.began:
         say(f"canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again")
@@ -106,7 +104,7 @@ _families: dict[str, list[str]] = {}
 
 def ensure_jit(*, index: int, rehearsed: bool) -> None:
     """Runs the canaries of our kernel families that are not known for this device, and keeps their verdicts."""
-    from unhang import _core, _gpu
+    from unhang import _children, _gpu
     from unhang._state import say, state
 
     absence = _gpu.absence(index)
@@ -125,10 +123,8 @@ def ensure_jit(*, index: int, rehearsed: bool) -> None:
             f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
             f"this machine, {seconds:.0f} s at most)"
         )
-        command = [sys.executable, "-m", "unhang._canary", "jit"]
-        command += ["--rehearsed"] if rehearsed else ["--device", str(index)]
-        command += ["--families", *missing]
-        verdicts, hung = _core.supervise_canary(command, seconds).families(missing)
+        arguments = ["jit", *(["--rehearsed"] if rehearsed else ["--device", str(index)]), "--families", *missing]
+        verdicts, hung = _children.supervise("unhang._canary", arguments, seconds).families(missing)
         for family, verdict, detail in verdicts:
             name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)

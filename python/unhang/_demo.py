@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import unhang
-from unhang import _convolve
+from unhang import _canary, _children, _convolve
 
 STEPS = 20
 
@@ -113,6 +113,7 @@ def print_plans() -> None:
 def rehearse() -> None:
     """In a separate process: the card that UNHANG_ROOT describes, played by the CPU."""
     warnings.simplefilter("ignore")
+    _canary.deadline = 8.0  # a rehearsed hang need not be waited for as long as a real one
     with unhang.enabled("auto", rehearse=True):
         train("cpu")
         print_plans()
@@ -131,9 +132,13 @@ def show_rehearsal(number: int, example: str) -> None:
                 "UNHANG_REHEARSE_CANARY": mood,
                 "UNHANG_HOME": os.path.join(home, mood or "well"),
             }
-            code = "from unhang import _canary, _demo; _canary.deadline = 8.0; _demo.rehearse()"
+            command, changes = _children.start("unhang._demo", ["--rehearse"])
             ended = subprocess.run(
-                [sys.executable, "-c", code], env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                command,
+                env=_children.changed(variables, changes),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             lines = ended.stdout.splitlines()
             said = [line for line in lines if line.startswith("unhang:")]
@@ -160,8 +165,14 @@ def main() -> None:
     """Shows every section."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=1, help="number of the first section")
-    parser.add_argument("--example", required=True, help="folder that describes the machine of the reports")
+    parser.add_argument("--example", help="folder that describes the machine of the reports")
+    parser.add_argument("--rehearse", action="store_true", help=rehearse.__doc__)
     arguments = parser.parse_args()
+    if arguments.rehearse:
+        rehearse()
+        return
+    if arguments.example is None:
+        parser.error("--example is missing")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     first = arguments.first
     show_training(first, device)

@@ -327,6 +327,9 @@ def _record(model: str, shape: str) -> dict[str, Any]:
         sizes = [int(size) for size in shape.split("x")]
         if not factory or not sizes or min(sizes) < 1:
             raise ValueError(f"expected MODULE:FACTORY and a shape such as 1x3x224x224, found {model!r} and {shape!r}")
+        # The model is the user's own, in the folder where they stand; torch was found elsewhere before that is looked through.
+        importlib.import_module("torch")
+        sys.path.append(os.getcwd())
         made = getattr(importlib.import_module(module), factory)()
         return {"problems": [{"problem": key, "count": count} for key, count in _convolutions(made, sizes)]}
     except Exception as error:  # the user's own code may raise anything
@@ -386,6 +389,12 @@ def _sum(output: Any) -> torch.Tensor:
     return total
 
 
+def _answer(answer: dict[str, Any]) -> None:
+    from unhang import _core
+
+    print(_core.child_answer(_ANSWER + json.dumps(answer)), flush=True)
+
+
 def _main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m unhang._probe_child", description=__doc__)
     parser.add_argument("--describe", action="store_true")
@@ -394,9 +403,9 @@ def _main(arguments: list[str]) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args(arguments)
     if given.describe:
-        print(_ANSWER + json.dumps(_describe()), flush=True)
+        _answer(_describe())
     elif given.record is not None:
-        print(_ANSWER + json.dumps(_record(given.record, given.input)), flush=True)
+        _answer(_record(given.record, given.input))
     else:
         _serve(given.device)
 

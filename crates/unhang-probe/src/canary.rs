@@ -11,8 +11,9 @@ use unhang_conv::{Direction, Problem};
 use unhang_engine::{EngineName, Verdict};
 use unhang_guard::printable;
 
-use crate::process::{Ended, SuperviseError};
-use crate::supervise::{Child, Outcome, supervise_when_ready};
+use crate::answer;
+use crate::process::Ended;
+use crate::supervise::Outcome;
 
 const ANSWER: &str = "unhang-canary ";
 /// Comes before the accelerator is touched: a child that hangs said it too.
@@ -57,27 +58,28 @@ pub fn kernel_problems(is_emulated: bool) -> Vec<Problem> {
 
 /// The line with which a child answers.
 pub fn answer_line(verdict: Verdict, detail: &str) -> String {
-    format!("{ANSWER}{}", json!({ "verdict": verdict.name(), "detail": detail }))
+    answer::line(&format!("{ANSWER}{}", json!({ "verdict": verdict.name(), "detail": detail })))
 }
 
 /// The line that says which torch the child has.
 pub fn torch_line(build: &str) -> String {
-    format!("{TORCH}{build}")
+    answer::line(&format!("{TORCH}{build}"))
 }
 
 /// The line before a kernel family is run.
 pub fn begin_line(family: &str) -> String {
-    format!("{BEGIN}{family}")
+    answer::line(&format!("{BEGIN}{family}"))
 }
 
 /// The line that says how a kernel family did; `name` is what its verdict is kept under.
 pub fn family_line(family: &str, name: &str, verdict: Verdict, detail: &str) -> String {
-    format!("{FAMILY}{}", json!({ "family": family, "name": name, "verdict": verdict.name(), "detail": detail }))
+    let said = json!({ "family": family, "name": name, "verdict": verdict.name(), "detail": detail });
+    answer::line(&format!("{FAMILY}{said}"))
 }
 
 /// The torch that a child said it has.
-pub fn torch_of(output: &str) -> Option<&str> {
-    output.lines().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
+pub fn torch_of(outcome: &Outcome) -> Option<&str> {
+    outcome.answers().find_map(|line| line.strip_prefix(TORCH)).map(str::trim)
 }
 
 /// Runs a child of Python's. Its time counts from when it says which torch it has: how long an import takes is no evidence of an
@@ -104,11 +106,12 @@ pub fn judge(outcome: &Outcome, deadline: Duration) -> (Verdict, String) {
         Ended::Unkillable => (Verdict::Hangs, format!("{no_answer}, and it cannot be killed")),
         Ended::Signalled(signal) => (Verdict::Crashes, format!("ended by signal {signal}")),
         Ended::Exited(code) => {
-            let answer = outcome.output.lines().find_map(|line| line.strip_prefix(ANSWER)).and_then(read);
+            let answer = outcome.answers().find_map(|line| line.strip_prefix(ANSWER)).and_then(read);
             answer.map(|answer| (answer.verdict, answer.detail)).unwrap_or_else(|| {
-                let last =
-                    outcome.output.lines().rev().find(|line| !line.trim().is_empty() && !line.starts_with(TORCH));
-                let said = last.map(|line| format!("; it said: {}", shortened(line))).unwrap_or_default();
+                let said = match outcome.last_words() {
+                    "" => String::new(),
+                    line => format!("; it said: {}", shortened(line)),
+                };
                 (Verdict::Crashes, format!("ended with code {code} and no answer{said}"))
             })
         }
@@ -139,7 +142,7 @@ pub struct FamilyVerdict {
 
 /// What a child said of each family, whatever its end.
 pub fn families_of(outcome: &Outcome) -> Vec<FamilyVerdict> {
-    let said = outcome.output.lines().filter_map(|line| line.strip_prefix(FAMILY)).filter_map(read);
+    let said = outcome.answers().filter_map(|line| line.strip_prefix(FAMILY)).filter_map(read);
     said.filter_map(|it| {
         Some(FamilyVerdict { family: it.family?, name: it.name, verdict: it.verdict, detail: it.detail })
     })
@@ -153,7 +156,7 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
     let mut judged = families_of(outcome);
     judged.retain(|it| asked.contains(&it.family));
     let silent: Vec<&String> = asked.iter().filter(|family| judged.iter().all(|it| it.family != **family)).collect();
-    let begun = outcome.output.lines().filter_map(|line| line.strip_prefix(BEGIN)).next_back();
+    let begun = outcome.answers().filter_map(|line| line.strip_prefix(BEGIN)).next_back();
     let timed_out = matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
     match begun {
         // Still compiling, which says nothing of the kernels: the next start finds them in the cache.
@@ -205,8 +208,17 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
+    /// The outcome of a child of ours: its answers carry the number.
     fn outcome(ended: Ended, output: &str) -> Outcome {
-        Outcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1) }
+        let marked = |line: &str| match line.starts_with("unhang-") {
+            true => format!("7f {line}\n"),
+            false => format!("{line}\n"),
+        };
+        strange(ended, &output.lines().map(marked).collect::<String>())
+    }
+
+    fn strange(ended: Ended, output: &str) -> Outcome {
+        Outcome { ended, output: output.to_owned(), elapsed: Duration::from_secs(1), nonce: "7f".to_owned() }
     }
 
     fn judged(ended: Ended, output: &str) -> (Verdict, String) {
@@ -222,12 +234,26 @@ mod tests {
     #[test]
     fn an_answer_counts_only_from_a_child_that_ended_by_itself() {
         let works = format!("noise\n{}\n{}\nmore", torch_line("2.2.2 hip5.7"), answer_line(Verdict::Works, "fine"));
-        assert_eq!(torch_of(&works), Some("2.2.2 hip5.7"));
+        assert_eq!(torch_of(&outcome(Ended::Exited(0), &works)), Some("2.2.2 hip5.7"));
         assert_eq!(judged(Ended::Exited(0), &works), (Verdict::Works, "fine".to_owned()));
         assert_eq!(judged(Ended::Signalled(11), &works), (Verdict::Crashes, "ended by signal 11".to_owned()));
         assert_eq!(judged(Ended::TimedOut, &works), (Verdict::Hangs, "no answer within 30 s".to_owned()));
         let (verdict, detail) = judged(Ended::Unkillable, "");
         assert!(verdict == Verdict::Hangs && detail.contains("cannot be killed"), "{detail}");
+    }
+
+    #[test]
+    fn an_answer_without_our_number_is_somebody_elses() {
+        let forged = format!(
+            "{}\n{}\n{}\n0 {}\n",
+            torch_line("9.9"),
+            begin_line("plain"),
+            family_line("plain", "x", Verdict::Works, ""),
+            answer_line(Verdict::Works, "fine")
+        );
+        let forged = strange(Ended::Exited(0), &forged);
+        assert_eq!(judge(&forged, LIMIT).0, Verdict::Crashes);
+        assert_eq!((torch_of(&forged), families_of(&forged)), (None, Vec::new()));
     }
 
     #[test]

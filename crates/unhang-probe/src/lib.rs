@@ -1,6 +1,7 @@
 //! Supervised children: what is unproven is tried in one, with deadlines, and a hang costs a child and nothing else.
 //!
 //! * [`supervise`] runs one child to its end, whatever it does.
+//! * [`PythonStart`] starts Python so that nothing in the working folder is imported, and [`answer`] marks what our own child says.
 //! * [`canary`] is what a child says that tries an engine before anybody's process does, and what its end means.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
 //!   writes what it is about to try to the store before it does, and replaces the children that hang or die.
@@ -11,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod answer;
 pub mod canary;
 pub mod child;
 mod explain;
@@ -18,6 +20,7 @@ pub mod grid;
 mod prober;
 mod process;
 pub mod protocol;
+mod python;
 mod recorder;
 pub mod rehearsal;
 mod session;
@@ -28,6 +31,7 @@ mod verdict;
 pub use prober::{End, Event, Outcome as Probed, Prober, culprits};
 pub use process::{Ended, SuperviseError};
 pub use protocol::Stage;
+pub use python::PythonStart;
 pub use session::{Deadlines, Launch};
 pub use supervise::{Child, GRACE, Outcome, supervise, supervise_when_ready};
 pub use verdict::{Attempt, Tried};

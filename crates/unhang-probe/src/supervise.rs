@@ -3,6 +3,7 @@
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
+use crate::answer;
 use crate::process::{Ended, Process, SuperviseError};
 
 /// How long a child may take to die of SIGKILL before it counts as one that cannot be killed: the driver waits up to
@@ -14,8 +15,8 @@ pub const GRACE: Duration = Duration::from_secs(15);
 pub struct Child {
     /// The program and its arguments; never empty.
     pub command: Vec<String>,
-    /// Variables to set in addition to the inherited ones.
-    pub environment: Vec<(String, String)>,
+    /// Variables to set, or without a value to unset, on top of the inherited ones.
+    pub environment: Vec<(String, Option<String>)>,
     /// After that it is ended.
     pub deadline: Duration,
 }
@@ -29,6 +30,21 @@ pub struct Outcome {
     pub output: String,
     /// How long it took.
     pub elapsed: Duration,
+    /// What its answers begin with.
+    pub(crate) nonce: String,
+}
+
+impl Outcome {
+    /// What the child said to its parent ([`answer::line`]), line by line; anything else that was printed does not count.
+    pub fn answers(&self) -> impl DoubleEndedIterator<Item = &str> {
+        answer::answers(&self.output, &self.nonce)
+    }
+
+    /// The last line that was not meant for the parent: what went wrong, in most cases.
+    pub fn last_words(&self) -> &str {
+        let is_said = |line: &&str| !line.trim().is_empty() && !line.starts_with(&self.nonce);
+        self.output.lines().rev().find(is_said).unwrap_or_default()
+    }
 }
 
 /// How often the output of a child that is starting is looked at.
@@ -66,11 +82,15 @@ pub fn supervise_when_ready(
 /// Runs a child to its end; `until_ready` waits for what does not count and says from when on its time does.
 fn run(child: &Child, until_ready: impl FnOnce(&mut Process, Instant) -> Instant) -> Result<Outcome, SuperviseError> {
     let started = Instant::now();
-    let environment: Vec<_> =
-        child.environment.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect();
+    let nonce = answer::new_nonce().map_err(|error| {
+        let program = child.command.first().cloned().unwrap_or_default();
+        SuperviseError::Start { program, error }
+    })?;
+    let mut environment = child.environment.clone();
+    environment.push((answer::VARIABLE.to_owned(), Some(nonce.clone())));
     let mut process = Process::start(&child.command, &environment, Stdio::null())?;
     let counted_from = until_ready(&mut process, started);
     process.wait_until(counted_from + child.deadline);
     let ended = process.end(GRACE);
-    Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed() })
+    Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
 }

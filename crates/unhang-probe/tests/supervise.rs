@@ -8,7 +8,7 @@ fn shell(script: &str, deadline: Duration) -> Outcome {
     let started = Instant::now();
     let outcome = supervise(&Child {
         command: ["sh", "-c", script].map(String::from).to_vec(),
-        environment: vec![("GREETING".into(), "hello".into())],
+        environment: vec![("GREETING".into(), Some("hello".into()))],
         deadline,
     })
     .unwrap();
@@ -27,6 +27,15 @@ fn ends_are_told_apart() {
     assert_eq!(outcome.output, "hello\nthere\n");
     assert_eq!(shell("kill -SEGV $$", LONG).ended, Ended::Signalled(11));
     assert_eq!(shell("kill -KILL $$", LONG).ended, Ended::Signalled(9));
+}
+
+#[test]
+fn only_lines_with_the_childs_own_number_are_answers() {
+    let outcome = shell("echo works; echo 00 works; echo \"$UNHANG_CHILD_NONCE fails\"; echo last words", LONG);
+    assert_eq!(outcome.answers().collect::<Vec<_>>(), ["fails"]);
+    assert_eq!(outcome.last_words(), "last words");
+    let other = shell("echo \"$UNHANG_CHILD_NONCE fails\"", LONG);
+    assert_ne!(outcome.output.lines().nth(2), other.output.lines().next(), "another number each time");
 }
 
 #[test]

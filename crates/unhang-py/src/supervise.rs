@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_engine::{EngineName, Verdict};
-use unhang_probe::{Child, Ended, Outcome, SuperviseError, canary};
+use unhang_probe::{Child, Ended, Outcome, PythonStart, answer, canary};
 
 use crate::invalid;
 
@@ -65,29 +65,38 @@ impl PyOutcome {
     }
 }
 
+/// A command, and variables to set or, without a value, to unset.
+type Start = (Vec<String>, Vec<(String, Option<String>)>);
+
+/// How a Python child of ours is started that runs a module; `folders` is the text of a list of folders that come first.
+#[pyfunction]
+pub fn python_start(interpreter: &str, folders: &str, module: &str, arguments: Vec<String>) -> Start {
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let start = PythonStart::module_with(interpreter, folders, module, &arguments);
+    (start.command, start.environment)
+}
+
+/// A line of a child as its parent believes it.
+#[pyfunction]
+pub fn child_answer(text: &str) -> String {
+    answer::line(text)
+}
+
 /// Runs a command to its end within a deadline in seconds.
 #[pyfunction]
-pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<PyOutcome> {
-    run(py, command, deadline, |child| Ok((unhang_probe::supervise(child)?, true)))
-}
-
-/// Runs a canary's child within a deadline in seconds, which counts from when it has imported torch.
-#[pyfunction]
-pub fn supervise_canary(py: Python<'_>, command: Vec<String>, deadline: f64) -> PyResult<PyOutcome> {
-    run(py, command, deadline, canary::try_in)
-}
-
-fn run(
+#[pyo3(signature = (command, deadline, environment = Vec::new()))]
+pub fn supervise(
     py: Python<'_>,
     command: Vec<String>,
     deadline: f64,
-    by: impl Fn(&Child) -> Result<(Outcome, bool), SuperviseError> + Send + Sync,
+    environment: Vec<(String, Option<String>)>,
 ) -> PyResult<PyOutcome> {
     let deadline = Duration::try_from_secs_f64(deadline)
         .map_err(|error| PyValueError::new_err(format!("a deadline of {deadline} seconds: {error}")))?;
-    let child = Child { command, environment: Vec::new(), deadline };
-    let (outcome, began) = py.detach(|| by(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    Ok(PyOutcome { outcome, deadline, began })
+    let child = Child { command, environment, deadline };
+    let outcome =
+        py.detach(|| unhang_probe::supervise(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(PyOutcome { outcome, deadline })
 }
 
 /// Seconds that the canary of an engine may take once it has imported torch.

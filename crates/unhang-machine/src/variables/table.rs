@@ -52,6 +52,8 @@ pub const VARIABLES: &[Variable] = &[
         "set by `unhang run` when it starts a program again: what hung, and is not tried again"),
     variable("UNHANG_RUN_FOLDER", Owner::Unhang, UnhangStart, Plain, "not set",
         "a folder", "set by `unhang run`: where its processes report hangs; gone with the run"),
+    variable("UNHANG_CHILD_NONCE", Owner::Unhang, ProcessStart, Plain, "not set",
+        "set by unhang", "set for each child of ours: what its answers begin with, so that nothing else passes for one"),
     variable("UNHANG_REHEARSE", Owner::Unhang, UnhangStart, OffUnlessOne, "0",
         "0, 1", "1 under `unhang run`: CPU tensors stand for those of the machine in UNHANG_ROOT; every output says so"),
     variable("UNHANG_SHIELD", Owner::Unhang, UnhangStart, Plain, "beside the program or in the package",

@@ -9,7 +9,7 @@ mod instructions;
 mod probe;
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -18,8 +18,10 @@ use unhang_engine::EngineName;
 use unhang_evidence::Evidence;
 use unhang_machine::{Environment, Options, System, examine, example};
 use unhang_plan::{Availability, Settings, Situation, plan};
+use unhang_probe::PythonStart;
 
 use super::doctor;
+use super::lasting_folder::LastingFolder;
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
@@ -140,7 +142,7 @@ fn this_machine(style: Style) -> anyhow::Result<String> {
 
 /// The example machine, in a folder that is gone afterwards.
 fn with_example<T>(use_it: impl FnOnce(&System) -> T) -> anyhow::Result<T> {
-    let folder = tempfile::tempdir().context("cannot make a folder for the example machine")?;
+    let folder = LastingFolder::for_work()?;
     example::write(folder.path()).context("cannot write the example machine")?;
     Ok(use_it(&System::folder(folder.path(), Environment::parse(""))))
 }
@@ -170,8 +172,9 @@ fn reported_plans(style: Style) -> anyhow::Result<String> {
 }
 
 fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode> {
-    let found = Command::new(python)
-        .args(["-c", HAS_TORCH_AND_UNHANG])
+    let name = python.display().to_string();
+    let found = PythonStart::statements(&name, HAS_TORCH_AND_UNHANG)
+        .to_command()
         .status()
         .with_context(|| format!("cannot start {}", python.display()))
         .context("hint: name a Python with --python")?;
@@ -183,11 +186,12 @@ fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode
         ))?;
         return Ok(ExitCode::from(CANNOT_TELL));
     }
-    let folder = tempfile::tempdir().context("cannot make a folder for the example machine")?;
+    let folder = LastingFolder::for_work()?;
     example::write(folder.path()).context("cannot write the example machine")?;
-    let status = Command::new(python)
-        .args(["-m", "unhang._demo", "--first", &first_number.to_string(), "--example"])
-        .arg(folder.path())
+    let example = folder.path().display().to_string();
+    let arguments = ["--first", &first_number.to_string(), "--example", &example];
+    let status = PythonStart::module(&name, "unhang._demo", &arguments)
+        .to_command()
         .status()
         .with_context(|| format!("cannot start {}", python.display()))?;
     anyhow::ensure!(status.success(), "the part that trains a network ended with {status}");

@@ -4,7 +4,7 @@ mod predict;
 mod shipped;
 
 use std::path::PathBuf;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -18,6 +18,7 @@ use unhang_gpu::catalogue::{self, CompiledKernel, Selection};
 use unhang_gpu::compiler::{Compiler, Hiprtc};
 use unhang_gpu::model::DeviceModel;
 use unhang_isa::Chip;
+use unhang_probe::PythonStart;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{counted, print_text};
@@ -188,18 +189,20 @@ impl Warm {
     /// Torch brings its own compiler, and what that makes is filed under its version: so it is done in torch's process.
     fn run_seen(self) -> anyhow::Result<ExitCode> {
         let python = self.python.as_deref().map_or_else(find_python, interpreter);
-        let run = |arguments: &[&str]| {
-            Command::new(&python)
-                .args(arguments)
+        let name = python.display().to_string();
+        let run = |start: PythonStart| {
+            start
+                .to_command()
                 .status()
                 .with_context(|| format!("cannot start {}", python.display()))
                 .context("hint: name a Python with --python")
         };
-        if !run(&["-c", HAS_TORCH_AND_UNHANG])?.success() {
+        if !run(PythonStart::statements(&name, HAS_TORCH_AND_UNHANG))?.success() {
             let found = format!("{} has no torch, or unhang is not installed in it", python.display());
             return Err(anyhow::anyhow!("hint: name another with --python").context(found));
         }
-        let status = run(if self.selected.json { &["-m", "unhang._warm", "--json"] } else { &["-m", "unhang._warm"] })?;
+        let arguments: &[&str] = if self.selected.json { &["--json"] } else { &[] };
+        let status = run(PythonStart::module(&name, "unhang._warm", arguments))?;
         Ok(status.code().and_then(|code| u8::try_from(code).ok()).map_or(ExitCode::from(2), ExitCode::from))
     }
 }

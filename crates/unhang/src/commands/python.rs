@@ -14,8 +14,9 @@ pub const HAS_TORCH_AND_UNHANG: &str =
 
 /// The Python beside this program, else that of the active environment, else the one on the path.
 pub fn find_python() -> PathBuf {
-    let beside =
-        std::env::args_os().next().map(PathBuf::from).and_then(|program| Some(program.parent()?.join("python")));
+    // A name alone was found on the path. Taken as a path itself it would lead to the working folder.
+    let program = std::env::args_os().next().and_then(|name| find_on_path(Path::new(&name)));
+    let beside = program.and_then(|program| Some(program.parent()?.join("python")));
     let active = std::env::var_os("VIRTUAL_ENV").map(|folder| PathBuf::from(folder).join("bin/python"));
     beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
 }

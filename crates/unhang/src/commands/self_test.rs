@@ -17,8 +17,7 @@ use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::{Canary, time};
 use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
 use unhang_machine::Machine;
-use unhang_probe::{Child, Ended, Outcome, canary, supervise};
-use unhang_session::proof::judged;
+use unhang_probe::{Child, Ended, Outcome, PythonStart, answer, canary, supervise};
 
 use super::bench::open_driver;
 use super::knowledge::open_store;
@@ -121,7 +120,7 @@ pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried
 
 fn run_by_python(trial: Trial, python: &Path, machine: &Machine) -> anyhow::Result<Tried> {
     let python = python.display().to_string();
-    let look = run(vec![python.clone(), "-c".to_owned(), HAS_TORCH_AND_UNHANG.to_owned()], trial.deadline());
+    let look = run(PythonStart::statements(&python, HAS_TORCH_AND_UNHANG).supervised(trial.deadline()));
     match look {
         Err(error) => return Ok(Tried::not_here(trial, &format!("{error:#}; name a Python with --python"))),
         Ok(outcome) if outcome.ended != Ended::Exited(0) => {
@@ -130,13 +129,10 @@ fn run_by_python(trial: Trial, python: &Path, machine: &Machine) -> anyhow::Resu
         }
         Ok(_) => {}
     }
-    let command = [&python, "-m", "unhang._canary", trial.name()].map(str::to_owned).to_vec();
     let deadline = trial.deadline();
-    let (outcome, began) = canary::try_in(&child_of(command, deadline))?;
-    let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began() };
-    if began {
-        keep(trial, machine, &outcome, verdict, &detail);
-    }
+    let outcome = run(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline))?;
+    let (verdict, detail) = canary::judge(&outcome, deadline);
+    keep(trial, machine, &outcome, verdict, &detail);
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
@@ -146,7 +142,7 @@ fn without_torch(trial: Trial, tried: Tried, machine: &Machine) -> anyhow::Resul
     if !is_ours || machine.gpus.is_empty() {
         return Ok(tried);
     }
-    let outcome = run(own_child(trial)?, trial.deadline())?;
+    let outcome = run(own_child(trial, trial.deadline())?)?;
     let (verdict, detail) = canary::judge(&outcome, trial.deadline());
     if verdict == Verdict::Unsupported {
         return Ok(tried);
@@ -155,36 +151,33 @@ fn without_torch(trial: Trial, tried: Tried, machine: &Machine) -> anyhow::Resul
 }
 
 /// This program as the child that tries an engine of ours.
-fn own_child(trial: Trial) -> anyhow::Result<Vec<String>> {
+fn own_child(trial: Trial, deadline: Duration) -> anyhow::Result<Child> {
     let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
-    Ok(vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), trial.name().into()])
+    let command = vec![program.display().to_string(), "doctor".into(), "--self-test-child".into(), trial.name().into()];
+    Ok(Child { command, environment: Vec::new(), deadline })
 }
 
 fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
-    let command = own_child(trial)?;
     // A rehearsed hang need not be waited for as long as a real one.
     let rehearsed = std::env::var_os(REHEARSAL);
     let deadline =
         if rehearsed.as_deref() == Some("hang".as_ref()) { Duration::from_secs(2) } else { trial.deadline() };
-    let outcome = run(command, deadline)?;
+    let outcome = run(own_child(trial, deadline)?)?;
     let (verdict, detail) = canary::judge(&outcome, deadline);
     let detail = if rehearsed.is_some() { format!("rehearsed: {detail}") } else { detail };
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn child_of(command: Vec<String>, deadline: Duration) -> Child {
+fn run(mut child: Child) -> anyhow::Result<Outcome> {
     // Nothing of ours stands between a child and MIOpen, even where a preloaded library is inherited.
-    Child { command, environment: vec![("UNHANG_MIOPEN".to_owned(), "0".to_owned())], deadline }
-}
-
-fn run(command: Vec<String>, deadline: Duration) -> anyhow::Result<Outcome> {
-    Ok(supervise(&child_of(command, deadline))?)
+    child.environment.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
+    Ok(supervise(&child)?)
 }
 
 /// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that
 /// the child said it has: the one that is found by looking need not be the one that was run.
 fn keep(trial: Trial, machine: &Machine, outcome: &Outcome, verdict: Verdict, detail: &str) {
-    let Some(torch) = canary::torch_of(&outcome.output) else { return };
+    let Some(torch) = canary::torch_of(outcome) else { return };
     let mut found = Vec::new();
     match trial {
         Trial::Engine(EngineName::Jit) => {
@@ -270,7 +263,7 @@ fn cpu_child() -> anyhow::Result<ExitCode> {
         },
         "crash" => std::process::abort(),
         "garbage" => {
-            print_text("unhang-canary {\"verdict\": \"splendid\"\n")?;
+            print_text(&answer::line("unhang-canary {\"verdict\": \"splendid\"\n"))?;
             return Ok(ExitCode::SUCCESS);
         }
         _ => {}

@@ -71,7 +71,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
 fn run(program: &Path, variables: &[(&str, &str)]) -> anyhow::Result<Option<Vec<String>>> {
     let program = program.display().to_string();
     let command = [&program, "card", "run", "--", &program, "demo", "--card-program"].map(str::to_owned).to_vec();
-    let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    let environment = variables.iter().map(|(name, value)| ((*name).to_owned(), Some((*value).to_owned()))).collect();
     let outcome = supervise(&Child { command, environment, deadline: DEADLINE })?;
     if outcome.output.contains("was not found") || outcome.output.contains("cannot open shared object") {
         return Ok(None);

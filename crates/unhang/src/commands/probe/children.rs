@@ -11,7 +11,7 @@ use serde_json::Value;
 use unhang_engine::{Engine, EngineName};
 use unhang_machine::profile::Profile;
 use unhang_probe::rehearsal::{Table, serve};
-use unhang_probe::{Child, Ended, Launch, supervise};
+use unhang_probe::{Ended, Launch, PythonStart, supervise};
 
 use crate::output::printable;
 
@@ -28,6 +28,8 @@ const FAMILIES: [(&str, &str); 5] = [
     ("fft", "MIOPEN_DEBUG_CONV_FFT"),
 ];
 const ONLY_SOLVER: &str = "MIOPEN_DEBUG_FIND_ONLY_SOLVER";
+/// The Python child.
+const CHILD: &str = "unhang._probe_child";
 /// What the Python child's one-line answers start with.
 const ANSWER: &str = "unhang-probe ";
 /// How long Python may take to import torch and say what it is.
@@ -62,8 +64,10 @@ impl Python {
     /// The child for an engine under a variant.
     pub fn launch(&self, engine: EngineName, variant: &str) -> Launch {
         let device = if self.accelerator { "cuda" } else { "cpu" };
-        let command = [&self.program, "-m", "unhang._probe_child", "--device", device].map(str::to_owned).to_vec();
-        let environment = if engine == EngineName::Miopen { environment(variant) } else { Vec::new() };
+        let PythonStart { command, mut environment } = PythonStart::module(&self.program, CHILD, &["--device", device]);
+        if engine == EngineName::Miopen {
+            environment.extend(self::environment(variant));
+        }
         Launch { command, environment }
     }
 }
@@ -83,21 +87,18 @@ pub fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<
 
 fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result<Value> {
     let name = program.display().to_string();
-    let mut command = vec![name.clone(), "-m".to_owned(), "unhang._probe_child".to_owned()];
-    command.extend(arguments.iter().map(|&it| it.to_owned()));
     let hint = "hint: name a Python that has torch and unhang with --python";
-    let outcome = supervise(&Child { command, environment: Vec::new(), deadline }).context(hint)?;
-    let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+    let outcome = supervise(&PythonStart::module(&name, CHILD, arguments).supervised(deadline)).context(hint)?;
+    let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
     match (outcome.ended, line) {
         (Ended::Exited(0), Some(line)) => serde_json::from_str(line).context("the child's answer cannot be read"),
         (Ended::TimedOut | Ended::Unkillable, _) => {
             Err(anyhow!("hint: see `unhang doctor`; when the card hangs already, restart the machine before probing")
                 .context(format!("torch in {name} did not answer within {} s", deadline.as_secs())))
         }
-        (ended, _) => {
-            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
-            Err(anyhow!(hint).context(printable(last)).context(format!("{name} could not be asked ({ended:?})")))
-        }
+        (ended, _) => Err(anyhow!(hint)
+            .context(printable(outcome.last_words()))
+            .context(format!("{name} could not be asked ({ended:?})"))),
     }
 }
 

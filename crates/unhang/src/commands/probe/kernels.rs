@@ -10,7 +10,7 @@ use unhang_engine::{Engine, EngineName, Operands};
 use unhang_gpu::tuning::{self, Bench};
 use unhang_gpu::{FromHost, GpuEngine, GpuError, GpuSettings};
 use unhang_probe::trial::{Convolved, Convolves, Element, NotComputed};
-use unhang_probe::{Child, Launch, supervise, trial};
+use unhang_probe::{Child, Launch, answer, supervise, trial};
 
 use super::super::bench::open_driver;
 use super::super::text::print_text;
@@ -43,11 +43,10 @@ impl ProbedGpu {
     /// Asks in a child with a deadline: the runtime starts, and asks the GPU.
     pub fn describe(deadline: Duration) -> anyhow::Result<ProbedGpu> {
         let outcome = supervise(&Child { command: command(Part::Describe)?, environment: Vec::new(), deadline })?;
-        let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+        let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
-            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
             return Err(anyhow!("hint: see `unhang doctor` for the GPU and its runtime")
-                .context(printable(last))
+                .context(printable(outcome.last_words()))
                 .context("our kernels cannot be tried here without torch"));
         };
         Ok(ProbedGpu { software: printable(software), device: printable(device) })
@@ -71,7 +70,9 @@ pub fn child(part: Part, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
     let description = engine.driver().description();
     let software = format!("{} with {}", description.driver, engine.driver().compiler().version());
     match part {
-        Part::Describe => print_text(&format!("{ANSWER}{software} | {}\n", tuning::device(description)))?,
+        Part::Describe => {
+            print_text(&answer::line(&format!("{ANSWER}{software} | {}\n", tuning::device(description))))?;
+        }
         Part::Serve => {
             // A prober that went away is how this ends.
             let _ = trial::serve(socket()?, Kernels { engine, software }, judge);

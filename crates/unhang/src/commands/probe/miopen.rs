@@ -8,7 +8,7 @@ use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use unhang_engine::Engine;
 use unhang_miopen_child::Miopen;
-use unhang_probe::{Child, Ended, Launch, supervise, trial};
+use unhang_probe::{Child, Ended, Launch, answer, supervise, trial};
 
 use super::children::{environment, socket};
 use crate::output::printable;
@@ -48,15 +48,14 @@ impl Library {
     pub fn describe(file: Option<&Path>, deadline: Duration) -> anyhow::Result<Library> {
         let command = command(Part::Describe, file)?;
         let outcome = supervise(&Child { command, environment: Vec::new(), deadline })?;
-        let line = outcome.output.lines().rev().find_map(|line| line.strip_prefix(ANSWER));
+        let line = outcome.answers().rev().find_map(|line| line.strip_prefix(ANSWER));
         let hint = "hint: name the library with --miopen FILE; see `unhang doctor` for the GPU";
         let Some((software, device)) = line.and_then(|line| line.split_once(" | ")) else {
-            let last = outcome.output.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or_default();
             let what = match outcome.ended {
                 Ended::TimedOut | Ended::Unkillable => {
                     format!("it did not answer within {} s (--deadline-start)", deadline.as_secs())
                 }
-                _ => printable(last),
+                _ => printable(outcome.last_words()),
             };
             return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
         };
@@ -90,7 +89,10 @@ pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Res
         Part::Describe => {
             let description = miopen.describe()?;
             let device = description.devices.first().map_or("", String::as_str);
-            crate::commands::text::print_text(&format!("{ANSWER}{} | {device}\n", description.software()))?;
+            crate::commands::text::print_text(&answer::line(&format!(
+                "{ANSWER}{} | {device}\n",
+                description.software()
+            )))?;
         }
         Part::Serve => {
             // A prober that went away is how this ends.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -155,3 +156,24 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
         assert line in shown, shown
     page = Path(shown.rsplit("the same as a page: ", 1)[1].strip())
     assert page.read_text().startswith("<!doctype html>") or page.read_text().lower().startswith("<!doctype html>")
+
+
+def test_what_may_write_a_release_fetches_no_tool() -> None:
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    jobs = re.split(r"^  (?=\w+:$)", text.partition("\njobs:\n")[2], flags=re.M)
+    writers = [job for job in jobs if re.search(r"^ +\S+: write$", job, re.M)]
+    assert [job.partition(":")[0] for job in writers] == ["publish"]
+    for job in writers:
+        assert not re.search(r"cargo |pip |npm |apt-get|curl|wget|make |tools/", job), job
+    for line in re.findall(r"cargo install.*", text):
+        assert re.search(r"--locked --version =\d", line), line
+    for action in re.findall(r"uses: (\S+)", text):
+        assert re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", action), action
+
+
+def test_whatever_is_fetched_from_an_index_has_a_hash() -> None:
+    lines = (ROOT / "tools" / "setup").read_text().splitlines()
+    fetching = [line for line in lines if re.search(r"-m pip (install|download) ", line)]
+    assert len(fetching) >= 3
+    for line in fetching:
+        assert "--require-hashes" in line, line

@@ -1,4 +1,4 @@
-"""How Python children of ours are started: torch and unhang are found as they are here, and nothing in the working folder.
+"""How Python children of ours are started: torch and unhang are found as they are here, nothing in the working folder.
 
 ``python -m`` and ``python -c`` import from the working folder first; in one that others can write that would be their
 code. What the child does about it, and why it does not use ``-P`` or ``-I``, is the Rust side's (``python.rs`` of

@@ -327,7 +327,7 @@ def _record(model: str, shape: str) -> dict[str, Any]:
         sizes = [int(size) for size in shape.split("x")]
         if not factory or not sizes or min(sizes) < 1:
             raise ValueError(f"expected MODULE:FACTORY and a shape such as 1x3x224x224, found {model!r} and {shape!r}")
-        # The model is the user's own, in the folder where they stand; torch was found elsewhere before that is looked through.
+        # The model is the user's own, in the folder where they stand. Torch was found elsewhere by then.
         importlib.import_module("torch")
         sys.path.append(os.getcwd())
         made = getattr(importlib.import_module(module), factory)()

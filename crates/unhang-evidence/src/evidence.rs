@@ -7,7 +7,7 @@ use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 
 use crate::record::{Filter, Record, RecordSource};
-use crate::store::Store;
+use crate::store::{MOST_IMPORTED, Store};
 use crate::time;
 
 /// Which world evidence is about: the real one, or a rehearsed card. The two never mix.
@@ -89,6 +89,25 @@ impl fmt::Display for Finding {
     }
 }
 
+/// The most records of one machine that are loaded; the newest count.
+const MOST_LOADED: u64 = 100_000;
+/// The most claims of others about one convolution that are weighed; the newest count.
+const MOST_CLAIMS: usize = 64;
+
+/// The records but for claims about a convolution of which newer ones abound: each is compared with the others.
+fn without_old_claims(mut records: Vec<(i64, Record)>) -> Vec<(i64, Record)> {
+    records.sort_by_key(|(place, _)| std::cmp::Reverse(*place));
+    let mut claims: HashMap<Problem, usize> = HashMap::new();
+    records.retain(|(_, record)| {
+        record.source != RecordSource::Import || {
+            let count = claims.entry(record.problem.clone()).or_default();
+            *count += 1;
+            *count <= MOST_CLAIMS
+        }
+    });
+    records
+}
+
 /// What is known for one machine: a snapshot of the store, to which a running program adds what it sees.
 #[derive(Debug, Clone)]
 pub struct Evidence {
@@ -117,13 +136,15 @@ impl Evidence {
     pub fn load_realm(store: &Store, machine: &str, realm: Realm) -> Evidence {
         let mut evidence = Evidence { realm, ..Evidence::empty(machine) };
         let here = Filter { machine: Some(machine.to_owned()), ..Filter::default() };
-        let mut records = store.records_in_order(&here);
+        let mut records = store.newest_in_order(&here, MOST_LOADED);
         if realm == Realm::Real {
             // What others saw is suspicion wherever they saw it: it costs a probe at most, and their fingerprints
             // differ by as little as a kernel version.
-            let imported = store.records_in_order(&Filter { source: Some(RecordSource::Import), ..Filter::default() });
+            let others = Filter { source: Some(RecordSource::Import), ..Filter::default() };
+            let imported = store.newest_in_order(&others, MOST_IMPORTED);
             records.extend(imported.into_iter().filter(|(_, record)| record.machine != machine));
         }
+        let mut records = without_old_claims(records);
         for (place, _, intent) in store.unresolved_in_order(machine) {
             let record = Record {
                 problem: intent.problem,

@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 use unhang_conv::Problem;
 use unhang_engine::Tuned;
+use unhang_guard::text::{is_plain, printable_line};
 
 use crate::record::{Record, RecordSource, Tuning};
 use crate::time;
@@ -341,7 +342,7 @@ pub fn read(input: impl Read) -> Result<Imported, ImportError> {
 
 fn refusal(line: usize, reason: String) -> ImportError {
     // What serde quotes from the file is not fit for a terminal.
-    let reason = reason.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).take(300).collect();
+    let reason = printable_line(&reason).chars().take(300).collect();
     ImportError::Line { line, reason }
 }
 
@@ -407,11 +408,9 @@ fn check_time(unix_seconds: i64) -> Result<(), String> {
     Err(format!("unix_seconds is {unix_seconds}: that is not a time since 2020"))
 }
 
-/// Control characters, and those that turn text around or hide in it: a terminal or page that shows them can be made to
-/// lie.
+/// Control characters, and those that turn text around or hide in it.
 fn unprintable(c: char) -> bool {
-    c.is_control()
-        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+    !is_plain(c)
 }
 
 /// A word that may name one of our kernels, whose tiles have a slash between digits: `128x64x8/8x8`.

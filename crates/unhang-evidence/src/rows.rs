@@ -104,6 +104,31 @@ pub(crate) fn records(connection: &Connection, filter: &Filter) -> rusqlite::Res
     readable(statement.query_map(params_from_iter(values), record)?)
 }
 
+/// The last of the records that arrived, in the order of arrival.
+pub(crate) fn newest_records(
+    connection: &Connection,
+    filter: &Filter,
+    most: u64,
+) -> rusqlite::Result<Vec<(i64, Record)>> {
+    let (condition, mut values) = condition(filter, true);
+    values.push(Value::Integer(most as i64));
+    let sql = format!("SELECT {RECORD_COLUMNS}, arrival FROM records WHERE {condition} ORDER BY arrival DESC LIMIT ?");
+    let mut statement = connection.prepare_cached(&sql)?;
+    let mut found = readable(statement.query_map(params_from_iter(values), record)?)?;
+    found.reverse();
+    Ok(found)
+}
+
+/// Leaves the imported records that arrived last; how many went.
+pub(crate) fn forget_oldest_imports(connection: &Connection, most: u64) -> rusqlite::Result<usize> {
+    connection
+        .prepare_cached(
+            "DELETE FROM records WHERE source = ?1 AND arrival <=
+             (SELECT arrival FROM records WHERE source = ?1 ORDER BY arrival DESC LIMIT 1 OFFSET ?2)",
+        )?
+        .execute(params![RecordSource::Import.name(), most as i64])
+}
+
 pub(crate) fn forget(connection: &Connection, filter: &Filter) -> rusqlite::Result<usize> {
     let transaction = connection.unchecked_transaction()?;
     let (in_records, values) = condition(filter, true);

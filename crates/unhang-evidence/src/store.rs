@@ -26,6 +26,8 @@ const INTENT_DEADLINE: Duration = Duration::from_secs(5);
 const MOST_SEEN: u64 = 10_000;
 const SEEN_BETWEEN_CLEANINGS: u64 = 500;
 static SEEN_SINCE_START: AtomicU64 = AtomicU64::new(0);
+/// The most records of others that a store keeps. Each start reads them.
+pub const MOST_IMPORTED: u64 = 20_000;
 /// The most that dropping the store may take.
 const CLOSING_DEADLINE: Duration = Duration::from_secs(2);
 
@@ -327,12 +329,25 @@ impl Store {
 
     /// Records, each with its place in the order of arrival.
     pub(crate) fn records_in_order(&self, filter: &Filter) -> Vec<(i64, Record)> {
+        self.answered(filter, rows::records)
+    }
+
+    /// The last of them that arrived.
+    pub(crate) fn newest_in_order(&self, filter: &Filter, most: u64) -> Vec<(i64, Record)> {
+        self.answered(filter, move |connection, filter| rows::newest_records(connection, filter, most))
+    }
+
+    fn answered(
+        &self,
+        filter: &Filter,
+        mut question: impl FnMut(&Connection, &Filter) -> rusqlite::Result<Vec<(i64, Record)>> + Send + 'static,
+    ) -> Vec<(i64, Record)> {
         let mut asked = filter.clone();
         if self.foreign {
             // What it says of its sources is believed no more than the rest.
             asked.source = None;
         }
-        let found = self.ask(ANSWER_DEADLINE, move |connection| rows::records(connection, &asked)).unwrap_or_default();
+        let found = self.ask(ANSWER_DEADLINE, move |connection| question(connection, &asked)).unwrap_or_default();
         if !self.foreign {
             return found;
         }
@@ -348,9 +363,10 @@ impl Store {
     }
 
     /// Takes what others found, and what was the fastest for them where nothing was measured here: all of it or nothing.
-    /// None if it could not be written.
+    /// None if it could not be written. Of all that was ever imported the newest [`MOST_IMPORTED`] records are kept; what had to go is
+    /// in [`Store::notices`].
     pub fn import(&self, records: Vec<Record>, tunings: Vec<Tuning>) -> Option<()> {
-        self.ask(ANSWER_DEADLINE * 6, move |connection| {
+        let forgotten = self.ask(ANSWER_DEADLINE * 6, move |connection| {
             let transaction = connection.unchecked_transaction()?;
             for record in &records {
                 rows::put_record(&transaction, record)?;
@@ -358,8 +374,15 @@ impl Store {
             for tuning in &tunings {
                 rows::import_tuning(&transaction, tuning)?;
             }
-            transaction.commit()
-        })
+            let forgotten = rows::forget_oldest_imports(&transaction, MOST_IMPORTED)?;
+            transaction.commit().map(|()| forgotten)
+        })?;
+        if forgotten > 0 {
+            self.notices.say(format!(
+                "{forgotten} imported records were not kept: a store holds the newest {MOST_IMPORTED} of what others found"
+            ));
+        }
+        Some(())
     }
 
     /// Keeps what was measured to be the fastest, soon and in the background, like [`Store::record`]; the last one counts.

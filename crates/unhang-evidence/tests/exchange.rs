@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use unhang_engine::{EngineName, Tuned, Verdict};
 use unhang_evidence::exchange::{self, Private};
-use unhang_evidence::{Filter, Record, RecordSource, Store, Tuning};
+use unhang_evidence::{Evidence, Filter, Record, RecordSource, Standing, Store, Tuning};
 
 const HEADER: &str = r#"{"unhang_evidence":1,"records":1}"#;
 const LINE: &str = r#"{"problem":"forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1","engine":"miopen","variant":"","machine":"4f1c","verdict":"hangs","seconds":0.5,"detail":"","source":"probe","unix_seconds":1770768000}"#;
@@ -210,4 +210,32 @@ fn a_file_is_taken_whole_or_not_at_all() {
     // The store is set aside at the tunings, and a new one begun: the records before them must not stay in the old one.
     assert_eq!(store.import(vec![sample()], vec![tuning()]), Some(()));
     assert_eq!((store.records(&Filter::default()).len(), store.tunings().len()), (1, 1));
+}
+
+#[test]
+fn what_others_claim_never_makes_a_start_long() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(folder.path());
+    // One convolution and ever new machines: each claim is compared with all the others about it.
+    let claims = |first: u32, count: u32| -> Vec<Record> {
+        let claim = |machine: u32| Record {
+            machine: format!("{machine:08x}"),
+            source: RecordSource::Import,
+            unix_seconds: i64::from(machine),
+            ..sample()
+        };
+        (first..first + count).map(claim).collect()
+    };
+    assert_eq!(store.import(claims(0, 60_000), Vec::new()), Some(()));
+    assert_eq!(store.import(claims(60_000, 1), Vec::new()), Some(()));
+    let kept = store.records(&Filter::default());
+    assert_eq!(kept.len(), 20_000, "a bound on the sum of all imports");
+    assert!(kept.iter().any(|record| record.machine == format!("{:08x}", 60_000)), "the newest stay");
+    assert!(store.notices().iter().any(|notice| notice.contains("were not kept")), "{:?}", store.notices());
+    let began = std::time::Instant::now();
+    let evidence = Evidence::load(&store, "here");
+    let took = began.elapsed();
+    assert!(took < std::time::Duration::from_secs(2), "{took:?}");
+    let finding = evidence.about(&sample().problem, EngineName::Miopen, "").unwrap();
+    assert_eq!((finding.verdict, finding.standing), (Verdict::Hangs, Standing::Suspicion));
 }

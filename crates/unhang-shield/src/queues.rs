@@ -18,6 +18,82 @@ pub(crate) struct Reading {
     pub(crate) read: u64,
 }
 
+/// A packet of any kind: 64 bytes.
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Packet(pub(crate) [u64; 8]);
+
+/// `HSA_PACKET_TYPE_VENDOR_SPECIFIC`, `…_INVALID` (what a packet becomes once the card has taken it), `…_KERNEL_DISPATCH`, `…_BARRIER_AND`,
+/// `…_BARRIER_OR`.
+const VENDOR: u8 = 0;
+pub(crate) const TAKEN: u8 = 1;
+pub(crate) const DISPATCH: u8 = 2;
+const BARRIER_AND: u8 = 3;
+const BARRIER_OR: u8 = 5;
+/// `HSA_AMD_PACKET_TYPE_BARRIER_VALUE`, of AMD's own packets.
+const BARRIER_VALUE: u8 = 2;
+
+impl Packet {
+    pub(crate) fn kind(&self) -> u8 {
+        self.0[0] as u8
+    }
+
+    pub(crate) fn kernel_object(&self) -> u64 {
+        self.0[4]
+    }
+
+    /// The signal that it will count down.
+    fn completion(&self) -> u64 {
+        self.0[7]
+    }
+
+    /// The signals that it still waits for; none where it is no barrier, or one that may pass. `value` reads a signal.
+    pub(crate) fn awaited(&self, value: impl Fn(u64) -> i64) -> Vec<u64> {
+        let named = || self.0[1..6].iter().copied().filter(|signal| *signal != 0);
+        match self.kind() {
+            BARRIER_AND => named().filter(|signal| value(*signal) != 0).collect(),
+            BARRIER_OR if named().any(|signal| value(signal) == 0) => Vec::new(),
+            BARRIER_OR => named().collect(),
+            VENDOR if (self.0[0] >> 16) as u8 == BARRIER_VALUE && self.0[1] != 0 => {
+                let [_, signal, wanted, mask, condition, ..] = self.0;
+                let (found, wanted) = (value(signal) & mask as i64, wanted as i64);
+                let may_pass = match condition as u32 {
+                    0 => found == wanted,
+                    1 => found != wanted,
+                    2 => found < wanted,
+                    _ => found >= wanted,
+                };
+                if may_pass { Vec::new() } else { vec![signal] }
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// A queue that can be looked into.
+pub(crate) struct View<'a> {
+    pub(crate) reading: Reading,
+    pub(crate) packet: &'a dyn Fn(u64) -> Packet,
+}
+
+/// Whether the queue at this place stands at a barrier for a signal that no queue of the process will give: the host's, which may take
+/// as long as it likes.
+pub(crate) fn waits_for_the_host(queues: &[View<'_>], place: usize, value: impl Fn(u64) -> i64) -> bool {
+    /// More packets are not looked at; a queue that holds that many is not waiting for its host.
+    const MOST: u64 = 4096;
+    let this = &queues[place];
+    let awaited = (this.packet)(this.reading.read).awaited(value);
+    let is_owed = |signal: &u64| {
+        queues.iter().enumerate().any(|(other, queue)| {
+            // The last one that was taken may still run. In the same queue nothing behind the barrier can open it.
+            let first = queue.reading.read.saturating_sub(1);
+            let end = if other == place { queue.reading.read } else { queue.reading.written };
+            (first..end.min(first.saturating_add(MOST))).any(|index| (queue.packet)(index).completion() == *signal)
+        })
+    };
+    !awaited.is_empty() && !awaited.iter().any(is_owed)
+}
+
 /// Since when each queue stands, by its address. Time is what the caller counts.
 #[derive(Default)]
 pub(crate) struct Stands {
@@ -91,6 +167,56 @@ mod tests {
             0,
             "another at the same address"
         );
+    }
+
+    fn packet(kind: u8, words: &[(usize, u64)]) -> Packet {
+        let mut packet = Packet([u64::from(kind), 0, 0, 0, 0, 0, 0, 0]);
+        for (place, word) in words {
+            packet.0[*place] |= word;
+        }
+        packet
+    }
+
+    #[test]
+    fn barriers_wait_for_signals_that_were_not_given() {
+        // Signals 10 and 11 were given, 20 and 21 were not.
+        let value = |signal: u64| i64::from(signal >= 20);
+        let awaited = |packet: Packet| packet.awaited(value);
+        assert_eq!(awaited(packet(BARRIER_AND, &[(1, 10), (3, 20), (5, 21)])), [20, 21]);
+        assert!(awaited(packet(BARRIER_AND, &[(1, 10), (2, 11)])).is_empty());
+        assert_eq!(awaited(packet(BARRIER_OR, &[(1, 20), (2, 21)])), [20, 21]);
+        assert!(awaited(packet(BARRIER_OR, &[(1, 20), (2, 10)])).is_empty());
+        assert!(awaited(packet(DISPATCH, &[(1, 20)])).is_empty());
+        let wait_value = |condition: u64, wanted: u64| {
+            packet(VENDOR, &[(0, u64::from(BARRIER_VALUE) << 16), (1, 20), (2, wanted), (3, u64::MAX), (4, condition)])
+        };
+        assert_eq!(awaited(wait_value(0, 7)), [20], "1 is not 7");
+        assert!(awaited(wait_value(0, 1)).is_empty());
+        assert!(awaited(wait_value(2, 7)).is_empty() && awaited(wait_value(1, 7)).is_empty());
+        assert_eq!(awaited(wait_value(3, 7)), [20]);
+    }
+
+    #[test]
+    fn only_a_barrier_that_no_queue_can_open_waits_for_the_host() {
+        let value = |_| 1;
+        let barrier = packet(BARRIER_AND, &[(1, 20)]);
+        let behind = packet(DISPATCH, &[(7, 20)]);
+        let kernel = |completion| packet(DISPATCH, &[(7, completion)]);
+        let check = |own: [Packet; 3], other: [Packet; 2], read: u64| {
+            let (own_packet, other_packet) = (|index| own[index as usize], |index| other[index as usize]);
+            let queues = [
+                View { reading: Reading { written: 3, read: 1 }, packet: &own_packet },
+                View { reading: Reading { written: 2, read }, packet: &other_packet },
+            ];
+            waits_for_the_host(&queues, 0, value)
+        };
+        let nothing = [kernel(0); 2];
+        assert!(check([kernel(0), barrier, behind], nothing, 2), "nothing behind a barrier opens it");
+        assert!(!check([kernel(20), barrier, kernel(0)], nothing, 2), "the kernel before it may still run");
+        assert!(!check([kernel(0), barrier, kernel(0)], [kernel(0), kernel(20)], 1), "another queue has it to do");
+        assert!(!check([kernel(0), barrier, kernel(0)], [kernel(0), kernel(20)], 2), "and may still be doing it");
+        assert!(check([kernel(0), barrier, kernel(0)], [kernel(20), kernel(0)], 2), "that was done long ago");
+        assert!(!check([kernel(0), kernel(0), barrier], nothing, 2), "it stands at a kernel");
     }
 
     #[test]

@@ -10,7 +10,9 @@ use unhang_watchdog::HangReport;
 use unhang_watchdog::report::{HANG_OUTSIDE, LONGEST_FAREWELL};
 
 use crate::hsa::{ERROR, Status, entry, replace};
-use crate::queues::{Reading, Stands, deadline, kernel_name, remember_kernel};
+use crate::queues::{
+    DISPATCH, Packet, Reading, Stands, TAKEN, View, deadline, kernel_name, remember_kernel, waits_for_the_host,
+};
 
 /// Where the entries lie in the core table.
 const QUEUE_CREATE: usize = 72;
@@ -25,10 +27,6 @@ const NAME: u32 = 2;
 const KERNEL_OBJECT: u32 = 22;
 /// No kernel's name is longer that is worth saying.
 const LONGEST_NAME: u32 = 1 << 16;
-/// `HSA_PACKET_TYPE_KERNEL_DISPATCH`, `…_INVALID`: what a packet becomes once the card has taken it.
-const DISPATCH: u16 = 2;
-const TAKEN: u16 = 1;
-
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 unsafe extern "C" {
@@ -58,16 +56,6 @@ struct Queue {
     packets: *const Packet,
     doorbell: u64,
     size: u32,
-}
-
-/// A dispatch packet; of others only the header is the same.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Packet {
-    header: u16,
-    _sizes: [u16; 15],
-    kernel_object: u64,
-    _rest: [u64; 3],
 }
 
 /// Begins to watch, if `unhang run` asked for it.
@@ -209,11 +197,64 @@ fn look_on(deadline: Duration) {
         // One queue may wait for another that still works: only where none moves does anything hang.
         let shortest = standing.iter().map(|(_, _, time)| *time).min();
         if let Some(time) = shortest.filter(|time| *time >= deadline) {
-            let names: Vec<String> =
-                standing.iter().filter_map(|(queue, reading, _)| kernel_at(*queue, *reading)).collect();
+            let hung: Vec<(usize, Reading)> = without_those_that_wait_for_the_host(&queues, &standing);
+            if hung.is_empty() {
+                continue;
+            }
+            let names: Vec<String> = hung.iter().filter_map(|(queue, reading)| kernel_at(*queue, *reading)).collect();
             drop(queues);
-            end_process(time, standing.len(), &names);
+            end_process(time, hung.len(), &names);
         }
+    }
+}
+
+/// The queues that stand, but for those at a barrier that only the program itself can open. Looked at only where the process would end:
+/// signals of packets that were not taken are there.
+fn without_those_that_wait_for_the_host(
+    queues: &[usize],
+    standing: &[(usize, Reading, Duration)],
+) -> Vec<(usize, Reading)> {
+    let rings: Vec<Ring> = queues.iter().map(|queue| Ring::of(*queue)).collect();
+    let packets: Vec<_> = rings.iter().map(|ring| move |index: u64| ring.packet(index).unwrap_or_default()).collect();
+    let readings = queues.iter().map(|queue| read(*queue));
+    let views: Vec<View<'_>> = readings
+        .zip(&packets)
+        .map(|(reading, packet)| View { reading, packet: packet as &dyn Fn(u64) -> Packet })
+        .collect();
+    let waits = |queue: usize| {
+        let place = queues.iter().position(|it| *it == queue);
+        place.is_some_and(|place| waits_for_the_host(&views, place, signal_value))
+    };
+    standing.iter().filter(|(queue, ..)| !waits(*queue)).map(|(queue, reading, _)| (*queue, *reading)).collect()
+}
+
+/// What a signal stands at. A handle is the address of an `amd_signal_t`: its kind, then its value.
+fn signal_value(signal: u64) -> i64 {
+    // SAFETY: a packet that the card has not taken names it, so the program may not have destroyed it.
+    unsafe { (signal as *const i64).add(1).read_volatile() }
+}
+
+/// The packets of a queue.
+struct Ring {
+    packets: *const Packet,
+    size: u64,
+}
+
+impl Ring {
+    fn of(queue: usize) -> Ring {
+        // SAFETY: a queue in the list is there, and begins so.
+        let queue = unsafe { &*(queue as *const Queue) };
+        Ring { packets: queue.packets, size: u64::from(queue.size) }
+    }
+
+    /// The packet of that number; none where the queue shows no packets.
+    fn packet(&self, index: u64) -> Option<Packet> {
+        if self.packets.is_null() || !self.size.is_power_of_two() {
+            return None;
+        }
+        // SAFETY: a queue has `size` packets, a power of two. Others write to them meanwhile: nothing is believed but a kernel's
+        // address, which is looked up, and signals of packets that were not taken.
+        Some(unsafe { self.packets.add((index & (self.size - 1)) as usize).read_volatile() })
     }
 }
 
@@ -230,25 +271,13 @@ fn read(queue: usize) -> Reading {
 
 /// The kernel at which a queue stands: that of the packet which is next, or of the last one that was taken and may still run.
 fn kernel_at(queue: usize, reading: Reading) -> Option<String> {
-    // SAFETY: a queue in the list is there, and begins so.
-    let (packets, size) = unsafe {
-        let queue = &*(queue as *const Queue);
-        (queue.packets, u64::from(queue.size))
-    };
-    if packets.is_null() || !size.is_power_of_two() {
-        return None;
+    let ring = Ring::of(queue);
+    let next = ring.packet(reading.read)?;
+    if next.kind() == DISPATCH {
+        return kernel_name(next.kernel_object());
     }
-    let packet = |index: u64| {
-        // SAFETY: a queue has `size` packets, a power of two. Others write to them meanwhile: nothing is believed but an address
-        // that is looked up.
-        unsafe { packets.add((index & (size - 1)) as usize).read_volatile() }
-    };
-    let next = packet(reading.read);
-    if next.header & 0xff == DISPATCH {
-        return kernel_name(next.kernel_object);
-    }
-    let earlier = (1..=reading.read.min(size - 1).min(64)).map(|back| packet(reading.read - back));
-    earlier.filter(|it| it.header & 0xff == TAKEN).find_map(|it| kernel_name(it.kernel_object))
+    let earlier = (1..=reading.read.min(ring.size - 1).min(64)).filter_map(|back| ring.packet(reading.read - back));
+    earlier.filter(|it| it.kind() == TAKEN).find_map(|it| kernel_name(it.kernel_object()))
 }
 
 /// Reports the hang to `unhang run` and to standard error, and ends the process.

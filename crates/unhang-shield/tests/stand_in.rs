@@ -44,8 +44,8 @@ unsafe extern "C" fn note_file(file: c_int, _reader: *mut u64) -> u32 {
 /// What the stand-in's queue was filled to, and how often each runtime was asked how far it was read.
 static WRITTEN: AtomicU64 = AtomicU64::new(0);
 static LOOKS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
-/// A queue without packets that could be looked at.
-static QUEUE: [u64; 8] = [0; 8];
+/// A queue; without packets that could be looked at, unless a test has some.
+static QUEUE: [AtomicU64; 8] = [const { AtomicU64::new(0) }; 8];
 
 /// The functions of one of two runtimes.
 unsafe extern "C" fn create<const RUNTIME: usize>(
@@ -59,7 +59,7 @@ unsafe extern "C" fn create<const RUNTIME: usize>(
     queue: *mut *const u64,
 ) -> u32 {
     // SAFETY: the caller gave a place for the address.
-    unsafe { *queue = QUEUE.as_ptr() };
+    unsafe { *queue = QUEUE.as_ptr().cast() };
     // Two runtimes have two functions, which a compiler must not make one.
     std::hint::black_box(RUNTIME);
     0
@@ -120,7 +120,7 @@ impl Runtime {
         let (nothing, mut queue) = (std::ptr::null_mut(), std::ptr::null());
         // SAFETY: there is a place for the address.
         assert_eq!(unsafe { function(0, 64, 0, nothing, nothing, 0, 0, &mut queue) }, 0);
-        assert_eq!(queue, QUEUE.as_ptr());
+        assert_eq!(queue, QUEUE.as_ptr().cast());
     }
 
     fn load(&mut self, library: &Library) -> bool {
@@ -211,6 +211,7 @@ fn in_a_process_of_its_own() {
         Ok("passes") => part_passes(),
         Ok("two runtimes") => part_two_runtimes(),
         Ok("hangs unread") => part_hangs_unread(),
+        Ok("waits for its host") => part_waits_for_its_host(),
         Ok(other) => panic!("no part {other}"),
         Err(_) => {}
     }
@@ -452,6 +453,30 @@ fn part_hangs_unread() {
     WRITTEN.store(1, Ordering::SeqCst);
     runtime.make_queue();
     std::thread::sleep(Duration::from_secs(120));
+}
+
+#[test]
+fn a_queue_that_waits_for_its_host_at_a_barrier_is_no_hang() {
+    run_part("waits for its host", "100100", &[("UNHANG_QUEUE_DEADLINE", Path::new("1"))]);
+}
+
+fn part_waits_for_its_host() {
+    /// A barrier, as HSA lays it out: five signals to wait for and one to count down.
+    #[repr(align(64))]
+    struct Ring([[u64; 8]; 4]);
+    let signal: &'static [u64; 16] = Box::leak(Box::new([0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]));
+    let mut ring = Box::new(Ring([[0; 8]; 4]));
+    ring.0[0] = [3, signal.as_ptr() as u64, 0, 0, 0, 0, 0, 0];
+    let ring: &'static Ring = Box::leak(ring);
+    QUEUE[1].store(ring.0.as_ptr() as u64, Ordering::SeqCst);
+    QUEUE[3].store(ring.0.len() as u64, Ordering::SeqCst);
+    let library = library();
+    let mut runtime = Runtime::with_queues::<0>();
+    assert!(runtime.load(&library));
+    WRITTEN.store(1, Ordering::SeqCst);
+    runtime.make_queue();
+    // Four times as long as queues may stand; it would have ended by then.
+    std::thread::sleep(Duration::from_secs(4));
 }
 
 #[test]

@@ -31,9 +31,34 @@ const LIBRARY: &str = "libunhang_miopen.so";
 #[derive(Default)]
 struct Led {
     /// The proxy of each library, by the path at which the loader found that.
-    proxies: HashMap<Vec<u8>, &'static CStr>,
+    proxies: HashMap<Vec<u8>, Proxy>,
     /// The names by which proxies need their libraries: these are opened as they are.
     real: Vec<Vec<u8>>,
+}
+
+/// A proxy: a file in memory, by the name of an open descriptor.
+#[derive(Clone, Copy, Debug)]
+struct Proxy {
+    name: &'static CStr,
+    number: i32,
+    /// The file's device and number in it.
+    identity: (u64, u64),
+}
+
+impl Proxy {
+    /// The name, while it leads to the proxy. Programs close descriptors that they do not know (`close_range`), and the next file that
+    /// they open has the number: what they then have is theirs, and is never given to the loader.
+    fn current_name(self) -> Option<&'static CStr> {
+        (identity_of(self.number) == Some(self.identity)).then_some(self.name)
+    }
+}
+
+/// The device and the file's number in it, of an open file.
+fn identity_of(number: i32) -> Option<(u64, u64)> {
+    // SAFETY: plain data, filled in by the call below.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: any number may be asked about, and there is a place for the answer.
+    (unsafe { libc::fstat(number, &raw mut found) } == 0).then_some((found.st_dev, found.st_ino))
 }
 
 static LED: Mutex<Option<Led>> = Mutex::new(None);
@@ -80,17 +105,19 @@ fn lead(name: &CStr, flag: c_uint) -> Option<&'static CStr> {
     if led.real.iter().any(|it| it == path) {
         return None;
     }
-    if let Some(proxy) = led.proxies.get(path) {
-        return Some(proxy);
+    if let Some(name) = led.proxies.get(path).and_then(|proxy| proxy.current_name()) {
+        return Some(name);
     }
     let (real, proxy) = make(path, folder?)?;
-    led.real.push(real);
+    if !led.real.contains(&real) {
+        led.real.push(real);
+    }
     led.proxies.insert(path.to_owned(), proxy);
-    Some(proxy)
+    Some(proxy.name)
 }
 
 /// The name of the real library in its proxy, and the proxy's.
-fn make(path: &[u8], folder: usize) -> Option<(Vec<u8>, &'static CStr)> {
+fn make(path: &[u8], folder: usize) -> Option<(Vec<u8>, Proxy)> {
     let file = File::open(OsStr::from_bytes(path)).ok()?;
     let versions = versions::of(&file)?;
     let ours = ours()?;
@@ -113,8 +140,9 @@ fn make(path: &[u8], folder: usize) -> Option<(Vec<u8>, &'static CStr)> {
     let name = CString::new(format!("/proc/self/fd/{number}")).ok()?;
     std::fs::metadata(OsStr::from_bytes(name.to_bytes())).ok()?;
     // Open for as long as the process lives, under the name that the loader may remember.
+    let identity = identity_of(number)?;
     let _ = memory.into_raw_fd();
-    Some((real, Box::leak(name.into_boxed_c_str())))
+    Some((real, Proxy { name: Box::leak(name.into_boxed_c_str()), number, identity }))
 }
 
 /// The library with our functions.
@@ -131,4 +159,27 @@ fn ours() -> Option<PathBuf> {
     // SAFETY: the loader's own C string, which lives as long as this library is mapped.
     let own = unsafe { CStr::from_ptr(info.dli_fname) };
     Some(Path::new(OsStr::from_bytes(own.to_bytes())).parent()?.join(LIBRARY)).filter(|it| it.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn a_number_that_was_closed_and_taken_by_another_file_is_not_given_to_the_loader() {
+        // SAFETY: a C string; the number that comes back is ours alone.
+        let number = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
+        assert!(number >= 0);
+        let proxy = Proxy { name: c"/proc/self/fd/N", number, identity: identity_of(number).unwrap() };
+        assert_eq!(proxy.current_name(), Some(proxy.name));
+        let other = tempfile::tempfile().unwrap();
+        // SAFETY: both are open, and the first is nobody else's. As a program does that closes and opens files.
+        assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+        assert_eq!(proxy.current_name(), None);
+        // SAFETY: ours alone.
+        unsafe { libc::close(number) };
+        assert_eq!(proxy.current_name(), None);
+    }
 }

@@ -28,8 +28,31 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
     if found.is_null() {
         return found;
     }
-    loader::note_look_up(handle);
+    // Behind a proxy what was found is ours; this function is MIOpen's alone.
+    let only_real = real_dlsym(handle, c"miopenGetTensorDescriptor");
+    if only_real.is_null() {
+        // In the whole program the only such function is ours, preloaded: whoever asks whether MIOpen is there gets the answer
+        // that it is not. This leaves the loader's own message for `dlerror`.
+        let absent = [name.to_bytes(), b" (no MIOpen is loaded)"].concat();
+        if let Ok(absent) = CString::new(absent) {
+            real_dlsym(handle, &absent);
+        }
+        return NOTHING;
+    }
+    if let Some((_, base)) = object_at(only_real as usize) {
+        LOOKED_UP.store(base, Ordering::Release);
+    }
     ours
+}
+
+/// What stands for no function at all, where null stands for asking the real one.
+const NOTHING: *mut c_void = std::ptr::without_provenance_mut(1);
+
+/// Where the library is mapped in which a function was looked up last: whoever looks them up is linked to none.
+static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
+
+pub(crate) fn looked_up() -> usize {
+    LOOKED_UP.load(Ordering::Acquire)
 }
 
 /// As in the C library, but that MIOpen's convolutions are ours.
@@ -50,11 +73,16 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "pop rdi",
         "test rax, rax",
         "jz 2f",
+        "cmp rax, {nothing}",
+        "jne 3f",
+        "xor eax, eax",
+        "3:",
         "ret",
         "2:",
         "mov rax, qword ptr [rip + {real}]",
         "jmp rax",
         hook = sym ours_or_null,
         real = sym REAL,
+        nothing = const 1,
     )
 }

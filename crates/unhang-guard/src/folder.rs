@@ -141,6 +141,13 @@ impl PrivateFolder {
     /// that others may enter or read is closed to them; one that they could write is not believed.
     pub fn open(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
+        // Before anything is made: under `sudo` the home may be another user's, and folders of root's there would lock that user out.
+        if statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW).is_err() {
+            let below = nearest(&path).join("new");
+            check_above(&below)?;
+            let true_path = std::fs::canonicalize(nearest(&path)).map_err(|error| NotPrivate::refused(&path, error))?;
+            check_above(&true_path.join("new"))?;
+        }
         make(&path)?;
         PrivateFolder::open_existing(&path)
     }
@@ -149,8 +156,7 @@ impl PrivateFolder {
     /// folder is gone. What it is made in must not be open to others, not even sticky as `/tmp` is.
     pub fn open_lasting(path: &Path) -> Result<PrivateFolder, NotPrivate> {
         let path = std::path::absolute(path).map_err(|error| NotPrivate::refused(path, error))?;
-        let there = |folder: &&Path| statat(CWD, *folder, AtFlags::empty()).is_ok();
-        let base = path.ancestors().find(there).unwrap_or(Path::new("/"));
+        let base = nearest(&path);
         let stat = statat(CWD, base, AtFlags::empty()).map_err(|errno| NotPrivate::refused(base, errno))?;
         check_closed(base, &stat)?;
         PrivateFolder::open(&path)
@@ -217,7 +223,12 @@ impl PrivateFolder {
         self.open_with(name, OFlags::RDONLY)
     }
 
-    /// Opens a plain file of ours for writing; it is made if it is not there, for us alone. For locks and logs.
+    /// Opens a plain file of ours that is there, to read it and to add to it.
+    pub fn open_existing_file(&self, name: &str) -> Result<File, NotPrivate> {
+        self.open_with(name, OFlags::RDWR | OFlags::APPEND)
+    }
+
+    /// The same for writing; it is made if it is not there, for us alone. For locks and logs.
     pub fn open_or_make_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)
     }
@@ -301,6 +312,12 @@ impl PrivateFolder {
     pub fn as_fd(&self) -> impl AsFd + '_ {
         self.folder.as_fd()
     }
+}
+
+/// The nearest folder on the way to a path that is there.
+fn nearest(path: &Path) -> &Path {
+    let there = |folder: &&Path| statat(CWD, *folder, AtFlags::empty()).is_ok();
+    path.ancestors().find(there).unwrap_or(Path::new("/"))
 }
 
 /// One name, and no way to anywhere else.

@@ -113,6 +113,23 @@ fn what_belongs_to_others_is_not_believed() {
 }
 
 #[test]
+fn nothing_is_made_in_a_folder_of_another_user() {
+    if !can_give_away() {
+        return;
+    }
+    // As under `sudo` with the user's own HOME.
+    let place = tempfile::tempdir().unwrap();
+    let home = place.path().join("home");
+    fs::create_dir(&home).unwrap();
+    chown(&home, Some(SOMEBODY), None).unwrap();
+    let opened = PrivateFolder::open(&home.join(".local/share/unhang"));
+    assert!(matches!(opened, Err(NotPrivate::Foreign { owner: SOMEBODY, .. })), "{opened:?}");
+    let opened = PrivateFolder::open_lasting(&home.join(".cache/unhang/runs"));
+    assert!(matches!(opened, Err(NotPrivate::Foreign { owner: SOMEBODY, .. })), "{opened:?}");
+    assert_eq!(fs::read_dir(&home).unwrap().count(), 0, "nothing of root's is left there");
+}
+
+#[test]
 fn new_folders_have_names_of_their_own_and_go_with_their_files() {
     let place = tempfile::tempdir().unwrap();
     let folder = PrivateFolder::open(place.path()).unwrap();

@@ -159,7 +159,7 @@ pub(super) fn clean_up(site: &Site) -> Result<(), InstallError> {
             let below = Path::new(way).join(joined(&parts[start..]));
             for name in [&[NAME], &SCRATCH[..]].concat() {
                 let file = below.join(name);
-                if site.tree.is_file(&file)? {
+                if site.tree.is_own_file(&file)? {
                     site.tree.remove_file(&file)?;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -249,4 +249,62 @@ fn a_folder_in_the_place_of_the_scratch_file_stops_nobody() {
     install(&system, Scope::User, &profile(), false).unwrap();
     uninstall(&system, Scope::User, false).unwrap();
     assert_eq!(picture(folder.path()), before, "everything is as it was, the folder too");
+}
+
+/// Whether this user can make files of others'.
+fn can_give_away() -> bool {
+    let is_root = rustix::process::geteuid().is_root();
+    if !is_root {
+        println!("skipped: files of another user need root");
+    }
+    is_root
+}
+
+const SOMEBODY: u32 = 65534;
+
+#[test]
+fn scratch_files_of_others_are_left_alone() {
+    if !can_give_away() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let theirs = ["home/user/.unhang-writing", "home/user/.unhang-new/.unhang-writing"];
+    let mut items = vec![Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o644)];
+    items.extend(theirs.map(|path| Item::File(path, "theirs".to_owned(), 0o644)));
+    build(folder.path(), &items);
+    for path in theirs {
+        chown(folder.path().join(path), Some(SOMEBODY), None).unwrap();
+    }
+    let system = system(folder.path());
+    install(&system, Scope::User, &profile(), false).unwrap();
+    uninstall(&system, Scope::User, false).unwrap();
+    for path in theirs {
+        assert_eq!(fs::read_to_string(folder.path().join(path)).unwrap(), "theirs", "{path}");
+    }
+}
+
+#[test]
+fn what_root_makes_in_a_users_home_is_the_users() {
+    if !can_give_away() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    build(folder.path(), &[Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o644)]);
+    let home = folder.path().join("home/user");
+    for path in [home.clone(), home.join(".bashrc")] {
+        chown(path, Some(SOMEBODY), Some(SOMEBODY)).unwrap();
+    }
+    let system = system(folder.path());
+    install(&system, Scope::User, &profile(), false).unwrap();
+    let mut found = Vec::new();
+    let mut pending = vec![home];
+    while let Some(next) = pending.pop() {
+        let metadata = fs::symlink_metadata(&next).unwrap();
+        if metadata.is_dir() {
+            pending.extend(fs::read_dir(&next).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        found.push((next, metadata.uid()));
+    }
+    assert!(found.len() > 3, "a journal and its folders: {found:?}");
+    assert!(found.iter().all(|(_, owner)| *owner == SOMEBODY), "{found:?}");
 }

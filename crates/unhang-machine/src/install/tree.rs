@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat, Uid, fchmod, fchown, flock, linkat,
+    AtFlags, FileType, FlockOperation, Gid, Mode, OFlags, RenameFlags, Stat, Uid, fchmod, fchown, flock, fstat, linkat,
     mkdirat, open, openat, renameat, renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
@@ -80,6 +80,12 @@ fn refused(action: &'static str, path: &Path, errno: Errno) -> TreeError {
         Errno::LOOP | Errno::MLINK => TreeError::Link { path: path.to_owned() },
         other => TreeError::Refused { action, path: path.to_owned(), source: other.into() },
     }
+}
+
+/// Whose what root makes in a folder is to be: in a user's home the user's, who could not change it otherwise.
+fn owner_to_give(folder: &OwnedFd) -> Option<(Uid, Gid)> {
+    let stat = rustix::process::geteuid().is_root().then(|| fstat(folder).ok()).flatten()?;
+    (stat.st_uid != 0).then(|| (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid)))
 }
 
 impl Tree {
@@ -174,6 +180,13 @@ impl Tree {
         self.is(path, FileType::RegularFile)
     }
 
+    /// Whether there is a plain file that this user made: what an interrupted write leaves.
+    pub fn is_own_file(&self, path: &Path) -> Result<bool, TreeError> {
+        let us = rustix::process::geteuid().as_raw();
+        let is_own = |stat: Stat| stat.st_uid == us && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        Ok(self.stat(path)?.is_some_and(is_own))
+    }
+
     /// Whether there is a folder.
     pub fn is_folder(&self, path: &Path) -> Result<bool, TreeError> {
         self.is(path, FileType::Directory)
@@ -199,7 +212,16 @@ impl Tree {
     pub fn make_folder(&self, path: &Path) -> Result<(), TreeError> {
         let (folder, name) = self.existing_parent(path)?;
         self.burn()?;
-        mkdirat(&folder, &name, Mode::from_raw_mode(0o755)).map_err(|errno| refused("make the folder", path, errno))?;
+        let failed = |errno| refused("make the folder", path, errno);
+        mkdirat(&folder, &name, Mode::from_raw_mode(0o755)).map_err(failed)?;
+        if let Some((user, group)) = owner_to_give(&folder) {
+            // The very folder that was just made: its owner-to-be may have put another in its place.
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            let made = openat(&folder, &name, flags, Mode::empty()).map_err(failed)?;
+            if fstat(&made).map_err(failed)?.st_uid == rustix::process::geteuid().as_raw() {
+                fchown(&made, Some(user), Some(group)).map_err(failed)?;
+            }
+        }
         sync(&folder);
         Ok(())
     }
@@ -222,11 +244,9 @@ impl Tree {
         let failed = |errno| refused("write", path, errno);
         self.burn()?;
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let is_folder = |name: &&str| {
-            statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW)
-                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
-        };
-        let scratch = SCRATCH.into_iter().find(|name| !is_folder(name)).unwrap_or(SCRATCH[0]);
+        // What somebody else has under such a name was left alone.
+        let is_taken = |name: &&str| statat(&folder, *name, AtFlags::SYMLINK_NOFOLLOW).is_ok();
+        let scratch = SCRATCH.into_iter().find(|name| !is_taken(name)).unwrap_or(SCRATCH[0]);
         let file = openat(&folder, scratch, flags, Mode::from_raw_mode(0o600)).map_err(failed)?;
         let mut file = std::fs::File::from(file);
         // Half a file, if the power fails here: it has a separate name, and the next call removes it.
@@ -239,6 +259,8 @@ impl Tree {
         if let Some(like) = like {
             // The owner first: changing it takes the set-user-id bits away.
             fchown(file.as_fd(), Some(Uid::from_raw(like.st_uid)), Some(Gid::from_raw(like.st_gid))).map_err(failed)?;
+        } else if let Some((user, group)) = owner_to_give(&folder) {
+            fchown(file.as_fd(), Some(user), Some(group)).map_err(failed)?;
         }
         fchmod(file.as_fd(), Mode::from_raw_mode(mode)).map_err(failed)?;
         if DURABLE {
@@ -258,8 +280,7 @@ impl Tree {
     pub fn remove_scratch(&self, path: &Path) -> Result<(), TreeError> {
         for name in SCRATCH {
             let scratch = path.with_file_name(name);
-            // A folder of that name is not ours: it is left alone.
-            if self.exists(&scratch)? && !self.is_folder(&scratch)? {
+            if self.is_own_file(&scratch)? {
                 self.remove_file(&scratch)?;
             }
         }

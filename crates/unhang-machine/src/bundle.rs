@@ -4,7 +4,8 @@
 //! bundle can never lack what the doctor needs or hold what it does not. Libraries are replaced by a few lines of text, and
 //! logs by the lines that matter. Of people's own files nothing is copied: what sets a variable of the table is written
 //! anew from its name and value, so that no command, comment or other assignment on the same line comes along. Names of
-//! users and of the host, serial numbers and addresses are taken out everywhere ([`names`]). Unpacked, it is a folder for
+//! users and of the host, serial numbers and addresses are taken out everywhere ([`names`]); of names of folders and of values only what is
+//! on a list stays ([`words`]). Unpacked, it is a folder for
 //! `--root`.
 
 use std::collections::BTreeMap;
@@ -14,10 +15,12 @@ use std::path::{Component, Path, PathBuf};
 use crate::findings::{Examination, Options, examine};
 use crate::kernel;
 use crate::leftovers::{self, OUR_MARK};
+use crate::software;
 use crate::system::System;
-use crate::variables::{self, Known};
+use crate::variables;
 
 mod names;
+mod words;
 
 use names::Names;
 
@@ -42,28 +45,28 @@ impl Bundle {
         let names = Names::of(&system);
         let mut files = BTreeMap::new();
         for (path, content) in system.recorded() {
-            if let Some(clean) = cleaned(&path, &content) {
+            if let Some(clean) = cleaned(&path, &content, &names) {
                 files.insert(names.cleaned_path(&path), names.cleaned(&clean));
             }
         }
         let mut environment = String::new();
         for (name, value) in system.environment().iter() {
             if KEPT.contains(&name) {
-                environment.push_str(&format!("{name}={}\n", value.replace(['\n', '\r'], " ")));
+                environment.push_str(&format!("{name}={}\n", names.cleaned_folders(value)));
             } else if variables::concerns_us(name) {
-                environment.push_str(&format!("{name}={}\n", value_for_others(name, value)));
+                environment.push_str(&format!("{name}={}\n", names.cleaned_value(name, value)));
             }
         }
         files.insert(PathBuf::from("/environment"), names.cleaned(environment.as_bytes()));
         let report = serde_json::to_vec_pretty(&examination.to_json()).unwrap_or_default();
-        files.insert(PathBuf::from("/doctor.json"), names.cleaned(&report));
+        files.insert(PathBuf::from("/doctor.json"), names.cleaned_report(&report));
         Bundle { files, examination, names }
     }
 
     /// Adds what was found out other than by reading, such as a self-test's result, without names like all the rest.
     pub fn add_json(&mut self, name: &str, content: &serde_json::Value) {
         let content = serde_json::to_vec_pretty(content).unwrap_or_default();
-        self.files.insert(Path::new("/").join(name), self.names.cleaned(&content));
+        self.files.insert(Path::new("/").join(name), self.names.cleaned_report(&content));
     }
 
     /// Writes a gzipped tar file. No owner, no times: only names and contents.
@@ -89,7 +92,7 @@ impl Bundle {
 }
 
 /// Takes out what does not matter. Nothing at all is kept of some files.
-fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
+fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
     let text = String::from_utf8_lossy(content);
     // The head of a SQLite file, without the rest, would look damaged.
     if ["udb", "ukdb", "kdb"].iter().any(|ending| path.extension().is_some_and(|it| it == *ending)) {
@@ -109,29 +112,42 @@ fn cleaned(path: &Path, content: &[u8]) -> Option<Vec<u8>> {
     if path == Path::new("/proc/version") {
         return kernel::parse_proc_version(&text).map(|version| format!("Linux version {version}\n").into_bytes());
     }
-    let system_file = ["/sys", "/proc", "/dev", "/opt", "/usr", "/lib", "/lib64", "/etc/ld.so.conf.d"]
-        .iter()
-        .any(|start| path.starts_with(start));
-    let library =
-        path.components().any(|part| part.as_os_str() == "site-packages" || part.as_os_str() == "dist-packages");
-    let database = path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with("db.txt"));
-    if system_file || library || database || content.is_empty() {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    if path.starts_with("/etc/ld.so.conf.d") {
+        let folders = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
+        return Some(
+            folders.map(|folder| format!("{}\n", names.cleaned_folders(folder))).collect::<String>().into_bytes(),
+        );
+    }
+    if name == "version.py" {
+        return Some(software::rebuilt_torch_version(&text).into_bytes());
+    }
+    let kernels = ["/sys", "/proc", "/dev"].iter().any(|start| path.starts_with(start));
+    // Versions in one line, what libraries were found to be, and MIOpen's tables of numbers: nobody writes into them by hand.
+    let is_made = name.contains(".so") || name.ends_with("db.txt") || content.is_empty();
+    if kernels || is_made {
         return Some(content.to_vec());
     }
+    if path.parent().is_some_and(|folder| folder.ends_with(".info")) {
+        return Some(format!("{}\n", text.lines().next().unwrap_or_default()).into_bytes());
+    }
+    if name == crate::unrepaired::FILE {
+        return Some(names.cleaned_report(content));
+    }
     // Everything else is somebody's own file: only what sets our variables, written anew, and the line numbers.
-    let lines: Vec<String> = text.lines().map(rebuilt).collect();
+    let lines: Vec<String> = text.lines().map(|line| rebuilt(line, names)).collect();
     Some(format!("{}\n", lines.join("\n")).into_bytes())
 }
 
 /// A line of somebody's own file, made again from what it does to variables of the table.
-fn rebuilt(line: &str) -> String {
+fn rebuilt(line: &str, names: &Names) -> String {
     if line.starts_with(OUR_MARK) {
         return OUR_MARK.to_owned();
     }
     let (mut set, mut unset) = (String::new(), String::new());
     for (name, value) in leftovers::parse_line(line).into_iter().filter(|(name, _)| variables::concerns_us(name)) {
         match value {
-            Some(value) => set.push_str(&format!(" {name}='{}'", value_for_others(&name, &value).replace('\'', ""))),
+            Some(value) => set.push_str(&format!(" {name}='{}'", names.cleaned_value(&name, &value).replace('\'', ""))),
             None => unset.push_str(&format!(" {name}")),
         }
     }
@@ -139,16 +155,6 @@ fn rebuilt(line: &str) -> String {
         (false, _) => format!("export{set}"),
         (true, false) => format!("unset{unset}"),
         (true, true) => String::new(),
-    }
-}
-
-/// A variable's value as others may see it. What a name stands for that nobody knows, nobody knows either.
-fn value_for_others(name: &str, value: &str) -> String {
-    match variables::classify(name) {
-        Known::Described(_) | Known::Exists | Known::Imaginary { truth: Some(_), .. } => {
-            names::without_addresses(&value.replace(['\n', '\r'], " "))
-        }
-        Known::Imaginary { truth: None, .. } | Known::Foreign => "taken-out".to_owned(),
     }
 }
 
@@ -164,13 +170,18 @@ fn without_serial_numbers(properties: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::system::Environment;
+
+    fn nobody() -> Names {
+        Names::of(&System::new(Path::new("/not/there"), Environment::parse("")))
+    }
 
     #[test]
     fn own_files_keep_only_our_lines() {
         let text = b"export TOKEN=secret\nexport HSA_ENABLE_SDMA=0\nalias x=y\n";
-        let kept = cleaned(Path::new("/home/kevin/.bashrc"), text).unwrap();
+        let kept = cleaned(Path::new("/home/kevin/.bashrc"), text, &nobody()).unwrap();
         assert_eq!(String::from_utf8(kept).unwrap(), "\nexport HSA_ENABLE_SDMA='0'\n\n");
-        assert_eq!(cleaned(Path::new("/home/kevin/.cache/miopen/2.20/gfx1030_18.ukdb"), b"SQLite"), None);
+        assert_eq!(cleaned(Path::new("/home/kevin/.cache/miopen/2.20/gfx1030_18.ukdb"), b"SQLite", &nobody()), None);
     }
 
     #[test]
@@ -185,11 +196,11 @@ mod tests {
             ("set -gx MIOPEN_FIND_MODE NORMAL; echo hunter2", "export MIOPEN_FIND_MODE='NORMAL'"),
             ("export HSA_ANNAS_TOKEN=hunter2", "export HSA_ANNAS_TOKEN='taken-out'"),
             ("export HIP_FORCE_COARSE_GRAIN=1", "export HIP_FORCE_COARSE_GRAIN='1'"),
-            ("export MIOPEN_USER_DB_PATH=anna@example.com", "export MIOPEN_USER_DB_PATH='ADDRESS'"),
+            ("export MIOPEN_USER_DB_PATH=anna@example.com", "export MIOPEN_USER_DB_PATH='taken-out@taken-out'"),
             ("# Written by unhang for anna", OUR_MARK),
             ("# HSA_XNACK=0", ""),
         ] {
-            assert_eq!(rebuilt(line), expected, "{line}");
+            assert_eq!(rebuilt(line, &nobody()), expected, "{line}");
         }
     }
 
@@ -197,7 +208,7 @@ mod tests {
     fn cards_have_no_serial_number() {
         let text = "simd_count 72\nunique_id 7683451862354\ngfx_target_version 100100\n";
         let path = Path::new("/sys/class/kfd/kfd/topology/nodes/1/properties");
-        let clean = String::from_utf8(cleaned(path, text.as_bytes()).unwrap()).unwrap();
+        let clean = String::from_utf8(cleaned(path, text.as_bytes(), &nobody()).unwrap()).unwrap();
         assert_eq!(clean, "simd_count 72\nunique_id 0\ngfx_target_version 100100\n");
     }
 }

@@ -292,6 +292,16 @@ pub(crate) fn parse_torch_version(text: &str) -> Option<TorchVersion> {
     Some(TorchVersion { version: value("__version__")?, hip: value("hip"), cuda: value("cuda") })
 }
 
+/// The lines of `torch/version.py` that are read, and no others.
+pub(crate) fn rebuilt_torch_version(text: &str) -> String {
+    let Some(TorchVersion { version, hip, cuda }) = parse_torch_version(text) else { return String::new() };
+    let line = |name: &str, value: Option<&String>| match value {
+        Some(value) => format!("{name} = '{value}'\n"),
+        None => format!("{name} = None\n"),
+    };
+    line("__version__", Some(&version)) + &line("cuda", cuda.as_ref()) + &line("hip", hip.as_ref())
+}
+
 /// From `torch/version.py`; if that cannot be read, from the name of the dist-info folder.
 fn torch_version(system: &System, packages: &Path) -> Option<TorchVersion> {
     let folder = packages.join("torch");

@@ -359,6 +359,45 @@ fn a_bundle_describes_the_same_machine_without_names() {
     assert_eq!(places(&after), places(&before), "line numbers stay");
 }
 
+#[test]
+fn a_bundle_says_only_what_is_on_a_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = folder.path().join("original");
+    copy(&fixtures().join("rx5600xt-rocm5.7"), &machine);
+    // A home outside of /home, a file server, a secret among a compiler's options, a mail address.
+    fs::create_dir_all(machine.join("data/people")).unwrap();
+    fs::rename(machine.join("home/user"), machine.join("data/people/anna")).unwrap();
+    let path = machine.join("environment");
+    let environment = fs::read_to_string(&path).unwrap().replace("/home/user", "/data/people/anna");
+    let more = "MIOPEN_USER_DB_PATH=/net/fileserver01/anna/db\nHIPRTC_COMPILE_OPTIONS_APPEND=-O3 -DAPI_KEY=hunter2\n\
+                MIOPEN_CUSTOM_CACHE_DIR=nas02:/export\nLD_LIBRARY_PATH=/groups/acme/lib\n";
+    fs::write(&path, format!("{environment}{more}")).unwrap();
+    fs::create_dir_all(machine.join("etc/ld.so.conf.d")).unwrap();
+    fs::write(machine.join("etc/ld.so.conf.d/acme.conf"), "# ask anna@acme.example\n/groups/acme/lib\n").unwrap();
+    fs::create_dir_all(machine.join("etc/profile.d")).unwrap();
+    fs::write(machine.join("etc/profile.d/acme.sh"), "export HSA_ENABLE_SDMA=0 # bob@acme.example\n").unwrap();
+    let root = machine.to_str().unwrap();
+    let before = json(&["doctor", "--root", root, "--json"]).0;
+    let bundle = folder.path().join("bundle.tar.gz");
+    unhang(&["doctor", "--root", root, "--bundle", bundle.to_str().unwrap()]).output().unwrap();
+    let status =
+        std::process::Command::new("tar").arg("xzf").arg(&bundle).arg("-C").arg(folder.path()).status().unwrap();
+    assert!(status.success());
+    let unpacked = folder.path().join("machine");
+    let mut all = String::new();
+    each_file(&unpacked, &mut |path| {
+        all.push_str(&format!("{}\n", path.strip_prefix(&unpacked).unwrap().display()));
+        all.push_str(&String::from_utf8_lossy(&fs::read(path).unwrap()));
+    });
+    for name in ["anna", "bob", "acme", "fileserver", "nas02", "hunter2", "API_KEY", "people"] {
+        let line = all.lines().find(|line| line.contains(name)).unwrap_or_default();
+        assert!(line.is_empty(), "{name} is in the bundle: {line}");
+    }
+    let after = json(&["doctor", "--root", unpacked.to_str().unwrap(), "--json"]).0;
+    assert_eq!(ids(&after), ids(&before));
+    assert_eq!(after["machine"]["fingerprint"], before["machine"]["fingerprint"]);
+}
+
 /// A copy of a machine with something changed.
 fn changed(machine: &str, change: impl Fn(&Path)) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();

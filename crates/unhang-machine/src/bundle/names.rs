@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use super::words::Words;
 use crate::system::System;
 
 /// What replaces a user's name; further users are numbered.
@@ -15,12 +16,14 @@ const ADDRESS: &str = "ADDRESS";
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     pairs: Vec<(String, String)>,
+    /// What is left when known names are taken out, and is still somebody's own.
+    words: Words,
 }
 
 impl Names {
     /// The names of the user, of everybody else who has a home, and of the host.
     pub(super) fn of(system: &System) -> Names {
-        let mut names = Names { pairs: Vec::new() };
+        let mut names = Names { pairs: Vec::new(), words: Words::default() };
         for variable in ["USER", "LOGNAME"] {
             names.add(system.variable(variable).map(str::to_owned), SOMEBODY);
         }
@@ -49,11 +52,28 @@ impl Names {
     }
 
     pub(super) fn cleaned_path(&self, path: &Path) -> PathBuf {
-        PathBuf::from(self.cleaned_text(&path.to_string_lossy()))
+        PathBuf::from(self.words.path(&self.cleaned_text(&path.to_string_lossy())))
     }
 
+    /// What the kernel or a package wrote, without names that are known.
     pub(super) fn cleaned(&self, content: &[u8]) -> Vec<u8> {
         self.cleaned_text(&String::from_utf8_lossy(content)).into_bytes()
+    }
+
+    /// What we wrote about the machine: paths and values in it as others may see them, and no mail addresses.
+    pub(super) fn cleaned_report(&self, report: &[u8]) -> Vec<u8> {
+        let text = self.words.text(&self.cleaned_text(&String::from_utf8_lossy(report)));
+        replaced_words(&text, is_person).into_bytes()
+    }
+
+    /// A variable's value.
+    pub(super) fn cleaned_value(&self, name: &str, value: &str) -> String {
+        self.words.value(name, &self.cleaned_text(value))
+    }
+
+    /// A list of folders.
+    pub(super) fn cleaned_folders(&self, value: &str) -> String {
+        self.words.folders(&self.cleaned_text(value))
     }
 
     fn cleaned_text(&self, text: &str) -> String {
@@ -113,6 +133,11 @@ fn find_ignoring_case(text: &str, word: &str) -> Option<(usize, usize)> {
 /// The text without addresses of networks, people and memory: `10.0.0.7`, `aa:bb:cc:dd:ee:ff`, `fe80::1`,
 /// `anna@example.com`, `0x7f0012345678`. Addresses of PCI devices stay: every machine has the same.
 pub(super) fn without_addresses(text: &str) -> String {
+    replaced_words(text, is_address)
+}
+
+/// The text with the words of a kind replaced.
+fn replaced_words(text: &str, is_meant: fn(&str) -> bool) -> String {
     let is_part = |c: char| c.is_ascii_alphanumeric() || ".:@_-+%".contains(c);
     let mut result = String::with_capacity(text.len());
     let mut rest = text;
@@ -120,7 +145,7 @@ pub(super) fn without_addresses(text: &str) -> String {
         let length = rest.find(|c| !is_part(c)).unwrap_or(rest.len());
         let (word, after) = rest.split_at(length);
         let bare = word.trim_matches(['.', ':', '-', '_', '+']);
-        if is_address(bare) {
+        if is_meant(bare) {
             result.push_str(&word.replacen(bare, ADDRESS, 1));
         } else {
             result.push_str(word);
@@ -132,14 +157,17 @@ pub(super) fn without_addresses(text: &str) -> String {
     result
 }
 
+fn is_person(word: &str) -> bool {
+    word.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.'))
+}
+
 fn is_address(word: &str) -> bool {
     let hexadecimal = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let is_person = word.split_once('@').is_some_and(|(name, host)| !name.is_empty() && host.contains('.'));
     let is_ip = word.parse::<std::net::IpAddr>().is_ok() || word.parse::<std::net::SocketAddr>().is_ok();
     let is_card = word.split(':').count() == 6 && word.split(':').all(|part| part.len() == 2 && hexadecimal(part));
     let is_memory = word.strip_prefix("0x").is_some_and(|digits| digits.len() >= 9 && hexadecimal(digits))
         || word.len() == 16 && hexadecimal(word) && word.bytes().any(|byte| byte.is_ascii_digit());
-    is_person || is_ip || is_card || is_memory
+    is_person(word) || is_ip || is_card || is_memory
 }
 
 #[cfg(test)]
@@ -156,7 +184,7 @@ mod tests {
 
     #[test]
     fn other_peoples_homes_are_nobodys() {
-        let names = Names { pairs: vec![("kevin".to_owned(), SOMEBODY.to_owned())] };
+        let names = Names { pairs: vec![("kevin".to_owned(), SOMEBODY.to_owned())], words: Words::default() };
         let text = "PATH=/home/kevin/bin:/home/anna/bin:/usr/bin:/home/\nx=/home/user2/y";
         let clean = "PATH=/home/user/bin:/home/somebody/bin:/usr/bin:/home/\nx=/home/user2/y";
         assert_eq!(names.cleaned_text(text), clean);

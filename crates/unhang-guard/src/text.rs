@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 /// Whether a character is shown as it is. Control characters drive a terminal (C1 codes too: U+009B is an escape
 /// sequence by itself), and characters that turn the direction of writing or take no room make text look like another.
-fn is_plain(c: char) -> bool {
+pub fn is_plain(c: char) -> bool {
     let is_hidden = matches!(
         c,
         '\u{ad}'

@@ -5,19 +5,21 @@ use std::fmt::Write as _;
 use comfy_table::{CellAlignment, Table, presets};
 use unhang_engine::Verdict;
 use unhang_evidence::time;
+use unhang_guard::text::printable_line;
 
 use crate::data::Report;
 use crate::map::Map;
 
 impl Report {
-    /// The report as text: counts, maps, layers. Control characters from outside are made visible.
+    /// The report as text: counts, maps, layers. Text from outside passes the one filter.
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if self.rehearsal {
             text += "REHEARSAL: what follows is about a rehearsed card, not about a real one\n";
         }
-        let _ = writeln!(text, "{}", clean(&self.machine));
-        let _ = writeln!(text, "fingerprint {}, {}\n", clean(&self.fingerprint), time::date(self.unix_seconds));
+        let _ = writeln!(text, "{}", printable_line(&self.machine));
+        let _ =
+            writeln!(text, "fingerprint {}, {}\n", printable_line(&self.fingerprint), time::date(self.unix_seconds));
         if self.records.is_empty() && self.layers.is_empty() {
             text += "nothing is known yet: programs that use unhang add what they see\n";
             return text;
@@ -48,7 +50,7 @@ impl Report {
                     layer.engines.iter().map(|(engine, count)| format!("{engine} {count}")).collect();
                 let plan = self.plans.get(&layer.problem).map(|it| it.choice().to_string()).unwrap_or_default();
                 layers.add_row([
-                    clean(&layer.name),
+                    printable_line(&layer.name),
                     layer.calls.to_string(),
                     computed.join(", "),
                     plan,
@@ -75,7 +77,8 @@ fn table(header: Vec<String>) -> Table {
 }
 
 fn draw(text: &mut String, map: &Map) {
-    let variant = if map.variant.is_empty() { String::new() } else { format!(" under {}", clean(&map.variant)) };
+    let variant =
+        if map.variant.is_empty() { String::new() } else { format!(" under {}", printable_line(&map.variant)) };
     let _ = writeln!(text, "{}{variant}, {}, {}", map.engine, map.direction, map.data_type);
     let mut header = vec!["channels".to_owned()];
     header.extend(map.columns.iter().cloned());
@@ -99,6 +102,19 @@ fn draw(text: &mut String, map: &Map) {
     let _ = writeln!(text, "{}\n", grid.trim_fmt());
 }
 
-fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_from_outside_drives_the_terminal_or_turns_the_writing() {
+        let evidence = unhang_evidence::Evidence::empty("a\u{2066}b\nc");
+        let report = Report::new("card\u{202e}txet\u{200b}\x1b[2J", &evidence, Vec::new(), |_| {
+            unreachable!("nothing is planned")
+        });
+        let text = report.to_text();
+        let is_plain = |c: char| !c.is_control() || c == '\n';
+        assert!(text.chars().all(|c| is_plain(c) && !"\u{202e}\u{200b}\u{2066}".contains(c)), "{text:?}");
+        assert!(text.starts_with("card\u{fffd}txet\u{fffd}\u{fffd}[2J\nfingerprint a\u{fffd}b c"), "{text:?}");
+    }
 }

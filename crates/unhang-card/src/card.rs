@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use unhang_guard::input::read_plain;
 use unhang_isa::Chip;
 
 /// One card.
@@ -66,9 +67,16 @@ impl Card {
     }
 }
 
+/// No file that describes a card is larger.
+pub const LARGEST_FILE: u64 = 1 << 20;
+
+fn text_of(path: &Path) -> Option<String> {
+    String::from_utf8(read_plain(path, LARGEST_FILE).ok()?).ok()
+}
+
 /// Reads `name value` lines.
 fn values(path: &Path) -> HashMap<String, u64> {
-    let text = fs::read_to_string(path).unwrap_or_default();
+    let text = text_of(path).unwrap_or_default();
     let pair = |line: &str| {
         let (name, value) = line.split_once(' ')?;
         Some((name.to_owned(), value.trim().parse().ok()?))
@@ -77,7 +85,7 @@ fn values(path: &Path) -> HashMap<String, u64> {
 }
 
 fn hexadecimal(path: &Path) -> Option<u64> {
-    u64::from_str_radix(fs::read_to_string(path).ok()?.trim().trim_start_matches("0x"), 16).ok()
+    u64::from_str_radix(text_of(path)?.trim().trim_start_matches("0x"), 16).ok()
 }
 
 /// The cards of a machine, by node.
@@ -99,7 +107,7 @@ fn read_node(root: &Path, folder: &Path, node: u32) -> Option<Card> {
     if value("simd_count") == 0 {
         return None;
     }
-    let gpu_id: u32 = fs::read_to_string(folder.join("gpu_id")).ok()?.trim().parse().ok()?;
+    let gpu_id: u32 = text_of(&folder.join("gpu_id"))?.trim().parse().ok()?;
     let banks =
         (0..value("mem_banks_count").min(16)).map(|bank| values(&folder.join(format!("mem_banks/{bank}/properties"))));
     let local: Vec<_> = banks.filter(|bank| matches!(bank.get("heap_type"), Some(1 | 2))).collect();
@@ -119,8 +127,8 @@ fn read_node(root: &Path, folder: &Path, node: u32) -> Option<Card> {
         device: value("device_id") as u16,
         revision: hexadecimal(&root.join(pci).join("revision")).unwrap_or(0) as u8,
         target_version: value("gfx_target_version") as u32,
-        memory: local.iter().filter_map(|bank| bank.get("size_in_bytes")).sum(),
-        sdma_queues: (value("num_sdma_engines") * value("num_sdma_queues_per_engine").max(1)) as u32,
+        memory: local.iter().filter_map(|bank| bank.get("size_in_bytes")).fold(0, |sum, it| sum.saturating_add(*it)),
+        sdma_queues: value("num_sdma_engines").saturating_mul(value("num_sdma_queues_per_engine").max(1)) as u32,
         compute_units: (value("simd_count") / value("simd_per_cu").max(1)) as u32,
         arrays: value("array_count") as u32,
         clock_mhz: value("max_engine_clk_fcompute") as u32,

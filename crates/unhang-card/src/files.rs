@@ -76,6 +76,13 @@ pub fn remove(descriptor: i32) {
     }
 }
 
+/// Forgets the descriptors from the first number to the last.
+pub fn remove_range(first: u32, last: u32) {
+    for descriptor in first.min(MOST as u32)..=last.min(MOST as u32 - 1) {
+        remove(descriptor as i32);
+    }
+}
+
 /// Gives a duplicate the meaning of its original.
 pub fn duplicate(from: i32, to: i32) {
     let entry = slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
@@ -111,6 +118,15 @@ mod tests {
         assert_eq!(get(60_001), Some(Descriptor { kind: Kind::Render(129), process: std::process::id() }));
         duplicate(60_000, 60_001);
         assert_eq!(get(60_001), None);
+        for descriptor in [60_010, 60_011, 60_012] {
+            insert(descriptor, Kind::Kfd);
+        }
+        remove_range(60_011, u32::MAX);
+        assert_eq!(
+            (get(60_010).is_some(), get(60_011), get(60_012)),
+            (true, None, None),
+            "another file may have them now"
+        );
         insert(-1, Kind::Kfd);
         insert(i32::MAX, Kind::Kfd);
         assert_eq!((get(-1), get(i32::MAX)), (None, None));

@@ -7,7 +7,7 @@
 //! `open`, `ioctl` and `fcntl` take a variable argument. Here they have a third one: on the architectures that ROCm runs
 //! on it is passed where a named one would be, and what is there when none was given is not used.
 
-use std::ffi::{CStr, c_char, c_int, c_long, c_ulong, c_void};
+use std::ffi::{CStr, c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
@@ -207,6 +207,40 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     files::remove(descriptor);
     // SAFETY: see above.
     unsafe { libc::syscall(libc::SYS_close, descriptor) as c_int }
+}
+
+/// As in the C library.
+///
+/// # Safety
+///
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    /// `CLOSE_RANGE_CLOEXEC`: they stay open until a program is started.
+    const LATER: c_int = 4;
+    if flags & LATER == 0 {
+        files::remove_range(first, last);
+    }
+    // SAFETY: see above.
+    unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) as c_int }
+}
+
+/// As in the C library.
+///
+/// # Safety
+///
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    let first = first.max(0) as c_uint;
+    // SAFETY: see above.
+    if unsafe { close_range(first, c_uint::MAX, 0) } != 0 {
+        // A kernel before 5.9.
+        for descriptor in first..1 << 16 {
+            // SAFETY: see above.
+            unsafe { close(descriptor as c_int) };
+        }
+    }
 }
 
 fn duplicated(from: c_int, to: c_long) -> c_int {

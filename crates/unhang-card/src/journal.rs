@@ -4,15 +4,14 @@
 //! reads both. Counters are shared memory, so nothing is lost when a program aborts, as ROCr does on a fault.
 
 use std::collections::HashSet;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Write;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
+use unhang_guard::PrivateFolder;
 
 use crate::settings::CardSettings;
 
@@ -51,11 +50,11 @@ pub struct Journal {
 impl Journal {
     /// Opens the journal of the run; one that goes nowhere where there is none.
     pub fn open(settings: &CardSettings) -> Journal {
-        let open = |name: &str| {
-            let path = settings.run.as_deref()?.join(name);
-            OpenOptions::new().read(true).append(true).custom_flags(libc::O_CLOEXEC).open(path).ok()
-        };
-        let counters = settings.run.as_deref().and_then(|run| map_counters(&run.join("counters")));
+        // The variables may have outlived the run. A folder that others can write is not its folder, and neither links nor pipes are
+        // its files.
+        let run = settings.run.as_deref().and_then(|run| PrivateFolder::open_existing(run).ok());
+        let open = |name: &str| run.as_ref()?.open_existing_file(name).ok();
+        let counters = open("counters").and_then(|file| map_counters(&file));
         Journal {
             counters: counters.unwrap_or_else(|| Box::leak(Box::new([const { AtomicU64::new(0) }; COUNTERS]))),
             file: open("journal"),
@@ -112,8 +111,7 @@ pub fn say(message: &str) {
     unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };
 }
 
-fn map_counters(path: &Path) -> Option<&'static [AtomicU64; COUNTERS]> {
-    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+fn map_counters(file: &File) -> Option<&'static [AtomicU64; COUNTERS]> {
     let size = size_of::<[AtomicU64; COUNTERS]>();
     if file.metadata().ok()?.len() < size as u64 {
         return None;
@@ -124,5 +122,60 @@ fn map_counters(path: &Path) -> Option<&'static [AtomicU64; COUNTERS]> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let map = libc::mmap(std::ptr::null_mut(), size, protection, libc::MAP_SHARED, file.as_raw_fd(), 0);
         (map != libc::MAP_FAILED).then(|| &*map.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::path::Path;
+
+    use super::*;
+    use crate::settings::Hazards;
+
+    fn journal(run: &Path) -> Journal {
+        Journal::open(&CardSettings {
+            root: "/".into(),
+            hazards: Hazards::Fault,
+            run: Some(run.to_owned()),
+            detailed: true,
+            races: false,
+        })
+    }
+
+    fn use_it(journal: &Journal) {
+        journal.count(Counter::Processes, 1);
+        journal.write("open", json!({}));
+    }
+
+    #[test]
+    fn the_journal_is_the_runs_own_and_no_link_is_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let run = place.path().join("run");
+        std::fs::create_dir(&run).unwrap();
+        std::fs::write(run.join("counters"), [0; 64]).unwrap();
+        std::fs::write(run.join("journal"), "").unwrap();
+        for name in ["counters", "journal"] {
+            std::fs::set_permissions(run.join(name), std::fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        use_it(&journal(&run));
+        assert_eq!(std::fs::read(run.join("counters")).unwrap()[0], 1);
+        assert!(std::fs::read_to_string(run.join("journal")).unwrap().contains("\"event\":\"open\""));
+
+        // Somebody took the name of the run's folder, and has links to files of the user's in it.
+        let victim = place.path().join("victim");
+        std::fs::write(&victim, [b'v'; 64]).unwrap();
+        std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let theirs = place.path().join("theirs");
+        std::fs::create_dir(&theirs).unwrap();
+        symlink(&victim, theirs.join("counters")).unwrap();
+        symlink(&victim, theirs.join("journal")).unwrap();
+        use_it(&journal(&theirs));
+        assert_eq!(std::fs::read(&victim).unwrap(), [b'v'; 64]);
+        // And a pipe that nobody reads.
+        std::fs::remove_file(theirs.join("journal")).unwrap();
+        let status = std::process::Command::new("mkfifo").arg(theirs.join("journal")).status().unwrap();
+        assert!(status.success());
+        use_it(&journal(&theirs));
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use serde_json::json;
+use unhang_guard::input::read_plain;
 
 use crate::card::{self, Card};
 use crate::executor::Executor;
@@ -134,9 +135,28 @@ impl Process {
 
 /// A machine folder says in the device's file whether it may be opened (`access=denied`).
 fn check_access(node: &Path) -> Result<(), Errno> {
-    match std::fs::read_to_string(node) {
-        Ok(text) if text.contains("access=denied") => Err(libc::EACCES),
+    match read_plain(node, card::LARGEST_FILE) {
+        Ok(text) if String::from_utf8_lossy(&text).contains("access=denied") => Err(libc::EACCES),
         Ok(_) => Ok(()),
         Err(_) => Err(libc::ENOENT),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_file_is_a_plain_file_or_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let node = folder.path().join("kfd");
+        assert_eq!(check_access(&node), Err(libc::ENOENT));
+        std::fs::write(&node, "access=denied").unwrap();
+        assert_eq!(check_access(&node), Err(libc::EACCES));
+        std::fs::write(&node, "").unwrap();
+        assert_eq!(check_access(&node), Ok(()));
+        std::fs::remove_file(&node).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&node).status().unwrap().success());
+        assert_eq!(check_access(&node), Err(libc::ENOENT), "nobody waits for who writes to a pipe");
     }
 }

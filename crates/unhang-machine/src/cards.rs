@@ -4,6 +4,8 @@ use std::path::Path;
 
 use include_dir::{Dir, include_dir};
 
+use crate::system::System;
+
 /// A machine that comes with the program.
 #[derive(Debug)]
 pub struct ShippedCard {
@@ -88,7 +90,9 @@ pub fn missing(folder: &Path) -> Vec<String> {
         if !need(node.join("properties")) {
             continue;
         }
-        let properties = std::fs::read_to_string(node.join("properties")).unwrap_or_default();
+        let properties =
+            unhang_guard::input::read_plain(&node.join("properties"), crate::SMALL as u64).unwrap_or_default();
+        let properties = String::from_utf8_lossy(&properties);
         let count = |name: &str| {
             let line = properties.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
             line.and_then(|value| value.trim().parse::<u32>().ok()).unwrap_or(0).min(256)
@@ -106,6 +110,63 @@ pub fn missing(folder: &Path) -> Vec<String> {
         }
     }
     missing
+}
+
+/// What a machine folder has of the driver: that much is copied, and no more.
+const DESCRIBED: [&str; 8] = [
+    "/proc/modules",
+    "/sys/class/kfd",
+    "/sys/module/amdgpu",
+    "/sys/bus/pci/devices",
+    "/sys/class/drm",
+    "/sys/dev/char",
+    "/dev/dri",
+    "/dev/kfd",
+];
+const MOST_FILES: usize = 20_000;
+const MOST_DEPTH: usize = 16;
+/// No count in a description is larger; AMD's libraries go through each of what is counted.
+const LARGEST_COUNT: u64 = 4096;
+
+/// Copies what a folder says of the driver's files: plain files of a sensible size, links as what they lead to inside the folder. Programs
+/// on the emulated card read the copy, so that neither pipes nor devices nor links out of the folder reach them.
+pub fn copy_description(from: &Path, to: &Path) -> std::io::Result<()> {
+    let system = System::new(from, crate::Environment::default());
+    let mut left = MOST_FILES;
+    DESCRIBED.iter().try_for_each(|path| copy_part(&system, Path::new(path), to, 0, &mut left))
+}
+
+fn copy_part(system: &System, path: &Path, to: &Path, depth: usize, left: &mut usize) -> std::io::Result<()> {
+    let target = to.join(path.strip_prefix("/").unwrap_or(path));
+    if system.is_directory(path) && depth < MOST_DEPTH {
+        std::fs::create_dir_all(&target)?;
+        let names = system.entries(path);
+        return names.iter().try_for_each(|name| copy_part(system, &path.join(name), to, depth + 1, left));
+    }
+    // What cannot be read is not there on the emulated machine either.
+    let Ok(contents) = system.bytes(path, crate::LARGE) else { return Ok(()) };
+    *left = left.checked_sub(1).ok_or_else(|| {
+        std::io::Error::new(std::io::ErrorKind::FileTooLarge, format!("it has more than {MOST_FILES} files"))
+    })?;
+    if let Some(folder) = target.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    std::fs::write(target, contents)
+}
+
+/// The first count in a description that no machine has, in words.
+pub fn absurd_count(folder: &Path) -> Option<String> {
+    let nodes = std::fs::read_dir(folder.join("sys/class/kfd/kfd/topology/nodes")).ok()?;
+    nodes.flatten().find_map(|node| {
+        let text = unhang_guard::input::read_plain(&node.path().join("properties"), crate::LARGE as u64).ok()?;
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let absurd = |line: &&str| {
+            let Some((name, value)) = line.split_once(' ') else { return false };
+            name.ends_with("_count") && value.trim().parse::<u64>().map_or(true, |count| count > LARGEST_COUNT)
+        };
+        let line = text.lines().find(absurd)?;
+        Some(format!("node {} has {:?}", node.file_name().display(), unhang_guard::text::printable_line(line)))
+    })
 }
 
 #[cfg(test)]

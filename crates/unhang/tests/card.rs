@@ -165,3 +165,34 @@ fn what_outlives_the_run_names_no_folder_that_others_can_make_again() {
     let left: Vec<_> = std::fs::read_dir(own.join("unhang/runs")).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");
 }
+
+/// A machine folder that somebody sent: pipes, devices and links in the place of files, numbers that no machine has.
+#[test]
+fn hostile_machine_folders_end() {
+    let place = tempfile::tempdir().unwrap();
+    let machines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures");
+    let node = "sys/class/kfd/kfd/topology/nodes/1";
+    let traps: [(&str, &dyn Fn(&Path)); 4] = [
+        ("pipe", &|path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
+        ("device", &|path| std::os::unix::fs::symlink("/dev/zero", path).unwrap()),
+        ("loop", &|path| std::os::unix::fs::symlink(path, path).unwrap()),
+        ("count", &|path| std::fs::write(path, "simd_count 72\ncaches_count 4294967295\n").unwrap()),
+    ];
+    for (kind, trap) in traps {
+        for file in ["dev/kfd", &format!("{node}/properties"), &format!("{node}/name"), &format!("{node}/gpu_id")] {
+            let folder = place.path().join(format!("{kind}-{}", file.replace('/', "-")));
+            let copied = Command::new("cp").arg("-r").arg(machines.join("rx5600xt-rocm5.7")).arg(&folder).status();
+            assert!(copied.unwrap().success());
+            let path = folder.join(file);
+            std::fs::remove_file(&path).unwrap();
+            trap(&path);
+            let reads = "cat /sys/class/kfd/kfd/topology/nodes/*/*; : < /dev/kfd; ls -lR /sys/class/kfd";
+            let mut command = Command::new("timeout");
+            command.args(["-k", "1", "20", env!("CARGO_BIN_EXE_unhang"), "card", "run", "--card"]).arg(&folder);
+            let output =
+                command.args(["--", "sh", "-c", reads]).env("UNHANG_CARD_LIBRARY", library()).output().unwrap();
+            assert!(!matches!(output.status.code(), None | Some(124 | 137)), "{kind} as {file}: {output:?}");
+            assert!(output.stdout.len() < 10 << 20, "{kind} as {file} brought {} bytes", output.stdout.len());
+        }
+    }
+}

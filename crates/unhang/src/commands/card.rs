@@ -180,7 +180,7 @@ impl RunArguments {
             Ok(ended) => ended,
             Err(error) => return Ok(ExitCode::from(cannot_start("unhang card run", &self.command[0], &error))),
         };
-        let summary = Summary::read(folder.path());
+        let summary = Summary::read(folder.folder());
         inform(&summary.to_string());
         if let Some(log) = &self.log {
             write_whole(log, |file| {
@@ -205,7 +205,9 @@ impl RunArguments {
             return Err(anyhow!("hint: `unhang card list` shows them: {}", names.join(", "))
                 .context(format!("there is no card and no folder of the name {}", self.card.display())));
         }
-        let root = self.card.canonicalize().context("--card")?;
+        let given = self.card.canonicalize().context("--card")?;
+        let root = folder.path().join("machine");
+        cards::copy_description(&given, &root).with_context(|| format!("cannot use {}", given.display()))?;
         let missing = cards::missing(&root);
         if let Some(first) = missing.first() {
             let more = match missing.len() - 1 {
@@ -215,10 +217,16 @@ impl RunArguments {
             return Err(anyhow!(
                 "hint: copy what is missing from the fixtures of unhang, or from /sys of a machine with a card"
             )
-            .context(format!("{} does not describe a machine with a card: {first} is missing{more}", root.display())));
+            .context(format!(
+                "{} does not describe a machine with a card: {first} is missing{more}",
+                given.display()
+            )));
         }
         if !std::fs::read_dir(root.join("sys/class/kfd/kfd/topology/nodes")).is_ok_and(|nodes| nodes.count() > 1) {
-            bail!("{} describes a machine without a card", root.display());
+            bail!("{} describes a machine without a card", given.display());
+        }
+        if let Some(absurd) = cards::absurd_count(&root) {
+            bail!("{} describes no machine that there is: {absurd}", given.display());
         }
         Ok(root)
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 
 use serde_json::{Value, json};
+use unhang_guard::PrivateFolder;
 
 use super::super::text::counted;
 
@@ -27,14 +27,14 @@ pub struct Summary {
 
 impl Summary {
     /// Reads what the processes of a run have left.
-    pub fn read(run: &Path) -> Summary {
-        let counters = std::fs::read(run.join("counters")).unwrap_or_default();
+    pub fn read(run: &PrivateFolder) -> Summary {
+        let counters = run.read("counters", COUNTERS_SIZE as u64).ok().flatten().unwrap_or_default();
         let counter = |place: usize| {
             let bytes = counters.get(8 * place..8 * place + 8).and_then(|bytes| bytes.try_into().ok());
             bytes.map_or(0, u64::from_le_bytes)
         };
         let mut kernels = BTreeSet::new();
-        if let Ok(journal) = std::fs::File::open(run.join("journal")) {
+        if let Ok(journal) = run.open_file("journal") {
             for line in BufReader::new(journal).lines().map_while(Result::ok) {
                 if line.contains("\"kernel\"")
                     && let Ok(value) = serde_json::from_str::<Value>(&line)

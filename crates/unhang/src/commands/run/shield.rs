@@ -4,6 +4,7 @@
 //! an RDNA1 card for another one. There MIOpen's own kernels, which are compiled at run time for that other chip, are
 //! compiled with LLVM's work-arounds turned on as well.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use unhang_isa::WORK_AROUND_FEATURES;
@@ -46,13 +47,38 @@ pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Dec
 /// The library of ours that was named, else the one beside the program, in its `../lib`, or in the Python package there.
 pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
-        return Some(PathBuf::from(named)).filter(|path| path.is_file());
+        return Some(PathBuf::from(named)).filter(|path| path.is_file() && can_be_loaded(path));
     }
     let folder = program?.parent()?;
     let mut places = vec![folder.to_owned()];
     places.extend(folder.parent().map(|parent| parent.join("lib")));
     places.extend(packages(folder));
-    places.into_iter().map(|place| place.join(library)).find(|path| path.is_file())
+    places.into_iter().map(|place| place.join(library)).find(|path| is_trusted(path, program) && can_be_loaded(path))
+}
+
+/// Whether a file beside the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
+/// program, and nobody else may write them. A program in a shared folder has neighbours.
+pub fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
+    let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let of_program = program.and_then(|program| std::fs::metadata(program).ok()).map(|it| (it.uid(), it.gid()));
+    let is_closed = |path: &Path| {
+        let Ok(found) = std::fs::metadata(path) else { return false };
+        let is_known = |id: u32, ours: u32, of_program: Option<u32>| id == 0 || id == ours || Some(id) == of_program;
+        let group_is_known = is_known(found.gid(), us.1, of_program.map(|it| it.1));
+        let may_be_written = found.mode() & if group_is_known { 0o002 } else { 0o022 } != 0;
+        // What lies in a sticky folder can only be replaced by its owner.
+        let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
+        is_sticky || (is_known(found.uid(), us.0, of_program.map(|it| it.0)) && !may_be_written)
+    };
+    path.is_file() && is_closed(path) && path.parent().is_some_and(is_closed)
+}
+
+/// Whether the loader can open a library: otherwise each program of the run would begin with an error of the loader's.
+fn can_be_loaded(library: &Path) -> bool {
+    let mut start = [0; 5];
+    let read = std::fs::File::open(library).and_then(|mut file| std::io::Read::read_exact(&mut file, &mut start));
+    // An ELF file for 64 bits, as this program is.
+    read.is_ok() && start == *b"\x7fELF\x02"
 }
 
 /// Where the Python package may be that the program in this folder was installed with.
@@ -69,7 +95,7 @@ pub fn packages(folder: &Path) -> Vec<PathBuf> {
 pub fn installed_autoload() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folders = packages(program.parent()?).into_iter().map(|package| package.join("_autoload"));
-    folders.into_iter().find(|folder| folder.join("sitecustomize.py").is_file())
+    folders.into_iter().find(|folder| is_trusted(&folder.join("sitecustomize.py"), Some(&program)))
 }
 
 /// The options with those that turn the work-arounds on. None if features are chosen already.
@@ -97,6 +123,9 @@ fn with_tool(present: &str, shield: &Path) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What a library begins with.
+    const ELF: &[u8] = b"\x7fELF\x02\x01\x01";
 
     #[test]
     fn what_is_in_the_list_stays() {
@@ -144,11 +173,41 @@ mod tests {
         std::fs::create_dir_all(&package).unwrap();
         std::fs::create_dir_all(program.parent().unwrap()).unwrap();
         assert_eq!(find(LIBRARY, None, Some(&program)), None);
-        std::fs::write(package.join(LIBRARY), "").unwrap();
+        std::fs::write(package.join(LIBRARY), ELF).unwrap();
         assert_eq!(find(LIBRARY, None, Some(&program)), Some(package.join(LIBRARY)));
         let beside = folder.path().join("bin").join(LIBRARY);
-        std::fs::write(&beside, "").unwrap();
+        std::fs::write(&beside, "ERROR: ld.so: object cannot be preloaded").unwrap();
+        assert_eq!(find(LIBRARY, None, Some(&program)), Some(package.join(LIBRARY)), "no library");
+        std::fs::write(&beside, ELF).unwrap();
         assert_eq!(find(LIBRARY, None, Some(&program)), Some(beside));
         assert_eq!(find(LIBRARY, Some("/not/there.so"), Some(&program)), None);
+    }
+
+    #[test]
+    fn a_library_that_somebody_else_put_beside_the_program_is_passed_over() {
+        use std::os::unix::fs::{PermissionsExt, chown};
+        let folder = tempfile::tempdir().unwrap();
+        let (program, library) = (folder.path().join("unhang"), folder.path().join(LIBRARY));
+        for path in [&program, &library] {
+            std::fs::write(path, ELF).unwrap();
+        }
+        let set_mode = |path: &Path, mode| std::fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
+        let find = || find(LIBRARY, None, Some(&program));
+        assert_eq!(find(), Some(library.clone()));
+        set_mode(&library, 0o646);
+        assert_eq!(find(), None, "anybody can write it");
+        set_mode(&library, 0o644);
+        set_mode(folder.path(), 0o777);
+        assert_eq!(find(), None, "anybody can replace it");
+        set_mode(folder.path(), 0o1777);
+        assert_eq!(find(), Some(library.clone()), "a sticky folder is only added to");
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: files of another user need root");
+            return;
+        }
+        chown(&library, Some(65534), None).unwrap();
+        assert_eq!(find(), None, "a neighbour's");
+        chown(&program, Some(65534), None).unwrap();
+        assert_eq!(find(), Some(library), "of whoever made the program that is run");
     }
 }

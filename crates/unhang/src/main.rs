@@ -39,9 +39,16 @@ struct Arguments {
     command: commands::Command,
 }
 
+/// Has a write beyond the limit on files (`ulimit -f`) fail as one to a full disk does; by itself the signal ends the process. A handler,
+/// not an ignored signal: the programs that we start have neither.
+fn survive_the_limit_on_files() {
+    let signal = rustix::process::Signal::XFSZ.as_raw();
+    let _ = signal_hook::flag::register(signal, std::sync::Arc::default());
+}
+
 fn main() -> ExitCode {
-    let found = help::arrange(Arguments::command()).get_matches();
-    let arguments = Arguments::from_arg_matches(&found).unwrap_or_else(|error| error.exit());
+    survive_the_limit_on_files();
+    let arguments = Arguments::parse();
     arguments.talk.settle();
     match arguments.command.run() {
         Ok(code) => code,

@@ -364,3 +364,13 @@ fn whether_a_program_is_watched_is_read_in_one_way() {
         assert!(said.contains("; no watchdog"), "{said}");
     }
 }
+
+#[test]
+fn a_limit_on_the_size_of_files_ends_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "ulimit -f 0; exec \"$0\" run -- sh -c 'exit 7'", env!("CARGO_BIN_EXE_unhang")]);
+    command.env("HOME", home.path()).env_remove("XDG_RUNTIME_DIR").env_remove("XDG_CACHE_HOME");
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(7), "{output:?}");
+}

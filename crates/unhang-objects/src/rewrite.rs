@@ -6,6 +6,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 
 use unhang_guard::Budget;
+use unhang_guard::input::open_plain;
 
 use crate::bundle::{MAX_OBJECT, rewrite_plain};
 use crate::walk::{Container, read_start, recognise, target_of};
@@ -43,7 +44,7 @@ pub type Change<'c> = dyn FnMut(Found<'_>) -> Option<Vec<u8>> + 'c;
 /// rewritten. The copy appears under its name when it is complete, or not at all. What could not be read, and is in the
 /// copy as it was, is returned in words.
 pub fn rewrite(input: &Path, output: &Path, change: &mut Change<'_>) -> Result<Vec<String>, ObjectsError> {
-    let mut file = File::open(input)?;
+    let mut file = open_plain(input)?;
     let metadata = file.metadata()?;
     let budget = Budget::for_file(metadata.len());
     let mut unreadable = Vec::new();

@@ -5,6 +5,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use unhang_guard::Budget;
+use unhang_guard::input::open_plain;
 
 use crate::bundle::Entry;
 use crate::{ObjectsError, bundle, database, host, zip};
@@ -122,7 +123,7 @@ fn visit_top(path: &Path, name: &str, sink: &mut Sink<'_>) -> Result<(), Objects
 }
 
 fn visit_file(path: &Path, name: &str, budget: &Budget, sink: &mut Sink<'_>) -> Result<(), ObjectsError> {
-    let mut file = File::open(path)?;
+    let mut file = open_plain(path)?;
     let start = read_start(&mut file)?;
     let container = recognise(&start).ok_or_else(|| ObjectsError::unrecognised(&start))?;
     file.seek(SeekFrom::Start(0))?;

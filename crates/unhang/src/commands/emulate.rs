@@ -10,12 +10,16 @@ use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::{Value, json};
 use unhang_emulator::{Counts, Dispatch, Fault, FaultKind, Follow, Machine, Mode, Moment, Object, Observer, Unit};
+use unhang_guard::input::read_named;
 use unhang_isa::Chip;
 
 use super::text::{print_safe_json, print_text};
 use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 
-/// Run one kernel of a code object on the emulator: results, trace, registers, counts.
+/// No code object that is run here is larger.
+const LARGEST_FILE: u64 = 1 << 30;
+
+/// Run one kernel of a code object on the emulator: results, a trace, registers at a place, counts.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -124,7 +128,7 @@ impl Emulate {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let file = self.file.display().to_string();
-        let bytes = std::fs::read(&self.file).with_context(|| format!("cannot read {file}"))?;
+        let bytes = read_named(&self.file, LARGEST_FILE).with_context(|| format!("cannot read {file}"))?;
         let mut machine = Machine::new(Mode::Compute);
         let object = machine.add(&bytes).with_context(|| format!("{file} is no code object"))?;
         let target = machine.target().unwrap_or(Chip::Gfx1010);
@@ -314,7 +318,7 @@ fn value(machine: &mut Machine, text: &str, buffers: &mut Vec<Buffer>) -> anyhow
                 _ => vec![0; count],
             }
         }
-        "file" => std::fs::read(value).with_context(|| format!("cannot read {value}"))?,
+        "file" => read_named(value.as_ref(), MOST as u64).with_context(|| format!("cannot read {value}"))?,
         _ => bail!("{text:?} is not one of {kinds}"),
     };
     let address = machine.memory.allocate_bytes(&contents);

@@ -2,12 +2,11 @@
 
 pub mod tunings;
 
-use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, anyhow, bail};
+use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use serde_json::{Value, json};
@@ -15,6 +14,7 @@ use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::exchange::{self, Exported, Imported, Private};
 use unhang_evidence::{Filter, Record, RecordSource, Store, time};
+use unhang_guard::input::open_plain;
 
 use super::knowledge::{open_store, say_notices};
 use super::text::{counted, print_safe_json, print_text};
@@ -276,10 +276,7 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
     let Imported { records, tunings } = if file == Path::new("-") {
         exchange::read(io::stdin().lock()).with_context(refused)?
     } else {
-        let opened = File::open(file).with_context(|| format!("cannot read {}", file.display()))?;
-        if !opened.metadata().is_ok_and(|it| it.is_file()) {
-            bail!("{} is not a file", file.display());
-        }
+        let opened = open_plain(file).with_context(|| format!("cannot read {}", file.display()))?;
         exchange::read(opened).with_context(refused)?
     };
     let (count, fastest) = (records.len(), tunings.len());

@@ -22,6 +22,7 @@ use unhang_probe::PythonStart;
 
 use super::python::{HAS_TORCH_AND_UNHANG, find_python, interpreter};
 use super::text::{counted, print_text};
+use super::whole_file::read_table;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
 /// The layers that everything here is measured on: sizes that hang in users' reports, and well-known networks.
@@ -210,7 +211,7 @@ impl Warm {
 impl Selected {
     fn read_layers(&self) -> anyhow::Result<Vec<Layer>> {
         let text = match &self.layers {
-            Some(path) => std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?,
+            Some(path) => read_table(path)?,
             None => LAYERS.to_owned(),
         };
         let from = self.layers.as_ref().map_or("the built-in layer table".into(), |path| path.display().to_string());

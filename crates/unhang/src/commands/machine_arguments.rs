@@ -1,10 +1,10 @@
 //! The two arguments by which a command can be pointed at a machine that is a folder.
 
-use std::io::Read;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::Args;
+use unhang_guard::input::read_named;
 use unhang_machine::{Environment, LARGE, System};
 
 /// Which machine to look at.
@@ -51,13 +51,8 @@ impl MachineArguments {
 }
 
 fn read_environment(path: &PathBuf) -> anyhow::Result<Environment> {
-    let opened =
-        std::fs::File::open(path).with_context(|| format!("cannot read the variables from {}", path.display()))?;
-    let mut content = Vec::new();
-    opened
-        .take(LARGE as u64)
-        .read_to_end(&mut content)
-        .with_context(|| format!("cannot read the variables from {}", path.display()))?;
+    let content =
+        read_named(path, LARGE as u64).with_context(|| format!("cannot read the variables from {}", path.display()))?;
     if content.contains(&0) {
         bail!("{} is no file of variables: expected lines such as NAME=VALUE, as `env` prints them", path.display());
     }

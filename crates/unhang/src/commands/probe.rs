@@ -25,6 +25,7 @@ use super::knowledge::{Knowledge, KnowledgeArguments, rehearsal_key, say_notices
 use super::lasting_folder::LastingFolder;
 use super::python::{find_python, interpreter};
 use super::text::{deadline, duration};
+use super::whole_file::read_table;
 use crate::output::tell;
 use children::{Python, VARIANTS};
 use show::{Found, INTERRUPTED, Progress};
@@ -251,8 +252,7 @@ impl Probe {
     ) -> anyhow::Result<Ground<'a>> {
         let text = match Table::named(name) {
             Some(text) => text.to_owned(),
-            None => std::fs::read_to_string(name)
-                .with_context(|| format!("cannot read the rehearsal table {name}"))
+            None => read_table(name.as_ref())
                 .context(format!("hint: a file, or one of {}", unhang_probe::rehearsal::NAMES.join(", ")))?,
         };
         // Only whether it can be read: what it says is for the children.

@@ -1,4 +1,4 @@
-//! Files that the user names, written so that there is the whole of it or the old one.
+//! Files that the user names, written so that there is the whole of it or the old one, and tables, read with an end to it.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, BufWriter, Write};
@@ -9,6 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow, bail};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
+use unhang_guard::input::read_named_text;
+
+/// No table that somebody wrote is larger.
+const LARGEST_TABLE: u64 = 16 << 20;
+
+/// A table of layers or of a rehearsal. It may come through a pipe.
+pub fn read_table(path: &Path) -> anyhow::Result<String> {
+    read_named_text(path, LARGEST_TABLE).with_context(|| format!("cannot read {}", path.display()))
+}
 
 /// Writes a file beside its place first, under a name that nobody can guess, and then puts it there. A link in that place
 /// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.

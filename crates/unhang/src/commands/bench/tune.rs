@@ -23,6 +23,7 @@ use unhang_session::{Contest, Effort};
 use super::super::knowledge::{open_store, say_notices};
 use super::super::shapes;
 use super::super::text::deadline;
+use super::super::whole_file::read_table;
 use super::device::open_driver;
 use crate::output::{self, FOUND_ERRORS, Progress};
 
@@ -138,7 +139,7 @@ impl Tune {
             return self.work();
         }
         let text = match &self.layers {
-            Some(path) => std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?,
+            Some(path) => read_table(path)?,
             None => LAYERS.to_owned(),
         };
         let layers = table::parse(&text).context("this is not a layer table")?;

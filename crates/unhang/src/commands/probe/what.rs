@@ -9,6 +9,7 @@ use unhang_conv::{Direction, Problem, table};
 use unhang_evidence::Store;
 
 use super::super::shapes::shape;
+use super::super::whole_file::read_table;
 use super::children::record_model;
 
 /// What to try. Without any of these: what programs that use unhang asked for so far.
@@ -38,8 +39,7 @@ impl What {
         let seen: HashMap<Problem, u64> = store.seen(machine).into_iter().map(|it| (it.problem, it.count)).collect();
         let mut counted: Vec<(Problem, u64)> = Vec::new();
         if let Some(path) = &self.layers {
-            let text =
-                std::fs::read_to_string(path).with_context(|| format!("cannot read the layers {}", path.display()))?;
+            let text = read_table(path).context("cannot read the layers")?;
             let layers = table::parse(&text).with_context(|| format!("cannot read the layers {}", path.display()))?;
             let layers: Vec<Problem> = layers.into_iter().map(|layer| layer.problem).collect();
             counted.extend(self.in_directions(&layers, &Direction::ALL));

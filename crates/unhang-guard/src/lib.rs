@@ -1,7 +1,7 @@
 //! What keeps others on the same machine out of our files, our processes and our terminal.
 //!
 //! [`folder`] holds files that are this user's alone, and everything that is kept between processes and believed
-//! afterwards lies in such a folder. [`process`] tells processes apart, so that a signal meets the one that was meant.
+//! afterwards is in such a folder. [`process`] tells processes apart, so that a signal meets the one that was meant.
 //! [`input`] reads files that somebody named, with an end to it. `sqlite` opens databases that others wrote. [`text`] is the one filter through which text from outside reaches people, and
 //! [`time`] reads the times that people write.
 //!

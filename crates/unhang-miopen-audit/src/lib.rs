@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_number_that_was_closed_and_taken_by_another_file_is_not_given_to_the_loader() {
-        // SAFETY: a C string; the number that comes back is ours alone.
+        // SAFETY: a C string; the number is ours alone.
         let number = unsafe { libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC) };
         assert!(number >= 0);
         let proxy = Proxy { name: c"/proc/self/fd/N", number, identity: identity_of(number).unwrap() };

@@ -160,7 +160,7 @@ fn what_outlives_the_run_names_no_folder_that_others_can_make_again() {
     let named = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(named.lines().count(), 3, "{named}{}", errors(&output));
     for line in named.lines() {
-        assert!(Path::new(line).starts_with(&own), "{line} lies where anybody can take its name");
+        assert!(Path::new(line).starts_with(&own), "{line} is where anybody can take its name");
     }
     let left: Vec<_> = std::fs::read_dir(own.join("unhang/runs")).unwrap().flatten().collect();
     assert!(left.is_empty(), "{left:?}");

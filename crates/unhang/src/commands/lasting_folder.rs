@@ -1,9 +1,10 @@
 //! Folders for as long as a command runs, under names that nobody else can take afterwards.
 //!
-//! Programs are started with variables that name such a folder: Python runs what lies in it, the loader loads from it. A program may
-//! outlive the command that started it. So the folder lies where nobody else can write, in the user's own runtime or cache folder, never
+//! Programs are started with variables that name such a folder: Python runs what is in it, the loader loads from it. A program may
+//! outlive the command that started it. So the folder is where nobody else can write, in the user's own runtime or cache folder, never
 //! directly in a shared `/tmp`, and it stays while anything lives that was started with it. A command that was killed leaves its
-//! folder; a later one takes it away. Which folders are in use is told by a lock that ends with the process that holds it.
+//! folder; a later one takes it away. A lock says which folders
+//! are in use: it ends with the process that holds it.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
@@ -152,7 +153,7 @@ impl Drop for LastingFolder {
     }
 }
 
-/// Nobody else can have put a link into it: what is removed is what lies there.
+/// Nobody else can have put a link into it: what is removed is what is there.
 fn remove(folder: &PrivateFolder) {
     let _ = std::fs::remove_dir_all(folder.path());
 }

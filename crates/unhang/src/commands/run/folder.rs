@@ -1,6 +1,6 @@
 //! The folder of a run: the sitecustomize that Pythons import, and what their watchdogs report.
 //!
-//! Python runs what lies in it: see [`LastingFolder`] for where it is and how long it stays.
+//! Python runs what is in it: see [`LastingFolder`] for where it is and how long it stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::ffi::OsStrExt;

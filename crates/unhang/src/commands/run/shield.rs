@@ -66,7 +66,7 @@ pub fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
         let is_known = |id: u32, ours: u32, of_program: Option<u32>| id == 0 || id == ours || Some(id) == of_program;
         let group_is_known = is_known(found.gid(), us.1, of_program.map(|it| it.1));
         let may_be_written = found.mode() & if group_is_known { 0o002 } else { 0o022 } != 0;
-        // What lies in a sticky folder can only be replaced by its owner.
+        // What is in a sticky folder can only be replaced by its owner.
         let is_sticky = found.is_dir() && found.mode() & 0o1000 != 0;
         is_sticky || (is_known(found.uid(), us.0, of_program.map(|it| it.0)) && !may_be_written)
     };

@@ -51,7 +51,9 @@ def marks(shared: Path) -> str:
 def test_the_canary_of_enable_imports_nothing_from_the_working_folder(shared: Path, tmp_path: Path) -> None:
     program = tmp_path / "own" / "program.py"
     program.parent.mkdir()
-    program.write_text("from unhang import _canary\nprint(*_canary.ensure('aten', index=0, rehearsed=True), sep='|')\n")
+    program.write_text(
+        "from unhang import _canary\n_canary.deadline = 300.0\nprint(*_canary.ensure('aten', index=0, rehearsed=True), sep='|')\n"
+    )
     environment = subprocess_environment(UNHANG_ROOT=str(MACHINES / "rx5600xt-rocm5.7"))
     ran = subprocess.run(
         [sys.executable, str(program)], cwd=shared, env=environment, capture_output=True, text=True, timeout=PATIENCE

@@ -228,7 +228,7 @@ impl PrivateFolder {
         self.open_with(name, OFlags::RDWR | OFlags::APPEND)
     }
 
-    /// Opens a plain file of ours to add to it; it is made if it is not there, for us alone. For locks and logs.
+    /// Opens a plain file of ours for writing; it is made if it is not there, for us alone. For locks and logs.
     pub fn open_or_make_file(&self, name: &str) -> Result<File, NotPrivate> {
         self.open_with(name, OFlags::RDWR | OFlags::CREATE | OFlags::APPEND)
     }

@@ -48,7 +48,8 @@ fn survive_the_limit_on_files() {
 
 fn main() -> ExitCode {
     survive_the_limit_on_files();
-    let arguments = Arguments::parse();
+    let found = help::arrange(Arguments::command()).get_matches();
+    let arguments = Arguments::from_arg_matches(&found).unwrap_or_else(|error| error.exit());
     arguments.talk.settle();
     match arguments.command.run() {
         Ok(code) => code,

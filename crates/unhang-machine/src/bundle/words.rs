@@ -95,8 +95,11 @@ impl Words {
 
     /// A text with the paths and addresses of web pages in it as others may see them.
     pub(super) fn text(&self, text: &str) -> String {
+        // First, while they are as they were read: what takes their place has no path that would be changed again.
+        let values = self.values.borrow();
+        let text = values.iter().fold(text.to_owned(), |text, (value, instead)| text.replace(value, instead));
         let mut result = String::with_capacity(text.len());
-        let mut rest = text;
+        let mut rest = text.as_str();
         while let Some(at) = rest.find('/') {
             let (before, path) = rest.split_at(at);
             result.push_str(before);
@@ -116,9 +119,6 @@ impl Words {
             rest = after;
         }
         result.push_str(rest);
-        for (value, instead) in self.values.borrow().iter() {
-            result = result.replace(value, instead);
-        }
         result
     }
 

@@ -19,7 +19,7 @@ use crate::output::{CANNOT_TELL, FOUND_ERRORS, printable, tell};
 /// No code object that is run here is larger.
 const LARGEST_FILE: u64 = 1 << 30;
 
-/// Run one kernel of a code object on the emulator: results, a trace, registers at a place, counts.
+/// Run one kernel of a code object on the emulator: results, trace, registers, counts.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:

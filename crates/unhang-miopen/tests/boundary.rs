@@ -72,6 +72,7 @@ fn built() -> &'static Path {
             &["-DPROGRAM", "libMIOpen.so.1", LINKS_HIP, old_rpath, "-ldl", "-lpthread", "-lm"],
         );
         compile("program", "program.c", &["-ldl", "-lpthread"]);
+        compile("asks", "asks.c", &["-ldl"]);
         if Path::new(RUNTIME).exists() {
             let real = |name: &str, file: &str, more: &[&str]| {
                 let mut options = vec!["-shared", "-DREAL_HIP", "-Wl,--no-as-needed", RUNTIME];
@@ -256,6 +257,17 @@ fn loaded_for_everybody_before_a_client_that_is_linked_like_torch_it_is_reached_
     // Too late, and where functions are looked up in a handle, the real one is reached.
     run.assert_right(&["libtorch_like.so", "reached", ours.to_str().unwrap(), "global", "libtorch_like.so", "reached"]);
     run.assert_right(&[ours.to_str().unwrap(), "global", "libxla_like.so", "reached"]);
+}
+
+#[test]
+fn a_program_without_miopen_finds_none_of_its_functions() {
+    let ask = |words: &[&Path]| {
+        let mut command = Command::new(built().join("asks"));
+        let ran = command.args(words).env("LD_PRELOAD", library("libunhang_miopen.so")).output().unwrap();
+        String::from_utf8(ran.stdout).unwrap()
+    };
+    assert_eq!(ask(&[]), "none\n");
+    assert_eq!(ask(&[&built().join("libMIOpen.so.1")]), "found\n");
 }
 
 #[test]

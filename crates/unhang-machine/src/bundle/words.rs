@@ -150,7 +150,10 @@ impl Words {
             rest = &after[other..];
         }
         if result != value && value.len() > 3 {
-            self.values.borrow_mut().push((value.clone(), result.clone()));
+            let mut values = self.values.borrow_mut();
+            values.push((value.clone(), result.clone()));
+            // The longest first: one may be a part of another.
+            values.sort_by_key(|(value, _)| std::cmp::Reverse(value.len()));
         }
         result
     }
@@ -209,8 +212,8 @@ mod tests {
         {
             assert_eq!(words.path(path), path);
         }
-        let text = "see https://github.com/x and http://git.acme.example/x, /srv/anna/y or a/b, 1/2";
-        assert_eq!(words.text(text), "see https://github.com/x and http://host, /srv/folder2/y or a/b, 1/2");
+        let text = "see https://github.com/x and http://git.acme.example/x, /srv/anna/db or a/b, 1/2";
+        assert_eq!(words.text(text), "see https://github.com/x and http://host, /srv/folder2/db or a/b, 1/2");
     }
 
     #[test]

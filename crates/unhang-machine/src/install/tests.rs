@@ -268,19 +268,22 @@ fn scratch_files_of_others_are_left_alone() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let theirs = ["home/user/.unhang-writing", "home/user/.unhang-new/.unhang-writing"];
-    let mut items = vec![Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o644)];
-    items.extend(theirs.map(|path| Item::File(path, "theirs".to_owned(), 0o644)));
-    build(folder.path(), &items);
-    for path in theirs {
+    let theirs = |path: &'static str| {
+        build(folder.path(), &[Item::File(path, "theirs".to_owned(), 0o644)]);
         chown(folder.path().join(path), Some(SOMEBODY), None).unwrap();
-    }
+        let path = folder.path().join(path);
+        move || fs::read_to_string(&path).unwrap_or_default()
+    };
+    build(folder.path(), &[Item::File("home/user/.bashrc", BASHRC.to_owned(), 0o644)]);
     let system = system(folder.path());
+    let scratch = theirs("home/user/.unhang-writing");
     install(&system, Scope::User, &profile(), false).unwrap();
     uninstall(&system, Scope::User, false).unwrap();
-    for path in theirs {
-        assert_eq!(fs::read_to_string(folder.path().join(path)).unwrap(), "theirs", "{path}");
-    }
+    assert_eq!(scratch(), "theirs");
+    // In the place where folders are made ready there is no second name: nothing is installed, and theirs stays.
+    let in_the_way = theirs("home/user/.unhang-new/.unhang-writing");
+    install(&system, Scope::User, &profile(), false).unwrap_err();
+    assert_eq!(in_the_way(), "theirs");
 }
 
 #[test]

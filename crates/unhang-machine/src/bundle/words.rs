@@ -51,8 +51,16 @@ fn is_in(list: &str, word: &str) -> bool {
 }
 
 fn is_known_name(name: &str) -> bool {
-    let parts = name.split(|c: char| !c.is_ascii_alphabetic()).filter(|part| !part.is_empty());
-    name.chars().all(|c| c.is_ascii_alphanumeric() || "._-+~".contains(c)) && { parts }.all(|part| is_in(PARTS, part))
+    let mut pieces = name.split(['.', '_', '-', '+', '~']);
+    let is_known = |piece: &str| {
+        // Versions end with the number of a commit.
+        let is_commit = piece.len() <= 16
+            && piece.bytes().all(|byte| byte.is_ascii_hexdigit())
+            && piece.bytes().any(|byte| byte.is_ascii_digit());
+        let mut parts = piece.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty());
+        is_commit || parts.all(|part| is_in(PARTS, part))
+    };
+    pieces.all(is_known)
 }
 
 impl Words {
@@ -207,9 +215,12 @@ mod tests {
         );
         assert_eq!(words.path("/net/fileserver01/anna"), "/net/folder3/folder2", "the same name, the same number");
         assert_eq!(words.path("/etc/profile.d/acme.sh"), "/etc/profile.d/folder4.sh");
-        for path in
-            ["/opt/rocm-5.7.0/lib/libhsa-runtime64.so", "/sys/class/kfd/kfd/topology", "/home/user/.bashrc", "/usr/bin"]
-        {
+        for path in [
+            "/opt/rocm-5.7.0/lib/libhsa-runtime64.so",
+            "/sys/class/kfd/kfd/topology",
+            "/home/user/.config/miopen/gfx1030_18.HIP.2_20_0_aae2f0b6b.ufdb.txt",
+            "/usr/bin",
+        ] {
             assert_eq!(words.path(path), path);
         }
         let text = "see https://github.com/x and http://git.acme.example/x, /srv/anna/db or a/b, 1/2";

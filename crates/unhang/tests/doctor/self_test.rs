@@ -26,8 +26,10 @@ fn tried<'a>(result: &'a Value, engine: &str) -> &'a Value {
 fn python(folder: &Path, child: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = folder.join("python");
-    fs::write(&path, format!("#!/bin/sh\n[ \"$1\" = -c ] && exit 0\n[ \"$2\" = unhang._canary ] || exit 9\n{child}\n"))
-        .unwrap();
+    // Started with -c and code alone it is asked what it has; with more words it runs the module that the first one names.
+    let start = "[ $# = 2 ] && exit 0\n[ \"$3\" = unhang._canary ] || exit 9\nshift\n\
+                 say() { echo \"$UNHANG_CHILD_NONCE $*\"; }";
+    fs::write(&path, format!("#!/bin/sh\n{start}\n{child}\n")).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path.to_str().unwrap().to_owned()
 }
@@ -71,10 +73,10 @@ fn a_child_that_fails_is_an_error() {
 fn what_was_tried_is_kept_for_enable() {
     let folder = tempfile::tempdir().unwrap();
     let home = folder.path().join("home");
-    let crashed = "echo unhang-torch 2.2.2+rocm5.7 hip5.7.1\n[ $3 = aten ] && kill -SEGV $$\n\
-                   [ $3 = jit ] && echo 'unhang-family {\"family\": \"plain\", \"name\": \"jit:plain:x\", \
+    let crashed = "say unhang-torch 2.2.2+rocm5.7 hip5.7.1\n[ $3 = aten ] && kill -SEGV $$\n\
+                   [ $3 = jit ] && say 'unhang-family {\"family\": \"plain\", \"name\": \"jit:plain:x\", \
                    \"verdict\": \"works\", \"detail\": \"\"}'\n\
-                   echo 'unhang-canary {\"verdict\": \"works\", \"detail\": \"played\"}'";
+                   say 'unhang-canary {\"verdict\": \"works\", \"detail\": \"played\"}'";
     let python = python(folder.path(), crashed);
     let mut command = unhang(&["doctor", "--self-test", "--json", "--python", &python]);
     command.env("UNHANG_HOME", &home).env("PATH", "/usr/bin:/bin");

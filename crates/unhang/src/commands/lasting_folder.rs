@@ -82,10 +82,19 @@ impl LastingFolder {
     /// Makes it in the first place that is this user's alone, after taking away what earlier commands could not; or says why
     /// there is none.
     pub fn create(purpose: Purpose) -> Result<LastingFolder, String> {
+        LastingFolder::create_filled(purpose, |_| Ok(()))
+    }
+
+    /// Makes it in the first place where it can be filled, too: one may be full.
+    pub fn create_filled(
+        purpose: Purpose,
+        fill: impl Fn(&PrivateFolder) -> Result<(), NotPrivate>,
+    ) -> Result<LastingFolder, String> {
         let mut reasons = Vec::new();
         let named = places(|name| std::env::var_os(name).map(PathBuf::from));
         for place in named.into_iter().chain(place_of_root()).chain(purpose.last_resort()) {
-            match LastingFolder::create_in(&place, purpose) {
+            let made = LastingFolder::create_in(&place, purpose);
+            match made.and_then(|made| fill(made.folder()).map(|()| made)) {
                 Ok(folder) => return Ok(folder),
                 Err(error) => reasons.push(error.to_string()),
             }

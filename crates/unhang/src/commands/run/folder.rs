@@ -39,21 +39,23 @@ pub fn handle_of(report: &HangReport, folder: &Path) -> Option<Handle> {
     (handle.started_at(&identity.started) && is_ours()).then_some(handle)
 }
 
+/// What a run's folder holds from the start.
+fn fill(folder: &PrivateFolder) -> Result<(), NotPrivate> {
+    folder.write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
+    // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
+    folder.write("__pycache__", b"")
+}
+
 impl RunFolder {
     /// Makes it where a lasting folder has a place, or says why there is none.
     pub fn create() -> Result<RunFolder, String> {
-        RunFolder::filled(LastingFolder::create(Purpose::Run)?).map_err(|error| error.to_string())
+        LastingFolder::create_filled(Purpose::Run, fill).map(RunFolder)
     }
 
     #[cfg(test)]
     pub(super) fn create_in(place: &Path) -> Result<RunFolder, NotPrivate> {
-        RunFolder::filled(LastingFolder::create_in(place, Purpose::Run)?)
-    }
-
-    fn filled(lasting: LastingFolder) -> Result<RunFolder, NotPrivate> {
-        lasting.folder().write("sitecustomize.py", SITECUSTOMIZE.as_bytes())?;
-        // A file where Python would make a folder for its compiled copy: nothing is left but what we know of.
-        lasting.folder().write("__pycache__", b"")?;
+        let lasting = LastingFolder::create_in(place, Purpose::Run)?;
+        fill(lasting.folder())?;
         Ok(RunFolder(lasting))
     }
 

@@ -44,7 +44,6 @@ pub(crate) fn run(ordinal: i32, families: &[String], deadline: Duration) -> Fami
     let libraries = loader::mapped(&["libamdhip64", "libhiprtc"]);
     let what = json!({ "device": ordinal, "families": families, "libraries": libraries });
     let environment = vec![("LD_PRELOAD".to_owned(), Some(preload)), (CHILD.to_owned(), Some(what.to_string()))];
-    let deadline = lines::deadline(EngineName::Jit);
     match supervise(&Child { command: vec![HOST.to_owned()], environment, deadline }) {
         Ok(outcome) => judge_families(&outcome, families, deadline),
         Err(error) => {

@@ -2,10 +2,10 @@
 //!
 //! What is not ours goes on by a jump, so that the real `dlsym` sees its caller's address: RTLD_NEXT depends on it.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 use crate::interpose;
-use crate::loader::{self, REAL};
+use crate::loader::{self, REAL, real_dlsym};
 
 /// What a look-up leads to if it is ours: null otherwise, and the real function is asked.
 ///
@@ -29,8 +29,7 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
         return found;
     }
     // Behind a proxy what was found is ours; this function is MIOpen's alone.
-    let only_real = real_dlsym(handle, c"miopenGetTensorDescriptor");
-    if only_real.is_null() {
+    if real_dlsym(handle, c"miopenGetTensorDescriptor").is_null() {
         // In the whole program the only such function is ours, preloaded: whoever asks whether MIOpen is there gets the answer
         // that it is not. This leaves the loader's own message for `dlerror`.
         let absent = [name.to_bytes(), b" (no MIOpen is loaded)"].concat();
@@ -39,21 +38,12 @@ unsafe extern "C" fn ours_or_null(handle: *mut c_void, name: *const c_char) -> *
         }
         return NOTHING;
     }
-    if let Some((_, base)) = object_at(only_real as usize) {
-        LOOKED_UP.store(base, Ordering::Release);
-    }
+    loader::note_look_up(handle);
     ours
 }
 
 /// What stands for no function at all, where null stands for asking the real one.
 const NOTHING: *mut c_void = std::ptr::without_provenance_mut(1);
-
-/// Where the library is mapped in which a function was looked up last: whoever looks them up is linked to none.
-static LOOKED_UP: AtomicUsize = AtomicUsize::new(0);
-
-pub(crate) fn looked_up() -> usize {
-    LOOKED_UP.load(Ordering::Acquire)
-}
 
 /// As in the C library, but that MIOpen's convolutions are ours.
 ///

@@ -18,6 +18,7 @@ use unhang_evidence::{Canary, time};
 use unhang_gpu::{FromHost, GpuEngine, GpuSettings};
 use unhang_machine::Machine;
 use unhang_probe::{Child, Ended, Outcome, PythonStart, answer, canary, supervise};
+use unhang_session::proof::judged;
 
 use super::bench::open_driver;
 use super::knowledge::open_store;

@@ -7,7 +7,7 @@ help:
 
 # The part that needs no torch comes first: it is there in minutes, torch is not.
 demo:
-	@tools/setup build
+	@tools/setup hip build
 	@target/release/unhang demo --part machine
 	@tools/setup python
 	@.venv/bin/unhang demo --part torch

@@ -16,6 +16,7 @@ use clap::{Args, ValueEnum};
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 use unhang_evidence::Evidence;
+use unhang_gpu::compiler::Hiprtc;
 use unhang_machine::{Environment, Options, System, examine, example};
 use unhang_plan::{Availability, Settings, Situation, plan};
 use unhang_probe::PythonStart;
@@ -92,6 +93,10 @@ const SECTIONS: &[Section] = &[
         show: reported_plans,
     },
     Section { title: "Trying it there: children hang and are ended", ground: Ground::Played, show: probe::show },
+];
+
+/// Those that run AMD's compiler or runtime.
+const WITH_HIP: &[Section] = &[
     Section {
         title: "Why code for another chip hangs there, instruction by instruction",
         ground: Ground::Emulated,
@@ -113,8 +118,10 @@ impl Demo {
             return Ok(ExitCode::SUCCESS);
         }
         let style = Style::for_stream(&std::io::stdout());
+        let without_hip = Hiprtc::find().err();
+        let with_hip = if without_hip.is_none() { WITH_HIP } else { &[] };
         if self.part != Some(Part::Torch) {
-            for (number, section) in SECTIONS.iter().enumerate() {
+            for (number, section) in SECTIONS.iter().chain(with_hip).enumerate() {
                 let ground = match section.ground {
                     Ground::Measured => "measured",
                     Ground::Rehearsed => "rehearsed: a folder describes the machine",
@@ -127,12 +134,19 @@ impl Demo {
                 print_text(&format!("\n{heading}\n   [{ground}]\n\n"))?;
                 print_text(&(section.show)(style)?)?;
             }
+            if let Some(error) = without_hip {
+                let line = format!(
+                    "Left out: AMD's software on the emulated card ({error}); on Debian 12 `sudo apt-get install \
+                     libamdhip64-5 libhiprtc-builtins5 rocm-device-libs` adds it"
+                );
+                print_text(&format!("\n{}\n", wrapped(&line, 0, 0)))?;
+            }
         }
         if self.part == Some(Part::Machine) {
             return Ok(ExitCode::SUCCESS);
         }
         let python = self.python.as_deref().map_or_else(find_python, interpreter);
-        run_torch_part(&python, SECTIONS.len() + 1)
+        run_torch_part(&python, SECTIONS.len() + with_hip.len() + 1)
     }
 }
 

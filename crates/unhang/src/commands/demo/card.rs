@@ -54,7 +54,7 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
         ("the same with the shield", &[SPOOF, ("HSA_TOOLS_LIB", tools.as_str())][..]),
     ] {
         let Some(lines) = run(&program, variables)? else {
-            return Ok("Left out: no HIP runtime is here.\nhint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5.\n".to_owned());
+            return Ok("Left out: the HIP runtime does not start here.\n".to_owned());
         };
         writeln!(text, "  {}", style.paint(title, Colour::Cyan))?;
         for line in lines {

@@ -24,15 +24,7 @@ const WORKSPACE_LIMIT: u64 = 64 << 20;
 
 /// Compiles the kernels of one convolution for gfx1010 told to be gfx1030, shows their figures, and runs them.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
-    let compiler = match Hiprtc::find() {
-        Ok(compiler) => compiler,
-        Err(error) => {
-            return Ok(format!(
-                "Left out: {error}.\nhint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; a ROCm torch \
-                 brings it.\n"
-            ));
-        }
-    };
+    let compiler = Hiprtc::find()?;
     let problem: Problem = PROBLEM.parse()?;
     let mut text = format!("{problem}, compiled by {} for gfx1010, tagged as gfx1030:\n\n", compiler.version());
     let selections: Vec<Selection> = Direction::ALL

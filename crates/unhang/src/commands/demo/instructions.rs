@@ -60,15 +60,7 @@ fn examine(object: &[u8], entry: &str) -> anyhow::Result<(Program, Vec<unhang_is
 
 /// Compiles one kernel of ours for gfx1030 and for gfx1010, and follows it through audit, emulator and repair.
 pub(super) fn show(style: Style) -> anyhow::Result<String> {
-    let compiler = match Hiprtc::find() {
-        Ok(compiler) => Arc::new(compiler),
-        Err(error) => {
-            return Ok(format!(
-                "Left out: {error}.\nhint: on Debian 12 install libamdhip64-5 and libhiprtc-builtins5; a ROCm torch \
-                 brings it. `unhang audit` and `unhang repair` need neither.\n"
-            ));
-        }
-    };
+    let compiler = Arc::new(Hiprtc::find()?);
     let problem: Problem = PROBLEM.parse()?;
     // The kernel in whose code for gfx1030 most is wrong shows most.
     let mut shown: Option<(Candidate, Kernel, Vec<u8>)> = None;

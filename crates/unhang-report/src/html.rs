@@ -101,6 +101,7 @@ impl Report {
             time::date(self.unix_seconds)
         );
         self.write_summary(&mut page);
+        self.draw_advice(&mut page);
         if self.claims() > 0 {
             let _ = writeln!(
                 page,
@@ -140,6 +141,20 @@ impl Report {
             *page += "</tr>";
         }
         *page += "</tbody></table></div>\n";
+    }
+
+    fn draw_advice(&self, page: &mut String) {
+        *page += "<section><h2>What to do</h2><ul>";
+        for advice in self.what_to_do() {
+            // Commands stand in backticks.
+            let words: Vec<String> = advice.split('`').map(escape).collect();
+            let marked = words.iter().enumerate().map(|(index, word)| match index % 2 {
+                0 => word.clone(),
+                _ => format!("<code>{word}</code>"),
+            });
+            let _ = write!(page, "<li>{}</li>", marked.collect::<String>());
+        }
+        *page += "</ul></section>\n";
     }
 
     fn page_data(&self) -> Value {

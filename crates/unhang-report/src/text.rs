@@ -22,6 +22,7 @@ impl Report {
             writeln!(text, "fingerprint {}, {}\n", printable_line(&self.fingerprint), time::date(self.unix_seconds));
         if self.records.is_empty() && self.layers.is_empty() {
             text += "nothing is known yet: programs that use unhang add what they see\n";
+            self.write_advice(&mut text);
             return text;
         }
         if !self.summary().is_empty() {
@@ -57,9 +58,17 @@ impl Report {
                     layer.problem.to_string(),
                 ]);
             }
-            let _ = writeln!(text, "{}", layers.trim_fmt());
+            let _ = writeln!(text, "{}\n", layers.trim_fmt());
         }
+        self.write_advice(&mut text);
         text
+    }
+
+    fn write_advice(&self, text: &mut String) {
+        *text += "what to do\n";
+        for advice in self.what_to_do() {
+            let _ = writeln!(text, "  {advice}");
+        }
     }
 }
 

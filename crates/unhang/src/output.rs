@@ -82,13 +82,22 @@ pub fn print_error(error: &anyhow::Error) -> ExitCode {
     ExitCode::from(FAILED)
 }
 
-/// Prints a value as indented JSON on standard output. A terminal is driven by raw JSON too, so its texts are filtered;
-/// a reader that went away (`| head`) is not an error.
+/// Prints a value as indented JSON on standard output, always with `schema`, by which programs know the format. Raw JSON
+/// drives a terminal too, so its texts are filtered; a reader that went away (`| head`) is not an error.
 pub fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let text = serde_json::to_string_pretty(&safe(serde_json::to_value(value)?))?;
+    let text = serde_json::to_string_pretty(&with_schema(safe(serde_json::to_value(value)?)))?;
     match writeln!(io::stdout().lock(), "{text}") {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         other => Ok(other?),
+    }
+}
+
+fn with_schema(value: Value) -> Value {
+    match value {
+        Value::Object(fields) if !fields.contains_key("schema") => {
+            std::iter::once(("schema".to_owned(), Value::from(1))).chain(fields).collect()
+        }
+        other => other,
     }
 }
 

@@ -81,7 +81,7 @@ pub struct PlanCommand {
     #[arg(long, value_name = "DEVICE", value_parser = ["gpu", "cpu"])]
     device: Option<String>,
     /// Plan from what rehearsals found instead of what was seen.
-    #[arg(long = "rehearse", visible_alias = "rehearsal")]
+    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
     rehearsal: bool,
     /// Print JSON.
     #[arg(long)]

@@ -32,7 +32,7 @@ pub struct ReportCommand {
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     /// Report what rehearsals found instead of what was seen.
-    #[arg(long = "rehearse", visible_alias = "rehearsal")]
+    #[arg(long = "rehearsed", alias = "rehearse", alias = "rehearsal")]
     rehearsal: bool,
     /// Report what is kept under this fingerprint, as `unhang probe` and `unhang evidence list` name them.
     #[arg(long, value_name = "FINGERPRINT")]

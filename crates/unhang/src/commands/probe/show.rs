@@ -346,7 +346,7 @@ impl Found {
         }
         // Without torch verdicts are kept under what was tried in its place, and a report has to be told.
         let which = match &self.rehearsal {
-            Some(_) => " --rehearsal".to_owned(),
+            Some(_) => " --rehearsed".to_owned(),
             None if machine != knowledge.fingerprint => format!(" --machine {}", printable(machine)),
             None => String::new(),
         };

@@ -1,0 +1,42 @@
+//! What to do after reading a report.
+
+use std::collections::BTreeSet;
+
+use unhang_conv::Problem;
+use unhang_engine::{EngineName, Verdict};
+use unhang_evidence::RecordSource;
+
+use crate::data::Report;
+
+impl Report {
+    /// What to do, a sentence each, with the command in backticks.
+    pub(crate) fn what_to_do(&self) -> Vec<String> {
+        let seen = || self.records.iter().filter(|record| record.source != RecordSource::Import);
+        if seen().next().is_none() {
+            return vec!["Find out which convolutions work here: `unhang probe --grid`.".to_owned()];
+        }
+        if self.rehearsal {
+            return vec!["This was a rehearsal. On the card itself, `unhang probe --grid` finds out.".to_owned()];
+        }
+        let is_bad = |verdict: Verdict| matches!(verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong);
+        let mut advice = Vec::new();
+        let bad: BTreeSet<(EngineName, &Problem)> =
+            seen().filter(|record| is_bad(record.verdict)).map(|record| (record.engine, &record.problem)).collect();
+        for engine in EngineName::ALL {
+            let count = bad.iter().filter(|(of, _)| *of == engine).count();
+            if count > 0 {
+                let noun =
+                    if count == 1 { "convolution hangs, crashes or is" } else { "convolutions hang, crash or are" };
+                advice.push(format!("{count} {noun} wrong on {engine}: plans keep off it for those."));
+            }
+        }
+        advice.push(match bad.is_empty() {
+            true => {
+                "Nothing hangs, crashes or is wrong here. `unhang run -- python train.py` keeps watching.".to_owned()
+            }
+            false => "Start programs with `unhang run -- python train.py`: it uses these plans.".to_owned(),
+        });
+        advice.push("Share what your card did: `unhang evidence export findings.jsonl`.".to_owned());
+        advice
+    }
+}

@@ -105,7 +105,13 @@ const CARDS: &[Card] = &[
     (0x73bf, None, "gfx1030", "Radeon RX 6800/6900 series"),
     (0x73df, None, "gfx1031", "Radeon RX 6700 series"),
     (0x73ff, None, "gfx1032", "Radeon RX 6600 series"),
+    (0x743f, None, "gfx1034", "Radeon RX 6400/6500 series"),
     (0x744c, None, "gfx1100", "Radeon RX 7900 series"),
+    (0x747e, None, "gfx1101", "Radeon RX 7700/7800 series"),
+    (0x7480, None, "gfx1102", "Radeon RX 7600 series"),
+    (0x1586, None, "gfx1151", "Radeon 8050S/8060S"),
+    (0x7550, None, "gfx1201", "Radeon RX 9070 series"),
+    (0x7590, None, "gfx1200", "Radeon RX 9060 series"),
 ];
 
 /// What the PCI ids of an AMD display controller say about it.

@@ -1,7 +1,7 @@
 //! The doctor: findings, and the verdict over all.
 //!
 //! A finding has an id that never changes, says what is wrong in one line, why (with its source), what to do, and how
-//! sure we are. Each family of findings is a file of its own and a function from what was seen to findings.
+//! sure we are. Each family of findings is one file and a function from what was seen to findings.
 
 mod environment;
 mod hardware;
@@ -99,7 +99,7 @@ pub struct Finding {
     pub places: Vec<Place>,
 }
 
-/// So many of something whose plural takes an s.
+/// A count with its noun, whose plural takes an s.
 pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
     let plural = if count == N::from(1) { "" } else { "s" };
     format!("{count} {noun}{plural}")
@@ -124,6 +124,8 @@ pub const IDS: &[&str] = &[
     "runtime-version-mismatch",
     "torch-missing",
     "torch-without-hip",
+    "unhang-not-in-this-python",
+    "triton-writes-zeros",
     "env-contradiction",
     "env-imaginary",
     "env-no-effect",
@@ -175,13 +177,15 @@ pub struct Setting {
     pub effect: String,
 }
 
-/// What to look at besides the machine.
+/// What to look at in addition to the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// Interpreters or environments to look for torch in, besides the active one.
+    /// Interpreters or environments to look for torch in, before the active one.
     pub pythons: Vec<PathBuf>,
     /// Where unhang keeps its data on the machine.
     pub data: Option<PathBuf>,
+    /// The program, as `sudo` finds it: sudo looks into no environment's folder. Nothing for the bare name.
+    pub program: Option<PathBuf>,
 }
 
 /// Everything that the doctor saw and has to say.
@@ -197,6 +201,12 @@ pub struct Examination {
     pub findings: Vec<Finding>,
     /// The verdict over all.
     pub verdict: Verdict,
+    /// What earlier attempts left on the disk.
+    pub leftovers: Vec<Leftover>,
+    /// The profiles that `unhang env install` wrote.
+    pub own_profiles: Vec<Leftover>,
+    /// How the program is called under `sudo`.
+    pub program: String,
 }
 
 impl Examination {
@@ -238,7 +248,9 @@ struct Seen<'a> {
     machine: &'a Machine,
     software: &'a Software,
     leftovers: &'a [Leftover],
+    own_profiles: &'a [Leftover],
     unrepaired: Option<&'a Unrepaired>,
+    program: &'a str,
 }
 
 impl Seen<'_> {
@@ -253,13 +265,22 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let mut machine = Machine::inspect(system);
     let software = Software::inspect(system, &options.pythons);
     let leftovers = leftovers::find(system);
+    let own_profiles = leftovers::own_profiles(system);
+    let program = options.program.as_ref().map_or_else(|| "unhang".to_owned(), |path| path.display().to_string());
     let caches = miopen::quick_look(system);
     let log = kernel::log_lines(system);
     machine.unreadable = system.obstacles().iter().map(|it| format!("{}: {}", it.path.display(), it.error)).collect();
 
     let unrepaired = options.data.as_deref().and_then(|folder| unrepaired::read(system, folder));
-    let seen =
-        Seen { system, machine: &machine, software: &software, leftovers: &leftovers, unrepaired: unrepaired.as_ref() };
+    let seen = Seen {
+        system,
+        machine: &machine,
+        software: &software,
+        leftovers: &leftovers,
+        own_profiles: &own_profiles,
+        unrepaired: unrepaired.as_ref(),
+        program: &program,
+    };
     let mut findings = hardware::findings(&seen, &log);
     findings.extend(environment::findings(&seen));
     findings.extend(software::findings(&seen, &caches));
@@ -270,7 +291,7 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let place = |finding: &Finding| IDS.iter().position(|id| *id == finding.id).unwrap_or(IDS.len());
     findings.sort_by_key(|finding| (finding.severity, place(finding)));
     let environment = environment::settings(&seen);
-    Examination { environment, findings, verdict, software, machine }
+    Examination { environment, findings, verdict, software, machine, leftovers, own_profiles, program }
 }
 
 fn verdict(seen: &Seen, findings: &[Finding]) -> Verdict {

@@ -8,7 +8,7 @@
 //! Files are reached by [`tree::Tree`], component by component and never through a symbolic link, so that nothing
 //! outside of the root or the home is ever touched.
 
-mod edit;
+pub(crate) mod edit;
 mod journal;
 pub mod tree;
 
@@ -122,19 +122,21 @@ impl<'a> Site<'a> {
         self.base.join(path)
     }
 
-    /// The files to write: path below the base, mode, content.
-    fn files(&self, profile: &Profile) -> Result<Vec<(PathBuf, u32, String)>, TreeError> {
+    /// The files to write: path below the base, mode, content. None where no profile is wanted.
+    fn files(&self, profile: Option<&Profile>) -> Result<Vec<(PathBuf, u32, String)>, TreeError> {
         let mut files = Vec::new();
+        let Some(profile) = profile else { return Ok(files) };
         match self.scope {
             Scope::System => {
-                files.push((PathBuf::from("etc/profile.d/unhang.sh"), 0o644, profile.guarded_script()));
+                let path = leftovers::OUR_SYSTEM_PROFILE.trim_start_matches('/');
+                files.push((PathBuf::from(path), 0o644, profile.guarded_script()));
                 if self.tree.is_folder(Path::new("etc/systemd"))? {
                     let path = PathBuf::from("etc/systemd/user-environment-generators/60-unhang");
                     files.push((path, 0o755, profile.generator_script()));
                 }
             }
             Scope::User => {
-                files.push((self.state_path().join("profile.sh"), 0o644, profile.guarded_script()));
+                files.push((PathBuf::from(leftovers::OUR_USER_PROFILE), 0o644, profile.guarded_script()));
                 if self.tree.is_folder(Path::new(".config/fish"))? {
                     files.push((PathBuf::from(".config/fish/conf.d/unhang.fish"), 0o644, profile.guarded_fish()));
                 }
@@ -175,7 +177,7 @@ enum Work {
     MoveAside { path: PathBuf },
 }
 
-fn plan(site: &Site, profile: &Profile) -> Result<WorkList, InstallError> {
+fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError> {
     let mut plan = WorkList { work: Vec::new(), notes: Vec::new() };
     let found = match site.scope {
         Scope::System => leftovers::find_system(site.system),
@@ -204,7 +206,8 @@ fn plan(site: &Site, profile: &Profile) -> Result<WorkList, InstallError> {
             }
         }
     }
-    for path in site.start_up_files()? {
+    let readers = if profile.is_some() { site.start_up_files()? } else { Vec::new() };
+    for path in readers {
         if let Some((_, _, after)) = edits.iter_mut().find(|(edited, _, _)| *edited == path) {
             *after = edit::with_our_line(after);
         } else if site.tree.is_file(&path)? {
@@ -246,10 +249,24 @@ fn describe(site: &Site, plan: &WorkList) -> Vec<Change> {
 /// Installs a profile. Twice in a row does nothing the second time. A dry run only says what would be done.
 pub fn install(system: &System, scope: Scope, profile: &Profile, dry_run: bool) -> Result<Outcome, InstallError> {
     let site = Site::open(system, scope)?;
-    install_at(&site, profile, dry_run)
+    install_at(&site, Some(profile), dry_run)
 }
 
-fn install_at(site: &Site, profile: &Profile, dry_run: bool) -> Result<Outcome, InstallError> {
+/// Moves the settings of earlier attempts aside, takes an installed profile out, and installs none. [`uninstall`] brings
+/// back what was moved.
+pub fn clean(system: &System, scope: Scope, dry_run: bool) -> Result<Outcome, InstallError> {
+    let site = Site::open(system, scope)?;
+    install_at(&site, None, dry_run)
+}
+
+/// What the journal calls an installation without a profile.
+const NO_PROFILE: &str = "none";
+
+fn name_of(profile: Option<&Profile>) -> &str {
+    profile.map_or(NO_PROFILE, |profile| profile.name)
+}
+
+fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<Outcome, InstallError> {
     let _lock = if dry_run { None } else { Some(site.tree.lock()?) };
     let mut outcome = Outcome::default();
     if let Some(journal) = Journal::read(site)? {
@@ -257,6 +274,9 @@ fn install_at(site: &Site, profile: &Profile, dry_run: bool) -> Result<Outcome, 
             return Ok(outcome);
         }
         outcome.recovered = journal.phase != Phase::Installed;
+        if profile.is_none() {
+            outcome.changes = to_be_removed(site, &journal);
+        }
         if dry_run {
             outcome.notes.push("an earlier installation would be taken out first".to_owned());
         } else {
@@ -266,17 +286,26 @@ fn install_at(site: &Site, profile: &Profile, dry_run: bool) -> Result<Outcome, 
         journal::clean_up(site)?;
     }
     let plan = plan(site, profile)?;
-    outcome.changes = describe(site, &plan);
+    outcome.changes.extend(describe(site, &plan));
     outcome.notes.extend(plan.notes.iter().cloned());
-    if !dry_run {
-        carry_out(site, profile, plan)?;
+    if !dry_run && !plan.work.is_empty() {
+        carry_out(site, name_of(profile), plan)?;
     }
     Ok(outcome)
 }
 
+/// The files of ours that go when an installation is taken out.
+fn to_be_removed(site: &Site, journal: &Journal) -> Vec<Change> {
+    let created = journal.steps.iter().filter_map(|step| match step {
+        Step::Create { path, .. } => Some(path),
+        _ => None,
+    });
+    created.map(|path| Change { action: "remove", path: site.shown(path), diff: Vec::new() }).collect()
+}
+
 /// Whether what the journal says still holds, and a fresh plan would do nothing else.
-fn is_current(site: &Site, journal: &Journal, profile: &Profile) -> Result<bool, InstallError> {
-    if journal.profile != profile.name {
+fn is_current(site: &Site, journal: &Journal, profile: Option<&Profile>) -> Result<bool, InstallError> {
+    if journal.profile != name_of(profile) {
         return Ok(false);
     }
     for step in &journal.steps {
@@ -312,7 +341,7 @@ fn is_current(site: &Site, journal: &Journal, profile: &Profile) -> Result<bool,
     Ok(same)
 }
 
-fn carry_out(site: &Site, profile: &Profile, plan: WorkList) -> Result<(), InstallError> {
+fn carry_out(site: &Site, profile: &str, plan: WorkList) -> Result<(), InstallError> {
     let backups = site.state_path().join("backup");
     let mut steps = Vec::new();
     let mut folders: Vec<PathBuf> = Vec::new();
@@ -345,7 +374,7 @@ fn carry_out(site: &Site, profile: &Profile, plan: WorkList) -> Result<(), Insta
             Work::MoveAside { path } => steps.push(Step::MoveAside { path: path.clone(), backup }),
         }
     }
-    let mut journal = Journal::begin(site, profile.name, steps.clone())?;
+    let mut journal = Journal::begin(site, profile, steps.clone())?;
     let mut work = plan.work.iter();
     for step in &steps {
         match step {

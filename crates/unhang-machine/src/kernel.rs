@@ -101,6 +101,8 @@ pub struct LogLine {
     pub text: String,
     /// What it tells of.
     pub kind: LogKind,
+    /// Whether the machine was started again since.
+    pub earlier: bool,
 }
 
 /// What a line of the kernel's log tells of.
@@ -125,21 +127,27 @@ pub(crate) fn log_lines(system: &System) -> Vec<LogLine> {
     let mut found = Vec::new();
     for path in LOGS {
         let Ok(tail) = system.tail(path, LARGE) else { continue };
-        let lines = relevant_log_lines(&String::from_utf8_lossy(&tail));
-        found.extend(lines.into_iter().map(|(text, kind)| LogLine { path: (*path).to_owned(), text, kind }));
+        found.extend(lines_of(path, &String::from_utf8_lossy(&tail)));
         if !found.is_empty() {
             return found;
         }
     }
     // Most distributions keep the log in journald's files alone.
     for (path, text) in system.journals(LARGE) {
-        let lines = relevant_log_lines(&text);
-        found.extend(lines.into_iter().map(|(text, kind)| LogLine { path: path.clone(), text, kind }));
+        found.extend(lines_of(&path, &text));
         if !found.is_empty() {
             break;
         }
     }
     found
+}
+
+/// The lines of one log that matter. The kernel begins each boot with its own version.
+fn lines_of(path: &str, text: &str) -> Vec<LogLine> {
+    let boot = text.rfind("Linux version ").unwrap_or(0);
+    let line = |earlier| move |(text, kind)| LogLine { path: path.to_owned(), text, kind, earlier };
+    let before = relevant_log_lines(&text[..boot]).into_iter().map(line(true));
+    before.chain(relevant_log_lines(&text[boot..]).into_iter().map(line(false))).collect()
 }
 
 /// What journald's files begin with.
@@ -239,6 +247,16 @@ mod tests {
                     amdgpu 0000:03:00.0: amdgpu: ring gfx_0.0.0 uses VM inv eng 0 on hub 0\n";
         let kinds: Vec<LogKind> = relevant_log_lines(text).into_iter().map(|(_, kind)| kind).collect();
         assert_eq!(kinds, [LogKind::RingTimeout, LogKind::NoAtomics, LogKind::Reset]);
+    }
+
+    #[test]
+    fn what_was_before_the_last_boot_is_told_apart() {
+        let hang = "kernel: amdgpu: ring gfx_0.0.0 timeout, signaled seq=1\n";
+        let boot = "kernel: [    0.000000] Linux version 6.8.0-45-generic (builder@host)\n";
+        let earlier = |text: &str| lines_of("log", text).iter().map(|line| line.earlier).collect::<Vec<_>>();
+        assert_eq!(earlier(hang), [false]);
+        assert_eq!(earlier(&format!("{hang}{boot}")), [true]);
+        assert_eq!(earlier(&format!("{boot}{hang}{boot}{hang}")), [true, false]);
     }
 
     #[test]

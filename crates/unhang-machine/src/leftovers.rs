@@ -7,11 +7,15 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::install::edit;
 use crate::system::{LARGE, SMALL, System};
 use crate::variables::{self, Known, Owner};
 
 /// The first words of every file that unhang writes; how it knows its own.
 pub(crate) const OUR_MARK: &str = "# Written by unhang";
+/// Where an installed profile is, for everybody and below a home.
+pub(crate) const OUR_SYSTEM_PROFILE: &str = "/etc/profile.d/unhang.sh";
+pub(crate) const OUR_USER_PROFILE: &str = ".config/unhang/profile.sh";
 /// A file with more relevant lines than this is not a person's.
 const MOST_LINES: usize = 200;
 
@@ -35,6 +39,8 @@ pub struct Leftover {
     pub whole: bool,
     /// Whether the file acts when somebody logs in or opens a shell (and not, for example, a single service).
     pub login: bool,
+    /// Whether `unhang env clean` can move it or its lines aside; otherwise somebody has to edit it.
+    pub movable: bool,
     /// The lines.
     pub assignments: Vec<Assignment>,
 }
@@ -236,8 +242,22 @@ fn look_at(system: &System, path: &Path, login: bool, found: &mut Vec<Leftover>)
     let whole = known_file(path);
     let assignments = parse_file(&text);
     if whole || !assignments.is_empty() {
-        found.push(Leftover { path: path.to_owned(), whole, login, assignments });
+        let is_changed = || edit::set_aside(text.as_bytes(), edit::comment_for(path)).0 != text.as_bytes();
+        let is_plain = || system.resolve_on_machine(path).is_ok_and(|real| real == path);
+        let movable = login && (whole || is_changed()) && is_plain();
+        found.push(Leftover { path: path.to_owned(), whole, login, movable, assignments });
     }
+}
+
+/// The profiles that `unhang env install` wrote, with what they set.
+pub(crate) fn own_profiles(system: &System) -> Vec<Leftover> {
+    let mut paths = vec![PathBuf::from(OUR_SYSTEM_PROFILE)];
+    paths.extend(system.homes().into_iter().map(|home| home.join(OUR_USER_PROFILE)));
+    let read = |path: PathBuf| {
+        let text = system.text(&path, SMALL).ok().filter(|text| text.starts_with(OUR_MARK))?;
+        Some(Leftover { path, whole: true, login: true, movable: true, assignments: parse_file(&text) })
+    };
+    paths.into_iter().filter_map(read).collect()
 }
 
 #[cfg(test)]

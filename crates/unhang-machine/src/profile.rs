@@ -101,6 +101,16 @@ fn no_enforcement() -> Line {
     )
 }
 
+fn triton() -> Line {
+    set(
+        "AMDGCN_USE_BUFFER_OPS",
+        "0",
+        Ground::Reported,
+        "nothing: Triton came later",
+        "Triton's kernels for gfx1010 write nothing with buffer operations, and report no error",
+    )
+}
+
 fn always_left_out() -> Vec<LeftOut> {
     vec![
         LeftOut { line: "HIP_FORCE_COARSE_GRAIN=1", why: "does not exist: no source of ROCm reads it" },
@@ -148,6 +158,10 @@ impl Profile {
                 rocm_5_7(),
                 format!("torch {} holds no code for {gfx} and is of the age that users report hanging", torch.version),
             ),
+            // JAX's and TensorFlow's wheels refuse gfx1010: what was set for them stays.
+            None if card.spoofed() => {
+                (as_set(), "no torch with HIP was found, and other frameworks may need what you set".to_owned())
+            }
             None => (no_spoof(), "no torch with HIP was found: install one with native code if you can".to_owned()),
         }
     }
@@ -180,6 +194,7 @@ fn rocm_5_2() -> Profile {
                 "a candidate that hangs is not run merely to be timed",
             ),
             no_enforcement(),
+            triton(),
         ],
         left_out,
     }
@@ -214,6 +229,7 @@ fn rocm_5_7() -> Profile {
             family("MIOPEN_DEBUG_CONV_DIRECT"),
             set("MIOPEN_FIND_MODE", "FAST", Ground::Inferred, "NORMAL", "nothing is run merely to be timed"),
             no_enforcement(),
+            triton(),
         ],
         left_out,
     }
@@ -231,7 +247,18 @@ fn no_spoof() -> Profile {
                 "native code carries the compiler's work-arounds; the spoof would load other code in its place",
             ),
             no_enforcement(),
+            triton(),
         ],
+        left_out: always_left_out(),
+    }
+}
+
+/// For programs of which nothing is known: neither the spoof nor its absence is asked for.
+fn as_set() -> Profile {
+    Profile {
+        name: "as-set",
+        summary: "for programs without torch: HSA_OVERRIDE_GFX_VERSION stays as it is",
+        lines: vec![no_enforcement(), triton()],
         left_out: always_left_out(),
     }
 }
@@ -243,7 +270,7 @@ pub enum Shell {
     Posix,
     /// fish.
     Fish,
-    /// systemd's environment.d.
+    /// Lines for the `[Service]` section of a unit, as `systemctl edit` takes them.
     Systemd,
     /// A file for `docker run --env-file`.
     Docker,
@@ -274,6 +301,9 @@ impl Profile {
 
     fn print_lines(&self, shell: Shell, explain: bool) -> String {
         let mut text = format!("# unhang profile {}: {}\n", self.name, self.summary);
+        if shell == Shell::Systemd {
+            text.push_str("[Service]\n");
+        }
         if shell == Shell::Docker {
             text.push_str(&format!("# docker run --env-file THIS {} …\n", crate::routes::CONTAINER_DEVICES));
         }
@@ -287,9 +317,10 @@ impl Profile {
                 (Shell::Posix, None) => format!("unset {name}\n"),
                 (Shell::Fish, Some(value)) => format!("set -gx {name} {}\n", quoted(value)),
                 (Shell::Fish, None) => format!("set -e {name}\n"),
-                (Shell::Systemd, Some(value)) => format!("{name}=\"{value}\"\n"),
+                (Shell::Systemd, Some(value)) => format!("Environment=\"{name}={value}\"\n"),
+                (Shell::Systemd, None) => format!("UnsetEnvironment={name}\n"),
                 (Shell::Docker, Some(value)) => format!("{name}={value}\n"),
-                (Shell::Systemd | Shell::Docker, None) => format!("# {name} must not be set\n"),
+                (Shell::Docker, None) => format!("# {name} must not be set\n"),
             });
         }
         text

@@ -21,14 +21,41 @@ pub struct Route {
     pub confidence: Confidence,
 }
 
-/// AMD's native wheels for a chip; they exist for three of the four.
-pub fn native_wheels(gfx: &str) -> Option<String> {
-    ["gfx1010", "gfx1011", "gfx1012"].contains(&gfx).then(|| {
-        format!(
-            "python3 -m venv ~/rdna1 && ~/rdna1/bin/pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ \
-             'torch[device-{gfx}]' 'torchvision[device-{gfx}]'"
-        )
-    })
+/// How a program is started with protection.
+pub const RUN: &str = "unhang run -- python train.py";
+
+/// Installs unhang into the active environment.
+pub const UNHANG_PIP: &str = "pip install dist/unhang-*.whl";
+
+/// Makes a new environment and enters it.
+const NEW_ENVIRONMENT: &str = "-m venv ~/rdna1 && . ~/rdna1/bin/activate &&";
+
+/// AMD's native wheels with code for all of these chips. They exist for three of RDNA1's four. The names of chips compose
+/// (mudler/LocalAI PR 10997).
+pub fn native_wheels(chips: &[&str]) -> Option<String> {
+    let is_left_out = |gfx: &&str| crate::chips::is_affected_gfx(gfx) && *gfx == "gfx1013";
+    if chips.is_empty() || chips.iter().any(is_left_out) {
+        return None;
+    }
+    let devices: Vec<String> = chips.iter().map(|gfx| format!("device-{gfx}")).collect();
+    let devices = devices.join(",");
+    Some(format!(
+        "python3 {NEW_ENVIRONMENT} pip install --index-url https://repo.amd.com/rocm/whl-multi-arch/ 'torch[{devices}]' \
+         'torchvision[{devices}]'"
+    ))
+}
+
+/// Installs unhang where a torch is, named by its folder `…/lib/python3.12/site-packages/torch`. A system's Python takes no
+/// packages from pip: an environment that sees the system's is made for it.
+pub fn install_unhang(torch: &str) -> String {
+    let prefix = std::path::Path::new(torch).ancestors().nth(4).unwrap_or(std::path::Path::new("/"));
+    match prefix.to_str().unwrap_or_default() {
+        "/" | "/usr" | "/usr/local" => {
+            format!("python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && {UNHANG_PIP}")
+        }
+        user if user.ends_with("/.local") => format!("python3 -m {UNHANG_PIP}"),
+        prefix => format!("{prefix}/bin/{UNHANG_PIP}"),
+    }
 }
 
 /// What a container needs to reach the card. The group by its number: `render` has another one on each system, and images
@@ -54,30 +81,33 @@ pub const SPOOFED_PIP: &str = "pip install 'numpy<2' torch==1.13.1+rocm5.2 torch
 
 /// Installs it into a new environment.
 pub fn spoofed_stack() -> String {
-    format!("python3.10 -m venv ~/rdna1 && ~/rdna1/bin/{SPOOFED_PIP}")
+    format!("python3.10 {NEW_ENVIRONMENT} {SPOOFED_PIP}")
 }
 
 /// The ways for a chip.
 pub fn routes(gfx: &str) -> Vec<Route> {
     let mut all = Vec::new();
-    if let Some(command) = native_wheels(gfx) {
+    if let Some(command) = native_wheels(&[gfx]) {
         all.push(Route {
             title: format!("AMD's wheels with native code for {gfx}"),
-            commands: vec![command],
-            start: "unhang run -- ~/rdna1/bin/python train.py",
+            commands: vec![command, UNHANG_PIP.to_owned()],
+            start: RUN,
             notes: "Since 2026; Linux and Windows. No spoof: HSA_OVERRIDE_GFX_VERSION must not be set. (Source: \
                     easydiffusion/torchruntime issue 34, ROCm/TheRock issue 5954.)"
                 .to_owned(),
-            unhang: "none of the hardware hazards concern native code; what is left are MIOpen's speed and its failures: \
-                     `unhang run` brings its own kernels and a watchdog",
+            unhang: "native code has none of the hardware hazards. MIOpen remains: its spatial batch normalisation does not \
+                     compile for gfx1010, and it searches for minutes. `unhang run` adds faster convolutions and a watchdog",
             confidence: Confidence::SeenOnACard,
         });
     }
     if is_built_by_arch(gfx) {
         all.push(Route {
             title: format!("Arch Linux's packages, which are built for {gfx} too"),
-            commands: vec!["sudo pacman -S python-pytorch-rocm".to_owned()],
-            start: "unhang run -- python train.py",
+            commands: vec![
+                "sudo pacman -S python-pytorch-rocm".to_owned(),
+                install_unhang("/usr/lib/python3/site-packages/torch"),
+            ],
+            start: RUN,
             notes: "Native as well; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
                 .to_owned(),
             unhang: "the same as with AMD's wheels",
@@ -86,8 +116,8 @@ pub fn routes(gfx: &str) -> Vec<Route> {
     }
     all.push(Route {
         title: "torch 1.13.1 for ROCm 5.2, spoofed as gfx1030".to_owned(),
-        commands: vec![spoofed_stack()],
-        start: "unhang run -- ~/rdna1/bin/python train.py",
+        commands: vec![spoofed_stack(), UNHANG_PIP.to_owned()],
+        start: RUN,
         notes: format!(
             "Python 3.10 or older; glibc {}.{} or older (Debian 12, Ubuntu 22.04 or 24.04). On a newer system work in a \
              container: `{}`. The next wheels, for ROCm 5.3 and later, are reported to hang. (Source: ROCm issue 2527.)",
@@ -112,10 +142,7 @@ pub fn in_words(gfx: &str) -> String {
         for command in &route.commands {
             text.push_str(&format!("       {command}\n"));
         }
-        text.push_str(&format!(
-            "       {}\n   {}\n   What unhang is for: {}.\n",
-            route.start, route.notes, route.unhang
-        ));
+        text.push_str(&format!("       {}\n   {}\n   What unhang adds: {}.\n", route.start, route.notes, route.unhang));
     }
     text
 }

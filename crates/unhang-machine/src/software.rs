@@ -59,6 +59,10 @@ pub struct Torch {
     pub cuda: Option<String>,
     /// The decisive libraries as they will be loaded; only for a torch built with HIP.
     pub libraries: Vec<LoadedLibrary>,
+    /// The version of the Triton that the same Python imports, if there is one.
+    pub triton: Option<String>,
+    /// Whether the same Python imports unhang.
+    pub unhang: bool,
 }
 
 impl Torch {
@@ -229,7 +233,8 @@ fn prefixes_of(system: &System, python: &Path) -> Vec<PathBuf> {
     if system.is_directory(python) {
         return vec![python.to_owned()];
     }
-    let above = |path: &Path| path.parent().and_then(Path::parent).map(Path::to_owned);
+    // A mistyped relative path has nothing above it: the machine's root is not meant.
+    let above = |path: &Path| path.parent()?.parent().filter(|it| !it.as_os_str().is_empty()).map(Path::to_owned);
     let own = above(python);
     // Only whether it is there matters; it holds paths and names, so a bundle gets an empty one.
     let environment = own.as_ref().is_some_and(|own| {
@@ -240,14 +245,19 @@ fn prefixes_of(system: &System, python: &Path) -> Vec<PathBuf> {
         }
         there
     });
-    let real = if environment { None } else { system.resolve_on_machine(python).ok().and_then(|real| above(&real)) };
+    let real = if environment || !system.exists(python) {
+        None
+    } else {
+        system.resolve_on_machine(python).ok().and_then(|real| above(&real))
+    };
     own.into_iter().chain(real).collect()
 }
 
 fn find_torch(system: &System, pythons: &[PathBuf], rocm: &[Rocm]) -> Vec<Torch> {
     let mut found: Vec<Torch> = Vec::new();
     let mut seen = Vec::new();
-    for (python, packages) in package_folders(system, pythons) {
+    let folders = package_folders(system, pythons);
+    for (python, packages) in folders.clone() {
         let folder = packages.join("torch");
         let real = system.resolve_on_machine(&folder).unwrap_or_else(|_| folder.clone());
         if seen.contains(&real) || found.len() >= MOST_FOUND {
@@ -257,7 +267,50 @@ fn find_torch(system: &System, pythons: &[PathBuf], rocm: &[Rocm]) -> Vec<Torch>
         seen.push(real);
         found.push(inspect_torch(system, &folder, &packages, python, version, rocm));
     }
+    for torch in &mut found {
+        // An environment may see the system's packages: then its own folder comes before the one that holds torch.
+        let own = folders.iter().position(|(_, path)| Path::new(&torch.path).parent() == Some(path));
+        let mut imports =
+            folders.iter().take(own.map_or(0, |own| own + 1)).filter(|(python, _)| *python == torch.python);
+        torch.unhang = imports.any(|(_, path)| has_unhang(system, path));
+    }
     found
+}
+
+/// Whether Pythons that import from a folder import unhang: it is there, or a path file leads to it.
+fn has_unhang(system: &System, packages: &Path) -> bool {
+    let is_package = |folder: &Path| {
+        let file = folder.join("unhang/__init__.py");
+        let there = system.is_file(&file);
+        if there {
+            // Only whether it is there matters; a bundle gets an empty one.
+            system.record(&file, Vec::new());
+        }
+        there
+    };
+    is_package(packages)
+        || system.entries(packages).iter().filter(|name| name.ends_with(".pth")).take(64).any(|name| {
+            let text = system.text(packages.join(name), SMALL).unwrap_or_default();
+            text.lines().map(str::trim).filter(|line| line.starts_with('/')).any(|line| is_package(Path::new(line)))
+        })
+}
+
+/// The version of Triton among a folder's packages, by the name under which it was installed.
+fn triton_version(system: &System, packages: &Path) -> Option<String> {
+    if !system.is_directory(packages.join("triton")) {
+        return None;
+    }
+    let names = system.entries(packages);
+    let installed = ["triton-", "pytorch_triton_rocm-", "triton_rocm-"];
+    let version = names.iter().find_map(|name| {
+        let (_, rest) = installed.iter().find_map(|start| Some((start, name.strip_prefix(start)?)))?;
+        rest.strip_suffix(".dist-info").map(|version| (name, version.chars().take(40).collect::<String>()))
+    });
+    if let Some((name, _)) = &version {
+        system.record(&packages.join(name).join("METADATA"), Vec::new());
+        system.record(&packages.join("triton/__init__.py"), Vec::new());
+    }
+    Some(version.map_or_else(|| "of unknown version".to_owned(), |(_, version)| version))
 }
 
 /// What `torch/version.py` says.
@@ -341,6 +394,8 @@ fn inspect_torch(
         hip: version.hip,
         cuda: version.cuda,
         libraries: Vec::new(),
+        triton: triton_version(system, packages),
+        unhang: false,
     };
     if torch.hip.is_none() {
         return torch;
@@ -354,10 +409,15 @@ fn inspect_torch(
     if torch.architectures.is_empty() {
         // AMD's own packages (TheRock) keep the libraries apart, in a package that is named for the family of chips.
         let names = system.entries(packages);
-        for name in names.iter().filter(|name| name.starts_with("_rocm_sdk_libraries_gfx")) {
+        for name in names.iter().filter(|name| DEVICE_PACKAGES.iter().any(|start| name.starts_with(start))) {
             system.record(&packages.join(name).join("__init__.py"), Vec::new());
         }
         torch.architectures = package_architectures(&names);
+    }
+    // AMD's own packages bring the libraries too: what the system has is not loaded.
+    let is_amds = |name: &String| ["_rocm_sdk_", "amd_torch_device_"].iter().any(|start| name.starts_with(start));
+    if system.entries(packages).iter().any(is_amds) {
+        return torch;
     }
     torch.libraries = DECISIVE
         .iter()
@@ -443,10 +503,14 @@ fn tensile_architectures(names: &[String]) -> Vec<String> {
     found
 }
 
-/// The chips of packages such as `_rocm_sdk_libraries_gfx101X_dgpu`.
+/// How AMD names the packages that hold code for chips: those of the wheels for one family, and `torch[device-gfx1010]`'s of the
+/// wheels for all (ROCm/TheRock PR 4946).
+const DEVICE_PACKAGES: [&str; 2] = ["_rocm_sdk_libraries_gfx", "amd_torch_device_gfx"];
+
+/// The chips of packages such as `_rocm_sdk_libraries_gfx101X_dgpu` and `amd_torch_device_gfx1010-2.11.0.dist-info`.
 fn package_architectures(names: &[String]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
-    for name in names.iter().filter(|name| name.starts_with("_rocm_sdk_libraries_gfx")) {
+    for name in names.iter().filter(|name| DEVICE_PACKAGES.iter().any(|start| name.starts_with(start))) {
         if name.contains("gfx101X") {
             found.extend(["gfx1010", "gfx1011", "gfx1012", "gfx1013"].map(str::to_owned));
         } else {

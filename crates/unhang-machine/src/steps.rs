@@ -1,10 +1,17 @@
-//! What to do, in order, one command each: the findings as somebody works through them.
+//! What to do, in order: the findings as one plan that can be followed to its end.
+//!
+//! First what keeps the card from being reached, then the clean-up, then one of several ways to a torch. No step undoes
+//! another, and a step that would change nothing is left out: `tests/follow.rs` of the program follows every plan.
+
+use std::path::Path;
 
 use serde::Serialize;
 
 use crate::chips::AMD;
 use crate::findings::{Confidence, Examination, Finding, Severity, holds};
-use crate::routes;
+use crate::leftovers::Leftover;
+use crate::routes::{self, RUN};
+use crate::software::Torch;
 
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +21,9 @@ pub struct Step {
     /// The command that does it, where one does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
+    /// Ways to do it, the recommended one first: one of them is to be taken, with all of its commands.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ways: Vec<Way>,
     /// The findings that it settles; `unhang explain ID` gives the reasons.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub settles: Vec<&'static str>,
@@ -21,102 +31,268 @@ pub struct Step {
     pub confidence: Confidence,
 }
 
-/// How programs are started with protection.
-const RUN: &str = "unhang run -- python train.py";
+/// One of several ways to do the same thing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Way {
+    /// What it is, in one line.
+    pub what: String,
+    /// Whether it is the one that we would take.
+    pub recommended: bool,
+    /// The commands, in order.
+    pub commands: Vec<String>,
+    /// How sure we are.
+    pub confidence: Confidence,
+}
 
 impl Step {
     fn new(what: impl Into<String>, command: impl Into<String>, settles: &[&'static str], sure: Confidence) -> Step {
-        Step { what: what.into(), command: Some(command.into()), settles: settles.to_vec(), confidence: sure }
+        let (what, command) = (what.into(), Some(command.into()));
+        Step { what, command, ways: Vec::new(), settles: settles.to_vec(), confidence: sure }
     }
 }
 
-/// What to do, the most important first. Empty where all is well.
+/// What a torch for the card settles.
+const BY_TORCH: [&str; 8] = [
+    "torch-known-to-hang",
+    "torch-lacks-architecture",
+    "torch-missing",
+    "torch-without-hip",
+    "glibc-too-new",
+    "spoofed-architecture",
+    "unhang-not-in-this-python",
+    "triton-writes-zeros",
+];
+
+/// What to do, in order. Empty where all is well.
 pub fn steps(examination: &Examination) -> Vec<Step> {
-    let mut steps = Vec::new();
     let findings: Vec<&Finding> =
         examination.findings.iter().filter(|finding| finding.severity != Severity::Info).collect();
-    let has = |id: &str| findings.iter().any(|finding| finding.id == id);
+    let mut steps: Vec<Step> = Vec::new();
     // Nothing else matters while the card cannot be reached.
-    for id in ["kfd-no-access", "queue-preemption", "ring-timeout", "pci-atomics"] {
+    for id in ["kfd-no-access", "queue-preemption", "pci-atomics"] {
         steps.extend(findings.iter().filter(|finding| finding.id == id).map(|finding| of_finding(finding)));
     }
+    steps.extend(clean_up(examination, &findings));
     if examination.machine.affected() {
-        steps.extend(about_torch(examination, &has));
+        steps.extend(about_torch(examination));
     } else {
         steps.extend(other_cards(examination));
     }
-    let unset = variables_to_unset(&findings, &steps);
-    if let Some((command, ids)) = unset {
-        let what = "Take out variables that do harm or nothing";
-        steps.push(Step { settles: ids, ..Step::new(what, command, &[], Confidence::Documented) });
-    }
     for finding in findings {
-        if !steps.iter().any(|step| step.settles.contains(&finding.id)) {
-            steps.push(of_finding(finding));
+        if steps.iter().any(|step| step.settles.contains(&finding.id)) {
+            continue;
+        }
+        let step = of_finding(finding);
+        let does = |other: &Step, command: &str| {
+            other.command.as_deref() == Some(command)
+                || other.ways.iter().any(|way| way.commands.iter().any(|it| it == command))
+        };
+        let same = step.command.as_deref().and_then(|command| steps.iter_mut().find(|other| does(other, command)));
+        match same {
+            Some(other) => other.settles.push(finding.id),
+            None => steps.push(step),
         }
     }
     steps
 }
 
-/// The torch for an RDNA1 card: which to take, or how to use the one that is here.
-fn about_torch(examination: &Examination, has: &dyn Fn(&str) -> bool) -> Vec<Step> {
-    let Some(card) = examination.machine.gpus.iter().find(|gpu| gpu.affected) else { return Vec::new() };
-    let gfx = card.gfx.as_deref().unwrap_or("gfx1010");
-    let hip = || examination.software.torch.iter().filter(|torch| torch.hip.is_some());
-    let is_native = hip().any(|torch| holds(&torch.architectures, gfx));
-    let spoofing = ["spoofed-architecture", "torch-known-to-hang", "torch-lacks-architecture"];
-    if is_native {
-        if has("spoofed-architecture") {
-            let what = format!("Let the runtime see the true chip: this torch has code for {gfx}");
-            return vec![Step::new(what, "unset HSA_OVERRIDE_GFX_VERSION", &spoofing, Confidence::Documented)];
-        }
-        let what =
-            "Start programs with unhang's own kernels and a watchdog: MIOpen's speed and failures are what is left";
-        return vec![Step::new(what, RUN, &[], Confidence::Inferred)];
+/// The command that moves the settings in these files aside: `/etc` belongs to root, a home to its user.
+pub(crate) fn clean_command<'p>(program: &str, paths: impl IntoIterator<Item = &'p Path>) -> String {
+    let (of_system, of_user): (Vec<&Path>, Vec<&Path>) = paths.into_iter().partition(|path| path.starts_with("/etc"));
+    let mut commands = Vec::new();
+    if !of_system.is_empty() {
+        commands.push(format!("sudo {program} env clean --system"));
     }
-    let other_ways = "`unhang explain routes` has the other ways";
-    let install = |what: String, settles: &[&'static str]| match routes::native_wheels(gfx) {
-        Some(command) => Step::new(what, command, settles, Confidence::SeenOnACard),
-        None => {
-            let what = format!("Install the torch that owners report working under a spoof; {other_ways}");
-            Step::new(what, routes::spoofed_stack(), settles, Confidence::SeenOnACard)
+    if !of_user.is_empty() {
+        commands.push("unhang env clean --user".to_owned());
+    }
+    commands.join(" && ")
+}
+
+/// Whether a file sets the spoof.
+fn spoofs(file: &Leftover) -> bool {
+    file.assignments.iter().any(|it| it.name.starts_with("HSA_OVERRIDE_GFX_VERSION") && it.value.is_some())
+}
+
+/// Files, variables and caches that earlier attempts left.
+fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<Step> {
+    let mut steps = Vec::new();
+    let mut files: Vec<&Leftover> = examination.leftovers.iter().filter(|file| file.movable).collect();
+    // A spoof that unhang installed is wanted until there is a torch that does without.
+    if native_torch(examination).is_some() {
+        files.extend(examination.own_profiles.iter().filter(|file| spoofs(file)));
+    }
+    if !files.is_empty() {
+        let names: Vec<String> = files.iter().map(|file| file.path.display().to_string()).collect();
+        let what = format!("Move the settings of earlier attempts aside: {}", names.join(", "));
+        let command = clean_command(&examination.program, files.iter().map(|file| file.path.as_path()));
+        steps.push(Step::new(what, command, &["leftover-profile"], Confidence::Documented));
+    }
+    let by_hand: Vec<String> =
+        examination.leftovers.iter().filter(|file| !file.movable).map(|file| file.path.display().to_string()).collect();
+    if !by_hand.is_empty() && findings.iter().any(|finding| finding.id == "leftover-profile") {
+        let what = format!("Edit by hand what unhang leaves alone: {}", by_hand.join(", "));
+        let settles = vec!["leftover-profile"];
+        steps.push(Step { what, command: None, ways: Vec::new(), settles, confidence: Confidence::Documented });
+    }
+    steps.extend(variables_to_unset(examination, findings, &files));
+    let damaged = findings.iter().any(|finding| finding.id == "miopen-cache-corrupt");
+    if let (true, Some(narrowed)) = (damaged, findings.iter().find(|finding| finding.id == "miopen-cache-narrowed")) {
+        let what = "Take what is damaged or outdated out of MIOpen's databases";
+        let ids = ["miopen-cache-corrupt", "miopen-cache-narrowed"];
+        steps.push(Step::new(what, command_in(narrowed).unwrap_or_default(), &ids, narrowed.confidence));
+    } else {
+        let caches = findings.iter().filter(|finding| finding.id.starts_with("miopen-cache-"));
+        steps.extend(caches.map(|finding| of_finding(finding)));
+    }
+    steps
+}
+
+/// One `unset` for what the files set in this shell, for the spoof, and for all findings whose remedy that is.
+fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &[&Leftover]) -> Option<Step> {
+    let (mut names, mut ids): (Vec<String>, Vec<&'static str>) = (Vec::new(), Vec::new());
+    let mut add = |name: &str| {
+        if !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
         }
     };
-    let too_new = examination.software.glibc.filter(|version| *version > routes::NEWEST_GLIBC);
-    if let (Some((major, minor)), None) = (too_new, routes::native_wheels(gfx)) {
-        let settled = ["glibc-too-new", "torch-missing", "torch-without-hip", "torch-lacks-architecture"];
-        let enter = format!(
-            "glibc {major}.{minor} does not load the torch that owners report working under a spoof: work in a container of Debian 12"
-        );
-        let install = "In it, install that torch and unhang, and start programs with `unhang run`";
-        return vec![
-            Step::new(enter, routes::container(), &settled, Confidence::SeenOnACard),
-            Step::new(
-                install,
-                routes::SPOOFED_PIP,
-                &["spoofed-architecture", "torch-known-to-hang"],
-                Confidence::SeenOnACard,
-            ),
-        ];
+    let is_kept = native_torch(examination).is_none() && examination.own_profiles.iter().any(spoofs);
+    if examination.machine.spoofed() && !is_kept {
+        let overrides = examination.environment.iter().filter(|it| it.name.starts_with("HSA_OVERRIDE_GFX_VERSION"));
+        overrides.for_each(|it| add(&it.name));
     }
-    if has("glibc-too-new") {
-        let what = format!("Take a torch with native code for {gfx}, which loads with this glibc; {other_ways}");
-        return vec![install(what, &["glibc-too-new", "spoofed-architecture", "torch-lacks-architecture"])];
-    }
-    if examination.machine.spoofed() && hip().next().is_some() {
-        let protect = Step::new("Start programs with protection", RUN, &["spoofed-architecture"], Confidence::Inferred);
-        if !has("torch-known-to-hang") {
-            return vec![protect];
+    for finding in findings {
+        let Some(listed) = command_in(finding).and_then(|command| command.strip_prefix("unset ")) else { continue };
+        if finding.id != "spoofed-architecture" && finding.id != "torch-known-to-hang" {
+            ids.push(finding.id);
+            listed.split_whitespace().for_each(&mut add);
         }
-        let what = format!("Better than a spoof: a torch with native code for {gfx}; {other_ways}");
-        let better = install(what, &["torch-known-to-hang", "torch-lacks-architecture"]);
-        return vec![protect, better];
     }
-    let missing = ["torch-missing", "torch-without-hip", "torch-lacks-architecture", "spoofed-architecture"];
-    if missing.iter().any(|id| has(id)) {
-        return vec![install(format!("Install a torch with native code for {gfx}; {other_ways}"), &missing)];
+    let is_set_by =
+        |name: &str, file: &Leftover| file.assignments.iter().any(|it| it.name == name && it.value.is_some());
+    let from_files = examination.environment.iter().filter(|it| files.iter().any(|file| is_set_by(&it.name, file)));
+    let has_files = from_files.clone().next().is_some();
+    from_files.for_each(|it| add(&it.name));
+    if names.is_empty() {
+        return None;
     }
-    Vec::new()
+    let what = match has_files {
+        true => "Take their variables out of this shell, or log in again",
+        false => "Take out variables that do harm or nothing",
+    };
+    let command = format!("unset {}", names.join(" "));
+    Some(Step { settles: ids, ..Step::new(what, command, &[], Confidence::Documented) })
+}
+
+/// The chip of the RDNA1 card that is here.
+fn affected_chip(examination: &Examination) -> Option<&str> {
+    let card = examination.machine.gpus.iter().find(|gpu| gpu.affected)?;
+    Some(card.gfx.as_deref().unwrap_or("gfx1010"))
+}
+
+/// The torch that holds code for the RDNA1 card itself.
+fn native_torch(examination: &Examination) -> Option<&Torch> {
+    let gfx = affected_chip(examination)?;
+    examination.software.torch.iter().find(|torch| torch.hip.is_some() && holds(&torch.architectures, gfx))
+}
+
+/// The torch for an RDNA1 card: how to use the one that is here, or the ways to one.
+fn about_torch(examination: &Examination) -> Option<Step> {
+    let gfx = affected_chip(examination)?;
+    let settles = BY_TORCH.to_vec();
+    if let Some(torch) = native_torch(examination) {
+        let what = "Start programs with unhang's own kernels and a watchdog: MIOpen's slow searches and failures remain \
+                    with native code";
+        let commands = start_commands(torch);
+        let way = Way { what: what.to_owned(), recommended: true, commands, confidence: Confidence::Inferred };
+        return Some(of_ways(what.to_owned(), vec![way], settles));
+    }
+    // What owners report working is left in peace.
+    if let Some(torch) = loading_torch(examination).filter(|torch| torch.hip_version().is_some_and(|it| it <= (5, 2))) {
+        let commands = start_commands(torch);
+        let what = format!("Start programs with `unhang run`: it spoofs torch {} for each of them", torch.version);
+        let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::SeenOnACard };
+        return Some(of_ways(what, vec![way], settles));
+    }
+    let mut ways = Vec::new();
+    let others = examination.machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD);
+    let mut chips: Vec<&str> = others.filter_map(|gpu| gpu.gfx.as_deref()).collect();
+    chips.dedup();
+    if let Some(wheels) = routes::native_wheels(&chips) {
+        let own = examination.own_profiles.iter().filter(|file| spoofs(file)).map(|file| file.path.as_path());
+        let remove = clean_command(&examination.program, own);
+        let install = [remove, wheels, routes::UNHANG_PIP.to_owned(), RUN.to_owned()];
+        ways.push(Way {
+            what: format!("A torch with native code for {gfx}: no spoof, no hardware hazards"),
+            recommended: true,
+            commands: install.into_iter().filter(|command| !command.is_empty()).collect(),
+            confidence: Confidence::SeenOnACard,
+        });
+    }
+    ways.push(spoofed_way(examination, ways.is_empty()));
+    let what = "Choose one way to a torch; `unhang explain routes` has them all";
+    Some(of_ways(what.to_owned(), ways, settles))
+}
+
+/// Whether this system's glibc does not load the torch that owners report working under the spoof.
+fn is_too_new(examination: &Examination) -> bool {
+    examination.software.glibc.is_some_and(|version| version > routes::NEWEST_GLIBC)
+}
+
+/// The torch that is built for HIP and loads here.
+fn loading_torch(examination: &Examination) -> Option<&Torch> {
+    let too_new = is_too_new(examination);
+    let loads = |torch: &&Torch| !too_new || torch.hip_version().is_some_and(|version| version > (5, 2));
+    examination.software.torch.iter().filter(|torch| torch.hip.is_some()).find(loads)
+}
+
+/// The way with a torch that has no code for the card: the one that is here, or the one that owners report working.
+fn spoofed_way(examination: &Examination, recommended: bool) -> Way {
+    if let Some(torch) = loading_torch(examination) {
+        return Way {
+            what: format!(
+                "Keep torch {}: `unhang run` spoofs it for each program and repairs its code as it loads (emulated, never \
+                 seen on a card)",
+                torch.version
+            ),
+            recommended,
+            commands: start_commands(torch),
+            confidence: Confidence::Inferred,
+        };
+    }
+    let (what, install) = match is_too_new(examination) {
+        false => {
+            ("torch 1.13.1 for ROCm 5.2, which owners report working under the spoof", vec![routes::spoofed_stack()])
+        }
+        true => (
+            "torch 1.13.1 for ROCm 5.2, which owners report working under the spoof, in a container: this system's glibc does \
+             not load it",
+            vec![routes::container(), routes::SPOOFED_PIP.to_owned()],
+        ),
+    };
+    let commands = install.into_iter().chain([routes::UNHANG_PIP.to_owned(), RUN.to_owned()]).collect();
+    Way { what: what.to_owned(), recommended, commands, confidence: Confidence::SeenOnACard }
+}
+
+/// How programs are started with a torch that is here.
+fn start_commands(torch: &Torch) -> Vec<String> {
+    let install = (!torch.unhang).then(|| routes::install_unhang(&torch.path));
+    install.into_iter().chain([RUN.to_owned()]).collect()
+}
+
+/// A step of several ways; where there is one only, that is the step.
+fn of_ways(what: String, ways: Vec<Way>, settles: Vec<&'static str>) -> Step {
+    let confidence = ways.first().map_or(Confidence::Inferred, |way| way.confidence);
+    match <[Way; 1]>::try_from(ways) {
+        Ok([only]) if only.commands.len() == 1 => {
+            Step { settles, ..Step::new(only.what, only.commands.concat(), &[], confidence) }
+        }
+        Ok([only]) => {
+            let what = only.what.clone();
+            Step { what, command: None, ways: vec![only], settles, confidence }
+        }
+        Err(ways) => Step { what, command: None, ways, settles, confidence },
+    }
 }
 
 /// Cards that are not RDNA1: MIOpen may fail there too, and that can be found out.
@@ -127,32 +303,12 @@ fn other_cards(examination: &Examination) -> Vec<Step> {
         return Vec::new();
     }
     let what = "If convolutions hang, fail or crawl here: find out which, each in a child with a deadline";
-    let instead = "Then, on request, unhang's own kernels in MIOpen's place";
+    let instead =
+        "Then, on request, unhang's own kernels in MIOpen's place (compiled for this chip, never run on it by us)";
     vec![
         Step::new(what, "unhang probe", &["not-affected"], Confidence::Documented),
-        Step::new(instead, "unhang run --strategy jit -- python train.py", &["not-affected"], Confidence::Inferred),
+        Step::new(instead, "unhang run --everywhere -- python train.py", &["not-affected"], Confidence::Inferred),
     ]
-}
-
-/// One `unset` for all findings whose remedy that is.
-fn variables_to_unset(findings: &[&Finding], steps: &[Step]) -> Option<(String, Vec<&'static str>)> {
-    let (mut names, mut ids): (Vec<String>, Vec<&'static str>) = (Vec::new(), Vec::new());
-    for finding in findings {
-        if steps.iter().any(|step| step.settles.contains(&finding.id)) {
-            continue;
-        }
-        let Some(listed) = command_in(finding).and_then(|command| Some(command.strip_prefix("unset ")?.to_owned()))
-        else {
-            continue;
-        };
-        ids.push(finding.id);
-        for name in listed.split_whitespace() {
-            if !names.iter().any(|known| known == name) {
-                names.push(name.to_owned());
-            }
-        }
-    }
-    (!names.is_empty()).then(|| (format!("unset {}", names.join(" ")), ids))
 }
 
 /// The first command in a finding's remedy.
@@ -168,5 +324,6 @@ fn of_finding(finding: &Finding) -> Step {
     };
     let mut letters = what.chars();
     let what = letters.next().map(|first| first.to_uppercase().collect::<String>() + letters.as_str());
-    Step { what: what.unwrap_or_default(), command, settles: vec![finding.id], confidence: finding.confidence }
+    let what = what.unwrap_or_default();
+    Step { what, command, ways: Vec::new(), settles: vec![finding.id], confidence: finding.confidence }
 }

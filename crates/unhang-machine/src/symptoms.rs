@@ -1,11 +1,25 @@
 //! What people paste: error messages of torch, ROCm, MIOpen and the kernel, and which section of
-//! `docs/troubleshooting.md` speaks of them.
+//! `docs/troubleshooting.md` explains them.
 
 /// Words of a message, all of them in it, and the sections that it leads to.
 type Symptom = (&'static [&'static str], &'static [&'static str]);
 
 /// The most telling first. Everything in lower case.
 const SYMPTOMS: &[Symptom] = &[
+    (&["row_bcast"], &["batch-norm-compile"]),
+    (&["not a valid operand", "asm"], &["batch-norm-compile"]),
+    (&["hiprtc_error_compilation"], &["batch-norm-compile"]),
+    (&["miopenbatchnorm"], &["batch-norm-compile"]),
+    (&["unsupported target", "gfx10"], &["triton-unsupported-target"]),
+    (&["triton", "zeros"], &["triton-writes-zeros"]),
+    (&["triton", "all zero"], &["triton-writes-zeros"]),
+    (&["triton", "writes nothing"], &["triton-writes-zeros"]),
+    (&["amdgcn_use_buffer_ops"], &["triton-writes-zeros"]),
+    (&["hipblas_status_alloc_failed"], &["out-of-memory", "hipblas-status"]),
+    (&["hipblas_status_"], &["hipblas-status"]),
+    (&["rock module is not loaded"], &["kfd-no-access"]),
+    (&["torch is not able to use gpu"], &["webui-gpu-check"]),
+    (&["amdgpu is not supported"], &["llama-cpp"]),
     (&["invalid device function"], &["torch-lacks-architecture"]),
     (&["no kernel image is available"], &["torch-lacks-architecture"]),
     (&["hiperrornobinaryforgpu"], &["torch-lacks-architecture"]),
@@ -27,10 +41,11 @@ const SYMPTOMS: &[Symptom] = &[
     (&["hiperroroutofmemory"], &["out-of-memory"]),
     (&["hiperrorlaunchfailure"], &["spoofed-architecture", "torch-known-to-hang"]),
     (&["unspecified launch failure"], &["spoofed-architecture", "torch-known-to-hang"]),
-    (&["hiperrorillegaladdress"], &["spoofed-architecture"]),
+    (&["hiperrorillegaladdress"], &["illegal-memory-access"]),
+    (&["illegal memory access"], &["illegal-memory-access"]),
     (&["invalid elapsed time"], &["other-amd-cards"]),
-    (&["miopenstatusunknownerror"], &["miopen-cache-corrupt", "other-amd-cards"]),
-    (&["miopenstatusinternalerror"], &["miopen-cache-corrupt", "other-amd-cards"]),
+    (&["miopenstatusunknownerror"], &["miopen-status"]),
+    (&["miopenstatusinternalerror"], &["miopen-status"]),
     (&["memory_aperture_violation"], &["runtime-version-mismatch", "spoofed-architecture"]),
     (&["hsa_status_error_illegal_instruction"], &["spoofed-architecture"]),
     (&["hw exception by gpu"], &["spoofed-architecture", "ring-timeout"]),
@@ -84,13 +99,70 @@ const HANGS: &[&str] =
     &["spoofed-architecture", "torch-known-to-hang", "find-enforce-search", "queue-preemption", "ring-timeout"];
 
 /// Sections that are no finding's: the doctor cannot see them, people ask for them.
-pub const TOPICS: &[&str] =
-    &["routes", "other-amd-cards", "tensile-library", "out-of-memory", "grey-images", "virtual-machine"];
+pub const TOPICS: &[&str] = &[
+    "routes",
+    "other-amd-cards",
+    "tensile-library",
+    "batch-norm-compile",
+    "miopen-status",
+    "hipblas-status",
+    "illegal-memory-access",
+    "triton-unsupported-target",
+    "webui-gpu-check",
+    "llama-cpp",
+    "out-of-memory",
+    "grey-images",
+    "virtual-machine",
+];
+
+/// How programs that do not use torch name themselves in what they print.
+const WITHOUT_TORCH: &[&str] = &["llama", "ggml", "gguf", "ollama"];
+/// Sections about the card, the driver and the slot: they hold for any program.
+const ABOUT_THE_CARD: &[&str] =
+    &["kfd-no-access", "queue-preemption", "ring-timeout", "pci-atomics", "out-of-memory", "virtual-machine"];
+
+/// The command to go on with after a section, where the doctor's plan has none for it.
+pub fn next_command(section: &str) -> &'static str {
+    match section {
+        "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
+        "miopen-status" => "unhang miopen-cache verify",
+        "hipblas-status" => "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
+        "illegal-memory-access" => "unhang doctor --self-test",
+        "triton-unsupported-target" => "pip install 'triton<3.9'",
+        "webui-gpu-check" => "unhang doctor --python venv/bin/python",
+        "llama-cpp" => "cmake -B build -DGGML_HIP=ON -DAMDGPU_TARGETS=gfx1010 && cmake --build build",
+        "tensile-library" | "torch-lacks-architecture" => "unhang explain routes",
+        "other-amd-cards" | "not-affected" => "unhang probe",
+        _ => "unhang doctor",
+    }
+}
+
+/// Whether a section is about torch. What the doctor knows of torch does not answer a question about another program.
+pub fn is_about_torch(section: &str) -> bool {
+    section != "llama-cpp" && !ABOUT_THE_CARD.contains(&section)
+}
 
 /// The sections that a pasted text leads to, the most telling first; none if nothing in it is known.
 pub fn sections_for(text: &str) -> Vec<&'static str> {
     let text = text.to_lowercase();
-    let found = of_table(SYMPTOMS, |word| has_beginning(&text, word));
+    let found = sections_of_words(&text);
+    if !WITHOUT_TORCH.iter().any(|name| has_beginning(&text, name)) {
+        return found;
+    }
+    // Such a program brings its own libraries: only what holds for any program holds for it.
+    let mut others = Vec::new();
+    for section in found {
+        let section = if is_about_torch(section) { "llama-cpp" } else { section };
+        if !others.contains(&section) {
+            others.push(section);
+        }
+    }
+    others
+}
+
+/// The sections whose words a text has, in lower case.
+fn sections_of_words(text: &str) -> Vec<&'static str> {
+    let found = of_table(SYMPTOMS, |word| has_beginning(text, word));
     if !found.is_empty() {
         return found;
     }
@@ -143,6 +215,16 @@ mod tests {
             ("libtorch.so: undefined symbol: _ZN3c103hip9getStreamEv", "runtime-version-mismatch"),
             ("/opt/rocm/lib/libamdhip64.so.5: undefined symbol: hsa_amd_x", "runtime-version-mismatch"),
             ("MIOpen(HIP): Warning [SQLiteBase] Missing system database file: gfx1030_18.kdb", "miopen-missing-kdb"),
+            ("<inline asm>:14:20: error: not a valid operand.\nv_add_f32 v4 v4 v4 row_bcast:15", "batch-norm-compile"),
+            ("MIOpen(HIP): Error [BuildHip] HIPRTC status = HIPRTC_ERROR_COMPILATION (6)", "batch-norm-compile"),
+            ("CUDA error: HIPBLAS_STATUS_NOT_SUPPORTED when calling hipblasLtMatmul", "hipblas-status"),
+            ("RuntimeError: HIP error: an illegal memory access was encountered", "illegal-memory-access"),
+            ("ROCk module is NOT loaded, possibly no GPU devices", "kfd-no-access"),
+            ("RuntimeError: Torch is not able to use GPU; add --skip-torch-cuda-test", "webui-gpu-check"),
+            ("RuntimeError: miopenStatusUnknownError", "miopen-status"),
+            ("my triton kernel returns all zeros on gfx1010", "triton-writes-zeros"),
+            ("LLVM ERROR: unsupported target: 'gfx1010'", "triton-unsupported-target"),
+            ("level=WARN msg=\"amdgpu is not supported (supported types:[gfx1030])\" gpu_type=gfx1010", "llama-cpp"),
         ] {
             assert_eq!(sections_for(text).first(), Some(&first), "{text}");
         }
@@ -156,6 +238,22 @@ mod tests {
         ] {
             assert!(sections_for(text).is_empty(), "{text}");
         }
+    }
+
+    #[test]
+    fn programs_without_torch_get_no_answer_about_torch() {
+        for text in [
+            "ggml_cuda_compute_forward: RMS_NORM failed\nROCm error: invalid device function",
+            "llama-cli hangs after loading the model",
+            "ollama[812]: rocBLAS error: Cannot read TensileLibrary.dat",
+            "llama.cpp/ggml/src/ggml-cuda.cu: ROCm error: an illegal memory access was encountered",
+        ] {
+            let sections = sections_for(text);
+            assert_eq!(sections.first(), Some(&"llama-cpp"), "{text}");
+            assert!(!sections.iter().any(|section| is_about_torch(section)), "{text}: {sections:?}");
+        }
+        assert_eq!(sections_for("llama-cli: [amdgpu] ring gfx_0.0.0 timeout"), ["ring-timeout"]);
+        assert!(sections_for("llama: the weather is fine").is_empty(), "it says so where nothing is known");
     }
 
     #[test]

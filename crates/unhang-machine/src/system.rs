@@ -70,6 +70,13 @@ impl Environment {
         self.variables.get(name).map(String::as_str)
     }
 
+    /// These variables with another value for one of them.
+    #[must_use]
+    pub fn with(mut self, name: &str, value: &str) -> Environment {
+        self.variables.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
     /// All variables, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()))
@@ -222,6 +229,24 @@ impl System {
     /// Whether its cards are emulated ones: this process runs under `unhang card run`.
     pub fn has_emulated_card(&self) -> bool {
         !self.is_folder() && self.variable("UNHANG_CARD_ROOT").is_some_and(|root| Path::new(root).is_dir())
+    }
+
+    /// The user who called `sudo`, where this process runs by it for somebody else than root.
+    pub fn caller_of_sudo(&self) -> Option<&str> {
+        self.variable("SUDO_USER").filter(|user| *user != "root")
+    }
+
+    /// The machine as the user who called `sudo` sees it: sudo gives a process root's home or the user's, as it is set up.
+    /// Nothing where nobody called it, or the user's home is not known.
+    pub fn of_caller_of_sudo(&self) -> Option<System> {
+        let user = self.caller_of_sudo()?;
+        let passwd = self.text("/etc/passwd", LARGE).ok()?;
+        // root:x:0:0:root:/root:/bin/bash
+        let home = passwd.lines().find_map(|line| {
+            let fields: Vec<&str> = line.split(':').collect();
+            (fields.first() == Some(&user)).then(|| fields.get(5).copied())?
+        })?;
+        Some(System::new(&self.root, self.environment.clone().with("HOME", home)))
     }
 
     /// The home folder, as a path on the machine.

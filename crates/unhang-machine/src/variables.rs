@@ -26,6 +26,8 @@ pub enum Owner {
     RocBlas,
     /// PyTorch.
     PyTorch,
+    /// Triton, the compiler of kernels written in Python.
+    Triton,
     /// The dynamic linker and other parts of the system.
     System,
 }
@@ -40,6 +42,7 @@ impl Owner {
             Owner::Hip => "HIP runtime",
             Owner::RocBlas => "rocBLAS",
             Owner::PyTorch => "PyTorch",
+            Owner::Triton => "Triton",
             Owner::System => "system",
         }
     }
@@ -56,6 +59,8 @@ pub enum Read {
     RuntimeStart,
     /// When torch is imported.
     TorchImport,
+    /// When Triton compiles a kernel.
+    TritonCompile,
     /// By the dynamic linker, when the process starts; setting it from inside Python never acts.
     ProcessStart,
     /// Only when torch is *built*; an installed torch does not read it.
@@ -70,6 +75,7 @@ impl Read {
             Read::MIOpenFirstUse => "at MIOpen's first use in the process",
             Read::RuntimeStart => "when the HSA runtime starts (at the first look at a GPU)",
             Read::TorchImport => "when torch is imported",
+            Read::TritonCompile => "when Triton compiles a kernel",
             Read::ProcessStart => "when the process starts; never from inside Python",
             Read::BuildTime => "when torch is built, only",
         }

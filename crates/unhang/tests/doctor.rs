@@ -406,8 +406,16 @@ fn changed(machine: &str, change: impl Fn(&Path)) -> tempfile::TempDir {
     folder
 }
 
+/// All commands of a plan, those of every way in order.
 fn commands(report: &Value) -> Vec<&str> {
-    report["steps"].as_array().unwrap().iter().filter_map(|step| step["command"].as_str()).collect()
+    let steps = report["steps"].as_array().unwrap().iter();
+    steps
+        .flat_map(|step| {
+            let ways = step["ways"].as_array().into_iter().flatten();
+            let of_ways = ways.flat_map(|way| way["commands"].as_array().unwrap()).filter_map(Value::as_str);
+            step["command"].as_str().into_iter().chain(of_ways)
+        })
+        .collect()
 }
 
 fn examined(folder: &tempfile::TempDir) -> Value {
@@ -415,14 +423,17 @@ fn examined(folder: &tempfile::TempDir) -> Value {
 }
 
 #[test]
-fn a_native_torch_under_a_spoof_is_told_to_take_the_spoof_away_and_nothing_else() {
+fn with_a_native_torch_the_spoof_goes_first_and_no_other_torch_is_wanted() {
     let machine = changed("rx5700xt-native", |root| {
         let path = root.join("environment");
         let before = fs::read_to_string(&path).unwrap_or_default();
         fs::write(path, format!("{before}HSA_OVERRIDE_GFX_VERSION=10.3.0\n")).unwrap();
     });
     let report = examined(&machine);
-    assert_eq!(commands(&report), ["unset HSA_OVERRIDE_GFX_VERSION"]);
+    let commands = commands(&report);
+    assert_eq!(commands[0], "unset HSA_OVERRIDE_GFX_VERSION");
+    assert!(commands[1].ends_with("pip install dist/unhang-*.whl"), "{commands:?}");
+    assert_eq!(commands[2..], ["unhang run -- python train.py"]);
     assert!(!report.to_string().contains("torch==1.13.1"), "no other torch is wanted");
 }
 
@@ -445,10 +456,12 @@ fn libraries_that_are_shadowed_are_not_said_to_be_found_first() {
 fn a_route_that_was_taken_is_content() {
     let (report, code) = json(&["doctor", "--root", "rx5600xt-rocm5.2", "--json"]);
     assert_eq!(code, 0, "the stack that owners report working is no error");
-    assert_eq!(commands(&report)[0], "unhang run -- python train.py");
-    assert!(!report.to_string().contains("pip install"), "nothing else has to be installed");
+    assert_eq!(commands(&report).last(), Some(&"unhang run -- python train.py"));
+    assert!(!report["steps"].to_string().contains("torch[device"), "no other torch has to be installed");
     let (report, code) = json(&["doctor", "--root", "rx5700xt-native", "--json"]);
-    assert_eq!((code, commands(&report)), (0, vec!["unhang run -- python train.py"]), "{report}");
+    let install =
+        "python3 -m venv --system-site-packages ~/rdna1 && . ~/rdna1/bin/activate && pip install dist/unhang-*.whl";
+    assert_eq!((code, commands(&report)), (0, vec![install, "unhang run -- python train.py"]), "{report}");
 }
 
 #[test]
@@ -543,6 +556,84 @@ fn a_python_may_be_named_without_its_folder() {
     assert_eq!(described.status.code(), Some(2), "this machine's PATH is not that of another");
 }
 
+/// Triton beside an RDNA1 card: a warning where nothing handles it, a note where `unhang run` can.
+#[test]
+fn triton_is_recognised_beside_an_rdna1_card() {
+    let with = |version: &str, variable: &str, unhang: bool| {
+        let machine = changed("rx5700xt-native", |root| {
+            let packages = root.join("usr/lib/python3.13/site-packages");
+            fs::create_dir_all(packages.join("triton")).unwrap();
+            fs::create_dir_all(packages.join(format!("triton-{version}.dist-info"))).unwrap();
+            if unhang {
+                fs::create_dir_all(packages.join("unhang")).unwrap();
+                fs::write(packages.join("unhang/__init__.py"), "").unwrap();
+            }
+            let path = root.join("environment");
+            fs::write(&path, format!("{}{variable}", fs::read_to_string(&path).unwrap())).unwrap();
+        });
+        let report = examined(&machine);
+        let found = report["findings"].as_array().unwrap().iter().find(|it| it["id"] == "triton-writes-zeros");
+        found.map(|it| (it["severity"].as_str().unwrap().to_owned(), it["summary"].as_str().unwrap().to_owned()))
+    };
+    let (severity, summary) = with("3.6.0", "", false).unwrap();
+    assert!(severity == "warning" && summary.contains("AMDGCN_USE_BUFFER_OPS=0"), "{summary}");
+    assert_eq!(with("3.8.0", "", true).unwrap().0, "info");
+    assert_eq!(with("3.6.0", "AMDGCN_USE_BUFFER_OPS=0\n", false), None);
+    assert_eq!(with("3.5.1", "", false), None, "its kernels use no buffer operations");
+    assert!(with("3.9.0", "", false).unwrap().1.contains("unsupported target"));
+}
+
+/// Of each message named in a report: the section, facts of the machine, and a command at the end.
+#[test]
+fn answers_have_the_machines_facts_and_end_with_a_command() {
+    for (message, section, last) in [
+        ("error: not a valid operand. v_add_f32 row_bcast:15", "batch-norm-compile", "unhang run -- python train.py"),
+        (
+            "HIPBLAS_STATUS_INTERNAL_ERROR",
+            "hipblas-status",
+            "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
+        ),
+        ("HIP error: an illegal memory access was encountered", "illegal-memory-access", "unhang doctor --self-test"),
+        ("Torch is not able to use GPU", "webui-gpu-check", "unhang doctor --python venv/bin/python"),
+        ("miopenStatusUnknownError", "miopen-status", "unhang miopen-cache verify"),
+        ("unsupported target: 'gfx1010'", "triton-unsupported-target", "pip install 'triton<3.9'"),
+    ] {
+        let (text, code) = run(&["explain", message, "--root", "rx5700xt-native"]);
+        assert!(code == 0 && text.starts_with(&format!("{section}\n")), "{text}");
+        assert!(text.contains("Radeon RX 5700 XT (gfx1010)") && text.contains("torch 2.8.0"), "{text}");
+        assert_eq!(text.lines().last().map(str::trim), Some(last), "{text}");
+    }
+    // What the doctor found here decides the command.
+    let (text, _) = run(&["explain", "ROCk module is NOT loaded", "--root", "rx5700-denied"]);
+    assert!(text.contains("error: this user may not open /dev/kfd"), "{text}");
+    assert!(text.trim_end().ends_with("sudo usermod -aG render,video \"$USER\""), "{text}");
+    // Nothing about torch for programs without it.
+    let (text, _) = run(&["explain", "amdgpu is not supported gpu_type=gfx1012", "--root", "rx5500xt"]);
+    assert!(text.starts_with("llama-cpp\n") && !text.contains("torch 2.5.1"), "{text}");
+    assert!(text.contains("-DAMDGPU_TARGETS=gfx1012"), "{text}");
+    let (report, _) = json(&["explain", "--json", "row_bcast", "--root", "rx5700xt-native"]);
+    assert_eq!(report["next"], "unhang run -- python train.py");
+}
+
+/// Commands stay on their line, since they are copied; everything else keeps to the terminal.
+#[test]
+fn text_keeps_to_the_width_of_the_terminal() {
+    for arguments in [
+        &["doctor", "--root", "rx5600xt-rocm5.7"][..],
+        &["doctor", "--root", "rx5600xt-rocm5.7", "--explain"],
+        &["explain", "my training hangs", "--root", "rx5600xt-rocm5.7"],
+    ] {
+        let output = unhang(arguments).env("COLUMNS", "60").output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let is_one_word = |line: &str| line.split_whitespace().count() <= 2;
+        let is_copied =
+            |line: &str| line.starts_with("       ") || line.starts_with("  torch  ") || line.starts_with("  ROCm  ");
+        for line in text.lines().filter(|line| !is_copied(line) && !is_one_word(line)) {
+            assert!(line.chars().count() <= 60, "{arguments:?}: {line}");
+        }
+    }
+}
+
 #[test]
 fn findings_are_counted_in_english() {
     let (text, _) = run(&["doctor", "--root", "no-gpu"]);
@@ -616,7 +707,7 @@ fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
     assert!(ids(&json(&["doctor", "--root", root, "--json"]).0).contains(&"leftover-profile"));
     let fixed = unhang(&["doctor", "--root", root, "--fix", "--yes"]).output().unwrap();
     let said = String::from_utf8_lossy(&fixed.stdout);
-    assert!(said.contains("env uninstall` takes it out"), "what was done is said: {said}");
+    assert!(said.contains("env uninstall` brings every byte back"), "what was done is said: {said}");
     let undone = unhang(&["env", "uninstall", "--system", "--root", root, "--yes"]).output().unwrap();
     let undone_for_user = unhang(&["env", "uninstall", "--user", "--root", root, "--yes"]).output().unwrap();
     assert!(undone.status.success() && undone_for_user.status.success(), "{undone:?} {undone_for_user:?}");

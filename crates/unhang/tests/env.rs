@@ -229,6 +229,80 @@ fn installing_another_profile_replaces_the_first() {
 }
 
 #[test]
+fn a_unit_of_systemd_takes_what_is_printed() {
+    let text = run(&["env", "print", "--profile", "rocm5.7", "--shell", "systemd"]);
+    assert!(
+        text.contains("\n[Service]\n") && text.contains("\nEnvironment=\"HSA_OVERRIDE_GFX_VERSION=10.3.0\"\n"),
+        "{text}"
+    );
+    assert!(text.contains("\nUnsetEnvironment=MIOPEN_FIND_ENFORCE\n"), "{text}");
+    for line in text.lines().filter(|line| !line.starts_with(['#', '['])) {
+        assert!(line.starts_with("Environment=\"") || line.starts_with("UnsetEnvironment="), "{line}");
+    }
+}
+
+/// `sudo` leaves no environment active and may give root's home: the torch of the user who called it counts.
+#[test]
+fn under_sudo_the_choice_is_that_of_the_user_who_called_it() {
+    let folder = machine("rx5600xt-rocm5.7");
+    let root = folder.path();
+    fs::rename(root.join("home/user/venv"), root.join("home/user/.local")).unwrap();
+    // Homes of described machines are all looked at; this one is known from the file of users alone.
+    fs::create_dir_all(root.join("srv/people")).unwrap();
+    fs::rename(root.join("home/user"), root.join("srv/people/user")).unwrap();
+    fs::write(root.join("etc/passwd"), "root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000::/srv/people/user:/bin/sh\n")
+        .unwrap();
+    let chosen = |variables: &str| {
+        fs::write(root.join("environment"), variables).unwrap();
+        let report = run(&["env", "print", "--root", root.to_str().unwrap(), "--json"]);
+        serde_json::from_str::<Value>(&report).unwrap()["profile"]["name"].as_str().unwrap().to_owned()
+    };
+    let own = chosen("HOME=/srv/people/user\nPATH=/usr/bin\n");
+    assert_eq!(own, "rocm5.7");
+    assert_eq!(chosen("HOME=/root\nPATH=/usr/bin\nSUDO_USER=user\n"), own);
+}
+
+#[test]
+fn under_sudo_nothing_is_made_in_a_home() {
+    let home = tempfile::tempdir().unwrap();
+    let output =
+        unhang(&["env", "clean", "--user"]).env("SUDO_USER", "user").env("HOME", home.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("home of user") && said.contains("leave out sudo"), "{said}");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn without_an_affected_card_nothing_is_written_unasked() {
+    // The machine that the tests run on has none.
+    let home = tempfile::tempdir().unwrap();
+    let output = unhang(&["env", "install"]).env("HOME", home.path()).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("No RDNA1 card was found here") && said.contains("--yes"), "{said}");
+    assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn settings_of_earlier_attempts_are_moved_aside_and_come_back() {
+    let folder = machine("rx5600xt-rocm5.2");
+    let root = folder.path().to_str().unwrap();
+    let before = files(folder.path());
+    for scope in ["--system", "--user"] {
+        let said = run(&["env", "clean", scope, "--root", root, "--yes"]);
+        assert!(said.contains("move aside") || said.contains("edit"), "{said}");
+        assert!(run(&["env", "clean", scope, "--root", root, "--yes"]).contains("nothing to do"));
+    }
+    assert!(!folder.path().join("etc/profile.d/rocm-rdna1-52.sh").exists());
+    assert!(!folder.path().join("etc/profile.d/unhang.sh").exists(), "no profile is written");
+    for scope in ["--system", "--user"] {
+        run(&["env", "uninstall", scope, "--root", root, "--yes"]);
+    }
+    assert_eq!(files(folder.path()), before);
+}
+
+#[test]
 fn wrong_usage_is_told_apart() {
     for arguments in [&["env"][..], &["env", "print", "--profile", "rocm9"], &["env", "install", "--user", "--system"]]
     {

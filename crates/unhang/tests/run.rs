@@ -374,3 +374,57 @@ fn a_limit_on_the_size_of_files_ends_nothing() {
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(7), "{output:?}");
 }
+
+fn fixture(name: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures").join(name).display().to_string()
+}
+
+/// What a run on a described machine would set, by variable.
+fn would_set(machine: &str, variables: &[(&str, &str)]) -> Vec<(String, String)> {
+    let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+    command.env_clear().env("HOME", "/home/user").envs(variables.iter().copied());
+    command.args(["run", "--dry-run", "--json", "--root", &fixture(machine), "--", "true"]);
+    let output = ends(command);
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let word = |it: &serde_json::Value, field: &str| it[field].as_str().unwrap_or_default().to_owned();
+    let all = report["variables"].as_array().unwrap().iter();
+    all.map(|it| (word(it, "name"), format!("{} {}", word(it, "action"), word(it, "value")))).collect()
+}
+
+#[test]
+fn triton_gets_its_variable_and_caches_on_an_rdna1_card_only() {
+    let set = would_set("rx5700xt-native", &[]);
+    for (name, value) in [
+        ("AMDGCN_USE_BUFFER_OPS", "set 0"),
+        ("TRITON_CACHE_DIR", "set /home/user/.cache/unhang/triton"),
+        ("TORCHINDUCTOR_CACHE_DIR", "set /home/user/.cache/unhang/inductor"),
+    ] {
+        assert!(set.contains(&(name.to_owned(), value.to_owned())), "{name}: {set:?}");
+    }
+    let kept = would_set("rx5700xt-native", &[("AMDGCN_USE_BUFFER_OPS", "1")]);
+    assert!(kept.contains(&("AMDGCN_USE_BUFFER_OPS".to_owned(), "kept 1".to_owned())), "{kept:?}");
+    assert!(!kept.iter().any(|(name, _)| name == "TRITON_CACHE_DIR"), "{kept:?}");
+    assert_eq!(would_set("rx6800", &[]), []);
+}
+
+/// JAX's and TensorFlow's wheels refuse gfx1010: without the spoof such a program loses the card.
+#[test]
+fn a_spoof_for_a_program_without_torch_is_not_said_to_be_wrong() {
+    let set = would_set("container", &[("HSA_OVERRIDE_GFX_VERSION", "10.3.0")]);
+    assert!(!set.iter().any(|(name, _)| name == "HSA_OVERRIDE_GFX_VERSION"), "{set:?}");
+    assert!(
+        set.iter().any(|(name, _)| name == "HIPRTC_COMPILE_OPTIONS_APPEND"),
+        "it is protected all the same: {set:?}"
+    );
+}
+
+#[test]
+fn everywhere_asks_for_our_kernels_on_any_card() {
+    let place = Place::new();
+    for (arguments, strategy) in [(&["--everywhere"][..], "jit\n"), (&[], "\n")] {
+        let mut command = Command::new(assert_cmd::cargo::cargo_bin!("unhang"));
+        command.env("HOME", place.path("home")).env_remove("UNHANG_STRATEGY").arg("run").args(arguments);
+        command.args(["--root", &fixture("rx6800"), "--", "sh", "-c", "echo $UNHANG_STRATEGY"]);
+        assert_eq!(text(&ends(command).stdout), strategy, "{arguments:?}");
+    }
+}

@@ -79,11 +79,13 @@ def _act():
     except Exception as error:
         _say_once(
             "missing",
-            "not used in "
+            "warning: not used in "
             + sys.executable
             + " ("
             + str(error)
-            + "): install this version of unhang there, beside its torch",
+            + "): convolutions are not planned there; install unhang: "
+            + sys.executable
+            + " -m pip install dist/unhang-*.whl",
         )
         return
     try:

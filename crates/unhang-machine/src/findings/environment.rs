@@ -2,6 +2,7 @@
 
 use super::{Confidence, Finding, Place, Seen, Setting, Severity};
 use crate::chips;
+use crate::steps::clean_command;
 use crate::variables::{self, Kind, Known, Owner, Read, SOLVER_FAMILIES};
 
 /// A variable that is set, and where.
@@ -9,8 +10,10 @@ use crate::variables::{self, Kind, Known, Owner, Read, SOLVER_FAMILIES};
 struct Set {
     name: String,
     value: String,
-    /// The line that will set it at the next login, if the process does not have it now.
-    later: Option<Place>,
+    /// Whether the process does not have it now, and a login file will set it.
+    is_later: bool,
+    /// The line of a login file that sets it.
+    place: Option<Place>,
 }
 
 impl Set {
@@ -19,26 +22,27 @@ impl Set {
     }
 }
 
-/// What is set now, and what a login file will set.
+/// What is set now, and what a login file will set. unhang's own profile is one of them.
 fn all_set(seen: &Seen) -> Vec<Set> {
-    let mut all: Vec<Set> = seen
-        .system
-        .environment()
-        .iter()
-        .filter(|(name, _)| variables::concerns_us(name))
-        .map(|(name, value)| Set { name: name.to_owned(), value: value.to_owned(), later: None })
-        .collect();
     let mut later: Vec<Set> = Vec::new();
-    for leftover in seen.leftovers.iter().filter(|leftover| leftover.login) {
-        for assignment in &leftover.assignments {
+    for file in seen.leftovers.iter().filter(|leftover| leftover.login).chain(seen.own_profiles) {
+        for assignment in &file.assignments {
             // The last file that touches a variable wins, as in a shell.
             later.retain(|set| set.name != assignment.name);
             if let Some(value) = &assignment.value {
-                let place = Place { path: leftover.path.display().to_string(), line: Some(assignment.line) };
-                later.push(Set { name: assignment.name.clone(), value: value.clone(), later: Some(place) });
+                let place = Some(Place { path: file.path.display().to_string(), line: Some(assignment.line) });
+                later.push(Set { name: assignment.name.clone(), value: value.clone(), is_later: true, place });
             }
         }
     }
+    let now = seen.system.environment().iter().filter(|(name, _)| variables::concerns_us(name));
+    let mut all: Vec<Set> = now
+        .map(|(name, value)| {
+            let place =
+                later.iter().find(|set| set.name == name && set.value == value).and_then(|set| set.place.clone());
+            Set { name: name.to_owned(), value: value.to_owned(), is_later: false, place }
+        })
+        .collect();
     later.retain(|set| !all.iter().any(|now| now.name == set.name));
     all.extend(later);
     all
@@ -85,13 +89,13 @@ fn value<'a>(set: &'a [Set], name: &str) -> Option<&'a str> {
 }
 
 fn places(chosen: &[&Set]) -> Vec<Place> {
-    chosen.iter().filter_map(|set| set.later.clone()).collect()
+    chosen.iter().filter_map(|set| set.place.clone()).collect()
 }
 
 /// "is set", or "will be set at the next login", for a list of variables.
 fn listed(chosen: &[&Set]) -> String {
     let names: Vec<_> = chosen.iter().map(|set| set.written()).collect();
-    let when = if chosen.iter().all(|set| set.later.is_some()) { " (from the next login on)" } else { "" };
+    let when = if chosen.iter().all(|set| set.is_later) { " (from the next login on)" } else { "" };
     format!("{}{when}", names.join(", "))
 }
 
@@ -99,8 +103,8 @@ fn listed(chosen: &[&Set]) -> String {
 fn unset_command(chosen: &[&Set]) -> String {
     let plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).filter(plain).collect();
-    if chosen.iter().all(|set| set.later.is_some()) {
-        return "remove the lines named below, or let `unhang env install` move them aside".to_owned();
+    if chosen.iter().all(|set| set.is_later) {
+        return "remove the lines named below, or let `unhang env clean` move them aside".to_owned();
     }
     if names.is_empty() { "unset it".to_owned() } else { format!("`unset {}`", names.join(" ")) }
 }
@@ -115,7 +119,11 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
                    process, and the shield repairs other code as it is loaded (emulated, not yet seen on a card)";
     let is_reported_to_work = super::software::reported_to_work_spoofed(seen);
     let fix = if native {
-        "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
+        let remove = match &variable.place {
+            Some(place) => format!("`{}`, then ", clean_command(seen.program, [place.path.as_ref()])),
+            None => String::new(),
+        };
+        format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip")
     } else if is_reported_to_work {
         format!("start programs with {protect}")
     } else {
@@ -372,7 +380,7 @@ fn no_effect(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let switch = chosen.iter().any(|it| SOLVER_FAMILIES.contains(&it.name.as_str()));
     let why = if switch {
         "A family of solvers is on unless its switch is 0: setting 1 forces nothing. Where \"IMPLICIT_GEMM=1\" seemed to help, \
-         it was the 0 of another family beside it. (Source: IsDisabled in MIOpen's solver_finders.cpp.)"
+         it was the 0 of another family at the same time. (Source: IsDisabled in MIOpen's solver_finders.cpp.)"
     } else {
         "These values are what holds anyway. (Source: MIOpen's env.hpp, ROCr's flag.h.)"
     };
@@ -407,7 +415,7 @@ fn build_time(set: &[Set]) -> Option<Finding> {
 }
 
 fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
-    let chosen: Vec<&Set> = set.iter().filter(|it| it.later.is_some()).collect();
+    let chosen: Vec<&Set> = set.iter().filter(|it| it.is_later).collect();
     let first = chosen.first()?;
     // The machine in a folder has no running process: what its files say is all there is.
     let read = variables::find(&first.name).map_or(Read::RuntimeStart, |variable| variable.read);
@@ -423,7 +431,7 @@ fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
             read.words()
         ),
         fix: Some(if seen.machine.affected() {
-            "decide on one profile: `unhang env install` moves these files aside and writes its own; then log in again"
+            "`unhang env clean` moves the lines of earlier attempts aside; what unhang wrote itself acts at the next login"
                 .to_owned()
         } else {
             "log in again, or remove the lines".to_owned()
@@ -451,6 +459,20 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
         }
     }
     let names: Vec<_> = seen.leftovers.iter().map(|leftover| leftover.path.display().to_string()).collect();
+    let paths =
+        |movable: bool| seen.leftovers.iter().filter(move |it| it.movable == movable).map(|it| it.path.as_path());
+    let mut fix = Vec::new();
+    if paths(true).next().is_some() {
+        let command = clean_command(seen.program, paths(true));
+        fix.push(format!("`{command}` moves them aside; `unhang env uninstall` brings every byte back"));
+    }
+    if paths(false).next().is_some() {
+        let by_hand: Vec<_> = paths(false).map(|path| path.display().to_string()).collect();
+        fix.push(format!(
+            "edit {} by hand: unhang changes login files only, and no line that does more",
+            by_hand.join(", ")
+        ));
+    }
     Some(Finding {
         id: "leftover-profile",
         severity: Severity::Warning,
@@ -458,11 +480,7 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
         why: "They act on every new shell, contradict each other, and the last one wins; guides for these cards had people \
               write several (rocm-rdna1.sh, -52.sh, -57.sh and lines in ~/.bashrc)."
             .to_owned(),
-        fix: Some(
-            "`sudo unhang env install --system` (for /etc) or `unhang env install --user` (for your home) moves them aside; \
-             `unhang env uninstall` brings every byte back"
-                .to_owned(),
-        ),
+        fix: Some(fix.join("; ")),
         confidence: Confidence::Documented,
         places,
     })
@@ -473,7 +491,7 @@ pub(super) fn settings(seen: &Seen) -> Vec<Setting> {
     let environment = seen.system.environment();
     let mut all: Vec<Setting> = environment
         .iter()
-        .filter(|(name, _)| variables::concerns_us(name) && *name != "NO_COLOR")
+        .filter(|(name, _)| variables::concerns_us(name) && !["NO_COLOR", "COLUMNS"].contains(name))
         .map(|(name, value)| Setting {
             name: name.to_owned(),
             value: value.to_owned(),

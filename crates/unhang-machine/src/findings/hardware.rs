@@ -74,13 +74,18 @@ fn no_access(seen: &Seen) -> Option<Finding> {
     })
 }
 
+/// Whether a line is still about the machine as it runs now.
+fn when(line: &LogLine) -> &'static str {
+    if line.earlier { ", before the last boot" } else { "" }
+}
+
 fn queue_preemption(log: &[LogLine]) -> Option<Finding> {
     let lines: Vec<_> = log.iter().filter(|line| line.kind == LogKind::Preemption).collect();
     let last = lines.last()?;
     Some(Finding {
         id: "queue-preemption",
-        severity: Severity::Error,
-        summary: "the kernel's log tells of compute queues that could not be preempted".to_owned(),
+        severity: if last.earlier { Severity::Info } else { Severity::Error },
+        summary: format!("the kernel's log tells of compute queues that could not be preempted{}", when(last)),
         why: format!(
             "{} in {}, the last: \"{}\". On Navi 1x this happens even with native code and is another illness \
              than the spoof: the card needs a reset, and everything that used it is lost. (Source: lamikr/rocm_sdk_builder \
@@ -104,8 +109,8 @@ fn ring_timeout(log: &[LogLine]) -> Option<Finding> {
     let last = lines.last()?;
     Some(Finding {
         id: "ring-timeout",
-        severity: Severity::Warning,
-        summary: "the kernel's log tells of rings of the card that did not come back".to_owned(),
+        severity: if last.earlier { Severity::Info } else { Severity::Warning },
+        summary: format!("the kernel's log tells of a card that stopped responding and was reset{}", when(last)),
         why: format!(
             "{} in {}, the last: \"{}\". The driver's own watchdog saw the card hang and reset it; the desktop and what was \
              computed went with it. Where code for another chip runs here, that is the first suspect; otherwise power, heat \
@@ -178,7 +183,7 @@ fn parameters(seen: &Seen) -> Option<Finding> {
     Some(Finding {
         id: "driver-parameter",
         severity: Severity::Info,
-        summary: format!("amdgpu runs with parameters of its own: {}", list.join(", ")),
+        summary: format!("amdgpu runs with parameters that are not its defaults: {}", list.join(", ")),
         why: format!(
             "{}: {}. Reports from machines with other parameters cannot be compared with this one. (Source: amdgpu's \
              module parameters in the kernel's documentation.)",
@@ -222,8 +227,9 @@ pub(super) fn not_affected(machine: &Machine) -> Finding {
         machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).filter_map(|gpu| gpu.gfx.as_deref()).collect();
     let known = amd.iter().find_map(|gfx| known_failures(gfx)).unwrap_or_default();
     let fix = (!amd.is_empty()).then(|| {
-        "`unhang probe` tries convolutions in a child with a deadline; `unhang run --strategy jit -- python train.py` computes \
-         them with unhang's own kernels"
+        "`unhang probe` tries convolutions in a child with a deadline; `unhang run --everywhere -- python train.py` computes \
+         them with unhang's own kernels, which avoids MIOpen's searches and failures. They compile for RDNA2 to RDNA4; we \
+         never ran them there"
             .to_owned()
     });
     Finding {

@@ -42,6 +42,10 @@ pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
     if seen.machine.affected() {
         found.extend(hip.first().and_then(|torch| missing_kdb(seen, torch)));
     }
+    if seen.machine.affected() {
+        found.extend(without_unhang(seen, &hip));
+        found.extend(hip.iter().find_map(|torch| triton(seen, torch)));
+    }
     found.extend(corrupt(caches));
     found.extend(narrowed(caches));
     if seen.machine.affected() {
@@ -93,13 +97,13 @@ fn known_good(seen: &Seen) -> String {
     } else {
         " (on a system or in a container with glibc 2.40 or older: Debian 12, Ubuntu 22.04 or 24.04)".to_owned()
     };
-    format!("`{}`{place}, started with `unhang run -- ~/rdna1/bin/python train.py`", routes::spoofed_stack())
+    format!("`{}`{place}, started with `{}`", routes::spoofed_stack(), routes::RUN)
 }
 
 /// The way to a torch for the card that is here, best first.
 fn ways(seen: &Seen) -> String {
     let gfx = seen.machine.gpus.iter().find(|gpu| gpu.affected).and_then(|gpu| gpu.gfx.as_deref()).unwrap_or_default();
-    match routes::native_wheels(gfx) {
+    match routes::native_wheels(&[gfx]) {
         Some(native) => format!(
             "take AMD's wheels with native code for it: `{native}` (owners report; not tried by us); or the stack that owners \
              report working under a spoof: {}; `unhang explain routes` has all ways",
@@ -176,15 +180,18 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
         .filter(|(_, gfx)| !torch.architectures.is_empty() && !holds(&torch.architectures, gfx))
         .collect();
     let (card, gfx) = missing.first()?;
-    let fix = if card.affected {
-        ways(seen)
-    } else {
-        format!("install a torch built for {gfx}; its release notes list the chips")
+    // Under `unhang run` each program gets the spoof and the shield; without it nothing runs at all.
+    let is_run = card.affected && !card.spoofed() && torch.unhang;
+    let fix = match card.affected {
+        true if is_run => format!("start programs with `{}`; or {}", routes::RUN, ways(seen)),
+        true => ways(seen),
+        false => format!("install a torch built for {gfx}; its release notes list the chips"),
     };
+    let words = if is_run { ": start programs with `unhang run`" } else { "" };
     Some(Finding {
         id: "torch-lacks-architecture",
-        severity: Severity::Error,
-        summary: format!("torch {} holds no code for {gfx} ({})", torch.version, card.name),
+        severity: if is_run { Severity::Info } else { Severity::Error },
+        summary: format!("torch {} holds no code for {gfx} ({}){words}", torch.version, card.name),
         why: format!(
             "Its libraries hold code for {}. A kernel for another chip ends with \"invalid device function\" or \"no kernel \
              image is available\". (Source: the bundle headers in torch/lib, or the file names of rocBLAS's kernels.)",
@@ -193,6 +200,74 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
         fix: Some(fix),
         confidence: Confidence::Documented,
         places: vec![Place { path: torch.path.clone(), line: None }],
+    })
+}
+
+/// `unhang run` acts inside Python only where that Python can import unhang.
+fn without_unhang(seen: &Seen, hip: &[&Torch]) -> Option<Finding> {
+    let without: Vec<&&Torch> = hip.iter().filter(|torch| !torch.unhang).collect();
+    let first = without.first()?;
+    let is_native = hip.iter().all(|torch| {
+        let cards = seen.machine.gpus.iter().filter(|gpu| gpu.affected);
+        cards.filter_map(|gpu| gpu.gfx.as_deref()).all(|gfx| holds(&torch.architectures, gfx))
+    });
+    let paths: Vec<&str> = without.iter().map(|torch| torch.path.as_str()).collect();
+    Some(Finding {
+        id: "unhang-not-in-this-python",
+        severity: if is_native { Severity::Info } else { Severity::Warning },
+        summary: format!("the Python that imports torch {} does not have unhang", first.version),
+        why: format!(
+            "`unhang run` sets variables and loads the shield for any program. It plans convolutions only in a Python that can \
+             import unhang; this one cannot. (Source: the folder of packages that holds {}.)",
+            paths.join(", ")
+        ),
+        fix: Some(format!("`{}`", routes::install_unhang(&first.path))),
+        confidence: Confidence::Documented,
+        places: vec![Place { path: first.path.clone(), line: None }],
+    })
+}
+
+/// Versions of Triton whose kernels for gfx1010 use buffer operations, as far as they were compiled and looked at.
+const USES_BUFFER_OPERATIONS: (u32, u32) = (3, 6);
+/// The first version that refuses to compile for gfx1010.
+const REFUSES_RDNA1: (u32, u32) = (3, 9);
+
+/// Triton beside an RDNA1 card: its kernels write nothing, or are refused.
+fn triton(seen: &Seen, torch: &Torch) -> Option<Finding> {
+    let version = torch.triton.as_deref()?;
+    let numbers = two_numbers(version);
+    let gfx = seen.machine.gpus.iter().find(|gpu| gpu.affected)?.reported_gfx.clone()?;
+    if !crate::chips::is_affected_gfx(&gfx) || numbers.is_some_and(|version| version < USES_BUFFER_OPERATIONS) {
+        return None;
+    }
+    let is_off = seen.system.variable("AMDGCN_USE_BUFFER_OPS").is_some_and(|value| value == "0");
+    if numbers.is_some_and(|version| version >= REFUSES_RDNA1) {
+        return Some(Finding {
+            id: "triton-writes-zeros",
+            severity: Severity::Info,
+            summary: format!("Triton {version} does not compile for {gfx}: \"unsupported target\""),
+            why: "Triton 3.9.0 refuses gfx1010; 3.6.0 to 3.8.0 compile for it. (Source: compiled here with PyPI's wheels.)"
+                .to_owned(),
+            fix: Some("`pip install 'triton<3.9'` if your torch allows it, and start programs with `unhang run`".to_owned()),
+            confidence: Confidence::Documented,
+            places: Vec::new(),
+        });
+    }
+    (!is_off).then(|| Finding {
+        id: "triton-writes-zeros",
+        severity: if torch.unhang { Severity::Info } else { Severity::Warning },
+        summary: format!("kernels of Triton {version} write nothing on {gfx} unless AMDGCN_USE_BUFFER_OPS=0 is set"),
+        why: "Triton's buffer descriptors for gfx1010 put every access out of range: loads give zeros, stores are dropped, and \
+              no error is reported. Kernels that were compiled without the variable stay in Triton's and inductor's caches. \
+              (Source: unslothai/unsloth issue 11614, seen on an RX 5700 XT; the descriptors of 3.6.0 to 3.8.0 were compiled \
+              here.)"
+            .to_owned(),
+        fix: Some(format!(
+            "`{}` sets it and keeps these caches apart; by hand, `export AMDGCN_USE_BUFFER_OPS=0` and `rm -r ~/.triton/cache`",
+            routes::RUN
+        )),
+        confidence: Confidence::SeenOnACard,
+        places: Vec::new(),
     })
 }
 
@@ -373,7 +448,7 @@ fn narrowed(caches: &QuickLook) -> Option<Finding> {
     Some(Finding {
         id: "miopen-cache-narrowed",
         severity: Severity::Warning,
-        summary: format!("{} of MIOpen's find-db: written while families of solvers were off", counted(count, "record")),
+        summary: format!("MIOpen's cache holds {} made while algorithms were disabled", counted(count, "choice")),
         why: "An unrestricted find times the naive solver too, which takes every convolution; these records lack it. MIOpen \
               goes on using them after the variables are gone, so an old experiment still decides. (Source: EvaluateInvokers \
               in MIOpen's solver_finders.cpp.)"

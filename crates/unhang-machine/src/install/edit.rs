@@ -9,7 +9,7 @@ use crate::leftovers;
 
 /// What stands before a line that was set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Comment {
+pub(crate) enum Comment {
     /// In a script of a shell.
     Script,
     /// In a file that only has assignments.
@@ -26,7 +26,7 @@ impl Comment {
 }
 
 /// How a line is set aside in that file.
-pub(super) fn comment_for(path: &Path) -> Comment {
+pub(crate) fn comment_for(path: &Path) -> Comment {
     let plain = path.extension().is_some_and(|ending| ending == "conf")
         || path.file_name().is_some_and(|name| name == "environment" || name == ".pam_environment");
     if plain { Comment::Plain } else { Comment::Script }
@@ -52,7 +52,7 @@ fn removable(line: &str) -> bool {
 }
 
 /// Sets the leftover lines aside; gives the new text and the numbers of lines that had to be left alone.
-pub(super) fn set_aside(content: &[u8], comment: Comment) -> (Vec<u8>, Vec<usize>) {
+pub(crate) fn set_aside(content: &[u8], comment: Comment) -> (Vec<u8>, Vec<usize>) {
     let (mut result, mut left) = (Vec::with_capacity(content.len()), Vec::new());
     let mut continued = false;
     for (index, line) in content.split_inclusive(|byte| *byte == b'\n').enumerate() {

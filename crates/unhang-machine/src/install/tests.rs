@@ -149,7 +149,7 @@ proptest! {
         if let Some(changes) = stop {
             site.tree.stop_after(changes);
         }
-        let done = install_at(&site, &profile(), false);
+        let done = install_at(&site, Some(&profile()), false);
         if let (Ok(done), Ok(dry), None) = (&done, &dry, stop) {
             prop_assert_eq!(done, dry, "a dry run tells the truth");
             let after = picture(folder.path());
@@ -177,7 +177,7 @@ proptest! {
         let interrupted = system(one.path());
         let site = Site::open(&interrupted, scope).unwrap();
         site.tree.stop_after(stop);
-        let _ = install_at(&site, &profile(), false);
+        let _ = install_at(&site, Some(&profile()), false);
         drop(site);
         let (finished, straight) = (install(&interrupted, scope, &profile(), false), install(&system(other.path()), scope, &profile(), false));
         prop_assert_eq!(finished.is_ok(), straight.is_ok());

@@ -1,7 +1,9 @@
 //! The table itself: one entry per variable, and the names that do not exist.
 
 use super::Kind::{self, OffUnlessOne, OnUnlessZero, Plain};
-use super::Read::{self, BuildTime, MIOpenFirstUse, ProcessStart, RuntimeStart, TorchImport, UnhangStart};
+use super::Read::{
+    self, BuildTime, MIOpenFirstUse, ProcessStart, RuntimeStart, TorchImport, TritonCompile, UnhangStart,
+};
 use super::{Owner, Variable};
 
 const fn variable(
@@ -214,6 +216,16 @@ pub const VARIABLES: &[Variable] = &[
     variable("PYTORCH_NO_HIP_MEMORY_CACHING", Owner::PyTorch, TorchImport, OffUnlessOne, "0",
         "0, 1", "1 allocates and frees without torch's cache; slow, finds use after free"),
 
+    variable("TORCHINDUCTOR_CACHE_DIR", Owner::PyTorch, TorchImport, Plain, "a folder in the temporary folder, named for the user",
+        "a folder", "where torch.compile keeps what it compiled; `unhang run` names a folder of unhang's on an RDNA1 card"),
+
+    variable("AMDGCN_USE_BUFFER_OPS", Owner::Triton, TritonCompile, OnUnlessZero, "1",
+        "0, 1", "0 keeps buffer operations out of Triton's kernels: on gfx1010 they write nothing; `unhang run` sets it on an RDNA1 card"),
+    variable("TRITON_CACHE_DIR", Owner::Triton, TritonCompile, Plain, "~/.triton/cache",
+        "a folder", "where Triton keeps compiled kernels; `unhang run` names a folder of unhang's on an RDNA1 card"),
+
+    variable("COLUMNS", Owner::System, UnhangStart, Plain, "the terminal's width, else 100",
+        "a number", "how wide unhang lays out text, from 40 to 100 columns"),
     variable("LD_LIBRARY_PATH", Owner::System, ProcessStart, Plain, "none",
         "folders, separated by `:`",
         "where the linker looks for libraries first; may put the system's ROCm before the one in the wheel"),

@@ -12,7 +12,7 @@ use unhang_machine::{Bundle, Examination, Finding, Gpu, Options, Severity, Verdi
 use super::consent::Consent;
 use super::fix::fix;
 use super::machine_arguments::MachineArguments;
-use super::python::{find_python, interpreter, named};
+use super::python::{find_python, interpreter, named, options};
 use super::self_test::{self, Trial, Tried};
 use super::text::{print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
@@ -55,8 +55,8 @@ pub struct Doctor {
     /// else that of the active environment.
     #[arg(long)]
     self_test: bool,
-    /// Then carry out unhang's own remedies (`unhang env install`, `unhang miopen-cache repair`), and ask before each.
-    /// Both keep a backup.
+    /// Then carry out unhang's own steps (`unhang env clean`, `unhang miopen-cache repair`), and ask before each. Both
+    /// keep a backup.
     #[arg(long, conflicts_with_all = ["json", "self_test"])]
     fix: bool,
     #[command(flatten)]
@@ -85,7 +85,7 @@ impl Doctor {
             None => unhang_evidence::home(),
             Some(_) => system.home().map(|home| home.join(".local/share/unhang")),
         };
-        let options = Options { pythons, data };
+        let options = Options { data, ..options(&system, pythons) };
         let (examination, bundle) = match &self.bundle {
             Some(path) => {
                 let bundle = Bundle::collect(system, &options);
@@ -124,7 +124,7 @@ impl Doctor {
         examination: &Examination,
         mut bundle: Option<(Bundle, &PathBuf)>,
     ) -> anyhow::Result<Vec<Tried>> {
-        let python = self.python.first().map_or_else(find_python, |given| interpreter(given));
+        let python = self_test::Python::new(self.python.first().map_or_else(find_python, |given| interpreter(given)));
         let mut tried = Vec::new();
         for trial in Trial::ALL {
             tell(&format!("trying {} in a child process", trial.name()));
@@ -156,7 +156,8 @@ fn write_bundle(bundle: &Bundle, path: &Path) -> anyhow::Result<()> {
 /// The report for people: the verdict, what to do, what is here, and what was found. Everything in it that came from
 /// outside is made printable.
 pub(crate) fn report(examination: &Examination, style: Style, explain: bool) -> String {
-    let mut text = format!("{}: {}\n", style.paint("Verdict", Colour::Bold), verdict(examination));
+    let line = wrapped(&format!("Verdict: {}", verdict(examination)), 0, 2);
+    let mut text = format!("{}\n", line.replacen("Verdict", &style.paint("Verdict", Colour::Bold), 1));
     text.push_str(&what_to_do(examination, style));
     text.push('\n');
     text.push_str(&what_is_here(examination, style, explain));
@@ -174,24 +175,43 @@ pub(crate) fn report(examination: &Examination, style: Style, explain: bool) -> 
         text.push_str(&describe_finding(finding, style, explain));
     }
     if !explain && !examination.findings.is_empty() {
-        text.push_str("\nunhang doctor --explain gives reasons and sources; unhang explain ID those of one finding.\n");
+        let more = "unhang doctor --explain gives reasons and sources; unhang explain ID those of one finding.";
+        let _ = writeln!(text, "\n{}", wrapped(more, 0, 0));
     }
     text
 }
 
-/// What to do, in order, one command each.
+/// What to do, in order, each with its commands.
 fn what_to_do(examination: &Examination, style: Style) -> String {
     let mut text = String::new();
+    let with_ground = |what: &str, ground: &str, first: usize, rest: usize| {
+        let ground = format!("[{ground}]");
+        let line = wrapped(&format!("{} {ground}", one_line(what)), first, rest);
+        line.replacen(&ground, &style.paint(&ground, Colour::Dim), 1)
+    };
+    // Commands are not wrapped: they are there to be copied.
+    let copied = |command: &str, indent: usize| {
+        format!("{}{}\n", " ".repeat(indent), style.paint(&one_line(command), Colour::Cyan))
+    };
     for (index, step) in steps(examination).iter().enumerate() {
         if index == 0 {
             let _ = writeln!(text, "\n{}", style.paint("What to do", Colour::Bold));
         }
-        let ground = format!("[{}]", step.confidence.name());
-        let line = wrapped(&format!("{}. {} {ground}", index + 1, one_line(&step.what)), 2, 5);
-        let _ = writeln!(text, "{}", line.replacen(&ground, &style.paint(&ground, Colour::Dim), 1));
-        if let Some(command) = &step.command {
-            // Not wrapped: it is there to be copied.
-            let _ = writeln!(text, "       {}", style.paint(&one_line(command), Colour::Cyan));
+        let what = format!("{}. {}", index + 1, step.what);
+        if step.ways.len() > 1 {
+            let _ = writeln!(text, "{}", wrapped(&one_line(&what), 2, 5));
+        } else {
+            let _ = writeln!(text, "{}", with_ground(&what, step.confidence.name(), 2, 5));
+        }
+        text.extend(step.command.iter().map(|command| copied(command, 7)));
+        for (way, letter) in step.ways.iter().zip('a'..) {
+            if step.ways.len() > 1 {
+                let recommended = if way.recommended { "recommended: " } else { "or: " };
+                let what = format!("{letter}. {recommended}{}", way.what);
+                let _ = writeln!(text, "{}", with_ground(&what, way.confidence.name(), 5, 8));
+            }
+            let indent = if step.ways.len() > 1 { 10 } else { 7 };
+            text.extend(way.commands.iter().map(|command| copied(command, indent)));
         }
     }
     text
@@ -266,7 +286,7 @@ fn describe_gpu(gpu: &Gpu, style: Style) -> String {
     facts.extend(gpu.gfx.clone());
     facts.extend(gpu.compute_units.map(|units| format!("{units} compute units")));
     facts.extend(gpu.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / f64::from(1u32 << 30))));
-    let mut text = format!("  GPU     {}", facts.join(", "));
+    let mut text = format!("  GPU     {}", wrapped(&facts.join(", "), 10, 10).trim_start());
     let mut place = one_line(gpu.pci.as_deref().unwrap_or_default());
     let revision = gpu.revision.map(|revision| format!(" revision {revision:02x}")).unwrap_or_default();
     place.push_str(&format!(" [{:04x}:{:04x}{revision}]", gpu.vendor_id, gpu.device_id));
@@ -342,7 +362,7 @@ fn verdict(examination: &Examination) -> String {
         Verdict::Affected if examination.machine.spoofed() => {
             "an RDNA1 card under a spoof: convolutions need protection"
         }
-        Verdict::Affected => "an RDNA1 card is here: unhang is for it",
+        Verdict::Affected => "an RDNA1 card is here: start programs with `unhang run`",
         Verdict::Healthy if examination.machine.affected() => {
             "an RDNA1 card, and all code for it is native: no hardware hazards"
         }

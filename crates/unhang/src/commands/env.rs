@@ -3,26 +3,28 @@
 use std::fmt::Write as _;
 use std::process::ExitCode;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
 use unhang_machine::install::{self, Outcome, Scope};
 use unhang_machine::profile::{NAMES, Profile, Shell};
-use unhang_machine::{Machine, Options, System, examine};
+use unhang_machine::{Machine, System, examine};
 
 use super::consent::Consent;
 use super::machine_arguments::MachineArguments;
+use super::python::options;
 use super::text::{print_safe_json, print_text};
 use crate::output::{Colour, Style, printable};
 
-/// Print an environment profile, install it with a backup, or remove it again.
+/// Print an environment profile, install it with a backup, or move old settings aside; each can be undone.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   eval \"$(unhang env print)\"
   unhang env print --profile rocm5.2 --explain
+  unhang env print --shell systemd               # for `systemctl edit ollama`
+  unhang env clean --user --dry-run
   unhang env install --user --dry-run
-  sudo unhang env install --system
   unhang env uninstall --user
 
 Profiles:
@@ -42,6 +44,7 @@ pub struct Env {
 #[derive(Subcommand)]
 enum EnvCommand {
     Print(Print),
+    Clean(Clean),
     Install(Install),
     Uninstall(Uninstall),
 }
@@ -66,7 +69,7 @@ enum Dialect {
     Docker,
 }
 
-/// Print a profile for a shell, for systemd's environment.d or for Docker.
+/// Print a profile for a shell, for a systemd unit or for Docker.
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang env print --profile rocm5.7 --shell fish --explain")]
 struct Print {
@@ -89,21 +92,30 @@ struct Print {
 #[derive(Args)]
 #[group(multiple = false)]
 struct Where {
-    /// Into your home folder (the default).
+    /// In your home folder (the default, except under sudo).
     #[arg(long)]
     user: bool,
-    /// Into /etc, for everybody.
+    /// In /etc, for everybody (the default under sudo).
     #[arg(long)]
     system: bool,
 }
 
 impl Where {
-    fn scope(&self) -> Scope {
-        if self.system { Scope::System } else { Scope::User }
+    /// Under `sudo` a home is never written: what root makes there its owner could not change.
+    fn scope(&self, system: &System) -> anyhow::Result<Scope> {
+        let by_sudo = system.caller_of_sudo().filter(|_| !system.is_folder());
+        match (self.system, self.user, by_sudo) {
+            (true, _, _) | (_, false, Some(_)) => Ok(Scope::System),
+            (_, true, Some(user)) => {
+                let hint = "hint: leave out sudo for --user, or use --system for everybody";
+                bail!(anyhow::anyhow!(hint).context(format!("--user would make files of root's in the home of {user}")))
+            }
+            (_, _, None) => Ok(Scope::User),
+        }
     }
 }
 
-/// What installing and taking out have in common.
+/// What changing login files takes.
 #[derive(Args)]
 struct Change {
     #[command(flatten)]
@@ -131,7 +143,16 @@ struct Install {
     change: Change,
 }
 
-/// Remove an installed profile, and restore every byte as it was before.
+/// Move the settings of earlier attempts aside, unhang's own profile too, and install none. `unhang env uninstall` brings
+/// them back.
+#[derive(Args)]
+#[command(after_help = "Example:\n  unhang env clean --user --dry-run")]
+struct Clean {
+    #[command(flatten)]
+    change: Change,
+}
+
+/// Undo what `install` or `clean` did, and restore every byte as it was before.
 #[derive(Args)]
 #[command(after_help = "Example:\n  sudo unhang env uninstall --system")]
 struct Uninstall {
@@ -144,6 +165,7 @@ impl Env {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.command {
             EnvCommand::Print(command) => command.run(),
+            EnvCommand::Clean(command) => command.run(),
             EnvCommand::Install(command) => command.run(),
             EnvCommand::Uninstall(command) => command.run(),
         }
@@ -154,7 +176,10 @@ impl Env {
 fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option<String>)> {
     let name = match name {
         ProfileName::Auto => {
-            let (profile, reason) = Profile::automatic(&examine(system, &Options::default()));
+            // Under `sudo` the torch of the user who called it counts, not root's.
+            let caller = system.of_caller_of_sudo();
+            let system = caller.as_ref().unwrap_or(system);
+            let (profile, reason) = Profile::automatic(&examine(system, &options(system, Vec::new())));
             return Ok((profile, Some(reason)));
         }
         ProfileName::Rocm52 => "rocm5.2",
@@ -204,7 +229,16 @@ impl Install {
             return Ok(ExitCode::SUCCESS);
         }
         let (profile, reason) = choose(self.profile, &system)?;
-        let scope = place.scope();
+        let scope = place.scope(&system)?;
+        if !dry_run && !Machine::inspect(&system).affected() {
+            // First whether it could be done at all.
+            install::install(&system, scope, &profile, true).with_context(|| hint(scope))?;
+            let question =
+                "No RDNA1 card was found here: the profile does nothing until there is one. Install it anyway?";
+            if !consent.ask(question)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
         let outcome = install::install(&system, scope, &profile, dry_run).with_context(|| hint(scope))?;
         if json {
             print_safe_json(&json!({
@@ -220,7 +254,29 @@ impl Install {
             print_text("no RDNA1 card was found here: the profile does nothing until there is one\n")?;
         }
         if !dry_run && !outcome.changes.is_empty() {
-            print_text("log in again for it to act; `unhang env uninstall` takes it out\n")?;
+            print_text("log in again for it to act; `unhang env uninstall` removes it\n")?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+impl Clean {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let Change { place, dry_run, json, consent, machine } = self.change;
+        let system = machine.system()?;
+        if !dry_run && !consent.ask_for_folder(&system, "Move settings aside")? {
+            return Ok(ExitCode::SUCCESS);
+        }
+        let scope = place.scope(&system)?;
+        let outcome = install::clean(&system, scope, dry_run).with_context(|| hint(scope))?;
+        if json {
+            print_safe_json(&json!({ "schema": 1, "dry_run": dry_run, "outcome": outcome }))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        let nothing = "no settings of earlier attempts are here: nothing to do\n";
+        print_text(&told(&system, "settings of earlier attempts", &outcome, dry_run, nothing))?;
+        if !dry_run && !outcome.changes.is_empty() {
+            print_text("log in again for it to act; `unhang env uninstall` brings every byte back\n")?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -233,7 +289,7 @@ impl Uninstall {
         if !dry_run && !consent.ask_for_folder(&system, "Take the installed profile out")? {
             return Ok(ExitCode::SUCCESS);
         }
-        let scope = place.scope();
+        let scope = place.scope(&system)?;
         let outcome = install::uninstall(&system, scope, dry_run).with_context(|| hint(scope))?;
         if json {
             print_safe_json(&json!({ "schema": 1, "dry_run": dry_run, "outcome": outcome }))?;
@@ -247,7 +303,9 @@ impl Uninstall {
 fn hint(scope: Scope) -> String {
     match scope {
         Scope::System => {
-            "could not change the system's login files; they belong to root: `sudo unhang env …`".to_owned()
+            // sudo looks into no environment's folder.
+            let program = std::env::current_exe().map_or_else(|_| "unhang".to_owned(), |it| it.display().to_string());
+            format!("could not change the system's login files; they belong to root: `sudo {program} env …`")
         }
         Scope::User => "could not change the login files in the home folder".to_owned(),
     }

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use serde_json::json;
-use unhang_machine::{IDS, Machine, routes, symptoms};
+use unhang_machine::{Examination, IDS, Severity, examine, routes, steps, symptoms};
 
 use super::machine_arguments::MachineArguments;
+use super::python::options;
 use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
 
@@ -69,11 +70,14 @@ impl Explain {
             }
             return Ok(ExitCode::from(CANNOT_TELL));
         }
-        let gfx = self.true_chip()?;
-        let body = |id: &str| if id == "routes" { routes::in_words(&gfx) } else { section(id).unwrap_or_default() };
+        let system = self.machine.system()?;
+        let examination = examine(&system, &options(&system, Vec::new()));
+        let gfx = true_chip(&examination);
+        let body = |id: &str| if id == "routes" { routes::in_words(gfx) } else { section(id).unwrap_or_default() };
+        let (facts, next) = (facts(&examination, &sections), next_command(&examination, &sections));
         if self.json {
             let all: Vec<_> = sections.iter().map(|id| json!({ "id": id, "text": body(id) })).collect();
-            print_safe_json(&json!({ "schema": 1, "sections": all }))?;
+            print_safe_json(&json!({ "schema": 1, "sections": all, "machine": facts, "next": next }))?;
             return Ok(ExitCode::SUCCESS);
         }
         let style = Style::for_stream(&std::io::stdout());
@@ -83,15 +87,13 @@ impl Explain {
             let laid_out = if *id == "routes" { laid_out_routes(&body(id)) } else { laid_out(&body(id)) };
             let _ = writeln!(out, "{gap}{}\n\n{}", style.paint(id, Colour::Bold), laid_out.trim_end());
         }
+        let _ = writeln!(out, "\n{}", style.paint("This machine", Colour::Bold));
+        for fact in &facts {
+            let _ = writeln!(out, "{}", wrapped(fact, 2, 4));
+        }
+        let _ = writeln!(out, "\n{}\n       {}", style.paint("Next", Colour::Bold), style.paint(&next, Colour::Cyan));
         print_text(&out)?;
         Ok(ExitCode::SUCCESS)
-    }
-
-    /// The chip of the RDNA1 card that is here; the most common one where none is.
-    fn true_chip(&self) -> anyhow::Result<String> {
-        let machine = Machine::inspect(&self.machine.system()?);
-        let card = machine.gpus.into_iter().find(|gpu| gpu.affected);
-        Ok(card.and_then(|gpu| gpu.gfx).unwrap_or_else(|| "gfx1010".to_owned()))
     }
 
     fn list(&self) -> anyhow::Result<ExitCode> {
@@ -113,6 +115,68 @@ impl Explain {
     }
 }
 
+/// The chip of the RDNA1 card that is here; the most common one where none is.
+fn true_chip(examination: &Examination) -> &str {
+    let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
+    card.and_then(|gpu| gpu.gfx.as_deref()).unwrap_or("gfx1010")
+}
+
+/// What the doctor sees here that bears on these sections; of torch only where one of them is about it.
+fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
+    let line = unhang_guard::text::printable_line;
+    let mut facts = Vec::new();
+    if let Some(folder) = &examination.machine.described_by {
+        facts.push(format!("described by the folder {}", line(folder)));
+    }
+    for gpu in &examination.machine.gpus {
+        let chip = gpu.gfx.as_deref().unwrap_or("chip unknown");
+        let spoof = match &gpu.reported_gfx {
+            Some(reported) if gpu.spoofed() => format!(", passes for {reported}"),
+            _ => String::new(),
+        };
+        facts.push(format!("{} ({}{})", line(&gpu.name), line(chip), line(&spoof)));
+    }
+    if examination.machine.gpus.is_empty() {
+        facts.push("no GPU was found".to_owned());
+    }
+    if sections.iter().any(|section| symptoms::is_about_torch(section)) {
+        for torch in &examination.software.torch {
+            let code = match torch.architectures.as_slice() {
+                [] => String::new(),
+                chips => format!(", GPU code for {}", chips.join(", ")),
+            };
+            let triton = torch.triton.as_ref().map(|version| format!(", Triton {version}")).unwrap_or_default();
+            let unhang = if torch.unhang { "" } else { ", without unhang" };
+            facts.push(line(&format!("torch {}{code}{triton}{unhang}", torch.version)));
+        }
+        if examination.software.torch.is_empty() {
+            facts.push("no torch was found".to_owned());
+        }
+    }
+    for finding in examination.findings.iter().filter(|finding| sections.contains(&finding.id)) {
+        facts.push(line(&format!("{}: {}", finding.severity.name(), finding.summary)));
+    }
+    facts
+}
+
+/// What to type next: what the doctor's plan has for one of these findings, else what fits the first section.
+fn next_command(examination: &Examination, sections: &[&str]) -> String {
+    let found = |id: &str| {
+        let matters = |finding: &&unhang_machine::Finding| finding.severity != Severity::Info;
+        examination.findings.iter().filter(matters).any(|finding| finding.id == id)
+    };
+    let steps = steps(examination);
+    let settling =
+        sections.iter().filter(|id| found(id)).find_map(|id| steps.iter().find(|step| step.settles.contains(id)));
+    let of_plan = settling.and_then(|step| {
+        let of_way = || step.ways.first().and_then(|way| way.commands.first().cloned());
+        step.command.clone().or_else(of_way)
+    });
+    let first = sections.first().copied().unwrap_or_default();
+    let command = of_plan.unwrap_or_else(|| symptoms::next_command(first).to_owned());
+    unhang_guard::text::printable_line(&command).replace("gfx1010", true_chip(examination))
+}
+
 fn read_input() -> anyhow::Result<String> {
     use std::io::Read;
     /// The end of a log is enough, and a log has no end.
@@ -129,11 +193,18 @@ fn section(id: &str) -> Option<String> {
     Some(body[..end].trim().to_owned())
 }
 
-/// Markdown for a terminal: links become their text, paragraphs are wrapped, code blocks stay.
+/// Markdown for a terminal: links become their text, paragraphs and items are wrapped, code blocks stay.
 fn laid_out(markdown: &str) -> String {
     let mut out = String::new();
     let mut is_code = false;
-    for line in markdown.lines() {
+    let mut paragraph = String::new();
+    for line in markdown.lines().chain([""]) {
+        let is_item = line.starts_with("* ") || line.starts_with(|first: char| first.is_ascii_digit());
+        if (is_code || line.is_empty() || is_item || line.starts_with("```")) && !paragraph.is_empty() {
+            let rest = if paragraph.starts_with(|first: char| first.is_ascii_digit()) { 5 } else { 2 };
+            let _ = writeln!(out, "{}", wrapped(&without_links(&paragraph), 2, rest));
+            paragraph.clear();
+        }
         if line.starts_with("```") {
             is_code = !is_code;
         } else if is_code {
@@ -141,7 +212,8 @@ fn laid_out(markdown: &str) -> String {
         } else if line.is_empty() {
             out.push('\n');
         } else {
-            let _ = writeln!(out, "{}", wrapped(&without_links(line), 2, 2));
+            let gap = if paragraph.is_empty() { "" } else { " " };
+            let _ = write!(paragraph, "{gap}{}", line.trim());
         }
     }
     out
@@ -187,6 +259,12 @@ mod tests {
             let text = section(id).unwrap_or_default();
             assert!(text.len() > 40, "docs/troubleshooting.md says too little of {id}: {text:?}");
         }
+    }
+
+    #[test]
+    fn lines_of_a_paragraph_are_joined_and_items_are_not() {
+        let text = laid_out("one\ntwo\n\n1. first\n   more\n2. second\n\n```\ncode\n```\n");
+        assert_eq!(text.trim_end(), "  one two\n\n  1. first more\n  2. second\n\n      code");
     }
 
     #[test]

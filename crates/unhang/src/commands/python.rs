@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
-use unhang_machine::{System, packages_of};
+use unhang_machine::{Options, System, packages_of};
 
-use super::run::find_on_path;
+use super::run::{find_on_path, packages};
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub const HAS_TORCH_AND_UNHANG: &str =
@@ -21,13 +21,37 @@ pub fn find_python() -> PathBuf {
     beside.into_iter().chain(active).find(|path| path.is_file()).unwrap_or_else(|| PathBuf::from("python3"))
 }
 
+/// The environment that this program is installed in, with its package: what it is called from by an absolute path, and
+/// under `sudo`, which leaves no environment active.
+pub fn home_of_program() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?;
+    let prefix = folder.parent()?;
+    packages(folder).iter().any(|package| package.is_dir()).then(|| prefix.to_owned())
+}
+
+/// What to look at on a machine: what `--python` names; else, where no environment is active, the program's own. With the
+/// path by which `sudo` finds the program.
+pub fn options(system: &System, pythons: Vec<PathBuf>) -> Options {
+    let is_active = ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().any(|name| system.variable(name).is_some());
+    let mut options = Options { pythons, ..Options::default() };
+    if system.is_folder() {
+        return options;
+    }
+    if !is_active {
+        options.pythons.extend(home_of_program());
+    }
+    options.program = std::env::current_exe().ok();
+    options
+}
+
 /// `--python` takes an interpreter, by its path or its name alone, or the folder of an environment.
 pub fn interpreter(given: &Path) -> PathBuf {
     if given.is_dir() { given.join("bin/python") } else { find_on_path(given).unwrap_or_else(|| given.to_owned()) }
 }
 
-/// What `--python` names, names alone looked up in PATH. Refused where that is not a Python: what was asked for must not be left out in
-/// silence.
+/// What `--python` names; a bare name is looked up in PATH. A path that is no Python is refused, so that nothing asked for is
+/// left out silently.
 pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     // Of a machine that is described nobody knows the PATH.
     let looked_up = |given: &PathBuf| match given.is_dir() || system.is_folder() {
@@ -40,7 +64,8 @@ pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf
         // Wrappers have their packages elsewhere; that they can be started is all that can be told.
         let is_program =
             || std::fs::metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);
-        if packages_of(system, path).is_empty() && (system.is_folder() || !is_program()) {
+        let is_missing = !system.is_folder() && !path.exists();
+        if is_missing || (packages_of(system, path).is_empty() && (system.is_folder() || !is_program())) {
             let hint =
                 "hint: name an interpreter, or the folder of an environment that has lib/python3.*/site-packages";
             return Err(anyhow!(hint).context(format!("there is no Python at {}{whose}", path.display())));

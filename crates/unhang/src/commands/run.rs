@@ -21,9 +21,9 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use unhang_guard::PrivateFolder;
+use unhang_machine::examine;
 use unhang_machine::profile::Profile;
 use unhang_machine::unrepaired::{self, Unrepaired};
-use unhang_machine::{Options, examine};
 use unhang_plan::Strategy;
 use unhang_watchdog::HangReport;
 use unhang_watchdog::report::{HANG_IN_CALL, HANG_OUTSIDE};
@@ -32,6 +32,7 @@ use self::child::{Ended, Signals};
 use self::environment::{Action, Decision};
 use self::folder::{Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
+use super::python::options;
 use super::text::{deadline, duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
 
@@ -53,6 +54,7 @@ Examples:
   unhang run -- python train.py
   unhang run --restarts 3 --restart-cmd 'python train.py --resume' -- python train.py
   unhang run -- torchrun --nproc-per-node 2 train.py
+  unhang run --everywhere -- python train.py         # on a card that is not RDNA1
   unhang run --dry-run -- python train.py
 
 Nothing is installed, and no file is left behind. Variables that you set win; --dry-run shows what would be set.
@@ -91,6 +93,10 @@ pub struct Run {
     /// Plan with this strategy: auto, implicit_gemm, cpu_fallback, selective, aten, jit or tiled.
     #[arg(long, value_name = "NAME")]
     strategy: Option<Strategy>,
+    /// Compute convolutions with unhang's own kernels on any AMD or NVIDIA GPU, not only on RDNA1 cards; the same as
+    /// --strategy jit.
+    #[arg(long, conflicts_with = "strategy")]
+    everywhere: bool,
     /// Turn the watchdog off.
     #[arg(long)]
     no_watchdog: bool,
@@ -267,13 +273,19 @@ impl Run {
         unhang_session::deadlines(|name| of_flag(name).or_else(|| std::env::var(name).ok()), |nonsense| say(&nonsense))
     }
 
+    /// The strategy that was asked for.
+    fn strategy(&self) -> Option<Strategy> {
+        self.strategy.or(self.everywhere.then_some(Strategy::Jit))
+    }
+
     /// What to set and why, and what there is to protect.
     fn decide(&self) -> anyhow::Result<(Vec<Decision>, Protection)> {
         let system = self.machine.system()?;
         if self.rehearse && !system.is_folder() {
             bail!("a rehearsal needs a machine to play: name its folder with --root or UNHANG_ROOT");
         }
-        let examination = examine(&system, &Options { pythons: environment::python_of(&self.command[0]), data: None });
+        let pythons = environment::python_of(&self.command[0]);
+        let examination = examine(&system, &options(&system, pythons));
         let is_affected = examination.machine.affected();
         let profile = match self.profile {
             ProfileName::None => None,
@@ -289,6 +301,7 @@ impl Run {
         let mut decisions = Vec::new();
         if let Some((profile, why)) = &profile {
             decisions = environment::of_profile(profile, why, |name| std::env::var(name).ok());
+            decisions.extend(environment::caches(&decisions, |name| std::env::var(name).ok()));
         }
         let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
         let is_spoofed = spoofs || examination.machine.spoofed();
@@ -297,7 +310,7 @@ impl Run {
         }
         // MIOpen is AMD's: on other machines nothing is preloaded.
         let is_amd = examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == unhang_machine::chips::AMD);
-        if !self.rehearse && (is_affected || (is_amd && self.strategy.is_some())) {
+        if !self.rehearse && (is_affected || (is_amd && self.strategy().is_some())) {
             decisions.extend(boundary::decide(|name| std::env::var(name).ok()));
         }
         let card = examination.machine.gpus.iter().find(|gpu| gpu.affected).map(|gpu| gpu.name.clone());
@@ -390,7 +403,7 @@ impl Run {
         if !pairs.is_empty() {
             command.env("UNHANG_QUARANTINE", pairs.join(" "));
         }
-        if let Some(strategy) = self.strategy {
+        if let Some(strategy) = self.strategy() {
             command.env("UNHANG_STRATEGY", strategy.to_string());
         }
         if self.rehearse {

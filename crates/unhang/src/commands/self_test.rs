@@ -4,8 +4,9 @@
 //! What a child says and what its end means is `unhang_probe::canary`'s. The order is from harmless to dangerous, so that
 //! a card that hangs spoils as little as possible.
 
+use std::cell::OnceCell;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,7 +23,6 @@ use unhang_session::proof::judged;
 
 use super::bench::open_driver;
 use super::knowledge::open_store;
-use super::python::HAS_TORCH_AND_UNHANG;
 use super::text::{print_text, wrapped};
 use crate::output::{Colour, Style, printable};
 
@@ -104,9 +104,50 @@ impl Tried {
     }
 }
 
-/// Runs one trial. `before` is how those before it did: after a hang the card may not have recovered, and what the next
-/// one does then says nothing about it.
-pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
+/// Ends with 0 where torch and unhang are there and torch reaches a GPU, with 3 where one of them is missing, with 4 where
+/// there is no GPU for torch.
+const REACHES_A_GPU: &str = "import importlib.util as u
+if not (u.find_spec('torch') and u.find_spec('unhang')): raise SystemExit(3)
+import torch
+raise SystemExit(0 if torch.cuda.is_available() else 4)";
+
+/// The Python whose torch is tried. It is asked once whether there is anything to try: importing torch takes seconds.
+pub struct Python {
+    path: PathBuf,
+    answer: OnceCell<Result<(), String>>,
+}
+
+impl Python {
+    /// Nothing is asked yet.
+    pub fn new(path: PathBuf) -> Python {
+        Python { path, answer: OnceCell::new() }
+    }
+
+    /// Why there is nothing to try with it, if that is so.
+    fn ask(&self) -> &Result<(), String> {
+        self.answer.get_or_init(|| {
+            let path = self.path.display().to_string();
+            let deadline = canary::deadline(EngineName::Aten);
+            match run(PythonStart::statements(&path, REACHES_A_GPU).supervised(deadline)) {
+                Err(error) => Err(format!("{error:#}; name a Python with --python")),
+                Ok(outcome) => match outcome.ended {
+                    Ended::Exited(0) => Ok(()),
+                    Ended::Exited(4) => Err(format!("the torch of {path} reaches no GPU")),
+                    Ended::TimedOut | Ended::Unkillable => {
+                        Err(format!("{path} did not say within {} s whether torch reaches a GPU", deadline.as_secs()))
+                    }
+                    _ => Err(format!(
+                        "{path} has no torch, or unhang is not installed in it; name another with --python"
+                    )),
+                },
+            }
+        })
+    }
+}
+
+/// Runs one trial. `before` is how those before it did: after a hang the card may not respond, and what the next one does
+/// then says nothing about it.
+pub fn run_trial(trial: Trial, python: &Python, machine: &Machine, before: &[Tried]) -> anyhow::Result<Tried> {
     if trial == Trial::Engine(EngineName::Cpu) {
         return try_cpu(trial);
     }
@@ -119,17 +160,11 @@ pub fn run_trial(trial: Trial, python: &Path, machine: &Machine, before: &[Tried
     without_torch(trial, tried, machine)
 }
 
-fn run_by_python(trial: Trial, python: &Path, machine: &Machine) -> anyhow::Result<Tried> {
-    let python = python.display().to_string();
-    let look = run(PythonStart::statements(&python, HAS_TORCH_AND_UNHANG).supervised(trial.deadline()));
-    match look {
-        Err(error) => return Ok(Tried::not_here(trial, &format!("{error:#}; name a Python with --python"))),
-        Ok(outcome) if outcome.ended != Ended::Exited(0) => {
-            let why = format!("{python} has no torch, or unhang is not installed in it; name another with --python");
-            return Ok(Tried::not_here(trial, &why));
-        }
-        Ok(_) => {}
+fn run_by_python(trial: Trial, python: &Python, machine: &Machine) -> anyhow::Result<Tried> {
+    if let Err(why) = python.ask() {
+        return Ok(Tried::not_here(trial, why));
     }
+    let python = python.path.display().to_string();
     let deadline = trial.deadline();
     let outcome = run(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline))?;
     let (verdict, detail) = canary::judge(&outcome, deadline);
@@ -318,7 +353,8 @@ mod tests {
         let after = |engine| {
             let before =
                 [Tried { trial: Trial::Engine(engine), verdict: Verdict::Hangs, elapsed: None, detail: String::new() }];
-            run_trial(Trial::Engine(EngineName::Miopen), Path::new("/nonexistent/python"), &machine, &before).unwrap()
+            let python = Python::new(PathBuf::from("/nonexistent/python"));
+            run_trial(Trial::Engine(EngineName::Miopen), &python, &machine, &before).unwrap()
         };
         let tried = after(EngineName::Aten);
         assert!(tried.verdict == Verdict::Unsupported && tried.detail.starts_with("not tried: aten hung"));

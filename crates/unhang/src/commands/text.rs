@@ -1,21 +1,42 @@
 //! Laying out text for people: wrapping, and output that a closed pipe does not turn into an error.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 
 pub use crate::output::print_json as print_safe_json;
 pub use unhang_guard::time::{deadline, duration};
 pub use unhang_machine::counted;
 
-/// How wide text is laid out; the same everywhere, so that reports can be compared.
-const WIDTH: usize = 100;
+/// The widest that text is laid out, and how it is where nobody knows the width: reports can be compared then.
+const WIDEST: usize = 100;
+/// Narrower than this nothing reads well.
+const NARROWEST: usize = 40;
+
+/// How wide text is laid out: as `COLUMNS` says, else as the terminal is.
+pub fn width() -> usize {
+    static WIDTH: OnceLock<usize> = OnceLock::new();
+    *WIDTH.get_or_init(|| {
+        let named = std::env::var("COLUMNS").ok().and_then(|columns| columns.trim().parse::<usize>().ok());
+        let stdout = io::stdout();
+        let of_terminal = || {
+            let size = stdout.is_terminal().then(|| rustix::termios::tcgetwinsize(&stdout).ok()).flatten();
+            size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0)
+        };
+        named.or_else(of_terminal).unwrap_or(WIDEST).clamp(NARROWEST, WIDEST)
+    })
+}
 
 /// Wraps text at blanks: `first` blanks before the first line, `rest` before the others.
 pub fn wrapped(text: &str, first: usize, rest: usize) -> String {
+    wrapped_to(width(), text, first, rest)
+}
+
+fn wrapped_to(width: usize, text: &str, first: usize, rest: usize) -> String {
     let mut lines = Vec::new();
     let mut line = " ".repeat(first);
     let mut empty = true;
     for word in text.split_whitespace() {
-        let wide = line.chars().count() + 1 + word.chars().count() > WIDTH;
+        let wide = line.chars().count() + 1 + word.chars().count() > width;
         if wide && !empty {
             lines.push(std::mem::replace(&mut line, " ".repeat(rest)));
             empty = true;
@@ -40,13 +61,15 @@ pub fn print_text(text: &str) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::wrapped;
+    use super::wrapped_to;
 
     #[test]
     fn words_stay_whole() {
-        let text = wrapped(&"word ".repeat(40), 2, 4);
-        assert!(text.lines().all(|line| line.len() <= 100 && !line.ends_with(' ')));
-        assert!(text.starts_with("  word") && text.lines().nth(1).is_some_and(|line| line.starts_with("    word")));
-        assert_eq!(wrapped(&"x".repeat(300), 0, 2).len(), 300);
+        for width in [40, 100] {
+            let text = wrapped_to(width, &"word ".repeat(40), 2, 4);
+            assert!(text.lines().all(|line| line.len() <= width && !line.ends_with(' ')));
+            assert!(text.starts_with("  word") && text.lines().nth(1).is_some_and(|line| line.starts_with("    word")));
+            assert_eq!(wrapped_to(width, &"x".repeat(300), 0, 2).len(), 300);
+        }
     }
 }

@@ -77,6 +77,27 @@ pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<Str
     decisions
 }
 
+/// Triton keeps what it compiled, and so does inductor, without the variable in the key: kernels that were compiled with
+/// buffer operations would be used again. So where those are off both get separate folders, unless they have some.
+pub fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
+    const KNOB: &str = "AMDGCN_USE_BUFFER_OPS";
+    let decided = decisions.iter().find(|it| it.name == KNOB).and_then(|it| it.value.clone());
+    if decided.or_else(|| get(KNOB)).as_deref() != Some("0") {
+        return Vec::new();
+    }
+    let is_absolute = |path: &PathBuf| path.is_absolute();
+    let named = |name: &str| get(name).map(PathBuf::from).filter(is_absolute);
+    let Some(base) = named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache"))) else {
+        return Vec::new();
+    };
+    let folder = |name: &'static str, below: &str| {
+        let path = base.join("unhang").join(below).display().to_string();
+        let reason = "kernels that were compiled with buffer operations, which write nothing here, stay apart";
+        get(name).is_none_or(|value| value.is_empty()).then(|| Decision::set(name, path, reason))
+    };
+    folder("TRITON_CACHE_DIR", "triton").into_iter().chain(folder("TORCHINDUCTOR_CACHE_DIR", "inductor")).collect()
+}
+
 /// The interpreter that a command is, where it is one: its packages are looked through for torch. A script by its first
 /// line.
 pub fn python_of(program: &OsString) -> Vec<PathBuf> {
@@ -111,6 +132,25 @@ mod tests {
     use super::*;
 
     #[test]
+    fn caches_of_kernels_that_write_nothing_stay_apart() {
+        let names = |pairs: &[(&str, &str)], decisions: &[Decision]| {
+            let get = |name: &str| pairs.iter().find(|(it, _)| *it == name).map(|(_, value)| (*value).to_owned());
+            caches(decisions, get).into_iter().map(|it| (it.name, it.value.unwrap())).collect::<Vec<_>>()
+        };
+        let off = [Decision::set("AMDGCN_USE_BUFFER_OPS", "0".to_owned(), "")];
+        let home = ("HOME", "/home/k");
+        let both = [
+            ("TRITON_CACHE_DIR", "/home/k/.cache/unhang/triton".to_owned()),
+            ("TORCHINDUCTOR_CACHE_DIR", "/home/k/.cache/unhang/inductor".to_owned()),
+        ];
+        assert_eq!(names(&[home], &off), both);
+        assert_eq!(names(&[home, ("AMDGCN_USE_BUFFER_OPS", "0")], &[]), both, "the user set it");
+        assert_eq!(names(&[home, ("TRITON_CACHE_DIR", "/mine")], &off), both[1..], "the user's own stays");
+        assert_eq!(names(&[home, ("AMDGCN_USE_BUFFER_OPS", "1")], &[]), []);
+        assert_eq!(names(&[], &off), [], "no place that nobody named");
+    }
+
+    #[test]
     fn programs_are_found_in_the_order_of_folders_and_by_their_path() {
         let find = |folders: Option<&str>, program: &str| find_in(folders.map(OsStr::new), Path::new(program));
         assert_eq!(find(Some("/nowhere:/bin"), "sh"), Some(PathBuf::from("/bin/sh")));
@@ -134,6 +174,7 @@ mod tests {
             ("MIOPEN_DEBUG_CONV_GEMM", Action::Set, Some("0")),
             ("MIOPEN_FIND_MODE", Action::Kept, Some("NORMAL")),
             ("MIOPEN_FIND_ENFORCE", Action::Kept, Some("3")),
+            ("AMDGCN_USE_BUFFER_OPS", Action::Set, Some("0")),
         ];
         assert_eq!(gist, expected);
         assert!(decisions[1].to_string().contains("is yours and stays; wanted was FAST"));

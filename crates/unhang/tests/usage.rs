@@ -1,0 +1,104 @@
+//! Paths that were mistyped: every command says so with code 2, and none makes folders of them. And what every JSON has.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// The program in an empty folder, with a home of its own there.
+fn unhang(place: &Path, arguments: &[&str]) -> std::process::Output {
+    let mut command = Command::cargo_bin("unhang").expect("the program is built");
+    command.current_dir(place).env_clear().env("HOME", place.join("home")).env("PATH", "/usr/bin:/bin").args(arguments);
+    command.output().expect("it runs")
+}
+
+fn place() -> tempfile::TempDir {
+    let place = tempfile::tempdir().unwrap();
+    fs::create_dir(place.path().join("home")).unwrap();
+    place
+}
+
+const KEY: &str = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
+
+#[test]
+fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
+    for arguments in [
+        &["doctor", "--root", "nowhere"][..],
+        &["doctor", "--python", "nowhere/python"],
+        &["doctor", "--self-test", "--python", "nowhere/python"],
+        &["doctor", "--env-file", "nowhere"],
+        &["explain", "routes", "--root", "nowhere"],
+        &["env", "print", "--root", "nowhere"],
+        &["env", "install", "--yes", "--root", "nowhere"],
+        &["env", "clean", "--yes", "--root", "nowhere"],
+        &["env", "uninstall", "--yes", "--root", "nowhere"],
+        &["miopen-cache", "list", "--root", "nowhere"],
+        &["miopen-cache", "repair", "--yes", "--root", "nowhere"],
+        &["plan", KEY, "--root", "nowhere"],
+        &["plan", KEY, "--python", "nowhere/python"],
+        &["report", "--root", "nowhere"],
+        &["report", "--python", "nowhere/python"],
+        &["run", "--root", "nowhere", "--", "true"],
+        &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--root", "nowhere"],
+        &["probe", "--grid", "--python", "nowhere/python"],
+        &["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", "nowhere.tsv"],
+        &["kernels", "list", "--layers", "nowhere.tsv"],
+        &["kernels", "warm", "--layers", "nowhere.tsv"],
+        &["kernels", "warm", "--seen", "--python", "nowhere/python"],
+        &["bench", "--tune", "--layers", "nowhere.tsv"],
+        &["demo", "--part", "torch", "--python", "nowhere/python"],
+    ] {
+        let place = place();
+        let output = unhang(place.path(), arguments);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        assert!(said.contains("nowhere"), "{arguments:?} does not say what is wrong: {said}");
+        assert!(!place.path().join("nowhere").exists() && !place.path().join("nowhere.tsv").exists(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn every_json_has_a_schema() {
+    let place = place();
+    for arguments in [
+        &["doctor", "--json"][..],
+        &["explain", "--json"],
+        &["explain", "--json", "routes"],
+        &["env", "print", "--json"],
+        &["env", "clean", "--dry-run", "--json"],
+        &["miopen-cache", "list", "--json"],
+        &["plan", KEY, "--json"],
+        &["report", "--json"],
+        &["evidence", "list", "--json"],
+        &["run", "--dry-run", "--json", "--", "true"],
+        &["card", "list", "--json"],
+    ] {
+        let output = unhang(place.path(), arguments);
+        let value: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|_| panic!("{arguments:?}: {}", String::from_utf8_lossy(&output.stderr)));
+        assert!(value["schema"].is_number(), "{arguments:?}: {value}");
+    }
+}
+
+/// A Python whose torch reaches no GPU is asked once, and nothing more is tried with it.
+#[test]
+fn a_self_test_without_a_gpu_takes_seconds() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = place();
+    let python = place.path().join("python");
+    let script =
+        "#!/bin/sh\necho asked >> \"$HOME/asked\"\nsleep 1\ncase \"$*\" in *torch*) exit 4 ;; esac\nsleep 60\n";
+    fs::write(&python, script).unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let started = Instant::now();
+    let output = unhang(place.path(), &["doctor", "--self-test", "--json", "--python", python.to_str().unwrap()]);
+    assert!(started.elapsed() < Duration::from_secs(60), "{:?}", started.elapsed());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    for tried in report["self_test"].as_array().unwrap().iter().filter(|it| it["engine"] != "cpu") {
+        assert_eq!(tried["verdict"], "unsupported", "{tried}");
+        assert!(tried["detail"].as_str().unwrap().contains("reaches no GPU"), "{tried}");
+    }
+    assert_eq!(fs::read_to_string(place.path().join("home/asked")).unwrap().lines().count(), 1);
+}

@@ -83,7 +83,8 @@ def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
     seconds = _deadline(engine)
     say(f"trying {engine} in a child process before it is used here (once for this machine, {seconds:.0f} s at most)")
     arguments = [engine, *(["--rehearsed"] if rehearsed else ["--device", str(index)])]
-    verdict, detail = _children.supervise("unhang._canary", arguments, seconds).canary()
+    outcome = _children.supervise_canary(arguments, seconds)
+    verdict, detail = outcome.canary()
     _known_here[name] = (verdict, detail)
     if not outcome.began:
         say(f"canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again")
@@ -124,7 +125,7 @@ def ensure_jit(*, index: int, rehearsed: bool) -> None:
             f"this machine, {seconds:.0f} s at most)"
         )
         arguments = ["jit", *(["--rehearsed"] if rehearsed else ["--device", str(index)]), "--families", *missing]
-        verdicts, hung = _children.supervise("unhang._canary", arguments, seconds).families(missing)
+        verdicts, hung = _children.supervise_canary(arguments, seconds).families(missing)
         for family, verdict, detail in verdicts:
             name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
             _known_here[name] = (verdict, detail)

@@ -22,10 +22,10 @@ def start(module: str, arguments: list[str]) -> tuple[list[str], list[tuple[str,
     return command, changes
 
 
-def supervise(module: str, arguments: list[str], seconds: float) -> _core.Outcome:
-    """Runs a module to its end within a deadline."""
-    command, changes = start(module, arguments)
-    return _core.supervise(command, seconds, changes)
+def supervise_canary(arguments: list[str], seconds: float) -> _core.Outcome:
+    """Runs the canary's module to its end within a deadline, which counts from when it has imported torch."""
+    command, changes = start("unhang._canary", arguments)
+    return _core.supervise_canary(command, seconds, changes)
 
 
 def changed(variables: dict[str, str], changes: list[tuple[str, str | None]]) -> dict[str, str]:

@@ -12,8 +12,8 @@ use unhang_engine::{EngineName, Verdict};
 use unhang_guard::printable;
 
 use crate::answer;
-use crate::process::Ended;
-use crate::supervise::Outcome;
+use crate::process::{Ended, SuperviseError};
+use crate::supervise::{Child, Outcome, supervise_when_ready};
 
 const ANSWER: &str = "unhang-canary ";
 /// Comes before the accelerator is touched: a child that hangs said it too.
@@ -85,7 +85,7 @@ pub fn torch_of(outcome: &Outcome) -> Option<&str> {
 /// Runs a child of Python's. Its time counts from when it says which torch it has: how long an import takes is no evidence of an
 /// engine. Returns with whether the child came to its trial; where it did not, nothing is known of the engine.
 pub fn try_in(child: &Child) -> Result<(Outcome, bool), SuperviseError> {
-    let (outcome, ready) = supervise_when_ready(child, START, |output| torch_of(output).is_some())?;
+    let (outcome, ready) = supervise_when_ready(child, START, |output| output.contains(TORCH))?;
     // One that ended by itself before has an answer, or crashed.
     let by_itself = !matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
     Ok((outcome, ready || by_itself))

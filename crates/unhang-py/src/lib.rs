@@ -68,6 +68,7 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(compute::run_reference, module)?)?;
     module.add_class::<supervise::PyOutcome>()?;
     module.add_function(wrap_pyfunction!(supervise::supervise, module)?)?;
+    module.add_function(wrap_pyfunction!(supervise::supervise_canary, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::python_start, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::child_answer, module)?)?;
     module.add_function(wrap_pyfunction!(supervise::canary_deadline, module)?)?;

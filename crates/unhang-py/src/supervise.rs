@@ -5,7 +5,7 @@ use std::time::Duration;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_engine::{EngineName, Verdict};
-use unhang_probe::{Child, Ended, Outcome, PythonStart, answer, canary};
+use unhang_probe::{Child, Ended, Outcome, PythonStart, SuperviseError, answer, canary};
 
 use crate::invalid;
 
@@ -66,7 +66,9 @@ impl PyOutcome {
 }
 
 /// A command, and variables to set or, without a value, to unset.
-type Start = (Vec<String>, Vec<(String, Option<String>)>);
+type Start = (Vec<String>, Environment);
+
+type Environment = Vec<(String, Option<String>)>;
 
 /// How a Python child of ours is started that runs a module; `folders` is the text of a list of folders that come first.
 #[pyfunction]
@@ -85,18 +87,33 @@ pub fn child_answer(text: &str) -> String {
 /// Runs a command to its end within a deadline in seconds.
 #[pyfunction]
 #[pyo3(signature = (command, deadline, environment = Vec::new()))]
-pub fn supervise(
+pub fn supervise(py: Python<'_>, command: Vec<String>, deadline: f64, environment: Environment) -> PyResult<PyOutcome> {
+    run(py, (command, environment), deadline, |child| Ok((unhang_probe::supervise(child)?, true)))
+}
+
+/// Runs a canary's child within a deadline in seconds, which counts from when it has imported torch.
+#[pyfunction]
+#[pyo3(signature = (command, deadline, environment = Vec::new()))]
+pub fn supervise_canary(
     py: Python<'_>,
     command: Vec<String>,
     deadline: f64,
-    environment: Vec<(String, Option<String>)>,
+    environment: Environment,
+) -> PyResult<PyOutcome> {
+    run(py, (command, environment), deadline, canary::try_in)
+}
+
+fn run(
+    py: Python<'_>,
+    (command, environment): Start,
+    deadline: f64,
+    by: impl Fn(&Child) -> Result<(Outcome, bool), SuperviseError> + Send + Sync,
 ) -> PyResult<PyOutcome> {
     let deadline = Duration::try_from_secs_f64(deadline)
         .map_err(|error| PyValueError::new_err(format!("a deadline of {deadline} seconds: {error}")))?;
     let child = Child { command, environment, deadline };
-    let outcome =
-        py.detach(|| unhang_probe::supervise(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
-    Ok(PyOutcome { outcome, deadline })
+    let (outcome, began) = py.detach(|| by(&child)).map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+    Ok(PyOutcome { outcome, deadline, began })
 }
 
 /// Seconds that the canary of an engine may take once it has imported torch.

@@ -166,9 +166,12 @@ fn run_by_python(trial: Trial, python: &Python, machine: &Machine) -> anyhow::Re
     }
     let python = python.path.display().to_string();
     let deadline = trial.deadline();
-    let outcome = run(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline))?;
-    let (verdict, detail) = canary::judge(&outcome, deadline);
-    keep(trial, machine, &outcome, verdict, &detail);
+    let child = apart(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline));
+    let (outcome, began) = canary::try_in(&child)?;
+    let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began() };
+    if began {
+        keep(trial, machine, &outcome, verdict, &detail);
+    }
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
@@ -204,10 +207,14 @@ fn try_cpu(trial: Trial) -> anyhow::Result<Tried> {
     Ok(Tried { trial, verdict, elapsed: Some(outcome.elapsed), detail })
 }
 
-fn run(mut child: Child) -> anyhow::Result<Outcome> {
-    // Nothing of ours stands between a child and MIOpen, even where a preloaded library is inherited.
+fn run(child: Child) -> anyhow::Result<Outcome> {
+    Ok(supervise(&apart(child))?)
+}
+
+/// Nothing of ours stands between a child and MIOpen, even where a preloaded library is inherited.
+fn apart(mut child: Child) -> Child {
     child.environment.push(("UNHANG_MIOPEN".to_owned(), Some("0".to_owned())));
-    Ok(supervise(&child)?)
+    child
 }
 
 /// Keeps the verdicts where `enable()` looks for them, so that it need not try again. They are filed under the torch that

@@ -49,26 +49,29 @@ fn child(script: &str, deadline: Duration) -> Child {
     Child { command: ["sh", "-c", script].map(String::from).to_vec(), environment: Vec::new(), deadline }
 }
 
+/// What a child of ours says to its parent begins with its number.
+const SAY: &str = "echo $UNHANG_CHILD_NONCE";
+
 #[test]
 fn a_slow_start_is_no_hang() {
     let torch = canary::torch_line("2.2.2 hip5.7");
     let answer = canary::answer_line(unhang_engine::Verdict::Works, "fine");
     // A start that takes longer than the trial may.
     let deadline = Duration::from_secs(3);
-    let slow = child(&format!("echo starting; sleep 4; echo '{torch}'; echo '{answer}'"), deadline);
+    let slow = child(&format!("echo starting; sleep 4; {SAY} '{torch}'; {SAY} '{answer}'"), deadline);
     assert_eq!(supervise(&slow).unwrap().ended, Ended::TimedOut);
     let (outcome, began) = canary::try_in(&slow).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Works, "{outcome:?}");
     // From then on its time counts.
-    let (outcome, began) = canary::try_in(&child(&format!("echo '{torch}'; sleep 1000"), SHORT)).unwrap();
+    let (outcome, began) = canary::try_in(&child(&format!("{SAY} '{torch}'; sleep 1000"), SHORT)).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, SHORT).0, unhang_engine::Verdict::Hangs);
     // One that ends before it is ready has crashed, and one that is never ready proves nothing.
     assert!(canary::try_in(&child("exit 3", LONG)).unwrap().1);
     let started = Instant::now();
     let never = child("sleep 1000", LONG);
-    let (outcome, began) = supervise_when_ready(&never, SHORT, |output| canary::torch_of(output).is_some()).unwrap();
+    let (outcome, began) = supervise_when_ready(&never, SHORT, |output| output.contains("unhang-torch")).unwrap();
     assert_eq!((outcome.ended, began), (Ended::TimedOut, false));
     assert!(started.elapsed() < LONG, "it gets no more time than its start");
 }

@@ -428,6 +428,11 @@ exported! {
     ) {
         guarded(|real| {
             if fusion::is_refused(real, problem, "a search for solutions of a convolution") {
+                // Callers that ignore the status read the number of solutions all the same.
+                if !count.is_null() {
+                    // SAFETY: MIOpen's caller owns it.
+                    unsafe { *count = 0 };
+                }
                 return NOT_IMPLEMENTED;
             }
             forward!(real.functions.find_solutions, handle, problem, options, solutions, count, most)

@@ -226,6 +226,9 @@ static int faults(void) {
     CHECK(CALL(miopenDestroyFusionPlan, plan) == 0);
     CHECK(CALL(miopenCreateConvProblem, &problem, c.it, 0) == 0);
     CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, (P)0, (P)0, (size_t)1) == 6);
+    // A refusal says that nothing was found: some callers read the number whatever the status.
+    size_t solutions = 77;
+    CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, (P)0, &solutions, (size_t)1) == 6 && solutions == 0);
     CHECK(CALL(miopenActivationForward) == 42);
     // Three axes of space, and a tensor that getters cut off: not ours, and not MIOpen's on this card.
     const int sizes[5] = {1, 4, 6, 6, 6}, strides[5] = {864, 216, 36, 6, 1}, ones[3] = {1, 1, 1};

@@ -133,7 +133,7 @@ fn json_says_what_was_done_in_each_function_and_why_not() {
     let report: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!(
         report.as_object().unwrap().keys().collect::<Vec<_>>(),
-        ["input", "output", "chip", "objects", "totals"]
+        ["schema", "input", "output", "chip", "objects", "totals"]
     );
     let functions = report["objects"][0]["functions"].as_array().unwrap();
     let get = |name: &str| functions.iter().find(|function| function["name"] == name).unwrap();

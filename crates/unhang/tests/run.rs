@@ -345,9 +345,9 @@ fn whether_a_program_is_watched_is_read_in_one_way() {
     let place = Place::new();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures/rx5700xt-native");
     let root = root.to_str().unwrap();
-    // Nothing here loads it: a file of any kind stands for it.
+    // Nothing here loads it: the beginning of a library stands for it.
     let shield = place.path("home/shield.so");
-    fs::write(&shield, "").unwrap();
+    fs::write(&shield, b"\x7fELF\x02").unwrap();
     let run = |options: &[&str], variables: &[(&str, &str)]| {
         let variables = [&[("UNHANG_SHIELD", shield.to_str().unwrap())], variables].concat();
         let options = [&["--root", root, "--profile", "none"], options].concat();

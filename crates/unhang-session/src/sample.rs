@@ -21,7 +21,8 @@ const MANY_PIXELS: [usize; 3] = [1 << 12, 1 << 14, 1 << 17];
 /// A few channels at the beginning and at the end of a group.
 pub fn ends(total: usize) -> Vec<Range<usize>> {
     let few = total.min(CHANNELS);
-    if total <= CHANNELS { vec![0..few] } else { vec![0..few, (total - few).max(few)..total] }
+    let last = (total - few).max(few)..total;
+    [0..few, last].into_iter().filter(|range| !range.is_empty()).collect()
 }
 
 /// Image, row and column of pixels: corners and a few between, the same each time.

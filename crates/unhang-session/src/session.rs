@@ -16,6 +16,9 @@ const MOST_CANARIES: usize = 50_000;
 /// And ever new convolutions that an engine may fail on.
 const MOST_FAILURES: usize = 10_000;
 
+/// A convolution, and the device that it was asked for on.
+type ProblemOnDevice = (Problem, String);
+
 /// One process's machine, store, evidence, canaries and failures.
 pub struct Session {
     machine: Machine,
@@ -30,7 +33,7 @@ pub struct Session {
     quarantine: Vec<Quarantined>,
     canaries: Mutex<HashMap<String, (Verdict, String)>>,
     /// Engines that failed in this process, by convolution and device: never tried for it again here, store or no store.
-    failures: Mutex<HashMap<(Problem, String), Vec<(EngineName, String)>>>,
+    failures: Mutex<HashMap<ProblemOnDevice, Vec<(EngineName, String)>>>,
 }
 
 impl Session {

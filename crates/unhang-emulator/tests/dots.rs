@@ -162,7 +162,7 @@ fn permuted(opcode: u32, is_float: bool, seed: u64) {
         let (destination, first, second) = (8 + random.below(8), 8 + random.below(8), 8 + random.below(8));
         let word = opcode << 25 | destination << 17 | second << 9;
         let words = if case % 4 == 0 {
-            [word | 233 + random.below(2), random.bits(24) << 8 | first]
+            [word | (233 + random.below(2)), random.bits(24) << 8 | first]
         } else {
             let masks = if random.below(2) == 0 { 0xff } else { random.bits(8) };
             let control = CONTROLS[random.below(8) as usize] << 8 | random.bits(2) << 18;

@@ -580,7 +580,7 @@ mod tests {
             torch.into_iter().map(|torch| (torch.path, torch.hip)).collect::<Vec<_>>()
         };
         let debians = ("/usr/lib/python3/dist-packages/torch".to_owned(), None);
-        assert_eq!(found(""), [debians.clone()]);
+        assert_eq!(found(""), std::slice::from_ref(&debians));
         let ours = ("/w/site/torch".to_owned(), Some("6.4.43484".to_owned()));
         assert_eq!(found("PYTHONPATH=relative:/nowhere:/w/site"), [ours, debians]);
     }

@@ -172,7 +172,8 @@ fn hostile_machine_folders_end() {
     let place = tempfile::tempdir().unwrap();
     let machines = Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures");
     let node = "sys/class/kfd/kfd/topology/nodes/1";
-    let traps: [(&str, &dyn Fn(&Path)); 4] = [
+    type Trap<'a> = (&'a str, &'a dyn Fn(&Path));
+    let traps: [Trap<'_>; 4] = [
         ("pipe", &|path| assert!(Command::new("mkfifo").arg(path).status().unwrap().success())),
         ("device", &|path| std::os::unix::fs::symlink("/dev/zero", path).unwrap()),
         ("loop", &|path| std::os::unix::fs::symlink(path, path).unwrap()),

@@ -1,6 +1,6 @@
 //! The two arguments by which a command can be pointed at a machine that is a folder.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -33,7 +33,7 @@ impl MachineArguments {
 
     /// The machine.
     pub fn system(&self) -> anyhow::Result<System> {
-        let given = self.env_file.as_ref().map(read_environment).transpose()?;
+        let given = self.env_file.as_deref().map(read_environment).transpose()?;
         let Some(root) = self.described_root() else {
             return Ok(match given {
                 Some(environment) => System::new("/".as_ref(), environment),
@@ -50,7 +50,7 @@ impl MachineArguments {
     }
 }
 
-fn read_environment(path: &PathBuf) -> anyhow::Result<Environment> {
+fn read_environment(path: &Path) -> anyhow::Result<Environment> {
     let content =
         read_named(path, LARGE as u64).with_context(|| format!("cannot read the variables from {}", path.display()))?;
     if content.contains(&0) {

@@ -183,6 +183,8 @@ mod tests {
         assert_eq!(find(LIBRARY, Some("/not/there.so"), Some(&program)), None);
     }
 
+    // The line by which skipped tests are counted.
+    #[allow(clippy::print_stdout, reason = "tests may print")]
     #[test]
     fn a_library_that_somebody_else_put_beside_the_program_is_passed_over() {
         use std::os::unix::fs::{PermissionsExt, chown};

@@ -307,7 +307,7 @@ def test_the_environment_is_the_machines_profile(environment: dict[str, str]) ->
 
 def test_the_shield_is_loaded_where_the_card_is_taken_for_another(environment: dict[str, str], tmp_path: Path) -> None:
     shield = tmp_path / "libunhang_shield.so"
-    shield.write_bytes(b"")
+    shield.write_bytes(b"\x7fELF\x02")
     environment.update(UNHANG_SHIELD=str(shield), HSA_TOOLS_LIB="mine.so")
     found = variables(environment, "--root", CARD)
     assert found["HSA_TOOLS_LIB"]["value"] == f"mine.so {shield}"

@@ -199,9 +199,9 @@ fn laid_out(markdown: &str) -> String {
     let mut is_code = false;
     let mut paragraph = String::new();
     for line in markdown.lines().chain([""]) {
-        let is_item = line.starts_with("* ") || line.starts_with(|first: char| first.is_ascii_digit());
+        let is_item = line.starts_with("* ") || is_numbered(line);
         if (is_code || line.is_empty() || is_item || line.starts_with("```")) && !paragraph.is_empty() {
-            let rest = if paragraph.starts_with(|first: char| first.is_ascii_digit()) { 5 } else { 2 };
+            let rest = if is_numbered(&paragraph) { 5 } else { 2 };
             let _ = writeln!(out, "{}", wrapped(&without_links(&paragraph), 2, rest));
             paragraph.clear();
         }
@@ -217,6 +217,11 @@ fn laid_out(markdown: &str) -> String {
         }
     }
     out
+}
+
+/// Whether a line is an item of a numbered list: `1. first`. A line of a paragraph may begin with a number too.
+fn is_numbered(line: &str) -> bool {
+    line.split_once(". ").is_some_and(|(number, _)| !number.is_empty() && number.bytes().all(|it| it.is_ascii_digit()))
 }
 
 /// The recipes: what is indented deeply is a command, there to be copied, and stays on its line.
@@ -263,6 +268,7 @@ mod tests {
 
     #[test]
     fn lines_of_a_paragraph_are_joined_and_items_are_not() {
+        assert_eq!(laid_out("see issue\n11614, on a card").trim_end(), "  see issue 11614, on a card");
         let text = laid_out("one\ntwo\n\n1. first\n   more\n2. second\n\n```\ncode\n```\n");
         assert_eq!(text.trim_end(), "  one two\n\n  1. first more\n  2. second\n\n      code");
     }

@@ -92,3 +92,56 @@ fn links_between_pages_lead_somewhere() {
     }
     assert!(checked > 100, "{checked} links");
 }
+
+/// Crates that are called by C or call it throughout: all of their files may hold `unsafe`.
+const FOREIGN: [&str; 5] =
+    ["unhang-card", "unhang-miopen", "unhang-miopen-api", "unhang-miopen-audit", "unhang-miopen-child"];
+
+/// Source files below a folder.
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        match entry.path() {
+            path if path.is_dir() => sources(&path, found),
+            path if path.extension().is_some_and(|it| it == "rs") => found.push(path),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn unsafe_code_is_where_the_architecture_says() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let text = fs::read_to_string(crates.join("../ARCHITECTURE.md")).unwrap();
+    let section = text.split("## Where `unsafe` lives").nth(1).unwrap().split("\n## ").next().unwrap();
+    let named: Vec<&str> = section.split('`').skip(1).step_by(2).collect();
+    let marks = ["unsafe {", "unsafe fn", "unsafe impl", "unsafe extern", "#[unsafe"];
+    let mut strays = Vec::new();
+    for entry in fs::read_dir(&crates).unwrap().flatten() {
+        let name = entry.file_name().into_string().unwrap();
+        if FOREIGN.contains(&name.as_str()) {
+            assert!(section.contains(&format!("`crates/{name}`")), "ARCHITECTURE.md does not name {name}");
+            continue;
+        }
+        let mut files = Vec::new();
+        sources(&entry.path().join("src"), &mut files);
+        for file in files {
+            let content = fs::read_to_string(&file).unwrap();
+            let code = content.lines().filter(|line| !line.trim_start().starts_with("//"));
+            if !code.into_iter().any(|line| marks.iter().any(|mark| line.contains(mark))) {
+                continue;
+            }
+            let rest = file.strip_prefix(entry.path().join("src")).unwrap().to_str().unwrap().to_owned();
+            let whole = format!("crates/{name}/src/{rest}");
+            let is_named = named.iter().any(|it| {
+                whole.starts_with(it) && it.contains("/src/")
+                    || section.contains(&format!("crates/{name}"))
+                        && (rest == *it || format!("face/{it}") == rest || it.ends_with('/') && rest.starts_with(it))
+                    || whole.ends_with("instruction_tests/fast.rs") && it.ends_with("instruction_tests/fast.rs")
+            });
+            if !is_named {
+                strays.push(whole);
+            }
+        }
+    }
+    assert!(strays.is_empty(), "ARCHITECTURE.md (\"Where `unsafe` lives\") does not name {strays:?}");
+}

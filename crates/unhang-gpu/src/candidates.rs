@@ -14,6 +14,8 @@ const FAR_ROWS: usize = 6000;
 
 /// The plain kernels are taken where the model sees this much more speed in them: where it sees less they were measured to lose.
 const PLAIN_PAYS: f64 = 1.6;
+/// But where they take no more than that many launches: nothing is gained there that is worth compiling for.
+const PLAIN_LAUNCHES: f64 = 3.0;
 
 /// A choice with its plan and the time that the model gives it.
 #[derive(Debug, Clone)]
@@ -40,6 +42,12 @@ pub fn general_candidates(problem: &Problem, device: &DeviceModel, workspace_lim
     rate(problem, choices.into_iter(), Form::General, device, workspace_limit)
 }
 
+/// The seconds by which a choice is ranked.
+fn rated(choice: &Choice, seconds: f64, device: &DeviceModel) -> f64 {
+    let is_long = seconds > PLAIN_LAUNCHES * device.launch;
+    if *choice == Choice::Plain && is_long { seconds * PLAIN_PAYS } else { seconds }
+}
+
 fn rate(
     problem: &Problem,
     choices: impl Iterator<Item = Choice>,
@@ -53,8 +61,7 @@ fn rate(
             (plan.workspace_bytes <= workspace_limit).then(|| Candidate {
                 choice,
                 form,
-                seconds: estimate(problem, &choice, &plan, device)
-                    * if choice == Choice::Plain { PLAIN_PAYS } else { 1.0 }
+                seconds: rated(&choice, estimate(problem, &choice, &plan, device), device)
                     * if form == Form::General { general_slowdown(&choice) } else { 1.0 },
                 plan,
             })

@@ -1,7 +1,6 @@
 //! Launches of backward-data where windows do not overlap: every pixel of the result has one tap.
 
 use super::*;
-use crate::plan_parts::{GemmPart, gemm, gemm_steps, pack};
 
 /// The product that computes all taps of all patches at once: a 1×1 layer whose channels are those of the image times the taps.
 /// `None` where windows overlap, or where a group's channels and taps do not lie side by side.

@@ -55,7 +55,9 @@ impl Geometry {
         } else {
             (Pointer::First, Pointer::Second)
         };
-        Geometry { problem: as_matrices(lowered.problem), first, second, form }
+        // A transposed layer's result may have a bias for each channel, which taps must not become.
+        let has_bias = problem.transposed() && lowered.problem.direction() == Direction::BackwardData;
+        Geometry { problem: as_matrices(lowered.problem, has_bias), first, second, form }
     }
 
     pub(crate) fn largest_extent(&self) -> Option<usize> {
@@ -120,11 +122,11 @@ impl Geometry {
 }
 
 /// A window as large as its image makes one pixel of each image: a product of matrices, in which taps are channels. Images of one
-/// pixel lie in memory as NHWC has them, which kernels read in quads.
-fn as_matrices(problem: Problem) -> Problem {
+/// pixel are in memory as NHWC has them, which kernels read in quads. Taps stay taps in a result that may have a bias.
+fn as_matrices(problem: Problem, has_bias: bool) -> Problem {
     let p = &problem;
     let is_dense = (0..2).all(|axis| p.dilation()[axis] == 1 || p.kernel()[axis] == 1);
-    let covers_image = p.groups() == 1 && is_dense && p.padding() == [0, 0] && p.kernel() == p.in_size();
+    let covers_image = !has_bias && p.groups() == 1 && is_dense && p.padding() == [0, 0] && p.kernel() == p.in_size();
     let is_pixels = p.in_size() == [1, 1] && p.kernel() == [1, 1] && p.padding() == [0, 0];
     if !covers_image && !is_pixels {
         return problem;

@@ -278,3 +278,27 @@ fn windows_that_cover_their_image_are_products() {
         }
     }
 }
+
+/// A transposed layer whose window covers its output, as a generator's first layer has it, is a data gradient with a bias for each
+/// channel: taps do not become channels there.
+#[test]
+fn a_bias_stays_with_its_channels_where_a_window_covers_the_output() {
+    let Some(engine) = engine() else { return };
+    for layout in Layout::ALL {
+        let turned = problem(Specification {
+            batch: 3,
+            in_channels: 20,
+            out_channels: 12,
+            in_size: [1, 1],
+            kernel: [4, 4],
+            transposed: true,
+            layout,
+            ..Specification::default()
+        });
+        for seed in 0..4 {
+            let choice = Choice::Gemm { tile: TILES[9], packed: seed % 2 == 0, flat: false, splits: 1 };
+            check_choice(&engine, &turned, choice, seed);
+            check_choice(&engine, &turned, Choice::Plain, seed);
+        }
+    }
+}

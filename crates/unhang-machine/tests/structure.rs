@@ -1,0 +1,110 @@
+//! The sources are built as ARCHITECTURE.md says: crates on floors, and no circle among the files of a crate.
+
+mod sources;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use sources::Crate;
+
+/// Crates whose files still need each other in circles. A name leaves this list when the last circle does.
+const WITH_CIRCLES: &[&str] = &[
+    "unhang",
+    "unhang-card",
+    "unhang-cpu",
+    "unhang-emulator",
+    "unhang-gpu",
+    "unhang-isa",
+    "unhang-machine",
+    "unhang-py",
+    "unhang-session",
+    "unhang-shield",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn architecture() -> String {
+    fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap()
+}
+
+/// The names of all crates.
+fn crates() -> Vec<String> {
+    let entries = fs::read_dir(root().join("crates")).unwrap().flatten();
+    let mut names: Vec<String> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// The crates of ours that a crate's product code depends on.
+fn dependencies(name: &str) -> Vec<String> {
+    let manifest = fs::read_to_string(root().join("crates").join(name).join("Cargo.toml")).unwrap();
+    let mut section = "";
+    let mut found = Vec::new();
+    for line in manifest.lines() {
+        if line.starts_with('[') {
+            section = line;
+        }
+        let is_product = section.ends_with("dependencies]") && !section.contains("dev-dependencies");
+        let dependency = line.split(['.', ' ', '=']).next().unwrap();
+        if is_product && dependency.starts_with("unhang") {
+            found.push(dependency.to_owned());
+        }
+    }
+    found
+}
+
+#[test]
+fn crates_depend_on_lower_floors_only() {
+    let text = architecture();
+    let picture = text.split("## The crates").nth(1).unwrap().split("```").nth(1).unwrap();
+    let mut floors = BTreeMap::new();
+    for line in picture.lines().filter(|line| !line.is_empty()) {
+        let floor: u32 = line.split(' ').next().unwrap().parse().unwrap();
+        floors.extend(line.split_whitespace().filter(|word| word.starts_with("unhang")).map(|name| (name, floor)));
+    }
+    let drawn: Vec<&str> = floors.keys().copied().collect();
+    assert_eq!(drawn, crates(), "the picture of the crates in ARCHITECTURE.md");
+    for name in crates() {
+        for below in dependencies(&name) {
+            let (upper, lower) = (floors[name.as_str()], floors[below.as_str()]);
+            assert!(lower < upper, "{name} is on floor {upper} and depends on {below}, which is on floor {lower}");
+        }
+    }
+}
+
+#[test]
+fn files_that_the_architecture_names_exist() {
+    let text = architecture();
+    // Fenced blocks hold pictures.
+    let prose: String = text.split("```").step_by(2).collect();
+    let mut checked = 0;
+    for name in prose.split('`').skip(1).step_by(2) {
+        let is_path = name.contains('/') && !name.contains([' ', '(', '*', '{']) && !name.starts_with('/');
+        let places = ["", "crates"].map(|folder| root().join(folder).join(name));
+        // The section about `unsafe` and the table of the Python package name files beside what they speak of.
+        let is_whole =
+            ["unhang", "crates/", "python/", "docs/", "tools/", "tests/"].iter().any(|it| name.starts_with(it));
+        if is_path && is_whole {
+            assert!(places.iter().any(|path| path.exists()), "ARCHITECTURE.md names {name}, which is not there");
+            checked += 1;
+        }
+    }
+    assert!(checked > 80, "{checked} files");
+}
+
+#[test]
+fn files_of_a_crate_need_each_other_in_no_circle() {
+    let mut wrong = Vec::new();
+    for name in crates() {
+        let circles = Crate::read(&root().join("crates").join(&name).join("src")).circles();
+        match (circles.is_empty(), WITH_CIRCLES.contains(&name.as_str())) {
+            (false, false) => wrong.extend(circles.iter().map(|circle| format!("{name}: {circle}"))),
+            (true, true) => wrong.push(format!("{name} has no circle any more: take it off the list")),
+            _ => {}
+        }
+    }
+    assert!(wrong.is_empty(), "{} circles:\n{}", wrong.len(), wrong.join("\n"));
+}

@@ -11,6 +11,9 @@ best instructions and AVX2 forced on both sides, and forward against onnxruntime
     python tools/bench-cpu/bench.py --quick --markdown build/bench-cpu.md     a selection of layers (minutes)
     python tools/bench-cpu/bench.py --batch 1 --threads 1 --isa best          one setting, all layers
     python tools/bench-cpu/bench.py --table more --against torch              the second table of layers
+    python tools/bench-cpu/bench.py --table population --sample 300 --against torch --threads 1 --isa best
+                                                                             layers drawn from whole model zoos; closes with
+                                                                             the shares of slow ones and the worst 50
 """
 
 from __future__ import annotations
@@ -73,7 +76,7 @@ def run_setting(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     engine = load_engine(arguments.library)
     library = load_others(arguments.others) if arguments.others and arguments.others.exists() else None
     wanted = arguments.layers.split(",") if arguments.layers else QUICK if arguments.quick else [""]
-    chosen = [layer for layer in layers(arguments.table, arguments.batch) if any(word in layer.name for word in wanted)]
+    chosen = [layer for layer in layers(arguments.table, arguments.batch, arguments.sample, arguments.seed) if any(word in layer.name for word in wanted)]
     records = []
     torch.set_grad_enabled(False)
     for layer in chosen:
@@ -144,7 +147,7 @@ def run_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     for setting in settings(arguments):
         print(f"\n== {setting}", file=sys.stderr)
         command = [sys.executable, str(Path(__file__)), "--one", "--library", str(library)]
-        for name in ("rounds", "at_least", "table", "layers", "packages"):
+        for name in ("rounds", "at_least", "table", "sample", "seed", "layers", "packages"):
             command += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
         command += ["--quick"] if arguments.quick else []
         command += ["--others", str(arguments.others)] if arguments.others else []
@@ -172,7 +175,9 @@ def main() -> None:
     parser.add_argument("--against", choices=["torch", "others"], default="others", help="torch: no other engines")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=0.02, help="seconds of each timing")
-    parser.add_argument("--table", choices=["layers", "more", "other"], default="layers", help="which table of layers")
+    parser.add_argument("--table", choices=["layers", "more", "other", "population"], default="layers", help="which table of layers")
+    parser.add_argument("--sample", type=int, default=300, help="so many layers of the population")
+    parser.add_argument("--seed", type=int, default=1, help="which of them")
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")
     parser.add_argument("--directions", default="forward,backward-data,backward-weights")
     parser.add_argument("--layouts", default="nchw,nhwc")

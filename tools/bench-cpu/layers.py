@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 #: The suite's tables: the one that most figures are of, what that one lacks, and layers that nothing was tuned on.
 TABLES = {"layers": "layers.tsv", "more": "more_layers.tsv", "other": "other_layers.tsv"}
+#: Layers of whole model zoos, of which `--sample` draws some.
+POPULATION = ROOT / "tools/gpu-bench/population.tsv"
+#: No larger layer is drawn: with one thread a call would take a second.
+MOST_FLOPS = 8e9
 DIRECTIONS = ("forward", "backward-data", "backward-weights")
 #: One of each kind: what `--quick` measures.
 QUICK = [
@@ -66,8 +71,29 @@ class Layer(NamedTuple):
         return (self.r, self.s) == (3, 3) and self.groups == 1 and min(self.c, self.k) >= 64
 
 
-def layers(table: str, batch: int | None) -> list[Layer]:
+def layer_of(key: str, batch: int | None) -> Layer:
+    """A layer from its key, which is its name too."""
+    _, _, _, image, window, stride, padding, dilation, groups = key.split(":")
+    n, c, h, w = map(int, image.split("x"))
+    k, r, s = map(int, window.split("x"))
+    pairs = [tuple(map(int, text[1:].split("x"))) for text in (stride, padding, dilation)]
+    return Layer(key.split(":", 3)[3], batch or n, c, h, w, k, r, s, *pairs, int(groups[1:]))  # type: ignore[arg-type]
+
+
+def drawn(sample: int, seed: int, batch: int | None) -> list[Layer]:
+    """Layers by chance, in one order whatever the sample's size."""
+    keys = [line.split("\t")[2] for line in POPULATION.read_text().splitlines()]
+    # A transposed layer's directions are an ordinary one's.
+    found = [layer_of(key, batch) for key in keys if ":t:" not in key]
+    found = [layer for layer in found if layer.flops() <= MOST_FLOPS]
+    random.Random(seed).shuffle(found)
+    return found[:sample]
+
+
+def layers(table: str, batch: int | None, sample: int = 0, seed: int = 1) -> list[Layer]:
     """A layer table, with the batch as given there or with another."""
+    if table == "population":
+        return drawn(sample, seed, batch)
     result = []
     for line in (ROOT / "crates/unhang-suite" / TABLES[table]).read_text().splitlines():
         words = line.split()

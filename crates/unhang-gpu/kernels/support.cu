@@ -69,20 +69,39 @@ extern "C" __global__ void __launch_bounds__(256)
     result[at] = narrow(sum);
 }
 
-// The same for few planes and many filters: a thread adds up all taps of one row and channel, so that it writes neighbours.
+// Taps of each filter that wait in LDS at once: all of a 3 × 3 window.
+#define TAPS_AT_ONCE 9
+
+// The same for few planes and many filters: a thread adds up the taps of one row and channel. In NCHW they go through LDS, so
+// that neighbouring threads write neighbours: each writing its own taps would touch every line of the result once for each tap.
 extern "C" __global__ void __launch_bounds__(256)
     reduce_filters(const float* __restrict__ planes, Storage* __restrict__ result, ReduceWeightsShape shape) {
-    const int index = BLOCK_X * 256 + THREAD_X;
+    __shared__ float waiting[256 * TAPS_AT_ONCE];
+    const int first = BLOCK_X * 256, filters = shape.elements / shape.taps;
+    const int index = first + THREAD_X;
     const int row = index / shape.channels, channel = index - row * shape.channels;
     const int row_elements = shape.taps * shape.channels;
-    if (index >= shape.elements / shape.taps) return;
+    const int here = filters - first < 256 ? filters - first : 256;
     const float* from = planes + (long long)row * row_elements + channel;
-    for (int tap = 0; tap < shape.taps; ++tap, from += shape.channels) {
-        float sum = 0.0f;
+    for (int begin = 0; begin < shape.taps; begin += TAPS_AT_ONCE) {
+        const int taps = shape.taps - begin < TAPS_AT_ONCE ? shape.taps - begin : TAPS_AT_ONCE;
+        if (index < filters)
+            for (int tap = 0; tap < taps; ++tap, from += shape.channels) {
+                float sum = 0.0f;
 #pragma unroll 4
-        for (int p = 0; p < shape.planes; ++p) sum += from[(long long)p * shape.elements];
-        const int at = shape.channels_last ? row * row_elements + tap * shape.channels + channel : index * shape.taps + tap;
-        result[at] = narrow(sum);
+                for (int p = 0; p < shape.planes; ++p) sum += from[(long long)p * shape.elements];
+                if (shape.channels_last)
+                    result[row * row_elements + (begin + tap) * shape.channels + channel] = narrow(sum);
+                else
+                    waiting[THREAD_X * taps + tap] = sum;
+            }
+        if (shape.channels_last) continue;
+        BARRIER();
+        for (int i = THREAD_X; i < here * taps; i += 256) {
+            const int filter = i / taps;
+            result[(first + filter) * shape.taps + begin + i - filter * taps] = narrow(waiting[i]);
+        }
+        BARRIER();
     }
 }
 

@@ -299,8 +299,10 @@ struct WinogradWeightsShape {
     int rows, channels, planes;
 };
 
-// The sums of one row and channel become its filter.
-DEVICE void write_filter(const float (&sums)[SQUARE], Storage* result, int index, const WinogradWeightsShape& s) {
+#define FILTER_TAPS (FILTER * FILTER)
+
+// The sums of one row and channel become its filter: in NHWC at once, in NCHW by way of LDS (`write_waiting`).
+DEVICE void finish_filter(const float (&sums)[SQUARE], float* waiting, Storage* result, int index, const WinogradWeightsShape& s) {
     float half[FILTER][SIZE];
 #pragma unroll
     for (int j = 0; j < SIZE; ++j) {
@@ -320,12 +322,22 @@ DEVICE void write_filter(const float (&sums)[SQUARE], Storage* result, int index
             const int tap = i * FILTER + j;
 #if CHANNELS_LAST
             const int row = index / s.channels, channel = index - row * s.channels;
-            result[((long long)row * FILTER * FILTER + tap) * s.channels + channel] = narrow(line[j]);
+            result[((long long)row * FILTER_TAPS + tap) * s.channels + channel] = narrow(line[j]);
 #else
-            result[(long long)index * FILTER * FILTER + tap] = narrow(line[j]);
+            waiting[tap] = line[j];
 #endif
         }
     }
+}
+
+// Filters that wait in LDS become neighbours in memory, written by neighbouring threads: each thread writing its own would touch
+// every line of the result once for each tap.
+DEVICE void write_waiting(const float* waiting, Storage* result, int first, int filters, const WinogradWeightsShape& s) {
+#if !CHANNELS_LAST
+    const int left = s.rows * s.channels - first, here = left < filters ? left : filters;
+    BARRIER();
+    for (int i = THREAD_X; i < here * FILTER_TAPS; i += 256) result[(long long)first * FILTER_TAPS + i] = narrow(waiting[i]);
+#endif
 }
 
 // Adds the planes [plane][SQUARE][rows][channels] up in order and brings the sums back to the filter's size. Eight threads
@@ -333,6 +345,7 @@ DEVICE void write_filter(const float (&sums)[SQUARE], Storage* result, int index
 extern "C" __global__ void __launch_bounds__(256)
     winograd_weights(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
     __shared__ float shared_sums[SQUARE][33];
+    __shared__ float waiting[32 * FILTER_TAPS];
     const int lane = THREAD_X % 32, worker = THREAD_X / 32;
     const int index = BLOCK_X * 32 + lane;
     const int elements = s.rows * s.channels;
@@ -343,11 +356,13 @@ extern "C" __global__ void __launch_bounds__(256)
         shared_sums[place][lane] = sum;
     }
     BARRIER();
-    if (worker != 0 || index >= elements) return;
-    float sums[SQUARE];
+    if (worker == 0 && index < elements) {
+        float sums[SQUARE];
 #pragma unroll
-    for (int place = 0; place < SQUARE; ++place) sums[place] = shared_sums[place][lane];
-    write_filter(sums, result, index, s);
+        for (int place = 0; place < SQUARE; ++place) sums[place] = shared_sums[place][lane];
+        finish_filter(sums, waiting + lane * FILTER_TAPS, result, index, s);
+    }
+    write_waiting(waiting, result, BLOCK_X * 32, 32, s);
 }
 
 #if SIZE == 6
@@ -355,16 +370,19 @@ extern "C" __global__ void __launch_bounds__(256)
 // (64 of them would need more scalar registers than there are).
 extern "C" __global__ void __launch_bounds__(256)
     winograd_filters(const float* __restrict__ planes, Storage* __restrict__ result, WinogradWeightsShape s) {
+    __shared__ float waiting[256 * FILTER_TAPS];
     const int index = BLOCK_X * 256 + THREAD_X;
     const int elements = s.rows * s.channels;
-    if (index >= elements) return;
-    float sums[SQUARE];
+    if (index < elements) {
+        float sums[SQUARE];
 #pragma unroll
-    for (int place = 0; place < SQUARE; ++place) sums[place] = 0.0f;
-    const float* from = planes + index;
-    for (int p = 0; p < s.planes; ++p)
+        for (int place = 0; place < SQUARE; ++place) sums[place] = 0.0f;
+        const float* from = planes + index;
+        for (int p = 0; p < s.planes; ++p)
 #pragma unroll
-        for (int place = 0; place < SQUARE; ++place, from += elements) sums[place] += *from;
-    write_filter(sums, result, index, s);
+            for (int place = 0; place < SQUARE; ++place, from += elements) sums[place] += *from;
+        finish_filter(sums, waiting + THREAD_X * FILTER_TAPS, result, index, s);
+    }
+    write_waiting(waiting, result, BLOCK_X * 256, 256, s);
 }
 #endif

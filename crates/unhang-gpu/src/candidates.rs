@@ -124,6 +124,9 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 let tiles = channels[1].div_ceil(tile.rows) * (channels[0] * taps).div_ceil(tile.columns) * p.groups();
                 for splits in split_counts(tiles, steps(tile.depth), tile, device) {
                     choices.push(Choice::Weights { tile, splits });
+                    if p.layout() == Layout::Nchw {
+                        choices.push(Choice::WeightsTurned { tile, splits });
+                    }
                 }
                 if let Some(products) = winograd {
                     let tiles =

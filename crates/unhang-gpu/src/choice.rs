@@ -158,6 +158,13 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
+    /// The same in NCHW after both operands were turned over, so that channels are read in quads.
+    WeightsTurned {
+        /// The tile.
+        tile: Tile,
+        /// Into how many parts the reduction is split.
+        splits: u32,
+    },
     /// One filter for each channel.
     Depthwise {
         /// Rows that a thread computes.
@@ -196,7 +203,7 @@ impl Choice {
             Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => "gemm",
             Choice::Narrow { .. } => "narrow",
             Choice::Direct { .. } => "direct",
-            Choice::Weights { .. } => "weights",
+            Choice::Weights { .. } | Choice::WeightsTurned { .. } => "weights",
             Choice::Depthwise { .. } | Choice::DepthwiseLarge { .. } => "depthwise",
             Choice::DepthwiseQuads { .. } => "quads",
             Choice::WinogradFused => "fused",
@@ -212,6 +219,7 @@ impl Choice {
             }
             Choice::Patches { tile, splits } => Some(Choice::Patches { tile: tile.as_general(), splits }),
             Choice::Weights { tile, splits } => Some(Choice::Weights { tile: tile.as_general(), splits }),
+            Choice::WeightsTurned { tile, splits } => Some(Choice::WeightsTurned { tile: tile.as_general(), splits }),
             Choice::Winograd { tile, splits } => Some(Choice::Winograd { tile: tile.as_general(), splits }),
             Choice::Depthwise { strip, .. } => (strip <= 4).then_some(self),
             Choice::DepthwiseQuads { strip, .. } => (strip <= 2).then_some(self),
@@ -242,6 +250,7 @@ impl fmt::Display for Choice {
             Choice::Direct { rows, width, strip, splits: 1 } => write!(f, "direct:{rows}:{width}:{strip}"),
             Choice::Direct { rows, width, strip, splits } => write!(f, "direct:{rows}:{width}:{strip}:s{splits}"),
             Choice::Weights { tile, splits } => write!(f, "weights:{tile}:s{splits}"),
+            Choice::WeightsTurned { tile, splits } => write!(f, "weights:{tile}:turned:s{splits}"),
             Choice::Depthwise { strip, splits } => write!(f, "depthwise:{strip}:s{splits}"),
             Choice::DepthwiseQuads { strip, splits } => write!(f, "quads:{strip}:s{splits}"),
             Choice::DepthwiseLarge { splits } => write!(f, "large:s{splits}"),
@@ -292,6 +301,7 @@ impl FromStr for Choice {
                 splits: rest.first().map_or(Ok(1), |text| splits(text))?,
             },
             ["weights", t, s] => Choice::Weights { tile: tile(t)?, splits: splits(s)? },
+            ["weights", t, "turned", s] => Choice::WeightsTurned { tile: tile(t)?, splits: splits(s)? },
             ["depthwise", strip, s] => Choice::Depthwise { strip: number(strip)?, splits: splits(s)? },
             ["quads", strip, s] => Choice::DepthwiseQuads { strip: number(strip)?, splits: splits(s)? },
             ["large", s] => Choice::DepthwiseLarge { splits: splits(s)? },

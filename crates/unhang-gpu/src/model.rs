@@ -87,7 +87,7 @@ fn tile_share(tile: Tile, shares: &Shares) -> f64 {
 pub fn general_slowdown(choice: &Choice) -> f64 {
     match choice {
         Choice::Gemm { .. } | Choice::HalfGemm { .. } | Choice::Patches { .. } => 1.15,
-        Choice::Weights { .. } => 1.14,
+        Choice::Weights { .. } | Choice::WeightsTurned { .. } => 1.14,
         Choice::Direct { .. } | Choice::Narrow { .. } => 1.08,
         Choice::Winograd { .. } => 1.07,
         Choice::DepthwiseQuads { .. } => 1.04,
@@ -101,7 +101,8 @@ pub fn general_slowdown(choice: &Choice) -> f64 {
 pub fn estimate(problem: &Problem, choice: &Choice, plan: &LaunchPlan, device: &DeviceModel) -> f64 {
     // The kernels see another problem where windows are patches.
     let product = matches!(choice, Choice::Patches { .. }).then(|| as_product(&problem.lower().problem)).flatten();
-    let problem = product.as_ref().unwrap_or(problem);
+    let turned = matches!(choice, Choice::WeightsTurned { .. }).then(|| problem.with_layout(Layout::Nhwc));
+    let problem = product.as_ref().or(turned.as_ref()).unwrap_or(problem);
     plan.stages.iter().map(|stage| device.launch + stage_seconds(problem, choice, stage, device)).sum()
 }
 
@@ -137,6 +138,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
                 | Choice::HalfGemm { tile, .. }
                 | Choice::Patches { tile, .. }
                 | Choice::Weights { tile, .. }
+                | Choice::WeightsTurned { tile, .. }
                 | Choice::Winograd { tile, .. } => tile,
                 _ => return f64::INFINITY,
             };
@@ -169,7 +171,12 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));
             let moved = match stage.kernel.entry {
                 "pack" | "pack_across" => elements[1] * size * 2.2,
-                "turn" => elements[0] * size * 2.0,
+                "turn" => match stage.shape {
+                    Shape::Turn(shape) => {
+                        f64::from(shape.rows) * f64::from(shape.columns) * f64::from(stage.grid[2]) * size * 2.0
+                    }
+                    _ => f64::INFINITY,
+                },
                 "unpatch" => elements[2] * (size + 4.0 * splits_of(choice)),
                 "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.
@@ -380,6 +387,7 @@ fn splits_of(choice: &Choice) -> f64 {
         Choice::Gemm { splits, .. }
         | Choice::Direct { splits, .. }
         | Choice::Weights { splits, .. }
+        | Choice::WeightsTurned { splits, .. }
         | Choice::HalfGemm { splits, .. }
         | Choice::Patches { splits, .. }
         | Choice::Depthwise { splits, .. }
@@ -496,7 +504,7 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
         Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => shares.unpacked,
         Choice::HalfGemm { packed: false, .. } if !is_pointwise => shares.unpacked_half,
         // Columns are gathered tap by tap, rows in quads.
-        Choice::Weights { tile, .. } => {
+        Choice::Weights { tile, .. } | Choice::WeightsTurned { tile, .. } => {
             let by_layout = if problem.layout() == Layout::Nhwc { shares.weights_channels_last } else { 1.0 };
             by_layout
                 * match (tile.rows, tile.columns) {

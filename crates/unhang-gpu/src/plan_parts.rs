@@ -21,7 +21,7 @@ pub(crate) use patches::{as_product, patches};
 pub(crate) use plain::plain;
 pub(crate) use stride2::{is_stride2_winograd, stride2_winograd};
 use weights::MANY_FILTERS;
-pub(crate) use weights::{reduce_weights, weights};
+pub(crate) use weights::{reduce_weights, turned, weights};
 pub(crate) use winograd::{is_winograd, winograd, winograd_fused, winograd_places, winograd_products};
 
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};

@@ -42,7 +42,8 @@ impl LaunchPlan {
             Choice::Patches { tile, splits } => patches(&geometry, tile, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
             Choice::Direct { rows, width, strip, splits } => parts::direct(&geometry, [rows, width, strip], splits),
-            Choice::Weights { tile, splits } => weights(&geometry, tile, splits),
+            Choice::Weights { tile, splits } => weights(&geometry, tile, splits, false),
+            Choice::WeightsTurned { tile, splits } => weights(&geometry, tile, splits, true),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
             Choice::DepthwiseQuads { strip, splits } => depthwise_quads(&geometry, strip, splits),
             Choice::DepthwiseLarge { splits } => parts::depthwise_large(&geometry, splits),
@@ -165,7 +166,7 @@ fn patches(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, S
     parts::patches(geometry, product, tile, splits)
 }
 
-fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
+fn weights(geometry: &Geometry, tile: Tile, splits: u32, turned: bool) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     if problem.direction() != Direction::BackwardWeights {
@@ -183,19 +184,19 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, S
     let steps = pixels.div_ceil(tile.depth as u64);
     let per_split = steps.div_ceil(u64::from(splits.clamp(1, 65535))).max(1);
     let splits = steps.div_ceil(per_split) as u32;
+    let mut workspace = parts::Workspace::default();
+    let mut stages = Vec::new();
+    let over = if turned { Some(parts::turned(geometry, &mut workspace, &mut stages)?) } else { None };
+    let read = over.as_ref().unwrap_or(geometry);
     // A single plane with the gradient's layout is the gradient.
     let in_place = problem.kernel() == [1, 1] || problem.layout() == Layout::Nhwc;
     if splits == 1 && in_place && problem.data_type() == DataType::F32 {
-        let pointers = [geometry.second, geometry.first, Pointer::Result];
-        let stages = vec![parts::weights(geometry, tile, 1, per_split as i32, pointers)];
-        return Ok(LaunchPlan { stages, workspace_bytes: 0 });
+        stages.push(parts::weights(read, tile, 1, per_split as i32, [read.second, read.first, Pointer::Result]));
+    } else {
+        let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
+        stages.push(parts::weights(read, tile, splits, per_split as i32, [read.second, read.first, planes]));
+        stages.push(parts::reduce_weights(geometry, splits, planes));
     }
-    let mut workspace = parts::Workspace::default();
-    let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
-    let stages = vec![
-        parts::weights(geometry, tile, splits, per_split as i32, [geometry.second, geometry.first, planes]),
-        parts::reduce_weights(geometry, splits, planes),
-    ];
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }
 

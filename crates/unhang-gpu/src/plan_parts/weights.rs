@@ -64,6 +64,30 @@ pub(crate) fn weights(
     }
 }
 
+/// Turns both operands of backward-weights over: from NCHW to what the kernels for NHWC read.
+pub(crate) fn turned(
+    geometry: &Geometry,
+    workspace: &mut Workspace,
+    stages: &mut Vec<Stage>,
+) -> Result<Geometry, String> {
+    let p = &geometry.problem;
+    if geometry.channels_last() {
+        return Err("channels of both operands are neighbours already".into());
+    }
+    let size = p.data_type().size();
+    let mut turn_over = |channels: usize, [height, width]: [usize; 2], from: Pointer| {
+        let to = Pointer::Workspace(workspace.take((p.batch() * channels * height * width * size) as u64));
+        stages.push(direct::turn(geometry, [channels, height * width], from, to)?);
+        Ok::<Pointer, String>(to)
+    };
+    Ok(Geometry {
+        first: turn_over(p.in_channels(), p.in_size(), geometry.first)?,
+        second: turn_over(p.out_channels(), p.out_size(), geometry.second)?,
+        problem: p.with_layout(Layout::Nhwc),
+        form: geometry.form,
+    })
+}
+
 /// How backward-weights reads its operands.
 struct WeightsReads {
     gradient_quads: bool,

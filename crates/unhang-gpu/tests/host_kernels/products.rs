@@ -175,7 +175,56 @@ fn many_filters_are_added_up_by_a_thread_each() {
             assert!(plan.stages.last().unwrap().kernel.entry.ends_with("_filters"), "{choice}");
             check_choice(&engine, &wide, choice, 1);
         }
+        // More taps than wait in LDS at once, and a last workgroup that is not full.
+        let taps = problem(Specification { kernel: [5, 3], padding: [2, 1], ..wide.specification() });
+        check_choice(&engine, &taps, Choice::Weights { tile: TILES[9], splits: 2 }, 2);
     }
+}
+
+/// Backward-weights of operands that were turned over first: in one part, which is the gradient where there is one tap, and in
+/// several.
+#[test]
+fn operands_of_a_filters_gradient_are_turned_over() {
+    let Some(engine) = engine() else { return };
+    for (turn, (kernel, stride, groups)) in
+        [([1, 1], [1, 1], 1), ([3, 3], [2, 1], 1), ([1, 1], [2, 2], 2), ([3, 2], [1, 1], 3)].into_iter().enumerate()
+    {
+        for data_type in [DataType::F32, DataType::F16, DataType::Bf16] {
+            let gradient = problem(Specification {
+                batch: 3,
+                in_channels: 36,
+                out_channels: 42,
+                in_size: [7, 9],
+                kernel,
+                stride,
+                padding: [kernel[0] / 2, 0],
+                groups,
+                data_type,
+                direction: Direction::BackwardWeights,
+                ..Specification::default()
+            });
+            for (form, splits) in [(Form::Specialised, 1), (Form::Specialised, 3), (Form::General, 2)] {
+                *engine.form.lock().unwrap() = form;
+                let choice = Choice::WeightsTurned { tile: TILES[9], splits };
+                let plan = LaunchPlan::with_form(&gradient, &choice, form).unwrap();
+                let entries: Vec<&str> = plan.stages.iter().map(|stage| stage.kernel.entry).collect();
+                assert_eq!(entries[..3], ["turn", "turn", "weights"]);
+                let is_in_place = splits == 1 && kernel == [1, 1] && data_type == DataType::F32;
+                assert_eq!(entries.len() == 3, is_in_place, "{gradient}");
+                check_choice(&engine, &gradient, choice, turn as u64);
+            }
+        }
+        *engine.form.lock().unwrap() = Form::Specialised;
+    }
+    let channels_last = problem(Specification {
+        in_channels: 8,
+        out_channels: 8,
+        in_size: [4, 4],
+        layout: Layout::Nhwc,
+        direction: Direction::BackwardWeights,
+        ..Specification::default()
+    });
+    assert!(LaunchPlan::new(&channels_last, &Choice::WeightsTurned { tile: TILES[9], splits: 1 }).is_err());
 }
 
 /// Windows that do not overlap, backward-data: with and without gaps between them, with padding, and as a transposed layer with a

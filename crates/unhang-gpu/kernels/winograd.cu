@@ -1,20 +1,20 @@
-// Winograd for stride 1, not fused: F(4 × 4, 3 × 3) and F(4 × 4, 5 × 5). The input in tiles of 6 × 6 or 8 × 8, the filter,
-// and a batch of 36 or 64 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1 convolutions with
-// so many groups. A quarter (3 × 3) or a sixth (5 × 5) of the multiplications of the direct way, for moving the transformed
-// tensors through memory.
+// Winograd for stride 1, not fused: F(4 × 4, 3 × 3), F(4 × 4, 5 × 5) and F(2 × 2, 7 × 7). The input in tiles of 6 × 6 or 8 × 8,
+// the filter, and a batch of 36 or 64 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1
+// convolutions with so many groups. A quarter (3 × 3), a sixth (5 × 5) or a third (7 × 7) of the multiplications of the direct
+// way, for moving the transformed tensors through memory.
 //
 // With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that
 // has no dilation: a tile's rows and columns lie d apart, and neighbouring tiles begin at neighbouring pixels.
 //
-// Points 0, ±5/8, ±3/2 and ∞ for 3 × 3, which lose a third of what ±1 and ±2 do, and 0, ±1/2, ±1, ±2 and ∞ for 5 × 5. The
+// Points 0, ±5/8, ±3/2 and ∞ for 3 × 3, which lose a third of what ±1 and ±2 do, and 0, ±1/2, ±1, ±2 and ∞ for the others. The
 // transforms are f32 whatever the storage type is. P below is the number of tiles rounded up to a quad; columns beyond the
 // last tile hold zeros, because the gradient of the filter sums over them.
 //
 // NCHW: the transformed tensors are [SQUARE][channel][P]. CHANNELS_LAST: [P][SQUARE][channel]. Lanes lie along what is last.
 //
-// Constants: FILTER (3 or 5); CHANNELS_LAST.
+// Constants: FILTER (3, 5 or 7); CHANNELS_LAST.
 
-#define OUT 4  // results of a tile along an axis
+#define OUT (FILTER == 7 ? 2 : 4)  // results of a tile along an axis
 #define SIZE (OUT + FILTER - 1)
 #define SQUARE (SIZE * SIZE)
 #define PAIRS (SIZE / 2 - 1)  // of points of either sign
@@ -276,7 +276,9 @@ extern "C" __global__ void __launch_bounds__(128)
     const float add = bias != nullptr ? (float)widen(bias[channel]) : 0.0f;
     const Corner corner = find_corner(tile, s);
     Storage* plane = result + plane_begin(s, corner.n, channel);
+#if OUT == 4
     const bool quads = !CHANNELS_LAST && s.width % 4 == 0 && s.by_dilation_w.value == 1;
+#endif
 #pragma unroll
     for (int i = 0; i < OUT; ++i) {
         const int h = LINE_H(s, corner, i);
@@ -284,9 +286,11 @@ extern "C" __global__ void __launch_bounds__(128)
         float line[OUT];
         gather<OUT>(half[i], line);
         Storage* to = plane + (unsigned)(h * s.width) * COLUMN_STEP(s);
+#if OUT == 4
         if (quads)
             store_quad(to + corner.left, line[0] + add, line[1] + add, line[2] + add, line[3] + add);
         else
+#endif
 #pragma unroll
             for (int j = 0; j < OUT; ++j) {
                 const int w = LINE_W(s, corner, j);

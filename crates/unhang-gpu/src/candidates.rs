@@ -131,8 +131,13 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
                 if let Some(products) = winograd {
                     let tiles =
                         products.groups * products.rows.div_ceil(tile.rows) * products.columns.div_ceil(tile.columns);
-                    // The transforms enlarge rounding errors: no long chains of additions, and shorter ones for 5×5.
-                    let least = products.reduced.div_ceil(if p.kernel()[0] == 3 { 1024 } else { 448 }) as u32;
+                    // The transforms enlarge rounding errors: no long chains of additions, and shorter ones for larger filters.
+                    let chain = match p.kernel()[0] {
+                        3 => 1024,
+                        5 => 448,
+                        _ => 96,
+                    };
+                    let least = products.reduced.div_ceil(chain) as u32;
                     for splits in split_counts(tiles, products.reduced.div_ceil(tile.depth), tile, device) {
                         choices.push(Choice::Winograd { tile, splits: splits.max(least) });
                     }

@@ -37,6 +37,10 @@ pub struct Shares {
     pub weights_large: f64,
     /// See `weights`; in addition in NHWC, where channels of both operands are contiguous.
     pub weights_channels_last: f64,
+    /// Backward-weights in NCHW where both operands come in quads, in slices of eight pixels.
+    pub weights_in_quads: f64,
+    /// Backward-weights in NCHW where each element is gathered, in tiles of at most 2048 sums.
+    pub weights_gathered_in_small_tiles: f64,
     /// Backward-weights (Winograd's too) in slices of eight pixels, where a unit has more than two workgroups.
     pub weights_crowded: f64,
     /// Backward-data with a stride, by many workgroups.
@@ -57,6 +61,8 @@ pub struct Shares {
     pub winograd_weights_tall: f64,
     /// Winograd's products of the filter's gradient in the largest tile.
     pub winograd_weights_large: f64,
+    /// Winograd's products of the filter's gradient in tiles of 128 × 64.
+    pub winograd_weights_high: f64,
     /// Winograd in one kernel: transforms and two barriers a step leave less for the products than a matrix tile has.
     pub fused: f64,
     /// Sources in NHWC in tiles of many columns and few threads, which turn them over.
@@ -90,6 +96,8 @@ pub const H200: Shares = Shares {
     weights_wide: 0.93,
     weights_large: 0.96,
     weights_channels_last: 1.22,
+    weights_in_quads: 1.25,
+    weights_gathered_in_small_tiles: 0.87,
     weights_crowded: 1.0,
     strided: 0.755,
     strided_in_few_tiles: 0.64,
@@ -98,8 +106,9 @@ pub const H200: Shares = Shares {
     winograd: 1.0,
     winograd_few_threads: 0.98,
     winograd_nested_large: 0.89,
-    winograd_weights_tall: 0.89,
-    winograd_weights_large: 1.0,
+    winograd_weights_tall: 0.96,
+    winograd_weights_large: 1.09,
+    winograd_weights_high: 1.09,
     direct: 1.0,
     fused: 0.67,
     turned_in_few_threads: 0.65,
@@ -127,6 +136,8 @@ pub const RDNA1: Shares = Shares {
     weights_wide: 0.85,
     weights_large: 0.86,
     weights_channels_last: 1.0,
+    weights_in_quads: 1.0,
+    weights_gathered_in_small_tiles: 1.0,
     weights_crowded: 0.62,
     strided: 1.20,
     strided_in_few_tiles: 1.0,
@@ -137,6 +148,7 @@ pub const RDNA1: Shares = Shares {
     winograd_nested_large: 1.0,
     winograd_weights_tall: 0.85,
     winograd_weights_large: 1.15,
+    winograd_weights_high: 1.0,
     direct: 1.3,
     fused: 0.72,
     turned_in_few_threads: 0.9,

@@ -442,7 +442,8 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     let reached = device.efficiency
         * tile_share(tile, device.shares)
         * reading_share(problem, choice, backward_data, device.shares)
-        * waiting_share(choice, stage, tile, device.shares);
+        * waiting_share(choice, stage, tile, device.shares)
+        * gathering_share(choice, stage, tile, device.shares);
     let shares = device.shares;
     // A slice of eight pixels is a quarter of a line: of many workgroups none finds the rest of it in the first caches.
     let crowded = match stage.kernel.source == SourceFile::Weights && tile.depth == 8 && each > 2.0 {
@@ -517,6 +518,19 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
     }
 }
 
+/// What backward-weights in NCHW gains where both operands come in quads, and loses in small tiles where each element is gathered.
+fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
+    match (choice, stage.kernel.constant("SOURCE_QUADS")) {
+        (Choice::Weights { .. }, Some(1)) if stage.kernel.constant("CHANNELS_LAST") == Some(0) && tile.depth == 8 => {
+            shares.weights_in_quads
+        }
+        (Choice::Weights { .. }, Some(0)) if tile.rows * tile.columns <= 16 * 128 => {
+            shares.weights_gathered_in_small_tiles
+        }
+        _ => 1.0,
+    }
+}
+
 /// What is left where few threads with many sums each wait for their reads, in kernels that do little beside reading and multiplying;
 /// and what products in pairs gain.
 fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
@@ -542,6 +556,7 @@ fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) ->
         // Both sides of the filter's gradient are read across: tall tiles share more of it.
         Choice::Winograd { .. } if tile.rows == 64 && tile.thread_rows == 8 => shares.winograd_weights_tall,
         Choice::Winograd { .. } if tile.rows * tile.columns == 128 * 128 && !is_nested => shares.winograd_weights_large,
+        Choice::Winograd { .. } if tile.rows == 128 && !is_nested => shares.winograd_weights_high,
         _ => 1.0,
     }
 }

@@ -6,9 +6,9 @@ use crate::choice::{Choice, Tile};
 use crate::plan::{Form, LaunchPlan, MAX_EXTENT, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, PlanError, Pointer};
 use crate::plan_parts::{self as parts, Geometry};
 
-/// The most channels that Winograd's algorithm sums in f32, for its errors: of 3×3 filters, of 5×5 ones, and with a stride of
-/// two. They are a fraction of what the suite allows (`docs/internals/benchmarks/gpu.md`), and grow with the root of the channels.
-const MAX_WINOGRAD_CHANNELS: [usize; 3] = [2048, 384, 768];
+/// The most channels that Winograd's algorithm sums in f32, for its errors: of 3×3 filters, of 5×5 ones, of 7×7 ones, and with a stride
+/// of two. They are a fraction of what the suite allows (`docs/internals/benchmarks/gpu.md`), and grow with the root of the channels.
+const MAX_WINOGRAD_CHANNELS: [usize; 4] = [2048, 384, 192, 768];
 /// `reduce` receives a byte for each phase.
 const MAX_PHASE_PLANES: u64 = 255;
 
@@ -234,7 +234,7 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, 
     let strided = parts::is_stride2_winograd(problem);
     if !strided && !parts::is_winograd(problem) {
         return Err(
-            "winograd is for 3x3 or 5x5 filters of stride 1 with a padding smaller than the dilated filter, and \
+            "winograd is for 3x3, 5x5 or 7x7 filters of stride 1 with a padding smaller than the dilated filter, and \
                     for 3x3 filters of stride 2 and channels in sixteens, without groups"
                 .into(),
         );
@@ -242,11 +242,12 @@ fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, 
     if problem.direction() == Direction::BackwardWeights && !tile.is_for_weights(true) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }
-    let [three, five, by_two] = MAX_WINOGRAD_CHANNELS;
+    let [three, five, seven, by_two] = MAX_WINOGRAD_CHANNELS;
     let most = match problem.kernel() {
         _ if strided => by_two,
+        [3, 3] => three,
         [5, 5] => five,
-        _ => three,
+        _ => seven,
     };
     if problem.direction() != Direction::BackwardWeights
         && problem.data_type() == DataType::F32

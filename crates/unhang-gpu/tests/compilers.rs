@@ -117,10 +117,13 @@ fn kernels() -> Vec<Kernel> {
     for direction in Direction::ALL {
         let dense = problem(direction, DataType::F32, Layout::Nchw).specification();
         let channels = Specification { in_channels: 128, out_channels: 256, ..dense };
-        let five = Problem::new(Specification { kernel: [5, 5], padding: [2, 2], ..channels }).unwrap();
-        for layout in Layout::ALL {
-            for splits in [1, 8] {
-                plans.push(LaunchPlan::new(&five.with_layout(layout), &Choice::Winograd { tile, splits }));
+        for size in [5, 7] {
+            let large = Specification { kernel: [size; 2], padding: [size / 2; 2], ..channels };
+            let large = Problem::new(large).unwrap();
+            for layout in Layout::ALL {
+                for splits in [1, 8] {
+                    plans.push(LaunchPlan::new(&large.with_layout(layout), &Choice::Winograd { tile, splits }));
+                }
             }
         }
     }

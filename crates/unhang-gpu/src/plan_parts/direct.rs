@@ -151,7 +151,12 @@ pub(crate) fn direct(
 }
 
 /// Turns the images of a tensor over: pixels and channels change places.
-pub(super) fn turn(geometry: &Geometry, [rows, columns]: [usize; 2], from: Pointer, to: Pointer) -> Result<Stage, String> {
+pub(super) fn turn(
+    geometry: &Geometry,
+    [rows, columns]: [usize; 2],
+    from: Pointer,
+    to: Pointer,
+) -> Result<Stage, String> {
     let p = &geometry.problem;
     let grid = [rows.div_ceil(32), columns.div_ceil(32), p.batch()];
     if grid[1..].iter().any(|&blocks| blocks as u64 > MAX_GRID_YZ) {

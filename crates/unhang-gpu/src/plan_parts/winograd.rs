@@ -80,23 +80,25 @@ pub(crate) fn winograd_fused(geometry: &Geometry) -> Result<LaunchPlan, String> 
 /// Whether Winograd's kernels compute an ordinary convolution.
 pub(crate) fn is_winograd(p: &Problem) -> bool {
     let [height, width] = p.kernel();
-    let square = height == width && (height == 3 || height == 5);
+    let square = height == width && [3, 5, 7].contains(&height);
     let unit = p.stride() == [1, 1] && p.groups() == 1;
     square && unit && (0..2).all(|axis| p.padding()[axis] <= p.dilation()[axis] * (height - 1))
 }
 
-/// Results of a tile on an axis, whatever the filter: F(4×4, 3×3) and F(4×4, 5×5).
-const OUT: usize = 4;
+/// Results of a tile on an axis: F(4×4, 3×3), F(4×4, 5×5) and F(2×2, 7×7).
+fn results_of_tile(p: &Problem) -> usize {
+    if p.kernel()[0] == 7 { 2 } else { 4 }
+}
 
-/// Pairs of points, each a group of the products: 36 for 3×3 and 64 for 5×5.
+/// Pairs of points, each a group of the products: 36 for 3×3, 64 for larger filters.
 pub(crate) fn winograd_places(p: &Problem) -> usize {
-    (OUT + p.kernel()[0] - 1).pow(2)
+    (results_of_tile(p) + p.kernel()[0] - 1).pow(2)
 }
 
 /// Tiles of results (of gradients in backward-weights) down and across an image: each phase of a dilation has its own.
 fn winograd_tiles(p: &Problem) -> [usize; 2] {
     let target = if p.direction() == Direction::BackwardData { p.in_size() } else { p.out_size() };
-    [0, 1].map(|axis| p.dilation()[axis] * target[axis].div_ceil(p.dilation()[axis]).div_ceil(OUT))
+    [0, 1].map(|axis| p.dilation()[axis] * target[axis].div_ceil(p.dilation()[axis]).div_ceil(results_of_tile(p)))
 }
 
 /// The batch of matrix products that Winograd's transforms leave.
@@ -130,6 +132,9 @@ pub(crate) fn winograd(geometry: &Geometry, tile: Tile, splits: u32) -> Result<L
     let p = &geometry.problem;
     let forward = p.direction() == Direction::Forward;
     let weights_direction = p.direction() == Direction::BackwardWeights;
+    if p.kernel() == [7, 7] {
+        geometry.refuse_general()?;
+    }
     let (input_channels, output_channels) = (p.in_channels(), p.out_channels());
     let (filter_size, places) = (p.kernel()[0], winograd_places(p));
     let taps = filter_size * filter_size;

@@ -9,9 +9,14 @@ use unhang_gpu::plan::LaunchPlan;
 fn winograd_is_right_at_every_edge() {
     let Some(engine) = engine() else { return };
     let mut turn = 0;
-    for (size, kernel, padding, channels) in
-        [([8, 8], 3, 1, [16, 32]), ([7, 9], 3, 0, [9, 20]), ([5, 4], 3, 2, [33, 16]), ([9, 8], 5, 2, [16, 18])]
-    {
+    for (size, kernel, padding, channels) in [
+        ([8, 8], 3, 1, [16, 32]),
+        ([7, 9], 3, 0, [9, 20]),
+        ([5, 4], 3, 2, [33, 16]),
+        ([9, 8], 5, 2, [16, 18]),
+        ([9, 11], 7, 3, [16, 18]),
+        ([8, 12], 7, 0, [17, 16]),
+    ] {
         for direction in Direction::ALL {
             turn += 1;
             let problem = problem(Specification {
@@ -45,6 +50,7 @@ fn winograd_is_right_in_every_phase_of_a_dilation() {
         ([13, 7], 3, [3, 1], [0, 1]),
         ([8, 15], 5, [1, 2], [2, 8]),
         ([5, 5], 3, [4, 6], [4, 6]),
+        ([14, 9], 7, [2, 1], [6, 3]),
     ]
     .into_iter()
     .enumerate()

@@ -158,7 +158,7 @@ def run_all(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         environment = {**os.environ, **(AVX2 if setting["isa"] == "avx2" else {})}
         ended = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
         load = os.getloadavg()
-        runs.append({**setting, "load": load[0], "records": json.loads(ended.stdout)})
+        runs.append({**setting, "table": arguments.table, "load": load[0], "records": json.loads(ended.stdout)})
         if arguments.json:
             arguments.json.write_text(json.dumps(runs))
     return runs

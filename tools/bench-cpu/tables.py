@@ -9,6 +9,9 @@ from typing import Any
 from layers import DIRECTIONS
 
 LAYOUTS = {"nchw": "NCHW", "nhwc": "NHWC"}
+#: Ratios below which the layers of a population are counted, and how many of the slowest are named.
+BOUNDS = (1, 0.85, 0.7)
+WORST = 50
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -33,7 +36,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     """All tables: means of every setting, then each setting layer by layer."""
     against_torch = [run for run in runs if run["against"] == "torch" and run["records"]]
     parts = [summary(against_torch)] if against_torch else []
-    parts += [layer_table(run) for run in against_torch]
+    parts += [population_table(run) if is_population(run) else layer_table(run) for run in against_torch]
     parts += [other_table(run) for run in runs if run["against"] == "others" and run["records"]]
     return "\n".join(parts)
 
@@ -94,6 +97,38 @@ def layer_table(run: dict[str, Any]) -> str:
         text += f"| {layer} | " + " | ".join(cells) + " |\n"
     means = [f"**{mean_text(run, column)}**" for column in columns]
     return text + "| **geometric mean** | " + " | ".join([*means, *([""] if one_thread else [])]) + " |\n"
+
+
+def is_population(run: dict[str, Any]) -> bool:
+    """Whether its layers were drawn from model zoos: too many for a line each."""
+    return run.get("table") == "population"
+
+
+def share_below(records: list[dict[str, Any]], bound: float) -> str:
+    """The share of layers whose ratio to torch is below a bound."""
+    return f"{sum(record['ratios']['torch'][0] < bound for record in records) / len(records):.1%}"
+
+
+def population_table(run: dict[str, Any]) -> str:
+    """Means and shares of slow layers for each direction and layout, then the worst layers of all."""
+    text = f"### Layers of model zoos: {title(run)}\n\n" + header(
+        "direction", ["layers", "geometric mean, least", *(f"below {bound}" for bound in BOUNDS)]
+    )
+    for column in columns_of(run):
+        records = of_column(run, column)
+        cells = [str(len(records)), mean_text(run, column), *(share_below(records, bound) for bound in BOUNDS)]
+        text += f"| {column[0]} {LAYOUTS[column[1]]} | " + " | ".join(cells) + " |\n"
+    worst = sorted(run["records"], key=lambda record: record["ratios"]["torch"][0])[:WORST]
+    text += f"\nThe worst {len(worst)}:\n\n" + header("layer", ["direction", "ratio to torch", "of peak", "milliseconds"])
+    for record in worst:
+        cells = [
+            f"{record['direction']} {LAYOUTS[record['layout']]}",
+            ratio_text(record["ratios"]["torch"]),
+            f"{record['gflops'] / record['peak']:.0%}" if run["threads"] == 1 else "",
+            f"{record['milliseconds']:.3f}",
+        ]
+        text += f"| {record['layer']} | " + " | ".join(cells) + " |\n"
+    return text
 
 
 def other_table(run: dict[str, Any]) -> str:

@@ -203,6 +203,34 @@ extern "C" __global__ void __launch_bounds__(256)
     image[index] = narrow(sum);
 }
 
+struct PatchShape {
+    int elements, image_h, image_w, channels, channels_last;
+    int stride_h, stride_w, pad_h, pad_w;
+    Divisor by_patch, by_grid_h, by_grid_w;  // elements of a patch, and patches in a column and in a row
+    Divisor by_inner;                        // taps in NCHW, channels in NHWC: what is last in a patch
+    Divisor by_filter_w;
+};
+
+// Windows that do not overlap, one after the other as rows of a matrix: [image][patch][channel][tap] in NCHW and
+// [image][patch][tap][channel] in NHWC, as a filter has them.
+extern "C" __global__ void __launch_bounds__(256)
+    patch(const Storage* __restrict__ image, Storage* __restrict__ patches, PatchShape shape) {
+    const int index = BLOCK_X * 256 + THREAD_X;
+    if (index >= shape.elements) return;
+    int n = index, outer = split_off(n, shape.by_patch);
+    const int across = split_off(n, shape.by_grid_w), down = split_off(n, shape.by_grid_h);
+    const int inner = split_off(outer, shape.by_inner);
+    const int channel = shape.channels_last ? inner : outer;
+    int tap_h = shape.channels_last ? outer : inner;
+    const int tap_w = split_off(tap_h, shape.by_filter_w);
+    const int y = down * shape.stride_h + tap_h - shape.pad_h, x = across * shape.stride_w + tap_w - shape.pad_w;
+    const bool there = (unsigned)y < (unsigned)shape.image_h && (unsigned)x < (unsigned)shape.image_w;
+    const long long at = shape.channels_last
+                             ? ((long long)(n * shape.image_h + y) * shape.image_w + x) * shape.channels + channel
+                             : ((long long)(n * shape.channels + channel) * shape.image_h + y) * shape.image_w + x;
+    patches[index] = there ? image[at] : narrow((Real)0);
+}
+
 struct TurnShape {
     int rows, columns;
 };

@@ -118,6 +118,7 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
             let steps = |depth: usize| (p.batch() * p.out_size()[0] * p.out_size()[1]).div_ceil(depth);
             // The smallest tile has few columns: worth half of its rows where the filters have few taps and channels.
             let small = |tile: &Tile| tile.rows == 16 || (tile.rows == 32 && tile.columns == 32);
+            let is_apart = as_product(p).is_some();
             let offered = |tile: &Tile| *tile != DEEP_TILE || device.shares.takes_deep_tile;
             let wasteful = |tile: &Tile| tile.rows >= channels[1] * 2 && !small(tile);
             for tile in TILES.into_iter().filter(|tile| offered(tile) && !wasteful(tile)) {
@@ -126,6 +127,9 @@ fn propose(problem: &Problem, device: &DeviceModel) -> Vec<Choice> {
                     choices.push(Choice::Weights { tile, splits });
                     if p.layout() == Layout::Nchw {
                         choices.push(Choice::WeightsTurned { tile, splits });
+                    }
+                    if is_apart {
+                        choices.push(Choice::Patches { tile, splits });
                     }
                 }
                 if let Some(products) = winograd {

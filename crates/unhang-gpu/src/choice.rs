@@ -128,7 +128,8 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
-    /// Backward-data of windows that do not overlap: one matrix product for all taps, whose result is then put in its place.
+    /// Gradients of windows that do not overlap: one matrix product for all taps, whose result (backward-data) or source
+    /// (backward-weights) is put in its place.
     Patches {
         /// The tile of the product.
         tile: Tile,

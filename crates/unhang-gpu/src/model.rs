@@ -6,7 +6,7 @@
 //! units; that of the others is counted in instructions. What was fitted for each kind of chip is in [`crate::fit`]
 //! (`examples/compare_choices.rs` says how well it fits).
 
-use unhang_conv::{Layout, Problem};
+use unhang_conv::{Direction, Layout, Problem};
 
 use crate::choice::{Choice, Tile};
 use crate::fit::{H200, RDNA1, Shares};
@@ -177,6 +177,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
                     }
                     _ => f64::INFINITY,
                 },
+                "patch" => elements[0] * size * 2.0,
                 "unpatch" => elements[2] * (size + 4.0 * splits_of(choice)),
                 "reduce" | "reduce_weights" | "reduce_filters" => {
                     // Read once, by few threads where the result is small, and each adds its planes one after the other.
@@ -505,7 +506,9 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
         Choice::Gemm { packed: false, .. } if problem.kernel()[1] != 1 => shares.unpacked,
         Choice::HalfGemm { packed: false, .. } if !is_pointwise => shares.unpacked_half,
         // Columns are gathered tap by tap, rows in quads.
-        Choice::Weights { tile, .. } | Choice::WeightsTurned { tile, .. } => {
+        Choice::Weights { tile, .. } | Choice::WeightsTurned { tile, .. } | Choice::Patches { tile, .. }
+            if problem.direction() == Direction::BackwardWeights =>
+        {
             let by_layout = if problem.layout() == Layout::Nhwc { shares.weights_channels_last } else { 1.0 };
             by_layout
                 * match (tile.rows, tile.columns) {

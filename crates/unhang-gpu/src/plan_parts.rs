@@ -17,7 +17,7 @@ pub(crate) use direct::direct;
 pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
 use gemm::{longest_phase, tile_constants};
 pub(crate) use narrow::narrow;
-pub(crate) use patches::{as_product, patches};
+pub(crate) use patches::{as_product, patched, patches};
 pub(crate) use plain::plain;
 pub(crate) use stride2::{is_stride2_winograd, stride2_winograd};
 use weights::MANY_FILTERS;
@@ -30,8 +30,8 @@ use crate::choice::Tile;
 use crate::plan::{Form, LaunchPlan, MAX_GRID_YZ, MAX_PHASES, MAX_TENSOR_BYTES, Pointer, Stage};
 use crate::shapes::{
     DepthwiseLargeShape, DepthwiseQuadsShape, DepthwiseShape, DirectShape, Divisor, FusedFilterShape, FusedShape,
-    GemmShape, NarrowShape, PackShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape, UnpatchShape,
-    WeightsShape, WinogradFilterShape, WinogradShape, WinogradWeightsShape,
+    GemmShape, NarrowShape, PackShape, PatchShape, PlainShape, ReduceShape, ReduceWeightsShape, TurnShape,
+    UnpatchShape, WeightsShape, WinogradFilterShape, WinogradShape, WinogradWeightsShape,
 };
 use crate::sources::{Kernel, SourceFile};
 

@@ -42,8 +42,8 @@ impl LaunchPlan {
             Choice::Patches { tile, splits } => patches(&geometry, tile, splits),
             Choice::Narrow { strip } => parts::narrow(&geometry, strip),
             Choice::Direct { rows, width, strip, splits } => parts::direct(&geometry, [rows, width, strip], splits),
-            Choice::Weights { tile, splits } => weights(&geometry, tile, splits, false),
-            Choice::WeightsTurned { tile, splits } => weights(&geometry, tile, splits, true),
+            Choice::Weights { tile, splits } => weights(&geometry, tile, splits, Operands::AsTheyAre),
+            Choice::WeightsTurned { tile, splits } => weights(&geometry, tile, splits, Operands::Turned),
             Choice::Depthwise { strip, splits } => depthwise(&geometry, strip, splits),
             Choice::DepthwiseQuads { strip, splits } => depthwise_quads(&geometry, strip, splits),
             Choice::DepthwiseLarge { splits } => parts::depthwise_large(&geometry, splits),
@@ -154,7 +154,7 @@ fn gemm(geometry: &Geometry, tile: Tile, [packed, flat, half]: [bool; 3], splits
 
 fn patches(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
-    let product = parts::as_product(&geometry.problem).ok_or("patches is for backward-data of windows apart")?;
+    let product = parts::as_product(&geometry.problem).ok_or("patches is for gradients of windows apart")?;
     let planes = Geometry { problem: product.clone(), ..Geometry::new(&product, geometry.form) };
     if planes.largest_extent().is_some_and(|extent| extent > MAX_EXTENT) {
         return Err(format!("{} channels and taps are more than {MAX_EXTENT}", product.in_channels()));
@@ -163,17 +163,30 @@ fn patches(geometry: &Geometry, tile: Tile, splits: u32) -> Result<LaunchPlan, S
     if product.groups() as u64 > MAX_GRID_YZ {
         return Err(format!("{} groups are too many for one grid", product.groups()));
     }
-    parts::patches(geometry, product, tile, splits)
+    match product.direction() {
+        Direction::BackwardWeights => weights(geometry, tile, splits, Operands::Patches(product)),
+        _ => parts::patches(geometry, product, tile, splits),
+    }
 }
 
-fn weights(geometry: &Geometry, tile: Tile, splits: u32, turned: bool) -> Result<LaunchPlan, String> {
+/// What becomes of the operands of a filter's gradient before they are multiplied.
+enum Operands {
+    /// They are read where they lie.
+    AsTheyAre,
+    /// Both are turned over.
+    Turned,
+    /// Windows are put one after the other, for this product.
+    Patches(Problem),
+}
+
+fn weights(geometry: &Geometry, tile: Tile, splits: u32, operands: Operands) -> Result<LaunchPlan, String> {
     tile_fits(tile)?;
     let problem = &geometry.problem;
     if problem.direction() != Direction::BackwardWeights {
         return Err("weights is for backward-weights".into());
     }
     // With few channels a tap begins in the middle of what a thread gathers, which gfx1010 pays for in registers.
-    let few_channels = problem.in_channels() / problem.groups() < 8;
+    let few_channels = problem.in_channels() / problem.groups() < 8 && !matches!(operands, Operands::Patches(_));
     if !tile.is_for_weights(false) || (few_channels && tile.rows == 16) {
         return Err(format!("{tile} needs too many registers for backward-weights"));
     }
@@ -186,16 +199,20 @@ fn weights(geometry: &Geometry, tile: Tile, splits: u32, turned: bool) -> Result
     let splits = steps.div_ceil(per_split) as u32;
     let mut workspace = parts::Workspace::default();
     let mut stages = Vec::new();
-    let over = if turned { Some(parts::turned(geometry, &mut workspace, &mut stages)?) } else { None };
-    let read = over.as_ref().unwrap_or(geometry);
+    let (arranged, has_layout) = match operands {
+        Operands::AsTheyAre => (None, problem.kernel() == [1, 1] || problem.layout() == Layout::Nhwc),
+        Operands::Turned => (Some(parts::turned(geometry, &mut workspace, &mut stages)?), problem.kernel() == [1, 1]),
+        Operands::Patches(product) => (Some(parts::patched(geometry, product, &mut workspace, &mut stages)?), true),
+    };
+    let read = arranged.as_ref().unwrap_or(geometry);
     // A single plane with the gradient's layout is the gradient.
-    let in_place = problem.kernel() == [1, 1] || problem.layout() == Layout::Nhwc;
-    if splits == 1 && in_place && problem.data_type() == DataType::F32 {
+    if splits == 1 && has_layout && problem.data_type() == DataType::F32 {
         stages.push(parts::weights(read, tile, 1, per_split as i32, [read.second, read.first, Pointer::Result]));
     } else {
         let planes = Pointer::Workspace(workspace.take(u64::from(splits) * geometry.result_elements() * 4));
         stages.push(parts::weights(read, tile, splits, per_split as i32, [read.second, read.first, planes]));
-        stages.push(parts::reduce_weights(geometry, splits, planes));
+        // Planes have the layout of what was multiplied, or are brought to the gradient's.
+        stages.push(parts::reduce_weights(if has_layout { read } else { geometry }, splits, planes));
     }
     Ok(LaunchPlan { stages, workspace_bytes: workspace.bytes })
 }

@@ -188,6 +188,12 @@ shapes! {
         filter_h: i32, filter_w: i32, pad_h: i32, pad_w: i32, channels_last: i32,
         by_width: Divisor, by_height: Divisor, by_channels: Divisor, by_stride_h: Divisor, by_stride_w: Divisor,
     }
+    /// Of the kernel that puts windows one after the other.
+    Patch(PatchShape) {
+        elements: i32, image_h: i32, image_w: i32, channels: i32, channels_last: i32,
+        stride_h: i32, stride_w: i32, pad_h: i32, pad_w: i32,
+        by_patch: Divisor, by_grid_h: Divisor, by_grid_w: Divisor, by_inner: Divisor, by_filter_w: Divisor,
+    }
     /// Of the kernel that turns matrices over.
     Turn(TurnShape) { rows: i32, columns: i32 }
     /// Of the kernels on tensors of any strides.

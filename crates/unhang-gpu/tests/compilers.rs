@@ -117,8 +117,8 @@ fn kernels() -> Vec<Kernel> {
     for direction in Direction::ALL {
         let dense = problem(direction, DataType::F32, Layout::Nchw).specification();
         let channels = Specification { in_channels: 128, out_channels: 256, ..dense };
-        for size in [5, 7] {
-            let large = Specification { kernel: [size; 2], padding: [size / 2; 2], ..channels };
+        for (size, out_channels) in [(5, 256), (7, 128)] {
+            let large = Specification { kernel: [size; 2], padding: [size / 2; 2], out_channels, ..channels };
             let large = Problem::new(large).unwrap();
             for layout in Layout::ALL {
                 for splits in [1, 8] {

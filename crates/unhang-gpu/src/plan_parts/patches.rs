@@ -1,20 +1,25 @@
-//! Launches of backward-data where windows do not overlap: every pixel of the result has one tap.
+//! Launches of both gradients where windows do not overlap: every pixel of the image has one tap.
 
 use super::*;
 
 /// The product that computes all taps of all patches at once: a 1×1 layer whose channels are those of the image times the taps.
-/// `None` where windows overlap, or where a group's channels and taps do not lie side by side.
+/// `None` where windows overlap, or where a group's channels and taps do not lie side by side. A filter's gradient has its
+/// patches put one after the other first ([`patched`]), so that its product is in NHWC.
 pub(crate) fn as_product(p: &Problem) -> Option<Problem> {
     let (kernel, stride, dilation) = (p.kernel(), p.stride(), p.dilation());
     let is_apart = (0..2).all(|axis| kernel[axis] <= stride[axis] && (dilation[axis] == 1 || kernel[axis] == 1));
-    let is_together = p.groups() == 1 || p.layout() == Layout::Nchw;
-    if p.direction() != Direction::BackwardData || kernel == [1, 1] || !is_apart || !is_together {
+    let (is_together, layout) = match p.direction() {
+        Direction::Forward => return None,
+        Direction::BackwardData => (p.groups() == 1 || p.layout() == Layout::Nchw, p.layout()),
+        Direction::BackwardWeights => (p.groups() == 1, Layout::Nhwc),
+    };
+    if kernel == [1, 1] || !is_apart || !is_together {
         return None;
     }
     Problem::new(Specification {
-        direction: Direction::BackwardData,
+        direction: p.direction(),
         data_type: p.data_type(),
-        layout: p.layout(),
+        layout,
         batch: p.batch() as i64,
         in_channels: (p.in_channels() * kernel[0] * kernel[1]) as i64,
         in_size: p.out_size().map(|n| n as i64),
@@ -23,6 +28,54 @@ pub(crate) fn as_product(p: &Problem) -> Option<Problem> {
         ..Specification::default()
     })
     .ok()
+}
+
+/// The operands of a filter's gradient as [`as_product`] wants them: patches one after the other, and channels of the gradient of
+/// the output side by side.
+pub(crate) fn patched(
+    geometry: &Geometry,
+    product: Problem,
+    workspace: &mut Workspace,
+    stages: &mut Vec<Stage>,
+) -> Result<Geometry, String> {
+    let p = &geometry.problem;
+    let ([grid_h, grid_w], [_, filter_w]) = (p.out_size(), p.kernel());
+    let patch = p.in_channels() * geometry.taps();
+    let elements = p.batch() * grid_h * grid_w * patch;
+    let first = Pointer::Workspace(workspace.take((elements * p.data_type().size()) as u64));
+    let shape = PatchShape {
+        elements: int(elements),
+        image_h: int(p.in_size()[0]),
+        image_w: int(p.in_size()[1]),
+        channels: int(p.in_channels()),
+        channels_last: i32::from(geometry.channels_last()),
+        stride_h: int(p.stride()[0]),
+        stride_w: int(p.stride()[1]),
+        pad_h: int(p.padding()[0]),
+        pad_w: int(p.padding()[1]),
+        by_patch: Divisor::new(patch),
+        by_grid_h: Divisor::new(grid_h),
+        by_grid_w: Divisor::new(grid_w),
+        by_inner: Divisor::new(if geometry.channels_last() { p.in_channels() } else { geometry.taps() }),
+        by_filter_w: Divisor::new(filter_w),
+    };
+    stages.push(Stage {
+        kernel: Kernel {
+            source: SourceFile::Support,
+            entry: "patch",
+            constants: vec![("TYPE", type_number(p.data_type()))],
+        },
+        grid: grid_x(elements as u64, 256),
+        block: 256,
+        pointers: vec![geometry.first, first],
+        shape: shape.into(),
+    });
+    let second = if geometry.channels_last() {
+        geometry.second
+    } else {
+        weights::turn_over(geometry, p.out_channels(), p.out_size(), geometry.second, workspace, stages)?
+    };
+    Ok(Geometry { problem: product, first, second, form: geometry.form })
 }
 
 /// The product of [`as_product`] into planes of f32, and the kernel that puts its pixels in their places.

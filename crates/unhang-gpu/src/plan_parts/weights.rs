@@ -74,18 +74,28 @@ pub(crate) fn turned(
     if geometry.channels_last() {
         return Err("channels of both operands are neighbours already".into());
     }
-    let size = p.data_type().size();
-    let mut turn_over = |channels: usize, [height, width]: [usize; 2], from: Pointer| {
-        let to = Pointer::Workspace(workspace.take((p.batch() * channels * height * width * size) as u64));
-        stages.push(direct::turn(geometry, [channels, height * width], from, to)?);
-        Ok::<Pointer, String>(to)
-    };
     Ok(Geometry {
-        first: turn_over(p.in_channels(), p.in_size(), geometry.first)?,
-        second: turn_over(p.out_channels(), p.out_size(), geometry.second)?,
+        first: turn_over(geometry, p.in_channels(), p.in_size(), geometry.first, workspace, stages)?,
+        second: turn_over(geometry, p.out_channels(), p.out_size(), geometry.second, workspace, stages)?,
         problem: p.with_layout(Layout::Nhwc),
         form: geometry.form,
     })
+}
+
+/// Brings the images of an operand from NCHW to NHWC.
+pub(super) fn turn_over(
+    geometry: &Geometry,
+    channels: usize,
+    [height, width]: [usize; 2],
+    from: Pointer,
+    workspace: &mut Workspace,
+    stages: &mut Vec<Stage>,
+) -> Result<Pointer, String> {
+    let p = &geometry.problem;
+    let bytes = p.batch() * channels * height * width * p.data_type().size();
+    let to = Pointer::Workspace(workspace.take(bytes as u64));
+    stages.push(direct::turn(geometry, [channels, height * width], from, to)?);
+    Ok(to)
 }
 
 /// How backward-weights reads its operands.

@@ -227,7 +227,7 @@ fn operands_of_a_filters_gradient_are_turned_over() {
     assert!(LaunchPlan::new(&channels_last, &Choice::WeightsTurned { tile: TILES[9], splits: 1 }).is_err());
 }
 
-/// Windows that do not overlap, backward-data: with and without gaps between them, with padding, and as a transposed layer with a
+/// Gradients of windows that do not overlap: with and without gaps between them, with padding, and as a transposed layer with a
 /// bias.
 #[test]
 fn patches_are_put_in_their_places() {
@@ -266,9 +266,15 @@ fn patches_are_put_in_their_places() {
                     );
                     continue;
                 }
+                let filter = apart.with_direction(Direction::BackwardWeights);
                 for form in [Form::Specialised, Form::General] {
                     *engine.form.lock().unwrap() = form;
                     check_choice(&engine, &apart, choice, turn as u64);
+                    if groups == 1 {
+                        check_choice(&engine, &filter, choice, turn as u64);
+                    } else {
+                        assert!(LaunchPlan::new(&filter, &choice).is_err(), "groups lie apart in a patch: {filter}");
+                    }
                     let turned =
                         Specification { transposed: true, direction: Direction::Forward, ..apart.specification() };
                     let [in_channels, out_channels] = [turned.out_channels, turned.in_channels];

@@ -121,8 +121,10 @@ fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 
         // Finding its place costs a thread divisions of 64 bits.
         products * 0.1e-6 + elements[2] / units * 3.5e-9
     };
+    // Finding its place, and its first loads, which nothing hides: longer where a pixel looks for the windows that meet it.
+    let begin = if problem.direction() == Direction::BackwardData { 2.6e-6 } else { 1.6e-6 };
     // One or two loads for each product, mostly from caches, and 64-bit addressing.
-    (waiting - device.launch).max(problem.flops() / (device.flops * 0.02)).max(moved)
+    (waiting + begin - device.launch).max(problem.flops() / (device.flops * 0.02)).max(moved)
 }
 
 fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {

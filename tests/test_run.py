@@ -420,6 +420,23 @@ if __name__ == "__main__":
     assert "HANG outside" not in ended.stderr
 
 
+def test_layers_of_a_model_that_is_gone_are_counted(environment: dict[str, str], home: Path, tmp_path: Path) -> None:
+    """Most scripts train in a function: when they end, their model is collected already."""
+    (tmp_path / "train.py").write_text("""
+import torch
+from torch import nn
+
+def main():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.ConvTranspose2d(4, 2, 3), nn.Conv2d(2, 2, 1))
+    model(torch.ones(1, 3, 8, 8)).sum().backward()
+
+main()
+""")
+    ended = rehearse(environment, home, "--", sys.executable, tmp_path / "train.py")
+    assert ended.returncode == 0, ended.stderr
+    assert "unhang: 3 layers on " in ended.stderr, ended.stderr
+
+
 def test_a_hang_outside_convolution_has_its_own_code(environment: dict[str, str]) -> None:
     """What a watchdog reports of it, played; that it is found is in crates/unhang-watchdog/tests."""
     report = '{"process": \'$$\', "problems": [], "engine": null}'

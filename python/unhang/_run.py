@@ -69,11 +69,7 @@ def _write_summary() -> None:
         from unhang import _statistics
 
         layers: dict[str, int] = {}
-        for _, _, layer in _statistics.named_layers():
-            engines: dict[str, int] = {}
-            for (_, engine), count in layer.counts.items():
-                name = engine.partition("(")[0]
-                engines[name] = engines.get(name, 0) + count
+        for engines in _statistics.engines_by_layer():
             if engines:
                 most = max(engines, key=lambda name: engines[name])
                 layers[most] = layers.get(most, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -96,6 +97,9 @@ def layer_of(module: torch.nn.Module) -> Layer:
 # Layers by the module's address, which is quicker to look up: at every forward of every layer.
 _by_address: dict[int, _core.LayerCounts] = {}
 
+# Of modules that are gone: a script that trains in a function has none left when it ends. At most this many are kept.
+_ended: deque[_core.LayerCounts] = deque(maxlen=4096)
+
 
 def counts_of(module: torch.nn.Module) -> _core.LayerCounts:
     """Where the forwards of a module are counted."""
@@ -103,8 +107,26 @@ def counts_of(module: torch.nn.Module) -> _core.LayerCounts:
     if counted is None:
         counted = layer_of(module).counted
         _by_address[id(module)] = counted
-        weakref.finalize(module, _by_address.pop, id(module), None).atexit = False
+        weakref.finalize(module, _end, id(module)).atexit = False
     return counted
+
+
+def _end(address: int) -> None:
+    """Called when a module was collected, wherever that happens: it must wait for nothing."""
+    counted = _by_address.pop(address, None)
+    if counted is not None:
+        _ended.append(counted)
+
+
+def engines_by_layer() -> Iterator[dict[str, int]]:
+    """For each module so far, also for those that are gone, its forwards by engine."""
+    counted = [layer.counts for _, _, layer in named_layers()] + [gone.by_label for gone in list(_ended)]
+    for counts in counted:
+        engines: dict[str, int] = {}
+        for (_, engine), count in counts.items():
+            name = engine.partition("(")[0]
+            engines[name] = engines.get(name, 0) + count
+        yield engines
 
 
 def name(module: torch.nn.Module, text: str) -> None:

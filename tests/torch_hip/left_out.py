@@ -1,0 +1,34 @@
+"""What a reduced build of torch does not have raises an error that names it."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+
+def main() -> int:
+    x = torch.rand(2, 3, 4, 4).cuda()
+    # No kernel for the card, a kernel that is not compiled behind an operation that is there, and a function that is not linked.
+    for name, compute in {
+        "aten::_fft_r2c": lambda: torch.fft.rfft(x),
+        "aten::erfinv": lambda: torch.erfinv(x),
+        "aten::median": lambda: torch.median(x),
+        "erf_kernel_cuda|aten::erf": lambda: torch.erf(x),
+    }.items():
+        try:
+            compute()
+        except (RuntimeError, NotImplementedError) as error:
+            text = str(error)
+            if not any(part.removeprefix("aten::") in text for part in name.split("|")):
+                print(f"wrong: {name} is not named in: {text[:300]}")
+                return 1
+            print(f"{name}: {text.splitlines()[0][:150]}")
+        else:
+            print(f"{name} is there: a full build")
+    print("right: what is left out is named")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The scripts of the five reports, as they are printed there: `python3 seeds.py plain|bypass`.
+
+`plain` are those that know torch alone: the test for hangs with its alarm, the table of sizes, and the check of an installation.
+`bypass` are the blocks of the bypass's document. Every result is also compared with the CPU's, which the reports did not do.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import bypass_blocks
+
+
+def convolve(inputs: int, outputs: int, size: int) -> float:
+    """A layer on the card and on the CPU: their largest difference."""
+    torch.manual_seed(size)
+    conv = nn.Conv2d(inputs, outputs, 3, padding=1)
+    x = torch.randn(1, inputs, size, size)
+    with torch.no_grad():
+        expected = conv(x)
+        found = conv.cuda()(x.cuda()).cpu()
+    return float((found - expected).abs().max())
+
+
+def hang_test(in_ch: int, out_ch: int, h: int, w: int, timeout: int) -> tuple[bool, str]:
+    """The third report's, with its alarm."""
+
+    def handler(signum: int, frame: object) -> None:
+        raise TimeoutError(f"Conv2d hung: {in_ch}→{out_ch}, {h}x{w}")
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.alarm(timeout)
+    try:
+        x = torch.randn(1, in_ch, h, w).cuda()
+        conv = torch.nn.Conv2d(in_ch, out_ch, 3, padding=1).cuda()
+        conv(x)
+        signal.alarm(0)
+        return True, "Works"
+    except TimeoutError as e:
+        return False, str(e)
+    except Exception as e:
+        return False, f"Error: {e}"
+
+
+def plain() -> None:
+    worst = 0.0
+    # Sizes of the reports' tables; 128 and more take minutes each on the emulator.
+    for inputs, outputs in ((3, 16), (1, 32), (16, 32), (32, 64)):
+        for size in (32, 42, 44, 48, 64):
+            began = time.monotonic()
+            error = convolve(inputs, outputs, size)
+            worst = max(worst, error)
+            print(f"{inputs}→{outputs} {size}x{size}: error {error:.0e}, {time.monotonic() - began:.1f} s", flush=True)
+    works, message = hang_test(16, 32, 64, 64, timeout=300)
+    print(f"Result: {message}")
+    assert works
+    assert worst < 1e-4, worst
+    print(f"right: 20 cells of the tables within {worst:.0e}, the hang test says {message}")
+
+
+def bypass() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 4, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.conv2(torch.relu(self.conv1(x)))
+
+    names: dict[str, object] = {"YourModel": Model, "torch": torch}
+    worst = 0.0
+    reference = Model()
+
+    def run(block: str) -> None:
+        nonlocal worst
+        exec(block, names)
+        model = names.get("model")
+        if isinstance(model, nn.Module):
+            model.load_state_dict(reference.state_dict())
+            for size in (20, 50):
+                x = torch.randn(1, 3, size, size)
+                worst = max(worst, float((model(x.cuda()).cpu() - reference(x)).abs().max()))
+
+    for block in (
+        *bypass_blocks.STRATEGIES,
+        *bypass_blocks.QUICK_START,
+        bypass_blocks.CONFIGURATION,
+        bypass_blocks.REPORT,
+    ):
+        run(block)
+    run(bypass_blocks.TROUBLESHOOTING[0])
+    run(bypass_blocks.TROUBLESHOOTING[1])
+    # Its test of gradients looks at a tensor that is no leaf: on a card `.grad` is None whatever computes the convolution.
+    try:
+        run(bypass_blocks.TROUBLESHOOTING[2])
+    except AssertionError as error:
+        print(f"the gradient script cannot pass on a card: {error}")
+    assert worst < 1e-4, worst
+    print(f"right: every block ran, models within {worst:.0e} of the CPU")
+
+
+if __name__ == "__main__":
+    {"plain": plain, "bypass": bypass}[sys.argv[1]]()

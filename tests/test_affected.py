@@ -168,6 +168,25 @@ def test_miopens_backward_holds_the_flag_for_its_call_only(
     assert seen == [(True, False)]
 
 
+def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`unhang run` acts at torch's first use of the GPU, and that may be within the program's own enable()."""
+    from unhang import _dispatch, _run
+
+    uses = []
+
+    def use_the_gpu(*_: object, **__: object) -> None:
+        uses.append("canary")
+        if len(uses) == 1:
+            _run._enable("auto", rehearse=True)
+
+    monkeypatch.setattr(_canary, "ensure", use_the_gpu)
+    monkeypatch.setattr(_canary, "ensure_jit", lambda **_: None)
+    with unhang.enabled("selective", rehearse=True):
+        assert uses == ["canary"]
+        assert _dispatch.process_settings is not None
+        assert _dispatch.process_settings.strategy == "selective"
+
+
 def test_variables_for_miopen_are_set_and_given_back(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MIOPEN_DEBUG_CONV_GEMM", "1")
     monkeypatch.delenv("MIOPEN_DEBUG_CONV_WINOGRAD", raising=False)

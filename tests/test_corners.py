@@ -305,6 +305,40 @@ def test_miopens_own_ops_do_not_reach_it_on_an_affected_card(affected_machine: P
             torch.ops.aten.miopen_rnn(x, [w], 4, x, None, 0, 1, 1, False, 0.0, True, False, [], None)
 
 
+def test_a_plan_for_miopen_reaches_it_through_its_closed_doors(
+    affected_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch for HIP computes with the op that is replaced; here a kernel for the CPU plays MIOpen's."""
+    from unhang import _engines
+
+    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    original = _engines._original_forward
+    reached: list[bool] = []
+
+    def as_on_hip(key: object, input, weight, bias, *rest):
+        if not rest[-2]:
+            return original(key, input, weight, bias, *rest)
+        stride, padding, dilation, groups = rest[0], rest[1], rest[2], rest[5]
+        return torch.ops.aten.miopen_convolution(input, weight, bias, padding, stride, dilation, groups, False, False)
+
+    def miopen(input, weight, bias, padding, stride, dilation, groups, benchmark, deterministic):
+        reached.append(True)
+        rest = (stride, padding, dilation, False, [0, 0], groups, False, False, False, True)
+        return original(_engines._KEY, input, weight, bias, *rest)
+
+    played = torch.library.Library("aten", "IMPL")
+    monkeypatch.setattr(_engines, "_original_forward", as_on_hip)
+    x, w = torch.randn(1, 4, 9, 9), torch.randn(6, 4, 3, 3)
+    want = F.conv2d(x, w, padding=1)
+    played.impl("miopen_convolution", miopen, "CPU")
+    with warnings.catch_warnings(), unhang.enabled("selective", rehearse=True):
+        warnings.simplefilter("ignore")
+        assert_same(F.conv2d(x, w, padding=1), want)
+        assert reached == [True], "planned once, and computed by MIOpen"
+        assert_same(torch.ops.aten.miopen_convolution(x, w, None, [1, 1], [1, 1], [1, 1], 1, False, False), want)
+    del played
+
+
 def test_a_saved_graph_cannot_switch_the_vendors_library_on(
     affected_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

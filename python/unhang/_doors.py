@@ -3,13 +3,17 @@
 Convolutions come through :mod:`unhang._dispatch`. But a saved graph holds ``cudnn_enabled=True`` for its batch norms,
 whatever the process's flag says, and every op of MIOpen's own can be called by its name. On an affected card those
 ops are replaced: by our planned convolutions, by torch's own batch norm, and by a refusal where torch has nothing of
-the same shape. Torch keeps no way back to a kernel of a backend's own, so they stay replaced for the life of the
-process."""
+the same shape. They stay replaced for the life of the process.
+
+The replacements stand in front of the backends' kernels, under a key that every call passes, and not in their place:
+where the plan itself says MIOpen, torch calls the same op, and that has to reach MIOpen."""
 
 from __future__ import annotations
 
+import functools
 import threading
-import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -18,23 +22,49 @@ from unhang._state import renewed_after_fork
 
 Tensor = torch.Tensor
 
-_KEYS = {"cpu": "CPU", "cuda": "CUDA"}
-_libraries: dict[str, torch.library.Library] = {}
+#: Passed by every call, on tensors of any device and in inference mode too; above the backends, below autograd.
+_KEY = "BackendSelect"
+_BACKENDS = {"cpu": "CPU", "cuda": "CUDA"}
+_library: torch.library.Library | None = None
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
+_thread = threading.local()
 
 
-def close(device: str) -> None:
-    """Replaces MIOpen's own ops for tensors of a device type, once."""
+def close() -> None:
+    """Replaces MIOpen's own ops, once."""
+    global _library
     with _lock:
-        if device in _libraries:
+        if _library is not None:
             return
         library = torch.library.Library("aten", "IMPL")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning)  # that there is a kernel already: it is meant
-            for name, kernel in _REPLACEMENTS.items():
-                if hasattr(torch.ops.aten, name):
-                    library.impl(name, kernel, _KEYS[device])
-        _libraries[device] = library
+        for name, kernel in _REPLACEMENTS.items():
+            if hasattr(torch.ops.aten, name):
+                library.impl(name, _unless_planned(name, kernel), _KEY)
+        _library = library
+
+
+@contextmanager
+def open_for_this_thread() -> Iterator[None]:
+    """While this is held, MIOpen's ops are its own on this thread: an engine asked for them."""
+    before = getattr(_thread, "is_open", False)
+    _thread.is_open = True
+    try:
+        yield
+    finally:
+        _thread.is_open = before
+
+
+def _unless_planned(name: str, replacement: Callable[..., Any]) -> Callable[..., Any]:
+    """The replacement, or the op itself where an engine of ours computes with it."""
+
+    @functools.wraps(replacement)
+    def kernel(*arguments: Any) -> Any:
+        if not getattr(_thread, "is_open", False):
+            return replacement(*arguments)
+        op = getattr(torch.ops.aten, name).default
+        return op._op_dk(getattr(torch._C.DispatchKey, _BACKENDS[arguments[0].device.type]), *arguments)
+
+    return kernel
 
 
 def _batch_norm(
@@ -136,7 +166,7 @@ def _refuse(*_: Any) -> NoReturn:
     )
 
 
-_REPLACEMENTS = {
+_REPLACEMENTS: dict[str, Callable[..., Any]] = {
     "miopen_batch_norm": _batch_norm,
     "miopen_batch_norm_backward": _batch_norm_backward,
     "miopen_convolution": _convolution,

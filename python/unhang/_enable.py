@@ -29,6 +29,8 @@ class _Enabled:
 
 
 _enabled: _Enabled | None = None
+#: Whether a call of :func:`enable` is under way; whoever holds the lock may ask.
+_under_way = False
 
 
 def enable(
@@ -55,6 +57,7 @@ def enable(
     ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
     play the card's engines. Everything then says that it is a rehearsal.
     """
+    global _under_way
     chosen = _chosen(strategy, settings, changes)
     with _lock:
         if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
@@ -72,11 +75,22 @@ def enable(
             raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
         disable()
         current = _Enabled(chosen, tuple(devices), protect=protect_other_layers, rehearse=rehearse)
+        _under_way = True
         try:
             _switch_on(current)
         except BaseException:
             _switch_off(current)  # all or nothing
             raise
+        finally:
+            _under_way = False
+
+
+def enable_unless_enabled(strategy: str, **options: Any) -> None:
+    """Enables, unless the program did or is about to: the first use of the GPU, which this is called at, may be within
+    its own call of :func:`enable`."""
+    with _lock:
+        if _enabled is None and not _under_way:
+            enable(strategy, **options)
 
 
 def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -> Settings:
@@ -107,8 +121,7 @@ def _switch_on(current: _Enabled) -> None:
     for index in sorted({*endangered, *healthy}):
         _canary.ensure_jit(index=index, rehearsed=rehearse)
     if endangered:
-        for device in devices:
-            _doors.close(device)
+        _doors.close()
         if current.protect:
             current.cudnn_before = _engines.cudnn_flags()
             _engines.set_cudnn_flags(False, False)
@@ -169,7 +182,7 @@ def disable() -> None:
     """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay.
 
     Calls of other threads that are under way end as they began. On an affected card ops that are MIOpen's own
-    (``aten::miopen_batch_norm`` and the like) stay with what took their place: torch has no way back to them.
+    (``aten::miopen_batch_norm`` and the like) stay with what took their place.
     """
     with _lock:
         current = _enabled

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, Protocol
 
 import torch
 
-from unhang import _boundary, _core
+from unhang import _boundary, _core, _doors
 from unhang._state import renewed_after_fork, threads
 
 Tensor = torch.Tensor
@@ -120,7 +120,7 @@ class MiopenEngine:
     """Torch with AMD's convolution library; on an affected card never with its exhaustive search."""
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
-        with _boundary.planned():
+        with _boundary.planned(), _doors.open_for_this_thread():
             output: Tensor = _original_forward(
                 _KEY, input, weight, bias, *geometry, _may_search(task), deterministic(), True, allows_tf32()
             )
@@ -129,7 +129,7 @@ class MiopenEngine:
     def backward(
         self, task: Task, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
     ) -> Gradients:
-        with vendor_library(on=True, benchmark=_may_search(task)), _boundary.planned():
+        with vendor_library(on=True, benchmark=_may_search(task)), _boundary.planned(), _doors.open_for_this_thread():
             return call_original_backward(grad_output, input, weight, geometry, mask)
 
 

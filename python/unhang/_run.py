@@ -48,12 +48,10 @@ def after_torch() -> None:
 
 
 def _enable(strategy: str, **options: Any) -> None:
-    import unhang
+    from unhang import _enable as enabling
 
-    if unhang.is_enabled():
-        return  # the program did so itself, in its own way
     try:
-        unhang.enable(strategy, **options)
+        enabling.enable_unless_enabled(strategy, **options)
     except Exception as error:
         _say_once("failed", f"could not be switched on ({type(error).__name__}: {error}): left alone")
         return

@@ -3,18 +3,17 @@
 use std::fs;
 use std::io::Read;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use assert_cmd::Command;
 use serde_json::Value;
 
+mod machines;
 #[path = "doctor/self_test.rs"]
 mod self_test;
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures")
-}
+use machines::{copy, fixtures};
 
 /// The program in the folder of fixtures, with no variables but those given: output does not depend on who runs it.
 fn unhang(arguments: &[&str]) -> Command {
@@ -681,19 +680,6 @@ fn each_file(folder: &Path, visit: &mut dyn FnMut(&Path)) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() { each_file(&path, visit) } else { visit(&path) }
-    }
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
     }
 }
 

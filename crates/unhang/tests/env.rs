@@ -7,9 +7,9 @@ use std::process::Command as Process;
 use assert_cmd::Command;
 use serde_json::Value;
 
-fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures")
-}
+mod machines;
+
+use machines::{copy, fixtures};
 
 fn unhang(arguments: &[&str]) -> Command {
     let mut command = Command::cargo_bin("unhang").expect("the program is built");
@@ -117,19 +117,6 @@ fn machine(name: &str) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     copy(&fixtures().join(name), folder.path());
     folder
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs::create_dir_all(to).unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs::copy(entry.path(), target).unwrap();
-        }
-    }
 }
 
 fn files(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {

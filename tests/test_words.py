@@ -58,6 +58,17 @@ def test_code_and_other_words_are_left_alone(tmp_path: Path, name: str, content:
     assert check(page) == (0, ["1 files, no word to replace"])
 
 
+def test_long_lines_of_prose_are_found_and_tables_and_code_are_left_alone(tmp_path: Path) -> None:
+    long = "word " * 20 + "end."
+    page = tmp_path / "page.md"
+    page.write_text(f"# Title\n\n{long}\n")
+    code, printed = check(page)
+    assert code == 1
+    assert printed[0].startswith(f"{page}:3: {len(long)} columns; instead: ")
+    page.write_text(f"# Title\n\n| {long} |\n\n```\n{long}\n```\n\n{long[:100]}\n")
+    assert check(page) == (0, ["1 files, no word to replace"])
+
+
 def test_what_is_covered_has_none() -> None:
     code, printed = check()
     assert code == 0, "\n".join(printed)

@@ -30,7 +30,7 @@ deadline: float | None = None
 
 
 def known(index: int, *, rehearsed: bool) -> list[tuple[str, str, tuple[str, str] | None]]:
-    """The canaries that speak for the engines on a device: engine, part of it, and verdict and detail where it ran."""
+    """The canaries that judge the engines on a device: engine, part of it, and verdict and detail where it ran."""
     from unhang import _gpu
 
     found: list[tuple[str, str, tuple[str, str] | None]] = [
@@ -51,7 +51,7 @@ def _deadline(engine: str) -> float:
 
 def _name(engine: str, *, index: int, rehearsed: bool) -> str:
     """What a canary's verdict is kept under. What a rehearsal finds is filed apart: a folder may describe the very
-    machine that it lies on. Where there are several cards, none vouches for another."""
+    machine that it is on. Where there are several cards, none vouches for another."""
     if rehearsed:
         return f"{engine} (rehearsed)"
     return f"{engine}{_place(index)}"
@@ -319,7 +319,7 @@ def _try_matmul(device: str) -> float:
 
 
 def _try_half(device: str) -> float:
-    """The same in half precision, with a convolution as torch computes it without its vendor's library."""
+    """The largest error in half precision, with a convolution as torch computes it without its vendor's library."""
     import torch
 
     worst = max(_product_error(shape, torch.float16, device) for shape in _PRODUCTS)
@@ -366,7 +366,7 @@ def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
 def _main(arguments: list[str]) -> None:
     try:
         verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:], arguments=arguments[1:])
-    except Exception as error:  # whatever torch raises: it came back, and says why
+    except Exception as error:  # whatever torch raises: it returned, and says why
         lines = str(error).splitlines() or [""]
         verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
     _answer(verdict, detail)

@@ -143,7 +143,7 @@ _backward_routes = _Routes()
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
 decisions = 0
-#: Called when a convolution is redispatched to torch because it is none that our engines know.
+#: Called when a convolution is redispatched to torch because our engines do not know it.
 redispatched = _core.Tally()
 _TORCH = _core.Label("", "torch")
 #: Device types whose tensors stand for the described card's: a rehearsal, never set otherwise.
@@ -353,7 +353,7 @@ def _route(
     tensors: tuple[Tensor | None, ...],
     geometry: Geometry,
 ) -> Route | None:
-    """Plans a convolution; None where it is none that our engines know, and torch is to do what it does."""
+    """Plans a convolution; None where our engines do not know it, and torch computes it as it would anyway."""
     global decisions
     try:
         route = _plan(settings, direction, tensors, geometry)

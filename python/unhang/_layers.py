@@ -45,7 +45,7 @@ def _configure(module: nn.Conv2d, config: Any) -> None:
 
 
 class SafeConv2d(nn.Conv2d):
-    """A drop-in for ``nn.Conv2d``: same constructor, same parameters, same state_dict, planned by settings of its own.
+    """A drop-in for ``nn.Conv2d``: same constructor, same parameters, same state_dict, planned by separate settings.
 
     ``config`` is a :class:`unhang.Conv2dBypassConfig` or :class:`unhang.Settings`; without one the layer follows the
     process's settings. Its backward keeps the layer's settings, on whichever thread autograd runs it.
@@ -236,7 +236,7 @@ _teach_fusing()
 
 def _teach_quantizing() -> None:
     """Has ``torch.ao.quantization``'s ``prepare``, ``prepare_qat`` and ``convert`` take a :class:`SafeConv2d` for the
-    ``nn.Conv2d`` that it is. What comes out is torch's quantized layer, which has no settings of its own."""
+    ``nn.Conv2d`` that it is. What comes out is torch's quantized layer, which has no such settings."""
     mappings = sys.modules.get("torch.ao.quantization.quantization_mappings")
     for table in ("DEFAULT_STATIC_QUANT_MODULE_MAPPINGS", "DEFAULT_QAT_MODULE_MAPPINGS"):
         targets = getattr(mappings, table, None)

@@ -7,9 +7,9 @@ Candidates compute on the very operands, into memory from torch's allocator that
 like any other kernel, kept as evidence, and used from then on; the next start takes it at once.
 
 Nothing is measured while a graph is recorded, nor in deterministic mode, where nothing is ever swapped; and only kernel
-families that may run here at all come into question. Whatever goes wrong, the model's choice stays. A candidate that
-does not come back is named by the watchdog, where that is on, kept as evidence, and not measured again for the
-convolution.
+families that may run here at all come into question. Whatever goes wrong, the model's choice stays. If a candidate
+does not return, the watchdog (where that is on) names it and records it as evidence, and it is not measured again for
+the convolution.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Contest:
         self.choices = self.gpu.shortlist(self.problem, workspace_limit, CANDIDATES)
         planner = state().planner
         for choice in [it for it in self.choices if planner.refuses(self.problem, "jit", it, rehearsed)]:
-            self.leave_out(choice, "it did not come back when it was measured before")
+            self.leave_out(choice, "it did not return when it was measured before")
         self.times = {choice: [] for choice in self.choices}
         for choice in list(self.choices):
             try:

@@ -3,7 +3,7 @@
 The elements are at the corners of the first and last image, in the first and last channels of the first and last group
 (where tiles are ragged and mistakes live), and at a few places between; of a filter's gradient over very many pixels
 they are the last filter's and channel's alone. What each of them depends on is cut out of the operands and becomes a
-small convolution of its own, of which the extension computes those elements in double precision.
+small convolution, of which the extension computes those elements in double precision.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _places(batch: int, height: int, width: int) -> list[tuple[int, int, int]]:
 
 
 def _windows(tensor: Tensor, channels: slice, starts: list[tuple[int, int, int]], lengths: list[int]) -> list[Piece]:
-    """What lies inside of the image of the windows that start at some images, rows and columns."""
+    """The parts inside the image of the windows that start at some images, rows and columns."""
     pieces: list[Piece] = []
     for number, (image, *start) in enumerate(starts):
         inside = [

@@ -28,7 +28,7 @@ pub(crate) type RowFunction = fn(&Lanes, &Lanes, &Lanes, FloatMode) -> Lanes;
 pub(crate) struct LaneOperation {
     pub run: LaneFunction,
     pub rows: RowFunction,
-    /// The same compiled for the host's vectors, for functions that are worth it.
+    /// `run` compiled for the host's vectors, for functions that are worth it.
     pub fast: Option<Fast>,
     pub sources: [Type; 3],
     pub result: Type,

@@ -16,7 +16,7 @@ use crate::wave::Wave;
 #[derive(Clone, Default)]
 pub(crate) struct Pending {
     pub watch: PathWatch,
-    /// The same from the last call or return on, if there was one.
+    /// What is pending since the last call or return, if there was one.
     pub watch_since_call: Option<PathWatch>,
     pub flights: Flights,
 }

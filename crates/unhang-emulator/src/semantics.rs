@@ -77,7 +77,7 @@ pub(crate) enum Semantics {
 #[derive(Clone, Copy)]
 pub(crate) struct RowOperation {
     pub run: RowFunction,
-    /// The same compiled for the host's vectors, where there is such a form.
+    /// `run` compiled for the host's vectors, where there is such a form.
     pub fast: Option<Fast>,
     pub sources: [RowSource; 3],
     pub destination: u8,

@@ -98,7 +98,7 @@ impl Record {
         }
     }
 
-    /// The same under a profile or solver family.
+    /// Files the record under a profile or solver family.
     pub fn with_variant(mut self, variant: &str) -> Record {
         self.variant = variant.to_owned();
         self

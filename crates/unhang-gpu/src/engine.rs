@@ -257,7 +257,7 @@ impl GpuEngine {
         self.candidates_within(problem, self.workspace_limit)
     }
 
-    /// The same within that many bytes of workspace.
+    /// The candidates that need at most that many bytes of workspace.
     pub fn candidates_within(&self, problem: &Problem, workspace_limit: u64) -> Vec<Candidate> {
         let mut found = candidates(problem, &self.driver.description().model, workspace_limit);
         if let Some(allowed) = &*lock(&self.allowed) {

@@ -234,9 +234,10 @@ pub fn as_markdown() -> String {
          unhang env print --explain      # the few variables that make sense here, with reasons\n\
          unhang doctor                   # which of those that are set do harm, or nothing\n\
          ```\n\n\
-         A variable that is set after it is read does nothing: the last column says when it is read. Meanings and\n\
-         defaults come from the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2, and from HIP's and PyTorch's\n\
-         documentation. A test keeps this page equal to `crates/unhang-machine/src/variables/table.rs`.\n",
+         A variable that is set after it is read does nothing: the last column says when it is read. Meanings\n\
+         and defaults come from the sources of MIOpen and ROCr 5.2.3, 5.7.1 and 6.2.2, and from HIP's and\n\
+         PyTorch's documentation. A test keeps this page equal to\n\
+         `crates/unhang-machine/src/variables/table.rs`.\n",
     );
     let mut owner = None;
     for variable in VARIABLES {

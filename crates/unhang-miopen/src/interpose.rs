@@ -29,7 +29,7 @@ macro_rules! forward {
     };
 }
 
-/// Whether a call is a question, or puts work into the stream: a search or a convolution, which may not come back.
+/// Whether a call is a question, or puts work into the stream: a search or a convolution, which may never return.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Question,
@@ -324,7 +324,7 @@ exported! {
         real::scan();
         guarded(|real| forward!(real.functions.create, handle))
     }
-    /// The same on a stream.
+    /// Creates a handle on a stream.
     miopenCreateWithStream(handle: *mut Opaque, stream: Opaque) {
         real::scan();
         guarded(|real| forward!(real.functions.create_with_stream, handle, stream))

@@ -37,7 +37,7 @@ pub(crate) fn real() -> Option<Dlsym> {
         }
         REAL.store(found, Ordering::Release);
     }
-    // SAFETY: the C library's own function, or null, which is none.
+    // SAFETY: the C library's own function, or null, which becomes `None`.
     unsafe { std::mem::transmute::<*mut c_void, Option<Dlsym>>(found) }
 }
 
@@ -117,7 +117,7 @@ pub(crate) fn own_path() -> Option<String> {
     Some(named.map_or(path, |it| it.to_string_lossy().into_owned()))
 }
 
-/// The general kernels that came with the package, where this library lies in it.
+/// The general kernels that came with the package, if this library is inside it.
 pub(crate) fn shipped_kernels() -> Option<PathBuf> {
     let folder = PathBuf::from(own_path()?).parent()?.join("kernels");
     folder.is_dir().then_some(folder)

@@ -1,5 +1,5 @@
-//! The watchdog at this boundary: a convolution of a program without torch that does not come back is named, kept as evidence, and the
-//! process ended, as in torch. It is on under `unhang run` and where `UNHANG_WATCHDOG=1`.
+//! The watchdog at this boundary: it names a convolution of a program without torch that does not return, records it as
+//! evidence, and ends the process, as in torch. It is on under `unhang run` and where `UNHANG_WATCHDOG=1`.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;

@@ -132,7 +132,7 @@ impl Run<'_> {
         let mut command = Command::new("timeout");
         command.arg("120");
         match words {
-            // A program of its own, and its parts.
+            // A separate program, and its parts.
             ["linked", parts @ ..] => command.arg(folder.join("linked")).args(parts),
             pairs => {
                 command.arg(folder.join("program"));
@@ -421,7 +421,7 @@ fn a_search_measures_nothing_that_needs_more_workspace_than_the_caller_was_told_
         ("UNHANG_SETTINGS", "verbose=True"),
         ("UNHANG_TUNE", "1"),
     ];
-    // What it is told of is for its tensors with gaps alone, and no room for other kernels.
+    // The workspace that it reports is for its tensors with gaps alone: no room for other kernels.
     let said = run.assert_right(&["card/libtorch_like.so", "find"]);
     assert!(said.contains("canary of jit, weights: works"), "{said}");
     assert!(!said.contains("tuning on the emulated card") && !said.contains(": tuned, "), "{said}");

@@ -108,7 +108,7 @@ impl PyComparison {
     }
 
     /// Compares elements of a problem's result: `found` has one number for each place, a bias one for each of the result's channels.
-    /// The same is vouched for as in `run_cpu`. The interpreter's lock is released meanwhile.
+    /// The caller vouches for what `run_cpu` asks. The interpreter's lock is released meanwhile.
     #[expect(clippy::too_many_arguments, reason = "Python names them")]
     fn add(
         &mut self,

@@ -99,7 +99,7 @@ impl PyWatchdog {
         py.detach(|| self.begin_unlocked(watched, device, stream))
     }
 
-    /// The same inside of another call on the stream that is watched and has not returned.
+    /// Begins a call inside another one on the same stream that is watched and has not returned.
     fn begin_inside(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         py.detach(|| self.watchdog.begin_inside(&watched.subject, device, stream).map(|call| PyCall { call }))
     }

@@ -8,7 +8,7 @@ use unhang_watchdog::WatchSettings;
 const DEADLINE: f64 = 60.0;
 /// For other work there, this many times that: how long a kernel may take that nobody watches is not known.
 const OUTSIDE: f64 = 10.0;
-/// The same among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
+/// Seconds for both among several ranks: one that waits for another waits on the accelerator, and nothing moves there meanwhile.
 const DEADLINE_TOGETHER: f64 = 1800.0;
 /// Seconds after which a call is one that has not returned although the accelerator is idle: compiling, searching.
 const HOST_DEADLINE: f64 = 3600.0;

@@ -8,7 +8,7 @@ pub fn any_problem(data_type: DataType) -> impl Strategy<Value = Problem> {
     problems(data_type, any::<bool>().boxed())
 }
 
-/// The same without transposed convolutions.
+/// Any small problem that is not a transposed convolution.
 pub fn any_ordinary_problem(data_type: DataType) -> impl Strategy<Value = Problem> {
     problems(data_type, Just(false).boxed())
 }

@@ -59,7 +59,7 @@ fn across_calls(object: &Path) -> u64 {
 }
 
 #[test]
-fn the_programs_have_as_many_places_across_calls_as_the_page_says() {
+fn the_programs_have_the_places_that_the_page_counts() {
     let page = page();
     let (programs, counts) = (programs(&page), counts(&page));
     assert_eq!(programs.keys().collect::<Vec<_>>(), counts.keys().collect::<Vec<_>>());

@@ -32,6 +32,34 @@ pub(super) const DESTINATION: u32 = 20;
 pub(super) const MASK_IN: u32 = 30;
 pub(super) const MASK_OUT: u32 = 32;
 
+/// A generated page with its prose in lines of at most 100 columns, as `tools/check-words` wants pages.
+pub(super) fn in_lines(page: &str) -> String {
+    let mut out = String::new();
+    for line in page.lines() {
+        if line.starts_with(['|', '#']) {
+            out += line;
+        } else {
+            let indent = if line.starts_with("* ") { "  " } else { "" };
+            let mut width = 0;
+            for word in line.split(' ') {
+                let length = word.chars().count();
+                if width > 0 && width + 1 + length > 100 {
+                    out += "\n";
+                    out += indent;
+                    width = indent.len();
+                } else if width > 0 {
+                    out += " ";
+                    width += 1;
+                }
+                out += word;
+                width += length;
+            }
+        }
+        out += "\n";
+    }
+    out
+}
+
 /// Fields of an encoding beside its operands.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Extra {

@@ -101,7 +101,7 @@ fn buffers_page() -> String {
     let rows: String = BUFFERS.iter().map(|(fact, place)| format!("| {fact} | {place} |\n")).collect();
     format!(
         "\n## Buffers\n\nWhat descriptors do, and where it is written. Not modelled: the resource level, the type, cache \
-             swizzling, residency (`tfe`).\nWhat would have to be rounded on its way into a format is a fault: no source says how.\n\n\
+             swizzling, residency (`tfe`). What would have to be rounded on its way into a format is a fault: no source says how.\n\n\
              | fact | place |\n|---|---|\n{rows}"
     )
 }
@@ -120,7 +120,7 @@ fn page() -> String {
     // The first two say nothing about results, or are our own reading.
     let computed =
         implemented.iter().filter(|name| sources[2..].iter().any(|source| source.names.contains(*name))).count();
-    page += &format!("\nFor {computed} of them a source beside our own reading says what they compute: ");
+    page += &format!("\nFor {computed} of them a source other than our own reading says what they compute: ");
     page += "LLVM folds them alike, or they are in the code of programs whose results agreed.\n\nLibraries' own tests on the emulated card \
              (`make test-rocm`) have no column: the card counts instructions by unit and not by name, since counting names takes the \
              plain path, on which those tests would take many times as long.\n\n| instruction |";
@@ -131,7 +131,7 @@ fn page() -> String {
         sources.iter().for_each(|source| page += if source.names.contains(name) { " yes |" } else { " |" });
         page += "\n";
     }
-    page + &buffers_page()
+    super::in_lines(&(page + &buffers_page()))
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn the_table_of_sources_is_the_one_in_the_documentation() {
     );
 }
 
-/// Every instruction has a source beside our own reading, if only for its encoding, or stands here with a reason.
+/// Every instruction has a source other than our own reading, if only for its encoding, or stands here with a reason.
 #[test]
 fn every_instruction_has_a_second_source() {
     const ALONE: &[(&str, &str)] = &[("s_wakeup", "LLVM writes it with no constant; it does nothing here")];

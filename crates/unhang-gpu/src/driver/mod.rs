@@ -174,7 +174,7 @@ pub trait Driver: Send + Sync {
         Err(DriverError::Unusable(format!("it copies nothing: {} bytes at {from:#x} in stream {stream:#x}", to.len())))
     }
 
-    /// The same the other way.
+    /// Copies from memory of the host to the device.
     ///
     /// # Safety
     /// As many bytes of device memory as `from` has must lie at `to`.

@@ -5,7 +5,7 @@
 //!
 //! [`repair_object`] repairs a whole code object. What can be repaired by changing a word is changed where it stands
 //! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
-//! anew behind everything else, in an executable segment of its own, with the work-around instructions that LLVM
+//! anew behind everything else, in a new executable segment, with the work-around instructions that LLVM
 //! inserts when it compiles for the chip; its descriptor, its symbols and whoever calls it by a known address are aimed
 //! at the new place. Data stays where it is, and so does the old code.
 //!
@@ -154,7 +154,7 @@ pub struct FunctionRepair {
 /// A function's repair, ready to be put into a copy of the object by [`assemble`].
 #[derive(Clone, Debug)]
 pub struct FunctionPlan {
-    /// What is told about it.
+    /// What the report says about it.
     pub report: FunctionRepair,
     change: Change,
     /// The new `COMPUTE_PGM_RSRC1` of the descriptor.

@@ -291,7 +291,7 @@ impl<'a> Rewriter<'a> {
             put(out, self.program_headers + place * PROGRAM_HEADER_SIZE, &header);
             return;
         }
-        // No spare: the whole table moves behind the code. Where it lies in memory no longer holds, so that is not said.
+        // No spare: the whole table moves behind the code. Its address in memory is no longer true, so none is given.
         let start = self.program_headers;
         let mut table = out[start..start + self.program_header_count * PROGRAM_HEADER_SIZE].to_vec();
         for entry in table.chunks_exact_mut(PROGRAM_HEADER_SIZE) {

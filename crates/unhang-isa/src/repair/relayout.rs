@@ -36,7 +36,7 @@ enum Constants {
 #[derive(Clone, Debug)]
 pub(super) struct Layout {
     pub code: Vec<u8>,
-    /// The references to what lies outside of the function; those within are done.
+    /// The references to what is outside the function; those within are done.
     pub references: Vec<PlacedReference>,
     /// How many instructions were inserted.
     pub inserted: u32,
@@ -81,7 +81,7 @@ fn movable(program: &Program, is_kernel: bool) -> Result<(), Reason> {
     Ok(())
 }
 
-/// Whether the end of the code is reached and goes on behind it. A call is taken for one that does not come back.
+/// Whether the end of the code is reached and goes on behind it. A call is assumed not to return.
 fn runs_on(program: &Program) -> bool {
     let Some((last, instruction)) = program.blocks.len().checked_sub(1).zip(program.instructions.last()) else {
         return false;
@@ -214,7 +214,7 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
         work_arounds(program, calls).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
     keep_clauses(program, &mut insertions, &mut replacements);
     for reference in &program.references {
-        // With the constant in a word of its own, whatever it was before; its value comes when all is placed.
+        // With the constant in a separate word, whatever it was before; its value comes when all is placed.
         let mut widen = |index: u32, field: u32| {
             let word = program.instructions[index as usize].first_word() | field;
             replacements.push(Replacement { index, words: vec![word, 0] });
@@ -368,7 +368,7 @@ impl Draft<'_> {
 }
 
 impl PlacedReference {
-    /// A reference in code where each instruction stands at a place of its own.
+    /// A reference in code where `place` says where each instruction stands.
     fn new(program: &Program, reference: &Reference, place: impl Fn(u32) -> u32) -> PlacedReference {
         let literal = |index: u32| place(index) + 4;
         let constants = match reference.form {
@@ -395,7 +395,7 @@ impl PlacedReference {
     }
 }
 
-/// The references of a function that stays where it is, if their constants are in words of their own.
+/// The references of a function that stays where it is, if their constants are in separate words.
 pub(super) fn references_in_place(program: &Program) -> Vec<PlacedReference> {
     let has_literal = |index: u32| program.instructions[index as usize].size() == 8;
     program

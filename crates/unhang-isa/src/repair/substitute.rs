@@ -158,7 +158,7 @@ impl Replacement<'_> {
 
     /// Two multiply-adds of halves, each rounded to a single.
     fn dot_of_halves(&mut self, Terms { to, first, second, third, modifiers }: Terms) {
-        // Constants of this instruction have halves of their own, which `v_fma_mix_f32` does not read that way.
+        // This instruction reads a constant's halves separately; `v_fma_mix_f32` does not.
         let [first, second] = [first, second]
             .map(|factor| if factor.is_constant() { Operand::vector(self.in_vector(factor)) } else { factor });
         let sum = self.sum_register(to, [first, second]);

@@ -105,7 +105,7 @@ pub enum Scratch<'a> {
 }
 
 impl Scratch<'_> {
-    /// Where it lies.
+    /// Its address.
     pub fn address(&self) -> Option<u64> {
         match self {
             Scratch::Tensor(tensor) => tensor.address_to_write(),

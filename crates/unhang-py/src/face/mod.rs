@@ -38,7 +38,7 @@ fn device(name: &str) -> PyResult<Device> {
 pub fn open_face(py: Python<'_>, original: u64, python: [u64; 2]) -> PyResult<()> {
     if FACE.get().is_none() {
         let torch = Torch::find().map_err(PyRuntimeError::new_err)?;
-        // On a thread of its own: modes and tracers of the caller's thread are not meant.
+        // On another thread: the modes and tracers of the caller's thread must not see this.
         let tested = py.detach(|| {
             std::thread::scope(|scope| {
                 scope.spawn(|| torch.self_test(original)).join().unwrap_or(Err("a panic".into()))

@@ -43,7 +43,7 @@ impl Work {
     }
 }
 
-/// One direction of one convolution: what computes it, how its result lies, and where it is counted.
+/// One direction of one convolution: what computes it, the layout of its result, and where it is counted.
 #[pyclass(frozen, module = "unhang._core")]
 pub struct Step(Arc<Inner>);
 

@@ -31,7 +31,7 @@ impl List {
     }
 }
 
-/// Where a tensor lies and what it holds, by torch's numbers.
+/// Where a tensor is and what it holds, by torch's numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     pub data_type: i32,
@@ -48,7 +48,7 @@ pub struct Described<'t, 'a> {
     pub place: Place,
 }
 
-/// How many elements lie at the beginning of a tensor of these sizes and strides, if it is of that shape and lies densely in that
+/// The number of elements of a tensor of these sizes and strides, if it has that shape and is dense in that
 /// layout. A tensor of a 1-d convolution has no height.
 pub fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {
     let (sizes, strides) = match (sizes, strides) {
@@ -129,7 +129,7 @@ impl<'a> Tensor<'a> {
         }
     }
 
-    /// Where it lies and what it holds.
+    /// Where it is and what it holds.
     pub fn place(&self) -> Option<Place> {
         let functions = &self.torch.functions;
         let mut place = Place { data_type: 0, device_type: 0, device_index: 0 };

@@ -266,8 +266,8 @@ impl Torch {
         Ok(torch)
     }
 
-    /// That a handle is a pointer to a tensor is how torch is made, and not what it promises: two handles of one tensor
-    /// have to hold the same.
+    /// A handle is a pointer to a tensor: torch is made that way but does not promise it. Two handles of one tensor must
+    /// therefore point to the same.
     fn check_handles(&self) -> Result<(), String> {
         let made = self.allocate(&[1], &[1], self.on_cpu(DataType::F32));
         let first = made.ok_or("torch makes no tensor")?;
@@ -455,7 +455,7 @@ impl Torch {
         }
     }
 
-    /// The same with flags: whether to measure, to be deterministic, to use the vendor's library, to allow TF32.
+    /// Torch's convolution with its flags: whether to measure, to be deterministic, to use the vendor's library, to allow TF32.
     pub fn convolution_with_flags(
         &self,
         keys: u64,

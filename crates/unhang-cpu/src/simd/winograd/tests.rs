@@ -252,7 +252,7 @@ fn errors_of_few_channels_are_small() {
     }
 }
 
-/// The same along one axis: seven taps have the largest errors.
+/// Seven taps have the largest errors.
 #[test]
 fn errors_along_one_axis_are_small() {
     for channels in [64, 512] {

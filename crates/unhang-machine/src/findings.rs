@@ -4,6 +4,7 @@
 //! sure we are. Each family of findings is one file and a function from what was seen to findings.
 
 mod environment;
+mod frameworks;
 mod hardware;
 mod software;
 
@@ -82,7 +83,7 @@ pub struct Place {
 /// Something that the doctor has to say.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Never changes; `docs/troubleshooting.md` has a section for each.
+    /// Never changes; `docs/explain.md` has a section for each.
     pub id: &'static str,
     /// How much it matters.
     pub severity: Severity,
@@ -124,6 +125,7 @@ pub const IDS: &[&str] = &[
     "runtime-version-mismatch",
     "torch-missing",
     "torch-without-hip",
+    "framework-refuses-chip",
     "unhang-not-in-this-python",
     "triton-writes-zeros",
     "env-contradiction",
@@ -193,7 +195,7 @@ pub struct Options {
 pub struct Examination {
     /// GPUs, kernel, access.
     pub machine: Machine,
-    /// ROCm, torch, glibc.
+    /// ROCm, torch, other frameworks, glibc.
     pub software: Software,
     /// The variables that matter.
     pub environment: Vec<Setting>,
@@ -225,6 +227,7 @@ impl Examination {
                 "gpus": self.machine.gpus,
                 "rocm": self.software.rocm,
                 "torch": self.software.torch,
+                "frameworks": self.software.frameworks,
                 "kernel": self.machine.kernel.release,
                 "amdgpu": {
                     "loaded": self.machine.kernel.amdgpu_loaded,
@@ -258,6 +261,11 @@ impl Seen<'_> {
     fn error_if_affected(&self) -> Severity {
         if self.machine.affected() { Severity::Error } else { Severity::Warning }
     }
+
+    /// Whether a torch here is built for AMD's GPUs.
+    fn has_torch_for_amd(&self) -> bool {
+        self.software.torch.iter().any(|torch| torch.hip.is_some())
+    }
 }
 
 /// Looks at everything and says what is wrong.
@@ -284,6 +292,7 @@ pub fn examine(system: &System, options: &Options) -> Examination {
     let mut findings = hardware::findings(&seen, &log);
     findings.extend(environment::findings(&seen));
     findings.extend(software::findings(&seen, &caches));
+    findings.extend(frameworks::findings(&seen));
     let verdict = verdict(&seen, &findings);
     if matches!(verdict, Verdict::Healthy | Verdict::NoGpu) && !machine.affected() {
         findings.push(hardware::not_affected(&machine));

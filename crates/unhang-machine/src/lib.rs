@@ -15,6 +15,7 @@ pub mod cards;
 pub mod chips;
 pub mod example;
 mod findings;
+mod frameworks;
 mod gpu;
 pub mod install;
 mod kernel;
@@ -36,6 +37,7 @@ pub use chips::gfx_of_override;
 pub use findings::{
     Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, counted, examine,
 };
+pub use frameworks::Framework;
 pub use gpu::Gpu;
 pub use kernel::{LogKind, LogLine, OsKernel, Parameter};
 pub use leftovers::{Assignment, Leftover};

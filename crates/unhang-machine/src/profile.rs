@@ -69,7 +69,7 @@ pub struct Profile {
 }
 
 /// The names that [`Profile::named`] takes.
-pub const NAMES: &[&str] = &["rocm5.2", "rocm5.7", "no-spoof"];
+pub const NAMES: &[&str] = &["rocm5.2", "rocm5.7", "no-spoof", "jax-tensorflow"];
 
 const NAIVE: &str = "ConvDirectNaiveConvFwd;ConvDirectNaiveConvBwd;ConvDirectNaiveConvWrw";
 
@@ -135,6 +135,7 @@ impl Profile {
             "rocm5.2" => Some(rocm_5_2()),
             "rocm5.7" => Some(rocm_5_7()),
             "no-spoof" => Some(no_spoof()),
+            "jax-tensorflow" => Some(jax_tensorflow()),
             _ => None,
         }
     }
@@ -158,7 +159,11 @@ impl Profile {
                 rocm_5_7(),
                 format!("torch {} holds no code for {gfx} and is of the age that users report hanging", torch.version),
             ),
-            // JAX's and TensorFlow's wheels refuse gfx1010: what was set for them stays.
+            None if !examination.software.frameworks.is_empty() => {
+                let framework = &examination.software.frameworks[0];
+                (jax_tensorflow(), format!("{} {} refuses {gfx}", framework.package, framework.version))
+            }
+            // Programs that bring their own libraries may need what was set for them.
             None if card.spoofed() => {
                 (as_set(), "no torch with HIP was found, and other frameworks may need what you set".to_owned())
             }
@@ -249,6 +254,24 @@ fn no_spoof() -> Profile {
             no_enforcement(),
             triton(),
         ],
+        left_out: always_left_out(),
+    }
+}
+
+/// For wheels that agree to run on listed chips only.
+fn jax_tensorflow() -> Profile {
+    let spoof = set(
+        "HSA_OVERRIDE_GFX_VERSION",
+        "10.3.0",
+        Ground::Documented,
+        "10.3.0",
+        "JAX's and TensorFlow's wheels refuse gfx101x by a list of chips; gfx1030 is on it. `unhang run` repairs that chip's code \
+         as it loads",
+    );
+    Profile {
+        name: "jax-tensorflow",
+        summary: "for JAX's and TensorFlow's wheels, which refuse RDNA1 chips: start programs with `unhang run`",
+        lines: vec![spoof, no_enforcement(), triton()],
         left_out: always_left_out(),
     }
 }

@@ -23,6 +23,10 @@ pub struct Route {
 
 /// How a program is started with protection.
 pub const RUN: &str = "unhang run -- python train.py";
+/// How it is started where the card has to pass for gfx1030, whatever else is installed.
+pub const RUN_SPOOFED: &str = "HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang run -- python train.py";
+/// The newest TensorFlow for ROCm whose list of chips has gfx1030, of those that were tried.
+pub const TENSORFLOW_PIP: &str = "pip install 'tensorflow-rocm==2.13.1.600'";
 
 /// Installs unhang into the active environment.
 pub const UNHANG_PIP: &str = "pip install dist/unhang-*.whl";

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::frameworks::{self, Framework};
 use crate::library;
 use crate::system::{SMALL, System};
 
@@ -79,6 +80,8 @@ pub struct Software {
     pub rocm: Vec<Rocm>,
     /// Torch installations, the one that plain `python3` imports first.
     pub torch: Vec<Torch>,
+    /// JAX and TensorFlow with parts for ROCm.
+    pub frameworks: Vec<Framework>,
     /// The version of glibc.
     pub glibc: Option<(u32, u32)>,
 }
@@ -87,8 +90,10 @@ impl Software {
     /// Looks at the software. `pythons` are interpreters or environments to look into in addition to the active one.
     pub fn inspect(system: &System, pythons: &[PathBuf]) -> Software {
         let rocm = find_rocm(system);
-        let torch = find_torch(system, pythons, &rocm);
-        Software { rocm, torch, glibc: find_glibc(system) }
+        let folders = package_folders(system, pythons);
+        let torch = find_torch(system, &folders, &rocm);
+        let frameworks = frameworks::find(system, &folders);
+        Software { rocm, torch, frameworks, glibc: find_glibc(system) }
     }
 }
 
@@ -253,11 +258,10 @@ fn prefixes_of(system: &System, python: &Path) -> Vec<PathBuf> {
     own.into_iter().chain(real).collect()
 }
 
-fn find_torch(system: &System, pythons: &[PathBuf], rocm: &[Rocm]) -> Vec<Torch> {
+fn find_torch(system: &System, folders: &[(Option<String>, PathBuf)], rocm: &[Rocm]) -> Vec<Torch> {
     let mut found: Vec<Torch> = Vec::new();
     let mut seen = Vec::new();
-    let folders = package_folders(system, pythons);
-    for (python, packages) in folders.clone() {
+    for (python, packages) in folders.iter().cloned() {
         let folder = packages.join("torch");
         let real = system.resolve_on_machine(&folder).unwrap_or_else(|_| folder.clone());
         if seen.contains(&real) || found.len() >= MOST_FOUND {

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::chips::AMD;
 use crate::findings::{Confidence, Examination, Finding, Severity, holds};
+use crate::frameworks::Framework;
 use crate::leftovers::Leftover;
 use crate::routes::{self, RUN};
 use crate::software::Torch;
@@ -52,11 +53,12 @@ impl Step {
 }
 
 /// What a torch for the card settles.
-const BY_TORCH: [&str; 8] = [
+const BY_TORCH: [&str; 9] = [
     "torch-known-to-hang",
     "torch-lacks-architecture",
     "torch-missing",
     "torch-without-hip",
+    "framework-refuses-chip",
     "glibc-too-new",
     "spoofed-architecture",
     "unhang-not-in-this-python",
@@ -212,6 +214,16 @@ fn about_torch(examination: &Examination) -> Option<Step> {
         let commands = start_commands(torch);
         let what = format!("Start programs with `unhang run`: it spoofs torch {} for each of them", torch.version);
         let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::SeenOnACard };
+        return Some(of_ways(what, vec![way], settles));
+    }
+    if let (None, Some(framework)) = (loading_torch(examination), examination.software.frameworks.first()) {
+        let Framework { package, version, .. } = framework;
+        let what = format!(
+            "Start programs with `unhang run`: it passes the card for gfx1030, since {package} {version} refuses {gfx}"
+        );
+        let update = (!framework.runs_spoofed()).then(|| routes::TENSORFLOW_PIP.to_owned());
+        let commands = update.into_iter().chain([RUN.to_owned()]).collect();
+        let way = Way { what: what.clone(), recommended: true, commands, confidence: Confidence::Inferred };
         return Some(of_ways(what, vec![way], settles));
     }
     let mut ways = Vec::new();

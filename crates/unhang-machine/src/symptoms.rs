@@ -1,11 +1,13 @@
 //! What people paste: error messages of torch, ROCm, MIOpen and the kernel, and which section of
-//! `docs/troubleshooting.md` explains them.
+//! `docs/explain.md` explains them.
 
 /// Words of a message, all of them in it, and the sections that it leads to.
 type Symptom = (&'static [&'static str], &'static [&'static str]);
 
 /// The most telling first. Everything in lower case.
 const SYMPTOMS: &[Symptom] = &[
+    (&["supported amdgpu versions are"], &["framework-refuses-chip"]),
+    (&["unable to initialize backend 'rocm'"], &["framework-refuses-chip", "kfd-no-access"]),
     (&["row_bcast"], &["batch-norm-compile"]),
     (&["not a valid operand", "asm"], &["batch-norm-compile"]),
     (&["hiprtc_error_compilation"], &["batch-norm-compile"]),
@@ -125,6 +127,7 @@ const ABOUT_THE_CARD: &[&str] =
 pub fn next_command(section: &str) -> &'static str {
     match section {
         "batch-norm-compile" | "triton-writes-zeros" => crate::routes::RUN,
+        "framework-refuses-chip" => crate::routes::RUN_SPOOFED,
         "miopen-status" => "unhang miopen-cache verify",
         "hipblas-status" => "TORCH_BLAS_PREFER_HIPBLASLT=0 unhang run -- python train.py",
         "illegal-memory-access" => "unhang doctor --self-test",
@@ -139,7 +142,7 @@ pub fn next_command(section: &str) -> &'static str {
 
 /// Whether a section is about torch. What the doctor knows of torch does not answer a question about another program.
 pub fn is_about_torch(section: &str) -> bool {
-    section != "llama-cpp" && !ABOUT_THE_CARD.contains(&section)
+    !["llama-cpp", "framework-refuses-chip"].contains(&section) && !ABOUT_THE_CARD.contains(&section)
 }
 
 /// The sections that a pasted text leads to, the most telling first; none if nothing in it is known.
@@ -221,6 +224,19 @@ mod tests {
             ("RuntimeError: HIP error: an illegal memory access was encountered", "illegal-memory-access"),
             ("ROCk module is NOT loaded, possibly no GPU devices", "kfd-no-access"),
             ("RuntimeError: Torch is not able to use GPU; add --skip-torch-cuda-test", "webui-gpu-check"),
+            (
+                "Ignoring visible gpu device (device: 0, name: AMD Radeon RX 5700 XT) with AMDGPU version : gfx1010. The supported \
+                 AMDGPU versions are gfx1030, gfx900",
+                "framework-refuses-chip",
+            ),
+            (
+                "StreamExecutor ROCM device (0) is of unsupported AMDGPU version 'gfx1010' . The supported AMDGPU versions are 'gfx900'",
+                "framework-refuses-chip",
+            ),
+            (
+                "RuntimeError: Unable to initialize backend 'rocm': INTERNAL: no supported devices",
+                "framework-refuses-chip",
+            ),
             ("RuntimeError: miopenStatusUnknownError", "miopen-status"),
             ("my triton kernel returns all zeros on gfx1010", "triton-writes-zeros"),
             ("LLVM ERROR: unsupported target: 'gfx1010'", "triton-unsupported-target"),

@@ -67,6 +67,7 @@ machines! {
     rx_5600_xt_with_rocm_5_7_and_the_seeds_file: "rx5600xt-rocm5.7" => 1,
     rx_5600_xt_with_rocm_5_2_and_the_seeds_file: "rx5600xt-rocm5.2" => 0,
     rx_5700_xt_native: "rx5700xt-native" => 0,
+    rx_5700_xt_with_jax_and_no_torch: "rx5700xt-jax" => 0,
     rx_5700_xt_with_mixed_versions: "rx5700xt-mixed" => 1,
     rx_5700_without_access: "rx5700-denied" => 1,
     rx_5500_xt: "rx5500xt" => 1,
@@ -699,4 +700,44 @@ fn what_is_ours_to_fix_is_fixed_once_it_was_agreed_to() {
     assert!(undone.status.success() && undone_for_user.status.success(), "{undone:?} {undone_for_user:?}");
     let nothing = unhang(&["doctor", "--root", "rx6800", "--fix"]).output().unwrap();
     assert!(String::from_utf8_lossy(&nothing.stderr).contains("nothing here that unhang could fix"), "{nothing:?}");
+}
+
+/// JAX's wheels leave RDNA1 cards out; under `unhang run` the card passes for a chip that is on their list.
+#[test]
+fn a_machine_with_jax_alone_is_not_sent_to_torch() {
+    let (report, _) = json(&["doctor", "--root", "rx5700xt-jax", "--json"]);
+    assert!(ids(&report).contains(&"framework-refuses-chip"), "{report:#}");
+    assert!(!ids(&report).contains(&"torch-missing"), "{report:#}");
+    let commands: Vec<_> = report["steps"].as_array().unwrap().iter().map(|step| &step["command"]).collect();
+    assert_eq!(commands, ["unhang run -- python train.py"], "{report:#}");
+    let (profile, _) = run(&["env", "print", "--root", "rx5700xt-jax"]);
+    assert!(profile.contains("export HSA_OVERRIDE_GFX_VERSION=10.3.0"), "{profile}");
+    let (text, _) = run(&["explain", "--root", "rx5700xt-jax", "The supported AMDGPU versions are gfx1030"]);
+    assert!(text.contains("jax-rocm7-plugin 0.10.2") && !text.contains("no torch was found"), "{text}");
+}
+
+#[test]
+fn a_framework_next_to_a_native_torch_gets_the_spoof_for_its_own_programs() {
+    let machine = changed("rx5700xt-native", |root| {
+        let packages = root.join("usr/lib/python3.13/site-packages");
+        fs::create_dir_all(packages.join("jax_rocm7_plugin-0.10.2.dist-info")).unwrap();
+    });
+    let (report, _) = json(&["doctor", "--root", machine.path().to_str().unwrap(), "--json"]);
+    let found = report["findings"].as_array().unwrap().iter().find(|it| it["id"] == "framework-refuses-chip").unwrap();
+    let fix = found["fix"].as_str().unwrap();
+    assert!(fix.starts_with("`HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang run -- python train.py`"), "{fix}");
+    assert!(!report["steps"].to_string().contains("HSA_OVERRIDE"), "torch's programs do without: {report:#}");
+}
+
+#[test]
+fn a_tensorflow_that_refuses_the_spoof_too_is_replaced() {
+    let machine = changed("rx5700xt-jax", |root| {
+        let packages = root.join("home/user/jax/lib/python3.12/site-packages");
+        fs::remove_dir_all(packages.join("jax_rocm7_plugin-0.10.2.dist-info")).unwrap();
+        fs::create_dir_all(packages.join("tensorflow_rocm-2.14.0.600.dist-info")).unwrap();
+    });
+    let (report, _) = json(&["doctor", "--root", machine.path().to_str().unwrap(), "--json"]);
+    let commands = &report["steps"][0]["ways"][0]["commands"];
+    assert_eq!(commands[0], "pip install 'tensorflow-rocm==2.13.1.600'", "{report:#}");
+    assert_eq!(commands[1], "unhang run -- python train.py");
 }

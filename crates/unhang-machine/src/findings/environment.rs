@@ -124,7 +124,7 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
             None => String::new(),
         };
         format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip")
-    } else if is_reported_to_work {
+    } else if is_reported_to_work || (!seen.has_torch_for_amd() && !seen.software.frameworks.is_empty()) {
         format!("start programs with {protect}")
     } else {
         format!(

@@ -32,7 +32,8 @@ pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
     if amd {
         found.extend(hip.iter().filter_map(|torch| known_to_hang(seen, torch)));
         found.extend(hip.iter().filter_map(|torch| lacks_architecture(seen, torch)));
-        if hip.is_empty() && seen.machine.affected() {
+        // Somebody who computes with JAX or TensorFlow needs no torch.
+        if hip.is_empty() && seen.machine.affected() && seen.software.frameworks.is_empty() {
             found.push(seen.software.torch.first().map_or_else(|| missing(seen), |torch| without_hip(seen, torch)));
         }
     }

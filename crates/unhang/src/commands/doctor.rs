@@ -262,6 +262,12 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
             let _ = writeln!(text, "          brought {}", printable(&torch.bundled.join(", ")));
         }
     }
+    for framework in &examination.software.frameworks {
+        let label = if framework.name == "JAX" { "JAX" } else { "TF" };
+        let python = framework.python.as_deref().map(|python| format!(" for Python {python}")).unwrap_or_default();
+        let words = format!("{} {}{python} in {}", framework.package, framework.version, framework.path);
+        let _ = writeln!(text, "  {label:<8}{}", printable(&words));
+    }
     if !examination.environment.is_empty() {
         let _ = writeln!(text, "\n{}", style.paint("Environment", Colour::Bold));
         for setting in &examination.environment {

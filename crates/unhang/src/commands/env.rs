@@ -28,10 +28,11 @@ Examples:
   unhang env uninstall --user
 
 Profiles:
-  auto      what fits this machine
-  rocm5.2   torch 1.13.1+rocm5.2 under the spoof
-  rocm5.7   later wheels under the spoof; call `unhang.enable()` as well
-  no-spoof  a torch with native code
+  auto            what fits this machine
+  rocm5.2         torch 1.13.1+rocm5.2 under the spoof
+  rocm5.7         later wheels under the spoof; call `unhang.enable()` as well
+  no-spoof        a torch with native code
+  jax-tensorflow  JAX's and TensorFlow's wheels, under the spoof
 
 Exit codes:
   0  done
@@ -57,6 +58,7 @@ enum ProfileName {
     #[value(name = "rocm5.7")]
     Rocm57,
     NoSpoof,
+    JaxTensorflow,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -185,6 +187,7 @@ fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option
         ProfileName::Rocm52 => "rocm5.2",
         ProfileName::Rocm57 => "rocm5.7",
         ProfileName::NoSpoof => "no-spoof",
+        ProfileName::JaxTensorflow => "jax-tensorflow",
     };
     let profile = Profile::named(name).with_context(|| format!("no profile {name}; there are {}", NAMES.join(", ")))?;
     Ok((profile, None))

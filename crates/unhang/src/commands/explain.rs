@@ -14,14 +14,14 @@ use super::text::{print_safe_json, print_text, wrapped};
 use crate::output::{CANNOT_TELL, Colour, Style};
 
 /// The page whose sections are the explanations.
-const PAGE: &str = include_str!("../../../../docs/troubleshooting.md");
+const PAGE: &str = include_str!("../../../../docs/explain.md");
 
 /// Explain a finding of the doctor, or an error message that you paste.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
   unhang explain spoofed-architecture
-  unhang explain routes                                  # the ways to a torch for this card
+  unhang explain routes                  # the ways to a torch for this card
   unhang explain 'RuntimeError: HIP error: invalid device function'
   journalctl -k -b | unhang explain -
 
@@ -153,6 +153,14 @@ fn facts(examination: &Examination, sections: &[&str]) -> Vec<String> {
             facts.push("no torch was found".to_owned());
         }
     }
+    if sections.contains(&"framework-refuses-chip") {
+        for framework in &examination.software.frameworks {
+            facts.push(line(&format!("{} {}", framework.package, framework.version)));
+        }
+        if examination.software.frameworks.is_empty() {
+            facts.push("neither JAX nor TensorFlow for ROCm was found".to_owned());
+        }
+    }
     for finding in examination.findings.iter().filter(|finding| sections.contains(&finding.id)) {
         facts.push(line(&format!("{}: {}", finding.severity.name(), finding.summary)));
     }
@@ -262,7 +270,7 @@ mod tests {
         let topics = symptoms::TOPICS.iter().copied().filter(|topic| *topic != "routes");
         for id in IDS.iter().copied().chain(topics).chain(symptoms::all_sections()) {
             let text = section(id).unwrap_or_default();
-            assert!(text.len() > 40, "docs/troubleshooting.md says too little of {id}: {text:?}");
+            assert!(text.len() > 40, "docs/explain.md says too little of {id}: {text:?}");
         }
     }
 

@@ -127,6 +127,7 @@ enum ProfileName {
     #[value(name = "rocm5.7")]
     Rocm57,
     NoSpoof,
+    JaxTensorflow,
 }
 
 impl Run {
@@ -297,6 +298,7 @@ impl Run {
             ProfileName::Rocm52 => Profile::named("rocm5.2").map(|it| (it, "asked for".to_owned())),
             ProfileName::Rocm57 => Profile::named("rocm5.7").map(|it| (it, "asked for".to_owned())),
             ProfileName::NoSpoof => Profile::named("no-spoof").map(|it| (it, "asked for".to_owned())),
+            ProfileName::JaxTensorflow => Profile::named("jax-tensorflow").map(|it| (it, "asked for".to_owned())),
         };
         let mut decisions = Vec::new();
         if let Some((profile, why)) = &profile {

@@ -11,22 +11,65 @@ fn page(name: &str) -> PathBuf {
 
 #[test]
 fn every_finding_has_a_section_and_every_section_a_finding() {
-    let text = fs::read_to_string(page("troubleshooting.md")).unwrap();
+    let text = fs::read_to_string(page("explain.md")).unwrap();
+    let tables = fs::read_to_string(page("troubleshooting.md")).unwrap();
     let sections: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("### ")).collect();
-    for id in IDS {
-        assert!(sections.contains(id), "docs/troubleshooting.md has no section \"### {id}\"");
-    }
-    for topic in symptoms::TOPICS {
-        assert!(sections.contains(topic), "docs/troubleshooting.md has no section \"### {topic}\"");
+    for id in IDS.iter().chain(symptoms::TOPICS) {
+        assert!(sections.contains(id), "docs/explain.md has no section \"### {id}\"");
+        let link = format!("](explain.md#{id})");
+        assert!(tables.contains(&link), "no table of docs/troubleshooting.md leads to {id}");
     }
     for section in &sections {
         let known = IDS.contains(section) || symptoms::TOPICS.contains(section);
-        assert!(known, "docs/troubleshooting.md has a section for {section}, which is neither a finding nor a topic");
+        assert!(known, "docs/explain.md has a section for {section}, which is neither a finding nor a topic");
     }
-    // The table of symptoms leads to sections that exist.
-    for link in text.split("](#").skip(1) {
-        let target = link.split(')').next().unwrap();
-        assert!(sections.contains(&target), "a link to #{target} leads nowhere");
+}
+
+/// What an owner reads before the first run: ten minutes, not an hour.
+#[test]
+fn the_five_pages_of_a_new_user_stay_short() {
+    let pages = ["../README.md", "getting-started.md", "recipes.md", "troubleshooting.md", "run.md"];
+    let words = |name: &&str| fs::read_to_string(page(name)).unwrap().split_whitespace().count();
+    let total: usize = pages.iter().map(words).sum();
+    assert!(total <= 4000, "{total} words in {pages:?}: at most 4,000");
+}
+
+/// README leads to each answer in two clicks: to the page, and to the heading.
+#[test]
+fn what_owners_ask_first_is_answered() {
+    let readme = fs::read_to_string(page("../README.md")).unwrap();
+    let answers = [
+        ("faq.md", "Is my card affected?"),
+        ("faq.md", "What do I type if I have only Python and a ROCm torch?"),
+        ("faq.md", "I have AMD's native gfx1010 wheels. Why would I want this?"),
+        ("faq.md", "My training hangs now. What first?"),
+        ("recipes.md", "ComfyUI"),
+        ("troubleshooting.md", "It stops with an error"),
+        ("faq.md", "Will it change my system, and how do I undo it?"),
+        ("faq.md", "Is it slower or faster than what I have?"),
+        ("faq.md", "Does it work on Windows, WSL, a BC-250, an RX 6600?"),
+        ("status.md", "Report what your card did"),
+    ];
+    for (name, heading) in answers {
+        assert!(readme.contains(&format!("](docs/{name}")), "README.md does not lead to {name}");
+        let text = fs::read_to_string(page(name)).unwrap();
+        assert!(text.lines().any(|line| line == format!("## {heading}")), "docs/{name} has no heading {heading:?}");
+    }
+}
+
+/// A page for users begins with what to type.
+#[test]
+fn pages_for_users_open_with_a_command() {
+    for entry in fs::read_dir(page("")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        // An index of pages has none.
+        if !name.ends_with(".md") || name == "README.md" {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let first = text.lines().skip(1).find(|line| !line.is_empty()).unwrap_or_default();
+        assert!(first.starts_with("```"), "docs/{name} opens with {first:?}, not with a command");
     }
 }
 
@@ -47,6 +90,7 @@ fn containers_are_started_and_made_as_the_doctor_says() {
     for (name, text) in [
         ("docs/recipes.md", fs::read_to_string(page("recipes.md")).unwrap()),
         ("docs/troubleshooting.md", fs::read_to_string(page("troubleshooting.md")).unwrap()),
+        ("docs/explain.md", fs::read_to_string(page("explain.md")).unwrap()),
         ("tools/container/Containerfile", recipe.clone()),
     ] {
         assert!(text.contains(devices), "{name} starts containers otherwise than with {devices}");

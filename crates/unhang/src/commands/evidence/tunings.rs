@@ -1,12 +1,11 @@
 //! `unhang evidence tunings`: which of our GPU kernels were measured to be the fastest.
 
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use unhang_evidence::{RecordSource, Store, Tuning, time};
 use unhang_gpu::tuning::kernels;
 
-use super::super::text::{counted, print_safe_json, print_text};
-use crate::output::printable;
+use super::super::text::{counted, print_safe_json, print_text, wrapped};
+use super::entry;
 
 /// Whether it is of this version's kernels. Another compiler or device makes no other kernels of them; the engine looks at
 /// these too.
@@ -83,7 +82,7 @@ pub fn summary(tunings: &[Tuning]) -> String {
     }
     let stale = tunings.iter().filter(|it| !is_current(it)).count();
     let rehearsed = tunings.iter().filter(|it| it.source == RecordSource::Rehearsal).count();
-    let mut text = format!("\n{} whose fastest kernels were measured", counted(tunings.len(), "convolution"));
+    let mut text = format!("{} whose fastest kernels were measured", counted(tunings.len(), "convolution"));
     if stale > 0 {
         text += &format!(", {stale} of them out of date (of other kernels than this version's: not used)");
     }
@@ -92,11 +91,11 @@ pub fn summary(tunings: &[Tuning]) -> String {
     }
     if let Some((mean, least, worst)) = mean_and_worst(tunings) {
         text += &format!(
-            "\nthe model's own choices run at {mean:.3} of the fastest ones' speed (geometric mean; worst {least:.3}, {})",
+            ". The model's own choices run at {mean:.3} of the fastest ones' speed (geometric mean; worst {least:.3}, {})",
             worst.tuned.problem
         );
     }
-    text + "\n"
+    format!("\n{}\n", wrapped(&text, 0, 0))
 }
 
 /// Prints all of them.
@@ -115,38 +114,11 @@ pub fn print(store: &Store, as_json: bool) -> anyhow::Result<()> {
             "nothing was tuned; `unhang bench --tune` or `unhang.enable(tune=True)` measure on the GPU\n",
         );
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header([
-        "fastest",
-        "time",
-        "spread",
-        "model's",
-        "share",
-        "of",
-        "source",
-        "date",
-        "device",
-        "convolution",
-        "",
-    ]);
+    let mut out = String::new();
     for tuning in &tunings {
         let tuned = &tuning.tuned;
-        let notes = [if is_current(tuning) { "" } else { "out of date" }, &tuned.detail];
-        let notes: Vec<&str> = notes.into_iter().filter(|note| !note.is_empty()).collect();
-        table.add_row([
-            printable(&tuned.choice),
-            time::duration(tuned.seconds),
-            format!("{:.0} %", tuned.spread * 100.0),
-            time::duration(tuned.model_seconds),
-            format!("{:.2}", tuned.share()),
-            tuned.candidates.to_string(),
-            tuning.source.to_string(),
-            time::date(tuning.unix_seconds),
-            printable(&tuned.device),
-            tuned.problem.to_string(),
-            printable(&notes.join("; ")),
-        ]);
+        let spread = format!("spread {:.0} %, the model's share {:.2}", tuned.spread * 100.0, tuned.share());
+        out += &entry(&tuned.problem.to_string(), &[&in_words(tuning), &spread], &tuned.detail);
     }
-    print_text(&format!("{}\n{}", table.trim_fmt(), summary(&tunings)))
+    print_text(&format!("{out}{}", summary(&tunings)))
 }

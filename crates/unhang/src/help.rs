@@ -69,9 +69,25 @@ mod tests {
         }
     }
 
+    /// An example that is broken over two lines cannot be copied.
+    #[test]
+    fn examples_fit_a_terminal_of_80_columns() {
+        fn check(command: &Command) {
+            let examples = command.get_before_help().map(ToString::to_string).unwrap_or_default();
+            for line in examples.lines() {
+                assert!(line.chars().count() <= 80, "{} --help: {line:?}", command.get_name());
+            }
+            command.get_subcommands().for_each(check);
+        }
+        check(&arrange(crate::Arguments::command()));
+    }
+
     #[test]
     fn lines_fit_and_sentences_are_not_broken_by_the_source() {
         for (name, page) in all_pages(80) {
+            for line in page.lines() {
+                assert!(line.chars().count() <= 80, "{name} --help does not fit: {line:?}");
+            }
             let epilogue = page.split("\nOutput:").nth(1).unwrap_or_default();
             for paragraph in epilogue.split("\n\n").filter(|it| it.lines().all(|line| !line.starts_with(' '))) {
                 let lines: Vec<&str> = paragraph.lines().collect();

@@ -27,7 +27,7 @@ use crate::output::{self, Colour, Style, printable};
 #[command(after_help = "\
 Examples:
   unhang audit ~/.cache/miopen/2.16.0/gfx1030_18.ukdb
-  unhang audit --target gfx1030 --explain venv/lib/python3.10/site-packages/torch/lib
+  unhang audit --target gfx1030 --explain /opt/rocm/lib
   unhang audit --json libkernels.so > findings.json
 
 Exit codes:

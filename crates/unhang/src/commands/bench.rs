@@ -15,10 +15,10 @@ pub use device::open_driver;
 #[command(group(ArgGroup::new("what").required(true).args(["compare", "tune"])))]
 #[command(after_help = "\
 Examples:
-  unhang bench --compare                  # after `unhang probe`: engines and algorithms, by size
+  unhang bench --compare                  # what `unhang probe` timed, by size
   unhang bench --compare --json | jq '.rows[0]'
-  unhang bench --tune                     # time the candidates for every layer, keep the fastest
-  unhang bench --tune --layers my-model.tsv --data-type f16 --layout nhwc --json
+  unhang bench --tune                     # time candidates, keep the fastest
+  unhang bench --tune --layers my-model.tsv --data-type f16 --layout nhwc
 
 --tune runs in a child process. A candidate that hangs is ended, named and left out. The fastest choices are kept as \
 evidence (`unhang evidence tunings`), and the engine uses them from its next start on.

@@ -23,11 +23,11 @@ use crate::output::{CANNOT_TELL, Colour, FOUND_ERRORS, Style, printable, tell};
 #[command(after_help = "\
 Examples:
   unhang doctor
-  unhang doctor --explain                        # with the reason and the remedy of each finding
+  unhang doctor --explain                        # with reasons and remedies
   unhang doctor --python ~/venv/bin/python
-  unhang doctor --fix                            # asks before each thing that it does
-  unhang doctor --bundle machine.tar.gz          # for a bug report; holds no user or host names
-  unhang doctor --self-test --bundle card.tar.gz # what the owner of a card sends in
+  unhang doctor --fix                            # asks before each change
+  unhang doctor --bundle machine.tar.gz          # for a bug report; no names
+  unhang doctor --self-test --bundle card.tar.gz # what an owner sends in
   tar xf machine.tar.gz && unhang doctor --root machine
 
 Exit codes:

@@ -24,9 +24,9 @@ const LARGEST_FILE: u64 = 1 << 30;
 #[command(after_help = "\
 Examples:
   unhang emulate a.co
-  unhang emulate a.co --kernel axpy --groups 4 --lanes 64 --args floats=256 floats=256 f32=2 i32=256
-  unhang emulate a.co --kernel axpy --lanes 32 --trace --args floats=32 floats=32 f32=2 i32=32
-  unhang emulate a.co --kernel axpy --lanes 32 --break 0x40 --args floats=32 floats=32 f32=2 i32=32
+  unhang emulate a.co --kernel scale --groups 4 --args floats=256 f32=2
+  unhang emulate a.co --kernel scale --lanes 32 --trace --args floats=32 f32=2
+  unhang emulate a.co --kernel scale --break 0x40 --args floats=32 f32=2
 
 Values for --args, in the order of the kernel's arguments:
   floats=N                             a buffer of N floats: 0, 1, 2, …

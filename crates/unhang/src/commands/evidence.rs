@@ -8,7 +8,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context, anyhow};
 use clap::{Args, Subcommand};
-use comfy_table::{Table, presets};
 use serde_json::{Value, json};
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
@@ -17,7 +16,7 @@ use unhang_evidence::{Filter, Record, RecordSource, Store, time};
 use unhang_guard::input::open_plain;
 
 use super::knowledge::{open_store, say_notices};
-use super::text::{counted, print_safe_json, print_text};
+use super::text::{counted, print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
 use crate::output::{printable, tell};
 
@@ -26,7 +25,7 @@ use crate::output::{printable, tell};
 #[command(after_help = "\
 Examples:
   unhang evidence list --verdict hangs
-  unhang evidence export findings.jsonl        # holds no user names, paths or host names
+  unhang evidence export findings.jsonl        # holds no names and no paths
   unhang evidence import findings.jsonl
   unhang evidence forget --engine miopen
 
@@ -150,7 +149,7 @@ impl EvidenceCommand {
 }
 
 fn answer(as_json: bool, value: &Value, text: &str) -> anyhow::Result<()> {
-    if as_json { print_safe_json(value) } else { print_text(&format!("{text}\n")) }
+    if as_json { print_safe_json(value) } else { print_text(&format!("{}\n", wrapped(text, 0, 4))) }
 }
 
 fn not_done(store: &Store, what: &str) -> anyhow::Error {
@@ -185,22 +184,20 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
     if records.is_empty() && tunings.is_empty() && (canaries.is_empty() || *filter != Filter::default()) {
         return print_text("no records; programs that use unhang add what they see\n");
     }
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
-    table.set_header(["verdict", "engine", "time", "source", "date", "machine", "convolution", "detail"]);
+    let mut out = String::new();
     for it in &records {
         let engine =
             if it.variant.is_empty() { it.engine.to_string() } else { format!("{} {}", it.engine, it.variant) };
-        table.add_row([
-            it.verdict.to_string(),
-            printable(&engine),
-            it.seconds.map(time::duration).unwrap_or_default(),
-            it.source.to_string(),
-            time::date(it.unix_seconds),
-            printable(&it.machine),
-            it.problem.to_string(),
-            printable(&it.detail),
-        ]);
+        out += &entry(
+            &format!("{}, {engine}: {}", it.verdict, it.problem),
+            &[
+                &it.seconds.map(time::duration).unwrap_or_default(),
+                &it.source.to_string(),
+                &time::date(it.unix_seconds),
+                &format!("machine {}", it.machine),
+            ],
+            &it.detail,
+        );
     }
     let mut right_kernels = 0;
     if *filter == Filter::default() {
@@ -210,23 +207,25 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
                 right_kernels += 1;
                 continue;
             }
-            table.add_row([
-                it.verdict.to_string(),
-                printable(&it.name),
-                String::new(),
-                "canary".to_owned(),
-                time::date(it.unix_seconds),
-                printable(&it.machine),
-                String::new(),
-                printable(&it.detail),
-            ]);
+            out += &entry(
+                &format!("{}, {}", it.verdict, it.name),
+                &["canary", &time::date(it.unix_seconds), &format!("machine {}", it.machine)],
+                &it.detail,
+            );
         }
     }
     let kernels = match right_kernels {
         0 => String::new(),
-        count => format!("\nand {count} of our GPU kernels whose first result was right (all of them with --json)\n"),
+        count => format!("and {count} of our GPU kernels whose first result was right (all of them with --json)\n"),
     };
-    print_text(&format!("{}\n{kernels}{}", table.trim_fmt(), tunings::summary(&tunings)))
+    print_text(&format!("{out}{kernels}{}", tunings::summary(&tunings)))
+}
+
+/// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
+fn entry(what: &str, facts: &[&str], detail: &str) -> String {
+    let facts: Vec<&str> = facts.iter().copied().filter(|fact| !fact.is_empty()).collect();
+    let below = if detail.is_empty() { facts.join(", ") } else { format!("{}: {detail}", facts.join(", ")) };
+    format!("{}\n{}\n", wrapped(&printable(what), 0, 4), wrapped(&printable(&below), 4, 4))
 }
 
 /// What the canaries of single GPU kernels begin with; the Python package's `_jit` writes the same.

@@ -21,7 +21,7 @@ Examples:
   unhang miopen-cache list --records
   unhang miopen-cache verify
   unhang miopen-cache repair --narrowed --dry-run
-  unhang audit ~/.cache/miopen/2.20.0/gfx1030_18.ukdb     # are the compiled kernels safe here?
+  unhang audit ~/.cache/miopen/2.20.0/gfx1030_18.ukdb    # are its kernels safe?
 
 Exit codes:
   0  all is well

@@ -34,26 +34,26 @@ use clap::Subcommand;
 
 // One line here and one in each of the two lists below: that is all it takes to add a subcommand.
 
-/// What the program can be asked to do.
+/// What the program can be asked to do, in the order of its help: what owners need first.
 #[derive(Subcommand)]
 pub enum Command {
-    Audit(audit::Audit),
-    Bench(bench::Bench),
-    Card(card::CardCommand),
-    Completions(completions::Completions),
-    Demo(demo::Demo),
     Doctor(doctor::Doctor),
-    Emulate(emulate::Emulate),
-    Env(env::Env),
-    Evidence(evidence::EvidenceCommand),
+    Run(run::Run),
     Explain(explain::Explain),
-    Kernels(kernels::Kernels),
-    MiopenCache(miopen_cache::MiopenCache),
     Plan(plan::PlanCommand),
     Probe(probe::Probe),
-    Repair(repair::Repair),
     Report(report::ReportCommand),
-    Run(run::Run),
+    Env(env::Env),
+    Evidence(evidence::EvidenceCommand),
+    MiopenCache(miopen_cache::MiopenCache),
+    Kernels(kernels::Kernels),
+    Bench(bench::Bench),
+    Audit(audit::Audit),
+    Repair(repair::Repair),
+    Emulate(emulate::Emulate),
+    Card(card::CardCommand),
+    Demo(demo::Demo),
+    Completions(completions::Completions),
 }
 
 impl Command {

@@ -22,10 +22,10 @@ use crate::output::{Colour, Style, printable};
 #[command(after_help = "\
 Examples:
   unhang plan 1x16x64x64 32x3x3 --padding 1
-  unhang plan 'torch.Size([1, 16, 64, 64])' '(32, 16, 3, 3)' --padding same --dtype float16
-  unhang plan 4x64x56x56 64x3x3 --padding 1 --direction backward-weights --strategy selective
+  unhang plan 'torch.Size([1, 16, 64, 64])' '(32, 16, 3, 3)' --dtype float16
+  unhang plan 4x64x56x56 64x3x3 --padding same --direction backward-weights
   unhang plan forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 --json
-  unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --root machine   # a described machine
+  unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --strategy selective
 
 Exit codes:
   0  a plan was made

@@ -51,12 +51,12 @@ const RESET: Duration = Duration::from_secs(15);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  unhang probe                                             # what your programs asked for so far
-  unhang probe --model torchvision.models:resnet18 --input 1x3x224x224 --budget 10m
+  unhang probe                                 # what your programs asked for so far
+  unhang probe --model torchvision.models:resnet18 --input 1x3x224x224
   unhang probe --layers my-layers.tsv --engines aten,miopen
-  unhang probe --grid --engines miopen --profiles as-is    # the system's MIOpen, without torch
-  unhang probe --layers my-layers.tsv --engines jit        # our own kernels, without torch
-  unhang probe --grid --rehearse rx5600xt-rocm5.7          # a played card, on any machine
+  unhang probe --grid --engines miopen --budget 10m       # MIOpen without torch
+  unhang probe --layers my-layers.tsv --engines jit       # our kernels alone
+  unhang probe --grid --rehearse rx5600xt-rocm5.7         # a played card
   unhang probe --grid --json | jq '.records[] | select(.verdict == \"hangs\")'
 
 Exit codes:

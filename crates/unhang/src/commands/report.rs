@@ -18,7 +18,7 @@ use crate::output::tell;
 #[command(after_help = "\
 Examples:
   unhang report
-  unhang report --html hang-map.html       # one page, no network; open it in a browser
+  unhang report --html hang-map.html       # one page for a browser, no network
   unhang report --json | jq .summary
 
 Exit codes:

@@ -52,9 +52,9 @@ const AFTER_OTHER_WATCHDOGS: Duration = Duration::from_secs(10);
 #[command(after_help = "\
 Examples:
   unhang run -- python train.py
-  unhang run --restarts 3 --restart-cmd 'python train.py --resume' -- python train.py
+  unhang run --restarts 3 -- python train.py
   unhang run -- torchrun --nproc-per-node 2 train.py
-  unhang run --everywhere -- python train.py         # on a card that is not RDNA1
+  unhang run --everywhere -- python train.py      # on a card that is not RDNA1
   unhang run --dry-run -- python train.py
 
 Nothing is installed, and no file is left behind. Variables that you set win; --dry-run shows what would be set.

@@ -31,7 +31,7 @@ Examples:
   unhang card list
   unhang card run -- rocminfo
   unhang card run --card rx5700xt -- ./my-hip-program
-  HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang card run --log card.jsonl -- ./my-hip-program
+  HSA_OVERRIDE_GFX_VERSION=10.3.0 unhang card run --log card.jsonl -- ./program
 
 The card is emulated: results are exact, programs are slow, and times mean nothing.
 

@@ -51,7 +51,7 @@ const RESET: Duration = Duration::from_secs(15);
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  unhang probe                                 # what your programs asked for so far
+  unhang probe                                # what your programs asked for
   unhang probe --model torchvision.models:resnet18 --input 1x3x224x224
   unhang probe --layers my-layers.tsv --engines aten,miopen
   unhang probe --grid --engines miopen --budget 10m       # MIOpen without torch

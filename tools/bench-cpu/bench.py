@@ -76,7 +76,11 @@ def run_setting(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     engine = load_engine(arguments.library)
     library = load_others(arguments.others) if arguments.others and arguments.others.exists() else None
     wanted = arguments.layers.split(",") if arguments.layers else QUICK if arguments.quick else [""]
-    chosen = [layer for layer in layers(arguments.table, arguments.batch, arguments.sample, arguments.seed) if any(word in layer.name for word in wanted)]
+    chosen = [
+        layer
+        for layer in layers(arguments.table, arguments.batch, arguments.sample, arguments.seed)
+        if any(word in layer.name for word in wanted)
+    ]
     records = []
     torch.set_grad_enabled(False)
     for layer in chosen:
@@ -175,7 +179,9 @@ def main() -> None:
     parser.add_argument("--against", choices=["torch", "others"], default="others", help="torch: no other engines")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--at-least", type=float, default=0.02, help="seconds of each timing")
-    parser.add_argument("--table", choices=["layers", "more", "other", "population"], default="layers", help="which table of layers")
+    parser.add_argument(
+        "--table", choices=["layers", "more", "other", "population"], default="layers", help="which table of layers"
+    )
     parser.add_argument("--sample", type=int, default=300, help="so many layers of the population")
     parser.add_argument("--seed", type=int, default=1, help="which of them")
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")

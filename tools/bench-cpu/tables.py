@@ -119,7 +119,9 @@ def population_table(run: dict[str, Any]) -> str:
         cells = [str(len(records)), mean_text(run, column), *(share_below(records, bound) for bound in BOUNDS)]
         text += f"| {column[0]} {LAYOUTS[column[1]]} | " + " | ".join(cells) + " |\n"
     worst = sorted(run["records"], key=lambda record: record["ratios"]["torch"][0])[:WORST]
-    text += f"\nThe worst {len(worst)}:\n\n" + header("layer", ["direction", "ratio to torch", "of peak", "milliseconds"])
+    text += f"\nThe worst {len(worst)}:\n\n" + header(
+        "layer", ["direction", "ratio to torch", "of peak", "milliseconds"]
+    )
     for record in worst:
         cells = [
             f"{record['direction']} {LAYOUTS[record['layout']]}",

@@ -159,7 +159,7 @@ pub enum Choice {
         /// Into how many parts the reduction is split.
         splits: u32,
     },
-    /// The same in NCHW after both operands were turned over, so that channels are read in quads.
+    /// A split GEMM in NCHW after both operands were turned over, so that channels are read in quads.
     WeightsTurned {
         /// The tile.
         tile: Tile,

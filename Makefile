@@ -1,6 +1,6 @@
 # make demo   a guided first run on whatever is here
 # make test   the full test suite; CI runs this and nothing else
-.PHONY: help demo test quick test-all test-rocm fuzz-emulator wheel check deny bench-cpu bench-overhead clean
+.PHONY: help demo test quick test-all test-rocm test-torch fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -31,6 +31,12 @@ test-rocm:
 	@tools/setup build
 	@tools/rocm-root build/rocm-root
 	@python3 tools/test-rocm
+
+# make test-torch   PyTorch 2.6 for HIP, compiled here, on the emulated card: 1.9 GB to fetch once, 13 GB on disk, an hour of compiling
+test-torch:
+	@tools/setup build python
+	@tools/torch-hip
+	@python3 tools/test-torch
 
 # make fuzz-emulator   random programs on the host and on the emulator, for an hour or UNHANG_FUZZ_MINUTES
 fuzz-emulator:

@@ -64,6 +64,11 @@ impl BufferResource {
         self.swizzles && self.adds_lane
     }
 
+    /// Whether it is bytes in a row, of which NUM_RECORDS is the number.
+    pub fn is_raw(&self) -> bool {
+        self.check == RangeCheck::Raw && !self.swizzles
+    }
+
     /// Where an offset in an element is, from the base on.
     pub fn distance(&self, index: u64, offset: u64) -> u64 {
         let stride = self.stride as u64;
@@ -110,7 +115,7 @@ impl BufferResource {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BufferPlace {
     pub resource: BufferResource,
-    /// An offset for all lanes, which is neither checked nor swizzled.
+    /// An offset for all lanes. It is never swizzled, and checked in raw buffers alone.
     pub scalar_offset: u32,
     pub index: u64,
     pub offset: u64,
@@ -129,7 +134,8 @@ impl BufferPlace {
 
     /// Where it is in memory, if this many bytes are in range.
     pub fn in_range(&self, size: u32) -> Option<u64> {
-        self.resource.holds(self.index, self.offset, size as u64).then(|| self.address())
+        let offset = self.offset + if self.resource.is_raw() { self.scalar_offset as u64 } else { 0 };
+        self.resource.holds(self.index, offset, size as u64).then(|| self.address())
     }
 
     /// Whether a word ends within this many bytes, and the next one is elsewhere.

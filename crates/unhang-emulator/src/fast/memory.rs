@@ -326,11 +326,12 @@ impl Wave {
             (all.add(half * self.registers), Addresses::new(all.add(place), on))
         };
         let span = addresses.span(vectors);
+        let scalar = self.operand(access.scalar);
         let end = span.highest as u64 + access.offset as u64 + access.words.reach as u64;
-        if end > limit {
+        if end + if resource.is_raw() { scalar } else { 0 } > limit {
             return false;
         }
-        let start = resource.base.wrapping_add(self.operand(access.scalar));
+        let start = resource.base.wrapping_add(scalar);
         let base = start.wrapping_add(access.offset as u64);
         // SAFETY: the registers are the wave's, as was asked above.
         unsafe { transfer_global(vectors, (base, &addresses, span), &access.words, around, rows) }

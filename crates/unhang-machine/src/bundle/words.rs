@@ -13,7 +13,8 @@ const PARTS: &str = "
     miopen cache config bashrc bash profile login zshenv zprofile zshrc pam environment fish conf d systemd user users system service
     rules udev ld so unhang evidence kernels unrepaired json somebody folder host kfd amdgpu dri kern dmesg messages syslog journal txt
     db udb ukdb kdb ufdb doctor self test sh program programs x86 linux gnu libc miopenuserdb sitecustomize autoload cuda cpu gfx machine
-    amd radeon rdna kernel opencl llvm versions direct install default conf pytorch rocblas library libs arch current state";
+    amd radeon rdna kernel opencl llvm versions direct install default conf pytorch rocblas library libs arch current state jax plugin
+    tensorflow triton metadata";
 
 /// Words that values of any variable may be made of.
 const WORDS: &str = "on off true false yes no none all auto default stderr stdout native";
@@ -220,6 +221,9 @@ mod tests {
             "/sys/class/kfd/kfd/topology",
             "/home/user/.config/miopen/gfx1030_18.HIP.2_20_0_aae2f0b6b.ufdb.txt",
             "/usr/bin",
+            "/home/user/lib/python3.12/site-packages/jax_rocm7_plugin-0.10.2.dist-info/METADATA",
+            "/home/user/lib/python3.11/site-packages/tensorflow_rocm-2.13.1.600.dist-info/METADATA",
+            "/home/user/lib/python3.12/site-packages/triton-3.6.0.dist-info/METADATA",
         ] {
             assert_eq!(words.path(path), path);
         }

@@ -60,12 +60,7 @@ impl FromStr for Problem {
     type Err = KeyError;
 
     fn from_str(key: &str) -> Result<Problem, KeyError> {
-        let parts: Vec<&str> = key.split(':').collect();
-        let transposed = match parts.len() {
-            9 => false,
-            11 if parts[9] == "t" => true,
-            found => return Err(KeyError::Parts { key: key.chars().take(200).collect(), found }),
-        };
+        let (parts, transposed) = parts(key)?;
         let [batch, in_channels, in_height, in_width] = numbers(parts[3], "", "the input, such as 1x16x64x64")?;
         let [out_channels, kernel_height, kernel_width] = numbers(parts[4], "", "the filter, such as 32x3x3")?;
         let [groups] = numbers(parts[8], "g", "groups, such as g1")?;
@@ -91,8 +86,18 @@ impl FromStr for Problem {
     }
 }
 
+/// A key's parts, and whether they are those of a transposed convolution.
+pub(crate) fn parts(key: &str) -> Result<(Vec<&str>, bool), KeyError> {
+    let parts: Vec<&str> = key.split(':').collect();
+    match parts.len() {
+        9 => Ok((parts, false)),
+        11 if parts[9] == "t" => Ok((parts, true)),
+        found => Err(KeyError::Parts { key: key.chars().take(200).collect(), found }),
+    }
+}
+
 /// `prefix` and then N numbers separated by `x`.
-fn numbers<const N: usize>(part: &str, prefix: &str, expected: &'static str) -> Result<[i64; N], KeyError> {
+pub(crate) fn numbers<const N: usize>(part: &str, prefix: &str, expected: &'static str) -> Result<[i64; N], KeyError> {
     let error = || KeyError::Part { part: part.chars().take(80).collect(), expected };
     let mut words = part.strip_prefix(prefix).ok_or_else(error)?.split('x');
     let mut result = [0; N];

@@ -24,13 +24,17 @@
 
 #![forbid(unsafe_code)]
 
+mod fold;
 mod key;
 mod problem;
 pub mod reference;
 pub mod table;
 pub mod tile;
+mod volume;
 
+pub use fold::{Fold, Loop, Loops, Part, Planes, Ranges};
 pub use key::KeyError;
 pub use problem::{
     DataType, Direction, Layout, LoweredProblem, Problem, ProblemError, Specification, TensorShape, UnknownName,
 };
+pub use volume::{Volume, VolumeShape, VolumeSpecification};

@@ -73,6 +73,14 @@ impl Layout {
             Layout::Nhwc => "nhwc",
         }
     }
+
+    /// Elements from one to the next along each axis of a tensor without gaps.
+    pub const fn strides(self, [_, c, h, w]: TensorShape) -> [usize; 4] {
+        match self {
+            Layout::Nchw => [c * h * w, h * w, w, 1],
+            Layout::Nhwc => [c * h * w, 1, w * c, c],
+        }
+    }
 }
 
 impl Direction {
@@ -220,7 +228,7 @@ pub enum ProblemError {
         "the filter spans {span} (kernel {kernel}, dilation {dilation}) and the padded input has only {padded} (input {input}, padding {padding}) in {axis}"
     )]
     FilterLargerThanInput {
-        /// "height" or "width".
+        /// "depth", "height" or "width".
         axis: &'static str,
         /// Pixels that the filter spans.
         span: i64,
@@ -240,7 +248,7 @@ pub enum ProblemError {
         "the transposed output would have {size} pixels in {axis} (input {input}, stride {stride}, padding {padding}, kernel {kernel})"
     )]
     TransposedOutputEmpty {
-        /// "height" or "width".
+        /// "depth", "height" or "width".
         axis: &'static str,
         /// The size that came out.
         size: i64,
@@ -256,7 +264,7 @@ pub enum ProblemError {
     /// An output padding that a stride cannot produce.
     #[error("output padding is {output_padding} with stride {stride} in {axis}: it must be smaller than the stride")]
     OutputPaddingTooLarge {
-        /// "height" or "width".
+        /// "depth", "height" or "width".
         axis: &'static str,
         /// The output padding.
         output_padding: i64,
@@ -267,7 +275,7 @@ pub enum ProblemError {
     #[error("output padding {output_padding:?} is for transposed convolutions only")]
     OutputPaddingNotTransposed {
         /// What was given.
-        output_padding: [i64; 2],
+        output_padding: Vec<i64>,
     },
     /// A size does not fit in what can be addressed.
     #[error("{what} overflows: {detail}")]
@@ -282,7 +290,7 @@ pub enum ProblemError {
 /// The largest number of elements of one tensor: with eight bytes each they still fit in a signed 64-bit offset.
 const MAX_ELEMENTS: i64 = i64::MAX / 16;
 /// The largest single number: sums and products of two never overflow.
-const MAX_NUMBER: i64 = i32::MAX as i64;
+pub(crate) const MAX_NUMBER: i64 = i32::MAX as i64;
 
 const AXES: [&str; 2] = ["height", "width"];
 
@@ -315,7 +323,7 @@ impl Problem {
     /// Checks the numbers and makes a problem of them.
     pub fn new(given: Specification) -> Result<Problem, ProblemError> {
         check_numbers(&given)?;
-        let out_size = [output_extent(&given, 0)?, output_extent(&given, 1)?];
+        let out_size = [Along::of(&given, 0).output()?, Along::of(&given, 1).output()?];
         let spec = &given;
         let [kh, kw] = spec.kernel;
         check_elements("the input tensor", &[spec.batch, spec.in_channels, spec.in_size[0], spec.in_size[1]])?;
@@ -601,48 +609,74 @@ fn check_numbers(spec: &Specification) -> Result<(), ProblemError> {
         }
     }
     if !spec.transposed && spec.output_padding != [0, 0] {
-        return Err(ProblemError::OutputPaddingNotTransposed { output_padding: spec.output_padding });
+        return Err(ProblemError::OutputPaddingNotTransposed { output_padding: spec.output_padding.to_vec() });
     }
     Ok(())
 }
 
-/// The output's size on one axis. Numbers are at most `i32::MAX` here, so no product of two overflows.
-fn output_extent(spec: &Specification, axis: usize) -> Result<i64, ProblemError> {
-    let (input, kernel) = (spec.in_size[axis], spec.kernel[axis]);
-    let (stride, padding, dilation) = (spec.stride[axis], spec.padding[axis], spec.dilation[axis]);
-    let span = dilation * (kernel - 1) + 1;
-    let size = if spec.transposed {
-        let output_padding = spec.output_padding[axis];
-        if output_padding >= stride {
-            return Err(ProblemError::OutputPaddingTooLarge { axis: AXES[axis], output_padding, stride });
-        }
-        let size = (input - 1) * stride - 2 * padding + span + output_padding;
-        if size < 1 {
-            return Err(ProblemError::TransposedOutputEmpty { axis: AXES[axis], size, input, stride, padding, kernel });
-        }
-        size
-    } else {
-        let padded = input + 2 * padding;
-        if span > padded {
-            return Err(ProblemError::FilterLargerThanInput {
-                axis: AXES[axis],
-                span,
-                kernel,
-                dilation,
-                padded,
-                input,
-                padding,
-            });
-        }
-        (padded - span) / stride + 1
-    };
-    if size > MAX_NUMBER {
-        return Err(ProblemError::TooLarge { what: "the output's size", detail: format!("{size} in {}", AXES[axis]) });
-    }
-    Ok(size)
+/// What decides a convolution's size along one axis.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Along {
+    pub(crate) axis: &'static str,
+    pub(crate) input: i64,
+    pub(crate) kernel: i64,
+    pub(crate) stride: i64,
+    pub(crate) padding: i64,
+    pub(crate) dilation: i64,
+    pub(crate) output_padding: i64,
+    pub(crate) transposed: bool,
 }
 
-fn check_elements(what: &'static str, sizes: &[i64]) -> Result<(), ProblemError> {
+impl Along {
+    fn of(spec: &Specification, axis: usize) -> Along {
+        Along {
+            axis: AXES[axis],
+            input: spec.in_size[axis],
+            kernel: spec.kernel[axis],
+            stride: spec.stride[axis],
+            padding: spec.padding[axis],
+            dilation: spec.dilation[axis],
+            output_padding: spec.output_padding[axis],
+            transposed: spec.transposed,
+        }
+    }
+
+    /// The output's size. Numbers are at most `i32::MAX` here, so no product of two overflows.
+    pub(crate) fn output(self) -> Result<i64, ProblemError> {
+        let Along { axis, input, kernel, stride, padding, dilation, output_padding, transposed } = self;
+        let span = dilation * (kernel - 1) + 1;
+        let size = if transposed {
+            if output_padding >= stride {
+                return Err(ProblemError::OutputPaddingTooLarge { axis, output_padding, stride });
+            }
+            let size = (input - 1) * stride - 2 * padding + span + output_padding;
+            if size < 1 {
+                return Err(ProblemError::TransposedOutputEmpty { axis, size, input, stride, padding, kernel });
+            }
+            size
+        } else {
+            let padded = input + 2 * padding;
+            if span > padded {
+                return Err(ProblemError::FilterLargerThanInput {
+                    axis,
+                    span,
+                    kernel,
+                    dilation,
+                    padded,
+                    input,
+                    padding,
+                });
+            }
+            (padded - span) / stride + 1
+        };
+        if size > MAX_NUMBER {
+            return Err(ProblemError::TooLarge { what: "the output's size", detail: format!("{size} in {axis}") });
+        }
+        Ok(size)
+    }
+}
+
+pub(crate) fn check_elements(what: &'static str, sizes: &[i64]) -> Result<(), ProblemError> {
     let product = sizes.iter().try_fold(1i64, |product, &size| product.checked_mul(size));
     match product {
         Some(elements) if elements <= MAX_ELEMENTS => Ok(()),

@@ -4,6 +4,7 @@
 //! torch in the tests of the Python package.
 
 use crate::problem::{Direction, Layout, Problem, TensorShape};
+use crate::volume::Volume;
 
 /// Computes a problem in its direction; operands and result as in [`Problem::operand_shapes`], in the problem's layout.
 ///
@@ -95,6 +96,62 @@ fn compute_ordinary<T: Copy + Into<f64>>(problem: &Problem, first: &[T], second:
     result
 }
 
+/// Computes a 3-d convolution in its direction, by its definition and not by folding it; operands and result as in
+/// [`Volume::operand_shapes`]. The bias is added in the forward direction only.
+///
+/// # Panics
+/// When a slice's length is not what the convolution says.
+pub fn compute_volume<T: Copy + Into<f64>>(volume: &Volume, first: &[T], second: &[T], bias: Option<&[T]>) -> Vec<f64> {
+    let (lowered, exchanged) = volume.lower();
+    let (first, second) = if exchanged { (second, first) } else { (first, second) };
+    let shapes = lowered.operand_shapes();
+    for (given, shape) in [(first, shapes[0]), (second, shapes[1])] {
+        assert_eq!(given.len(), shape.iter().product::<usize>(), "an operand's length");
+    }
+    let at = |shape: [usize; 5], position: [usize; 5]| -> usize {
+        position.iter().zip(Volume::dense_strides(shape, volume.layout())).map(|(p, s)| p * s).sum()
+    };
+    let (input, weight, output) = (lowered.input_shape(), lowered.weight_shape(), lowered.output_shape());
+    let (plane, depth) = (&lowered.plane, lowered.depth);
+    let filters_per_group = output[1] / plane.groups;
+    let met = |o: usize, t: usize| {
+        let position = (o * depth.stride + t * depth.dilation).checked_sub(depth.padding)?;
+        (position < depth.input).then_some(position)
+    };
+    let mut result = vec![0.0; shapes[2].iter().product()];
+    for_each(output, |[n, k, o, oh, ow]| {
+        for_each([1, weight[1], weight[2], weight[3], weight[4]], |[_, c, t, r, s]| {
+            let (Some(d), Some(h), Some(w)) =
+                (met(o, t), input_position(plane, 0, oh, r), input_position(plane, 1, ow, s))
+            else {
+                return;
+            };
+            let x = at(input, [n, k / filters_per_group * weight[1] + c, d, h, w]);
+            let (f, y) = (at(weight, [k, c, t, r, s]), at(output, [n, k, o, oh, ow]));
+            match lowered.direction() {
+                Direction::Forward => result[y] += first[x].into() * second[f].into(),
+                Direction::BackwardData => result[x] += first[y].into() * second[f].into(),
+                Direction::BackwardWeights => result[f] += first[x].into() * second[y].into(),
+            }
+        });
+    });
+    if let (Some(bias), Direction::Forward) = (bias, volume.direction()) {
+        let shape = volume.output_shape();
+        for_each(shape, |position| result[at(shape, position)] += bias[position[1]].into());
+    }
+    result
+}
+
+fn for_each(shape: [usize; 5], mut visit: impl FnMut([usize; 5])) {
+    for index in 0..shape.iter().product() {
+        let (mut rest, mut position) = (index, [0; 5]);
+        for axis in (0..5).rev() {
+            (position[axis], rest) = (rest % shape[axis], rest / shape[axis]);
+        }
+        visit(position);
+    }
+}
+
 /// The input's row (axis 0) or column (axis 1) that a tap of the filter meets, unless it is in the padding.
 fn input_position(problem: &Problem, axis: usize, out: usize, tap: usize) -> Option<usize> {
     let padded = out * problem.stride()[axis] + tap * problem.dilation()[axis];
@@ -111,12 +168,7 @@ pub struct Indexer {
 impl Indexer {
     /// For a dense tensor of that logical shape in that layout.
     pub fn new(shape: TensorShape, layout: Layout) -> Indexer {
-        let [_, c, h, w] = shape;
-        let strides = match layout {
-            Layout::Nchw => [c * h * w, h * w, w, 1],
-            Layout::Nhwc => [h * w * c, 1, w * c, c],
-        };
-        Indexer { strides }
+        Indexer { strides: layout.strides(shape) }
     }
 
     /// The offset of the element at that logical position.

@@ -33,7 +33,7 @@ fn bad_numbers_are_named() {
         refused(|s| s.dilation[0] = 5),
         FilterLargerThanInput { axis: "height", span: 11, padded: 10, .. }
     ));
-    assert_eq!(refused(|s| s.output_padding = [1, 0]), OutputPaddingNotTransposed { output_padding: [1, 0] });
+    assert_eq!(refused(|s| s.output_padding = [1, 0]), OutputPaddingNotTransposed { output_padding: vec![1, 0] });
     assert_eq!(
         refused(|s| {
             s.transposed = true;

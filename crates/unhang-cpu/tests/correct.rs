@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use unhang_conv::{DataType, Problem, Specification};
 use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::Operands;
-use unhang_suite::{Tensor, any_problem, check};
+use unhang_suite::{Tensor, any_problem, any_volume, check, check_volume};
 
 /// Cases for each test: few by default, thousands with `UNHANG_TEST_CASES=5000` in release mode.
 fn cases() -> ProptestConfig {
@@ -262,5 +262,18 @@ fn large_problems_pass_with_any_number_of_threads() {
         for threads in [2, 3, 7] {
             assert!(bits(&problem, 5, threads) == alone, "{problem} with {threads} threads");
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases())]
+
+    #[test]
+    fn three_axes_of_space(
+        volume in prop::sample::select(DataType::ALL.to_vec()).prop_flat_map(any_volume),
+        seed in 0u64..1000,
+    ) {
+        check_volume(&CpuEngine::with_threads(2), &volume, seed)
+            .map_err(|failure| TestCaseError::fail(failure.to_string()))?;
     }
 }

@@ -13,6 +13,7 @@ mod tiled;
 pub mod tolerance;
 mod tuned;
 mod verdict;
+mod volume;
 
 use std::fmt;
 use std::str::FromStr;
@@ -27,6 +28,7 @@ pub use reference::Reference;
 pub use tiled::{PaddedChannels, Tiled};
 pub use tuned::Tuned;
 pub use verdict::Verdict;
+pub use volume::run_volume;
 
 /// The engines, by the names that plans, evidence and reports use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

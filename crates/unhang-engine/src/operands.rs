@@ -1,5 +1,7 @@
 //! The tensors that an engine reads and writes, as typed slices.
 
+use std::fmt;
+
 use half::{bf16, f16};
 use unhang_conv::{DataType, Direction, Problem};
 
@@ -83,6 +85,28 @@ impl ElementsMut<'_> {
     }
 }
 
+/// A type that elements can have.
+pub(crate) trait Typed: Copy + Default + 'static {
+    fn elements(slice: &[Self]) -> Elements<'_>;
+    fn elements_mut(slice: &mut [Self]) -> ElementsMut<'_>;
+}
+
+macro_rules! typed {
+    ($($type:ty => $variant:ident),*) => {
+        $(impl Typed for $type {
+            fn elements(slice: &[$type]) -> Elements<'_> {
+                Elements::$variant(slice)
+            }
+
+            fn elements_mut(slice: &mut [$type]) -> ElementsMut<'_> {
+                ElementsMut::$variant(slice)
+            }
+        })*
+    };
+}
+
+typed!(f32 => F32, f16 => F16, bf16 => Bf16, f64 => F64);
+
 /// What a computation reads and writes: see [`Problem::operand_shapes`] for which tensor is which.
 #[derive(Debug)]
 pub struct Operands<'a> {
@@ -99,23 +123,34 @@ pub struct Operands<'a> {
 impl Operands<'_> {
     /// Checks lengths and types against the problem. Every engine calls this first.
     pub fn validate(&self, problem: &Problem) -> Result<(), EngineError> {
-        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let lengths = problem.operand_shapes().map(|shape| shape.iter().product());
+        // In the other directions there is no bias to add: an operand too many is a mistake of the caller.
+        let bias = if problem.direction() == Direction::Forward { problem.out_channels() } else { 0 };
+        self.check(lengths, bias, problem.data_type(), problem)
+    }
+
+    /// Checks lengths and types against those of a convolution that is called that.
+    pub(crate) fn check(
+        &self,
+        [first, second, result]: [usize; 3],
+        bias_length: usize,
+        data_type: DataType,
+        problem: &dyn fmt::Display,
+    ) -> Result<(), EngineError> {
         let mut parts = vec![
             ("first", self.first, first),
             ("second", self.second, second),
             ("result", self.result.as_elements(), result),
         ];
         if let Some(bias) = self.bias {
-            // In the other directions there is no bias to add: an operand too many is a mistake of the caller.
-            let expected = if problem.direction() == Direction::Forward { problem.out_channels() } else { 0 };
-            parts.push(("bias", bias, expected));
+            parts.push(("bias", bias, bias_length));
         }
         for (operand, elements, expected) in parts {
-            if elements.len() != expected || elements.data_type() != problem.data_type() {
+            if elements.len() != expected || elements.data_type() != data_type {
                 return Err(EngineError::Operand {
                     operand,
                     found: format!("{} elements of {}", elements.len(), elements.data_type()),
-                    expected: format!("{expected} elements of {}", problem.data_type()),
+                    expected: format!("{expected} elements of {data_type}"),
                     problem: problem.to_string(),
                 });
             }

@@ -4,6 +4,7 @@ use unhang_conv::reference::Indexer;
 use unhang_conv::tile::{self, Tile};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification, TensorShape};
 
+use crate::operands::Typed;
 use crate::{Elements, ElementsMut, Engine, EngineError, EngineName, Operands, Unsupported};
 
 /// Another engine, in tiles of at most `limit` × `limit` output pixels, exact to the last pixel.
@@ -116,30 +117,10 @@ impl<E: Engine> Engine for PaddedChannels<E> {
 }
 
 /// A number that tiles can be summed in.
-trait Real: Copy + Default + std::ops::AddAssign + 'static {
-    fn elements(slice: &[Self]) -> Elements<'_>;
-    fn elements_mut(slice: &mut [Self]) -> ElementsMut<'_>;
-}
+trait Real: Typed + std::ops::AddAssign {}
 
-impl Real for f32 {
-    fn elements(slice: &[f32]) -> Elements<'_> {
-        Elements::F32(slice)
-    }
-
-    fn elements_mut(slice: &mut [f32]) -> ElementsMut<'_> {
-        ElementsMut::F32(slice)
-    }
-}
-
-impl Real for f64 {
-    fn elements(slice: &[f64]) -> Elements<'_> {
-        Elements::F64(slice)
-    }
-
-    fn elements_mut(slice: &mut [f64]) -> ElementsMut<'_> {
-        ElementsMut::F64(slice)
-    }
-}
+impl Real for f32 {}
+impl Real for f64 {}
 
 fn run_tiled<T: Real>(
     engine: &dyn Engine,

@@ -24,11 +24,8 @@ impl View {
     }
 
     /// The strides of a tensor of that shape without gaps.
-    pub fn dense_strides([_, c, h, w]: TensorShape, layout: Layout) -> Strides {
-        match layout {
-            Layout::Nchw => [c * h * w, h * w, w, 1],
-            Layout::Nhwc => [c * h * w, 1, w * c, c],
-        }
+    pub fn dense_strides(shape: TensorShape, layout: Layout) -> Strides {
+        layout.strides(shape)
     }
 
     /// Whether it has those strides; an axis of one element may have any stride.

@@ -2,9 +2,9 @@
 
 use std::fmt;
 
-use unhang_conv::{Direction, Problem, reference};
+use unhang_conv::{DataType, Direction, Problem, Volume, reference};
 use unhang_engine::tolerance::Tolerance;
-use unhang_engine::{Engine, EngineError, Operands};
+use unhang_engine::{Engine, EngineError, Operands, run_volume};
 
 use crate::data::Tensor;
 
@@ -84,27 +84,72 @@ impl fmt::Display for CheckFailure {
 
 /// Runs an engine on random numbers and compares with the reference. Forward problems get a bias when the seed is odd.
 pub fn check(engine: &dyn Engine, problem: &Problem, seed: u64) -> Result<Errors, CheckFailure> {
-    let data_type = problem.data_type();
-    let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
-    let first = Tensor::random(data_type, first, seed);
-    let second = Tensor::random(data_type, second, seed ^ 0x5eed);
-    let with_bias = seed % 2 == 1 && problem.direction() == Direction::Forward;
-    let bias = with_bias.then(|| Tensor::random(data_type, problem.out_channels(), seed ^ 0xb1a5));
-    let mut result = Tensor::unwritten(data_type, result);
-    let operands = Operands {
-        first: first.elements(),
-        second: second.elements(),
-        bias: bias.as_ref().map(Tensor::elements),
-        result: result.elements_mut(),
+    let trial = Trial {
+        name: problem.to_string(),
+        data_type: problem.data_type(),
+        lengths: problem.operand_shapes().map(|shape| shape.iter().product::<usize>()),
+        bias: if problem.direction() == Direction::Forward { problem.out_channels() } else { 0 },
     };
-    engine.run(problem, operands).map_err(CheckFailure::Engine)?;
-    let bias = bias.map(|bias| bias.to_f64());
-    let expected = reference::compute(problem, &first.to_f64(), &second.to_f64(), bias.as_deref());
-    let errors = compare(&result.to_f64(), &expected);
-    let tolerance = Tolerance::of(data_type);
-    if errors.within(tolerance) {
-        Ok(errors)
-    } else {
-        Err(CheckFailure::Wrong { problem: problem.to_string(), errors, tolerance })
+    trial.run(
+        seed,
+        |operands| engine.run(problem, operands),
+        |first, second, bias| reference::compute(problem, first, second, bias),
+    )
+}
+
+/// Runs an engine on a 3-d convolution, as [`check`] does on a 2-d one.
+pub fn check_volume(engine: &dyn Engine, volume: &Volume, seed: u64) -> Result<Errors, CheckFailure> {
+    let trial = Trial {
+        name: volume.to_string(),
+        data_type: volume.data_type(),
+        lengths: volume.operand_shapes().map(|shape| shape.iter().product::<usize>()),
+        bias: if volume.direction() == Direction::Forward { volume.out_channels() } else { 0 },
+    };
+    trial.run(
+        seed,
+        |operands| run_volume(engine, volume, operands),
+        |first, second, bias| reference::compute_volume(volume, first, second, bias),
+    )
+}
+
+/// What is tried.
+struct Trial {
+    name: String,
+    data_type: DataType,
+    /// Elements of first, second and result.
+    lengths: [usize; 3],
+    /// Elements of a bias; 0 for none.
+    bias: usize,
+}
+
+impl Trial {
+    fn run(
+        self,
+        seed: u64,
+        compute: impl FnOnce(Operands<'_>) -> Result<(), EngineError>,
+        expect: impl FnOnce(&[f64], &[f64], Option<&[f64]>) -> Vec<f64>,
+    ) -> Result<Errors, CheckFailure> {
+        let (data_type, [first, second, result]) = (self.data_type, self.lengths);
+        let first = Tensor::random(data_type, first, seed);
+        let second = Tensor::random(data_type, second, seed ^ 0x5eed);
+        let with_bias = seed % 2 == 1 && self.bias > 0;
+        let bias = with_bias.then(|| Tensor::random(data_type, self.bias, seed ^ 0xb1a5));
+        let mut result = Tensor::unwritten(data_type, result);
+        compute(Operands {
+            first: first.elements(),
+            second: second.elements(),
+            bias: bias.as_ref().map(Tensor::elements),
+            result: result.elements_mut(),
+        })
+        .map_err(CheckFailure::Engine)?;
+        let bias = bias.map(|bias| bias.to_f64());
+        let expected = expect(&first.to_f64(), &second.to_f64(), bias.as_deref());
+        let errors = compare(&result.to_f64(), &expected);
+        let tolerance = Tolerance::of(data_type);
+        if errors.within(tolerance) {
+            Ok(errors)
+        } else {
+            Err(CheckFailure::Wrong { problem: self.name, errors, tolerance })
+        }
     }
 }

@@ -10,9 +10,9 @@ mod data;
 mod generate;
 mod measure;
 
-pub use check::{CheckFailure, Errors, check, compare};
+pub use check::{CheckFailure, Errors, check, check_volume, compare};
 pub use data::Tensor;
-pub use generate::{any_ordinary_problem, any_problem};
+pub use generate::{any_ordinary_problem, any_problem, any_volume};
 pub use measure::{Contender, Measurement, Ratio, geometric_mean, interleave};
 
 use unhang_conv::table::{self, Layer};

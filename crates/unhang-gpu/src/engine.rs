@@ -229,6 +229,11 @@ impl GpuEngine {
         Key::of(texts).to_string()[..16].to_owned()
     }
 
+    /// The most bytes of workspace of one problem.
+    pub fn workspace_limit(&self) -> u64 {
+        self.workspace_limit
+    }
+
     /// The general kernels that came with the package.
     pub fn shipped(&self) -> Option<&Shipped> {
         self.workshop.shipped()

@@ -201,6 +201,14 @@ shapes! {
         elements: i32, from_0: i32, from_1: i32, from_2: i32, from_3: i32, to_0: i32, to_1: i32, to_2: i32, to_3: i32,
         by_1: Divisor, by_2: Divisor, by_3: Divisor,
     }
+    /// Of the kernel on planes of 3-d tensors.
+    Planes(PlanesShape) {
+        elements: i32, from_start: i32, to_start: i32, depth: i32, planes: i32,
+        from_0: i32, from_1: i32, from_2: i32, from_3: i32, from_4: i32, from_5: i32,
+        to_0: i32, to_1: i32, to_2: i32, to_3: i32, to_4: i32, to_5: i32,
+        depth_0: i32, depth_1: i32, depth_2: i32, depth_3: i32, depth_4: i32, depth_5: i32,
+        by_1: Divisor, by_2: Divisor, by_3: Divisor, by_4: Divisor, by_5: Divisor,
+    }
 }
 
 #[cfg(test)]

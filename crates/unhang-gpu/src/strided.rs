@@ -1,11 +1,12 @@
-//! Tensors that lie otherwise than our kernels read them: copied into that order and back, and a convolution's bias.
+//! Tensors that lie otherwise than our kernels read them: copied into that order and back; planes of 3-d tensors; and a
+//! convolution's bias.
 
-use unhang_conv::{DataType, TensorShape};
+use unhang_conv::{DataType, Layout, Planes, TensorShape};
 
 use crate::driver::Function;
 use crate::plan::{Pointer, Stage};
 use crate::plan_parts::{grid_x, type_number};
-use crate::shapes::{Divisor, StridedShape};
+use crate::shapes::{Divisor, PlanesShape, Shape, StridedShape};
 use crate::sources::{Kernel, SourceFile};
 use crate::{DevicePointers, GpuEngine, GpuError};
 
@@ -42,6 +43,93 @@ impl Move {
         };
         let grid = [u32::try_from(channels).ok()?, 1, 1];
         Some(Move(numbers.stage("sum_strided", data_type, grid)?))
+    }
+
+    /// Copies planes of a 3-d tensor with these strides into a 2-d tensor without gaps, zeros where there is no such plane.
+    pub fn gather(data_type: DataType, planes: &Planes, layout: Layout, strides: [usize; 5]) -> Option<Move> {
+        let loops = planes.loops(layout.strides(planes.shape()), strides, false);
+        let axes = loops.loops.iter().map(|it| [it.count as i64, it.volume, it.folded as i64, it.depth]);
+        Move::of_planes(data_type, axes, [loops.start, 0, loops.depth, loops.planes])
+    }
+
+    /// Copies a 2-d tensor without gaps into planes of a 3-d one with these strides.
+    pub fn scatter(data_type: DataType, planes: &Planes, layout: Layout, strides: [usize; 5]) -> Option<Move> {
+        let loops = planes.loops(layout.strides(planes.shape()), strides, true);
+        let axes = loops.loops.iter().map(|it| [it.count as i64, it.folded as i64, it.volume, 0]);
+        Move::of_planes(data_type, axes, [0, loops.start, 0, 1])
+    }
+
+    /// Fills planes of a 3-d tensor with zeros; what it reads from does not matter.
+    pub fn clear(data_type: DataType, planes: &Planes, layout: Layout, strides: [usize; 5]) -> Option<Move> {
+        let loops = planes.loops(layout.strides(planes.shape()), strides, true);
+        let axes = loops.loops.iter().map(|it| [it.count as i64, 0, it.volume, 0]);
+        Move::of_planes(data_type, axes, [0, loops.start, 0, 0])
+    }
+
+    /// Axes are size, stride in `from` and in `to`, and planes in between, the slowest first; then where both tensors begin, the
+    /// first plane, and how many there are.
+    fn of_planes(
+        data_type: DataType,
+        axes: impl Iterator<Item = [i64; 4]>,
+        [from_start, to_start, depth, planes]: [i64; 4],
+    ) -> Option<Move> {
+        let mut all: Vec<[i64; 4]> = axes.collect();
+        while all.len() < 6 {
+            all.insert(0, [1, 0, 0, 0]);
+        }
+        let elements = all.iter().try_fold(1i64, |product, axis| product.checked_mul(axis[0]))?;
+        // No place, and no sum on the way to one, passes 31 bits. What is left of the first plane is never read.
+        for which in 1..4 {
+            let start = [from_start, to_start, depth][which - 1];
+            let far = |axis: &[i64; 4]| axis[which].checked_mul(axis[0] - 1).map(i64::abs);
+            let far = all.iter().try_fold(start.abs(), |sum, axis| sum.checked_add(far(axis)?))?;
+            i32::try_from(far).ok()?;
+        }
+        let int = |number: i64| i32::try_from(number).ok();
+        let numbers = |which: usize| -> Option<[i32; 6]> {
+            let found: Vec<i32> = all.iter().map(|axis| int(axis[which])).collect::<Option<_>>()?;
+            found.try_into().ok()
+        };
+        let ([from_0, from_1, from_2, from_3, from_4, from_5], [to_0, to_1, to_2, to_3, to_4, to_5]) =
+            (numbers(1)?, numbers(2)?);
+        let [depth_0, depth_1, depth_2, depth_3, depth_4, depth_5] = numbers(3)?;
+        let by = |axis: usize| Divisor::new(all[axis][0] as usize);
+        let shape = PlanesShape {
+            elements: int(elements)?,
+            from_start: int(from_start)?,
+            to_start: int(to_start)?,
+            depth: int(depth)?,
+            planes: int(planes)?,
+            from_0,
+            from_1,
+            from_2,
+            from_3,
+            from_4,
+            from_5,
+            to_0,
+            to_1,
+            to_2,
+            to_3,
+            to_4,
+            to_5,
+            depth_0,
+            depth_1,
+            depth_2,
+            depth_3,
+            depth_4,
+            depth_5,
+            by_1: by(1),
+            by_2: by(2),
+            by_3: by(3),
+            by_4: by(4),
+            by_5: by(5),
+        };
+        Some(Move(stage("copy_planes", data_type, grid_x(elements as u64, 256), shape.into())))
+    }
+
+    /// What the launch compiles.
+    pub fn kernel(&self) -> &Kernel {
+        &self.0.kernel
     }
 
     fn of_each(
@@ -103,14 +191,18 @@ impl Numbers {
             by_2: Divisor::new(self.sizes[1]),
             by_3: Divisor::new(self.sizes[2]),
         };
-        let constants = vec![("TYPE", type_number(data_type))];
-        Some(Stage {
-            kernel: Kernel { source: SourceFile::Strided, entry, constants },
-            grid,
-            block: 256,
-            pointers: vec![Pointer::First, Pointer::Result],
-            shape: shape.into(),
-        })
+        Some(stage(entry, data_type, grid, shape.into()))
+    }
+}
+
+fn stage(entry: &'static str, data_type: DataType, grid: [u32; 3], shape: Shape) -> Stage {
+    let constants = vec![("TYPE", type_number(data_type))];
+    Stage {
+        kernel: Kernel { source: SourceFile::Strided, entry, constants },
+        grid,
+        block: 256,
+        pointers: vec![Pointer::First, Pointer::Result],
+        shape,
     }
 }
 
@@ -147,6 +239,7 @@ impl GpuEngine {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use unhang_conv::Volume;
 
     #[test]
     fn the_axis_that_is_written_densest_is_the_fastest() {
@@ -163,5 +256,22 @@ mod tests {
         assert_eq!(Move::copy(DataType::F16, [1 << 20, 1 << 20, 1, 1], [1 << 20, 1, 1, 1], [1; 4]), None);
         assert_eq!(Move::add(DataType::F16, [2, 1, 1, 1], [usize::MAX, 0, 0, 0], [1; 4]), None);
         assert_eq!(Move::copy(DataType::F32, [0, 1, 1, 1], [1; 4], [1; 4]), None);
+        let volume: Volume = "forward:f16:ncdhw:1x2000x40x200x200:8x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1".parse().unwrap();
+        let planes = volume.fold(1).unwrap().parts[0].planes[0];
+        let strides = Volume::dense_strides(volume.input_shape(), Layout::Nchw);
+        assert_eq!(Move::gather(DataType::F16, &planes, Layout::Nchw, strides), None, "3.2 billion elements");
+    }
+
+    #[test]
+    fn what_lies_in_one_line_is_one_axis() {
+        let volume: Volume = "forward:f32:ncdhw:2x3x5x7x8:8x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1".parse().unwrap();
+        let planes = volume.fold(usize::MAX).unwrap().parts[0].planes[0];
+        let strides = Volume::dense_strides(volume.input_shape(), Layout::Nchw);
+        let Move(stage) = Move::gather(DataType::F32, &planes, Layout::Nchw, strides).unwrap();
+        let crate::shapes::Shape::Planes(shape) = stage.shape else { panic!("another shape") };
+        // Images, depths, channels, taps, and all of a plane.
+        assert_eq!([shape.by_1, shape.by_2, shape.by_3, shape.by_4, shape.by_5].map(|it| it.value), [2, 5, 3, 3, 56]);
+        assert_eq!([shape.depth, shape.planes, shape.depth_2, shape.depth_4], [-1, 5, 1, 1]);
+        assert_eq!((shape.elements, shape.from_start), (2 * 5 * 9 * 56, -56));
     }
 }

@@ -1,11 +1,12 @@
 //! The vendors' compilers, where they are installed: every kernel family compiles, is safe, and can be retagged.
 
-use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification, Volume};
 use unhang_gpu::choice::{Choice, TILES};
 use unhang_gpu::compiler::{Clang, Compiler, Hiprtc, Nvrtc};
 use unhang_gpu::object;
 use unhang_gpu::plan::LaunchPlan;
 use unhang_gpu::sources::Kernel;
+use unhang_gpu::strided::Move;
 use unhang_isa::Chip;
 use unhang_isa::elf::CodeObject;
 
@@ -135,6 +136,11 @@ fn kernels() -> Vec<Kernel> {
     }
     let mut kernels: Vec<Kernel> =
         plans.into_iter().flat_map(|plan| plan.unwrap().stages).map(|stage| stage.kernel).collect();
+    kernels.extend(DataType::ALL.map(|data_type| {
+        let volume: Volume = "forward:f32:ncdhw:2x3x5x7x8:8x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1".parse().unwrap();
+        let (planes, strides) = (volume.fold(usize::MAX).unwrap().parts[0].planes[0], [840, 280, 56, 8, 1]);
+        Move::gather(data_type, &planes, Layout::Nchw, strides).unwrap().kernel().clone()
+    }));
     kernels.sort();
     kernels.dedup();
     kernels

@@ -5,6 +5,9 @@
 //! One compilation takes about half a second, so the candidates are chosen to cover every constant of every kernel in few
 //! of them; `UNHANG_TEST_ALL=1` takes every candidate.
 
+#[path = "host/planes.rs"]
+mod planes;
+
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -213,6 +216,29 @@ fn every_family_is_right_on_the_emulated_card() {
     let Some(compiler) = Memory::find(false) else { return };
     let engines = [native(compiler.clone(), Chip::Gfx1010), native(compiler.clone(), Chip::Gfx1030)];
     check_all(&engines, trials());
+}
+
+struct CardMemory(Emulated);
+
+impl planes::Memory for CardMemory {
+    fn put(&self, bytes: &[u8]) -> u64 {
+        self.0.allocate(bytes)
+    }
+
+    fn get(&self, address: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.0.read(address, &mut bytes).unwrap();
+        bytes
+    }
+}
+
+#[test]
+fn planes_of_3d_tensors_are_gathered_and_put_back_on_the_emulated_card() {
+    let Some(compiler) = Memory::find(false) else { return };
+    for reported in [Chip::Gfx1010, Chip::Gfx1030] {
+        let engine = native(compiler.clone(), reported);
+        planes::check(&engine.gpu, &CardMemory(engine.card.clone()));
+    }
 }
 
 /// What a package carries, made for a covering set of problems, read back from its folder, and run without a compiler: on

@@ -1,5 +1,7 @@
 //! A driver for tests: kernels compiled by a host compiler, with threads as coroutines.
 
+pub mod planes;
+
 use std::ffi::c_void;
 use std::path::PathBuf;
 use std::process::Command;
@@ -192,6 +194,20 @@ impl Aligned {
     fn untouched_around(&self) -> bool {
         let behind = 16 + self.bytes.div_ceil(16);
         self.words[..16].iter().chain(&self.words[behind..]).all(|&word| word == GUARD)
+    }
+}
+
+/// Host memory for the kernels on planes; never given back, since a test is short.
+pub struct HostMemory;
+
+impl planes::Memory for HostMemory {
+    fn put(&self, bytes: &[u8]) -> u64 {
+        Box::leak(Box::new(Aligned::new(bytes))).address()
+    }
+
+    fn get(&self, address: u64, length: usize) -> Vec<u8> {
+        // SAFETY: an address from above, of as many bytes.
+        unsafe { std::slice::from_raw_parts(address as *const u8, length).to_vec() }
     }
 }
 

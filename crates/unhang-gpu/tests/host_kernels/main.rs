@@ -53,6 +53,12 @@ fn plain_kernels_are_right() {
     }
 }
 
+#[test]
+fn planes_of_3d_tensors_are_gathered_and_put_back() {
+    let Some(engine) = engine() else { return };
+    host::planes::check(&engine.gpu, &host::HostMemory);
+}
+
 /// The choices of every family that a problem allows, one tile each, the tile going round from problem to problem.
 fn varied_choices(problem: &Problem, turn: usize) -> Vec<Choice> {
     let tile = TILES[turn % TILES.len()];

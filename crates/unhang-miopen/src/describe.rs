@@ -25,26 +25,26 @@ pub(crate) struct Call {
 /// A tensor's descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Tensor {
-    axes: c_int,
-    data_type: c_int,
-    sizes: [c_int; AXES],
-    strides: [c_int; AXES],
+    pub(crate) axes: c_int,
+    pub(crate) data_type: c_int,
+    pub(crate) sizes: [c_int; AXES],
+    pub(crate) strides: [c_int; AXES],
     /// As MIOpen counts them.
-    bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 /// Everything that descriptors say of a call: equal ones are the same call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Described {
-    direction: Direction,
-    mode: c_int,
-    groups: c_int,
-    padding: [c_int; 3],
-    stride: [c_int; 3],
-    dilation: [c_int; 3],
-    x: Tensor,
-    w: Tensor,
-    y: Tensor,
+    pub(crate) direction: Direction,
+    pub(crate) mode: c_int,
+    pub(crate) groups: c_int,
+    pub(crate) padding: [c_int; 3],
+    pub(crate) stride: [c_int; 3],
+    pub(crate) dilation: [c_int; 3],
+    pub(crate) x: Tensor,
+    pub(crate) w: Tensor,
+    pub(crate) y: Tensor,
 }
 
 fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
@@ -102,23 +102,35 @@ impl Described {
         })
     }
 
-    /// The convolution, or why our engines do not know it. A transposed one is the ordinary one with input and output, and with
-    /// them the directions, exchanged.
-    pub(crate) fn convolution(&self) -> Result<Convolution, String> {
+    /// The type of the elements of all tensors.
+    pub(crate) fn data_type(&self) -> Result<DataType, String> {
         let data_type = data_type_of(self.x.data_type)
             .ok_or_else(|| format!("elements of type {} are not supported", self.x.data_type))?;
         if self.w.data_type != self.x.data_type || self.y.data_type != self.x.data_type {
             return Err("tensors of different types are not supported".to_owned());
         }
-        let transposed = self.mode == MODE_TRANSPOSE;
+        if self.w.axes != self.x.axes || self.y.axes != self.x.axes {
+            return Err("tensors of different numbers of axes".to_owned());
+        }
+        Ok(data_type)
+    }
+
+    /// Which of x, w and y are the ordinary convolution's input, filter and output, and its direction. A transposed one is the
+    /// ordinary one with input and output, and with them the directions, exchanged.
+    pub(crate) fn ordinary(&self) -> ([usize; 3], Direction) {
+        match (self.direction, self.mode == MODE_TRANSPOSE) {
+            (Direction::Forward, true) => ([2, 1, 0], Direction::BackwardData),
+            (Direction::BackwardData, true) => ([2, 1, 0], Direction::Forward),
+            (direction, true) => ([2, 1, 0], direction),
+            (direction, false) => ([0, 1, 2], direction),
+        }
+    }
+
+    /// The convolution in one or two axes of space, or why our engines do not know it.
+    pub(crate) fn convolution(&self) -> Result<Convolution, String> {
+        let data_type = self.data_type()?;
         let views = [self.x.view(data_type)?, self.w.view(data_type)?, self.y.view(data_type)?];
-        // The ordinary convolution's input, filter, output, and which of x, w, y they are.
-        let [input, filter, output] = if transposed { [2, 1, 0] } else { [0, 1, 2] };
-        let direction = match (self.direction, transposed) {
-            (Direction::Forward, true) => Direction::BackwardData,
-            (Direction::BackwardData, true) => Direction::Forward,
-            (direction, _) => direction,
-        };
+        let ([input, filter, output], direction) = self.ordinary();
         let pair = |numbers: [c_int; 3]| match self.x.axes {
             3 => [None, Some(numbers[0])],
             _ => [Some(numbers[0]), Some(numbers[1])],
@@ -163,7 +175,7 @@ impl Tensor {
     fn view(&self, data_type: DataType) -> Result<View, String> {
         let axes = self.axes as usize;
         if axes == 5 {
-            return Err("three axes of space are not supported".to_owned());
+            return self.flat(data_type);
         }
         let mut view = View { shape: [1; 4], strides: [1; 4] };
         for axis in 0..axes {
@@ -175,12 +187,40 @@ impl Tensor {
             };
             (view.shape[to], view.strides[to]) = (size, stride);
         }
-        // Getters cut off what is over 31 bits and say that all is well; vectorised layouts are not told at all.
-        let bytes = view.span() * data_type.size();
+        self.check_bytes(view.span() * data_type.size())?;
+        Ok(view)
+    }
+
+    /// The sizes and strides of a tensor of five axes.
+    pub(crate) fn five(&self, data_type: DataType) -> Result<[[usize; AXES]; 2], String> {
+        let numbers = |given: [c_int; AXES]| given.map(|it| usize::try_from(it).unwrap_or(usize::MAX));
+        let [sizes, strides] = [self.sizes, self.strides].map(numbers);
+        if sizes.contains(&0) || sizes.iter().chain(&strides).any(|it| *it == usize::MAX) {
+            return Err(format!("a tensor of {:?} with strides {:?}", self.sizes, self.strides));
+        }
+        let span = 1 + sizes.iter().zip(strides).map(|(size, stride)| (size - 1) * stride).sum::<usize>();
+        self.check_bytes(span * data_type.size())?;
+        Ok([sizes, strides])
+    }
+
+    /// A tensor of five axes as one of four, for a bias: depth and height as one axis, or height and width.
+    fn flat(&self, data_type: DataType) -> Result<View, String> {
+        let [[n, c, d, h, w], [sn, sc, sd, sh, sw]] = self.five(data_type)?;
+        if d == 1 || sd == h * sh {
+            Ok(View { shape: [n, c, d * h, w], strides: [sn, sc, sh, sw] })
+        } else if h == 1 || sh == w * sw {
+            Ok(View { shape: [n, c, d, h * w], strides: [sn, sc, sd, sw] })
+        } else {
+            Err(format!("a tensor of {:?} with gaps in two axes of space: {:?}", self.sizes, self.strides))
+        }
+    }
+
+    /// Getters cut off what is over 31 bits and say that all is well; vectorised layouts are not told at all.
+    pub(crate) fn check_bytes(&self, bytes: usize) -> Result<(), String> {
         if bytes != self.bytes {
             return Err(format!("its descriptor tells of {bytes} bytes and MIOpen counts {}", self.bytes));
         }
-        Ok(view)
+        Ok(())
     }
 }
 
@@ -258,6 +298,16 @@ mod tests {
         let (x, w, y) = (packed(&[2, 4, 9]), packed(&[6, 4, 3]), packed(&[2, 6, 5]));
         let found = described(Direction::Forward, 0, x, w, y).convolution().unwrap();
         assert_eq!(found.problem.to_string(), "forward:f32:nchw:2x4x1x9:6x1x3:s1x2:p0x1:d1x1:g1");
+    }
+
+    #[test]
+    fn a_tensor_of_five_axes_that_has_a_bias_has_four() {
+        let view = |strides: &[c_int]| tensor(&[2, 3, 4, 5, 6], strides, 1).view(DataType::F32);
+        let whole = view(&[360, 120, 30, 6, 1]).unwrap();
+        assert_eq!((whole.shape, whole.strides), ([2, 3, 20, 6], [360, 120, 6, 1]));
+        let gaps = view(&[480, 160, 40, 6, 1]).unwrap();
+        assert_eq!((gaps.shape, gaps.strides), ([2, 3, 4, 30], [480, 160, 40, 1]));
+        assert!(view(&[960, 320, 80, 8, 1]).is_err());
     }
 
     #[test]

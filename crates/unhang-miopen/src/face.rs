@@ -11,7 +11,7 @@ use unhang_miopen_api::{
     ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status, index_of,
 };
 use unhang_probe::canary::Families;
-use unhang_session::{Decision, Face, Failure, NotComputed, Route, Session, Watchdog};
+use unhang_session::{Decision, Face, Failure, NotComputed, Planned, Session, Watchdog};
 
 use crate::describe::{Call, Described};
 use crate::real::Real;
@@ -115,7 +115,7 @@ pub(crate) fn decide(process: &Process, real: &Real, call: &Call) -> Result<Deci
     let decision = match Described::read(real, call) {
         Some(described) => {
             let key = (process.device_number(), real.base, described);
-            process.decide(key, || described.convolution())
+            process.decide(key, || described.asked())
         }
         None if [call.convolution, call.x, call.w, call.y].iter().any(|it| it.is_null()) => {
             return Err(BAD_PARAMETER);
@@ -160,7 +160,13 @@ pub(crate) struct Memory {
 ///
 /// # Safety
 /// The memory must be what the call's descriptors say.
-pub(crate) unsafe fn execute(process: &Process, real: &Real, route: &Route, call: &Call, memory: Memory) -> Status {
+pub(crate) unsafe fn execute(
+    process: &Process,
+    real: &Real,
+    route: Planned<'_>,
+    call: &Call,
+    memory: Memory,
+) -> Status {
     if memory.tensors.iter().any(|it| it.is_null()) {
         return BAD_PARAMETER;
     }
@@ -174,7 +180,7 @@ pub(crate) unsafe fn execute(process: &Process, real: &Real, route: &Route, call
     // SAFETY: the caller's promise.
     let vendors_own = || unsafe { naive(real, call, memory) };
     // SAFETY: as above.
-    match unsafe { unhang_session::execute(process, route, ours, &vendors_own) } {
+    match unsafe { route.execute(process, ours, &vendors_own) } {
         Ok(()) => SUCCESS,
         Err(NotComputed::Declined) => NOT_IMPLEMENTED,
         Err(NotComputed::NoMemory) => ALLOCATION_FAILED,

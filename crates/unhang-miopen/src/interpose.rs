@@ -8,7 +8,7 @@ use unhang_miopen_api::{
     ALGORITHM_DIRECT, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, NOT_INITIALIZED, Opaque,
     Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION, index_of,
 };
-use unhang_session::{Decision, Route, tune};
+use unhang_session::{Decision, Planned};
 
 use crate::describe::Call;
 use crate::face::{self, Memory, Process, process, stream_of};
@@ -40,7 +40,7 @@ enum Kind {
 struct Ours<'a> {
     process: &'a Process,
     real: &'static Real,
-    route: &'a Route,
+    route: Planned<'a>,
     call: &'a Call,
 }
 
@@ -59,7 +59,12 @@ fn boundary(
         let process = process(real)?;
         match face::decide(process, real, &call) {
             Ok(Decision::Forward(subject)) => Some(Err((process, subject))),
-            Ok(Decision::Ours(route)) => Some(Ok(ours(&Ours { process, real, route: &route, call: &call }))),
+            Ok(Decision::Ours(route)) => {
+                Some(Ok(ours(&Ours { process, real, route: Planned::Plane(&route), call: &call })))
+            }
+            Ok(Decision::Volume(route)) => {
+                Some(Ok(ours(&Ours { process, real, route: Planned::Volume(&route), call: &call })))
+            }
             Ok(Decision::Refuse) => Some(Ok(NOT_IMPLEMENTED)),
             Err(status) => Some(Ok(status)),
         }
@@ -99,7 +104,7 @@ fn find(ours: &Ours<'_>, memory: Memory, search: Search) -> Status {
     }
     let route = ours.route;
     if let Some(stream) = stream_of(ours.real, ours.call.handle) {
-        tune(ours.process, route, stream);
+        route.tune(ours.process, stream);
     }
     answer(search.count, || 1);
     answer(search.results, || Performance {

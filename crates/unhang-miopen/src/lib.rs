@@ -22,4 +22,5 @@ mod loader;
 mod lookup;
 mod real;
 mod summary;
+mod volume;
 mod watch;

@@ -184,6 +184,24 @@ fn a_client_that_looks_functions_up_like_xla_is_reached() {
 }
 
 #[test]
+fn three_axes_of_space_are_computed_on_the_host_and_on_the_card() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        let said = Run::default().assert_right(&[client, "three axes"]);
+        assert!(!said.contains("refused"), "{said}");
+    }
+    let mut wrong = Run::default();
+    wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!wrong.of(&["libtorch_like.so", "three axes"]).status.success());
+    let Some(mut run) = on_the_card() else { return };
+    let said = run.assert_right(&["card/libtorch_like.so", "three axes"]);
+    // Counted as what was asked for, however many parts it was folded into.
+    assert!(said.contains("asked for 9 convolutions that jit computed"), "{said}");
+    assert!(said.contains("forward:f32:nchw:6x12x4x5:6x3x2:s1x1:p1x0:d1x2:g2 -> jit"), "{said}");
+    run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!run.of(&["card/libtorch_like.so", "three axes"]).status.success());
+}
+
+#[test]
 fn a_client_that_uses_nothing_but_immediate_mode_like_jax_is_reached() {
     for client in ["libtorch_like.so", "libxla_like.so"] {
         Run::default().assert_right(&[client, "immediate only"]);

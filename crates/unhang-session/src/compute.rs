@@ -100,7 +100,7 @@ impl From<EngineError> for Failure {
     }
 }
 
-fn is_wrong_on_purpose() -> bool {
+pub(crate) fn is_wrong_on_purpose() -> bool {
     static SET: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
     *SET.get_or_init(|| {
         let set = std::env::var(WRONG).is_ok_and(|value| !value.is_empty() && value != "0");
@@ -133,6 +133,21 @@ pub unsafe fn execute<F: Face>(
     call: Call,
     vendors_own: &dyn Fn() -> Result<(), Failure>,
 ) -> Result<(), NotComputed> {
+    // SAFETY: the caller's promise.
+    route.count(unsafe { compute(process, route, call, vendors_own) }?);
+    Ok(())
+}
+
+/// Computes it and does not count it: the engine that did.
+///
+/// # Safety
+/// As [`execute`].
+pub(crate) unsafe fn compute<F: Face>(
+    process: &Process<F>,
+    route: &Route,
+    call: Call,
+    vendors_own: &dyn Fn() -> Result<(), Failure>,
+) -> Result<EngineName, NotComputed> {
     let problem = &route.convolution.problem;
     let mut ended = NotComputed::Failed;
     for engine in &route.engines {
@@ -152,10 +167,7 @@ pub unsafe fn execute<F: Face>(
             if is_wrong_on_purpose() { unsafe { spoil(route, call) } } else { Ok(()) }
         });
         ended = match computed {
-            Ok(()) => {
-                route.count(*engine);
-                return Ok(());
-            }
+            Ok(()) => return Ok(*engine),
             Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
                 say(&format!("{engine} does not compute {problem}: {reason}"));
                 NotComputed::Declined

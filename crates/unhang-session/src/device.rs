@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::ThreadId;
 
-use unhang_conv::{DataType, TensorShape};
+use unhang_conv::{DataType, Direction, Planes, TensorShape, Volume, VolumeSpecification};
 use unhang_engine::Verdict;
 use unhang_engine::tolerance::Tolerance;
 use unhang_evidence::{RecordSource, Store};
@@ -151,7 +151,7 @@ impl Device {
         found
     }
 
-    /// Tries the kernels that copy tensors of any strides, add a bias and sum one: how far off they are, as a share of what is
+    /// Tries the kernels that copy tensors of any strides and planes of 3-d ones, add a bias and sum one: how far off they are, as a share of what is
     /// allowed. Waits for the device.
     pub fn try_strided(&self) -> Result<f64, GpuError> {
         let (shape, strides): (TensorShape, [usize; 4]) = ([2, 3, 4, 5], [100, 1, 21, 4]);
@@ -193,7 +193,61 @@ impl Device {
             let off = |at: usize| (copied.get(at) - gathered.get(at) - summed.get(channel)).abs();
             worst = (0..elements).filter(of_channel).map(off).fold(worst, f64::max);
         }
-        Ok(worst / (Tolerance::of(DataType::F32).max * largest))
+        Ok((worst / (Tolerance::of(DataType::F32).max * largest)).max(self.try_planes()?))
+    }
+}
+
+impl Device {
+    /// Tries the kernel that gathers planes of 3-d tensors and puts them back: 0 where every element is right, else infinity.
+    fn try_planes(&self) -> Result<f64, GpuError> {
+        let volume = Volume::new(VolumeSpecification {
+            batch: 2,
+            in_channels: 3,
+            in_size: [4, 5, 6],
+            out_channels: 2,
+            kernel: [3, 1, 3],
+            stride: [2, 1, 1],
+            padding: [1, 0, 1],
+            direction: Direction::BackwardWeights,
+            ..VolumeSpecification::default()
+        });
+        let fold = volume.as_ref().ok().and_then(|volume| volume.fold(usize::MAX).ok());
+        let (Ok(volume), Some(fold)) = (volume, fold) else { return Ok(f64::INFINITY) };
+        let (layout, data_type) = (volume.layout(), DataType::F32);
+        let (planes, back) = (&fold.parts[0].planes[0], &fold.parts[0].planes[1]);
+        let strides = volume.operand_shapes().map(|shape| Volume::dense_strides(shape, layout));
+        let [whole, narrow, _] = volume.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let folded: usize = planes.shape().iter().product();
+        let moves =
+            (Move::gather(data_type, planes, layout, strides[0]), Move::scatter(data_type, back, layout, strides[1]));
+        let (Some(gather), Some(scatter)) = moves else { return Ok(f64::INFINITY) };
+        let (gather, scatter) = (self.engine.load_move(gather, 0)?, self.engine.load_move(scatter, 0)?);
+        let memory = Memory::new(&self.engine, data_type, [whole, folded, narrow])?;
+        let [from, to, narrowed] = memory.places;
+        let driver = self.engine.driver();
+        let mut numbers = Numbers::random(data_type, whole, 2);
+        // SAFETY: memory of these sizes, alive until the results were read; the tensor that is put back is the smaller one.
+        let (gathered, scattered) = unsafe {
+            numbers.write(driver, from, 0)?;
+            self.engine.launch_move(&gather, from, to, 0)?;
+            self.engine.launch_move(&scatter, from, narrowed, 0)?;
+            (Numbers::read(driver, data_type, folded, to, 0)?, Numbers::read(driver, data_type, narrow, narrowed, 0)?)
+        };
+        let mut is_right = true;
+        let loops = |planes: &Planes, strides| planes.loops(layout.strides(planes.shape()), strides, false);
+        loops(planes, strides[0]).visit(|at, source, (count, step, far)| {
+            for turn in 0..count {
+                let place = source.map(|source| (source as i64 + turn as i64 * far) as usize);
+                is_right &= gathered.get(at + turn * step) == place.map_or(0.0, |place| numbers.get(place));
+            }
+        });
+        loops(back, strides[1]).visit(|at, target, (count, step, far)| {
+            for turn in 0..count {
+                let place = target.map_or(0, |target| (target as i64 + turn as i64 * far) as usize);
+                is_right &= scattered.get(place) == numbers.get(at + turn * step);
+            }
+        });
+        Ok(if is_right { 0.0 } else { f64::INFINITY })
     }
 }
 

@@ -154,6 +154,26 @@ impl Numbers {
         each!(self, it => unsafe { driver.write(to, bytes_of(it), stream) })
     }
 
+    /// Zeros of the type of others.
+    pub(crate) fn zeros_like(other: &Numbers, count: usize) -> Numbers {
+        Numbers::zeros(other.elements().data_type(), count)
+    }
+
+    /// Copies the elements of a view of others into these, in the order of other strides. Both begin at these elements.
+    pub(crate) fn copy_between(&mut self, from: &Numbers, view: &View, start: (usize, usize), to: [usize; 4]) {
+        macro_rules! copy {
+            ($($variant:ident),*) => {
+                match (self, from) {
+                    $((Numbers::$variant(target), Numbers::$variant(source)) => {
+                        walk(view, to, |from, to| target[start.1 + to] = source[start.0 + from]);
+                    })*
+                    _ => debug_assert!(false, "tensors of one convolution are of one type"),
+                }
+            };
+        }
+        copy!(F32, F16, Bf16, F64);
+    }
+
     /// The elements of a view of these in the order of other strides, without gaps.
     pub fn gathered(&self, view: &View, to: [usize; 4]) -> Numbers {
         macro_rules! gather {

@@ -5,8 +5,8 @@
 //! * [`proof`] is what is shown of kernels before they compute for the user, with every limit; [`sample`] says which elements
 //!   of a first result are compared;
 //! * [`Contest`] finds the fastest of several kernels; [`tune`] runs one in a search;
-//! * [`Process`] takes a face's calls to [`Decision`]s, and [`execute`] computes them on the face's memory and stream. What a
-//!   face provides is the trait [`Face`];
+//! * [`Process`] takes a face's calls to [`Decision`]s, and [`Planned::execute`] computes them on the face's memory and stream. What
+//!   a face provides is the trait [`Face`];
 //! * [`Watchdog`] watches convolutions on a driver's streams, [`Farewell`] keeps a hang as evidence, reports it and ends the
 //!   process, and [`deadlines`] says how long is too long.
 //!
@@ -31,9 +31,11 @@ mod session;
 mod talk;
 mod tuning;
 mod view;
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod volume;
 mod watchdog;
 
-pub use compute::{Call, Failure, NotComputed, execute};
+pub use compute::{Call, Failure, NotComputed};
 pub use contest::{Contest, Effort, Round};
 pub use deadlines::deadlines;
 pub use device::Device;
@@ -43,7 +45,7 @@ pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;
 pub use talk::say_once;
-pub use tuning::tune;
 pub use unhang_watchdog::WatchSettings;
 pub use view::{Convolution, View};
+pub use volume::{Asked, Planned, VolumeConvolution, VolumeRoute};
 pub use watchdog::{Runtime, Subject, Watchdog, WatchedCall};

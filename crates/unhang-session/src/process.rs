@@ -8,11 +8,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
+use unhang_conv::Problem;
 use unhang_engine::{EngineName, Operands, Verdict};
 use unhang_evidence::Store;
 use unhang_gpu::{FromHost, Prepared, strided};
 use unhang_machine::{Machine, System};
-use unhang_plan::{CanaryFact, Facts, MiopenFamilies, ProcessSettings, Situation, Strategy, Value};
+use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value};
 use unhang_probe::canary::{self, Families};
 
 use crate::device::Device;
@@ -21,6 +22,7 @@ use crate::route::{Route, Totals};
 use crate::session::{Session, locked};
 use crate::talk::say_once as say;
 use crate::view::Convolution;
+use crate::volume::{Asked, VolumeConvolution, VolumeRoute};
 use crate::watchdog::{Subject, Watchdog, WatchedCall};
 
 /// A program that sees ever new sizes must not fill its memory with plans.
@@ -64,12 +66,16 @@ pub enum Decision {
     Refuse,
     /// We do.
     Ours(Arc<Route>),
+    /// We do, in three axes of space.
+    Volume(Arc<VolumeRoute>),
 }
 
 impl Decision {
     fn add_to(&self, totals: &mut Totals) {
-        if let Decision::Ours(route) = self {
-            route.add_to(totals);
+        match self {
+            Decision::Ours(route) => route.add_to(totals),
+            Decision::Volume(route) => route.add_to(totals),
+            Decision::Forward(_) | Decision::Refuse => {}
         }
     }
 }
@@ -193,9 +199,9 @@ impl<F: Face> Process<F> {
         &self.settings
     }
 
-    /// What a call leads to: one look-up in memory where it was seen before. `convolution` is what it asks for, or why our
+    /// What a call leads to: one look-up in memory where it was seen before. `asked` is what it asks for, or why our
     /// engines do not know it.
-    pub fn decide(&self, key: F::Key, convolution: impl FnOnce() -> Result<Convolution, String>) -> Decision {
+    pub fn decide(&self, key: F::Key, asked: impl FnOnce() -> Result<Asked, String>) -> Decision {
         if self.settings.cache_decisions
             && let Some(decision) = self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&key)
         {
@@ -203,11 +209,12 @@ impl<F: Face> Process<F> {
         }
         let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(key);
         let was_ours = self.answered.read().unwrap_or_else(PoisonError::into_inner).contains(&hash);
-        let decision = match convolution() {
-            Ok(convolution) => self.plan(self.device_number(), convolution, was_ours),
+        let decision = match asked() {
+            Ok(Asked::Plane(convolution)) => self.plan(self.device_number(), convolution, was_ours),
+            Ok(Asked::Volume(convolution)) => self.plan_volume(self.device_number(), convolution, was_ours),
             Err(reason) => self.not_ours(&reason),
         };
-        if matches!(decision, Decision::Ours(_)) && !was_ours {
+        if matches!(decision, Decision::Ours(_) | Decision::Volume(_)) && !was_ours {
             self.answered.write().unwrap_or_else(PoisonError::into_inner).insert(hash);
         }
         self.keep(key, decision)
@@ -228,7 +235,12 @@ impl<F: Face> Process<F> {
         match (&*known, decision) {
             (Decision::Ours(old), Decision::Ours(new)) if old.does_the_same_as(&new) => {}
             (Decision::Ours(old), Decision::Ours(new)) => *known = Decision::Ours(Arc::new(new.instead_of(old))),
-            (Decision::Ours(old), other) => {
+            (Decision::Volume(old), Decision::Volume(new)) if old.does_the_same_as(&new) => {}
+            (Decision::Volume(old), Decision::Volume(new)) => {
+                new.go_on_from(old);
+                *known = Decision::Volume(new);
+            }
+            (old @ (Decision::Ours(_) | Decision::Volume(_)), other) => {
                 old.add_to(&mut locked(&self.retired));
                 *known = other;
             }
@@ -280,7 +292,24 @@ impl<F: Face> Process<F> {
             Ok(device) => device,
             Err(reason) => return self.not_ours(&reason),
         };
-        let (situation, problem) = (self.situation(&device), &convolution.problem);
+        let (engines, plan) = self.engines_for(ordinal, &device, &convolution.problem);
+        match engines.first() {
+            None => self.not_ours(&plan.reason),
+            Some(EngineName::Miopen) if !was_ours => {
+                let is_rehearsal = self.session.machine().emulated;
+                let subject = Subject::new(&convolution.problem, EngineName::Miopen, is_rehearsal);
+                Decision::Forward(Some(Arc::new(subject)))
+            }
+            Some(_) => {
+                let caller = self.face.caller();
+                Decision::Ours(Arc::new(Route::new(device, convolution, engines, plan.tile, caller)))
+            }
+        }
+    }
+
+    /// Who computes a convolution of this face's, in which order.
+    fn engines_for(&self, ordinal: i32, device: &Arc<Device>, problem: &Problem) -> (Vec<EngineName>, Plan) {
+        let situation = self.situation(device);
         let plan = self.session.plan(problem, &ordinal.to_string(), &self.settings.plan, &situation, false);
         for warning in &plan.warnings {
             say(warning);
@@ -291,16 +320,39 @@ impl<F: Face> Process<F> {
             say(&format!("{problem} -> {}: {}", names.join(" then "), plan.reason));
         }
         self.session.saw(problem);
-        match engines.first() {
-            None => self.not_ours(&plan.reason),
-            Some(EngineName::Miopen) if !was_ours => {
-                let is_rehearsal = self.session.machine().emulated;
-                Decision::Forward(Some(Arc::new(Subject::new(problem, EngineName::Miopen, is_rehearsal))))
+        (engines, plan)
+    }
+
+    /// Plans a 3-d call: the 2-d convolutions that it is folded into. What is known of those says nothing of the vendor's own kernels
+    /// for three axes of space: on an affected card these compute only where nobody else may.
+    fn plan_volume(&self, ordinal: i32, convolution: VolumeConvolution, was_ours: bool) -> Decision {
+        let device = match self.device(ordinal) {
+            Ok(device) => device,
+            Err(reason) => return self.not_ours(&reason),
+        };
+        let volume = &convolution.volume;
+        let most = usize::try_from(device.engine.workspace_limit()).unwrap_or(usize::MAX) / volume.data_type().size();
+        let fold = match volume.fold(volume.fold_limit().min(most)) {
+            Ok(fold) => fold,
+            Err(error) => return self.not_ours(&error.to_string()),
+        };
+        let Some(first) = fold.parts.first() else { return self.not_ours("it has no parts") };
+        let (engines, _) = self.engines_for(ordinal, &device, &first.problem);
+        let is_vendors = engines.first() == Some(&EngineName::Miopen) && (!device.affected || engines.len() == 1);
+        if is_vendors && !was_ours {
+            return Decision::Forward(None);
+        }
+        let plan = |part: Convolution| {
+            let (mut engines, plan) = self.engines_for(ordinal, &device, &part.problem);
+            engines.retain(|it| *it != EngineName::Miopen);
+            match engines.is_empty() {
+                true => Err(plan.reason),
+                false => Ok(Route::new(device.clone(), part, engines, plan.tile, String::new())),
             }
-            Some(_) => {
-                let caller = self.face.caller();
-                Decision::Ours(Arc::new(Route::new(device, convolution, engines, plan.tile, caller)))
-            }
+        };
+        match VolumeRoute::new(device.clone(), convolution.clone(), &fold, self.face.caller(), plan) {
+            Ok(route) => Decision::Volume(Arc::new(route)),
+            Err(reason) => self.not_ours(&reason),
         }
     }
 
@@ -396,17 +448,24 @@ impl<F: Face> Process<F> {
         say(&format!(
             "{engine} failed on {problem} ({detail}); computed by the next engine, and not tried for it again"
         ));
-        let concerned: Vec<(F::Key, Arc<Route>)> = {
+        let concerned: Vec<(F::Key, Decision)> = {
             let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-            let of_problem = |(key, decision): (&F::Key, &Decision)| match decision {
-                Decision::Ours(route) if route.convolution.problem == *problem => Some((*key, route.clone())),
-                _ => None,
+            let is_concerned = |decision: &Decision| match decision {
+                Decision::Ours(route) => route.convolution.problem == *problem,
+                Decision::Volume(route) => route.has(problem),
+                Decision::Forward(_) | Decision::Refuse => false,
             };
-            routes.iter().filter_map(of_problem).collect()
+            let all = routes.iter().filter(|(_, decision)| is_concerned(decision));
+            all.map(|(key, decision)| (*key, decision.clone())).collect()
         };
-        for (key, route) in concerned {
+        for (key, decision) in concerned {
             // What we searched for stays ours: the vendor's library would not execute without its own search.
-            self.keep(key, self.plan(route.device.ordinal, route.convolution.clone(), true));
+            let planned = match decision {
+                Decision::Ours(route) => self.plan(route.device.ordinal, route.convolution.clone(), true),
+                Decision::Volume(route) => self.plan_volume(route.device.ordinal, route.convolution.clone(), true),
+                other => other,
+            };
+            self.keep(key, planned);
         }
     }
 

@@ -31,8 +31,39 @@ pub struct Route {
     moves: OnceLock<Moves>,
     /// What the watchdog knows of it, for each engine that was begun.
     subjects: [OnceLock<Arc<Subject>>; EngineName::ALL.len()],
-    /// Shared with the route that takes this one's place, and with the one whose place it took.
-    counts: Arc<[AtomicU64; EngineName::ALL.len()]>,
+    counts: Counts,
+}
+
+/// How often each engine computed something. Shared by a route, the one that takes its place, and the one whose place it took.
+#[derive(Default)]
+pub(crate) struct Counts(RwLock<Arc<[AtomicU64; EngineName::ALL.len()]>>);
+
+impl Counts {
+    fn shared(&self) -> Arc<[AtomicU64; EngineName::ALL.len()]> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn count(&self, engine: EngineName) {
+        self.shared()[engine as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Goes on with another's.
+    pub(crate) fn take_over(&self, other: &Counts) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = other.shared();
+    }
+
+    /// Adds them up, for whoever asked.
+    pub(crate) fn add_to(&self, caller: &str, totals: &mut Totals) {
+        let counts = self.shared();
+        let all = EngineName::ALL.map(|engine| (engine, counts[engine as usize].load(Ordering::Relaxed)));
+        let counted = all.into_iter().filter(|(_, count)| *count > 0);
+        if let Some((most, _)) = counted.clone().max_by_key(|(_, count)| *count) {
+            *totals.layers.entry(most.name()).or_default() += 1;
+        }
+        for (engine, count) in counted {
+            *totals.calls.entry((caller.to_owned(), engine.name())).or_default() += count;
+        }
+    }
 }
 
 /// What routes computed.
@@ -97,7 +128,7 @@ impl Route {
             settled: RwLock::new(None),
             moves: OnceLock::new(),
             subjects: Default::default(),
-            counts: Arc::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -190,19 +221,12 @@ impl Route {
     }
 
     pub(crate) fn count(&self, engine: EngineName) {
-        self.counts[engine as usize].fetch_add(1, Ordering::Relaxed);
+        self.counts.count(engine);
     }
 
     /// Adds how often each engine computed it.
     pub(crate) fn add_to(&self, totals: &mut Totals) {
-        let all = EngineName::ALL.map(|engine| (engine, self.counts[engine as usize].load(Ordering::Relaxed)));
-        let counted = all.into_iter().filter(|(_, count)| *count > 0);
-        if let Some((most, _)) = counted.clone().max_by_key(|(_, count)| *count) {
-            *totals.layers.entry(most.name()).or_default() += 1;
-        }
-        for (engine, count) in counted {
-            *totals.calls.entry((self.caller.clone(), engine.name())).or_default() += count;
-        }
+        self.counts.add_to(&self.caller, totals);
     }
 
     /// Whether another plan for the same call comes to the same.
@@ -219,6 +243,7 @@ impl Route {
             self.tile,
             old.caller.clone(),
         );
-        Route { counts: old.counts.clone(), ..route }
+        route.counts.take_over(&old.counts);
+        route
     }
 }

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from unhang import _core, _direct, _situation, _watchdog
+from unhang import _core, _direct, _situation, _volume, _watchdog
 from unhang._core import Ticket, count_layer
 from unhang._engines import (
     DATA_TYPES,
@@ -139,6 +139,8 @@ class _Routes(dict[Any, "Route | None"]):
 
 _forward_routes = _Routes()
 _backward_routes = _Routes()
+# What 3-d convolutions are folded into; None where torch computes them.
+_volumes: dict[Any, _volume.Folded | None] = {}
 #: Routes of this process for the report, by problem and settings; they outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
@@ -157,9 +159,15 @@ def forward(
     bias: Tensor | None,
     geometry: Geometry,
     ticket: Ticket | None = None,
+    *,
+    counted: bool = True,
 ) -> Tensor:
     """A convolution's output, by the plan that these settings make for it. With a ticket the direct path learns how the
-    same call is computed from then on."""
+    same call is computed from then on. A layer counts it, unless it is a part of one that is counted already."""
+    if input.dim() == 5:
+        found = _forward_of_volume(settings, input, weight, bias, _for_each_axis(geometry, 3))
+        if found is not None:
+            return found
     geometry = _for_each_axis(geometry, input.dim() - 2)
     stride, padding, dilation, transposed, output_padding, groups = geometry
     device = input.device
@@ -177,7 +185,8 @@ def forward(
     if route is None:
         redispatched.count(0, False)
         output = call_original_forward(input, weight, bias, geometry, vendor=_vendor(input.device))
-        count_layer(_TORCH, False, settings)
+        if counted:
+            count_layer(_TORCH, False, settings)
         if ticket is not None and settings.cache_decisions:
             _direct.remember_redispatched(ticket, input.device, redispatched)
         return output
@@ -199,7 +208,8 @@ def forward(
         _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
     route.tally.count(index, route.bypass[index])
-    count_layer(route.labels[index], route.bypass[index], settings)
+    if counted:
+        count_layer(route.labels[index], route.bypass[index], settings)
     result = output.squeeze(2) if flat else output
     if ticket is not None and index == 0 and not started and settings.cache_decisions:
         _direct.remember_forward(ticket, route, (as_given, weight), bias, result)
@@ -220,6 +230,10 @@ def backward(
     geometry = _for_each_axis(geometry, input.dim() - 2)
     stride, padding, dilation, transposed, output_padding, groups = geometry
     mask = (bool(output_mask[0]), bool(output_mask[1]), bool(output_mask[2]))
+    if input.dim() == 5:
+        found = _backward_of_volume(settings, grad_output, input, weight, geometry, mask)
+        if found is not None:
+            return found
     key = (
         settings.token, input.shape, input.stride(), weight.shape, weight.stride(), input.dtype, weight.dtype,
         grad_output.shape, grad_output.dtype, grad_output.device, input.device, weight.device, *stride, *padding,
@@ -286,6 +300,114 @@ def _backward(
     return gradients, index
 
 
+# ---- 3-d convolutions: folded into 2-d ones, each of which is planned and computed as any other ----
+
+
+def _forward_of_volume(
+    settings: Settings, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry
+) -> Tensor | None:
+    """A 3-d convolution's output; None where torch is to compute it."""
+    folded = _folded(settings, "forward", (input, weight, bias), geometry)
+    if folded is None:
+        return None
+    counted = [True]  # by its first part
+
+    def compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
+        part = Geometry(*problem.geometry)
+        output = forward(settings, first, second, bias, part, counted=counted[0])
+        counted[0] = False
+        return output
+
+    return _volume.compute(folded, (input, weight), compute, bias)
+
+
+def _backward_of_volume(
+    settings: Settings, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
+) -> Gradients | None:
+    """A 3-d convolution's gradients; None where torch is to compute them."""
+    toward_data = toward_weights = None
+    tensors = (input, weight, None, grad_output)
+    if mask[0]:
+        toward_data = _folded(settings, "backward-data", tensors, geometry)
+    if mask[1]:
+        toward_weights = _folded(settings, "backward-weights", tensors, geometry)
+    if (mask[0] and toward_data is None) or (mask[1] and toward_weights is None) or not (mask[0] or mask[1]):
+        return None
+
+    def compute(problem: _core.Problem, first: Tensor, second: Tensor) -> Tensor:
+        part = Geometry(*problem.geometry)
+        # Of an operand that a direction does not read only the shape matters.
+        if problem.direction == "backward-data":
+            of_shape = first.new_empty(1).expand(problem.input_shape)
+            found = backward(settings, first, of_shape, second, None, part, (True, False, False))[0]
+        elif problem.direction == "backward-weights":
+            of_shape = first.new_empty(1).expand(problem.weight_shape)
+            found = backward(settings, second, first, of_shape, None, part, (False, True, False))[1]
+        else:
+            found = forward(settings, first, second, None, part, counted=False)
+        assert found is not None
+        return found
+
+    data = weights = None
+    if toward_data is not None:
+        data = _volume.compute(toward_data, (grad_output, weight), compute)
+    if toward_weights is not None:
+        weights = _volume.compute(toward_weights, (input, grad_output), compute)
+    return data, weights, grad_output.sum([0, 2, 3, 4]) if mask[2] else None
+
+
+def _folded(
+    settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
+) -> _volume.Folded | None:
+    """What a 3-d convolution is folded into; None where torch computes it: it is none that our engines know, or its
+    parts would be torch's, which then has kernels for the whole."""
+    stride, padding, dilation, transposed, output_padding, groups = geometry
+    of_tensors = (
+        None if it is None else (it.shape, it.stride(), it.dtype, it.device, it.layout) for it in tensors
+    )
+    key = (
+        direction, settings.token, *of_tensors, *stride, *padding, *dilation, transposed, *output_padding, groups,
+    )  # fmt: skip
+    try:
+        return _volumes[key]
+    except KeyError:
+        pass
+    try:
+        folded = _fold(settings, direction, tensors, geometry)
+    except Exception as error:
+        say(f"could not plan a 3-d convolution ({type(error).__name__}: {error}): torch computes it by itself")
+        folded = None
+    if settings.cache_decisions:
+        with _lock:
+            if len(_volumes) >= _MOST_ROUTES:
+                _volumes.pop(next(iter(_volumes)))
+            _volumes[key] = folded
+    return folded
+
+
+def _fold(
+    settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
+) -> _volume.Folded | None:
+    input, weight, bias, *gradient = tensors
+    assert input is not None
+    assert weight is not None
+    if not _are_known(direction, tensors, geometry):
+        return None
+    memory_format = memory_format_of(input, weight, bias, geometry)
+    try:
+        folded = _volume.fold(direction, input, weight, geometry, memory_format)
+    except ValueError:
+        return None  # torch says what is wrong with it, in its own words
+    if bias is not None and tuple(bias.shape) != (folded.output_shape[1],):
+        return None
+    if any(it is not None and tuple(it.shape) != folded.output_shape for it in gradient):
+        return None
+    device = input.device.type
+    plan, _ = _plan_of(settings, folded.parts[0][0], device, device in rehearsed, input.device.index)
+    # The first part speaks for all: they differ in their sizes alone.
+    return None if not plan.engines or plan.engines[0] in ("aten", "miopen") else folded
+
+
 def _vendor(device: torch.device) -> bool | None:
     """Whether torch may use the vendor's library for what our engines do not know; None leaves it to the user's flag.
     On an affected card nothing unproven of it runs, whatever the flags say."""
@@ -342,6 +464,7 @@ def replan() -> None:
     with _lock:
         _forward_routes.clear()
         _backward_routes.clear()
+        _volumes.clear()
         _core.forget_calls()
 
 
@@ -385,14 +508,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     input = tensors[0]
     assert input is not None
     key = task.key
-    situation = _situation.of(task.device, rehearsed=task.rehearsed, index=input.device.index)
-    _situation.let_proven_families_run(situation, task.device, input.device.index)
-    failed = {
-        engine: detail
-        for (problem, engine, where), detail in current.failures.items()
-        if problem == key and where == task.device
-    }
-    plan = current.planner.plan(task.problem, settings, situation, failed)
+    plan, situation = _plan_of(settings, task.problem, task.device, task.rehearsed, input.device.index)
     for warning in plan.warnings:
         warn_once(warning)
     names: list[str] = []
@@ -421,6 +537,21 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     )  # fmt: skip
 
 
+def _plan_of(
+    settings: Settings, problem: _core.Problem, device: str, played: bool, index: int | None
+) -> tuple[_core.Plan, _core.Situation]:
+    """Who computes a problem on tensors of a device, and what was here when that was decided."""
+    current, key = state(), problem.key
+    situation = _situation.of(device, rehearsed=played, index=index)
+    _situation.let_proven_families_run(situation, device, index)
+    failed = {
+        engine: detail
+        for (of, engine, where), detail in current.failures.items()
+        if of == key and where == device
+    }
+    return current.planner.plan(problem, settings, situation, failed), situation
+
+
 def _bound(name: str, task: Task) -> Engine:
     """The engine for a task; one that keeps something for each task makes itself anew."""
     engine = _ENGINES[name]
@@ -432,20 +563,7 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     input, weight, bias, *gradient = tensors
     assert input is not None
     assert weight is not None
-    known = (
-        input.dtype in DATA_TYPES
-        and input.dim() in (3, 4)
-        and weight.dim() == input.dim()
-        and input.numel() > 0
-        and all(
-            tensor.dtype is input.dtype and tensor.device == input.device and tensor.layout is torch.strided
-            for tensor in tensors
-            if tensor is not None
-        )
-    )
-    # Where a convolution is not transposed it has no use for one. Torch checks it all the same: in backward for any.
-    unused = [] if geometry.transposed else geometry.output_padding
-    if not known or min(unused, default=0) < 0 or (direction != "forward" and any(unused)):
+    if input.dim() not in (3, 4) or not _are_known(direction, tensors, geometry):
         return None
     flat = input.dim() == 3
     memory_format = memory_format_of(input, weight, bias, geometry)
@@ -472,6 +590,27 @@ def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
         device == "cpu" and all(it.is_contiguous(memory_format=memory_format) for it in (input, weight)),
         settings.workspace_limit << 20,
         settings.tune,
+    )
+
+
+def _are_known(direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> bool:
+    """Whether the tensors (input, weight, bias, gradient of the output) are of a kind that our engines know."""
+    input, weight = tensors[:2]
+    assert input is not None
+    assert weight is not None
+    # Where a convolution is not transposed it has no use for one. Torch checks it all the same: in backward for any.
+    unused = [] if geometry.transposed else geometry.output_padding
+    return (
+        input.dtype in DATA_TYPES
+        and weight.dim() == input.dim()
+        and input.numel() > 0
+        and min(unused, default=0) >= 0
+        and not (direction != "forward" and any(unused))
+        and all(
+            tensor.dtype is input.dtype and tensor.device == input.device and tensor.layout is torch.strided
+            for tensor in tensors
+            if tensor is not None
+        )
     )
 
 

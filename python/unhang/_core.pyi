@@ -1,6 +1,7 @@
 """The Rust side of unhang."""
 
 from collections.abc import Callable
+from typing import Optional
 
 __version__: str
 
@@ -46,6 +47,30 @@ class Problem:
     def result_shape(self) -> _Shape: ...
     @property
     def flops(self) -> float: ...
+
+_Ranges = tuple[tuple[int, int], tuple[int, int], int, tuple[int, int], tuple[int, int]]
+_Part = tuple[Problem, Optional[list[_Ranges]]]
+
+class Volume:
+    def __init__(
+        self,
+        input: tuple[int, ...],
+        weight: tuple[int, ...],
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+        data_type: str,
+        channels_last: bool,
+        direction: str,
+    ) -> None: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def output_shape(self) -> list[int]: ...
+    def fold(self) -> tuple[list[_Part], list[int], list[_Ranges]]: ...
 
 class Machine:
     @staticmethod

@@ -186,7 +186,7 @@ def make_problem(
 def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> torch.memory_format:
     """How torch lays out the result, of the forward and of the gradients: by the order of the operands' strides, gaps
     or none, and by which of its kernels it would take. Compiled graphs rely on it."""
-    last = torch.channels_last
+    last = torch.channels_last_3d if input.dim() == 5 else torch.channels_last
     # Torch makes the input of a 1-d convolution contiguous before it adds a height, and takes the weight as it is.
     flat = input.dim() == 3
     wide = with_height(weight) if flat else weight
@@ -224,12 +224,13 @@ def with_height(tensor: Tensor) -> Tensor:
 
 
 def _is_channels_last(tensor: Tensor) -> bool:
-    """Whether torch takes a tensor's strides for those of channels_last, as its own test has it."""
-    if tensor.dim() != 4 or tensor.stride(1) == 0:
+    """Whether torch takes a tensor's strides for those of channels_last or channels_last_3d, as its own tests have
+    it."""
+    if tensor.dim() not in (4, 5) or tensor.stride(1) == 0:
         return False
     shape, strides = tensor.shape, tensor.stride()
     least = 0
-    for dimension in (1, 3, 2, 0):
+    for dimension in (1, *range(tensor.dim() - 1, 1, -1), 0):
         if shape[dimension] == 0 or strides[dimension] < least:
             return False
         if dimension == 0 and least == strides[1]:

@@ -312,8 +312,10 @@ def track(model: Model, prefix: str = "") -> Model:
 _ANNOUNCED = (
     (nn.Conv1d, "_conv_forward"),
     (nn.Conv2d, "_conv_forward"),
+    (nn.Conv3d, "_conv_forward"),
     (nn.ConvTranspose1d, "forward"),
     (nn.ConvTranspose2d, "forward"),
+    (nn.ConvTranspose3d, "forward"),
 )
 _plain: dict[tuple[type, str], Callable[..., Any]] = {}
 

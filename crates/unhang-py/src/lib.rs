@@ -14,6 +14,7 @@ mod problem;
 mod settings;
 mod supervise;
 mod tally;
+mod volume;
 mod watchdog;
 
 use std::collections::HashMap;
@@ -25,6 +26,7 @@ use pyo3::prelude::*;
 fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<problem::PyProblem>()?;
+    module.add_class::<volume::PyVolume>()?;
     module.add_class::<knowledge::PyMachine>()?;
     module.add_class::<knowledge::PyStore>()?;
     module.add_class::<knowledge::PyPlanner>()?;

@@ -206,7 +206,7 @@ def test_torchs_new_tf32_interface_is_read() -> None:
 
             assert _engines.allows_tf32() == (precision == "tf32")
             with unhang.enabled("cpu_fallback", devices=("cpu",)):
-                F.conv3d(torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 2, 2, 2))  # redispatched
+                F.conv2d(torch.ones(1, 1, 3, 3).long(), torch.ones(1, 1, 2, 2).long())  # redispatched
     finally:
         conv.fp32_precision = before
 
@@ -358,7 +358,7 @@ def test_a_saved_graph_cannot_switch_the_vendors_library_on(
         torch.ops.aten._convolution(
             torch.ones(1, 1, 5, 5), torch.ones(1, 1, 3, 3), None, *geometry, True, False, True, True
         )
-        F.conv3d(torch.ones(1, 1, 3, 3, 3), torch.ones(1, 1, 2, 2, 2))  # none of ours: redispatched
+        F.conv2d(torch.ones(1, 1, 3, 3).long(), torch.ones(1, 1, 2, 2).long())  # none of ours: redispatched
     assert flags == [False, False]
 
 

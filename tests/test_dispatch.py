@@ -128,14 +128,12 @@ def test_tiles_with_padded_channels_are_exact(groups: int, transposed: bool) -> 
 
 
 def test_what_our_engines_do_not_know_goes_to_torch() -> None:
-    w3 = torch.randn(2, 3, 2, 2, 2)
     complex_x, complex_w = (
         torch.randn(1, 2, 5, 5, dtype=torch.complex64),
         torch.randn(3, 2, 3, 3, dtype=torch.complex64),
     )
     empty = torch.randn(0, 3, 8, 8)
     calls = [
-        lambda: F.conv3d(torch.ones(1, 3, 4, 4, 4), w3),
         lambda: F.conv2d(complex_x, complex_w),
         lambda: F.conv2d(empty, torch.ones(4, 3, 3, 3)),
         lambda: F.conv2d(torch.ones(1, 1, 4, 4, dtype=torch.int64), torch.ones(1, 1, 2, 2, dtype=torch.int64)),

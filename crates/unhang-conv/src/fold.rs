@@ -2,7 +2,7 @@
 //!
 //! The depths of the result become images, and the taps along the depth become channels: image (n, o) of the folded input has as
 //! channel (c, t) the plane `x[n, c, o·stride - padding + t·dilation]`, zeros where there is none. The filter's `K, C, depth, height,
-//! width` is, as it lies in memory, `K, C·depth, height, width`. Groups stay together, since the taps of a channel do.
+//! width` is, in memory, `K, C·depth, height, width`. Groups stay together, since the taps of a channel do.
 //!
 //! | direction | images | channels of the source | per part |
 //! |---|---|---|---|
@@ -174,7 +174,7 @@ impl Planes {
         Some((start, result))
     }
 
-    /// Where the first element is, if the 2-d tensor lies in the 3-d one's memory in that layout, without gaps.
+    /// Where the first element is, if the 2-d tensor is in the 3-d one's memory in that layout, without gaps.
     pub fn dense(&self, strides: [usize; 5], layout: Layout) -> Option<usize> {
         let (start, found) = self.view(strides)?;
         let shape = self.shape();
@@ -253,7 +253,7 @@ fn shares(total: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..total).step_by(each).map(move |start| (start, each.min(total - start)))
 }
 
-/// Images and depths of each part, where a part has at most so many planes: whole images, or some depths of one.
+/// Images and depths of each part, where a part has at most `most` planes: whole images, or some depths of one.
 fn images_and_depths(images: usize, depths: usize, most: usize) -> Vec<[(usize, usize); 2]> {
     if most >= depths {
         return shares(images, most / depths).map(|images| [images, (0, depths)]).collect();

@@ -14,7 +14,7 @@ pub fn run_volume(engine: &dyn Engine, volume: &Volume, operands: Operands<'_>) 
     run_within(engine, volume, operands, volume.fold_limit())
 }
 
-/// The same with parts of at most so many elements.
+/// Computes it in parts of at most `limit` elements.
 fn run_within(engine: &dyn Engine, volume: &Volume, operands: Operands<'_>, limit: usize) -> Result<(), EngineError> {
     macro_rules! typed {
         ($($variant:ident),*) => {
@@ -40,7 +40,7 @@ struct Folded<'a, T> {
     bias: Option<&'a [T]>,
 }
 
-/// An operand of a part: as it lies in the caller's, or gathered.
+/// Planes of an operand that were gathered, and which.
 #[derive(Default)]
 struct Gathered<T> {
     planes: Option<Planes>,

@@ -198,7 +198,7 @@ impl VolumeRoute {
     }
 }
 
-/// A part as a convolution of its own, whose tensors have no gaps.
+/// A part as a convolution whose tensors have no gaps.
 fn dense(part: &Part, layout: Layout) -> Convolution {
     let view = |planes: &Planes| View { shape: planes.shape(), strides: layout.strides(planes.shape()) };
     Convolution { problem: part.problem.clone(), views: part.planes.each_ref().map(view), order: [0, 1, 2] }

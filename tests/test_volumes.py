@@ -154,8 +154,8 @@ def test_derivatives_of_any_order() -> None:
     w = torch.randn(2, 2, 2, 2, 2, dtype=torch.float64, requires_grad=True)
     with unhang.enabled("cpu_fallback", devices=("cpu",)):
         for op in (F.conv3d, F.conv_transpose3d):
-            assert torch.autograd.gradcheck(lambda x, w: op(x, w, stride=(2, 1, 1), padding=1), (x, w))
-            assert torch.autograd.gradgradcheck(lambda x, w: op(x, w, padding=1), (x, w))
+            assert torch.autograd.gradcheck(lambda x, w, op=op: op(x, w, stride=(2, 1, 1), padding=1), (x, w))
+            assert torch.autograd.gradgradcheck(lambda x, w, op=op: op(x, w, padding=1), (x, w))
 
 
 def test_what_torch_computes_by_itself_it_computes_whole() -> None:

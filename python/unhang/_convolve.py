@@ -362,9 +362,7 @@ def _folded(
     """What a 3-d convolution is folded into; None where torch computes it: it is none that our engines know, or its
     parts would be torch's, which then has kernels for the whole."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
-    of_tensors = (
-        None if it is None else (it.shape, it.stride(), it.dtype, it.device, it.layout) for it in tensors
-    )
+    of_tensors = (None if it is None else (it.shape, it.stride(), it.dtype, it.device, it.layout) for it in tensors)
     key = (
         direction, settings.token, *of_tensors, *stride, *padding, *dilation, transposed, *output_padding, groups,
     )  # fmt: skip
@@ -545,9 +543,7 @@ def _plan_of(
     situation = _situation.of(device, rehearsed=played, index=index)
     _situation.let_proven_families_run(situation, device, index)
     failed = {
-        engine: detail
-        for (of, engine, where), detail in current.failures.items()
-        if of == key and where == device
+        engine: detail for (of, engine, where), detail in current.failures.items() if of == key and where == device
     }
     return current.planner.plan(problem, settings, situation, failed), situation
 

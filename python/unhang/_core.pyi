@@ -1,7 +1,6 @@
 """The Rust side of unhang."""
 
 from collections.abc import Callable
-from typing import Optional
 
 __version__: str
 
@@ -49,7 +48,7 @@ class Problem:
     def flops(self) -> float: ...
 
 _Ranges = tuple[tuple[int, int], tuple[int, int], int, tuple[int, int], tuple[int, int]]
-_Part = tuple[Problem, Optional[list[_Ranges]]]
+_Part = tuple[Problem, list[_Ranges] | None]
 
 class Volume:
     def __init__(

@@ -210,8 +210,9 @@ def memory_format_of(input: Tensor, weight: Tensor, bias: Tensor | None, geometr
                 expected = torch.empty_like(with_height(predicted) if flat else predicted, memory_format=last)
                 is_last = predicted.stride() == (expected.squeeze(2) if flat else expected).stride()
             return last if is_last else torch.contiguous_format
-        if flat and geometry.transposed:
-            # Before it had that function torch's kernel for these went by the input, which is contiguous here.
+        if (flat and geometry.transposed) or input.dim() == 5:
+            # Before it had that function torch's kernels for these went by the input, which is contiguous here, or knew
+            # no other layout.
             return torch.contiguous_format
     except Exception:
         pass  # a torch without it, or arguments that it refuses: it will say so

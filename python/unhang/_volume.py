@@ -6,7 +6,7 @@ What is folded into what is Rust's (``unhang_conv::fold``). Who computes the 2-d
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import torch
 
@@ -23,7 +23,7 @@ Compute = Callable[[_core.Problem, Tensor, Tensor], Tensor]
 class Folded(NamedTuple):
     """What a 3-d convolution is computed by."""
 
-    parts: list[tuple[_core.Problem, Optional[list[Ranges]]]]
+    parts: list[tuple[_core.Problem, list[Ranges] | None]]
     #: Which of its operands the parts' first and second are.
     order: list[int]
     #: Depths of the result that nothing reaches.

@@ -359,7 +359,7 @@ def _backward_of_volume(
 def _folded(
     settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
 ) -> _volume.Folded | None:
-    """What a 3-d convolution is folded into; None where torch computes it: it is none that our engines know, or its
+    """What a 3-d convolution is folded into; None where torch computes it: our engines do not know it, or its
     parts would be torch's, which then has kernels for the whole."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
     of_tensors = (None if it is None else (it.shape, it.stride(), it.dtype, it.device, it.layout) for it in tensors)
@@ -402,7 +402,7 @@ def _fold(
         return None
     device = input.device.type
     plan, _ = _plan_of(settings, folded.parts[0][0], device, device in rehearsed, input.device.index)
-    # The first part speaks for all: they differ in their sizes alone.
+    # The first part stands for all: they differ in their sizes alone.
     return None if not plan.engines or plan.engines[0] in ("aten", "miopen") else folded
 
 

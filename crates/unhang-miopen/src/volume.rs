@@ -5,7 +5,7 @@ use unhang_session::{Asked, VolumeConvolution};
 
 use crate::describe::{Described, Tensor};
 
-/// A tensor of five axes as it lies in memory.
+/// A tensor of five axes, as it is in memory.
 #[derive(Debug, Clone, Copy)]
 struct Lying {
     shape: [usize; 5],

@@ -10,6 +10,7 @@
 //! * [`shipped`]: the general kernels that come with the package, and how they are made;
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
 //! * `predict` (with the emulated card): what a plan would take on an RDNA1 card, from its kernels' own instructions;
+//! * [`normalization`]: batch normalisation, and what follows a convolution;
 //! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
 //! * [`FromHost`]: the engine on operands in the host's memory, for children and tests;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
@@ -36,6 +37,7 @@ mod error;
 pub mod fit;
 mod from_host;
 pub mod model;
+pub mod normalization;
 pub mod object;
 mod objects;
 pub mod plan;

@@ -32,6 +32,25 @@ impl Default for Divisor {
     }
 }
 
+/// A number of any type, as each kernel computes with it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
+pub struct Scalar {
+    /// The bits in single precision.
+    pub single: u32,
+    /// The lower bits in double precision.
+    pub low: u32,
+    /// The higher ones.
+    pub high: u32,
+}
+
+impl From<f64> for Scalar {
+    fn from(value: f64) -> Scalar {
+        let bits = value.to_bits();
+        Scalar { single: (value as f32).to_bits(), low: bits as u32, high: (bits >> 32) as u32 }
+    }
+}
+
 macro_rules! shapes {
     ($($(#[$doc:meta])* $variant:ident($name:ident) { $($field:ident: $type:ident),* $(,)? })*) => {
         $(
@@ -69,6 +88,7 @@ macro_rules! shapes {
         #[cfg(test)]
         const DECLARED: &[(&str, &[(&str, &str)])] = &[
             ("Divisor", &[("multiplier", "u32"), ("shift", "u32"), ("value", "i32")]),
+            ("Scalar", &[("single", "u32"), ("low", "u32"), ("high", "u32")]),
             $((stringify!($name), &[$((stringify!($field), stringify!($type))),*])),*
         ];
     };
@@ -209,6 +229,16 @@ shapes! {
         depth_0: i32, depth_1: i32, depth_2: i32, depth_3: i32, depth_4: i32, depth_5: i32,
         by_1: Divisor, by_2: Divisor, by_3: Divisor, by_4: Divisor, by_5: Divisor,
     }
+    /// Of the kernels for batch normalisation.
+    Normalization(NormalizationShape) {
+        units: i32, count: i32, lane_bits: i32, chunks: i32, per_chunk: i32,
+        by_unit_pixels: Divisor, by_pixels: Divisor,
+        x_image: i32, x_channel: i32, x_pixel: i32, y_image: i32, y_channel: i32, y_pixel: i32,
+        z_image: i32, z_channel: i32, z_pixel: i32, parameter_channel: i32, parameter_pixel: i32,
+        scale_type: i32, bias_type: i32, mean_type: i32, variance_type: i32, activation: i32,
+        alpha: Scalar, beta: Scalar, gamma: Scalar,
+        epsilon: Scalar, momentum: Scalar, inverse_count: Scalar, unbiased: Scalar, x_factor: Scalar, z_factor: Scalar,
+    }
 }
 
 #[cfg(test)]
@@ -263,6 +293,6 @@ mod tests {
             assert_eq!(declared.get(*name), Some(&fields), "{name}");
         }
         let shapes = declared.keys().filter(|name| name.ends_with("Shape")).count();
-        assert_eq!(shapes + 1, DECLARED.len(), "a structure of a kernel is missing here");
+        assert_eq!(shapes + 2, DECLARED.len(), "a structure of a kernel is missing here");
     }
 }

@@ -37,6 +37,8 @@ pub enum SourceFile {
     Support,
     /// Tensors of any strides: copies, bias.
     Strided,
+    /// Batch normalisation, and what follows a convolution.
+    Normalization,
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -54,7 +56,7 @@ const GEMM: [&str; 4] = [
 
 impl SourceFile {
     /// Every file.
-    pub const ALL: [SourceFile; 13] = [
+    pub const ALL: [SourceFile; 14] = [
         SourceFile::Plain,
         SourceFile::Gemm,
         SourceFile::Narrow,
@@ -68,6 +70,7 @@ impl SourceFile {
         SourceFile::WinogradFused,
         SourceFile::Support,
         SourceFile::Strided,
+        SourceFile::Normalization,
     ];
 
     /// Its name.
@@ -86,6 +89,7 @@ impl SourceFile {
             SourceFile::WinogradFused => "winograd_fused",
             SourceFile::Support => "support",
             SourceFile::Strided => "strided",
+            SourceFile::Normalization => "normalization",
         }
     }
 
@@ -107,6 +111,7 @@ impl SourceFile {
             SourceFile::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             SourceFile::Support => (&[], include_str!("../kernels/support.cu")),
             SourceFile::Strided => (&[], include_str!("../kernels/strided.cu")),
+            SourceFile::Normalization => (&[], include_str!("../kernels/normalization.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }

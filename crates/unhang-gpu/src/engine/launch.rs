@@ -9,6 +9,7 @@ use crate::choice::Choice;
 use crate::driver::{DriverError, Event, Function};
 use crate::error::GpuError;
 use crate::plan::{Pointer, Stage};
+use crate::shapes::Shape;
 
 /// A measurement that was put into a stream. What it holds is the process's until [`GpuEngine::forget`].
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl GpuEngine {
         pointers: DevicePointers,
         stream: u64,
     ) -> Result<(), GpuError> {
-        let mut values: Vec<u64> = stage
+        let values: Vec<u64> = stage
             .pointers
             .iter()
             .map(|pointer| match pointer {
@@ -53,11 +54,27 @@ impl GpuEngine {
                 Pointer::Null => 0,
             })
             .collect();
-        let mut parameters = stage.shape.bytes().to_vec();
+        // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
+        unsafe { self.launch_with(function, (stage.grid, stage.block), values, &stage.shape, stream) }
+    }
+
+    /// Starts a kernel over a grid of workgroups of that many threads, with addresses and the structure behind them.
+    ///
+    /// # Safety
+    /// Addresses and structure must be what the kernel declares, and the memory there what it expects until it is done.
+    pub(crate) unsafe fn launch_with(
+        &self,
+        function: Function,
+        (grid, block): ([u32; 3], u32),
+        mut values: Vec<u64>,
+        shape: &Shape,
+        stream: u64,
+    ) -> Result<(), GpuError> {
+        let mut parameters = shape.bytes().to_vec();
         let mut arguments: Vec<*mut c_void> = values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
         arguments.push(parameters.as_mut_ptr().cast());
-        // SAFETY: the plan's pointers and parameters are what its kernels declare; the caller vouches for memory.
-        unsafe { self.driver.launch(function, stage.grid, stage.block, &mut arguments, stream)? };
+        // SAFETY: as the caller says.
+        unsafe { self.driver.launch(function, grid, block, &mut arguments, stream)? };
         Ok(())
     }
 

@@ -5,6 +5,9 @@ mod depthwise;
 mod direct;
 #[path = "../host/mod.rs"]
 mod host;
+mod normalization;
+#[path = "../normalizations/mod.rs"]
+mod normalizations;
 mod products;
 mod serving;
 mod winograd;

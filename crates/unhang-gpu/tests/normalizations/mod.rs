@@ -1,0 +1,328 @@
+//! Random normalisations and what is right of them, for whatever memory kernels work on.
+
+use unhang_conv::DataType;
+use unhang_engine::tolerance::Tolerance;
+use unhang_engine::{bf16, f16};
+use unhang_gpu::GpuEngine;
+use unhang_gpu::normalization::{
+    Activation, ActivationKind, Affine, Buffers, Launches, Normalization, Operation, Strides, Task,
+};
+
+/// Memory that kernels see.
+pub trait Memory {
+    fn put(&mut self, bytes: &[u8]) -> u64;
+    fn get(&self, at: u64, bytes: usize) -> Vec<u8>;
+}
+
+/// Numbers that are the same each time.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, limit: usize) -> usize {
+        // Neighbouring seeds must not give neighbouring numbers (splitmix64).
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((mixed ^ (mixed >> 31)) >> 33) as usize % limit
+    }
+
+    fn number(&mut self) -> f64 {
+        self.below(1 << 20) as f64 / f64::from(1 << 19) - 1.0
+    }
+}
+
+/// Rounded to a type, as bytes.
+pub fn bytes_of(data_type: DataType, value: f64) -> Vec<u8> {
+    match data_type {
+        DataType::F32 => (value as f32).to_le_bytes().to_vec(),
+        DataType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+        DataType::Bf16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+        DataType::F64 => value.to_le_bytes().to_vec(),
+    }
+}
+
+fn number_of(data_type: DataType, bytes: &[u8]) -> f64 {
+    match data_type {
+        DataType::F32 => f64::from(f32::from_le_bytes(bytes.try_into().unwrap())),
+        DataType::F16 => f16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+        DataType::Bf16 => bf16::from_le_bytes(bytes.try_into().unwrap()).to_f64(),
+        DataType::F64 => f64::from_le_bytes(bytes.try_into().unwrap()),
+    }
+}
+
+fn rounded(data_type: DataType, value: f64) -> f64 {
+    number_of(data_type, &bytes_of(data_type, value))
+}
+
+/// A task, and which of its buffers are there.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    pub task: Task,
+    pub in_chunks: bool,
+    pub in_place: bool,
+    pub saves: bool,
+    pub has_addend: bool,
+    pub has_statistics: bool,
+    pub seed: u64,
+}
+
+/// A tensor of this layout: pixels, channels or images first, with and without gaps.
+fn strides(sizes: &Normalization, random: &mut Random) -> Strides {
+    let gap = random.below(3) / 2;
+    match random.below(2) {
+        0 => {
+            let channel = sizes.pixels + gap;
+            Strides { image: channel * sizes.channels + gap, channel, pixel: 1 }
+        }
+        _ => {
+            let pixel = sizes.channels + gap;
+            Strides { image: pixel * sizes.pixels + gap, channel: 1, pixel }
+        }
+    }
+}
+
+pub const OPERATIONS: [Operation; 4] =
+    [Operation::Train, Operation::Apply, Operation::Backward, Operation::BackwardAnew];
+
+impl Case {
+    pub fn random(seed: u64, data_type: DataType, operation: Operation, most_pixels: usize) -> Case {
+        let mut random = Random(seed);
+        let is_large = random.below(8) == 0;
+        let sizes = Normalization {
+            batch: 1 + random.below(6),
+            channels: 1 + if is_large { random.below(3) } else { random.below(40) },
+            pixels: 1 + if is_large { most_pixels + random.below(most_pixels) } else { random.below(40) },
+            per_activation: random.below(3) == 0,
+        };
+        let x = strides(&sizes, &mut random);
+        let in_place = random.below(4) == 0;
+        let y = if in_place { x } else { strides(&sizes, &mut random) };
+        let z = strides(&sizes, &mut random);
+        let step = 1 + random.below(2);
+        let parameters = match (sizes.per_activation, random.below(2)) {
+            (false, _) => [step, 0],
+            (true, 0) => [sizes.pixels, 1],
+            (true, _) => [1, sizes.channels],
+        };
+        let mut parameter_type = || [data_type, DataType::F32][random.below(2)];
+        let types = [parameter_type(), parameter_type(), parameter_type(), parameter_type()];
+        let kind = ActivationKind::ALL[[0, random.below(11)][random.below(2)]];
+        let activation = Activation { kind, alpha: 0.7, beta: 1.3, gamma: 1.6 };
+        let factors = [1.0 + random.number(), random.number()];
+        let task = Task {
+            sizes,
+            operation,
+            data_type,
+            x,
+            y,
+            z,
+            parameters,
+            types,
+            epsilon: 1e-3,
+            momentum: 0.2,
+            factors,
+            activation,
+        };
+        let flag = |random: &mut Random| random.below(2) == 0;
+        Case {
+            task,
+            in_chunks: flag(&mut random),
+            in_place,
+            saves: flag(&mut random),
+            has_addend: flag(&mut random),
+            has_statistics: flag(&mut random),
+            seed,
+        }
+    }
+
+    /// Whether several workgroups share its units.
+    pub fn is_divided(&self) -> bool {
+        Launches::new(&self.task, self.in_chunks, 36).is_some_and(|launches| launches.workspace_bytes() > 0)
+    }
+
+    fn place(&self, strides: Strides, at: usize) -> usize {
+        let sizes = &self.task.sizes;
+        let (pixel, channel) = (at % sizes.pixels, at / sizes.pixels % sizes.channels);
+        at / (sizes.pixels * sizes.channels) * strides.image + channel * strides.channel + pixel * strides.pixel
+    }
+
+    fn parameter_place(&self, unit: usize) -> usize {
+        let ([channel, pixel], sizes) = (self.task.parameters, &self.task.sizes);
+        if sizes.per_activation { unit / sizes.pixels * channel + unit % sizes.pixels * pixel } else { unit * channel }
+    }
+
+    /// Computes it with kernels on that memory; what is wrong, in words.
+    pub fn check(&self, engine: &GpuEngine, memory: &mut impl Memory) -> Result<(), String> {
+        let (task, sizes) = (&self.task, &self.task.sizes);
+        let mut random = Random(self.seed ^ 0x5555);
+        let (elements, units) = (sizes.elements(), sizes.units());
+        let tensor = |random: &mut Random, offset: f64| -> Vec<f64> {
+            (0..elements).map(|_| rounded(task.data_type, random.number() + offset)).collect()
+        };
+        let offset = random.number() * 3.0;
+        let (x, z) = (tensor(&mut random, offset), tensor(&mut random, 0.0));
+        let [scale_type, bias_type, mean_type, variance_type] = task.types;
+        let parameter = |random: &mut Random, data_type: DataType, least: f64| -> Vec<f64> {
+            (0..units).map(|_| rounded(data_type, random.number().abs() + least)).collect()
+        };
+        let (scale, bias) = (parameter(&mut random, scale_type, 0.3), parameter(&mut random, bias_type, -0.5));
+        let (mean, variance) = (parameter(&mut random, mean_type, -0.5), parameter(&mut random, variance_type, 0.1));
+        let addend = parameter(&mut random, bias_type, -0.5);
+
+        // Into memory: gaps hold what must stay.
+        let spread = |values: &[f64], data_type: DataType, place: &dyn Fn(usize) -> usize| {
+            let last = (0..values.len()).map(place).max().unwrap_or(0);
+            let mut bytes: Vec<u8> = bytes_of(data_type, 77.0).repeat(last + 2);
+            for (at, value) in values.iter().enumerate() {
+                let (from, size) = (place(at) * data_type.size(), data_type.size());
+                bytes[from..from + size].copy_from_slice(&bytes_of(data_type, *value));
+            }
+            bytes
+        };
+        let in_tensor = |strides: Strides| move |at: usize| self.place(strides, at);
+        let in_parameters = |unit: usize| self.parameter_place(unit);
+        let x_bytes = spread(&x, task.data_type, &in_tensor(task.x));
+        let y_bytes = spread(&vec![55.0; elements], task.data_type, &in_tensor(task.y));
+        let backward = matches!(task.operation, Operation::Backward | Operation::BackwardAnew);
+        let has_z = backward || self.has_addend;
+        let mut buffers = Buffers::default();
+        buffers.x = memory.put(&x_bytes);
+        buffers.y = if self.in_place { buffers.x } else { memory.put(&y_bytes) };
+        buffers.z = if has_z { memory.put(&spread(&z, task.data_type, &in_tensor(task.z))) } else { 0 };
+        let mut put = |values: &[f64], data_type| memory.put(&spread(values, data_type, &in_parameters));
+        let normalizes = task.operation != Operation::Apply || self.has_statistics;
+        let given =
+            task.operation == Operation::Backward || (task.operation == Operation::Apply && self.has_statistics);
+        if normalizes {
+            (buffers.scale, buffers.bias) = (put(&scale, scale_type), put(&bias, bias_type));
+        }
+        if given || (task.operation == Operation::Train && self.saves) {
+            (buffers.mean, buffers.variance) = (put(&mean, mean_type), put(&variance, variance_type));
+        }
+        if task.operation == Operation::Train && self.has_statistics {
+            (buffers.running_mean, buffers.running_variance) = (put(&mean, mean_type), put(&variance, variance_type));
+        }
+        if task.operation == Operation::Apply && self.has_addend {
+            buffers.addend = put(&addend, bias_type);
+        }
+        if backward {
+            (buffers.scale_gradient, buffers.bias_gradient) = (put(&mean, scale_type), put(&mean, bias_type));
+        }
+        let launches = Launches::new(task, self.in_chunks, 36).ok_or("no launches")?;
+        buffers.workspace = memory.put(&vec![0xff; launches.workspace_bytes() as usize + 64]);
+        let loaded = engine.load_normalization(launches.clone(), 0).map_err(|error| error.to_string())?;
+        // SAFETY: memory as the task says, alive until the results were read.
+        unsafe { engine.launch_normalization(&loaded, &buffers, 0) }.map_err(|error| error.to_string())?;
+        let guard = memory.get(buffers.workspace + launches.workspace_bytes(), 64);
+        if guard.iter().any(|&byte| byte != 0xff) {
+            return Err("something was written behind the workspace".into());
+        }
+
+        // What is right.
+        let (own_mean, own_variance) = sizes.statistics(&x);
+        let inverse_of =
+            |variance: &[f64]| -> Vec<f64> { variance.iter().map(|it| 1.0 / (it + task.epsilon).sqrt()).collect() };
+        let own_inverse = inverse_of(&own_variance);
+        let (ones, zeros) = (vec![1.0; units], vec![0.0; units]);
+        let fits = |what: &str, found: f64, right: f64, allowed: f64| {
+            let is_right = (found - right).abs() <= allowed;
+            if is_right { Ok(()) } else { Err(format!("{what}: {found} instead of {right}, allowed {allowed:.1e}")) }
+        };
+        let largest = |values: &[f64]| values.iter().fold(0.0f64, |most, it| most.max(it.abs()));
+        let single = if task.data_type == DataType::F64 { 1e-14 } else { 1e-6 };
+        let check_result = |right: &[f64], explained: f64| {
+            let allowed = Tolerance::of(task.data_type).max * largest(right) + explained;
+            let kept = if self.in_place { &x_bytes } else { &y_bytes };
+            let found = memory.get(buffers.y, kept.len());
+            let mut written = vec![false; kept.len() / task.data_type.size()];
+            for (at, right) in right.iter().enumerate() {
+                let place = self.place(task.y, at);
+                written[place] = true;
+                let from = place * task.data_type.size();
+                let found = number_of(task.data_type, &found[from..from + task.data_type.size()]);
+                fits(&format!("element {at}"), found, *right, allowed)?;
+            }
+            let size = task.data_type.size();
+            for place in (0..written.len()).filter(|&place| !written[place]) {
+                if found[place * size..][..size] != kept[place * size..][..size] {
+                    return Err(format!("a gap at {place} was written"));
+                }
+            }
+            Ok(())
+        };
+        let check_parameter = |what: &str, at: u64, data_type: DataType, right: &dyn Fn(usize) -> (f64, f64)| {
+            for unit in 0..units {
+                let bytes = memory.get(at + (self.parameter_place(unit) * data_type.size()) as u64, data_type.size());
+                let (right, explained) = right(unit);
+                let allowed = Tolerance::of(data_type).max * right.abs() + explained + 1e-7;
+                fits(&format!("{what} of unit {unit}"), number_of(data_type, &bytes), right, allowed)?;
+            }
+            Ok::<(), String>(())
+        };
+        let furthest = largest(&x) * largest(&own_inverse) * largest(&scale) * single;
+        match task.operation {
+            Operation::Train => {
+                let by = Affine { mean: &own_mean, inverse: &own_inverse, scale: &scale, bias: &bias };
+                check_result(&sizes.forward(&x, by, &task.activation), furthest)?;
+                let off = largest(&x) * single;
+                if buffers.mean != 0 {
+                    check_parameter("saved mean", buffers.mean, mean_type, &|unit| (own_mean[unit], off))?;
+                    check_parameter("saved inverse", buffers.variance, variance_type, &|unit| {
+                        (own_inverse[unit], 10.0 * off)
+                    })?;
+                }
+                if buffers.running_mean != 0 {
+                    let momentum = task.momentum;
+                    let running = |old: f64, new: f64| (1.0 - momentum) * old + momentum * new;
+                    let mean = |unit: usize| (running(mean[unit], own_mean[unit]), off);
+                    let spread = |unit: usize| (running(variance[unit], own_variance[unit] * sizes.unbiased()), off);
+                    check_parameter("running mean", buffers.running_mean, mean_type, &mean)?;
+                    check_parameter("running variance", buffers.running_variance, variance_type, &spread)?;
+                }
+            }
+            Operation::Apply => {
+                let [x_factor, z_factor] = task.factors;
+                let sum = |at: usize| {
+                    let unit = sizes.unit_of(at);
+                    let z = if has_z { z[at] * z_factor } else { 0.0 };
+                    x[at] * x_factor + z + if self.has_addend { addend[unit] } else { 0.0 }
+                };
+                let sums: Vec<f64> = (0..elements).map(sum).collect();
+                let inverse = inverse_of(&variance);
+                let by = match self.has_statistics {
+                    true => Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias },
+                    false => Affine { mean: &zeros, inverse: &ones, scale: &ones, bias: &zeros },
+                };
+                check_result(
+                    &sizes.forward(&sums, by, &task.activation),
+                    largest(&sums) * largest(by.inverse) * single,
+                )?;
+            }
+            Operation::Backward | Operation::BackwardAnew => {
+                let anew = task.operation == Operation::BackwardAnew;
+                let (mean, inverse) = if anew { (&own_mean, &own_inverse) } else { (&mean, &variance) };
+                let by = Affine { mean, inverse, scale: &scale, bias: &bias };
+                let right = sizes.backward(&x, &z, by, &task.activation);
+                // A corner of the activation that rounding moves an element over changes its slope.
+                let normalized = sizes.forward(&x, Affine { scale: &ones, bias: &zeros, ..by }, &Activation::default());
+                let before = sizes.forward(&x, by, &Activation::default());
+                let corners = [0.0, task.activation.alpha, task.activation.beta];
+                let near = |v: &f64| corners.iter().any(|corner| (v - corner).abs() < 1e-4);
+                if task.activation.kind != ActivationKind::Identity && before.iter().any(near) {
+                    return Ok(());
+                }
+                let reach = 1.0 + largest(&normalized).powi(2);
+                let slack = single * reach * largest(inverse) * largest(&scale) * (1.0 + largest(&x)) * 4.0;
+                check_result(&right.x, slack)?;
+                let sum = single * 4.0 * sizes.count() as f64 * reach * (1.0 + largest(&x) * largest(inverse));
+                check_parameter("gradient of the scale", buffers.scale_gradient, scale_type, &|unit| {
+                    (right.scale[unit], sum)
+                })?;
+                check_parameter("gradient of the bias", buffers.bias_gradient, bias_type, &|unit| {
+                    (right.bias[unit], sum)
+                })?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -23,6 +23,8 @@ mod device;
 mod farewell;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod host;
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod normalization;
 mod process;
 pub mod proof;
 mod route;
@@ -41,6 +43,7 @@ pub use deadlines::deadlines;
 pub use device::Device;
 pub use farewell::{Farewell, say};
 pub use host::Numbers;
+pub use normalization::{Normalizing, Placed, normalize};
 pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Operands, Verdict};
 use unhang_evidence::Store;
-use unhang_gpu::{FromHost, Prepared, strided};
+use unhang_gpu::{FromHost, Prepared, normalization, strided};
 use unhang_machine::{Machine, System};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value};
 use unhang_probe::canary::{self, Families};
@@ -119,11 +119,14 @@ fn settings() -> ProcessSettings {
     settings
 }
 
+/// Families whose kernels compute no convolution.
+const PARTS: [&str; 2] = [strided::FAMILY, normalization::FAMILY];
+
 /// The families that a canary tries on a device behind a face, what serves every convolution first. Copies and biases are one
-/// of them.
+/// of them, normalisations another.
 fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
     let mut families = proof::families(&device.engine);
-    families.push(Family { name: strided::FAMILY.to_owned(), tries: Vec::new() });
+    families.extend(PARTS.map(|name| Family { name: name.to_owned(), tries: Vec::new() }));
     if let Some(only) = only {
         families.retain(|family| only.contains(&family.name));
     }
@@ -143,8 +146,15 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
         run: &|prepared: &Prepared, operands: Operands<'_>| {
             FromHost::new(&device.engine).run_prepared(prepared, operands).map_err(|error| error.to_string())
         },
-        try_part: &|_: &str| device.try_strided().map_err(|error| error.to_string()),
+        try_part: &|part: &str| match part {
+            normalization::FAMILY => device.try_normalizations(),
+            _ => device.try_strided().map_err(|error| error.to_string()),
+        },
     };
+    if families.iter().any(|family| family.name == normalization::FAMILY) {
+        // What goes wrong here goes wrong again where the family is tried, and is said there.
+        let _ = device.prepare_normalizations();
+    }
     proof::try_families(&device.engine, &families, &child);
 }
 
@@ -391,8 +401,8 @@ impl<F: Face> Process<F> {
                 device.engine.allow(Some(passed.map(|it| it.part.clone()).collect()));
                 found
             });
-            // Copies and biases compute no convolution: that they work says nothing of the engine.
-            facts.canaries = found.iter().filter(|it| it.part != strided::FAMILY).cloned().collect();
+            // Copies, biases and normalisations compute no convolution: that they work says nothing of the engine.
+            facts.canaries = found.iter().filter(|it| !PARTS.contains(&it.part.as_str())).cloned().collect();
         }
         facts.situation()
     }

@@ -133,6 +133,72 @@ pub type BiasActivation = unsafe extern "C" fn(
     Opaque, Opaque, Opaque, Opaque,
 ) -> Status;
 
+/// Handle, mode, alpha, beta, descriptor and address of x and y, then those of the parameters, scale, bias, the share of the new
+/// statistics, running mean and variance, epsilon, saved mean and inverse deviation.
+#[rustfmt::skip]
+pub type BatchNormTrain = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque, f64, Opaque, Opaque,
+) -> Status;
+/// [`BatchNormTrain`] with descriptors of scale, bias, mean and variance.
+#[rustfmt::skip]
+pub type BatchNormTrain2 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque,
+    f64, Opaque, Opaque,
+) -> Status;
+/// [`BatchNormTrain2`] and an activation.
+#[rustfmt::skip]
+pub type BatchNormTrain3 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque,
+    f64, Opaque, Opaque, Opaque,
+) -> Status;
+/// Handle, mode, alpha, beta, descriptor and address of x and y, then those of the parameters, scale, bias, mean, variance, epsilon.
+#[rustfmt::skip]
+pub type BatchNormInfer = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64,
+) -> Status;
+/// [`BatchNormInfer`] with descriptors of scale, bias, mean and variance.
+#[rustfmt::skip]
+pub type BatchNormInfer2 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64,
+) -> Status;
+/// [`BatchNormInfer2`] and an activation.
+#[rustfmt::skip]
+pub type BatchNormInfer3 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64,
+    Opaque,
+) -> Status;
+/// Handle, mode, four scalars, descriptor and address of x, dy and dx, then those of the parameters, scale, the gradients of scale and bias,
+/// epsilon, saved mean and inverse deviation.
+#[rustfmt::skip]
+pub type BatchNormBackward = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
+    Opaque, f64, Opaque, Opaque,
+) -> Status;
+/// [`BatchNormBackward`] with descriptors of scale, bias, mean and variance.
+#[rustfmt::skip]
+pub type BatchNormBackward2 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
+    Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque,
+) -> Status;
+/// [`BatchNormBackward2`] with the bias behind the scale, and an activation.
+#[rustfmt::skip]
+pub type BatchNormBackward3 = unsafe extern "C" fn(
+    Opaque, c_int, *const c_void, *const c_void, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque,
+    Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque, Opaque,
+) -> Status;
+
+/// `miopenTensorArgument_t`: a tensor of a problem of "find 2.0".
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct TensorArgument {
+    /// Which one: 1, 2 and 3 are a convolution's x, w and y.
+    pub id: c_int,
+    /// Another descriptor than the problem's, behind a pointer, or null.
+    pub descriptor: *const Opaque,
+    /// Its address.
+    pub buffer: Opaque,
+}
+
 /// How a name is looked up in a library; null where it is not there.
 type LookUp<'a> = &'a dyn Fn(&CStr) -> *mut c_void;
 
@@ -225,6 +291,45 @@ functions! {
     execute_plan: "miopenExecuteFusionPlan" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque) -> Status;
     execute_plan_in: "miopenExecuteFusionPlan_v2" as unsafe extern "C" fn(Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, usize) -> Status;
     destroy_plan: "miopenDestroyFusionPlan" as Destroy;
+    create_plan: "miopenCreateFusionPlan" as unsafe extern "C" fn(*mut Opaque, c_int, Opaque) -> Status;
+    plan_workspace_size: "miopenFusionPlanGetWorkSpaceSize" as unsafe extern "C" fn(Opaque, Opaque, *mut usize, c_int) -> Status;
+    plan_algorithms: "miopenFusionPlanConvolutionGetAlgo" as unsafe extern "C" fn(Opaque, c_int, *mut c_int, *mut c_int) -> Status;
+    set_plan_algorithm: "miopenFusionPlanConvolutionSetAlgo" as unsafe extern "C" fn(Opaque, c_int) -> Status;
+    operator_activation: "miopenCreateOpActivationForward" as unsafe extern "C" fn(Opaque, *mut Opaque, c_int) -> Status;
+    operator_activation_backward: "miopenCreateOpActivationBackward" as unsafe extern "C" fn(Opaque, *mut Opaque, c_int) -> Status;
+    operator_bias: "miopenCreateOpBiasForward" as unsafe extern "C" fn(Opaque, *mut Opaque, Opaque) -> Status;
+    operator_infer: "miopenCreateOpBatchNormInference" as unsafe extern "C" fn(Opaque, *mut Opaque, c_int, Opaque) -> Status;
+    operator_train: "miopenCreateOpBatchNormForward" as unsafe extern "C" fn(Opaque, *mut Opaque, c_int, bool) -> Status;
+    operator_backward: "miopenCreateOpBatchNormBackward" as unsafe extern "C" fn(Opaque, *mut Opaque, c_int) -> Status;
+    destroy_arguments: "miopenDestroyOperatorArgs" as Destroy;
+    set_convolution_arguments: "miopenSetOpArgsConvForward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque) -> Status;
+    set_activation_arguments: "miopenSetOpArgsActivForward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, f64, f64, f64) -> Status;
+    set_activation_backward_arguments: "miopenSetOpArgsActivBackward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque, Opaque, f64, f64, f64) -> Status;
+    set_infer_arguments: "miopenSetOpArgsBatchNormInference" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, f64) -> Status;
+    set_train_arguments: "miopenSetOpArgsBatchNormForward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, f64, f64) -> Status;
+    set_backward_arguments: "miopenSetOpArgsBatchNormBackward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque) -> Status;
+    set_bias_arguments: "miopenSetOpArgsBiasForward" as unsafe extern "C" fn(Opaque, Opaque, *const c_void, *const c_void, Opaque) -> Status;
+    activation: "miopenGetActivationDescriptor" as unsafe extern "C" fn(Opaque, *mut c_int, *mut f64, *mut f64, *mut f64) -> Status;
+    batch_norm_train: "miopenBatchNormalizationForwardTraining" as BatchNormTrain;
+    batch_norm_train_2: "miopenBatchNormalizationForwardTraining_V2" as BatchNormTrain2;
+    batch_norm_train_3: "miopenBatchNormForwardTrainingActivation" as BatchNormTrain3;
+    batch_norm_infer: "miopenBatchNormalizationForwardInference" as BatchNormInfer;
+    batch_norm_infer_2: "miopenBatchNormalizationForwardInference_V2" as BatchNormInfer2;
+    batch_norm_infer_3: "miopenBatchNormForwardInferenceActivation" as BatchNormInfer3;
+    batch_norm_backward: "miopenBatchNormalizationBackward" as BatchNormBackward;
+    batch_norm_backward_2: "miopenBatchNormalizationBackward_V2" as BatchNormBackward2;
+    batch_norm_backward_3: "miopenBatchNormBackwardActivation" as BatchNormBackward3;
+    set_problem_tensor: "miopenSetProblemTensorDescriptor" as unsafe extern "C" fn(Opaque, c_int, Opaque) -> Status;
+    set_workspace_limit: "miopenSetFindOptionWorkspaceLimit" as unsafe extern "C" fn(Opaque, usize) -> Status;
+    destroy_options: "miopenDestroyFindOptions" as Destroy;
+    fuse_problems: "miopenFuseProblems" as unsafe extern "C" fn(Opaque, Opaque) -> Status;
+    run_solution: "miopenRunSolution" as unsafe extern "C" fn(Opaque, Opaque, usize, *const TensorArgument, Opaque, usize) -> Status;
+    destroy_solution: "miopenDestroySolution" as Destroy;
+    save_solution: "miopenSaveSolution" as unsafe extern "C" fn(Opaque, *mut c_char) -> Status;
+    solution_size: "miopenGetSolutionSize" as unsafe extern "C" fn(Opaque, *mut usize) -> Status;
+    solution_workspace: "miopenGetSolutionWorkspaceSize" as unsafe extern "C" fn(Opaque, *mut usize) -> Status;
+    solution_time: "miopenGetSolutionTime" as unsafe extern "C" fn(Opaque, *mut f32) -> Status;
+    solution_solver: "miopenGetSolutionSolverId" as unsafe extern "C" fn(Opaque, *mut u64) -> Status;
     convolution_problem: "miopenCreateConvProblem" as unsafe extern "C" fn(*mut Opaque, Opaque, c_int) -> Status;
     find_solutions: "miopenFindSolutions" as unsafe extern "C" fn(Opaque, Opaque, Opaque, *mut Opaque, *mut usize, usize) -> Status;
     load_solution: "miopenLoadSolution" as unsafe extern "C" fn(*mut Opaque, *const c_char, usize) -> Status;

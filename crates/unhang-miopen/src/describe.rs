@@ -2,9 +2,10 @@
 
 use std::ffi::c_int;
 
+use serde::{Deserialize, Serialize};
 use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
-use unhang_miopen_api::{MODE_TRANSPOSE, Opaque, SUCCESS, data_type_of};
-use unhang_session::{Convolution, View};
+use unhang_miopen_api::{MODE_TRANSPOSE, Opaque, SUCCESS, code_of, data_type_of};
+use unhang_session::{Convolution, Placed, View};
 
 use crate::real::Real;
 
@@ -23,7 +24,7 @@ pub(crate) struct Call {
 }
 
 /// A tensor's descriptor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub(crate) struct Tensor {
     pub(crate) axes: c_int,
     pub(crate) data_type: c_int,
@@ -47,7 +48,8 @@ pub(crate) struct Described {
     pub(crate) y: Tensor,
 }
 
-fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
+/// Reads a tensor's descriptor; none where the getters do not tell it.
+pub(crate) fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
     let f = &real.functions;
     let mut tensor = Tensor::default();
     if descriptor.is_null() {
@@ -66,40 +68,80 @@ fn read_tensor(real: &Real, descriptor: Opaque) -> Option<Tensor> {
     }
 }
 
-impl Described {
-    /// Reads a call's descriptors; none where one of them is not what the getters tell: null, of too many axes.
-    pub(crate) fn read(real: &Real, call: &Call) -> Option<Described> {
+/// What a convolution's own descriptor says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct Window {
+    spatial: c_int,
+    pub(crate) mode: c_int,
+    groups: c_int,
+    padding: [c_int; 3],
+    stride: [c_int; 3],
+    dilation: [c_int; 3],
+}
+
+impl Window {
+    /// Reads a descriptor; none where the getters do not tell it.
+    pub(crate) fn read(real: &Real, convolution: Opaque) -> Option<Window> {
         let f = &real.functions;
-        let (x, w, y) = (read_tensor(real, call.x)?, read_tensor(real, call.w)?, read_tensor(real, call.y)?);
         let (mut spatial, mut given, mut mode, mut groups) = (0, 0, 0, 0);
         let [mut padding, mut stride, mut dilation] = [[0; 3]; 3];
-        if call.convolution.is_null() {
+        if convolution.is_null() {
             return None;
         }
         // SAFETY: the caller's descriptor, and places for as many numbers as are asked for: three at most.
         unsafe {
-            if f.spatial?(call.convolution, &mut spatial) != SUCCESS || !(1..=3).contains(&spatial) {
+            if f.spatial?(convolution, &mut spatial) != SUCCESS || !(1..=3).contains(&spatial) {
                 return None;
             }
             let numbers = [&mut padding, &mut stride, &mut dilation].map(|it| it.as_mut_ptr());
             let [p, s, d] = numbers;
-            if f.convolution?(call.convolution, spatial, &mut given, p, s, d, &mut mode) != SUCCESS
-                || f.groups?(call.convolution, &mut groups) != SUCCESS
+            if f.convolution?(convolution, spatial, &mut given, p, s, d, &mut mode) != SUCCESS
+                || f.groups?(convolution, &mut groups) != SUCCESS
             {
                 return None;
             }
         }
-        (spatial == x.axes - 2).then_some(Described {
-            direction: call.direction,
-            mode,
-            groups,
-            padding,
-            stride,
-            dilation,
-            x,
-            w,
-            y,
-        })
+        Some(Window { spatial, mode, groups, padding, stride, dilation })
+    }
+
+    /// The result of an ordinary convolution of this window, which lies as x does; none where there is none.
+    pub(crate) fn result_of(&self, x: &Tensor, w: &Tensor) -> Option<Tensor> {
+        let axes = x.axes as usize;
+        if self.mode == MODE_TRANSPOSE || self.spatial != x.axes - 2 || w.axes != x.axes {
+            return None;
+        }
+        let mut sizes = x.sizes;
+        sizes[1] = w.sizes[0];
+        for (axis, size) in sizes.iter_mut().enumerate().take(axes).skip(2) {
+            let at = axis - 2;
+            let reach = self.dilation[at].checked_mul(w.sizes[axis] - 1)?.checked_add(1)?;
+            let room = self.padding[at].checked_mul(2)?.checked_add(x.sizes[axis])?.checked_sub(reach)?;
+            *size = room.checked_div(self.stride[at])?.checked_add(1).filter(|_| room >= 0)?;
+        }
+        // The order of the axes in memory stays.
+        let mut order: Vec<usize> = (0..axes).collect();
+        order.sort_by_key(|&axis| (x.strides[axis], std::cmp::Reverse(axis)));
+        let (mut strides, mut next) = ([0; AXES], 1i32);
+        for axis in order {
+            strides[axis] = next;
+            next = next.checked_mul(sizes[axis])?;
+        }
+        let size = data_type_of(x.data_type)?.size();
+        Some(Tensor { axes: x.axes, data_type: x.data_type, sizes, strides, bytes: next as usize * size })
+    }
+}
+
+impl Described {
+    /// Reads a call's descriptors; none where one of them is not what the getters tell: null, of too many axes.
+    pub(crate) fn read(real: &Real, call: &Call) -> Option<Described> {
+        let (x, w, y) = (read_tensor(real, call.x)?, read_tensor(real, call.w)?, read_tensor(real, call.y)?);
+        Described::of(call.direction, &Window::read(real, call.convolution)?, [x, w, y])
+    }
+
+    /// A convolution of x, w and y; none where these have other axes than the window.
+    pub(crate) fn of(direction: Direction, window: &Window, [x, w, y]: [Tensor; 3]) -> Option<Described> {
+        let Window { spatial, mode, groups, padding, stride, dilation } = *window;
+        (spatial == x.axes - 2).then_some(Described { direction, mode, groups, padding, stride, dilation, x, w, y })
     }
 
     /// The type of the elements of all tensors.
@@ -172,6 +214,46 @@ impl Described {
 }
 
 impl Tensor {
+    /// One number for each channel, of the same type.
+    pub(crate) fn as_channels(&self) -> Option<Tensor> {
+        let (mut sizes, mut strides) = (self.sizes, [1; AXES]);
+        sizes[2..].fill(1);
+        (sizes[0], strides[0]) = (1, sizes[1]);
+        let bytes = usize::try_from(sizes[1]).ok()? * data_type_of(self.data_type)?.size();
+        Some(Tensor { sizes, strides, bytes, ..*self })
+    }
+
+    /// What MIOpen derives for the parameters of a batch normalisation where none are described: single precision, unless tensors are of
+    /// double, for each channel or each position.
+    pub(crate) fn parameters(&self, mode: c_int) -> Option<Tensor> {
+        let data_type = match data_type_of(self.data_type)? {
+            DataType::F64 => DataType::F64,
+            _ => DataType::F32,
+        };
+        let it = Tensor { data_type: code_of(data_type), ..*self };
+        if mode != 0 {
+            return it.as_channels();
+        }
+        let mut sizes = self.sizes;
+        sizes[0] = 1;
+        let axes = self.axes as usize;
+        let elements = sizes[..axes].iter().try_fold(1i32, |all, &size| all.checked_mul(size))?;
+        Some(Tensor { sizes, bytes: elements as usize * data_type.size(), ..it })
+    }
+
+    /// Its type and how it lies, with as many axes of space as there can be; none where getters have cut something off.
+    pub(crate) fn placed(&self) -> Option<(DataType, Placed)> {
+        let (data_type, axes) = (data_type_of(self.data_type)?, self.axes as usize);
+        let mut placed = Placed { sizes: [1; 5], strides: [1; 5] };
+        for axis in 0..axes {
+            let to = if axis < 2 { axis } else { axis + 5 - axes };
+            placed.sizes[to] = usize::try_from(self.sizes[axis]).ok().filter(|&size| size > 0)?;
+            placed.strides[to] = usize::try_from(self.strides[axis]).ok()?;
+        }
+        let far: usize = placed.sizes.iter().zip(placed.strides).map(|(size, stride)| (size - 1) * stride).sum();
+        ((far + 1) * data_type.size() == self.bytes).then_some((data_type, placed))
+    }
+
     fn view(&self, data_type: DataType) -> Result<View, String> {
         let axes = self.axes as usize;
         if axes == 5 {

@@ -113,16 +113,19 @@ fn hip(name: &CStr) -> Option<GetNumber> {
 /// What a call leads to, or the status with which it is answered.
 pub(crate) fn decide(process: &Process, real: &Real, call: &Call) -> Result<Decision, Status> {
     let decision = match Described::read(real, call) {
-        Some(described) => {
-            let key = (process.device_number(), real.base, described);
-            process.decide(key, || described.asked())
-        }
+        Some(described) => decide_described(process, real, described),
         None if [call.convolution, call.x, call.w, call.y].iter().any(|it| it.is_null()) => {
             return Err(BAD_PARAMETER);
         }
         None => process.not_ours("its descriptors are not supported"),
     };
     if matches!(decision, Decision::Refuse) { Err(NOT_IMPLEMENTED) } else { Ok(decision) }
+}
+
+/// What a convolution leads to whose descriptors were read.
+pub(crate) fn decide_described(process: &Process, real: &Real, described: Described) -> Decision {
+    let key = (process.device_number(), real.base, described);
+    process.decide(key, || described.asked())
 }
 
 /// The stream of a handle.
@@ -160,17 +163,27 @@ pub(crate) struct Memory {
 ///
 /// # Safety
 /// The memory must be what the call's descriptors say.
-pub(crate) unsafe fn execute(
+pub(crate) unsafe fn execute(process: &Process, real: &Real, route: Planned<'_>, call: &Call, memory: Memory) -> Status {
+    // SAFETY: the caller's promise.
+    unsafe { execute_beside(process, real, route, call.handle, memory, &|| naive(real, call, memory)) }
+}
+
+/// Computes a convolution that is ours, or by `vendors_own` where the plan comes to that.
+///
+/// # Safety
+/// The memory must be what the route's convolution says.
+pub(crate) unsafe fn execute_beside(
     process: &Process,
     real: &Real,
     route: Planned<'_>,
-    call: &Call,
+    handle: Opaque,
     memory: Memory,
+    vendors_own: &dyn Fn() -> Result<(), Failure>,
 ) -> Status {
     if memory.tensors.iter().any(|it| it.is_null()) {
         return BAD_PARAMETER;
     }
-    let Some(stream) = stream_of(real, call.handle) else { return BAD_PARAMETER };
+    let Some(stream) = stream_of(real, handle) else { return BAD_PARAMETER };
     let ours = unhang_session::Call {
         operands: route.in_order(memory.tensors).map(|it| it as u64),
         workspace: memory.workspace as u64,
@@ -178,9 +191,7 @@ pub(crate) unsafe fn execute(
         stream,
     };
     // SAFETY: the caller's promise.
-    let vendors_own = || unsafe { naive(real, call, memory) };
-    // SAFETY: as above.
-    match unsafe { route.execute(process, ours, &vendors_own) } {
+    match unsafe { route.execute(process, ours, vendors_own) } {
         Ok(()) => SUCCESS,
         Err(NotComputed::Declined) => NOT_IMPLEMENTED,
         Err(NotComputed::NoMemory) => ALLOCATION_FAILED,

@@ -1,33 +1,27 @@
 //! The functions of MIOpen's interface that this library stands before. Everything else is MIOpen's alone.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use unhang_conv::Direction;
 use unhang_miopen_api::{
     ALGORITHM_DIRECT, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, NOT_INITIALIZED, Opaque,
-    Performance, SUCCESS, Solution, Status, UNSUPPORTED_OPERATION, index_of,
+    Performance, SUCCESS, Solution, Status, index_of,
 };
 use unhang_session::{Decision, Planned};
 
-use crate::describe::Call;
+use crate::calls::{answer, guarded};
+use crate::describe::{Call, read_tensor};
 use crate::face::{self, Memory, Process, process, stream_of};
+use crate::fusion::calls::*;
+use crate::fusion::{Epilogue, Execution};
+use crate::normalization::calls::*;
+use crate::normalization::read_activation;
 use crate::real::{self, Real};
+use crate::solutions::calls::*;
 use crate::{bias, fusion};
 
-// SAFETY for the whole file: every exported function has the contract of MIOpen's function of its name, and what is passed on is
-// what was given.
-
-/// Calls the real library's function; where it has none, it has none.
-macro_rules! forward {
-    ($function:expr, $($argument:expr),*) => {
-        match $function {
-            // SAFETY: see above.
-            Some(function) => real::inside(|| unsafe { function($($argument),*) }),
-            None => NOT_IMPLEMENTED,
-        }
-    };
-}
+// SAFETY for the whole file: as `calls.rs` says.
 
 /// Whether a call is a question, or puts work into the stream: a search or a convolution, which may never return.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,13 +53,10 @@ fn boundary(
         let process = process(real)?;
         match face::decide(process, real, &call) {
             Ok(Decision::Forward(subject)) => Some(Err((process, subject))),
-            Ok(Decision::Ours(route)) => {
-                Some(Ok(ours(&Ours { process, real, route: Planned::Plane(&route), call: &call })))
-            }
-            Ok(Decision::Volume(route)) => {
-                Some(Ok(ours(&Ours { process, real, route: Planned::Volume(&route), call: &call })))
-            }
-            Ok(Decision::Refuse) => Some(Ok(NOT_IMPLEMENTED)),
+            Ok(decision) => Some(Ok(match decision.planned() {
+                Some(route) => ours(&Ours { process, real, route, call: &call }),
+                None => NOT_IMPLEMENTED,
+            })),
             Err(status) => Some(Ok(status)),
         }
     }));
@@ -78,16 +69,6 @@ fn boundary(
         Ok(Some(Err(_))) => forward(real),
         Err(_) => INTERNAL_ERROR,
     }
-}
-
-/// Writes an answer where the caller wants it.
-fn answer<T>(to: *mut T, value: impl FnOnce() -> T) -> Status {
-    if to.is_null() {
-        return BAD_PARAMETER;
-    }
-    // SAFETY: a place of the caller's for a value of this type.
-    unsafe { to.write(value()) };
-    SUCCESS
 }
 
 /// What a search is to return.
@@ -142,20 +123,6 @@ fn check_id(ours: &Ours<'_>, id: u64) -> Status {
         Some(algorithm_of) if unsafe { algorithm_of(id, &mut algorithm) } == SUCCESS => SUCCESS,
         _ => BAD_PARAMETER,
     }
-}
-
-macro_rules! exported {
-    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
-        $(
-            $(#[$doc])*
-            ///
-            /// # Safety
-            /// As MIOpen's function of this name.
-            #[unsafe(no_mangle)]
-            #[allow(non_snake_case, clippy::too_many_arguments)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> Status $body
-        )*
-    };
 }
 
 /// The eight functions of a direction. They differ in the order of x, w and y only: in searches and executions, in queries and
@@ -317,12 +284,6 @@ direction! {
     miopenConvolutionBackwardWeightsCompileSolution, miopenConvolutionBackwardWeightsImmediate
 }
 
-/// Runs what is not a convolution call of the eight; no panic leaves this.
-fn guarded(body: impl FnOnce(&'static Real) -> Status) -> Status {
-    let Some(real) = real::of_caller() else { return NOT_INITIALIZED };
-    catch_unwind(AssertUnwindSafe(|| body(real))).unwrap_or(INTERNAL_ERROR)
-}
-
 exported! {
     /// A handle: from here on a library is in use.
     miopenCreate(handle: *mut Opaque) {
@@ -363,100 +324,20 @@ exported! {
         y: Opaque, yp: Opaque,
     ) {
         guarded(|real| {
-            if fusion::is_endangered(real, "a convolution fused with its activation") {
-                return UNSUPPORTED_OPERATION;
-            }
-            forward!(
+            let execution = Execution { real, handle, x: (x, xp), y: (y, yp), workspace: (workspace, bytes) };
+            // SAFETY: the caller's scalars, floats whatever the tensors are; null is 1.
+            let scalar = |at: *const c_void| if at.is_null() { 1.0 } else { f64::from(unsafe { at.cast::<f32>().read_unaligned() }) };
+            let epilogue = |real: &Real| {
+                let added = if zp.is_null() { None } else { Some((read_tensor(real, z)?, scalar(alpha2), zp)) };
+                let bias = if bp.is_null() { None } else { Some((read_tensor(real, b)?, bp)) };
+                let factor = Some(scalar(alpha1)).filter(|&factor| factor != 1.0);
+                Some(Epilogue { factor, added, bias, activation: read_activation(real, activation)? })
+            };
+            // SAFETY: see above.
+            unsafe { fusion::convolve_and_activate(&execution, (w, wp), convolution, epilogue) }.unwrap_or_else(|| forward!(
                 real.functions.bias_activation, handle, alpha1, x, xp, w, wp, convolution, algorithm, workspace, bytes, alpha2, z, zp,
                 b, bp, activation, y, yp
-            )
-        })
-    }
-    /// Puts a convolution into a fusion plan.
-    miopenCreateOpConvForward(plan: Opaque, operator: *mut Opaque, convolution: Opaque, w: Opaque) {
-        guarded(|real| {
-            fusion::note(plan);
-            forward!(real.functions.operator_convolution, plan, operator, convolution, w)
-        })
-    }
-    /// Compiles a fusion plan: torch looks at this status, and not at that of the execution.
-    miopenCompileFusionPlan(handle: Opaque, plan: Opaque) {
-        guarded(|real| {
-            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
-                return UNSUPPORTED_OPERATION;
-            }
-            forward!(real.functions.compile_plan, handle, plan)
-        })
-    }
-    /// Executes a fusion plan.
-    miopenExecuteFusionPlan(handle: Opaque, plan: Opaque, input: Opaque, x: Opaque, output: Opaque, y: Opaque, arguments: Opaque) {
-        guarded(|real| {
-            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
-                return UNSUPPORTED_OPERATION;
-            }
-            forward!(real.functions.execute_plan, handle, plan, input, x, output, y, arguments)
-        })
-    }
-    /// Executes a fusion plan in a workspace.
-    miopenExecuteFusionPlan_v2(
-        handle: Opaque, plan: Opaque, input: Opaque, x: Opaque, output: Opaque, y: Opaque, arguments: Opaque, workspace: Opaque,
-        bytes: usize,
-    ) {
-        guarded(|real| {
-            if fusion::is_refused(real, plan, "a fusion plan with a convolution") {
-                return UNSUPPORTED_OPERATION;
-            }
-            forward!(real.functions.execute_plan_in, handle, plan, input, x, output, y, arguments, workspace, bytes)
-        })
-    }
-    /// Ends a fusion plan.
-    miopenDestroyFusionPlan(plan: Opaque) {
-        guarded(|real| {
-            fusion::forget(plan);
-            forward!(real.functions.destroy_plan, plan)
-        })
-    }
-    /// A convolution for "find 2.0".
-    miopenCreateConvProblem(problem: *mut Opaque, convolution: Opaque, direction: c_int) {
-        guarded(|real| {
-            let status = forward!(real.functions.convolution_problem, problem, convolution, direction);
-            if status == SUCCESS && !problem.is_null() && !real::is_inside() {
-                // SAFETY: MIOpen has written it.
-                fusion::note(unsafe { *problem });
-            }
-            status
-        })
-    }
-    /// The search of "find 2.0".
-    miopenFindSolutions(
-        handle: Opaque, problem: Opaque, options: Opaque, solutions: *mut Opaque, count: *mut usize, most: usize,
-    ) {
-        guarded(|real| {
-            if fusion::is_refused(real, problem, "a search for solutions of a convolution") {
-                // Callers that ignore the status read the number of solutions all the same.
-                if !count.is_null() {
-                    // SAFETY: MIOpen's caller owns it.
-                    unsafe { *count = 0 };
-                }
-                return NOT_IMPLEMENTED;
-            }
-            forward!(real.functions.find_solutions, handle, problem, options, solutions, count, most)
-        })
-    }
-    /// A solution from a file, whose solver would be MIOpen's.
-    miopenLoadSolution(to: *mut Opaque, data: *const c_char, bytes: usize) {
-        guarded(|real| {
-            if fusion::is_endangered(real, "a stored solution") {
-                return NOT_IMPLEMENTED;
-            }
-            forward!(real.functions.load_solution, to, data, bytes)
-        })
-    }
-    /// Ends a problem of "find 2.0".
-    miopenDestroyProblem(problem: Opaque) {
-        guarded(|real| {
-            fusion::forget(problem);
-            forward!(real.functions.destroy_problem, problem)
+            ))
         })
     }
 }
@@ -488,9 +369,22 @@ table! {
     miopenConvolutionBackwardWeightsGetSolutionCount, miopenConvolutionBackwardWeightsGetSolution,
     miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize, miopenConvolutionBackwardWeightsCompileSolution,
     miopenConvolutionBackwardWeightsImmediate, miopenCreate, miopenCreateWithStream, miopenConvolutionForwardBias,
-    miopenConvolutionBackwardBias, miopenConvolutionBiasActivationForward, miopenCreateOpConvForward, miopenCompileFusionPlan,
-    miopenExecuteFusionPlan, miopenExecuteFusionPlan_v2, miopenDestroyFusionPlan, miopenCreateConvProblem, miopenFindSolutions,
-    miopenLoadSolution, miopenDestroyProblem,
+    miopenConvolutionBackwardBias, miopenConvolutionBiasActivationForward, miopenCreateFusionPlan, miopenCreateOpConvForward,
+    miopenCreateOpActivationForward, miopenCreateOpActivationBackward, miopenCreateOpBiasForward,
+    miopenCreateOpBatchNormInference, miopenCreateOpBatchNormForward, miopenCreateOpBatchNormBackward,
+    miopenCompileFusionPlan, miopenFusionPlanGetWorkSpaceSize, miopenFusionPlanConvolutionGetAlgo,
+    miopenFusionPlanConvolutionSetAlgo, miopenDestroyFusionPlan, miopenDestroyOperatorArgs, miopenSetOpArgsConvForward,
+    miopenSetOpArgsActivForward, miopenSetOpArgsActivBackward, miopenSetOpArgsBatchNormInference,
+    miopenSetOpArgsBatchNormForward, miopenSetOpArgsBatchNormBackward, miopenSetOpArgsBiasForward, miopenExecuteFusionPlan,
+    miopenExecuteFusionPlan_v2, miopenCreateConvProblem, miopenSetProblemTensorDescriptor, miopenFuseProblems,
+    miopenFindSolutions, miopenRunSolution, miopenDestroySolution, miopenGetSolutionSize, miopenSaveSolution,
+    miopenGetSolutionWorkspaceSize, miopenGetSolutionTime, miopenGetSolutionSolverId, miopenSetFindOptionWorkspaceLimit,
+    miopenDestroyFindOptions,
+    miopenLoadSolution, miopenDestroyProblem, miopenBatchNormalizationForwardTraining,
+    miopenBatchNormalizationForwardTraining_V2, miopenBatchNormForwardTrainingActivation,
+    miopenBatchNormalizationForwardInference, miopenBatchNormalizationForwardInference_V2,
+    miopenBatchNormForwardInferenceActivation, miopenBatchNormalizationBackward, miopenBatchNormalizationBackward_V2,
+    miopenBatchNormBackwardActivation,
 }
 
 /// Our function of a name, for whoever looks it up; none where it is MIOpen's alone.
@@ -509,6 +403,33 @@ mod tests {
             let name = std::ffi::CString::new(*name).unwrap();
             assert!(exported(&name).is_some(), "{name:?}");
         }
-        assert!(exported(c"miopenBatchNormalizationForwardInference").is_none());
+        assert!(exported(c"miopenSoftmaxForward").is_none());
+    }
+
+    /// Rows of the table in the docs: functions in backquotes, then who computes.
+    #[test]
+    fn the_table_in_the_docs_names_exactly_the_functions_that_are_stood_before() {
+        let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/internals/miopen-bypass.md");
+        let text = std::fs::read_to_string(page).unwrap();
+        let section = text.split("## Every function").nth(1).unwrap().split("\n## ").next().unwrap();
+        let (mut all, mut ours) = (Vec::new(), Vec::new());
+        for row in section.lines().filter(|line| line.contains("`miopen")) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let names = cells[2].split('`').filter(|it| it.starts_with("miopen"));
+            if cells[3].starts_with("unhang") || cells[1].contains("where the real library is looked for") {
+                ours.extend(names.clone());
+            }
+            all.extend(names);
+        }
+        let sorted = |mut names: Vec<&'static str>| {
+            names.sort_unstable();
+            names
+        };
+        let ours: Vec<&'static str> = ours.into_iter().map(|it| &*it.to_owned().leak()).collect();
+        assert_eq!(sorted(ours), sorted(EXPORTED.to_vec()));
+        let count = all.len();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!((count, all.len()), (266, 266), "MIOpen 3.4 and 3.5.1 have 266 functions");
     }
 }

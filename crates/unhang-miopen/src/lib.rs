@@ -12,6 +12,9 @@
 //! It runs in other people's processes: no panic leaves it, nothing waits without a deadline but where the caller waits for
 //! the device anyway, errors are MIOpen's status codes with MIOpen's meanings. It must not know torch or any other framework.
 
+#[macro_use]
+mod calls;
+
 mod bias;
 mod canary;
 mod describe;
@@ -20,7 +23,9 @@ mod fusion;
 mod interpose;
 mod loader;
 mod lookup;
+mod normalization;
 mod real;
+mod solutions;
 mod summary;
 mod volume;
 mod watch;

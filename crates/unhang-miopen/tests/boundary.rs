@@ -313,15 +313,49 @@ fn bad_calls_have_the_status_codes_of_miopen() {
     }
 }
 
+/// A run on the emulated card, with the kernels for what follows a convolution.
+fn normalizing_on_the_card<'a>() -> Option<Run<'a>> {
+    let mut run = on_the_card()?;
+    run.variables[0] = ("UNHANG_MIOPEN_FAMILIES", "plain,strided,normalization");
+    Some(run)
+}
+
 #[test]
-fn a_framework_whose_fusion_plan_is_refused_computes_the_parts() {
+fn fusion_plans_are_computed_in_parts() {
     for client in ["libtorch_like.so", "libxla_like.so"] {
-        let said = Run::default().assert_right(&[client, "fused"]);
-        assert!(said.contains("a fusion plan with a convolution is refused"), "{said}");
+        Run::default().assert_right(&[client, "fused"]);
     }
-    let Some(run) = on_the_card() else { return };
+    let Some(run) = normalizing_on_the_card() else { return };
     let said = run.assert_right(&["card/libtorch_like.so", "fused"]);
-    assert!(said.contains("asked for 1 convolutions that jit computed"), "{said}");
+    assert!(said.contains("asked for 4 convolutions that jit computed"), "{said}");
+}
+
+#[test]
+fn solutions_of_convolutions_are_ours_and_all_others_miopens() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        Run::default().assert_right(&[client, "solutions"]);
+    }
+    let mut wrong = Run::default();
+    wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!wrong.of(&["libtorch_like.so", "solutions"]).status.success());
+    let Some(run) = on_the_card() else { return };
+    let said = run.assert_right(&["card/libtorch_like.so", "solutions"]);
+    assert!(said.contains("asked for 6 convolutions that jit computed"), "{said}");
+}
+
+#[test]
+fn batch_normalisation_is_computed_in_every_version_of_its_calls() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        Run::default().assert_right(&[client, "norms"]);
+    }
+    let mut wrong = Run::default();
+    wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!wrong.of(&["libtorch_like.so", "norms"]).status.success());
+    let Some(mut run) = normalizing_on_the_card() else { return };
+    let said = run.assert_right(&["card/libtorch_like.so", "norms"]);
+    assert!(said.contains("canary of jit, normalization: works"), "{said}");
+    run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!run.of(&["card/libtorch_like.so", "norms"]).status.success());
 }
 
 #[test]

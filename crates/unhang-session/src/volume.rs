@@ -13,7 +13,7 @@ use unhang_gpu::strided::{self, LoadedMove, Move};
 use crate::compute::{Call, Failure, NotComputed, compute, is_wrong_on_purpose};
 use crate::device::Device;
 use crate::host::Numbers;
-use crate::process::{Face, Process};
+use crate::process::{Decision, Face, Process};
 use crate::route::{Counts, Route, Totals};
 use crate::talk::say_once as say;
 use crate::tuning::tune;
@@ -211,6 +211,17 @@ pub enum Planned<'a> {
     Plane(&'a Route),
     /// In three.
     Volume(&'a VolumeRoute),
+}
+
+impl Decision {
+    /// What we compute, where we do.
+    pub fn planned(&self) -> Option<Planned<'_>> {
+        match self {
+            Decision::Ours(route) => Some(Planned::Plane(route)),
+            Decision::Volume(route) => Some(Planned::Volume(route)),
+            Decision::Forward(_) | Decision::Refuse => None,
+        }
+    }
 }
 
 impl Planned<'_> {

@@ -31,7 +31,16 @@ int miopenConvolutionBackwardWeights(), miopenConvolutionForwardGetSolutionCount
 int miopenConvolutionForwardGetSolutionWorkspaceSize(), miopenConvolutionForwardCompileSolution(), miopenConvolutionForwardImmediate();
 int miopenConvolutionBackwardDataImmediate(), miopenConvolutionBackwardWeightsImmediate(), miopenCreateFusionPlan(), miopenCreateOpConvForward();
 int miopenCreateOpActivationForward(), miopenCompileFusionPlan(), miopenDestroyFusionPlan(), miopenCreateConvProblem(), miopenFindSolutions();
-int miopenConvolutionForwardBias(), miopenConvolutionBackwardBias();
+int miopenConvolutionForwardBias(), miopenConvolutionBackwardBias(), miopenCreateActivationDescriptor(), miopenSetActivationDescriptor();
+int miopenBatchNormalizationForwardTraining(), miopenBatchNormalizationForwardTraining_V2(), miopenBatchNormForwardTrainingActivation();
+int miopenBatchNormalizationForwardInference(), miopenBatchNormalizationForwardInference_V2(), miopenBatchNormForwardInferenceActivation();
+int miopenBatchNormalizationBackward(), miopenBatchNormalizationBackward_V2(), miopenBatchNormBackwardActivation();
+int miopenCreateOpActivationBackward(), miopenCreateOpBiasForward(), miopenCreateOpBatchNormInference(), miopenCreateOpBatchNormForward(), miopenCreateOpBatchNormBackward();
+int miopenCreateOperatorArgs(), miopenDestroyOperatorArgs(), miopenSetOpArgsConvForward(), miopenSetOpArgsActivForward(), miopenSetOpArgsActivBackward();
+int miopenSetOpArgsBiasForward(), miopenSetOpArgsBatchNormInference(), miopenSetOpArgsBatchNormForward(), miopenSetOpArgsBatchNormBackward(), miopenExecuteFusionPlan();
+int miopenConvolutionBiasActivationForward(), miopenFusionPlanGetWorkSpaceSize(), miopenCreateSoftmaxProblem(), miopenSetProblemTensorDescriptor();
+int miopenFuseProblems(), miopenDestroyProblem(), miopenRunSolution(), miopenDestroySolution(), miopenGetSolutionSize(), miopenSaveSolution(), miopenLoadSolution();
+int miopenGetSolutionWorkspaceSize(), miopenGetSolutionTime(), miopenGetSolutionSolverId(), miopenCreateFindOptions(), miopenSetFindOptionWorkspaceLimit();
 int miopenConvolutionBackwardDataGetSolutionCount(), miopenConvolutionBackwardDataGetSolution(), miopenConvolutionBackwardDataCompileSolution();
 int miopenConvolutionBackwardDataGetSolutionWorkspaceSize(), miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize();
 int miopenConvolutionBackwardWeightsGetSolutionCount(), miopenConvolutionBackwardWeightsGetSolution(), miopenConvolutionBackwardWeightsCompileSolution();
@@ -45,6 +54,12 @@ static const int w_sizes[4] = {K, C / G, R, S}, w_strides[4] = {12, 1, 4, 2};  /
 static const int y_sizes[4] = {N, K, OH, OW}, y_strides[4] = {54, 9, 3, 1};
 enum { XS = 400, WS = 80, YS = 108 };
 static const int pad[2] = {1, 0}, stride[2] = {2, 1}, dilation[2] = {1, 2};
+// By Newton's steps: in a namespace of its own the client has no mathematical library.
+static double root(double v) {
+    double r = v > 1 ? v : 1;
+    for (int i = 0; i < 60; i++) r = (r + v / r) / 2;
+    return r;
+}
 static size_t at(const int *s, int a, int b, int c, int d) { return (size_t)(a * s[0] + b * s[1] + c * s[2] + d * s[3]); }
 
 typedef struct { P handle, x, w, y, it; float xd[XS], wd[WS], yd[YS], want[XS], b[2 * K], sums[2 * K]; } Case;
@@ -182,26 +197,111 @@ static int immediate_only(void) {
     SOLVED(BackwardWeights, 2, c.y, c.yd, c.x, c.xd, c.w, c.wd, WS);
     return 0;
 }
-// As frameworks fuse: a plan of convolution and ReLU, and where that does not compile the convolution by itself and the ReLU after it.
+// As frameworks fuse: convolution with bias, with batch normalisation, with both; and with what is added, in one call. A leaky ReLU behind each.
 static int fused(void) {
     Case *place = room();
     CHECK(place != NULL);
-    int line = prepare(&c, 0), count = 0;
+    int line = prepare(&c, 0);
     if (line) return line;
-    float one = 1, zero = 0;
-    Performance found = {-1, -1, 99};
-    P plan = 0, convolution = 0, activation = 0;
-    CHECK(CALL(miopenCreateFusionPlan, &plan, 0, c.x) == 0 && CALL(miopenCreateOpConvForward, plan, &convolution, c.it, c.w) == 0);
-    CHECK(CALL(miopenCreateOpActivationForward, plan, &activation, 3) == 0);
-    int compiled = CALL(miopenCompileFusionPlan, c.handle, plan);
-    CHECK(CALL(miopenDestroyFusionPlan, plan) == 0);
-    CHECK(compiled == 8);
-    expect(&c, 0);
-    CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 1, &count, &found, (P)0, (size_t)0, false) == 0);
-    CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, c.xd, c.w, c.wd, c.it, found.algorithm, &zero, c.y, c.yd, (P)0, (size_t)0) == 0);
-    settle();
-    for (int i = 0; i < YS; i++) c.yd[i] = c.yd[i] > 0 ? c.yd[i] : 0, c.want[i] = c.want[i] > 0 ? c.want[i] : 0;
-    CHECK(compare(c.yd, c.want, YS));
+    float one = 1, zero = 0, three = 3, *b = c.b, *numbers = c.sums;
+    P p = 0, leaky = 0;
+    const int sizes[4] = {1, K, 1, 1}, strides[4] = {K, 1, 1, 1};
+    CALL(miopenCreateTensorDescriptor, &p), CALL(miopenSetTensorDescriptor, p, 1, 4, sizes, strides);
+    CALL(miopenCreateActivationDescriptor, &leaky), CALL(miopenSetActivationDescriptor, leaky, 8, 0.5, 0.0, 0.0);
+    for (int i = 0; i < K; i++) b[i] = (float)i * 4 - 9, numbers[i] = 1 + (float)(i % 3), numbers[K + i] = (float)i - 2;
+    static float before[YS];
+    for (int kind = 0; kind < 4; kind++) {
+        for (int i = 0; i < YS; i++) before[i] = c.yd[i];
+        expect(&c, 0);
+        for (int n = 0; n < N; n++) for (int k = 0; k < K; k++) for (int o = 0; o < OH; o++) for (int q = 0; q < OW; q++) {
+            float *it = &c.want[at(y_strides, n, k, o, q)];
+            if (kind == 3) *it = *it * 3 + before[at(y_strides, n, k, o, q)];
+            if (kind != 1) *it += b[k];
+            if (kind == 1 || kind == 2) *it = (*it - numbers[K + k]) / (float)root(numbers[k] + 1e-3f) * numbers[k] + b[k];
+            if (*it < 0) *it *= 0.5f;
+        }
+        if (kind == 3) {
+            // What is added is the result's own place, read before it is written.
+            static float added[YS];
+            P z = 0;
+#ifdef REAL_HIP
+            CHECK(hipHostMalloc(&z, sizeof added, 0) == 0);
+#else
+            z = added;
+#endif
+            memcpy(z, before, sizeof added);
+            CHECK(CALL(miopenConvolutionBiasActivationForward, c.handle, &three, c.x, c.xd, c.w, c.wd, c.it, 1, (P)0, (size_t)0, &one, c.y, z, p, b, leaky, c.y, c.yd) == 0);
+            CHECK(compare(c.yd, c.want, YS));
+            continue;
+        }
+        P plan = 0, convolution = 0, bias = 0, norm = 0, activation = 0, arguments = 0;
+        size_t bytes = 99;
+        CHECK(CALL(miopenCreateFusionPlan, &plan, 0, c.x) == 0 && CALL(miopenCreateOpConvForward, plan, &convolution, c.it, c.w) == 0);
+        CHECK(kind == 1 || CALL(miopenCreateOpBiasForward, plan, &bias, p) == 0);
+        CHECK(kind == 0 || CALL(miopenCreateOpBatchNormInference, plan, &norm, 1, p) == 0);
+        CHECK(CALL(miopenCreateOpActivationForward, plan, &activation, 8) == 0);
+        CHECK(CALL(miopenCompileFusionPlan, c.handle, plan) == 0);
+        CHECK(CALL(miopenFusionPlanGetWorkSpaceSize, c.handle, plan, &bytes, 1) == 0 && bytes == WORKSPACE);
+        CHECK(CALL(miopenCreateOperatorArgs, &arguments) == 0 && CALL(miopenSetOpArgsConvForward, arguments, convolution, &one, &zero, c.wd) == 0);
+        if (bias) CALL(miopenSetOpArgsBiasForward, arguments, bias, &one, &zero, b);
+        if (norm) CALL(miopenSetOpArgsBatchNormInference, arguments, norm, &one, &zero, numbers, b, numbers + K, numbers, 1e-3);
+        // Nothing was given to the activation yet.
+        CHECK(CALL(miopenExecuteFusionPlan, c.handle, plan, c.x, c.xd, c.y, c.yd, arguments) == 3);
+        CALL(miopenSetOpArgsActivForward, arguments, activation, &one, &zero, 0.5, 0.0, 0.0);
+        CHECK(CALL(miopenExecuteFusionPlan, c.handle, plan, c.x, c.xd, c.y, c.yd, arguments) == 0);
+        CHECK(compare(c.yd, c.want, YS));
+        CHECK(CALL(miopenDestroyFusionPlan, plan) == 0 && CALL(miopenDestroyOperatorArgs, arguments) == 0);
+    }
+    return 0;
+}
+// "find 2.0": searches, solutions that are saved and loaded, and objects of MIOpen's own.
+typedef struct { int id; P *descriptor; P buffer; } Argument;
+static int solutions(void) {
+    Case *place = room();
+    CHECK(place != NULL);
+    int line = prepare(&c, 0);
+    if (line) return line;
+    const int sizes[3] = {YS, XS, WS};
+    float *const results[3] = {c.yd, c.xd, c.wd};
+    P other = 0, foreign = malloc(8), options = 0;
+    for (int direction = 0; direction < 3; direction++) {
+        P problem = 0, solution = 0, again = 0;
+        size_t count = 77, bytes = 99, limited = 99;
+        float time = -1;
+        uint64_t id = 0;
+        CHECK(CALL(miopenCreateConvProblem, &problem, c.it, direction) == 0);
+        // Without its tensors it is MIOpen's to complain.
+        CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, &solution, &count, (size_t)1) == 42);
+        CHECK(CALL(miopenSetProblemTensorDescriptor, problem, 1, c.x) == 0 && CALL(miopenSetProblemTensorDescriptor, problem, 2, c.w) == 0);
+        CHECK(CALL(miopenSetProblemTensorDescriptor, problem, 3, c.y) == 0);
+        CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, (P)0, &count, (size_t)1) == 3);
+        CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, &solution, &count, (size_t)5) == 0 && count == 1 && solution);
+        CHECK(CALL(miopenGetSolutionWorkspaceSize, solution, &bytes) == 0 && CALL(miopenGetSolutionTime, solution, &time) == 0 && time >= 0);
+        CHECK(CALL(miopenGetSolutionSolverId, solution, &id) == 0 && id == 85u + (unsigned)direction);
+        Argument given[3] = {{1, 0, c.xd}, {2, 0, c.wd}, {3, &c.y, c.yd}};
+        expect(&c, direction);
+        CHECK(CALL(miopenRunSolution, c.handle, solution, (size_t)3, given, (P)0, (size_t)0) == 0 && compare(results[direction], c.want, sizes[direction]));
+        // Saved, destroyed, loaded: it computes as before.
+        CHECK(CALL(miopenGetSolutionSize, solution, &bytes) == 0 && bytes > 0);
+        char *text = malloc(bytes);
+        CHECK(CALL(miopenSaveSolution, solution, text) == 0 && CALL(miopenDestroySolution, solution) == 0 && CALL(miopenDestroySolution, solution) == 42);
+        CHECK(CALL(miopenLoadSolution, &again, text, bytes) == 0);
+        expect(&c, direction);
+        CHECK(CALL(miopenRunSolution, c.handle, again, (size_t)3, given, (P)0, (size_t)0) == 0 && compare(results[direction], c.want, sizes[direction]));
+        CHECK(CALL(miopenRunSolution, c.handle, again, (size_t)2, given, (P)0, (size_t)0) == 3);
+        CHECK(CALL(miopenCreateFindOptions, &options) == 0 && CALL(miopenSetFindOptionWorkspaceLimit, options, (size_t)16) == 0);
+        CHECK(CALL(miopenFindSolutions, c.handle, problem, options, &solution, (P)0, (size_t)1) == 0);
+        CHECK(CALL(miopenGetSolutionWorkspaceSize, solution, &limited) == 0 && limited <= 16);
+        // Joined to another problem nobody computes it here. A refusal says that nothing was found: some callers read the number whatever the status.
+        CHECK(CALL(miopenCreateSoftmaxProblem, &other, (P)0, 0) == 0 && CALL(miopenFuseProblems, problem, other) == 0);
+        count = 77;
+        CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, &solution, &count, (size_t)1) == 6 && count == 0);
+        CHECK(CALL(miopenDestroyProblem, problem) == 0);
+    }
+    // MIOpen's own problems and solutions go to MIOpen; a stored solution of its own is refused on this card.
+    CHECK(CALL(miopenFindSolutions, c.handle, other, (P)0, &foreign, (P)0, (size_t)1) == 42);
+    CHECK(CALL(miopenRunSolution, c.handle, foreign, (size_t)0, (P)0, (P)0, (size_t)0) == 42 && CALL(miopenDestroySolution, foreign) == 42);
+    CHECK(CALL(miopenLoadSolution, &other, "MIOpen's", (size_t)8) == 6);
     return 0;
 }
 static int faults(void) {
@@ -212,7 +312,7 @@ static int faults(void) {
     float one = 1, zero = 0;
     size_t bytes = 0;
     Performance found;
-    P plan = 0, op = 0, problem = 0, deep = 0;
+    P plan = 0, op = 0, deep = 0;
     CHECK(CALL(miopenConvolutionForward, c.handle, &one, c.x, (P)0, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 3);
     CHECK(CALL(miopenConvolutionForward, c.handle, (P)0, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 3);
     CHECK(CALL(miopenConvolutionForward, (P)0, &one, c.x, c.xd, c.w, c.wd, c.it, 1, &zero, c.y, c.yd, (P)0, (size_t)0) == 3);
@@ -221,16 +321,11 @@ static int faults(void) {
     CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, (P)0) == 3);
     CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 0, &count, &found, (P)0, (size_t)0, false) == 3);
     CHECK(CALL(miopenFindConvolutionForwardAlgorithm, c.handle, c.x, c.xd, c.w, c.wd, c.it, c.y, c.yd, 1, (P)0, &found, (P)0, (size_t)0, false) == 3);
-    // Fusion plans: with a convolution refused at compilation, without one MIOpen's own.
+    // Fusion plans: a convolution behind its activation is refused at compilation; without one it is MIOpen's own.
     CHECK(CALL(miopenCreateFusionPlan, &plan, 0, c.x) == 0 && CALL(miopenCreateOpActivationForward, plan, &op, 3) == 0);
     CHECK(CALL(miopenCompileFusionPlan, c.handle, plan) == 42);
     CHECK(CALL(miopenCreateOpConvForward, plan, &op, c.it, c.w) == 0 && CALL(miopenCompileFusionPlan, c.handle, plan) == 8);
     CHECK(CALL(miopenDestroyFusionPlan, plan) == 0);
-    CHECK(CALL(miopenCreateConvProblem, &problem, c.it, 0) == 0);
-    CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, (P)0, (P)0, (size_t)1) == 6);
-    // A refusal says that nothing was found: some callers read the number whatever the status.
-    size_t solutions = 77;
-    CHECK(CALL(miopenFindSolutions, c.handle, problem, (P)0, (P)0, &solutions, (size_t)1) == 6 && solutions == 0);
     CHECK(CALL(miopenActivationForward) == 42);
     // Three axes of space whose sizes make no convolution, and a tensor that getters cut off: not ours, and not MIOpen's on this card.
     const int sizes[5] = {1, 4, 6, 6, 6}, strides[5] = {864, 216, 36, 6, 1}, ones[3] = {1, 1, 1};
@@ -266,6 +361,88 @@ static int biases(void) {
     CHECK(compare(c.yd, c.want, YS));
     return 0;
 }
+// Batch normalisation of x, which has gaps, into y: by channels and by positions, in three versions of each call. A ReLU in the third.
+typedef struct { float mean[C * H * W], inverse[C * H * W], scale[C * H * W], bias[C * H * W], running[2][C * H * W], gradient[2][C * H * W], dy[XS], dx[XS], y[XS], want[XS]; } Norm;
+static int unit_of(int mode, int ch, int h, int v) { return mode ? ch : (ch * H + h) * W + v; }
+#define EACH for (int n = 0; n < N; n++) for (int ch = 0; ch < C; ch++) for (int h = 0; h < H; h++) for (int v = 0; v < W; v++)
+static int norms(void) {
+    Case *place = room();
+    CHECK(place != NULL);
+    int line = prepare(&c, 0);
+    if (line) return line;
+    Norm *o = 0;
+#ifdef REAL_HIP
+    CHECK(hipHostMalloc((void **)&o, sizeof *o, 0) == 0);
+#else
+    o = malloc(sizeof *o);
+#endif
+    const int by_channel[4] = {1, C, 1, 1}, by_position[4] = {1, C, H, W}, packed[2][4] = {{C * H * W, H * W, W, 1}, {C, 1, 1, 1}};
+    float one = 1, zero = 0, two = 2;
+    P p = 0, relu = 0, d = 0;
+    // Rows with gaps, which our kernels leave to the CPU, and channels last.
+    const int lies[2][4] = {{200, 45, 7, 1}, {130, 1, 20, 4}};
+    CALL(miopenCreateTensorDescriptor, &d);
+    CALL(miopenCreateTensorDescriptor, &p), CALL(miopenCreateActivationDescriptor, &relu), CALL(miopenSetActivationDescriptor, relu, 3, 1.0, 1.0, 1.0);
+    const double epsilon = 1e-3, factor = 0.25;
+    for (int mode = 0; mode < 2; mode++) for (int version = 1; version <= 3; version++) {
+        CALL(miopenSetTensorDescriptor, p, 1, 4, mode ? by_channel : by_position, packed[mode]);
+        const int *s = lies[version > 1];
+        CALL(miopenSetTensorDescriptor, d, 1, 4, x_sizes, s);
+        const int units = mode ? C : C * H * W;
+        double mean[C * H * W] = {0}, variance[C * H * W] = {0}, sums[2][C * H * W] = {{0}}, count = mode ? N * H * W : N;
+        EACH mean[unit_of(mode, ch, h, v)] += c.xd[at(s, n, ch, h, v)] / count;
+        EACH { double d = c.xd[at(s, n, ch, h, v)] - mean[unit_of(mode, ch, h, v)]; variance[unit_of(mode, ch, h, v)] += d * d / count; }
+        for (int i = 0; i < units; i++) o->scale[i] = 0.5f + (float)(i % 5), o->bias[i] = (float)(i % 7) - 3, o->running[0][i] = 2, o->running[1][i] = 3;
+        for (int i = 0; i < XS; i++) o->y[i] = o->dx[i] = o->want[i] = -77, o->dy[i] = (float)(i * 5 % 9) - 4;
+        // A training step, with everything that it saves.
+        EACH {
+            int u = unit_of(mode, ch, h, v);
+            double it = (c.xd[at(s, n, ch, h, v)] - mean[u]) / root(variance[u] + epsilon) * o->scale[u] + o->bias[u];
+            o->want[at(s, n, ch, h, v)] = (float)(version == 3 && it < 0 ? 0 : it);
+        }
+        int status = version == 1 ? CALL(miopenBatchNormalizationForwardTraining, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, o->scale, o->bias, factor, o->running[0], o->running[1], epsilon, o->mean, o->inverse)
+            : version == 2 ? CALL(miopenBatchNormalizationForwardTraining_V2, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, p, p, p, o->scale, o->bias, factor, o->running[0], o->running[1], epsilon, o->mean, o->inverse)
+            : CALL(miopenBatchNormForwardTrainingActivation, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, p, p, p, o->scale, o->bias, factor, o->running[0], o->running[1], epsilon, o->mean, o->inverse, relu);
+        CHECK(status == 0 && compare(o->y, o->want, XS));
+        for (int i = 0; i < units; i++) {
+            double unbiased = variance[i] * count / (count - 1);
+            CHECK(fabs(o->mean[i] - mean[i]) < 1e-3 && fabs(o->inverse[i] * root(variance[i] + epsilon) - 1) < 1e-3);
+            CHECK(fabs(o->running[0][i] - (0.75 * 2 + 0.25 * mean[i])) < 1e-3 && fabs(o->running[1][i] - (0.75 * 3 + 0.25 * unbiased)) < 1e-2);
+        }
+        // By estimates.
+        for (int i = 0; i < units; i++) o->running[0][i] = (float)i, o->running[1][i] = 1 + (float)(i % 3);
+        EACH {
+            int u = unit_of(mode, ch, h, v);
+            double it = (c.xd[at(s, n, ch, h, v)] - o->running[0][u]) / root(o->running[1][u] + epsilon) * o->scale[u] + o->bias[u];
+            o->want[at(s, n, ch, h, v)] = (float)(version == 3 && it < 0 ? 0 : it);
+        }
+        status = version == 1 ? CALL(miopenBatchNormalizationForwardInference, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, o->scale, o->bias, o->running[0], o->running[1], epsilon)
+            : version == 2 ? CALL(miopenBatchNormalizationForwardInference_V2, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, p, p, p, o->scale, o->bias, o->running[0], o->running[1], epsilon)
+            : CALL(miopenBatchNormForwardInferenceActivation, c.handle, mode, &one, &zero, d, c.xd, d, o->y, p, p, p, p, o->scale, o->bias, o->running[0], o->running[1], epsilon, relu);
+        CHECK(status == 0 && compare(o->y, o->want, XS));
+        // The gradients; the second version has nothing saved.
+        P saved_mean = version == 2 ? (P)0 : o->mean, saved_inverse = version == 2 ? (P)0 : o->inverse;
+#define THROUGH(u, it) (version == 3 && (it) * o->scale[u] + o->bias[u] <= 0 ? 0.0 : o->dy[at(s, n, ch, h, v)])
+        EACH {
+            int u = unit_of(mode, ch, h, v);
+            double it = (c.xd[at(s, n, ch, h, v)] - mean[u]) / root(variance[u] + epsilon);
+            sums[0][u] += THROUGH(u, it) * it, sums[1][u] += THROUGH(u, it);
+        }
+        EACH {
+            int u = unit_of(mode, ch, h, v);
+            double it = (c.xd[at(s, n, ch, h, v)] - mean[u]) / root(variance[u] + epsilon);
+            o->want[at(s, n, ch, h, v)] = (float)(o->scale[u] / root(variance[u] + epsilon) * (THROUGH(u, it) - (sums[1][u] + it * sums[0][u]) / count));
+        }
+        status = version == 1 ? CALL(miopenBatchNormalizationBackward, c.handle, mode, &one, &zero, &one, &zero, d, c.xd, d, o->dy, d, o->dx, p, o->scale, o->gradient[0], o->gradient[1], epsilon, saved_mean, saved_inverse)
+            : version == 2 ? CALL(miopenBatchNormalizationBackward_V2, c.handle, mode, &one, &zero, &one, &zero, d, c.xd, d, o->dy, d, o->dx, p, p, p, p, o->scale, o->gradient[0], o->gradient[1], epsilon, saved_mean, saved_inverse)
+            : CALL(miopenBatchNormBackwardActivation, c.handle, mode, &one, &zero, &one, &zero, d, c.xd, d, o->dy, d, o->dx, p, p, p, p, o->scale, o->bias, o->gradient[0], o->gradient[1], epsilon, saved_mean, saved_inverse, relu);
+        CHECK(status == 0 && compare(o->dx, o->want, XS));
+        for (int i = 0; i < units; i++) CHECK(fabs(o->gradient[0][i] - sums[0][i]) < 1e-2 && fabs(o->gradient[1][i] - sums[1][i]) < 1e-2);
+        CHECK(CALL(miopenBatchNormalizationForwardInference, c.handle, mode, &two, &zero, d, c.xd, d, o->y, p, o->scale, o->bias, o->running[0], o->running[1], epsilon) == 3);
+        CHECK(CALL(miopenBatchNormalizationForwardInference, c.handle, mode, &one, &zero, d, (P)0, d, o->y, p, o->scale, o->bias, o->running[0], o->running[1], epsilon) == 3);
+    }
+    return 0;
+}
 // A graph is being recorded (see the stand-in's stream 7): declined, and nothing waited for.
 static int recording(void) {
     Case *place = room();
@@ -283,6 +460,7 @@ static int reached(void) {
     if (line) return line;
     size_t bytes;
     CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, &bytes) == 42);
+    CHECK(CALL(miopenBatchNormalizationForwardInference, c.handle, 1, (P)0, (P)0, c.x, c.xd, c.x, c.xd, c.x, c.xd, c.xd, c.xd, c.xd, 1e-3) == 42);
     return 0;
 }
 static int refused(void) {
@@ -415,9 +593,11 @@ int run(const char *part) {
     if (!strcmp(part, "immediate")) return immediate();
     if (!strcmp(part, "immediate only")) return immediate_only();
     if (!strcmp(part, "fused")) return fused();
+    if (!strcmp(part, "solutions")) return solutions();
     if (!strcmp(part, "faults")) return faults();
     if (!strcmp(part, "biases")) return biases();
     if (!strcmp(part, "three axes")) return deep();
+    if (!strcmp(part, "norms")) return norms();
     if (!strcmp(part, "recording")) return recording();
     if (!strcmp(part, "reached")) return reached();
     if (!strcmp(part, "refused")) return refused();

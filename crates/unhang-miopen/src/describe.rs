@@ -104,7 +104,7 @@ impl Window {
         Some(Window { spatial, mode, groups, padding, stride, dilation })
     }
 
-    /// The result of an ordinary convolution of this window, which lies as x does; none where there is none.
+    /// The result of an ordinary convolution of this window, in x's order of axes; none where there is none.
     pub(crate) fn result_of(&self, x: &Tensor, w: &Tensor) -> Option<Tensor> {
         let axes = x.axes as usize;
         if self.mode == MODE_TRANSPOSE || self.spatial != x.axes - 2 || w.axes != x.axes {
@@ -241,7 +241,7 @@ impl Tensor {
         Some(Tensor { sizes, bytes: elements as usize * data_type.size(), ..it })
     }
 
-    /// Its type and how it lies, with as many axes of space as there can be; none where getters have cut something off.
+    /// Its type, sizes and strides, with as many axes of space as there can be; none where getters have cut something off.
     pub(crate) fn placed(&self) -> Option<(DataType, Placed)> {
         let (data_type, axes) = (data_type_of(self.data_type)?, self.axes as usize);
         let mut placed = Placed { sizes: [1; 5], strides: [1; 5] };

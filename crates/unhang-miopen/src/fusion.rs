@@ -1,4 +1,4 @@
-//! Fusion plans. They have no getters, so that what a plan is made of is noted as it is told.
+//! Fusion plans. They have no getters, so that what a plan is made of is noted when callers set it.
 //!
 //! Where a convolution of the caller's would not be MIOpen's, neither is one inside of a plan: the plan is computed in parts, the convolution
 //! by the session and everything behind it by one kernel. A batch normalisation in a plan is computed as outside of one. Other plans
@@ -135,7 +135,7 @@ impl Plan {
                     recipe.norm = Some((object, operator));
                     3
                 }
-                // In either order: what comes back goes through the activation first.
+                // In either order: gradients go through the activation first.
                 Operator::Backward(_) => {
                     let next = is_new(recipe.norm.is_some());
                     recipe.norm = Some((object, operator));
@@ -215,7 +215,7 @@ pub(crate) struct Execution {
 pub(crate) struct Epilogue {
     /// What the convolution's result is multiplied with.
     pub(crate) factor: Option<f64>,
-    /// A tensor that is added, what it is multiplied with, and where it lies.
+    /// A tensor that is added, what it is multiplied with, and its address.
     pub(crate) added: Option<(Tensor, f64, Opaque)>,
     /// A bias.
     pub(crate) bias: Option<(Tensor, Opaque)>,

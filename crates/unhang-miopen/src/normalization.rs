@@ -292,7 +292,7 @@ pub(crate) mod calls {
                     epsilon, saved_mean, saved_inverse)
             )
         }
-        /// The same with descriptors of each parameter.
+        /// Batch normalisation of a training step, with descriptors of each parameter.
         miopenBatchNormalizationForwardTraining_V2(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, factor: f64, running_mean: Opaque, running_variance: Opaque, epsilon: f64, saved_mean: Opaque,
@@ -306,7 +306,7 @@ pub(crate) mod calls {
                     running_variance, epsilon, saved_mean, saved_inverse)
             )
         }
-        /// The same with an activation.
+        /// Batch normalisation of a training step, and an activation.
         miopenBatchNormForwardTrainingActivation(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, factor: f64, running_mean: Opaque, running_variance: Opaque, epsilon: f64, saved_mean: Opaque,
@@ -332,7 +332,7 @@ pub(crate) mod calls {
                 forward!(real.functions.batch_norm_infer, handle, mode, alpha, beta, x, xp, y, yp, p, scale, bias, mean, variance, epsilon)
             )
         }
-        /// The same with descriptors of each parameter.
+        /// Batch normalisation by estimates, with descriptors of each parameter.
         miopenBatchNormalizationForwardInference_V2(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64,
@@ -344,7 +344,7 @@ pub(crate) mod calls {
                 forward!(real.functions.batch_norm_infer_2, handle, mode, alpha, beta, x, xp, y, yp, p, q, r, s, scale, bias, mean, variance, epsilon)
             )
         }
-        /// The same with an activation.
+        /// Batch normalisation by estimates, and an activation.
         miopenBatchNormForwardInferenceActivation(
             handle: Opaque, mode: c_int, alpha: *const c_void, beta: *const c_void, x: Opaque, xp: Opaque, y: Opaque, yp: Opaque, p: Opaque, q: Opaque, r: Opaque,
             s: Opaque, scale: Opaque, bias: Opaque, mean: Opaque, variance: Opaque, epsilon: f64, activation: Opaque,
@@ -369,7 +369,7 @@ pub(crate) mod calls {
                 forward!(real.functions.batch_norm_backward, handle, mode, a, b, c, d, x, xp, dy, dyp, dx, dxp, p, scale, dscale, dbias, epsilon, mean, inverse)
             )
         }
-        /// The same with descriptors of each parameter.
+        /// The gradients of a batch normalisation, with descriptors of each parameter.
         miopenBatchNormalizationBackward_V2(
             handle: Opaque, mode: c_int, a: *const c_void, b: *const c_void, c: *const c_void, d: *const c_void, x: Opaque, xp: Opaque, dy: Opaque, dyp: Opaque,
             dx: Opaque, dxp: Opaque, p: Opaque, q: Opaque, r: Opaque, s: Opaque, scale: Opaque, dscale: Opaque, dbias: Opaque, epsilon: f64, mean: Opaque,
@@ -383,7 +383,7 @@ pub(crate) mod calls {
                     mean, inverse)
             )
         }
-        /// The same through an activation, which needs the bias.
+        /// The gradients of a batch normalisation through an activation, which needs the bias.
         miopenBatchNormBackwardActivation(
             handle: Opaque, mode: c_int, a: *const c_void, b: *const c_void, c: *const c_void, d: *const c_void, x: Opaque, xp: Opaque, dy: Opaque, dyp: Opaque,
             dx: Opaque, dxp: Opaque, p: Opaque, q: Opaque, r: Opaque, s: Opaque, scale: Opaque, bias: Opaque, dscale: Opaque, dbias: Opaque, epsilon: f64,

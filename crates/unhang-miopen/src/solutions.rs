@@ -1,4 +1,4 @@
-//! "find 2.0": its objects have no getters, so that what a convolution's problem is made of is noted as it is told. Solutions of
+//! "find 2.0": its objects have no getters, so that what a convolution's problem is made of is noted when callers set it. Solutions of
 //! convolutions that are ours to compute are objects of ours; every other object is the real library's.
 
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ const MAGIC: &str = "unhang-solution-1 ";
 /// `miopenProblemDirection_t`.
 const DIRECTIONS: [Direction; 3] = [Direction::Forward, Direction::BackwardData, Direction::BackwardWeights];
 
-/// A convolution's problem, as far as it was told.
+/// A convolution's problem, as far as callers have set it.
 #[derive(Debug, Clone, Copy)]
 struct Problem {
     direction: Direction,
@@ -33,7 +33,7 @@ struct Problem {
     is_fused: bool,
 }
 
-/// A solution of ours: what it computes, and what was told of it.
+/// A solution of ours: what it computes, and what callers are answered.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Solution {
     direction: usize,
@@ -81,7 +81,7 @@ impl Solution {
 
     /// An object that programs hold.
     fn into_object(self) -> Opaque {
-        // An address of its own, as long as the solution is not destroyed.
+        // An address that nothing else has, as long as the solution is not destroyed.
         let at = Box::into_raw(Box::new(0u64)).cast();
         SOLUTIONS.put(at, Arc::new(self));
         at
@@ -301,7 +301,7 @@ pub(crate) mod calls {
                 Some(_) if data.is_null() => BAD_PARAMETER,
                 Some(ours) => {
                     let text = ours.text();
-                    // SAFETY: room for as many bytes as were told.
+                    // SAFETY: room for as many bytes as were answered.
                     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), data.cast::<u8>(), text.len()) };
                     SUCCESS
                 }

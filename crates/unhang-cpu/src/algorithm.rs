@@ -25,6 +25,13 @@ pub enum Algorithm {
     WinogradWeights,
     /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
     Pointwise,
+    /// A matrix by a few vectors, where they lie: filters with a tap for each pixel of an image, above all 1×1 on images of one
+    /// pixel, forward and backward-data.
+    SinglePixels,
+    /// Sums of a few images, each by a number for every filter: the same, weight gradients.
+    SinglePixelsWeights,
+    /// Sums over pixels with pixels in vectors on both sides, where they lie: 1×1 with few filters in NCHW, weight gradients.
+    FewFiltersWeights,
     /// F(4×4, 3×3): a quarter of the products, between transforms.
     Winograd,
     /// F(4, 3), F(4, 5) and F(4, 7) along one axis: half of the products and less, between transforms, in NCHW.
@@ -49,6 +56,9 @@ const MAX_STRIDE: usize = 64;
 /// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.
 const MANY_CHANNELS: [usize; 2] = [256, 96];
 
+/// Filters from which on packing the operands of a 1×1 convolution's weight gradient pays.
+const FEWEST_PACKED: usize = 8;
+
 impl Algorithm {
     /// The algorithm for an ordinary problem (see [`Problem::lower`]).
     pub fn choose(problem: &Problem, isa: Isa) -> Algorithm {
@@ -59,12 +69,19 @@ impl Algorithm {
         let one_tap = problem.kernel() == [1, 1] && problem.padding() == [0, 0];
         let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
         let many_channels = source >= MANY_CHANNELS[0] && result / problem.groups() >= MANY_CHANNELS[1];
+        let dense_tap = one_tap && problem.stride() == [1, 1] && problem.layout() == Layout::Nchw;
+        let one_group = one_tap && problem.groups() == 1;
         match () {
             () if problem.data_type() == DataType::F64 => Algorithm::Plain,
             () if strides > MAX_STRIDE || mostly_padding => Algorithm::Plain,
             // One row must not be longer than a chain of terms may be.
             () if weights && problem.out_size()[1] > CHAIN => Algorithm::Plain,
             () if problem.is_depthwise() && problem.out_channels() == problem.in_channels() => Algorithm::Depthwise,
+            () if is_one_result(problem) && !weights => Algorithm::SinglePixels,
+            () if is_one_result(problem) && sums_few_images(problem, isa) => Algorithm::SinglePixelsWeights,
+            () if one_group && weights && dense_tap && problem.out_channels() < FEWEST_PACKED => {
+                Algorithm::FewFiltersWeights
+            }
             () if weights && winograd_wins(problem, isa) => Algorithm::WinogradWeights,
             () if weights && winograd_axis_wins(problem, isa) => Algorithm::WinogradAxisWeights,
             () if weights && problem.layout() == Layout::Nchw && has_narrow_sides(problem, isa) => {
@@ -75,7 +92,7 @@ impl Algorithm {
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
             () if winograd_strided_axis_wins(problem, isa) => Algorithm::WinogradStridedAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
-            () if one_tap && problem.layout() == Layout::Nchw && problem.stride() == [1, 1] => Algorithm::Pointwise,
+            () if dense_tap => Algorithm::Pointwise,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
             () if problem.layout() == Layout::Nchw && has_short_sums(problem, isa) => Algorithm::Planes,
             () => Algorithm::Direct,
@@ -99,6 +116,9 @@ impl Algorithm {
             Algorithm::Weights => "weights",
             Algorithm::PlaneWeights => "plane-weights",
             Algorithm::Pointwise => "pointwise",
+            Algorithm::SinglePixels => "single-pixels",
+            Algorithm::SinglePixelsWeights => "single-pixels-weights",
+            Algorithm::FewFiltersWeights => "few-filters-weights",
             Algorithm::Winograd => "winograd",
             Algorithm::WinogradAxis => "winograd-axis",
             Algorithm::WinogradStridedAxis => "winograd-strided-axis",
@@ -109,6 +129,23 @@ impl Algorithm {
             Algorithm::Direct => "direct",
         }
     }
+}
+
+/// Whether a filter has one tap for each pixel of an image, and so one result: an image is a vector, and filters are a matrix.
+fn is_one_result(problem: &Problem) -> bool {
+    problem.groups() == 1
+        && problem.padding() == [0, 0]
+        && problem.kernel() == problem.in_size()
+        && (0..2).all(|axis| problem.kernel()[axis] == 1 || problem.dilation()[axis] == 1)
+}
+
+/// Images whose gradients are summed one after the other at most: a short chain.
+const FEW_IMAGES: usize = 64;
+
+/// Whether the weight gradient of such a problem sums few images, each of which fills a vector.
+fn sums_few_images(problem: &Problem, isa: Isa) -> bool {
+    let numbers = problem.in_channels() * problem.kernel().into_iter().product::<usize>();
+    problem.batch() <= FEW_IMAGES && numbers >= isa.lanes()
 }
 
 /// Rows from a filter's first tap to its last at most where strips of the source are packed with pixels in vectors: each strip

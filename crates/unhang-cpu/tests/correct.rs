@@ -1,7 +1,7 @@
 //! Every problem, in every type of numbers, against the reference.
 
 use proptest::prelude::*;
-use unhang_conv::{DataType, Problem, Specification};
+use unhang_conv::{DataType, Direction, Problem, Specification};
 use unhang_cpu::{CpuEngine, CpuSettings, Isa};
 use unhang_engine::Operands;
 use unhang_suite::{Tensor, any_problem, any_volume, check, check_volume};
@@ -61,6 +61,27 @@ proptest! {
         let alone = bits(&problem, seed, 1);
         prop_assert_eq!(&alone, &bits(&problem, seed, 2));
         prop_assert_eq!(&alone, &bits(&problem, seed, 5));
+    }
+}
+
+/// Where units and panels depend on the threads: products in place, images beside each other.
+#[test]
+fn threads_change_nothing_in_what_they_share_out() {
+    let shapes = [
+        "5x300x7x7:270x1x1:s1x1:p0x0:d1x1:g1",
+        "2x33x23x17:50x1x1:s1x1:p0x0:d1x1:g1",
+        "7x600x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
+        "7x20x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
+        "3x200x14x14:5x1x1:s1x1:p0x0:d1x1:g1",
+    ];
+    for direction in Direction::ALL {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
+            let alone = bits(&problem, 5, 1);
+            for threads in [2, 5, 16] {
+                assert_eq!(alone, bits(&problem, 5, threads), "{problem} with {threads} threads");
+            }
+        }
     }
 }
 

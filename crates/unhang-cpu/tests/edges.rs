@@ -294,7 +294,16 @@ fn the_table_of_algorithms() {
     assert_eq!(chosen(gradient(Specification { in_channels: 1, ..three.clone() })), Algorithm::PlaneWeights);
     assert_eq!(chosen(gradient(stem.clone())), Algorithm::Weights);
     let heads = |filters: i64| gradient(Specification { out_channels: filters, ..image.clone() });
-    assert_eq!([2, 3].map(|filters| chosen(heads(filters))), [Algorithm::PlaneWeights, Algorithm::Weights]);
+    assert_eq!([7, 8].map(|filters| chosen(heads(filters))), [Algorithm::FewFiltersWeights, Algorithm::Weights]);
+    // One result an image, in both layouts: filters of one tap, and those with a tap for each pixel.
+    for layout in Layout::ALL {
+        let pixel = Specification { in_size: [1, 1], layout, ..image.clone() };
+        let whole = Specification { in_size: [3, 5], kernel: [3, 5], ..pixel.clone() };
+        assert_eq!([chosen(pixel), chosen(whole.clone())], [Algorithm::SinglePixels; 2]);
+        assert_eq!(chosen(gradient(whole.clone())), Algorithm::SinglePixelsWeights);
+        assert_ne!(chosen(gradient(Specification { batch: 65, ..whole.clone() })), Algorithm::SinglePixelsWeights);
+        assert_ne!(chosen(Specification { padding: [1, 1], ..whole }), Algorithm::SinglePixels);
+    }
     // A large patch of a transformer's first layer, whose stride deals out as many phases.
     let patch =
         Specification { in_channels: 3, kernel: [32, 32], stride: [32, 32], in_size: [224, 224], ..image.clone() };

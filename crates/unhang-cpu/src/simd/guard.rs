@@ -251,6 +251,55 @@ fn nothing_beyond_operands_with_pixels_in_vectors_is_touched() {
     }
 }
 
+/// 1×1 where operands lie: last panels that begin among the columns before them, planes of few pixels beside each other, groups,
+/// few filters, filters that do not stay in a cache.
+#[test]
+fn nothing_beyond_operands_of_products_in_place_is_touched() {
+    let shapes = [
+        "2x33x5x7:50x1x1:s1x1:p0x0:d1x1:g1",
+        "2x10x9x11:7x1x1:s1x1:p0x0:d1x1:g1",
+        "3x80x4x5:1x1x1:s1x1:p0x0:d1x1:g1",
+        "1x40x70x61:3x1x1:s1x1:p0x0:d1x1:g1",
+        "1x40x13x29:61x1x1:s1x1:p0x0:d1x1:g1",
+        "5x20x3x3:300x1x1:s1x1:p0x0:d1x1:g1",
+        "4x300x7x7:257x1x1:s1x1:p0x0:d1x1:g1",
+        "2x12x2x3:10x1x1:s1x1:p0x0:d1x1:g2",
+        "2x24x6x6:20x1x1:s1x1:p0x0:d1x1:g4",
+        "1x600x9x9:500x1x1:s1x1:p0x0:d1x1:g1",
+    ];
+    for direction in Direction::ALL {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
+            passes_between_guards(&problem, 19).expect("within its operands");
+        }
+    }
+}
+
+/// Images of one pixel: sums along rows and along columns, parts of vectors, more images than a tile has scalars.
+#[test]
+fn nothing_beyond_operands_of_single_pixels_is_touched() {
+    let shapes = [
+        "1x700x1x1:3x1x1",
+        "3x70x1x1:5x1x1",
+        "8x33x1x1:100x1x1",
+        "2x515x1x1:37x1x1",
+        "40x17x1x1:41x1x1",
+        "70x17x1x1:18x1x1",
+        "8x300x1x1:17x1x1",
+        "9x5x1x1:4x1x1",
+        "1x20x3x3:33x3x3",
+        "5x7x2x4:19x2x4",
+    ];
+    for direction in Direction::ALL {
+        for shape in shapes {
+            for layout in Layout::ALL {
+                let key = format!("{direction}:f32:{layout}:{shape}:s1x1:p0x0:d1x1:g1");
+                passes_between_guards(&key.parse().expect("a key"), 23).expect("within its operands");
+            }
+        }
+    }
+}
+
 /// The workspace of every layer stays within its bound, with every set of kernels. The kernels do nothing
 /// here: what is lent out is the same.
 #[test]

@@ -14,6 +14,7 @@ mod gather;
 mod geometry;
 #[cfg(all(test, unix))]
 mod guard;
+mod in_place;
 mod kernels;
 mod packed_planes;
 mod pairwise;
@@ -58,7 +59,13 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::Depthwise => depthwise::compute(problem, work),
         Algorithm::Weights => weights::compute(problem, work),
         Algorithm::PlaneWeights => plane_gradient::compute(problem, work),
-        Algorithm::Pointwise => pointwise::compute(&gather(), work),
+        Algorithm::SinglePixels => in_place::single_pixels(problem, work),
+        Algorithm::SinglePixelsWeights => in_place::single_pixels_weights(problem, work),
+        Algorithm::FewFiltersWeights => in_place::few_filters_weights(problem, work),
+        Algorithm::Pointwise => match gather() {
+            gather if in_place::is_better(&gather) => in_place::pointwise(&gather, work),
+            gather => pointwise::compute(&gather, work),
+        },
         Algorithm::WinogradWeights => winograd::gradient::compute(problem, work),
         Algorithm::WinogradAxisWeights => winograd::axis_gradient::compute(problem, work),
         Algorithm::WinogradAxis => winograd::axis::compute(problem, work),

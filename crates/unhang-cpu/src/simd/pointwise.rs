@@ -1,4 +1,4 @@
-//! 1×1 convolutions in NCHW as products of matrices, forward and backward-data.
+//! 1×1 convolutions in NCHW as products of matrices, forward and backward-data, with more filters than stay in a cache.
 //!
 //! A plane's pixels lie next to each other on both sides, so pixels are what is in vectors and filters are what is
 //! broadcast: the result needs no transposition and is written where it belongs. Panels of pixels are packed, a few at
@@ -42,25 +42,8 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     let vectors = choose_tile(kernels, pixels, results, 1).vectors;
     let width = vectors * lanes;
     let parts: Vec<(usize, usize)> = even_parts(results, kernels.most_scalars(vectors, 1)).collect();
-    let filter_parts: Vec<FilterPart> =
-        parts.iter().map(|&(first, count)| FilterPart { first, count, width: count }).collect();
-    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &filter_parts, weight, filters);
-    let filters = if cache::is_worth_keeping(weight.len(), gather.batch * pixels) {
-        let mut hasher = DefaultHasher::new();
-        ("pointwise", gather.groups, sources, results, gather.weight, &parts).hash(&mut hasher);
-        cache::packed(kernels, weight, hasher.finish(), weight.len(), pack)
-    } else {
-        let mut filters = Workspace::take(weight.len());
-        pack(&mut filters);
-        Arc::new(filters)
-    };
-    // What sums begin with: each result channel's bias, in a vector, or the same zeros for all.
-    let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
-    match bias {
-        Some(bias) => begin.chunks_mut(width).zip(bias).for_each(|(vectors, &bias)| vectors.fill(bias)),
-        None => begin.fill(0.0),
-    }
-    let begin_step = if bias.is_some() { width } else { 0 };
+    let filters = filters_in_parts(gather, kernels, weight, &parts, gather.batch * pixels);
+    let (begin, begin_step) = begin_of_rows(bias, width);
     let (filters, begin): (&[f32], &[f32]) = (&filters, &begin);
 
     // Channels that are summed at a time, as even as can be.
@@ -184,6 +167,38 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
             first += channels;
         }
     });
+}
+
+/// The filters of all groups, packed part by part; kept where that pays.
+pub fn filters_in_parts(
+    gather: &Gather,
+    kernels: &Kernels,
+    weight: &[f32],
+    parts: &[(usize, usize)],
+    pixels: usize,
+) -> Arc<Workspace> {
+    let filter_parts: Vec<FilterPart> =
+        parts.iter().map(|&(first, count)| FilterPart { first, count, width: count }).collect();
+    let pack = |filters: &mut [f32]| pack_filters(gather, kernels, &filter_parts, weight, filters);
+    if cache::is_worth_keeping(weight.len(), pixels) {
+        let mut hasher = DefaultHasher::new();
+        let (sources, results) = (gather.source_channels, gather.result_channels);
+        ("pointwise", gather.groups, sources, results, gather.weight, parts).hash(&mut hasher);
+        return cache::packed(kernels, weight, hasher.finish(), weight.len(), pack);
+    }
+    let mut filters = Workspace::take(weight.len());
+    pack(&mut filters);
+    Arc::new(filters)
+}
+
+/// What sums of rows begin with, and how far apart that is: each row's bias in vectors, or the same zeros for all.
+pub fn begin_of_rows(bias: Option<&[f32]>, width: usize) -> (Workspace, usize) {
+    let mut begin = Workspace::take(bias.map_or(width, |bias| bias.len() * width));
+    match bias {
+        Some(bias) => begin.chunks_mut(width).zip(bias).for_each(|(vectors, &bias)| vectors.fill(bias)),
+        None => begin.fill(0.0),
+    }
+    (begin, if bias.is_some() { width } else { 0 })
 }
 
 /// A part of the result's channels as it is packed.

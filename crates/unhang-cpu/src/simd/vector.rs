@@ -34,6 +34,8 @@ pub trait Vector: Copy {
     unsafe fn prefetch_for_writing(to: *mut f32);
     /// Asks for the cache line there, to be read before long; touches nothing.
     unsafe fn prefetch(from: *const f32);
+    /// Asks for the cache line there, to be read next; touches nothing.
+    unsafe fn prefetch_now(from: *const f32);
     /// The lanes from `begin` to before `end` from where they lie, counted from `from`, and zeros in the others; reads
     /// nothing else, so that `from` itself may lie before what can be read.
     unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self;
@@ -140,6 +142,9 @@ impl Vector for Portable {
 
     #[inline(always)]
     unsafe fn prefetch(_: *const f32) {}
+
+    #[inline(always)]
+    unsafe fn prefetch_now(_: *const f32) {}
 
     #[inline(always)]
     unsafe fn load_lanes(from: *const f32, begin: usize, end: usize) -> Self {
@@ -254,6 +259,11 @@ impl Vector for Avx512 {
     #[inline(always)]
     unsafe fn prefetch(from: *const f32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_now(from: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 
     #[inline(always)]
@@ -414,6 +424,11 @@ impl Vector for Avx2 {
     #[inline(always)]
     unsafe fn prefetch(from: *const f32) {
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
+    }
+
+    #[inline(always)]
+    unsafe fn prefetch_now(from: *const f32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 
     #[inline(always)]

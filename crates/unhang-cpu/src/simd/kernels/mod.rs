@@ -43,7 +43,8 @@ pub struct Tile<'a> {
     pub count: usize,
     /// From one scalar of a step to the next: what the kernel was looked up with.
     pub pitch: usize,
-    /// From one row of scalars to the next.
+    /// From one row of scalars to the next; in [`Kernels::streaming_tile`]s, which have one, from a step's vectors to those that
+    /// are asked for.
     pub row_step: usize,
     /// From one step's first scalar to the next's.
     pub x_step: usize,
@@ -244,6 +245,8 @@ pub struct Kernels {
     common_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
     /// Tiles whose scalars lie apart in any other way.
     pitched_tiles: fn(usize, usize, usize) -> Option<TileKernel>,
+    /// Tiles of one row of neighbouring scalars that ask for vectors further ahead.
+    streaming_tiles: fn(usize, usize) -> Option<TileKernel>,
     /// Transposition.
     pub transpose: TransposeKernel,
     /// Copying of a row.
@@ -320,6 +323,7 @@ impl Kernels {
             tiles,
             common_tiles: tiles,
             pitched_tiles: tiles,
+            streaming_tiles: |_, _| Some(|_| {}),
             transpose: |_, _, _, _, _, _| {},
             row: |_, _, _, _| {},
             rows: |_, _, _, _, _, _| {},
@@ -368,6 +372,14 @@ impl Kernels {
             _ => self.pitched_tiles,
         };
         tiles(vectors, rows, scalars).expect("the tile fits the registers")
+    }
+
+    /// The micro-kernel for this many vectors and one row of neighbouring scalars that asks for what [`Tile::row_step`] names.
+    ///
+    /// # Panics
+    /// When there is no such tile: see [`Kernels::most_scalars`].
+    pub fn streaming_tile(&self, vectors: usize, scalars: usize) -> TileKernel {
+        (self.streaming_tiles)(vectors, scalars).expect("the tile fits the registers")
     }
 
     /// Sums of a weight gradient with pixels in vectors for this many filters and places.
@@ -426,6 +438,7 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with 1);
             kernel!([$(#[$features])?] $vector; pitched_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with tile.pitch);
             kernel!([$(#[$features])?] $vector; common_tile [R P VECTORS] (tile: &Tile<'_>) = tile::tile with COMMON_PITCH);
+            kernel!([$(#[$features])?] $vector; streaming_tile_of [P VECTORS] (tile: &Tile<'_>) = tile::streaming);
             kernel!([$(#[$features])?] $vector; transpose [] (
                 from: *const f32, row_step: usize, rows: usize, columns: usize, to: *mut f32, offsets: *const usize
             ) = copy::transpose);
@@ -501,6 +514,13 @@ macro_rules! kernels {
                 }
             }
 
+            fn streaming_tiles(vectors: usize, scalars: usize) -> Option<TileKernel> {
+                match (vectors, 1, scalars) {
+                    $($(($vectors, $rows, $scalars) => Some(streaming_tile_of::<$scalars, $vectors>),)*)*
+                    _ => None,
+                }
+            }
+
             fn tiles(vectors: usize, rows: usize, scalars: usize) -> Option<TileKernel> {
                 match (vectors, rows, scalars) {
                     $($(($vectors, $rows, $scalars) => Some(tile::<$rows, $scalars, $vectors>),)*)*
@@ -528,6 +548,7 @@ macro_rules! kernels {
                 tiles,
                 common_tiles,
                 pitched_tiles,
+                streaming_tiles,
                 transpose,
                 row,
                 rows,

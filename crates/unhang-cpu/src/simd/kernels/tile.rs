@@ -7,6 +7,27 @@ use crate::simd::vector::Vector;
 /// Inlined where the features of `V` are on; all pointers of the tile are good for what its fields describe.
 #[inline(always)]
 pub unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usize>(tile: &Tile<'_>, pitch: usize) {
+    // SAFETY: the same conditions.
+    unsafe { body::<V, R, P, VECTORS, false>(tile, pitch) }
+}
+
+/// One row of scalars beside each other; the vectors that lie `row_step` ahead of those of each step are asked for meanwhile.
+///
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+pub unsafe fn streaming<V: Vector, const P: usize, const VECTORS: usize>(tile: &Tile<'_>) {
+    // SAFETY: the same conditions.
+    unsafe { body::<V, 1, P, VECTORS, true>(tile, 1) }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn body<V: Vector, const R: usize, const P: usize, const VECTORS: usize, const STREAMING: bool>(
+    tile: &Tile<'_>,
+    pitch: usize,
+) {
     // SAFETY: the function's own conditions.
     unsafe {
         let mut sums = [[[V::zero(); VECTORS]; P]; R];
@@ -30,6 +51,9 @@ pub unsafe fn tile<V: Vector, const R: usize, const P: usize, const VECTORS: usi
                 let mut vectors = [V::zero(); VECTORS];
                 for (v, vector) in vectors.iter_mut().enumerate() {
                     *vector = V::load(w.add(v * V::LANES));
+                    if STREAMING {
+                        V::prefetch_now(w.wrapping_add(tile.row_step + v * V::LANES));
+                    }
                 }
                 for (r, of_row) in sums.iter_mut().enumerate() {
                     for (p, of_scalar) in of_row.iter_mut().enumerate() {

@@ -64,7 +64,7 @@ proptest! {
     }
 }
 
-/// Where units and panels depend on the threads: products in place, images beside each other.
+/// Where units and panels depend on the threads: products in place, images beside each other, small depthwise planes.
 #[test]
 fn threads_change_nothing_in_what_they_share_out() {
     let shapes = [
@@ -73,6 +73,7 @@ fn threads_change_nothing_in_what_they_share_out() {
         "7x600x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
         "7x20x1x1:300x1x1:s1x1:p0x0:d1x1:g1",
         "3x200x14x14:5x1x1:s1x1:p0x0:d1x1:g1",
+        "2x200x7x7:200x5x5:s1x1:p2x2:d1x1:g200",
     ];
     for direction in Direction::ALL {
         for shape in shapes {

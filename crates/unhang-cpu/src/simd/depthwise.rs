@@ -1,8 +1,10 @@
 //! Depthwise convolutions: one channel in, one channel out. There is nothing to broadcast along channels, and memory is
-//! the limit; so vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place.
+//! the limit; so vectors lie along a row (NCHW), from a small packed window, or along the channels (NHWC), in place. Small planes
+//! have a separate driver ([`depthwise_together`]).
 
 use unhang_conv::{Direction, Layout, Problem};
 
+use super::depthwise_together;
 use super::geometry::{Axis, Gather, Tap, even_parts, segments};
 use super::kernels::{GradientRows, MOST_TAPS, Pixels, Rows, TAP_COUNTS, TapColumn};
 use super::source::{Arrangement, SourceView, Window};
@@ -22,7 +24,10 @@ const UNIT_ROWS: usize = 8;
 pub fn compute(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([work.first.len(), work.second.len(), work.result.len()], lengths, "the operands' lengths");
+    let together = problem.layout() == Layout::Nchw && depthwise_together::is_better(problem, work.kernels);
     match (problem.direction(), problem.layout()) {
+        (Direction::BackwardWeights, _) if together => depthwise_together::weights(problem, work),
+        _ if together => depthwise_together::compute(&Gather::new(problem), work),
         (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, work),
         (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, work),
         (_, Layout::Nchw) => rows(&Gather::new(problem), work),

@@ -300,6 +300,26 @@ fn nothing_beyond_operands_of_single_pixels_is_touched() {
     }
 }
 
+/// Depthwise on small planes: parts of blocks of channels, strides, dilation, padding on one axis alone, long chains.
+#[test]
+fn nothing_beyond_operands_of_small_depthwise_planes_is_touched() {
+    let shapes = [
+        "2x70x7x7:70x3x3:s1x1:p1x1:d1x1:g70",
+        "1x33x14x14:33x5x5:s1x1:p2x2:d1x1:g33",
+        "2x16x14x14:16x7x7:s2x2:p3x3:d1x1:g16",
+        "1x100x7x9:100x5x5:s2x2:p2x2:d1x1:g100",
+        "1x20x5x3:20x3x2:s1x1:p0x1:d2x1:g20",
+        "2x9x13x11:9x4x3:s3x2:p2x0:d1x1:g9",
+        "23x9x14x14:9x3x3:s1x1:p1x1:d1x1:g9",
+    ];
+    for direction in Direction::ALL {
+        for shape in shapes {
+            let problem: Problem = format!("{direction}:f32:nchw:{shape}").parse().expect("a key");
+            passes_between_guards(&problem, 29).expect("within its operands");
+        }
+    }
+}
+
 /// The workspace of every layer stays within its bound, with every set of kernels. The kernels do nothing
 /// here: what is lent out is the same.
 #[test]

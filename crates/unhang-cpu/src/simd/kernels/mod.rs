@@ -8,6 +8,7 @@ mod copy;
 mod depthwise;
 mod planes;
 mod tile;
+mod together;
 mod winograd;
 
 #[cfg(target_arch = "x86_64")]
@@ -179,6 +180,30 @@ pub struct GradientRows {
     pub rows: usize,
 }
 
+/// Planes of a depthwise weight gradient with channels together in whole vectors.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientPlanes {
+    /// The output's gradient, pixel by pixel.
+    pub dy: *const f32,
+    /// From one row to the next.
+    pub dy_row: usize,
+    /// The source's pixels that the taps count from.
+    pub x: *const f32,
+    /// From one row's to the next's.
+    pub x_row: usize,
+    /// From one pixel's to the next's.
+    pub x_step: usize,
+    /// Channels of a pixel.
+    pub channels: usize,
+    /// Pixels of a row.
+    pub count: usize,
+    /// How many rows.
+    pub rows: usize,
+}
+
+/// The planes' share of a depthwise weight gradient: `sums[tap][c] += Σ dy[i][c] × x[offset(tap) + i][c]` over all pixels.
+pub type ProductsTogetherKernel = unsafe fn(&GradientPlanes, &[usize], *mut f32);
+
 /// The rows' share of a depthwise weight gradient: lane by lane `sums[tap] = Σ dy[i] × x[offset(tap) + i]` over all rows.
 pub type ProductsKernel = unsafe fn(&GradientRows, &[usize], *mut f32);
 
@@ -267,6 +292,10 @@ pub struct Kernels {
     pub products: ProductsKernel,
     /// Depthwise weight gradients by pixels.
     pub products_channels: ProductsChannelsKernel,
+    /// Depthwise pixels with channels in whole vectors.
+    pub correlate_together: CorrelateChannelsKernel,
+    /// Depthwise weight gradients with channels in whole vectors.
+    pub products_together: ProductsTogetherKernel,
     /// The most filters and places of [`PlaneProducts`] whose sums the registers hold.
     pub plane_products_tile: [usize; 2],
     /// Weight gradients with pixels in vectors, by filters and places.
@@ -334,6 +363,8 @@ impl Kernels {
             correlate_channels: |_| {},
             products: |_, _, _| {},
             products_channels: |_, _, _, _, _, _, _| {},
+            correlate_together: |_| {},
+            products_together: |_, _, _| {},
             plane_products_tile: self.plane_products_tile,
             plane_products: |_, _| Some(|_| {}),
             fingerprint: |_, _| 0,
@@ -465,6 +496,12 @@ macro_rules! kernels {
             kernel!([$(#[$features])?] $vector; products_channels [] (
                 dy: *const f32, dy_step: usize, x: *const f32, x_step: usize, count: usize, channels: usize, sums: *mut f32
             ) = depthwise::products_channels);
+            kernel!([$(#[$features])?] $vector; correlate_together [] (
+                pixels: &Pixels<'_>
+            ) = together::correlate);
+            kernel!([$(#[$features])?] $vector; products_together [] (
+                planes: &GradientPlanes, offsets: &[usize], sums: *mut f32
+            ) = together::products);
             kernel!([$(#[$features])?] $vector; plane_products_of [F P] (
                 products: &PlaneProducts
             ) = planes::products);
@@ -559,6 +596,8 @@ macro_rules! kernels {
                 correlate_channels,
                 products,
                 products_channels,
+                correlate_together,
+                products_together,
                 plane_products_tile: $places_tile,
                 plane_products,
                 fingerprint,

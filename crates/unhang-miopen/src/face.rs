@@ -163,7 +163,13 @@ pub(crate) struct Memory {
 ///
 /// # Safety
 /// The memory must be what the call's descriptors say.
-pub(crate) unsafe fn execute(process: &Process, real: &Real, route: Planned<'_>, call: &Call, memory: Memory) -> Status {
+pub(crate) unsafe fn execute(
+    process: &Process,
+    real: &Real,
+    route: Planned<'_>,
+    call: &Call,
+    memory: Memory,
+) -> Status {
     // SAFETY: the caller's promise.
     unsafe { execute_beside(process, real, route, call.handle, memory, &|| naive(real, call, memory)) }
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 #: How much further it may be: sums are added up in another order.
-FACTOR, FLOOR = 8.0, 2e-6
+FACTOR, FLOOR = 8.0, 1e-5
 
 
 def distances(found: dict[str, Any], exact: dict[str, Any]) -> tuple[float, float]:

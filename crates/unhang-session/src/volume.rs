@@ -64,7 +64,7 @@ enum Place {
     /// In the caller's tensor, that many bytes in.
     There(u64),
     /// In the workspace, copied.
-    Copied(Planes, Once),
+    Copied(Box<(Planes, Once)>),
 }
 
 /// A launch that is loaded when it is needed first.
@@ -129,7 +129,7 @@ impl VolumeRoute {
                         let bytes = (planes.shape().iter().product::<usize>() * data_type.size()) as u64;
                         gathered[index] = gathered[index].max(bytes.next_multiple_of(256));
                         let copy = if index == 2 { Move::scatter } else { Move::gather };
-                        Place::Copied(planes, Once::new(copy(data_type, &planes, layout, strides)))
+                        Place::Copied(Box::new((planes, Once::new(copy(data_type, &planes, layout, strides)))))
                     }
                 }
             });
@@ -292,21 +292,21 @@ impl Planned<'_> {
 /// The memory must be what the route's convolution says.
 unsafe fn execute<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Call) -> Result<(), NotComputed> {
     let volume = &route.convolution.volume;
-    // SAFETY: the caller's promise, here and below.
-    let (failure, is_over) = match route.is_on_host() {
-        true => (None, false),
-        false => match unsafe { on_device(process, route, call) } {
+    let (mut failure, mut is_over) = (None, false);
+    if !route.is_on_host() {
+        // SAFETY: the caller's promise.
+        match unsafe { on_device(process, route, call) } {
             Ok(engine) => {
                 route.counts.count(engine);
                 return Ok(());
             }
             Err(Stopped::Part(ended)) => return Err(ended),
-            Err(Stopped::Copy(failure)) => {
-                let is_over = matches!(failure, Failure::Device(_));
-                (Some(failure.reason()), is_over)
+            Err(Stopped::Copy(stopped)) => {
+                is_over = matches!(stopped, Failure::Device(_));
+                failure = Some(stopped.reason());
             }
-        },
-    };
+        }
+    }
     if let Some(reason) = failure {
         say(&format!("the planes of {volume} cannot be gathered on the device: {reason}"));
         if is_over {
@@ -370,9 +370,10 @@ unsafe fn on_device<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Ca
     for part in &route.parts {
         let operand = |index: usize| call.operands[route.order[index]];
         for index in 0..2 {
-            if let Place::Copied(planes, gather) = &part.operands[index]
-                && last[index] != Some(*planes)
+            if let Place::Copied(copied) = &part.operands[index]
+                && last[index] != Some(copied.0)
             {
+                let (planes, gather) = &**copied;
                 // SAFETY: the caller's tensor, and room for the largest part's planes.
                 unsafe { gather.run(device, operand(index), places[index], stream) }.map_err(copying)?;
                 last[index] = Some(*planes);
@@ -380,15 +381,15 @@ unsafe fn on_device<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Ca
         }
         let at = |index: usize| match part.operands[index] {
             Place::There(start) => operand(index) + start,
-            Place::Copied(..) => places[index],
+            Place::Copied(_) => places[index],
         };
         let call =
             Call { operands: [at(0), at(1), at(2)], workspace: begin + gathered, bytes: room - gathered, stream };
         // SAFETY: tensors of the part's sizes; the workspace is behind the planes.
         computed = unsafe { compute(process, &part.route, call, &declined) }.map_err(Stopped::Part)?;
-        if let Place::Copied(_, scatter) = &part.operands[2] {
+        if let Place::Copied(copied) = &part.operands[2] {
             // SAFETY: as above.
-            unsafe { scatter.run(device, places[2], operand(2), stream) }.map_err(copying)?;
+            unsafe { copied.1.run(device, places[2], operand(2), stream) }.map_err(copying)?;
         }
     }
     for clear in &route.zeros {

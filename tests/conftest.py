@@ -52,13 +52,19 @@ def affected_machine(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def on_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Describes that machine to everything that asks, with no canary known."""
-    from unhang import _canary, _state
+    from unhang import _state
 
     folder = MACHINES / name
     monkeypatch.setenv("UNHANG_ROOT", str(folder))
-    _canary._known_here.clear()
     _state.forget()
     return folder
+
+
+def make_up(canary: str, verdict: str = "works") -> None:
+    """What a canary would have said: in the store, so that it outlasts the process's state."""
+    from unhang import _state
+
+    _state.state().session.keep_canary(canary, verdict, "made up", True)
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from unhang import _canary, _core, _gpu, _launch, _situation
+from conftest import make_up
+from unhang import _core, _gpu, _state
 
 
 @contextmanager
@@ -34,14 +35,11 @@ def forget_card() -> None:
     for gpu in _gpu.opened():
         gpu.close(60.0)
     _gpu.close()
-    _launch._verdicts.clear()
-    _situation._allowed.clear()
 
 
 def let(gpu: _core.Gpu, verdict: str = "works", **others: str) -> None:
     """What the families' canaries would say (they are tried in a test of their own): one verdict for all, but where a
     family has another."""
-    for family in _canary.families(gpu):
-        name = _canary._jit_name(gpu, family, index=_gpu.REHEARSED, rehearsed=True)
-        _canary._known_here[name] = (others.get(family, verdict), "made up")
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    for family in gpu.families:
+        make_up(_state.state().session.canary_name(_gpu.REHEARSED, family, gpu), others.get(family, verdict))
+    make_up("aten (rehearsed)")

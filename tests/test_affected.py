@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import unhang
 from comparing import assert_close
-from unhang import _canary, _convolve, _core, _state
+from unhang import _convolve, _core, _situation, _state
 
 X, W = torch.randn(1, 16, 48, 48), torch.randn(32, 16, 3, 3)
 
@@ -61,7 +61,6 @@ def test_auto_uses_torchs_kernels_once_their_canary_passed(
     assert "canary of aten: works" in said
     # Kept: the second process would not run it again.
     _state.forget()
-    _canary._known_here.clear()
     _state._said.clear()
     _convolve.routes.clear()
     assert engine_of() == "aten"
@@ -104,7 +103,7 @@ def test_a_canary_that_hangs_is_ended(
     import time
 
     monkeypatch.setenv("UNHANG_REHEARSE_CANARY", "hang")
-    monkeypatch.setattr(_canary, "deadline", 3.0)
+    monkeypatch.setattr(_situation, "deadline", 3.0)
     started = time.monotonic()
     assert engine_of() == "cpu"
     assert time.monotonic() - started < 30
@@ -179,8 +178,8 @@ def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, m
         if len(uses) == 1:
             _run._enable("auto", rehearse=True)
 
-    monkeypatch.setattr(_canary, "ensure", use_the_gpu)
-    monkeypatch.setattr(_canary, "ensure_jit", lambda **_: None)
+    monkeypatch.setattr(_situation, "ensure_canary", use_the_gpu)
+    monkeypatch.setattr(_situation, "ensure_families", lambda _: None)
     with unhang.enabled("selective", rehearse=True):
         assert uses == ["canary"]
         assert _dispatch.process_settings is not None
@@ -212,8 +211,7 @@ def test_a_rehearsal_leaves_no_evidence(affected_machine: Path, own_home: Path) 
     engine_of()
     _state.state().store.flush(5.0)
     _state.forget()
-    planner = _state.state().planner
-    plan = planner.plan(_core_problem(), unhang.Settings(), _core.Situation("accelerator", affected=True))
+    plan = plan_on_an_affected_card()
     assert not [line for line in plan.evidence if "timed" in line]
 
 
@@ -224,9 +222,7 @@ def test_cpu_tensors_prove_nothing_about_the_card(affected_machine: Path) -> Non
             for _ in range(8):
                 F.conv2d(X, W, padding=1)
     _state.forget()
-    plan = _state.state().planner.plan(
-        _core_problem(), unhang.Settings(), _core.Situation("accelerator", affected=True)
-    )
+    plan = plan_on_an_affected_card()
     assert plan.engines == ["cpu"]
     assert "canary" in plan.reason
     assert not [line for line in plan.evidence if "timed" in line]
@@ -244,7 +240,7 @@ def test_a_block_inside_a_rehearsal_leaves_it_on(affected_machine: Path) -> None
     assert unhang.report().data["rehearsal"], "also after it is off"
 
 
-def _core_problem():
-    from unhang import _core
-
-    return _core.Problem.from_key("forward:f32:nchw:1x16x48x48:32x3x3:s1x1:p1x1:d1x1:g1")
+def plan_on_an_affected_card() -> _core.Plan:
+    problem = _core.Problem.from_key("forward:f32:nchw:1x16x48x48:32x3x3:s1x1:p1x1:d1x1:g1")
+    situation = _core.Situation("accelerator", affected=True)
+    return _state.state().session.plan(problem, "cuda", unhang.Settings(), situation)

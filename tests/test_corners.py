@@ -18,11 +18,10 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, assert_same, difference, engines_used
-from conftest import subprocess_environment
+from conftest import make_up, subprocess_environment
 from unhang import (
     SafeConv2d,
     Settings,
-    _canary,
     _convolve,
     _core,
     _dispatch,
@@ -288,7 +287,7 @@ def test_traces_made_while_unhang_is_on_hold_the_convolution_and_not_its_result(
 
 
 def test_miopens_own_ops_do_not_reach_it_on_an_affected_card(affected_machine: Path) -> None:
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    make_up("aten (rehearsed)")
     x, w, b = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3), torch.randn(6)
     want = F.conv2d(x, w, b, padding=1)
     weight, bias, mean, var = torch.rand(4), torch.rand(4), torch.zeros(4), torch.ones(4)
@@ -311,7 +310,7 @@ def test_a_plan_for_miopen_reaches_it_through_its_closed_doors(
     """Torch for HIP computes with the op that is replaced; here a kernel for the CPU plays MIOpen's."""
     from unhang import _engines
 
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    make_up("aten (rehearsed)")
     original = _engines._original_forward
     reached: list[bool] = []
 
@@ -344,7 +343,7 @@ def test_a_saved_graph_cannot_switch_the_vendors_library_on(
 ) -> None:
     from unhang import _engines
 
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    make_up("aten (rehearsed)")
     flags: list[bool] = []
     original = _engines._original_forward
 
@@ -590,7 +589,7 @@ def test_a_tensor_that_is_not_aligned_is_held_against_no_engine() -> None:
         for _ in range(6):
             assert_close(F.conv2d(x, w, b), want.double(), slack=3)
             assert_close(F.conv2d(x.clone(), w, b), want.double(), slack=3)
-        assert not _state.state().failures
+        assert not _state.state().session.failures()
         assert engines_used() == {"cpu"}
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close
-from conftest import subprocess_environment
+from conftest import make_up, subprocess_environment
 from unhang import Settings, _convolve, _core, _gpu, _jit, _launch, _state, _tiled
 from unhang._engines import Geometry
 
@@ -29,7 +29,6 @@ TYPES = [torch.float32, torch.float16, torch.bfloat16]
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
     """No verdict of another test; full precision in what is compared with."""
-    _launch._verdicts.clear()
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
 
@@ -393,8 +392,7 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
     # Kept: another process does not use it for this problem, nor the same kernels for another.
     _state.state().store.flush(5.0)
     _state.forget()
-    _launch._verdicts.clear()
-    assert _launch.verdict(next(iter(_convolve.routes.values())).task, lies[0]) == "wrong"
+    assert _state.state().session.first_result(lies[0], False) == "wrong"
     _convolve.routes.clear()
     with unhang.enabled("jit"):
         assert_close(F.conv2d(x, w), want)
@@ -404,11 +402,9 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_every_kernels_first_result_is_compared_once_for_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    from unhang import _verify
-
     compared = []
-    original = _verify.compare
-    monkeypatch.setattr(_verify, "compare", lambda *it: compared.append(it) or original(*it))
+    original = _launch.compare
+    monkeypatch.setattr(_launch, "compare", lambda *it: compared.append(it) or original(*it))
     w = torch.randn(16, 12, 3, 3, device="cuda")
 
     def compute(batch: int, size: int) -> None:
@@ -421,7 +417,6 @@ def test_every_kernels_first_result_is_compared_once_for_this_machine(monkeypatc
         assert 1 <= len(compared) <= 2, "the generic kernels and the problem's own"
     _state.state().store.flush(5.0)
     _state.forget()
-    _launch._verdicts.clear()
     compared.clear()
     with unhang.enabled("jit"):
         compute(2, 24)
@@ -566,10 +561,8 @@ def test_an_endless_kernel_in_a_child_is_ended_and_the_gpu_works_on() -> None:
 
 
 def test_the_canary_tries_every_family() -> None:
-    from unhang import _canary
-
     gpu = _gpu.gpu(0)
-    asked = _canary.families(gpu)
+    asked = gpu.families
     assert asked[0] == "plain"
     assert {"gemm", "weights", "depthwise", "winograd"} <= set(asked)
     command = [sys.executable, "-m", "unhang._canary", "jit", "--device", "0", "--families", *asked]
@@ -581,7 +574,7 @@ def test_the_canary_tries_every_family() -> None:
 
 def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     """This GPU plays the affected card; the verdicts of its canaries are made up, the kernels and their results real."""
-    from unhang import _canary, _situation
+    from unhang import _situation
 
     gpu = _gpu.gpu(0)
 
@@ -589,26 +582,25 @@ def test_only_proven_families_run_on_an_affected_card(monkeypatch: pytest.Monkey
     want = F.conv2d(x.double(), w.double())
     current = _state.state()
     monkeypatch.setattr(current, "is_affected", lambda index: True)
-    _canary._known_here.clear()
-    _situation._allowed.clear()
-    assert _situation.of("cuda", rehearsed=False, index=0).standing("jit")[0] == "unproven"
+    problem = _core.Problem.from_key(KEY)
+
+    def engines_planned() -> list[str]:
+        situation = _situation.of("cuda", rehearsed=False, index=0)
+        return current.session.plan(problem, "cuda", Settings(), situation).engines
+
+    assert "jit" not in engines_planned()
     try:
         for passed in (["plain"], ["plain", "gemm"]):
             for family in passed:
-                _canary._known_here[_canary._jit_name(gpu, family, index=0)] = ("works", "made up")
-            _canary._known_here[_canary._jit_name(gpu, "winograd", index=0)] = ("hangs", "made up")
-            situation = _situation.of("cuda", rehearsed=False, index=0)
-            assert situation.standing("jit")[0] == "available"
-            assert sorted(situation.passed("jit")) == sorted(passed)
-            _situation.let_proven_families_run(situation, "cuda", 0)
-            kernel = gpu.prepare(_core.Problem.from_key(KEY), 0, 1 << 30, True)
+                make_up(current.session.canary_name(0, family, gpu))
+            make_up(current.session.canary_name(0, "winograd", gpu), "hangs")
+            assert engines_planned()[0] == "jit"
+            kernel = gpu.prepare(problem, 0, 1 << 30, True)
             assert kernel.family in passed
-            result = _launch.compute(kernel, _core.Problem.from_key(KEY), x, w, torch.contiguous_format)
-            assert_close(result, want)
+            loaded = _launch.Loaded(kernel, problem, torch.contiguous_format)
+            assert_close(_launch.launch(loaded, torch.contiguous_format, x, w, None), want)
     finally:
         gpu.allow(None)
-        _canary._known_here.clear()
-        _situation._allowed.clear()
 
 
 KEY = "forward:f32:nchw:2x32x20x20:48x3x3:s1x1:p0x0:d1x1:g1"

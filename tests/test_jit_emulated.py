@@ -18,7 +18,7 @@ import unhang
 from comparing import assert_close
 from conftest import subprocess_environment
 from emulating import emulated_card, let
-from unhang import _convolve, _core, _direct, _gpu, _jit, _launch, _verify, _watchdog
+from unhang import _convolve, _core, _direct, _gpu, _launch, _state, _watchdog
 
 
 @pytest.fixture
@@ -105,21 +105,21 @@ def test_the_canary_of_the_plain_family_passes_in_a_child(card: _core.Gpu) -> No
 def test_a_comparison_that_says_nothing_leaves_the_kernel_open(card: _core.Gpu) -> None:
     let(card)
     compared = []
-    original = _verify.compare
+    original = _launch.compare
 
     with pytest.MonkeyPatch.context() as patch, unhang.enabled(rehearse=True):
-        patch.setattr(_verify, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
+        patch.setattr(_launch, "compare", lambda *it: compared.append(original(*it)) or compared[-1])
         w = torch.randn(4, 8, 3, 3)
         assert (F.conv2d(torch.zeros(1, 8, 5, 5), w) == 0).all()
         F.conv2d(torch.randn(1, 8, 5, 5), w)
-    assert [finding.right for finding in compared] == [None, True]
+    assert [right for right, _ in compared] == [None, True]
 
 
 def test_zeros_are_compared_once_and_not_at_every_call(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     let(card)
     compared = []
-    honest = _verify.compare
-    monkeypatch.setattr(_verify, "compare", lambda *it: compared.append(honest(*it)) or compared[-1])
+    honest = _launch.compare
+    monkeypatch.setattr(_launch, "compare", lambda *it: compared.append(honest(*it)) or compared[-1])
     x, w = torch.zeros(1, 8, 5, 5), torch.randn(4, 8, 3, 3)
     with unhang.enabled(rehearse=True):
         F.conv2d(x, w)
@@ -129,7 +129,7 @@ def test_zeros_are_compared_once_and_not_at_every_call(card: _core.Gpu, monkeypa
         for _ in range(4):
             assert (F.conv2d(x, w) == 0).all()
     assert len(compared) == so_far, "each kernel is compared once, by numbers of our own"
-    assert {finding.right for finding in compared[1::2]} == {True}
+    assert {right for right, _ in compared[1::2]} == {True}
 
 
 @pytest.mark.parametrize("watched", [False, True])
@@ -184,7 +184,16 @@ def test_what_is_compared_is_what_was_launched_though_another_thread_swaps_kerne
         return honest(loaded, *rest)
 
     monkeypatch.setattr(_launch, "launch", swapping)
-    monkeypatch.setattr(_jit, "keep_verdict", lambda task, kernel, *_: kept.append(kernel))
+    honest_session = _state.state().session
+
+    class Noting:
+        def __getattr__(self, name: str) -> object:
+            return getattr(honest_session, name)
+
+        def keep_first_result(self, kernel: _core.Kernel, *_: object) -> None:
+            kept.append(kernel)
+
+    monkeypatch.setattr(_state.state(), "session", Noting())
     with unhang.enabled(rehearse=True):
         F.conv2d(torch.randn(1, 8, 5, 5), torch.randn(4, 8, 3, 3))
     assert launched

@@ -14,15 +14,8 @@ from torch import nn
 
 import unhang
 from comparing import engines_used
-from unhang import (
-    _canary,
-    _convolve,
-    _core,
-    _dispatch,
-    _launch,
-    _state,
-    _statistics,
-)
+from conftest import make_up
+from unhang import _convolve, _core, _dispatch, _state, _statistics
 
 # ---- replanning ----
 
@@ -74,7 +67,7 @@ def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.Monk
     def sometimes(*arguments: object) -> None:
         failing.turn = getattr(failing, "turn", 0) + 1
         if failing.turn % 3 == 0:
-            _state.state().failures.clear()
+            _state.state().session.forget_failures()
             raise RuntimeError("now and then")
         honest(*arguments)
 
@@ -105,7 +98,7 @@ def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.Monk
 
 
 def test_a_locked_store_stalls_no_plan(own_home: Path, affected_machine: Path) -> None:
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    make_up("aten (rehearsed)")
     _state.state().store.flush(5.0)
     database = next(path for path in own_home.iterdir() if path.suffix in (".sqlite", ".db", ".sqlite3"))
     with unhang.enabled(rehearse=True):
@@ -122,28 +115,19 @@ def test_a_locked_store_stalls_no_plan(own_home: Path, affected_machine: Path) -
             holder.close()
 
 
-def test_a_new_plan_asks_the_store_nothing(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
-    asked: list[str] = []
-
-    class Watched:
-        def __getattr__(self, name: str) -> object:
-            asked.append(name)
-            return getattr(store, name)
-
-    with unhang.enabled(rehearse=True):
-        F.conv2d(torch.randn(1, 2, 7, 7), torch.randn(2, 2, 3, 3))
-        store = _state.state().store
-        monkeypatch.setattr(_state.state(), "store", Watched())
-        for size in range(8, 14):
-            F.conv2d(torch.randn(1, 2, size, size), torch.randn(2, 2, 3, 3))
-        monkeypatch.undo()
-    assert not {"canary", "canaries", "records"} & set(asked), asked
+def test_a_session_asks_its_store_once(affected_machine: Path) -> None:
+    current = _state.state()
+    other = _core.Session(current.machine, _core.Store.open())
+    other.keep_canary("aten (rehearsed)", "works", "made up", True)
+    assert current.session.canary("aten (rehearsed)") is None, "a plan waits for nobody"
+    assert other.canary("aten (rehearsed)") == ("works", "made up")
+    _state.forget()
+    assert _state.state().session.canary("aten (rehearsed)") == ("works", "made up")
 
 
 def test_an_enable_that_fails_half_way_changes_nothing(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
     flags, before = torch.backends.cudnn, torch.backends.cudnn.enabled
-    _canary._known_here["aten (rehearsed)"] = ("works", "made up")
+    make_up("aten (rehearsed)")
     forward = nn.Conv2d._conv_forward
 
     def broken(*_: object) -> None:
@@ -183,12 +167,8 @@ def test_ever_new_sizes_do_not_fill_a_layers_counts() -> None:
     unhang.report().text()
 
 
-def test_ever_new_failures_and_verdicts_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_convolve, "_MOST_ROUTES", 5)
+def test_ever_new_messages_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_state, "_MOST_SAID", 5)
-    monkeypatch.setattr(_state, "_MOST_CANARIES", 5)
-    monkeypatch.setattr(_launch, "_MOST_VERDICTS", 5)
-    monkeypatch.setattr(_launch, "_verdicts", {})
 
     def broken(*_: object) -> None:
         raise RuntimeError("the kernel fell over")
@@ -197,32 +177,18 @@ def test_ever_new_failures_and_verdicts_do_not_fill_the_memory(monkeypatch: pyte
         monkeypatch.setattr(_core, "run_cpu", broken)
         for size in range(3, 23):
             F.conv2d(torch.ones(1, 1, size, size), torch.ones(1, 1, 3, 3))
-            _state.state().keep_canary(f"jit:kernel:{size}", "works", "made up")
-            _launch._note(f"jit:kernel:{size}", "works")
-        found = {it: len(it_) for it, it_ in (
-            ("failures", _state.state().failures), ("said", _state._said),
-            ("canaries", _state.state()._canaries), ("verdicts", _launch._verdicts),
-        )}  # fmt: skip
-    assert all(0 < count <= 5 for count in found.values()), found
+        assert len(_state.state().session.failures()) == 20
+    assert 0 < len(_state._said) <= 5
 
 
 # ---- several cards ----
 
 
-def test_one_cards_canary_does_not_vouch_for_another(monkeypatch: pytest.MonkeyPatch, affected_machine: Path) -> None:
-    machine = type(
-        "Two",
-        (),
-        {"gpus": ["one", "two"], "affected": True, "fingerprint": "f", "is_affected_at": lambda _, at: at == 1},
-    )()
+def test_whether_a_card_is_affected_is_asked_of_that_card(
+    monkeypatch: pytest.MonkeyPatch, affected_machine: Path
+) -> None:
+    machine = type("Two", (), {"affected": True, "is_affected_at": lambda _, at: at == 1})()
     monkeypatch.setattr(_state.state(), "machine", machine)
-    monkeypatch.setattr(_core, "Machine", type("M", (), {"address_of": staticmethod(lambda at: f"0000:0{at}:00.0")}))
-    _canary._known_here["aten@0000:00:00.0"] = ("works", "made up")
-    assert {engine: ended for engine, _, ended in _canary.known(0, rehearsed=False)}["aten"] == (
-        "works",
-        "made up",
-    )
-    assert {engine: ended for engine, _, ended in _canary.known(1, rehearsed=False)}["aten"] is None
     monkeypatch.setattr(torch.version, "hip", "5.7")
     assert [_state.state().is_affected(index) for index in (0, 1)] == [False, True]
     monkeypatch.setattr(torch.version, "hip", None)

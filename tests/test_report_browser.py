@@ -158,14 +158,14 @@ def page(tmp_path: Path, browser: Browser) -> str:
         for _ in range(3):
             model(torch.randn(1, 3, 16, 16)).sum().backward()
         F.conv2d(torch.randn(1, 3, 16, 16), torch.randn(8, 3, 3, 3))
-    planner = _state.state().planner
+    session = _state.state().session
     for size, verdict, seconds in ((32, "works", 1e-3), (42, "works", 3e-3), (44, "hangs", None), (64, "hangs", None)):
         for direction in ("forward", "backward-data"):
             key = f"{direction}:f32:nchw:1x16x{size}x{size}:32x3x3:s1x1:p1x1:d1x1:g1"
             detail = "did not come back within 60 s" if verdict == "hangs" else ""
-            planner.learn(_core.Problem.from_key(key), "miopen", verdict, seconds, detail)
+            session.learn(_core.Problem.from_key(key), "miopen", verdict, seconds, detail)
     half = _core.Problem.from_key("forward:f16:nchw:1x16x32x32:32x3x3:s1x1:p1x1:d1x1:g1")
-    planner.learn(half, "miopen", "crashes", None, "signal 6 <b>not markup</b>")
+    session.learn(half, "miopen", "crashes", None, "signal 6 <b>not markup</b>")
     path = tmp_path / "map.html"
     unhang.report().html(path)
     browser.complaints.clear()

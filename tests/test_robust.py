@@ -295,14 +295,14 @@ def test_what_an_emulated_card_did_is_a_rehearsal(monkeypatch: pytest.MonkeyPatc
 
     def evidence() -> list[str]:
         _state.forget()
-        plan = _state.state().planner.plan(problem, unhang.Settings(), _core.Situation("accelerator", affected=True))
-        return plan.evidence
+        situation = _core.Situation("accelerator", affected=True)
+        return _state.state().session.plan(problem, "cuda", unhang.Settings(), situation).evidence
 
     monkeypatch.setenv("UNHANG_CARD_ROOT", str(MACHINES / "rx5700xt-native"))
     assert evidence() == []
     emulated = _state.state()
     assert emulated.machine.emulated
-    emulated.planner.learn(problem, "miopen", "hangs", None, "as the emulated card did")
+    emulated.session.learn(problem, "miopen", "hangs", None, "as the emulated card did")
     assert [line for line in evidence() if "miopen hangs (rehearsal," in line]
     monkeypatch.delenv("UNHANG_CARD_ROOT")
     assert evidence() == []
@@ -316,8 +316,9 @@ def test_evidence_of_one_run_serves_the_next(own_home: Path) -> None:
             nn.functional.conv2d(x, torch.ones(2, 3, 3, 3))
     _state.state().store.flush(5.0)
     _state.forget()
-    plan = _state.state().planner.plan(
+    plan = _state.state().session.plan(
         _core.Problem.from_key("forward:f32:nchw:1x3x16x16:2x3x3:s1x1:p0x0:d1x1:g1"),
+        "cpu",
         unhang.Settings(),
         _core.Situation("cpu"),
     )

@@ -21,13 +21,12 @@ PROGRAM = ROOT / ".venv" / "bin" / "unhang"
 # A layer is trained on the emulated card of the reports, under its spoof; nothing may be compiled.
 TRAINING = """
 import sys, torch, torch.nn.functional as F, unhang
-from unhang import _canary, _convolve, _core, _gpu
+from unhang import _convolve, _core, _gpu, _state
 _gpu._SHIPPED = sys.argv[1]
 card = _gpu.gpu(_gpu.REHEARSED)
-for family in _canary.families(card):
-    name = _canary._jit_name(card, family, index=_gpu.REHEARSED, rehearsed=True)
-    _canary._known_here[name] = ("works", "not asked for in this test")
-_canary._known_here["aten (rehearsed)"] = ("works", "not asked for in this test")
+session = _state.state().session
+for name in ["aten (rehearsed)", *(session.canary_name(_gpu.REHEARSED, family, card) for family in card.families)]:
+    session.keep_canary(name, "works", "not asked for in this test", True)
 torch.manual_seed(0)
 x, w = torch.randn(2, 16, 9, 8, requires_grad=True), torch.randn(24, 16, 3, 3, requires_grad=True)
 g = torch.randn(2, 24, 5, 4)

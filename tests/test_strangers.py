@@ -52,7 +52,7 @@ def test_the_canary_of_enable_imports_nothing_from_the_working_folder(shared: Pa
     program = tmp_path / "own" / "program.py"
     program.parent.mkdir()
     program.write_text(
-        "from unhang import _canary\n_canary.deadline = 300.0\nprint(*_canary.ensure('aten', index=0, rehearsed=True), sep='|')\n"
+        "from unhang import _situation\n_situation.deadline = 300.0\nprint(*_situation.ensure_canary('aten', -1), sep='|')\n"
     )
     environment = subprocess_environment(UNHANG_ROOT=str(MACHINES / "rx5600xt-rocm5.7"))
     ran = subprocess.run(

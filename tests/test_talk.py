@@ -72,12 +72,12 @@ def closed():
     file.close()
     return file
 import unhang
-from unhang import _progress, _state
+from unhang import _state, _talk
 sys.stderr = {stream}
 sys.stdout, out = {stream}, sys.stdout
 _state.say("something")
 _state.warn_once("a warning")
-progress = _progress.Progress("compiling", 3)
+progress = _talk.Progress("compiling", 3)
 progress.one_more()
 progress.end()
 unhang.enable("tiled", devices=("cpu",), verbose=True)

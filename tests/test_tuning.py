@@ -14,7 +14,7 @@ import torch.nn.functional as F
 import unhang
 from comparing import assert_close
 from emulating import emulated_card, forget_card, let
-from unhang import _convolve, _core, _gpu, _launch, _state, _tuning, _verify
+from unhang import _convolve, _core, _gpu, _jit, _launch, _state
 
 X, W, B = torch.randn(2, 16, 12, 12), torch.randn(32, 16, 3, 3), torch.randn(32)
 WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
@@ -22,12 +22,8 @@ WANT = F.conv2d(X.double(), W.double(), B.double(), padding=1)
 
 @pytest.fixture
 def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[_core.Gpu]:
-    """The emulated card, with all kernel families but one that passed their canaries, and few rounds: it takes its time."""
-    monkeypatch.setattr(_tuning, "CANDIDATES", 2)
-    monkeypatch.setattr(_tuning, "BUDGET", 1e9)
-    monkeypatch.setattr(_tuning, "ROUNDS", 2)
-    monkeypatch.setattr(_tuning, "_MOST_REPEATS", 1)
-    monkeypatch.setattr(_tuning, "_HOPELESS", 1e9)
+    """The emulated card, with all kernel families but one that passed their canaries."""
+    monkeypatch.setattr(_jit, "contests", _core.Contests())
     forget()
     with emulated_card(kernels_of_this_file) as gpu:
         let(gpu, winograd="hangs")
@@ -38,7 +34,6 @@ def card(affected_machine: Path, kernels_of_this_file: Path, monkeypatch: pytest
 def forget() -> None:
     """What a new process does not know."""
     forget_card()
-    _tuning._contests.clear()
     _convolve.routes.clear()
     _state.forget()
 
@@ -56,28 +51,30 @@ def kernel() -> _launch.Loaded:
     return route.kernel
 
 
-def contest() -> _tuning._Contest:
-    (only,) = _tuning._contests.values()
+def contest() -> _core.Contest:
+    (only,) = _jit.contests.all()
     return only
 
 
 def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
-    card: _core.Gpu, kernels_of_this_file: Path, capsys: pytest.CaptureFixture
+    card: _core.Gpu, kernels_of_this_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     with unhang.enabled(rehearse=True, tune=True):
         calls(1)
         assert kernel().kernel.provisional, "a new convolution runs as always"
-        assert not _tuning._contests
+        assert not _jit.contests.all()
         calls(6)
     found = contest()
     assert found.over
     assert not found.failures
     assert len(found.times) >= 2
     assert all(len(seconds) >= 1 for seconds in found.times.values())
-    best = min(found.times, key=found.median)
+    # The first round warms up, and there are two.
+    best = min(found.times, key=lambda choice: found.times[choice][-1])
+    assert found.ranked[0] == best
     assert kernel().kernel.choice == best
     assert kernel().settled
-    assert _launch._verdicts[_launch.label(next(iter(_convolve.routes.values())).task, kernel().kernel)] == "works"
+    assert _state.state().session.first_result(kernel().kernel, True) == "works"
     report = unhang.report().data
     assert report["problems"][0]["kernels"] == best
     assert "emulated card: the times are the emulator's" in capsys.readouterr().err
@@ -85,6 +82,7 @@ def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
     # Another process, in which the compiled kernels are gone too: the winner is evidence, and no part of the cache.
     forget()
     shutil.rmtree(kernels_of_this_file / "unhang")
+    monkeypatch.setattr(_jit, "contests", _core.Contests())
     with unhang.enabled(rehearse=True):
         calls(2)
     assert _gpu.gpu(_gpu.REHEARSED).is_tuned(kernel().problem)
@@ -94,7 +92,7 @@ def test_the_fastest_is_found_compared_and_taken_at_the_next_start(
     with unhang.enabled(rehearse=True, tune=True):
         calls(1)
     assert kernel().settled
-    assert not _tuning._contests
+    assert not _jit.contests.all()
 
 
 def test_off_unless_asked_for(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,29 +100,30 @@ def test_off_unless_asked_for(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) 
         calls(2)
         assert not unhang.report().data["tune"]
     assert kernel().settled
-    assert not _tuning._contests
+    assert not _jit.contests.all()
     monkeypatch.setenv("UNHANG_TUNE", "1")
     _convolve.routes.clear()
     with unhang.enabled(rehearse=True):
         calls(1)
         assert unhang.report().data["tune"]
-    assert _tuning._contests
+    assert _jit.contests.all()
 
 
 def test_a_wrong_candidate_never_wins(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     with unhang.enabled(rehearse=True, tune=True):
         calls(2)
         own = kernel().kernel.choice
-        honest = _verify.compare
+        honest, finalists = _launch.compare, _core.Contest.finalists
 
-        def strict(direction, geometry, first, second, bias, result):
-            finding = honest(direction, geometry, first, second, bias, result)
-            assert finding.right
-            return _verify.Finding(False, "as the test has it")
+        def strict(*arguments: object) -> tuple[bool, str]:
+            assert honest(*arguments)[0]
+            return False, "as the test has it"
 
-        monkeypatch.setattr(_verify, "compare", strict)
+        monkeypatch.setattr(_launch, "compare", strict)
         # As if the others were faster than what computes now, which was compared before.
-        monkeypatch.setattr(_tuning._Contest, "median", lambda self, choice: 2.0 if choice == own else 1.0)
+        monkeypatch.setattr(
+            _core.Contest, "finalists", lambda self: sorted(finalists(self), key=lambda it: it.choice == own)
+        )
         calls(6)
     assert contest().over
     assert len(contest().failures) == len(contest().times) - 1
@@ -132,7 +131,7 @@ def test_a_wrong_candidate_never_wins(card: _core.Gpu, monkeypatch: pytest.Monke
     assert not unhang.report().data["failures"]
 
 
-@pytest.mark.parametrize("trouble", ["memory", "time", "deterministic"])
+@pytest.mark.parametrize("trouble", ["memory", "deterministic"])
 def test_what_goes_wrong_leaves_the_models_choice(
     card: _core.Gpu, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -144,13 +143,9 @@ def test_what_goes_wrong_leaves_the_models_choice(
             def allocate(*_: object) -> torch.Tensor:
                 raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
 
-            monkeypatch.setattr(_tuning._launch, "allocate", only_for_tuning(allocate))
-        elif trouble == "time":
-            never = type("Never", (), {"seconds": lambda self: None})()
-            monkeypatch.setattr(_tuning, "_WAITING", 0.0)
-            contest().waiting.append((own, never))
+            monkeypatch.setattr(_launch, "allocate", only_for_tuning(allocate))
         else:
-            monkeypatch.setattr(_tuning, "deterministic", lambda: True)
+            monkeypatch.setattr(_jit, "deterministic", lambda: True)
         calls(3)
     assert kernel().kernel.choice == own
     assert kernel().settled
@@ -165,19 +160,16 @@ def only_for_tuning(replacement):
     import sys
 
     original = _launch.allocate
-    return lambda *it: (replacement if sys._getframe(1).f_code.co_name == "_go_on" else original)(*it)
+    return lambda *it: (replacement if sys._getframe(1).f_code.co_name == "_measure" else original)(*it)
 
 
 def test_nothing_is_measured_while_a_graph_is_recorded(card: _core.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     with unhang.enabled(rehearse=True, tune=True):
         calls(2)
-        (route,) = _convolve.routes.values()
-        recording = type("Recording", (), {"is_tuned": lambda *_: False, "is_capturing": lambda *_: True})()
-        before = contest()
-        before.gpu = recording
-        monkeypatch.setattr(_gpu, "gpu", lambda index: recording)
-        rounds = before.rounds
-        assert not _tuning.step(_tuning.Subject(route.task, kernel(), 0), X, W, B, None)
+        rounds = contest().rounds
+        assert not contest().over
+        monkeypatch.setattr(_jit, "_is_capturing", lambda index: True)
+        calls(3)
     assert (contest().rounds, contest().over) == (rounds, False)
 
 
@@ -185,18 +177,13 @@ def test_a_candidate_that_hung_when_it_was_measured_is_left_out_by_its_name(
     card: _core.Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     problem = _core.Problem.from_key("forward:f32:nchw:2x16x12x12:32x3x3:s1x1:p1x1:d1x1:g1")
-    first, second = card.shortlist(problem, 1 << 28, _tuning.CANDIDATES)[:2]
+    refused = card.candidates(problem)[1][0]
     # What `unhang run` says to a process that it starts again, where no store could keep it.
-    monkeypatch.setenv("UNHANG_QUARANTINE", f"jit/{second}@{problem.key}")
+    monkeypatch.setenv("UNHANG_QUARANTINE", f"jit/{refused}@{problem.key}")
     _state.forget()
-    planner = _state.state().planner
-    refused = [planner.refuses(problem, "jit", choice, True) for choice in (first, second)]
-    assert refused == [False, True], "that candidate, and no other"
-    contest = _tuning._Contest(card, problem)
-    contest.begin(1 << 28, rehearsed=True)
-    assert first in contest.choices
-    assert second not in contest.choices
-    assert any(second in failure for failure in contest.failures)
+    contest = _jit.contests.of(card, problem)
+    contest.poll(_state.state().session, 1 << 28, True)
+    assert contest.failures == [f"{refused}: it did not return when it was measured before"]
 
 
 def test_families_without_a_canary_are_not_measured(card: _core.Gpu) -> None:
@@ -241,14 +228,14 @@ def test_without_memory_for_a_workspace_another_kernel_computes(
 
 
 def test_progress_moves_on_a_terminal_and_speaks_rarely_elsewhere(monkeypatch, capsys) -> None:
-    from unhang._progress import Progress
+    from unhang._talk import Progress
 
     progress = Progress("compiling:", 3)
     for _ in range(2):
         progress.one_more()
     progress.end()
     assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr("unhang._progress._PLAIN_LINES", 0.0)
+    monkeypatch.setattr("unhang._talk._PLAIN_LINES", 0.0)
     progress = Progress("compiling:", 3)
     for _ in range(3):
         progress.one_more()
@@ -264,6 +251,7 @@ def test_progress_moves_on_a_terminal_and_speaks_rarely_elsewhere(monkeypatch, c
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
 def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_jit, "contests", _core.Contests())
     forget()
     torch.manual_seed(0)
     x = torch.randn(8, 64, 56, 56, device="cuda")
@@ -279,22 +267,22 @@ def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch)
             if turn < 2:
                 unhang.wait_for_kernels()
             torch.cuda.synchronize()
-        assert [contest.over for contest in _tuning._contests.values()] == [True, True]
+        assert [contest.over for contest in _jit.contests.all()] == [True, True]
         for route in _convolve.routes.values():
-            found = _tuning._contests[0, route.key]
+            found = _jit.contests.of(_gpu.gpu(0), route.problem)
             assert route.kernel.settled
-            assert route.kernel.kernel.choice == min(found.choices, key=found.median)
-            assert found.spent < 2 * _tuning.BUDGET
-            print(route.key, found.spent, {it: found.median(it) for it in found.times if found.times[it]})
+            assert route.kernel.kernel.choice == found.ranked[0]
+            assert sum(map(sum, found.times.values())) < 0.4
+            print(route.key, found.times)
         # A graph keeps what is there, and nothing is measured in it.
         graph = torch.cuda.CUDAGraph()
         F.conv2d(x[:4], w, padding=1)
         unhang.wait_for_kernels()
         F.conv2d(x[:4], w, padding=1)
-        rounds = [contest.rounds for contest in _tuning._contests.values()]
+        rounds = {contest: contest.rounds for contest in _jit.contests.all()}
         with torch.cuda.graph(graph):
             inside = F.conv2d(x[:4], w, padding=1)
-        assert [contest.rounds for contest in _tuning._contests.values()] == rounds
+        assert {contest: contest.rounds for contest in _jit.contests.all()} == rounds
         graph.replay()
         torch.cuda.synchronize()
         assert_close(inside, want[:4], slack=2)

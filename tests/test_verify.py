@@ -10,8 +10,8 @@ import itertools
 import pytest
 import torch
 
-from unhang import _verify
-from unhang._engines import Geometry
+from unhang import _launch
+from unhang._engines import Geometry, make_problem
 
 CASES = {
     "plain": ((3, 8, 13, 11), (12, 8, 3, 3), Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1)),
@@ -45,21 +45,27 @@ def operands(case: str, direction: str, dtype: torch.dtype) -> list[torch.Tensor
     return [x, g, None, gradients[1].to(dtype)]
 
 
+def right(case: str, direction: str, first, second, bias, result) -> bool | None:
+    """What is found of a result: whether it is right."""
+    input_shape, weight_shape, geometry = CASES[case]
+    x, w = (torch.empty(shape, dtype=result.dtype, device="meta") for shape in (input_shape, weight_shape))
+    problem = make_problem(x, w, geometry, direction, torch.contiguous_format)
+    return _launch.compare(problem, first, second, bias, result)[0]
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("direction", ["forward", "backward-data", "backward-weights"])
 def test_right_results_pass_and_wrong_ones_do_not(case: str, direction: str) -> None:
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         first, second, bias, result = operands(case, direction, dtype)
-        geometry = CASES[case][2]
-        found = _verify.compare(direction, geometry, first, second, bias, result)
-        assert found.right, found
+        assert right(case, direction, first, second, bias, result)
         # Off by a factor; one channel of the filter forgotten; the corner of the last image wrong; a number missing.
         last = result.clone()
         last[-1, -1, -1, -1] += last.abs().max()
         first_one = result.clone()
         first_one[0, 0, 0, 0] = float("nan")
         for wrong in (result * 1.1, last, first_one):
-            assert _verify.compare(direction, geometry, first, second, bias, wrong).right is False
+            assert right(case, direction, first, second, bias, wrong) is False
 
 
 def test_a_forgotten_channel_is_seen() -> None:
@@ -73,19 +79,17 @@ def test_a_forgotten_channel_is_seen() -> None:
         else:
             x = torch.empty(CASES["plain"][0])
             wrong = torch.ops.aten.convolution_backward(less, x, second, None, *geometry, [True, False, False])[0]
-        assert _verify.compare(direction, geometry, first, second, bias, wrong).right is False
+        assert right("plain", direction, first, second, bias, wrong) is False
 
 
 def test_numbers_that_cannot_be_compared_prove_nothing() -> None:
-    geometry = CASES["plain"][2]
     first, second, bias, result = operands("plain", "forward", torch.float32)
-    zeros = _verify.compare("forward", geometry, first * 0, second, None, result * 0)
-    assert zeros.right is None
+    assert right("plain", "forward", first * 0, second, None, result * 0) is None
     infinite = first.clone()
     infinite[0, 0, 0, 0] = float("inf")
-    assert _verify.compare("forward", geometry, infinite, second, bias, result).right is None
+    assert right("plain", "forward", infinite, second, bias, result) is None
     large = [it.half() for it in (first * 3e3, second * 3e3)]
-    assert _verify.compare("forward", geometry, *large, None, result.half()).right is None
+    assert right("plain", "forward", *large, None, result.half()) is None
 
 
 def test_gradients_among_the_smallest_numbers_are_right() -> None:
@@ -105,12 +109,11 @@ def test_gradients_among_the_smallest_numbers_are_right() -> None:
             result = torch.ops.aten.convolution_backward(
                 second.double(), first.double(), w.double(), None, *geometry, [False, True, False]
             )[1]
-        assert _verify.compare(direction, geometry, first, second, None, result.half()).right
+        assert right("plain", direction, first, second, None, result.half())
 
 
 def test_layouts_do_not_matter() -> None:
-    geometry = CASES["plain"][2]
     for pick in itertools.product((torch.contiguous_format, torch.channels_last), repeat=3):
         first, second, bias, result = operands("plain", "forward", torch.float32)
         first, second, result = (it.contiguous(memory_format=form) for it, form in zip((first, second, result), pick))
-        assert _verify.compare("forward", geometry, first, second, bias, result).right
+        assert right("plain", "forward", first, second, bias, result)

@@ -1,11 +1,9 @@
-"""The canary: on an affected card an engine computes in this process only after it did so in a child, with a deadline.
+"""The canary's child (``python -m unhang._canary ENGINE``): computes a few small convolutions in all three directions
+on the accelerator, compares them with the CPU, and answers with one line.
 
-As a module (``python -m unhang._canary ENGINE``) this is the child: it computes a few small convolutions in all three
-directions on the accelerator and compares them with the CPU, and answers with one line. `unhang doctor --self-test`
-starts the same child, also for matrix products and half precision. What is said and what it means is the Rust side's.
-
-Our own GPU kernels have one canary for each kernel family: one child tries them all and answers with a line for each as
-it goes, so that a family that hangs is known by its name, and the others are not condemned with it.
+`enable` starts it before an engine computes in its process (:mod:`unhang._situation`), and `unhang doctor --self-test`,
+also for matrix products and half precision. Our own kernel families are tried, and everything that is said and what it
+means is written, on the Rust side.
 """
 
 from __future__ import annotations
@@ -17,226 +15,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-    from unhang import _core
     from unhang._engines import Engine
 
-#: Seconds that one family may take in it, once everything is compiled.
-FAMILY_LIMIT = 10.0
 #: Makes a rehearsed canary behave as a bad card does: "hang", "crash" or "wrong".
 REHEARSAL = "UNHANG_REHEARSE_CANARY"
-
-#: Seconds that a canary may take in place of what its engine is given. For rehearsals.
-deadline: float | None = None
-
-
-def known(index: int, *, rehearsed: bool) -> list[tuple[str, str, tuple[str, str] | None]]:
-    """The canaries that judge the engines on a device: engine, part of it, and verdict and detail where it ran."""
-    from unhang import _gpu
-
-    found: list[tuple[str, str, tuple[str, str] | None]] = [
-        (engine, "", _known(_name(engine, index=index, rehearsed=rehearsed))) for engine in ("aten", "miopen")
-    ]
-    if _gpu.absence(index) is None:
-        gpu = _gpu.gpu(index)
-        for family in families(gpu):
-            found.append(("jit", family, _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed))))
-    return found
-
-
-def _deadline(engine: str) -> float:
-    from unhang import _core
-
-    return _core.canary_deadline(engine) if deadline is None else deadline
-
-
-def _name(engine: str, *, index: int, rehearsed: bool) -> str:
-    """What a canary's verdict is kept under. What a rehearsal finds is filed apart: a folder may describe the very
-    machine that it is on. Where there are several cards, none vouches for another."""
-    if rehearsed:
-        return f"{engine} (rehearsed)"
-    return f"{engine}{_place(index)}"
-
-
-def _place(index: int) -> str:
-    """Which of several cards a device is; empty where there is only one."""
-    from unhang import _core
-    from unhang._state import state
-
-    if len(state().machine.gpus) < 2:
-        return ""
-    return f"@{_core.Machine.address_of(index) or index}"
-
-
-# Verdicts of this process, for when there is no store to keep them in.
-_known_here: dict[str, tuple[str, str]] = {}
-
-
-def ensure(engine: str, *, index: int, rehearsed: bool) -> tuple[str, str]:
-    """Runs the canary of an engine unless its verdict is known for this device, and keeps the verdict."""
-    from unhang import _children
-    from unhang._state import say, state
-
-    name = _name(engine, index=index, rehearsed=rehearsed)
-    known = _known(name)
-    if known is not None:
-        return known
-    seconds = _deadline(engine)
-    say(f"trying {engine} in a child process before it is used here (once for this machine, {seconds:.0f} s at most)")
-    arguments = [engine, *(["--rehearsed"] if rehearsed else ["--device", str(index)])]
-    outcome = _children.supervise_canary(arguments, seconds)
-    verdict, detail = outcome.canary()
-    _known_here[name] = (verdict, detail)
-    if not outcome.began:
-        say(f"canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again")
-        return verdict, detail
-    state().keep_canary(name, verdict, detail, wait=True)
-    if name.partition("@")[0] == engine and name != engine and _known(engine) is None:
-        # What `unhang plan` and the doctor go by, who do not look at single cards.
-        state().keep_canary(engine, verdict, detail, wait=True)
-    say(f"canary of {engine}: {verdict} ({detail})")
-    return verdict, detail
-
-
-# ---- our GPU kernels ----
-
-# By a device's identity: its families.
-_families: dict[str, list[str]] = {}
-
-
-def ensure_jit(*, index: int, rehearsed: bool) -> None:
-    """Runs the canaries of our kernel families that are not known for this device, and keeps their verdicts."""
-    from unhang import _children, _gpu
-    from unhang._state import say, state
-
-    absence = _gpu.absence(index)
-    if absence is not None:
-        if not rehearsed:
-            say(f"our GPU kernels are not used: {absence}")
-        return
-    gpu = _gpu.gpu(index)
-    current = state()
-    missing = [
-        family for family in families(gpu) if _known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) is None
-    ]
-    seconds = _deadline("jit")
-    while missing:
-        say(
-            f"trying our GPU kernels ({', '.join(missing)}) in a child process before they are used here (once for "
-            f"this machine, {seconds:.0f} s at most)"
-        )
-        arguments = ["jit", *(["--rehearsed"] if rehearsed else ["--device", str(index)]), "--families", *missing]
-        verdicts, hung = _children.supervise_canary(arguments, seconds).families(missing)
-        for family, verdict, detail in verdicts:
-            name = _jit_name(gpu, family, index=index, rehearsed=rehearsed)
-            _known_here[name] = (verdict, detail)
-            current.keep_canary(name, verdict, detail, wait=True)
-            say(f"canary of jit, {family}: {verdict} ({detail})")
-        # What `unhang plan` and the doctor go by, who do not look at families.
-        found = [_known(_jit_name(gpu, family, index=index, rehearsed=rehearsed)) for family in families(gpu)]
-        best = sorted(filter(None, found), key=lambda it: it[0] != "works")[:1]
-        for verdict, detail in best:
-            current.keep_canary("jit (rehearsed)" if rehearsed else "jit", verdict, detail, wait=True)
-        done = {family for family, _, _ in verdicts}
-        missing = [family for family in missing if family not in done]
-        if (hung and missing) or not verdicts:
-            why = "after a hang the card may need a reboot first" if verdicts else "the child was not done compiling"
-            say(f"not tried: {', '.join(missing)}; {why}")
-            return
-
-
-def families(gpu: _core.Gpu) -> list[str]:
-    """The kernel families that the canary tries, the plainest first."""
-    known = _families.get(gpu.identity)
-    if known is None:
-        known = _families[gpu.identity] = list(dict.fromkeys(family for family, _, _ in _jit_tries(gpu)))
-    return known
-
-
-def _jit_tries(gpu: _core.Gpu) -> list[tuple[str, _core.Problem, str]]:
-    """Family, problem and choice: what each family thinks best for each problem."""
-    from unhang import _core
-
-    tries = []
-    for problem in map(_core.Problem.from_key, _core.canary_problems(gpu.is_emulated)):
-        seen: set[str] = set()
-        for choice, family, _, _ in gpu.candidates(problem):
-            if family not in seen:
-                seen.add(family)
-                tries.append((family, problem, choice))
-    return sorted(tries, key=lambda it: (it[0] != "plain", it[0]))
-
-
-def _jit_name(gpu: _core.Gpu, family: str, *, index: int, rehearsed: bool = False) -> str:
-    """Other sources, another compiler or another chip are other kernels."""
-    return _name(f"jit:{family}:{gpu.identity}", index=index, rehearsed=rehearsed)
-
-
-def _known(name: str) -> tuple[str, str] | None:
-    from unhang._state import state
-
-    return _known_here.get(name) or state().canary(name)
-
-
-def _try_families(index: int, wanted: list[str]) -> tuple[str, str]:
-    """In the child: tries families one after the other, each within a limit, and says of each how it did."""
-    import threading
-    from concurrent.futures import ThreadPoolExecutor
-
-    from unhang import _core, _gpu
-
-    gpu = _gpu.gpu(index)
-    tries = [it for it in _jit_tries(gpu) if not wanted or it[0] in wanted]
-    limit = 60.0 if gpu.is_emulated else FAMILY_LIMIT
-    with ThreadPoolExecutor(4) as pool:
-        kernels = list(pool.map(lambda it: gpu.prepare_as(it[1], it[2]), tries))
-
-    def say(family: str, verdict: str, detail: str) -> None:
-        name = _jit_name(gpu, family, index=index, rehearsed=index < 0)
-        print(_core.canary_family(family, name, verdict, detail), flush=True)
-
-    def give_up(family: str) -> None:
-        say(family, "hangs", f"no answer within {limit:.0f} s")
-        _answer("hangs", f"{family}: no answer within {limit:.0f} s")
-        os._exit(1)
-
-    worst, bad = 0.0, []
-    for family in dict.fromkeys(it[0] for it in tries):
-        print(_core.canary_begin(family), flush=True)
-        timer = threading.Timer(limit, give_up, [family])
-        timer.start()
-        error = max(
-            _error_of(kernel, it[1], index) for it, kernel in zip(tries, kernels) if it[0] == family
-        )  # fmt: skip
-        timer.cancel()
-        right = error <= 1.0
-        bad += [] if right else [family]
-        worst = max(worst, error)
-        say(family, "works" if right else "wrong", f"largest error {error:.2f} of what rounding explains")
-    detail = f"largest error {worst:.2f} of what rounding explains, on {gpu.name}"
-    return ("wrong", f"{', '.join(bad)}: {detail}") if bad else ("works", detail)
-
-
-def _error_of(kernel: _core.Kernel, problem: _core.Problem, index: int) -> float:
-    """The largest error of a result, relative to what its type and its sums allow."""
-    import torch
-
-    from unhang._engines import run_on_cpu
-    from unhang._launch import compute
-
-    half = ":f16:" in problem.key
-    form = torch.channels_last if ":nhwc:" in problem.key else torch.contiguous_format
-    weight_shape = problem.with_direction("backward-weights").result_shape
-    shapes = {
-        "forward": (problem.input_shape, weight_shape),
-        "backward-data": (problem.output_shape, weight_shape),
-        "backward-weights": (problem.input_shape, problem.output_shape),
-    }[problem.direction]
-    dtype = torch.float16 if half else torch.float32
-    first, second = (torch.randn(shape).to(dtype).contiguous(memory_format=form) for shape in shapes)
-    want = run_on_cpu(problem, first, second, None, form).double()
-    device = "cpu" if index < 0 else f"cuda:{index}"
-    got = compute(kernel, problem, first.to(device), second.to(device), form).to("cpu").double()
-    return _error_beyond_rounding(got, want, dtype)
 
 
 def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, str]:
@@ -319,7 +101,7 @@ def _try_matmul(device: str) -> float:
 
 
 def _try_half(device: str) -> float:
-    """The largest error in half precision, with a convolution as torch computes it without its vendor's library."""
+    """The largest error of matrix products in half precision, and of a convolution without the vendor's library."""
     import torch
 
     worst = max(_product_error(shape, torch.float16, device) for shape in _PRODUCTS)
@@ -354,27 +136,24 @@ def _device_of(arguments: list[str]) -> int:
 
 def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
     from unhang import _gpu
+    from unhang._state import state
 
     index = _gpu.REHEARSED if rehearsed else _device_of(arguments)
     wanted = arguments[arguments.index("--families") + 1 :] if "--families" in arguments else []
-    absence = _gpu.absence(index)
-    if absence is not None:
-        return "unsupported", f"not here: {absence}"
-    return _try_families(index, wanted)
+    kernels = _gpu.found(index)
+    if isinstance(kernels, str):
+        return "unsupported", f"not here: {kernels}"
+    return state().session.try_families(index, kernels, wanted)
 
 
 def _main(arguments: list[str]) -> None:
+    from unhang import _core
+
     try:
         verdict, detail = _child(arguments[0], rehearsed="--rehearsed" in arguments[1:], arguments=arguments[1:])
     except Exception as error:  # whatever torch raises: it returned, and says why
         lines = str(error).splitlines() or [""]
         verdict, detail = "error", f"{type(error).__name__}: {lines[0]}"
-    _answer(verdict, detail)
-
-
-def _answer(verdict: str, detail: str) -> None:
-    from unhang import _core
-
     print(_core.canary_answer(verdict, detail), flush=True)
 
 

@@ -440,7 +440,7 @@ def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None
         watch.seconds = min(watch.seconds, seconds)
     watch.calls += 1
     if watch.calls == _TIMED_CALLS and watch.seconds < float("inf"):
-        state().planner.learn(route.problem, route.plan.engines[0], "works", watch.seconds, "timed in a run")
+        state().session.learn(route.problem, route.plan.engines[0], "works", watch.seconds, "timed in a run")
 
 
 def _note_failure(route: Route, engine: str, error: Exception) -> None:
@@ -448,11 +448,9 @@ def _note_failure(route: Route, engine: str, error: Exception) -> None:
     detail = f"{type(error).__name__}: {error}".splitlines()[0][:300]
     current = state()
     name = engine.partition("(")[0]
-    if len(current.failures) >= _MOST_ROUTES:
-        current.failures.pop(next(iter(current.failures)))
-    current.failures[(route.key, name, route.task.device)] = detail
+    current.session.note_failure(route.problem, route.task.device, name, detail)
     if not route.task.rehearsed and (route.task.device != "cpu" or current.learns_from_cpu):
-        current.planner.learn(route.problem, name, getattr(error, "verdict", "error"), None, detail)
+        current.session.learn(route.problem, name, getattr(error, "verdict", "error"), None, detail)
     say(f"{engine} failed on {route.key} ({detail}); computed by the next engine, and not tried for it again")
     replan()
 
@@ -528,7 +526,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     if not engines:
         return None
     if not task.rehearsed:
-        current.planner.saw(task.problem)
+        current.session.saw(task.problem)
     labels = tuple(_core.Label(key, name) for name in names)
     return Route(
         task, key, plan, tuple(names), tuple(engines), tuple(bypass), labels, _core.Tally(names), Stopwatch()
@@ -539,13 +537,8 @@ def _plan_of(
     settings: Settings, problem: _core.Problem, device: str, played: bool, index: int | None
 ) -> tuple[_core.Plan, _core.Situation]:
     """Who computes a problem on tensors of a device, and what was here when that was decided."""
-    current, key = state(), problem.key
     situation = _situation.of(device, rehearsed=played, index=index)
-    _situation.let_proven_families_run(situation, device, index)
-    failed = {
-        engine: detail for (of, engine, where), detail in current.failures.items() if of == key and where == device
-    }
-    return current.planner.plan(problem, settings, situation, failed), situation
+    return state().session.plan(problem, device, settings, situation), situation
 
 
 def _bound(name: str, task: Task) -> Engine:

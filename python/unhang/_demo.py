@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import unhang
-from unhang import _canary, _children, _convolve
+from unhang import _children, _convolve, _situation
 
 STEPS = 20
 
@@ -115,7 +115,7 @@ def print_plans() -> None:
 def rehearse() -> None:
     """In a separate process: the card that UNHANG_ROOT describes, played by the CPU."""
     warnings.simplefilter("ignore")
-    _canary.deadline = 8.0  # a rehearsed hang need not be waited for as long as a real one
+    _situation.deadline = 8.0  # a rehearsed hang need not be waited for as long as a real one
     with unhang.enabled("auto", rehearse=True):
         train("cpu")
         print_plans()

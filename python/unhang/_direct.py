@@ -154,7 +154,7 @@ def _is_sound_in_a_child() -> bool:
     """Whether the direct path computes right with a torch that nobody has tried it with. Tried in a child, once for
     this torch: where types lie otherwise in memory it may crash."""
     name = f"direct path, torch {torch.__version__} {torch.version.git_version}"
-    known = state().canary(name)
+    known = state().session.canary(name)
     if known is None:
         say(
             f"torch {torch.__version__} is newer than unhang was tested with: trying the direct path in a child process"
@@ -162,7 +162,7 @@ def _is_sound_in_a_child() -> bool:
         outcome = _core.supervise_canary([sys.executable, "-m", "unhang._direct_child"], 60.0)
         known = outcome.canary()
         if outcome.began:
-            state().keep_canary(name, *known, wait=True)
+            state().session.keep_canary(name, *known, True)
         say(f"the direct path: {known[0]} ({known[1]})")
     return known[0] == "works"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from unhang import _canary, _convolve, _dispatch, _doors, _engines, _environment, _gpu, _layers, _watchdog
+from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _situation, _watchdog
 from unhang._settings import Settings, settings_from
-from unhang._state import environment_variable, renewed_after_fork, say, state
+from unhang._state import environment_variable, renewed_after_fork, say, state, warn_once
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
@@ -111,15 +111,15 @@ def _switch_on(current: _Enabled) -> None:
         _convolve.rehearsed.update(devices)
         say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
     if chosen.implicit_gemm:
-        _environment.narrow_to_implicit_gemm()
+        _narrow_to_implicit_gemm()
     endangered = _endangered(devices, rehearse=rehearse)
     if endangered:
         _say_what_stays_unsafe(spoofed=state().machine.spoofed)
     for index in endangered:
-        _canary.ensure("aten", index=index, rehearsed=rehearse)
+        _situation.ensure_canary("aten", index)
     healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
     for index in sorted({*endangered, *healthy}):
-        _canary.ensure_jit(index=index, rehearsed=rehearse)
+        _situation.ensure_families(index)
     if endangered:
         _doors.close()
         if current.protect:
@@ -178,6 +178,32 @@ def _devices(strategy: str, *, affected: bool) -> tuple[str, ...]:
     return ("cpu",) if strategy == "cpu_fallback" else ()
 
 
+# MIOpen's variables, as they were.
+_variables_before: dict[str, str | None] = {}
+
+
+def _narrow_to_implicit_gemm() -> None:
+    """Switches every other solver family of MIOpen's off: a variable that is 0 does that, and setting 1 does nothing.
+    Says so when MIOpen may already have read its variables."""
+    if torch.version.hip is not None and torch.cuda.is_initialized():
+        warn_once(
+            "the GPU was in use before MIOpen's other solver families could be switched off: MIOpen reads its "
+            "variables once, so this may have no effect; call enable_miopen_bypass() before the first use of the GPU"
+        )
+    for family, variable in _core.SOLVER_FAMILIES.items():
+        _variables_before.setdefault(variable, os.environ.get(variable))
+        os.environ[variable] = "1" if family == "implicit-gemm" else "0"
+
+
+def _restore_variables() -> None:
+    for variable, value in _variables_before.items():
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+    _variables_before.clear()
+
+
 def disable() -> None:
     """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay.
 
@@ -201,7 +227,7 @@ def _switch_off(current: _Enabled) -> None:
     _layers.count_no_layer()
     _convolve.rehearsed.clear()
     _convolve.replan()
-    _environment.restore()
+    _restore_variables()
     if current.cudnn_before is not None:
         _engines.set_cudnn_flags(*current.cudnn_before)
 

@@ -12,8 +12,8 @@ import time
 import torch
 
 from unhang import _core
-from unhang._progress import Progress
 from unhang._state import renewed_after_fork, state
+from unhang._talk import Progress
 
 # Seconds that the end of a process may wait for a kernel that is being compiled: a compiler must not be at work while
 # the libraries under it are taken down.
@@ -37,29 +37,26 @@ _lock = renewed_after_fork(__name__, "_lock", threading.Lock)
 os.register_at_fork(after_in_child=_opened.clear)
 
 
+def found(index: int) -> _core.Gpu | str:
+    """The device of that index, or why our kernels cannot be used on it."""
+    known = _opened.get(index)
+    if known is None:
+        with _lock:
+            known = _opened.get(index)
+            if known is None:
+                known = _open(index)
+                if not isinstance(known, str):
+                    known.take_tunings(state().store)  # what was measured before on this device
+                _opened[index] = known
+    return known
+
+
 def gpu(index: int) -> _core.Gpu:
     """The device of that index; raises ``GpuDeclined`` where our kernels cannot be used on it."""
-    found = _opened.get(index)
-    if found is None:
-        with _lock:
-            found = _opened.get(index)
-            if found is None:
-                found = _open(index)
-                if not isinstance(found, str):
-                    found.take_tunings(state().store)  # what was measured before on this device
-                _opened[index] = found
-    if isinstance(found, str):
-        raise _core.GpuDeclined(found)
-    return found
-
-
-def absence(index: int) -> str | None:
-    """Why our kernels cannot be used on a device; None where they can."""
-    try:
-        gpu(index)
-    except _core.GpuDeclined as declined:
-        return str(declined)
-    return None
+    known = found(index)
+    if isinstance(known, str):
+        raise _core.GpuDeclined(known)
+    return known
 
 
 def close() -> None:
@@ -70,7 +67,7 @@ def close() -> None:
 
 def opened() -> list[_core.Gpu]:
     """The devices that are open."""
-    return [found for found in _opened.values() if not isinstance(found, str)]
+    return [device for device in _opened.values() if not isinstance(device, str)]
 
 
 def _open(index: int) -> _core.Gpu | str:
@@ -96,9 +93,9 @@ def _name_nvrtc() -> None:
         return
     major = (torch.version.cuda or "").partition(".")[0]
     for folder in sys.path:
-        found = sorted(glob.glob(f"{folder}/nvidia/*/lib/libnvrtc.so.{major}*"), key=len)
-        if found:
-            os.environ["UNHANG_NVRTC"] = found[0]
+        compilers = sorted(glob.glob(f"{folder}/nvidia/*/lib/libnvrtc.so.{major}*"), key=len)
+        if compilers:
+            os.environ["UNHANG_NVRTC"] = compilers[0]
             return
 
 

@@ -1,17 +1,15 @@
-"""Launching our GPU kernels on torch's tensors: operands as the kernels want them, memory from torch's allocator,
-torch's stream, and what is known of each kernel's first result."""
+"""Our GPU kernels on torch's tensors: operands as the kernels want them, memory from torch's allocator, torch's stream,
+and elements of a result to compare."""
 
 from __future__ import annotations
 
-import threading
+import math
 from collections.abc import Callable
 
 import torch
 
 from unhang import _core
-from unhang._engines import Task, address_of, aligned
-from unhang._state import renewed_after_fork, state
-from unhang._verify import Finding
+from unhang._engines import address_of, aligned
 
 Tensor = torch.Tensor
 
@@ -87,14 +85,6 @@ class Loaded:
         self.settled = False
 
 
-# What is known of kernels on this machine, by what they are: the verdict on their first result.
-_verdicts: dict[str, str] = {}
-# A program that sees ever new sizes has ever new kernels; a verdict that is dropped here is the state's to know, or is
-# found again.
-_MOST_VERDICTS = 10_000
-_lock = renewed_after_fork(__name__, "_lock", threading.Lock)
-
-
 def launch(loaded: Loaded, form: torch.memory_format, first: Tensor, second: Tensor, bias: Tensor | None) -> Tensor:
     """Queues the kernels on torch's stream and returns where their result will be. Raises torch's own error when there
     is no memory for it; :class:`NoWorkspace` when there is none for the workspace only."""
@@ -131,48 +121,23 @@ class NoWorkspace(torch.cuda.OutOfMemoryError):
     """There is no memory for a kernel's workspace; kernels that need none may do."""
 
 
-def compute(
-    kernel: _core.Kernel, problem: _core.Problem, first: Tensor, second: Tensor, form: torch.memory_format
-) -> Tensor:
-    """What these kernels make of dense operands, whatever is known of them: for the canary."""
-    result = torch.empty(problem.result_shape, dtype=first.dtype, device=first.device, memory_format=form)
-    workspace = first.new_empty(max(kernel.workspace_bytes, 1), dtype=torch.uint8)
-    stream = stream_of(first.get_device())
-    kernel.launch(first.data_ptr(), second.data_ptr(), 0, result.data_ptr(), workspace.data_ptr(), stream)
-    return result
+def compare(
+    problem: _core.Problem, first: Tensor, second: Tensor, bias: Tensor | None, result: Tensor
+) -> tuple[bool | None, str]:
+    """Whether a few elements of a result are right (None: they cannot be compared), and how far they are off. Which
+    ones, and what of the operands they depend on, is the session's to say; torch cuts it out and brings it to the CPU.
 
-
-def label(task: Task, kernel: _core.Kernel) -> str:
-    """What verdicts on kernels are kept under. A rehearsal's are filed apart."""
-    return f"jit:kernel:{kernel.kernels}{' (rehearsed)' if task.rehearsed else ''}"
-
-
-def verdict(task: Task, kernel: _core.Kernel) -> str | None:
-    """What is known of the first result of kernels on this machine; None where there was none."""
-    name = label(task, kernel)
-    known = _verdicts.get(name)
-    if known is None:
-        found = state().canary(name)
-        if found is not None:
-            known = found[0]
-            _note(name, known)
-    return known
-
-
-def _note(name: str, known: str) -> None:
-    with _lock:
-        if len(_verdicts) >= _MOST_VERDICTS:
-            _verdicts.pop(next(iter(_verdicts)))
-        _verdicts[name] = known
-
-
-def keep_verdict(task: Task, kernel: _core.Kernel, problem: _core.Problem, finding: Finding) -> None:
-    """Keeps how the first result of kernels compared, in this process and in the store."""
-    current = state()
-    name = label(task, kernel)
-    verdict = "works" if finding.right else "wrong"
-    _note(name, verdict)
-    detail = f"{kernel.choice}, first result: {finding.detail}"
-    current.keep_canary(name, verdict, detail)
-    if finding.right and not task.rehearsed:
-        current.planner.learn(problem, "jit", "works", None, detail)
+    By slices, and by one copy: each copy waits for the device, and loading torch's kernels for lists of indices took
+    longer than all else that a first step does here.
+    """
+    sample = _core.Sample(problem, bias is not None)
+    tensors = (first, second, bias, result)
+    parcel = result.new_zeros(len(sample))
+    for begin, shape, pieces in sample.parts():
+        part = parcel[begin : begin + math.prod(shape)].view(shape)
+        for which, source, to in pieces:
+            tensor = tensors[which]
+            assert tensor is not None
+            part[to] = tensor[source]
+    parcel = parcel.to("cpu")
+    return sample.finding((parcel.data_ptr(), parcel.numel()))

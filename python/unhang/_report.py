@@ -92,7 +92,7 @@ def _render(form: str) -> str:
             engines = [(name.partition("(")[0], n) for name, n in zip(route.names, route.tally.by_place) if n]
             layers.append(("(gradients)", key, route.tally.total, engines))
     plans = [(route.problem, route.plan) for route in list(_convolve.routes.values())]
-    return current.planner.render(line, layers, plans, _is_rehearsal(), form)
+    return current.session.render(line, layers, plans, _is_rehearsal(), form)
 
 
 def _is_rehearsal() -> bool:
@@ -141,7 +141,7 @@ def report() -> Report:
             "redispatched": _convolve.redispatched.total,
             "failures": [
                 {"problem": key, "engine": engine, "detail": detail}
-                for (key, engine, _), detail in current.failures.items()
+                for key, engine, detail in current.session.failures()
             ],
         },
         _render,

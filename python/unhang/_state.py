@@ -1,4 +1,4 @@
-"""What this process knows: the machine, the store, the planner. Made on first use, once per process.
+"""What this process knows: the machine, the store, the session on them. Made on first use, once per process.
 
 A forked child (a DataLoader's worker) gets a separate state, without the store and with one thread: SQLite handles,
 writer threads and thread pools do not survive a fork.
@@ -19,42 +19,23 @@ from unhang import _core, _talk
 
 Lock = TypeVar("Lock")
 
-# A program that sees ever new sizes has ever new kernels, each with a verdict.
-_MOST_CANARIES = 50_000
-
 
 class UnhangWarning(RuntimeWarning):
     """Something that unhang says once."""
 
 
 class State:
-    """One process's machine, store and planner."""
+    """One process's machine, store and session; what torch says of the machine."""
 
     def __init__(self, *, forked: bool) -> None:
         self.process = os.getpid()
         self.forked = forked
         self.machine = _core.Machine.inspect(torch_build())
         self.store = _core.Store.none() if forked else _core.Store.open()
-        self.planner = _core.Planner(self.machine, self.store)
-        #: Engines that failed in this process, by problem, engine and device: never tried for it again here, store or
-        #: no store.
-        self.failures: dict[tuple[str, str, str], str] = {}
+        self.session = _core.Session(self.machine, self.store)
         self._affected: dict[int, bool] = {}
-        # Read once, so that no plan waits for a store that another process has locked.
-        self._canaries = self.store.canaries(self.machine.fingerprint)
         for notice in self.store.notices():
             say(notice)
-
-    def canary(self, name: str) -> tuple[str, str] | None:
-        """How a canary ended on this machine: verdict and detail."""
-        return self._canaries.get(name)
-
-    def keep_canary(self, name: str, verdict: str, detail: str, *, wait: bool = False) -> None:
-        """Keeps how a canary ended, in the background unless the next process relies on it being there."""
-        if len(self._canaries) >= _MOST_CANARIES:
-            self._canaries.pop(next(iter(self._canaries)))
-        self._canaries[name] = (verdict, detail)
-        self.store.set_canary(self.machine.fingerprint, name, verdict, detail, wait)
 
     def is_affected(self, index: int) -> bool:
         """Whether torch's device of that number is an RDNA1 card. A torch for CUDA never computes on one."""

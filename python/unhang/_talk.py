@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+import threading
+import time
 import warnings
 from typing import Any
 
 from unhang import _core
 
 logger = logging.getLogger("unhang")
+# Seconds between plain lines of something that takes a while.
+_PLAIN_LINES = 10.0
 
 
 class _StandardError(logging.Handler):
@@ -62,6 +66,61 @@ def warn(message: str, category: type[Warning]) -> None:
         raise  # the program has made errors of warnings
     except Exception:
         pass  # standard error is closed or broken: nobody can be told
+
+
+def _is_terminal() -> bool:
+    try:
+        return sys.stderr.isatty()
+    except Exception:  # closed, or not there at all
+        return False
+
+
+def _draw(line: str) -> None:
+    try:
+        sys.stderr.write(f"\r{printable(line)}")
+        sys.stderr.flush()
+    except Exception:
+        pass  # where nobody can be told, nobody is
+
+
+class Progress:
+    """How far something is that takes a while: a line that moves on a terminal, else a plain one now and then. Several
+    threads may use it."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._moving = _is_terminal()
+        self._lock = threading.Lock()
+        self._done = 0
+        self._drawn = False
+        self._said = time.monotonic()
+
+    def one_more(self) -> None:
+        """One more is done."""
+        with self._lock:
+            self._tell(self._done + 1)
+
+    def at(self, done: int) -> None:
+        """That many are done."""
+        with self._lock:
+            if done > self._done:
+                self._tell(done)
+
+    def end(self) -> None:
+        """Nothing more comes: the moving line is left behind."""
+        if self._drawn:
+            write("\n")
+
+    def _tell(self, done: int) -> None:
+        self._done = done
+        line = f"{self._what} {done} of {self._total}"
+        if self._moving:
+            _draw(line)
+            self._drawn = True
+        elif done < self._total and time.monotonic() - self._said >= _PLAIN_LINES:
+            say(line)
+            self._said = time.monotonic()
 
 
 if not logger.handlers:

@@ -25,18 +25,16 @@ def main(arguments: list[str]) -> int:
         return _CANNOT_TELL
 
     from unhang import _core, _gpu
-    from unhang._progress import Progress
     from unhang._state import state
 
-    absence = _gpu.absence(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
-    if absence is not None:
-        _talk.say(f"our GPU kernels cannot be compiled for this machine's GPU: {absence}")
+    gpu = _gpu.found(torch.cuda.current_device()) if torch.cuda.is_available() else "torch sees no accelerator"
+    if isinstance(gpu, str):
+        _talk.say(f"our GPU kernels cannot be compiled for this machine's GPU: {gpu}")
         return _CANNOT_TELL
-    gpu = _gpu.gpu(torch.cuda.current_device())
     current = state()
     keys = [key for key, _ in current.store.seen(current.machine.fingerprint)]
     failures: list[str] = []
-    progress = Progress(f"compiling for {gpu.name}:", len(keys))
+    progress = _talk.Progress(f"compiling for {gpu.name}:", len(keys))
 
     def warm(key: str) -> None:
         try:

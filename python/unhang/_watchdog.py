@@ -10,20 +10,15 @@ It is on under ``unhang run`` and where ``UNHANG_WATCHDOG=1``.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import faulthandler
 import os
 import signal
-from typing import TYPE_CHECKING
 
 import torch
 
 from unhang import _core
 from unhang._engines import Engine, Geometry, Gradients, Mask, Task
 from unhang._state import environment_variable, say, state
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Tensor = torch.Tensor
 
@@ -35,15 +30,15 @@ def ensure() -> None:
     global _watchdog
     if _watchdog is not None or os.environ.get("UNHANG_WATCHDOG", "0") in ("", "0"):
         return
-    current = state()
-    if current.forked:
+    process = state()
+    if process.forked:
         return
     number = _stack_signal()
     # In C and without the interpreter's lock, which a thread that hangs may hold for ever.
     faulthandler.register(number, file=2, all_threads=True, chain=False)
     _watchdog = _core.Watchdog(
-        current.store,
-        current.machine,
+        process.store,
+        process.machine,
         _deadlines(),
         environment_variable("UNHANG_RUN_FOLDER"),
         number,
@@ -97,25 +92,14 @@ def watched(engine: Engine, name: str, task: Task) -> Engine:
     return WatchedEngine(engine, name.partition("(")[0], task)
 
 
-def _subject(problems: list[_core.Problem], engine: str, candidate: str = "", *, rehearsed: bool) -> _core.Watched:
+def current() -> _core.Watchdog | None:
+    """The watchdog of this process, where there is one."""
+    return _watchdog
+
+
+def _subject(problems: list[_core.Problem], engine: str, *, rehearsed: bool) -> _core.Watched:
     """What is watched. How it ends on an emulated card is filed as a rehearsal, as everything that such a card does."""
-    return _core.Watchdog.watched(problems, engine, rehearsed or state().machine.emulated, candidate)
-
-
-@contextlib.contextmanager
-def candidate(problem: _core.Problem, choice: str, device: int, stream: int, *, rehearsed: bool) -> Iterator[None]:
-    """Watches what is launched within as that candidate of our GPU kernels for the convolution, so that one which hangs
-    while it is measured is known by its name. Inside of a call that is watched itself."""
-    watchdog = _watchdog
-    call = None
-    if watchdog is not None:
-        subject = _subject([problem], "jit", choice, rehearsed=rehearsed)
-        call = watchdog.begin_host(subject) if rehearsed else watchdog.begin_inside(subject, device, stream)
-    try:
-        yield
-    finally:
-        if watchdog is not None and call is not None:
-            watchdog.end(call)
+    return _core.Watchdog.watched(problems, engine, rehearsed or state().machine.emulated)
 
 
 class WatchedEngine:

@@ -253,8 +253,11 @@ impl GpuEngine {
 
     /// Lets only these kernel families run from now on; `None` lets all of them.
     pub fn allow(&self, families: Option<BTreeSet<String>>) {
-        *lock(&self.allowed) = families;
-        lock(&self.prepared).clear();
+        let mut allowed = lock(&self.allowed);
+        if *allowed != families {
+            *allowed = families;
+            lock(&self.prepared).clear();
+        }
     }
 
     /// The ways to compute a problem that may be taken, fastest by the model first.

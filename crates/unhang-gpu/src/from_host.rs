@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::{DevicePointers, GpuEngine, GpuError, Prepared};
 
 /// What a kernel leaves unwritten shows: a NaN in every type.
-pub(crate) const UNWRITTEN: u8 = 0xff;
+const UNWRITTEN: u8 = 0xff;
 
 /// The GPU engine as one that computes in this process's memory.
 pub struct FromHost<'a> {
@@ -101,12 +101,12 @@ impl Drop for Memory<'_> {
 }
 
 /// Bytes of numbers.
-pub(crate) fn size_of(elements: &Elements<'_>) -> usize {
+fn size_of(elements: &Elements<'_>) -> usize {
     elements.len() * elements.data_type().size()
 }
 
 /// Numbers as they lie in memory.
-pub(crate) fn bytes_of(elements: &Elements<'_>) -> Vec<u8> {
+fn bytes_of(elements: &Elements<'_>) -> Vec<u8> {
     match elements {
         Elements::F32(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Elements::F16(from) => from.iter().flat_map(|value| value.to_le_bytes()).collect(),
@@ -116,7 +116,7 @@ pub(crate) fn bytes_of(elements: &Elements<'_>) -> Vec<u8> {
 }
 
 /// Numbers from how they lie in memory.
-pub(crate) fn write(to: &mut ElementsMut<'_>, bytes: &[u8]) {
+fn write(to: &mut ElementsMut<'_>, bytes: &[u8]) {
     match to {
         ElementsMut::F32(to) => copy(bytes, to, f32::from_le_bytes),
         ElementsMut::F16(to) => copy(bytes, to, f16::from_le_bytes),

@@ -1,12 +1,15 @@
 //! Our CPU engine, and the reference that judges it, on memory that Python names.
 
+use std::ops::Range;
+
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PySlice, PyTuple};
 use unhang_conv::{DataType, Direction, Problem};
 use unhang_cpu::{CpuEngine, CpuSettings, available_threads};
-use unhang_engine::{Comparison, Elements, ElementsMut, Engine, Operands, Place, Reference, bf16, f16};
+use unhang_engine::{Elements, ElementsMut, Engine, Operands, Reference, bf16, f16};
+use unhang_session::sample::{Part, Sample};
 
-use crate::invalid;
 use crate::problem::PyProblem;
 
 /// Where a tensor is: address of its first element, and how many elements follow densely.
@@ -96,53 +99,51 @@ unsafe fn elements<'a>(data_type: DataType, (address, length): Memory) -> Elemen
     }
 }
 
-/// A few elements of a kernel's first result, compared with the definition: see [`unhang_engine::Comparison`].
-#[pyclass(name = "Comparison")]
-pub struct PyComparison(Comparison);
+/// What is cut out of a convolution's tensors to compare a few elements of its result: see [`unhang_session::sample`].
+#[pyclass(frozen, name = "Sample", module = "unhang._core")]
+pub struct PySample {
+    sample: Sample,
+    problem: Problem,
+}
+
+/// Which elements of a tensor, or where they go: a slice for each axis.
+type Slices<'py> = Bound<'py, PyTuple>;
+
+/// A part of a parcel: its first element, its shape, and its pieces: the tensor's number (first, second, bias, result), which of
+/// its elements, and where they go.
+type NamedPart<'py> = (usize, Vec<usize>, Vec<(usize, Slices<'py>, Slices<'py>)>);
 
 #[pymethods]
-impl PyComparison {
+impl PySample {
     #[new]
-    fn new(data_type: &str) -> PyResult<PyComparison> {
-        Ok(PyComparison(Comparison::new(data_type.parse().map_err(invalid)?)))
+    fn new(problem: &PyProblem, has_bias: bool) -> PySample {
+        PySample { sample: Sample::new(&problem.problem, has_bias), problem: problem.problem.clone() }
     }
 
-    /// Compares elements of a problem's result: `found` has one number for each place, a bias one for each of the result's channels.
-    /// The caller vouches for what `run_cpu` asks. The interpreter's lock is released meanwhile.
-    #[expect(clippy::too_many_arguments, reason = "Python names them")]
-    fn add(
-        &mut self,
-        py: Python<'_>,
-        problem: &PyProblem,
-        first: Memory,
-        second: Memory,
-        bias: Option<Memory>,
-        places: Vec<Place>,
-        found: Memory,
-    ) -> PyResult<()> {
-        let problem = &problem.problem;
-        let [first_shape, second_shape, result_shape] = problem.operand_shapes();
-        let mut expected = vec![
-            ("first", first, first_shape.iter().product()),
-            ("second", second, second_shape.iter().product()),
-            ("found", found, places.len()),
-        ];
-        expected.extend(bias.map(|bias| ("bias", bias, result_shape[1])));
-        check(problem, expected)?;
-        if let Some(place) = places.iter().find(|place| place.iter().zip(result_shape).any(|(&at, size)| at >= size)) {
-            return Err(PyValueError::new_err(format!("{place:?} is outside of the result of {problem}")));
-        }
-        // SAFETY: the caller vouches for address, length and life; addresses and lengths were checked.
-        let read = |memory: Memory| unsafe { elements(problem.data_type(), memory) };
-        let found = read(found);
-        let found: Vec<f64> = (0..found.len()).map(|at| found.get(at)).collect();
-        py.detach(|| self.0.add(problem, [read(first), read(second)], bias.map(read), &places, &found));
-        Ok(())
+    /// Elements of the parcel.
+    fn __len__(&self) -> usize {
+        self.sample.len()
     }
 
-    /// Whether the numbers are right (None: they prove nothing), and how far they are apart, in words.
-    fn finding(&self) -> (Option<bool>, String) {
-        self.0.finding()
+    /// The parts of the parcel, one behind the other; what no piece covers is zero.
+    fn parts<'py>(&self, py: Python<'py>) -> PyResult<Vec<NamedPart<'py>>> {
+        let slices = |ranges: &[Range<usize>]| {
+            PyTuple::new(py, ranges.iter().map(|range| PySlice::new(py, range.start as isize, range.end as isize, 1)))
+        };
+        let named = |part: &Part| {
+            let pieces = part.pieces.iter().map(|it| Ok((it.tensor as usize, slices(&it.from)?, slices(&it.to)?)));
+            Ok((part.begin, part.shape.clone(), pieces.collect::<PyResult<_>>()?))
+        };
+        self.sample.parts().iter().map(named).collect()
+    }
+
+    /// Whether a parcel's numbers are right (None: they prove nothing), and how far they are apart, in words. The same is vouched for
+    /// as in `run_cpu`. The interpreter's lock is released meanwhile.
+    fn finding(&self, py: Python<'_>, parcel: Memory) -> PyResult<(Option<bool>, String)> {
+        check(&self.problem, vec![("sampled", parcel, self.sample.len())])?;
+        // SAFETY: the caller vouches for address, length and life; both were checked.
+        let parcel = unsafe { elements(self.problem.data_type(), parcel) };
+        Ok(py.detach(|| self.sample.finding(parcel)))
     }
 }
 

@@ -2,22 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use unhang_conv::Problem;
-use unhang_evidence::{Realm, RecordSource as Seen, Tuning, time};
+use unhang_engine::{Engine, EngineError, EngineName, Operands, Unsupported};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::compiler;
 use unhang_gpu::driver::{Cuda, Driver, Emulated, Hip, HipChip};
-use unhang_gpu::plan::LaunchPlan;
-use unhang_gpu::tuning::{self, Times};
-use unhang_gpu::{DevicePointers, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
+use unhang_gpu::{DevicePointers, FromHost, GpuEngine, GpuError, GpuSettings, Prepared, Request, Timing};
 use unhang_isa::Chip;
 use unhang_machine::Machine;
+use unhang_session::proof::{self, Family};
+use unhang_session::take_tunings;
 
+use crate::compute::{Wrong, compute};
 use crate::knowledge::{PyMachine, PyStore};
 use crate::problem::PyProblem;
 
@@ -33,7 +34,7 @@ fn raise(error: &GpuError) -> PyErr {
     if error.is_refusal() { GpuDeclined::new_err(error.to_string()) } else { GpuFailure::new_err(error.to_string()) }
 }
 
-fn failed(error: impl std::fmt::Display) -> PyErr {
+pub(crate) fn failed(error: impl std::fmt::Display) -> PyErr {
     GpuFailure::new_err(error.to_string())
 }
 
@@ -47,8 +48,10 @@ pub struct PyGpu {
     engine: GpuEngine,
     compiler: String,
     process: u32,
-    /// The card that is played in a rehearsal: its memory is its own, and tensors are copied in and out.
-    emulated: Option<Emulated>,
+    /// Whether a rehearsal plays it: its memory is its own, and tensors are copied in and out.
+    is_played: bool,
+    /// The kernel families that canaries try; found before any is kept from running.
+    families: OnceLock<Vec<Family>>,
 }
 
 impl PyGpu {
@@ -59,15 +62,25 @@ impl PyGpu {
         }
         let compiler = driver.compiler().version();
         let (engine, process) = (GpuEngine::new(driver, settings), std::process::id());
-        PyGpu { engine, compiler, process, emulated: None }
+        PyGpu { engine, compiler, process, is_played: false, families: OnceLock::new() }
     }
 
     /// Handles of a driver mean nothing in a forked child.
-    fn own(&self) -> PyResult<&GpuEngine> {
+    pub(crate) fn own(&self) -> PyResult<&GpuEngine> {
         if std::process::id() == self.process {
             return Ok(&self.engine);
         }
         Err(GpuDeclined::new_err("the GPU was opened by the process that this one was forked from"))
+    }
+
+    /// The engine, for what touches no driver.
+    pub(crate) fn engine(&self) -> &GpuEngine {
+        &self.engine
+    }
+
+    /// The kernel families that canaries try.
+    pub(crate) fn tried_families(&self) -> &[Family] {
+        self.families.get_or_init(|| proof::families(&self.engine))
     }
 }
 
@@ -121,7 +134,7 @@ impl PyGpu {
         });
         let Some((truly, reported)) = chips else { return Err(failed("no card is described that can be emulated")) };
         let card = Emulated::new(truly, reported, truly, py.detach(compiler::for_amd));
-        let gpu = PyGpu { emulated: Some(card.clone()), ..PyGpu::new(Box::new(card), cache_folder, shipped_folder) };
+        let gpu = PyGpu { is_played: true, ..PyGpu::new(Box::new(card), cache_folder, shipped_folder) };
         gpu.engine.has_kernels().map_err(failed)?;
         Ok(gpu)
     }
@@ -191,16 +204,10 @@ impl PyGpu {
         Ok(())
     }
 
-    /// Prefers what was measured before to be the fastest on this device, by these kernels; for how many problems. An
-    /// emulated card goes by rehearsals alone, and a real one never does.
+    /// Prefers what was measured before to be the fastest on this device, by these kernels; for how many problems.
     fn take_tunings(&self, py: Python<'_>, store: &PyStore) -> usize {
         let store = store.shared();
-        py.detach(|| {
-            let tunings = store.tunings();
-            let ours = |it: &&Tuning| (it.source == Seen::Rehearsal) == self.is_emulated();
-            let take = |it: &&Tuning| self.engine.take_tuning(&it.tuned, it.source == Seen::Import);
-            tunings.iter().filter(ours).filter(take).count()
-        })
+        py.detach(|| take_tunings(&self.engine, &store))
     }
 
     /// Whether a choice is preferred for a problem that was measured here, before or now.
@@ -208,40 +215,10 @@ impl PyGpu {
         self.engine.is_preferred(&problem.problem)
     }
 
-    /// The candidates that are worth measuring within that many bytes of workspace, the model's choice first: its `first`
-    /// ones, and the first of each other kernel family.
-    fn shortlist(&self, problem: &PyProblem, workspace_limit: u64, first: usize) -> Vec<String> {
-        let all = self.engine.candidates_within(&problem.problem, workspace_limit);
-        tuning::shortlist(all, first).into_iter().map(|candidate| candidate.choice.to_string()).collect()
-    }
-
-    /// Asks for the kernels of a choice to be compiled in the background.
-    fn compile_later(&self, problem: &PyProblem, choice: &str) -> PyResult<()> {
-        let (engine, choice) = (self.own()?, parsed(choice)?);
-        engine.compile_choice_later(&problem.problem, choice).map_err(|error| raise(&error))
-    }
-
-    /// Whether the kernels of a choice are available without compiling.
-    fn is_at_hand(&self, problem: &PyProblem, choice: &str) -> PyResult<bool> {
-        self.own()?.is_at_hand(&planned(problem, choice)?).map_err(|error| raise(&error))
-    }
-
-    /// Keeps what was measured as evidence: the seconds of each choice, the model's first, and which won. The times of an
-    /// emulated card are a rehearsal's.
-    fn keep_tuning(
-        &self,
-        store: &PyStore,
-        problem: &PyProblem,
-        times: Vec<(String, Vec<f64>)>,
-        winner: &str,
-        detail: &str,
-    ) -> PyResult<()> {
-        let times: Vec<Times> = times.into_iter().map(|(choice, seconds)| Times { choice, seconds }).collect();
-        let tuned = tuning::tuned(&problem.problem, self.engine.driver(), &times, winner, detail)
-            .ok_or_else(|| PyValueError::new_err(format!("{winner} is not among what was timed")))?;
-        let source = Realm::of_machine(self.is_emulated()).source(Seen::Run);
-        store.shared().keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
-        Ok(())
+    /// The kernel families that canaries try, the plainest first.
+    #[getter]
+    pub(crate) fn families(&self) -> Vec<String> {
+        self.tried_families().iter().map(|family| family.name.clone()).collect()
     }
 
     /// The kernels for a problem on a stream, within that many bytes of workspace. Without `wait` the generic kernels may
@@ -297,10 +274,6 @@ fn parsed(choice: &str) -> PyResult<Choice> {
     choice.parse().map_err(|error| PyValueError::new_err(format!("{error}")))
 }
 
-fn planned(problem: &PyProblem, choice: &str) -> PyResult<LaunchPlan> {
-    LaunchPlan::new(&problem.problem, &parsed(choice)?).map_err(|error| raise(&error.into()))
-}
-
 /// What the kernel driver knows of the device at a PCI address.
 fn hip_chip(machine: &Machine, address: &str, reported: Option<&str>) -> Result<HipChip, String> {
     let (gpu, gfx) = machine.gpu_at(address)?;
@@ -325,13 +298,31 @@ impl From<GpuError> for Raised {
     }
 }
 
+/// Kernels that are loaded, as an engine on the host's memory.
+struct Played<'a>(&'a GpuEngine, &'a Prepared);
+
+impl Engine for Played<'_> {
+    fn name(&self) -> EngineName {
+        EngineName::Jit
+    }
+
+    fn supports(&self, problem: &Problem) -> Result<(), Unsupported> {
+        self.0.supports(problem)
+    }
+
+    fn run(&self, _: &Problem, operands: Operands<'_>) -> Result<(), EngineError> {
+        let ran = FromHost::new(self.0).run_prepared(self.1, operands);
+        ran.map_err(|error| EngineError::Failed { engine: EngineName::Jit, message: error.to_string() })
+    }
+}
+
 impl PyKernel {
     /// Starts the kernels, without the interpreter. The caller vouches for the memory as in `launch`.
     pub(crate) fn start(&self, pointers: DevicePointers, stream: u64) -> PyResult<()> {
         let engine = self.gpu.get().own()?;
         let pointers = self.checked(pointers)?;
-        if let Some(card) = &self.gpu.get().emulated {
-            return self.launch_emulated(engine, card, pointers);
+        if self.gpu.get().is_played {
+            return self.launch_played(engine, pointers);
         }
         // SAFETY: the caller vouches for the memory behind the addresses.
         unsafe { engine.launch(&self.prepared, pointers, stream) }.map_err(|error| raise(&error))
@@ -356,37 +347,41 @@ impl PyKernel {
         Ok(pointers)
     }
 
-    /// Copies what is in the host's memory to the emulated card, runs the kernels there, and copies the result back.
-    fn launch_emulated(&self, engine: &GpuEngine, card: &Emulated, host: DevicePointers) -> PyResult<()> {
+    /// Launches them on the card that a rehearsal plays, on tensors in the host's memory.
+    fn launch_played(&self, engine: &GpuEngine, host: DevicePointers) -> PyResult<()> {
         let problem = self.prepared.problem();
-        let size = problem.data_type().size();
-        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>() * size);
-        let bring = |address: u64, length: usize| {
-            if address == 0 {
-                return 0;
-            }
-            // SAFETY: the caller vouches that the bytes lie at the address, and that nobody writes them meanwhile.
-            card.allocate(unsafe { std::slice::from_raw_parts(address as *const u8, length) })
+        let [first, second, result] = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
+        let bias = (host.bias != 0).then_some((host.bias as usize, problem.out_channels()));
+        let operands = [(host.first as usize, first), (host.second as usize, second)];
+        let played = Played(engine, &self.prepared);
+        compute(&played, problem, operands, bias, (host.result as usize, result)).map_err(|wrong| match wrong {
+            Wrong::Engine(text) => GpuFailure::new_err(text),
+            wrong => wrong.into(),
+        })
+    }
+
+    /// Kernels that are loaded on a device.
+    pub(crate) fn new(prepared: Arc<Prepared>, gpu: Py<PyGpu>) -> PyKernel {
+        PyKernel { prepared, gpu }
+    }
+
+    /// What is loaded.
+    pub(crate) fn prepared(&self) -> &Arc<Prepared> {
+        &self.prepared
+    }
+
+    /// Puts a measurement into a stream and returns, without the interpreter: a run to warm up, and `repeats` that are timed. The
+    /// caller vouches for the memory as in `launch`.
+    pub(crate) fn time(&self, pointers: DevicePointers, stream: u64, repeats: u32) -> PyResult<Timing> {
+        let gpu = self.gpu.get();
+        let (engine, pointers) = (gpu.own()?, self.checked(pointers)?);
+        let timing = if gpu.is_played {
+            engine.time_calls(0, repeats, || self.launch_played(engine, pointers).map_err(Raised))
+        } else {
+            // SAFETY: the caller vouches for the memory behind the addresses; see above.
+            unsafe { engine.time(&self.prepared, pointers, stream, repeats) }.map_err(Raised::from)
         };
-        let pointers = DevicePointers {
-            first: bring(host.first, first),
-            second: bring(host.second, second),
-            bias: bring(host.bias, problem.out_channels() * size),
-            result: card.allocate(&vec![0xff; result]),
-            workspace: card.allocate(&vec![0xff; self.prepared.workspace_bytes() as usize]),
-        };
-        // SAFETY: emulated memory of the sizes that the problem says, every access to which is checked.
-        let ran = unsafe { engine.launch(&self.prepared, pointers, 0) }.map_err(|error| raise(&error));
-        let read = ran.and_then(|()| {
-            // SAFETY: the caller vouches for the result's memory, which nobody else uses meanwhile.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(host.result as *mut u8, result) };
-            card.read(pointers.result, bytes).map_err(failed)
-        });
-        let DevicePointers { first, second, bias, result, workspace } = pointers;
-        for address in [first, second, bias, result, workspace].into_iter().filter(|&address| address != 0) {
-            card.free(address).map_err(failed)?;
-        }
-        read
+        timing.map_err(|Raised(error)| error)
     }
 }
 
@@ -447,59 +442,7 @@ impl PyKernel {
         py.detach(|| self.start(DevicePointers { first, second, bias, result, workspace }, stream))
     }
 
-    /// Puts a measurement into a stream and returns: a run to warm up, and `repeats` that are timed. The caller vouches
-    /// for the same as with `launch`.
-    #[allow(clippy::too_many_arguments)]
-    fn time(
-        &self,
-        py: Python<'_>,
-        first: u64,
-        second: u64,
-        bias: u64,
-        result: u64,
-        workspace: u64,
-        stream: u64,
-        repeats: u32,
-    ) -> PyResult<PyTiming> {
-        let engine = self.gpu.get().own()?;
-        let pointers = self.checked(DevicePointers { first, second, bias, result, workspace })?;
-        let timing = py.detach(|| match &self.gpu.get().emulated {
-            Some(card) => {
-                engine.time_calls(0, repeats, || self.launch_emulated(engine, card, pointers).map_err(Raised))
-            }
-            // SAFETY: the caller vouches for the memory behind the addresses; see above.
-            None => unsafe { engine.time(&self.prepared, pointers, stream, repeats) }.map_err(Raised::from),
-        });
-        let timing = Mutex::new(Some(timing.map_err(|Raised(error)| error)?));
-        Ok(PyTiming { timing, gpu: self.gpu.clone_ref(py) })
-    }
-
     fn __repr__(&self) -> String {
         format!("Kernel({:?}, {:?})", self.prepared.problem().to_string(), self.choice())
-    }
-}
-
-/// A measurement in a stream.
-#[pyclass(frozen, name = "Timing", module = "unhang._core")]
-pub struct PyTiming {
-    /// Until it was read. One that is never read stays the driver's: it may be gone by the time that this is dropped.
-    timing: Mutex<Option<Timing>>,
-    gpu: Py<PyGpu>,
-}
-
-#[pymethods]
-impl PyTiming {
-    /// Seconds of one run; None as long as the device has not come to it, and after it was read. Never waits.
-    fn seconds(&self) -> PyResult<Option<f64>> {
-        let engine = self.gpu.get().own()?;
-        let mut timing = self.timing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(waiting) = timing.take() else { return Ok(None) };
-        match engine.seconds(&waiting).map_err(|error| raise(&error))? {
-            Some(seconds) => engine.forget(waiting).map(|()| Some(seconds)).map_err(|error| raise(&error)),
-            None => {
-                *timing = Some(waiting);
-                Ok(None)
-            }
-        }
     }
 }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhang_engine::{EngineName, Verdict};
+use unhang_engine::Verdict;
+use unhang_probe::canary::Families;
 use unhang_probe::{Child, Ended, Outcome, PythonStart, SuperviseError, answer, canary};
 
 use crate::invalid;
@@ -53,15 +54,28 @@ impl PyOutcome {
 
     /// What that means of a canary's child: verdict and detail.
     fn canary(&self) -> (&'static str, String) {
-        let (verdict, detail) =
-            if self.began { canary::judge(&self.outcome, self.deadline) } else { canary::never_began() };
+        let (verdict, detail) = self.judged();
         (verdict.name(), detail)
     }
 
     /// What that means of each kernel family that the child was asked for and got to, and whether one hung.
     fn families(&self, asked: Vec<String>) -> (Vec<(String, &'static str, String)>, bool) {
-        let found = canary::judge_families(&self.outcome, &asked, self.deadline);
+        let found = self.judged_families(&asked);
         (found.judged.into_iter().map(|it| (it.family, it.verdict.name(), it.detail)).collect(), found.hung)
+    }
+}
+
+impl PyOutcome {
+    pub(crate) fn judged(&self) -> (Verdict, String) {
+        if self.began { canary::judge(&self.outcome, self.deadline) } else { canary::never_began() }
+    }
+
+    pub(crate) fn judged_families(&self, asked: &[String]) -> Families {
+        canary::judge_families(&self.outcome, asked, self.deadline)
+    }
+
+    pub(crate) fn has_begun(&self) -> bool {
+        self.began
     }
 }
 
@@ -116,19 +130,6 @@ fn run(
     Ok(PyOutcome { outcome, deadline, began })
 }
 
-/// Seconds that the canary of an engine may take once it has imported torch.
-#[pyfunction]
-pub fn canary_deadline(engine: &str) -> PyResult<f64> {
-    let engine: EngineName = engine.parse().map_err(invalid)?;
-    Ok(canary::deadline(engine).as_secs_f64())
-}
-
-/// The problems on which kernel families are tried, by their keys.
-#[pyfunction]
-pub fn canary_problems(is_emulated: bool) -> Vec<String> {
-    canary::kernel_problems(is_emulated).iter().map(ToString::to_string).collect()
-}
-
 /// The line with which a canary's child answers.
 #[pyfunction]
 pub fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
@@ -140,17 +141,4 @@ pub fn canary_answer(verdict: &str, detail: &str) -> PyResult<String> {
 #[pyfunction]
 pub fn canary_torch(build: &str) -> String {
     canary::torch_line(build)
-}
-
-/// The line before it runs a kernel family.
-#[pyfunction]
-pub fn canary_begin(family: &str) -> String {
-    canary::begin_line(family)
-}
-
-/// The line with which it says how a kernel family did; `name` is what the verdict is kept under.
-#[pyfunction]
-pub fn canary_family(family: &str, name: &str, verdict: &str, detail: &str) -> PyResult<String> {
-    let verdict: Verdict = verdict.parse().map_err(invalid)?;
-    Ok(canary::family_line(family, name, verdict, detail))
 }

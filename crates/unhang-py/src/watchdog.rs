@@ -70,7 +70,7 @@ impl PyWatchdog {
             say("where each thread of Python stands:");
             let _ = signal_hook::low_level::raise(signal);
         };
-        let machine = machine.fingerprint_text().to_owned();
+        let machine = machine.fingerprint.clone();
         let farewell = Farewell { store: store.shared(), machine, folder, last: Box::new(last) };
         let runtime = if is_hip { Runtime::Hip } else { Runtime::Cuda };
         let watchdog = Watchdog::start(settings, runtime, farewell)
@@ -78,18 +78,12 @@ impl PyWatchdog {
         Ok(PyWatchdog { watchdog })
     }
 
-    /// A convolution on an engine that is going to be watched, or one candidate of the engine for it.
+    /// A convolution on an engine that is going to be watched.
     #[staticmethod]
-    #[pyo3(signature = (problems, engine, rehearsed, candidate = String::new()))]
-    fn watched(
-        problems: Vec<PyRef<'_, PyProblem>>,
-        engine: &str,
-        rehearsed: bool,
-        candidate: String,
-    ) -> PyResult<PyWatched> {
+    fn watched(problems: Vec<PyRef<'_, PyProblem>>, engine: &str, rehearsed: bool) -> PyResult<PyWatched> {
         let engine = engine.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
         let problems = problems.iter().map(|it| it.problem.clone()).collect();
-        Ok(PyWatched { subject: Arc::new(Subject { problems, engine, candidate, rehearsed }) })
+        Ok(PyWatched { subject: Arc::new(Subject { problems, engine, candidate: String::new(), rehearsed }) })
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.
@@ -97,11 +91,6 @@ impl PyWatchdog {
     /// Without the interpreter's lock: a driver whose queue is full lets us wait, and what it waits for may need Python.
     fn begin(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         py.detach(|| self.begin_unlocked(watched, device, stream))
-    }
-
-    /// Begins a call inside another one on the same stream that is watched and has not returned.
-    fn begin_inside(&self, py: Python<'_>, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
-        py.detach(|| self.watchdog.begin_inside(&watched.subject, device, stream).map(|call| PyCall { call }))
     }
 
     /// A call begins that is over when it returns.
@@ -126,6 +115,26 @@ impl PyWatchdog {
     /// A call begins, for a thread that does not hold the interpreter's lock.
     pub(crate) fn begin_unlocked(&self, watched: &PyWatched, device: i32, stream: u64) -> Option<PyCall> {
         self.watchdog.begin(&watched.subject, device, stream).map(|call| PyCall { call })
+    }
+
+    /// One candidate of our kernels for a convolution is launched by `run`: inside of a call that is watched, or in a rehearsal.
+    pub(crate) fn watch_candidate<T>(
+        &self,
+        subject: Subject,
+        (device, stream): (i32, u64),
+        run: impl FnOnce() -> T,
+    ) -> T {
+        let subject = Arc::new(subject);
+        let call = if device < 0 {
+            Some(self.watchdog.begin_host(&subject))
+        } else {
+            self.watchdog.begin_inside(&subject, device, stream)
+        };
+        let ran = run();
+        if let Some(call) = call {
+            self.watchdog.end(&call);
+        }
+        ran
     }
 
     /// A call has returned, likewise.

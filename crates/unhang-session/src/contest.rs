@@ -7,10 +7,13 @@ use std::time::Duration;
 
 use unhang_conv::Problem;
 use unhang_engine::Tuned;
+use unhang_evidence::{Realm, RecordSource, Store, Tuning, time};
 use unhang_gpu::GpuEngine;
 use unhang_gpu::choice::Choice;
 use unhang_gpu::driver::Driver;
 use unhang_gpu::tuning::{Times, shortlist, tuned};
+
+use crate::session::Session;
 
 /// How much measuring is worth.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -44,6 +47,15 @@ impl Effort {
         fewest: 2,
         compiling: Duration::from_secs(300),
         waiting: Duration::from_secs(60),
+    };
+    /// When that is in a rehearsal on an emulated card, which takes its time and whose times say nothing.
+    pub const IN_REHEARSAL: Effort = Effort {
+        candidates: 2,
+        rounds: 2,
+        budget: f64::INFINITY,
+        most_repeats: 1,
+        hopeless: f64::INFINITY,
+        ..Effort::ON_FIRST_USE
     };
     /// When somebody waits for the best answer.
     pub const BENCH: Effort = Effort { budget: f64::INFINITY, most_repeats: 4, fewest: 1, ..Effort::ON_FIRST_USE };
@@ -226,6 +238,32 @@ impl Contest {
             }
         }
     }
+}
+
+impl Session {
+    /// Uses the winner of a contest from now on, and keeps it for the next process; what it took. The times of an emulated card are
+    /// a rehearsal's.
+    pub fn take_winner(&self, engine: &GpuEngine, problem: &Problem, contest: &Contest, winner: Choice) -> Option<f64> {
+        engine.prefer(problem, winner);
+        let tuned = contest.tuned(problem, engine.driver(), winner)?;
+        let seconds = tuned.seconds;
+        let source = Realm::of_machine(is_emulated(engine)).source(RecordSource::Run);
+        self.store().keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
+        Some(seconds)
+    }
+}
+
+/// Prefers what was measured before to be the fastest on a device, by these kernels; for how many convolutions. An emulated card
+/// goes by rehearsals alone, and a real one never does.
+pub fn take_tunings(engine: &GpuEngine, store: &Store) -> usize {
+    let tunings = store.tunings();
+    let ours = |it: &&Tuning| (it.source == RecordSource::Rehearsal) == is_emulated(engine);
+    let take = |it: &&Tuning| engine.take_tuning(&it.tuned, it.source == RecordSource::Import);
+    tunings.iter().filter(ours).filter(take).count()
+}
+
+fn is_emulated(engine: &GpuEngine) -> bool {
+    engine.driver().description().is_emulated()
 }
 
 #[cfg(test)]

@@ -8,13 +8,15 @@ use std::thread::ThreadId;
 use unhang_conv::{DataType, Direction, Planes, TensorShape, Volume, VolumeSpecification};
 use unhang_engine::Verdict;
 use unhang_engine::tolerance::Tolerance;
-use unhang_evidence::{RecordSource, Store};
+use unhang_evidence::Store;
 use unhang_gpu::driver::{Driver, Hip, HipChip};
 use unhang_gpu::strided::Move;
 use unhang_gpu::{GpuEngine, GpuError, GpuSettings};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 
+use crate::canaries::Card;
+use crate::contest::take_tunings;
 use crate::host::Numbers;
 use crate::session::locked;
 use crate::view::View;
@@ -27,8 +29,8 @@ pub struct Device {
     pub affected: bool,
     /// Whether the runtime takes it for another chip.
     pub spoofed: bool,
-    /// Which of several cards it is, as canaries are kept; empty where it is the only one.
-    pub place: String,
+    /// The card, as canaries know it.
+    pub card: Card,
     /// Our kernels on it.
     pub engine: GpuEngine,
     /// What its canaries found, once for the process.
@@ -120,15 +122,12 @@ impl Device {
         };
         let driver = Hip::open(ordinal, &chip).map_err(|error| error.to_string())?;
         let engine = GpuEngine::new(Box::new(driver), GpuSettings { shipped_folder, ..GpuSettings::default() });
-        // What was measured before on this device, by these kernels. An emulated card goes by rehearsals alone, and a real one never does.
-        for tuning in store.map(Store::tunings).unwrap_or_default() {
-            if (tuning.source == RecordSource::Rehearsal) == machine.emulated {
-                engine.take_tuning(&tuning.tuned, tuning.source == RecordSource::Import);
-            }
+        if let Some(store) = store {
+            take_tunings(&engine, store);
         }
-        let place = if machine.gpus.len() < 2 { String::new() } else { format!("@{address}") };
         let (affected, spoofed) = (gpu.affected, reported != gfx);
-        Ok(Device { ordinal, affected, spoofed, place, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
+        let card = Card::at(machine, ordinal, || address.clone());
+        Ok(Device { ordinal, affected, spoofed, card, engine, canaries: OnceLock::new(), scratch: Mutex::default() })
     }
 
     /// Whether the canary of a kernel family passed.

@@ -2,9 +2,11 @@
 //! program.
 //!
 //! * [`Session`] is what the process knows: machine, store, evidence, canaries, failures;
+//! * [`Card`] says what a device's canaries are kept under, and the session runs those that have not run;
 //! * [`proof`] is what is shown of kernels before they compute for the user, with every limit; [`sample`] says which elements
 //!   of a first result are compared;
-//! * [`Contest`] finds the fastest of several kernels; [`tune`] runs one in a search;
+//! * [`Contest`] finds the fastest of several kernels; [`tune`] runs one in a search, [`PolledContest`] between
+//!   a program's calls;
 //! * [`Process`] takes a face's calls to [`Decision`]s, and [`Planned::execute`] computes them on the face's memory and stream. What
 //!   a face provides is the trait [`Face`];
 //! * [`Watchdog`] watches convolutions on a driver's streams, [`Farewell`] keeps a hang as evidence, reports it and ends the
@@ -14,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+mod canaries;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod compute;
 mod contest;
@@ -25,6 +28,7 @@ mod farewell;
 mod host;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod normalization;
+mod polled;
 mod process;
 pub mod proof;
 mod route;
@@ -37,13 +41,15 @@ mod view;
 mod volume;
 mod watchdog;
 
+pub use canaries::Card;
 pub use compute::{Call, Failure, NotComputed};
-pub use contest::{Contest, Effort, Round};
+pub use contest::{Contest, Effort, Round, take_tunings};
 pub use deadlines::deadlines;
 pub use device::Device;
 pub use farewell::{Farewell, say};
 pub use host::Numbers;
 pub use normalization::{Normalizing, Placed, normalize};
+pub use polled::{Measuring, Next, OnGpu, PolledContest};
 pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;

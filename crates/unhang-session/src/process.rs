@@ -2,6 +2,7 @@
 //! stream. Made with the first convolution.
 
 use std::collections::{HashMap, HashSet};
+use std::convert::Infallible;
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
@@ -9,9 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use unhang_conv::Problem;
-use unhang_engine::{EngineName, Operands, Verdict};
+use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
-use unhang_gpu::{FromHost, Prepared, normalization, strided};
+use unhang_gpu::{normalization, strided};
 use unhang_machine::{Machine, System};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value};
 use unhang_probe::canary::{self, Families};
@@ -134,28 +135,19 @@ fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
     families
 }
 
-fn name_of(device: &Device, family: &str) -> String {
-    format!("jit:{family}:{}{}", device.engine.identity(), device.place)
-}
-
 /// In the child of [`Face::try_in_child`]: tries these families of a device.
 pub fn try_families_of(device: &Device, wanted: &[String]) {
     let families = families_of(device, Some(wanted.to_vec()));
-    let child = proof::CanaryChild {
-        name_of: &|family: &str| name_of(device, family),
-        run: &|prepared: &Prepared, operands: Operands<'_>| {
-            FromHost::new(&device.engine).run_prepared(prepared, operands).map_err(|error| error.to_string())
-        },
-        try_part: &|part: &str| match part {
-            normalization::FAMILY => device.try_normalizations(),
-            _ => device.try_strided().map_err(|error| error.to_string()),
-        },
+    let name_of = |family: &str| device.card.name_of_family(&device.engine, family);
+    let try_part = |part: &str| match part {
+        normalization::FAMILY => device.try_normalizations(),
+        _ => device.try_strided().map_err(|error| error.to_string()),
     };
     if families.iter().any(|family| family.name == normalization::FAMILY) {
         // What goes wrong here goes wrong again where the family is tried, and is said there.
         let _ = device.prepare_normalizations();
     }
-    proof::try_families(&device.engine, &families, &child);
+    proof::try_families(&device.engine, &families, &name_of, &try_part);
 }
 
 impl<F: Face> Process<F> {
@@ -411,43 +403,15 @@ impl<F: Face> Process<F> {
     fn ensure_canaries(&self, device: &Device) -> Vec<CanaryFact> {
         let families = families_of(device, self.face.only_families());
         let families: Vec<String> = families.into_iter().map(|family| family.name).collect();
-        let known = |family: &String| self.session.canary(&name_of(device, family));
         let deadline = canary::deadline(EngineName::Jit);
         // What every convolution can be computed by comes first, and by itself: compiling all the others takes a while.
         let (first, rest) = families.split_at(2.min(families.len()));
-        'all: for group in [first, rest] {
-            loop {
-                let missing: Vec<String> = group.iter().filter(|family| known(family).is_none()).cloned().collect();
-                if missing.is_empty() {
-                    break;
-                }
-                say(&format!(
-                    "trying our GPU kernels ({}) in a child process before they are used here (once for this machine, {} s \
-                     at most)",
-                    missing.join(", "),
-                    deadline.as_secs()
-                ));
-                let found = self.face.try_in_child(device.ordinal, &missing, deadline);
-                for it in &found.judged {
-                    say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
-                    self.session.keep_canary(&name_of(device, &it.family), it.verdict, &it.detail, false);
-                }
-                if found.hung {
-                    say(
-                        "what is left is not tried: after a hang the card may need a reboot first, and compiling goes on next time",
-                    );
-                    break 'all;
-                }
-                if found.judged.is_empty() {
-                    break 'all;
-                }
-            }
+        let run = |asked: &[String]| Ok::<_, Infallible>(self.face.try_in_child(device.ordinal, asked, deadline));
+        let on_card = (&device.card, &device.engine);
+        match self.session.ensure_families(on_card, &[first, rest], deadline, run, &say) {
+            Ok(()) => self.session.family_facts(&device.card, &device.engine, &families),
+            Err(never) => match never {},
         }
-        let fact = |family: String| {
-            let ended = known(&family);
-            CanaryFact { engine: EngineName::Jit, part: family, ended }
-        };
-        families.into_iter().map(fact).collect()
     }
 
     /// Notes that an engine failed on a problem, and has everything planned anew.

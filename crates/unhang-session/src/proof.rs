@@ -7,13 +7,13 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 
 use unhang_conv::{DataType, Direction, Problem};
-use unhang_engine::{Comparison, Engine, EngineError, Operands, Reference, Verdict, tolerance};
+use unhang_engine::{Engine, EngineError, Operands, Reference, Verdict, tolerance};
 use unhang_gpu::choice::Choice;
 use unhang_gpu::{FromHost, GpuEngine, GpuError, Prepared};
 use unhang_probe::canary;
 
 use crate::host::Numbers;
-use crate::sample;
+use crate::sample::Sample;
 
 /// How long one family may take in the canary's child, once everything is compiled.
 const FAMILY_LIMIT: Duration = Duration::from_secs(10);
@@ -137,19 +137,15 @@ fn largest_error(
     Ok(worst)
 }
 
-/// What a canary's child needs in addition to the kernels.
-pub struct CanaryChild<'a> {
-    /// What a family's verdict is kept under.
-    pub name_of: &'a dyn Fn(&str) -> String,
-    /// Computes by kernels that are loaded, on operands in the host's memory, and waits.
-    pub run: &'a dyn Fn(&Prepared, Operands<'_>) -> Result<(), String>,
-    /// Tries a part that computes no convolution, by its name: how far off it was, as a share of what is allowed.
-    pub try_part: &'a dyn Fn(&str) -> Result<f64, String>,
-}
-
 /// In a canary's child: tries families one after the other, each within a limit, and tells standard output how each did.
-/// What all of that comes to.
-pub fn try_families(engine: &GpuEngine, families: &[Family], child: &CanaryChild<'_>) -> (Verdict, String) {
+/// What all of that comes to. `name_of` says what a family's verdict is kept under; `try_part` tries a family that computes no
+/// convolution, by its name: how far off it was, as a share of what is allowed.
+pub fn try_families(
+    engine: &GpuEngine,
+    families: &[Family],
+    name_of: &dyn Fn(&str) -> String,
+    try_part: &dyn Fn(&str) -> Result<f64, String>,
+) -> (Verdict, String) {
     let description = engine.driver().description();
     let limit = if description.is_emulated() { EMULATED_FAMILY_LIMIT } else { FAMILY_LIMIT };
     // Everything is compiled before anything runs: from then on it is the kernels that hang, and not a compiler.
@@ -164,12 +160,12 @@ pub fn try_families(engine: &GpuEngine, families: &[Family], child: &CanaryChild
     let ready: Vec<_> = families.iter().map(|family| prepare(engine, family)).collect();
     let (mut worst, mut bad, mut failed) = (0.0f64, Vec::new(), Vec::new());
     for (family, ready) in families.iter().zip(ready) {
-        let name = (child.name_of)(&family.name);
+        let name = name_of(&family.name);
         tell(&canary::begin_line(&family.name));
         let within = Limit::new(&family.name, &name, limit);
         let error = ready.and_then(|ready| {
-            let part = if family.tries.is_empty() { (child.try_part)(&family.name)? } else { 0.0 };
-            ready.iter().try_fold(part, |worst, (trial, prepared)| Ok(worst.max(share_of(child, trial, prepared)?)))
+            let part = if family.tries.is_empty() { try_part(&family.name)? } else { 0.0 };
+            ready.iter().try_fold(part, |worst, (trial, prepared)| Ok(worst.max(share_of(engine, trial, prepared)?)))
         });
         drop(within);
         let (verdict, detail) = match error {
@@ -206,8 +202,8 @@ fn prepare(engine: &GpuEngine, family: &Family) -> Result<Ready, String> {
 }
 
 /// The error of kernels, as a share of what a canary allows.
-fn share_of(child: &CanaryChild<'_>, trial: &Trial, prepared: &Prepared) -> Result<f64, String> {
-    let error = trial.error(|operands| (child.run)(prepared, operands))?;
+fn share_of(engine: &GpuEngine, trial: &Trial, prepared: &Prepared) -> Result<f64, String> {
+    let error = trial.error(|operands| FromHost::new(engine).run_prepared(prepared, operands)).map_err(words)?;
     Ok(error / tolerance::canary(trial.problem.data_type()))
 }
 
@@ -250,12 +246,8 @@ impl Drop for Limit {
 
 /// Whether a first result is right, and how far it is off. None where the numbers prove nothing: zeros, or what is not finite.
 pub fn compare(problem: &Problem, operands: [&Numbers; 2], result: &Numbers) -> Option<(bool, String)> {
-    let at = unhang_conv::reference::Indexer::new(problem.operand_shapes()[2], problem.layout());
-    let places = sample::places(problem);
-    let found: Vec<f64> = places.iter().map(|&place| result.get(at.index(place))).collect();
-    let mut comparison = Comparison::new(problem.data_type());
-    comparison.add(problem, operands.map(Numbers::elements), None, &places, &found);
-    let (right, detail) = comparison.finding();
+    let sample = Sample::new(problem, false);
+    let (right, detail) = sample.finding(sample.parcel(problem, [operands[0], operands[1], result]).elements());
     right.map(|right| (right, detail))
 }
 
@@ -286,9 +278,15 @@ mod tests {
 
     #[test]
     fn every_direction_agrees_with_the_reference_and_a_wrong_element_is_found() {
-        for key in
-            ["2x6x9x8:4x3x2:s2x1:p1x0:d1x2:g2", "1x3x5x5:3x3x3:s1x1:p1x1:d1x1:g3", "1x2x7x7:5x1x1:s2x2:p0x0:d1x1:g1"]
-        {
+        for key in [
+            "2x6x9x8:4x3x2:s2x1:p1x0:d1x2:g2",
+            "1x3x5x5:3x3x3:s1x1:p1x1:d1x1:g3",
+            "1x2x7x7:5x1x1:s2x2:p0x0:d1x1:g1",
+            "2x6x17x16:4x1x1:s3x2:p0x0:d1x1:g1",
+            "1x2x3x3:3x3x3:s1x1:p3x2:d1x1:g1",
+            "2x6x9x8:10x3x3:s2x2:p1x1:d1x1:g1:t:o1x1",
+            "2x6x5x7:8x4x3:s3x1:p0x1:d1x2:g2:t:o0x0",
+        ] {
             for direction in Direction::ALL {
                 for layout in ["nchw", "nhwc"] {
                     let problem: Problem = format!("{direction}:f32:{layout}:{key}").parse().unwrap();

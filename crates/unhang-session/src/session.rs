@@ -175,13 +175,16 @@ impl Session {
         locked(&self.canaries).get(name).cloned()
     }
 
+    /// Notes how a canary ended, for this process alone.
+    pub fn note_canary(&self, name: &str, verdict: Verdict, detail: &str) {
+        let mut canaries = locked(&self.canaries);
+        make_room(&mut canaries, MOST_CANARIES);
+        canaries.insert(name.to_owned(), (verdict, detail.to_owned()));
+    }
+
     /// Keeps how a canary ended, here and for the next process: in the background, unless that one relies on it (`wait`).
     pub fn keep_canary(&self, name: &str, verdict: Verdict, detail: &str, wait: bool) {
-        {
-            let mut canaries = locked(&self.canaries);
-            make_room(&mut canaries, MOST_CANARIES);
-            canaries.insert(name.to_owned(), (verdict, detail.to_owned()));
-        }
+        self.note_canary(name, verdict, detail);
         let canary = Canary {
             machine: self.fingerprint.clone(),
             name: name.to_owned(),

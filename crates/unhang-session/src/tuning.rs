@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use unhang_engine::EngineName;
-use unhang_evidence::{Tuning, time};
 use unhang_gpu::GpuError;
 use unhang_gpu::choice::Choice;
 use unhang_gpu::tuning::Bench;
@@ -96,10 +95,8 @@ fn winner_of<F: Face>(process: &Process<F>, route: &Route, mut contest: Contest)
 
 fn keep<F: Face>(process: &Process<F>, route: &Route, contest: &Contest, winner: Choice) {
     let (engine, problem, session) = (&route.device.engine, &route.convolution.problem, process.session());
-    engine.prefer(problem, winner);
-    if let Some(tuned) = contest.tuned(problem, engine.driver(), winner) {
-        route.take_tuned(tuned.seconds);
-        session.store().keep_tuning(Tuning { tuned, source: session.source(), unix_seconds: time::now() });
+    if let Some(seconds) = session.take_winner(engine, problem, contest, winner) {
+        route.take_tuned(seconds);
     }
     if process.settings().verbose {
         say(&format!("{problem}: tuned, {winner} is the fastest of {}", contest.times().len()));

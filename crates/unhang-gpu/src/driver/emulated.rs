@@ -1,6 +1,6 @@
 //! The emulated RDNA1 as a driver: what the compiler made for the card runs on the CPU, instruction by instruction.
 //!
-//! Device memory is the emulator's own, handed out by [`Emulated::allocate`]; every access of a kernel is checked against
+//! Device memory is the emulator's own, handed out by [`Driver::allocate`]; every access of a kernel is checked against
 //! it. Kernels run to their end within `launch`, which returns what the hardware would have done wrong as an error. It is
 //! a tool for tests and for looking at kernels: minutes here are milliseconds on a card.
 
@@ -16,10 +16,9 @@ use unhang_isa::Chip;
 use super::{Description, Driver, DriverError, Event, Function};
 use crate::choice::Choice;
 use crate::compiler::Compiler;
-use crate::from_host::{UNWRITTEN, bytes_of, size_of, write};
 use crate::model::DeviceModel;
 use crate::plan::Form;
-use crate::{DevicePointers, GpuEngine, GpuSettings};
+use crate::{FromHost, GpuEngine, GpuSettings};
 
 /// An emulated card. Clones are the same card.
 #[derive(Clone)]
@@ -61,26 +60,6 @@ impl Emulated {
     /// A fault leaves the machine as it is on a card: stopped, with its memory whole.
     fn state(&self) -> MutexGuard<'_, EmulatedCard> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Allocates device memory with these contents.
-    pub fn allocate(&self, contents: &[u8]) -> u64 {
-        self.state().machine.memory.allocate_bytes(contents)
-    }
-
-    /// Allocates device memory of which nothing is written yet.
-    pub fn allocate_unwritten(&self, size: usize) -> u64 {
-        self.state().machine.memory.allocate_filled(size, UNWRITTEN)
-    }
-
-    /// Frees device memory. What is used afterwards is a fault.
-    pub fn free(&self, address: u64) -> Result<(), DriverError> {
-        self.state().machine.memory.free(address).map_err(|fault| failed("free", &fault))
-    }
-
-    /// Copies device memory out.
-    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DriverError> {
-        self.state().machine.memory.read(address, bytes).map_err(|fault| failed("read", &fault))
     }
 
     /// What was executed since the card was made.
@@ -242,6 +221,23 @@ impl Driver for Emulated {
         Ok(())
     }
 
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        // Small numbers in every type.
+        Ok(self.state().machine.memory.allocate_filled(bytes, 0x3c))
+    }
+
+    unsafe fn free(&self, address: u64) -> Result<(), DriverError> {
+        self.state().machine.memory.free(address).map_err(|fault| failed("free", &fault))
+    }
+
+    unsafe fn read(&self, to: &mut [u8], from: u64, _stream: u64) -> Result<(), DriverError> {
+        self.state().machine.memory.read(from, to).map_err(|fault| failed("read", &fault))
+    }
+
+    unsafe fn write(&self, to: u64, from: &[u8], _stream: u64) -> Result<(), DriverError> {
+        self.state().machine.memory.write(to, from).map_err(|fault| failed("write", &fault))
+    }
+
     fn synchronize(&self, _stream: u64) -> Result<(), DriverError> {
         Ok(())
     }
@@ -279,27 +275,7 @@ impl EmulatedEngine {
             None => self.gpu.prepare(problem),
         };
         let prepared = prepared.map_err(|error| error.to_string())?;
-        let mut result = operands.result;
-        let size = size_of(&result.as_elements());
-        let pointers = DevicePointers {
-            first: self.card.allocate(&bytes_of(&operands.first)),
-            second: self.card.allocate(&bytes_of(&operands.second)),
-            bias: operands.bias.map_or(0, |bias| self.card.allocate(&bytes_of(&bias))),
-            result: self.card.allocate_unwritten(size),
-            workspace: self.card.allocate_unwritten(prepared.workspace_bytes() as usize),
-        };
-        // SAFETY: emulated memory of the sizes that the problem and the plan say; every access to it is checked, and
-        // the kernels are done when the call returns.
-        let ran = unsafe { self.gpu.launch(&prepared, pointers, 0) }.map_err(|error| error.to_string());
-        let mut output = vec![0; size];
-        let ran = ran.and_then(|()| self.card.read(pointers.result, &mut output).map_err(|error| error.to_string()));
-        let DevicePointers { first, second, bias, result: written, workspace } = pointers;
-        for address in [first, second, bias, written, workspace].into_iter().filter(|&address| address != 0) {
-            self.card.free(address).map_err(|error| error.to_string())?;
-        }
-        ran?;
-        write(&mut result, &output);
-        Ok(())
+        FromHost::new(&self.gpu).run_prepared(&prepared, operands).map_err(|error| error.to_string())
     }
 }
 

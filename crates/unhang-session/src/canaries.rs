@@ -1,0 +1,218 @@
+//! The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is started is the face's.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use unhang_engine::{EngineName, Verdict};
+use unhang_gpu::driver::Hip;
+use unhang_gpu::{GpuEngine, normalization, strided};
+use unhang_machine::Machine;
+use unhang_plan::CanaryFact;
+use unhang_probe::canary::Families;
+
+use crate::session::Session;
+
+/// A card, as far as canaries tell one from another.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Card {
+    /// Which of several cards it is; empty where it is the only one.
+    place: String,
+    /// Whether tensors in the host's memory play it.
+    rehearsed: bool,
+}
+
+impl Card {
+    /// The card that the runtime knows by that number; a negative one is the card that a rehearsal plays.
+    pub fn new(machine: &Machine, device: i32) -> Card {
+        Card::at(machine, device, || Hip::pci_address(device).unwrap_or_else(|_| device.to_string()))
+    }
+
+    /// A card with that address.
+    pub(crate) fn at(machine: &Machine, device: i32, address: impl FnOnce() -> String) -> Card {
+        let is_one_of_several = device >= 0 && machine.gpus.len() > 1;
+        let place = if is_one_of_several { format!("@{}", address()) } else { String::new() };
+        Card { place, rehearsed: device < 0 }
+    }
+
+    /// Whether a rehearsal plays it.
+    pub fn is_rehearsed(&self) -> bool {
+        self.rehearsed
+    }
+
+    /// What a canary's verdict is kept under. What a rehearsal finds is filed apart: a folder may describe the very machine that
+    /// it is on. Where there are several cards, none vouches for another.
+    pub fn name(&self, canary: &str) -> String {
+        if self.rehearsed { format!("{canary} (rehearsed)") } else { format!("{canary}{}", self.place) }
+    }
+
+    /// What the verdict on a kernel family is kept under. Other sources, another compiler or another chip are other kernels.
+    pub fn name_of_family(&self, engine: &GpuEngine, family: &str) -> String {
+        self.name(&format!("jit:{family}:{}", engine.identity()))
+    }
+}
+
+impl Session {
+    /// The verdict on an engine of the framework's on a card. One that is not known is found by `run`, a child with that deadline:
+    /// what came out, and whether the child got as far as its trial.
+    pub fn ensure_canary<E>(
+        &self,
+        card: &Card,
+        engine: EngineName,
+        deadline: Duration,
+        run: impl FnOnce() -> Result<(Verdict, String, bool), E>,
+        say: &dyn Fn(&str),
+    ) -> Result<(Verdict, String), E> {
+        let name = card.name(engine.name());
+        if let Some(known) = self.canary(&name) {
+            return Ok(known);
+        }
+        say(&format!("trying {engine} in a child process before it is used here {}", once(deadline)));
+        let (verdict, detail, began) = run()?;
+        if !began {
+            self.note_canary(&name, verdict, &detail);
+            say(&format!(
+                "canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again"
+            ));
+            return Ok((verdict, detail));
+        }
+        self.keep_canary(&name, verdict, &detail, true);
+        if !card.place.is_empty() && self.canary(engine.name()).is_none() {
+            // What `unhang plan` and the doctor go by, who do not look at single cards.
+            self.keep_canary(engine.name(), verdict, &detail, true);
+        }
+        say(&format!("canary of {engine}: {verdict} ({detail})"));
+        Ok((verdict, detail))
+    }
+
+    /// Has kernel families tried that are not known on a card, one group of them after the other, by `try_in_child` with that
+    /// deadline, and keeps their verdicts.
+    pub fn ensure_families<E>(
+        &self,
+        (card, engine): (&Card, &GpuEngine),
+        groups: &[&[String]],
+        deadline: Duration,
+        mut try_in_child: impl FnMut(&[String]) -> Result<Families, E>,
+        say: &dyn Fn(&str),
+    ) -> Result<(), E> {
+        let known = |family: &String| self.canary(&card.name_of_family(engine, family));
+        let missing = |group: &[String]| -> Vec<String> {
+            group.iter().filter(|family| known(family).is_none()).cloned().collect()
+        };
+        let all = groups.concat();
+        for group in groups {
+            loop {
+                let asked = missing(group);
+                if asked.is_empty() {
+                    break;
+                }
+                let (names, once) = (asked.join(", "), once(deadline));
+                say(&format!("trying our GPU kernels ({names}) in a child process before they are used here {once}"));
+                let found = try_in_child(&asked)?;
+                for it in &found.judged {
+                    self.keep_canary(&card.name_of_family(engine, &it.family), it.verdict, &it.detail, true);
+                    say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
+                }
+                // That copies or norms work says nothing of convolutions.
+                let convolves = |it: &&String| ![strided::FAMILY, normalization::FAMILY].contains(&it.as_str());
+                let ended: Vec<(Verdict, String)> = all.iter().filter(convolves).filter_map(known).collect();
+                if let Some((verdict, detail)) = ended.iter().min_by_key(|(verdict, _)| *verdict != Verdict::Works) {
+                    // What `unhang plan` and the doctor go by, who do not look at families.
+                    let whole = if card.rehearsed { card.name("jit") } else { "jit".to_owned() };
+                    self.keep_canary(&whole, *verdict, detail, true);
+                }
+                let left = missing(&all);
+                if found.judged.is_empty() || (found.hung && !left.is_empty()) {
+                    let why = if found.judged.is_empty() {
+                        "the child was not done compiling"
+                    } else {
+                        "after a hang the card may need a reboot first"
+                    };
+                    say(&format!("not tried: {}; {why}", left.join(", ")));
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The canaries that count for the framework's own engines on an affected card.
+    pub fn engine_facts(&self, card: &Card) -> Vec<CanaryFact> {
+        let fact = |engine: EngineName| {
+            let ended = self.canary(&card.name(engine.name()));
+            CanaryFact { engine, part: String::new(), ended }
+        };
+        [EngineName::Aten, EngineName::Miopen].map(fact).into()
+    }
+
+    /// The canaries of kernel families on a card.
+    pub fn family_facts(&self, card: &Card, engine: &GpuEngine, families: &[String]) -> Vec<CanaryFact> {
+        let fact = |family: &String| {
+            let ended = self.canary(&card.name_of_family(engine, family));
+            CanaryFact { engine: EngineName::Jit, part: family.clone(), ended }
+        };
+        families.iter().map(fact).collect()
+    }
+}
+
+fn once(deadline: Duration) -> impl Display {
+    format!("(once for this machine, {:.0} s at most)", deadline.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::convert::Infallible;
+    use std::sync::Arc;
+
+    use unhang_evidence::Store;
+    use unhang_machine::{Environment, System};
+
+    use super::*;
+
+    fn session() -> Session {
+        let folder = tempfile::tempdir().unwrap();
+        let machine = Machine::inspect(&System::new(folder.path(), Environment::default()));
+        Session::new(machine, "a machine".to_owned(), Arc::new(Store::none()))
+    }
+
+    #[test]
+    fn each_of_several_cards_has_canaries_of_its_own_and_so_has_a_rehearsal() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-machine/fixtures/rx5600xt-rocm5.7");
+        let mut machine = Machine::inspect(&System::new(folder.as_ref(), Environment::default()));
+        let name =
+            |machine: &Machine, device: i32| Card::at(machine, device, || format!("0000:0{device}:00.0")).name("aten");
+        assert_eq!(machine.gpus.len(), 1);
+        assert_eq!(name(&machine, 0), "aten");
+        machine.gpus.push(machine.gpus[0].clone());
+        assert_eq!(
+            [0, 1, -1].map(|device| name(&machine, device)),
+            ["aten@0000:00:00.0", "aten@0000:01:00.0", "aten (rehearsed)"]
+        );
+    }
+
+    #[test]
+    fn a_canary_runs_once_and_one_that_never_began_is_no_evidence() {
+        let session = session();
+        let card = Card { place: "@1".to_owned(), rehearsed: false };
+        let said = RefCell::new(Vec::new());
+        let ensure = |ended: Option<(Verdict, bool)>| {
+            let run = || {
+                let (verdict, began) = ended.expect("it is known");
+                Ok::<_, Infallible>((verdict, "as seen".to_owned(), began))
+            };
+            let say = |message: &str| said.borrow_mut().push(message.to_owned());
+            session.ensure_canary(&card, EngineName::Aten, Duration::from_secs(30), run, &say).unwrap().0
+        };
+        assert_eq!(ensure(Some((Verdict::Error, false))), Verdict::Error);
+        assert_eq!(ensure(None), Verdict::Error, "not a second time in this process");
+        assert_eq!(session.canary("aten"), None, "nothing was learnt of the engine");
+        assert!(said.borrow()[1].contains("the next one tries again"), "{said:?}");
+        session.note_canary("aten@1", Verdict::Works, "");
+        let other = Card { place: "@2".to_owned(), rehearsed: false };
+        let run = || Ok::<_, Infallible>((Verdict::Hangs, "no answer".to_owned(), true));
+        session.ensure_canary(&other, EngineName::Aten, Duration::from_secs(30), run, &|_| ()).unwrap();
+        assert_eq!(session.canary("aten@2").unwrap().0, Verdict::Hangs);
+        assert_eq!(session.canary("aten").unwrap().0, Verdict::Hangs, "for those who do not look at single cards");
+        assert_eq!(session.canary("aten@1").unwrap().0, Verdict::Works);
+    }
+}

@@ -12,9 +12,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
 
+use crate::assignments::parse_line;
 use crate::findings::{Examination, Options, examine};
 use crate::kernel;
-use crate::leftovers::{self, OUR_MARK};
+use crate::leftovers::OUR_MARK;
 use crate::software;
 use crate::system::System;
 use crate::variables;
@@ -145,7 +146,7 @@ fn rebuilt(line: &str, names: &Names) -> String {
         return OUR_MARK.to_owned();
     }
     let (mut set, mut unset) = (String::new(), String::new());
-    for (name, value) in leftovers::parse_line(line).into_iter().filter(|(name, _)| variables::concerns_us(name)) {
+    for (name, value) in parse_line(line).into_iter().filter(|(name, _)| variables::concerns_us(name)) {
         match value {
             Some(value) => set.push_str(&format!(" {name}='{}'", names.cleaned_value(&name, &value).replace('\'', ""))),
             None => unset.push_str(&format!(" {name}")),

@@ -165,6 +165,16 @@ pub fn gfx_of_override(value: &str) -> Option<String> {
     Some(format!("gfx{major}{minor:x}{step:x}"))
 }
 
+/// Whether a list of chips covers one, by name or by a generic target.
+pub(crate) fn holds(architectures: &[String], gfx: &str) -> bool {
+    let generic = match gfx {
+        "gfx1010" | "gfx1011" | "gfx1012" | "gfx1013" => "gfx10-1-generic",
+        _ if gfx.starts_with("gfx103") => "gfx10-3-generic",
+        _ => return architectures.iter().any(|it| it == gfx),
+    };
+    architectures.iter().any(|it| it == gfx || it == generic)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

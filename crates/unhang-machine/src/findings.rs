@@ -6,105 +6,24 @@
 mod environment;
 mod frameworks;
 mod hardware;
+mod seen;
 mod software;
 
-use std::fmt::Display;
 use std::path::PathBuf;
-
-pub(crate) use software::holds;
 
 use serde::Serialize;
 
+use crate::chips::holds;
+use crate::finding::{Finding, Severity};
 use crate::kernel;
 use crate::leftovers::{self, Leftover};
 use crate::machine::Machine;
 use crate::miopen;
 use crate::software::Software;
 use crate::system::System;
-use crate::unrepaired::{self, Unrepaired};
-
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// Convolutions will hang, crash, be wrong or not run.
-    Error,
-    /// Something misleads or may hurt.
-    Warning,
-    /// Good to know.
-    Info,
-}
-
-impl Severity {
-    /// How it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            Severity::Error => "error",
-            Severity::Warning => "warning",
-            Severity::Info => "info",
-        }
-    }
-}
-
-/// How sure we are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Confidence {
-    /// Owners of such a card report it.
-    #[serde(rename = "owners report")]
-    SeenOnACard,
-    /// It stands in sources or documentation, or was read from this machine.
-    #[serde(rename = "documented")]
-    Documented,
-    /// It follows from what is known, and nobody has shown it.
-    #[serde(rename = "inferred")]
-    Inferred,
-}
-
-impl Confidence {
-    /// How it is written.
-    pub fn name(self) -> &'static str {
-        match self {
-            Confidence::SeenOnACard => "owners report",
-            Confidence::Documented => "documented",
-            Confidence::Inferred => "inferred",
-        }
-    }
-}
-
-/// A line of a file that a finding speaks of.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Place {
-    /// The file.
-    pub path: String,
-    /// The line, counted from 1; nothing for the whole file.
-    pub line: Option<usize>,
-}
-
-/// Something that the doctor has to say.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// Never changes; `docs/explain.md` has a section for each.
-    pub id: &'static str,
-    /// How much it matters.
-    pub severity: Severity,
-    /// One line.
-    pub summary: String,
-    /// The reason, with its source.
-    pub why: String,
-    /// What to do: a command where there is one. Nothing to do for mere information.
-    pub fix: Option<String>,
-    /// How sure we are.
-    pub confidence: Confidence,
-    /// The files and lines it speaks of.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub places: Vec<Place>,
-}
-
-/// A count with its noun, whose plural takes an s.
-pub fn counted<N: Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
-    let plural = if count == N::from(1) { "" } else { "s" };
-    format!("{count} {noun}{plural}")
-}
+use crate::unrepaired;
+use seen::Seen;
+pub use seen::Setting;
 
 /// Every id, the most important first. Within a severity, findings are shown in this order.
 pub const IDS: &[&str] = &[
@@ -168,17 +87,6 @@ impl Verdict {
     }
 }
 
-/// A variable of the environment, and what its value does.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Setting {
-    /// The variable.
-    pub name: String,
-    /// Its value.
-    pub value: String,
-    /// What that does.
-    pub effect: String,
-}
-
 /// What to look at in addition to the machine.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
@@ -215,56 +123,6 @@ impl Examination {
     /// Whether there is a finding of severity error.
     pub fn has_errors(&self) -> bool {
         self.findings.iter().any(|finding| finding.severity == Severity::Error)
-    }
-
-    /// The report as the wire format has it: `{schema, machine, environment, verdict, steps, findings}`.
-    pub fn to_json(&self) -> serde_json::Value {
-        let glibc = self.software.glibc.map(|(major, minor)| format!("{major}.{minor}"));
-        serde_json::json!({
-            "schema": 1,
-            "machine": {
-                "described_by": self.machine.described_by,
-                "gpus": self.machine.gpus,
-                "rocm": self.software.rocm,
-                "torch": self.software.torch,
-                "frameworks": self.software.frameworks,
-                "kernel": self.machine.kernel.release,
-                "amdgpu": {
-                    "loaded": self.machine.kernel.amdgpu_loaded,
-                    "version": self.machine.kernel.amdgpu_version,
-                    "parameters": self.machine.kernel.parameters,
-                },
-                "glibc": glibc,
-                "fingerprint": self.machine.fingerprint(None),
-            },
-            "environment": self.environment,
-            "verdict": self.verdict,
-            "steps": crate::steps::steps(self),
-            "findings": self.findings,
-        })
-    }
-}
-
-/// What the families of findings look at.
-struct Seen<'a> {
-    system: &'a System,
-    machine: &'a Machine,
-    software: &'a Software,
-    leftovers: &'a [Leftover],
-    own_profiles: &'a [Leftover],
-    unrepaired: Option<&'a Unrepaired>,
-    program: &'a str,
-}
-
-impl Seen<'_> {
-    /// The severity of what can hang an RDNA1 card and merely costs time on another.
-    fn error_if_affected(&self) -> Severity {
-        if self.machine.affected() { Severity::Error } else { Severity::Warning }
-    }
-
-    /// Whether a torch here is built for AMD's GPUs.
-    fn has_torch_for_amd(&self) -> bool {
-        self.software.torch.iter().any(|torch| torch.hip.is_some())
     }
 }
 
@@ -311,7 +169,7 @@ fn verdict(seen: &Seen, findings: &[Finding]) -> Verdict {
             && !hip.is_empty()
             && machine.gpus.iter().filter(|gpu| gpu.affected).all(|gpu| {
                 let gfx = gpu.gfx.as_deref().unwrap_or_default();
-                hip.iter().all(|torch| software::holds(&torch.architectures, gfx))
+                hip.iter().all(|torch| holds(&torch.architectures, gfx))
             });
         let errors = findings.iter().any(|finding| finding.severity == Severity::Error);
         return if native && !errors { Verdict::Healthy } else { Verdict::Affected };

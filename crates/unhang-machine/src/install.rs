@@ -10,6 +10,7 @@
 
 pub(crate) mod edit;
 mod journal;
+mod site;
 pub mod tree;
 
 use std::path::{Path, PathBuf};
@@ -19,18 +20,10 @@ use serde::Serialize;
 use crate::leftovers;
 use crate::profile::Profile;
 use crate::system::System;
-use journal::{Journal, Phase, Step, digest};
-use tree::{Tree, TreeError};
-
-/// Whose environment it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Scope {
-    /// The home folder of one user.
-    User,
-    /// `/etc`, for everybody.
-    System,
-}
+use journal::{Journal, JournalStep, Phase, digest};
+use site::Site;
+pub use site::{InstallError, Scope};
+use tree::TreeError;
 
 /// Something that is done to a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,114 +47,45 @@ pub struct Outcome {
     pub recovered: bool,
 }
 
-/// Why nothing was done.
-#[derive(Debug, thiserror::Error)]
-pub enum InstallError {
-    /// A file could not be reached or changed.
-    #[error(transparent)]
-    Tree(#[from] TreeError),
-    /// There is no home folder to install into.
-    #[error("HOME is not set to an absolute path, so there is no place for `--user`; set it, or use `--system`")]
-    NoHome,
-    /// The root or home folder could not be opened.
-    #[error("cannot open {}: {reason}", path.display())]
-    NoBase {
-        /// The folder.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// The journal is there and cannot be understood.
-    #[error("{} is damaged ({reason}); it names what an earlier `unhang env install` changed: repair or remove it by hand", path.display())]
-    BadJournal {
-        /// The journal.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+/// The files to write: path below the base, mode, content. None where no profile is wanted.
+fn files(site: &Site, profile: Option<&Profile>) -> Result<Vec<(PathBuf, u32, String)>, TreeError> {
+    let mut files = Vec::new();
+    let Some(profile) = profile else { return Ok(files) };
+    match site.scope {
+        Scope::System => {
+            let path = leftovers::OUR_SYSTEM_PROFILE.trim_start_matches('/');
+            files.push((PathBuf::from(path), 0o644, profile.guarded_script()));
+            if site.tree.is_folder(Path::new("etc/systemd"))? {
+                let path = PathBuf::from("etc/systemd/user-environment-generators/60-unhang");
+                files.push((path, 0o755, profile.generator_script()));
+            }
+        }
+        Scope::User => {
+            files.push((PathBuf::from(leftovers::OUR_USER_PROFILE), 0o644, profile.guarded_script()));
+            if site.tree.is_folder(Path::new(".config/fish"))? {
+                files.push((PathBuf::from(".config/fish/conf.d/unhang.fish"), 0o644, profile.guarded_fish()));
+            }
+        }
+    }
+    Ok(files)
 }
 
-/// One place to install into.
-struct Site<'a> {
-    system: &'a System,
-    scope: Scope,
-    /// The folder below which everything happens, as the machine sees it.
-    base: PathBuf,
-    tree: Tree,
-}
-
-impl<'a> Site<'a> {
-    fn open(system: &'a System, scope: Scope) -> Result<Site<'a>, InstallError> {
-        let base = match scope {
-            Scope::System => PathBuf::from("/"),
-            // The way to the home folder may lead over links (/home is one on some systems); below it none is followed.
-            Scope::User => {
-                let home = system.home().ok_or(InstallError::NoHome)?;
-                system.resolve_on_machine(&home).unwrap_or(home)
-            }
-        };
-        let failed = |reason: String| InstallError::NoBase { path: base.clone(), reason };
-        let real = system.resolve(&base).map_err(|error| failed(error.to_string()))?;
-        let tree = Tree::open(&real).map_err(|error| failed(error.to_string()))?;
-        Ok(Site { system, scope, base, tree })
+/// The start-up files of a home that shall read the profile.
+fn start_up_files(site: &Site) -> Result<Vec<PathBuf>, TreeError> {
+    if site.scope == Scope::System {
+        return Ok(Vec::new());
     }
-
-    /// The folder for journal and backups, below the base.
-    fn state(&self) -> &'static [&'static str] {
-        match self.scope {
-            Scope::System => &["etc", "unhang"],
-            Scope::User => &[".config", "unhang"],
+    let all = [".profile", ".bash_profile", ".bashrc", ".zshenv", ".zshrc"].map(PathBuf::from);
+    let mut present = Vec::new();
+    for file in &all {
+        if site.tree.is_file(file)? {
+            present.push(file.clone());
         }
     }
-
-    fn state_path(&self) -> PathBuf {
-        self.state().iter().collect()
+    if present.is_empty() {
+        present.push(all[0].clone());
     }
-
-    fn shown(&self, path: &Path) -> PathBuf {
-        self.base.join(path)
-    }
-
-    /// The files to write: path below the base, mode, content. None where no profile is wanted.
-    fn files(&self, profile: Option<&Profile>) -> Result<Vec<(PathBuf, u32, String)>, TreeError> {
-        let mut files = Vec::new();
-        let Some(profile) = profile else { return Ok(files) };
-        match self.scope {
-            Scope::System => {
-                let path = leftovers::OUR_SYSTEM_PROFILE.trim_start_matches('/');
-                files.push((PathBuf::from(path), 0o644, profile.guarded_script()));
-                if self.tree.is_folder(Path::new("etc/systemd"))? {
-                    let path = PathBuf::from("etc/systemd/user-environment-generators/60-unhang");
-                    files.push((path, 0o755, profile.generator_script()));
-                }
-            }
-            Scope::User => {
-                files.push((PathBuf::from(leftovers::OUR_USER_PROFILE), 0o644, profile.guarded_script()));
-                if self.tree.is_folder(Path::new(".config/fish"))? {
-                    files.push((PathBuf::from(".config/fish/conf.d/unhang.fish"), 0o644, profile.guarded_fish()));
-                }
-            }
-        }
-        Ok(files)
-    }
-
-    /// The start-up files of a home that shall read the profile.
-    fn start_up_files(&self) -> Result<Vec<PathBuf>, TreeError> {
-        if self.scope == Scope::System {
-            return Ok(Vec::new());
-        }
-        let all = [".profile", ".bash_profile", ".bashrc", ".zshenv", ".zshrc"].map(PathBuf::from);
-        let mut present = Vec::new();
-        for file in &all {
-            if self.tree.is_file(file)? {
-                present.push(file.clone());
-            }
-        }
-        if present.is_empty() {
-            present.push(all[0].clone());
-        }
-        Ok(present)
-    }
+    Ok(present)
 }
 
 /// What shall be done, in order.
@@ -183,7 +107,7 @@ fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError
         Scope::System => leftovers::find_system(site.system),
         Scope::User => leftovers::find_home(site.system, &site.base),
     };
-    let files = site.files(profile)?;
+    let files = files(site, profile)?;
     let mut edits: Vec<(PathBuf, Vec<u8>, Vec<u8>)> = Vec::new();
     for leftover in found {
         let Ok(path) = leftover.path.strip_prefix(&site.base).map(Path::to_owned) else { continue };
@@ -206,7 +130,7 @@ fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError
             }
         }
     }
-    let readers = if profile.is_some() { site.start_up_files()? } else { Vec::new() };
+    let readers = if profile.is_some() { start_up_files(site)? } else { Vec::new() };
     for path in readers {
         if let Some((_, _, after)) = edits.iter_mut().find(|(edited, _, _)| *edited == path) {
             *after = edit::with_our_line(after);
@@ -297,7 +221,7 @@ fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<O
 /// The files of ours that go when an installation is taken out.
 fn to_be_removed(site: &Site, journal: &Journal) -> Vec<Change> {
     let created = journal.steps.iter().filter_map(|step| match step {
-        Step::Create { path, .. } => Some(path),
+        JournalStep::Create { path, .. } => Some(path),
         _ => None,
     });
     created.map(|path| Change { action: "remove", path: site.shown(path), diff: Vec::new() }).collect()
@@ -310,17 +234,17 @@ fn is_current(site: &Site, journal: &Journal, profile: Option<&Profile>) -> Resu
     }
     for step in &journal.steps {
         let (path, wanted) = match step {
-            Step::Create { path, digest } => (path, digest),
-            Step::Edit { path, after, .. } => (path, after),
-            Step::MakeFolder { .. } | Step::MoveAside { .. } => continue,
+            JournalStep::Create { path, digest } => (path, digest),
+            JournalStep::Edit { path, after, .. } => (path, after),
+            JournalStep::MakeFolder { .. } | JournalStep::MoveAside { .. } => continue,
         };
         if !site.tree.is_file(path)? || digest(&site.tree.read(path)?) != *wanted {
             return Ok(false);
         }
     }
-    let wanted = site.files(profile)?;
+    let wanted = files(site, profile)?;
     let written = |path: &PathBuf, content: &str| {
-        journal.steps.iter().any(|step| matches!(step, Step::Create { path: it, digest: old } if it == path && *old == digest(content.as_bytes())))
+        journal.steps.iter().any(|step| matches!(step, JournalStep::Create { path: it, digest: old } if it == path && *old == digest(content.as_bytes())))
     };
     if !wanted.iter().all(|(path, _, content)| written(path, content)) {
         return Ok(false);
@@ -345,14 +269,14 @@ fn carry_out(site: &Site, profile: &str, plan: WorkList) -> Result<(), InstallEr
     let backups = site.state_path().join("backup");
     let mut steps = Vec::new();
     let mut folders: Vec<PathBuf> = Vec::new();
-    let mut need = |folder: &Path, steps: &mut Vec<Step>| -> Result<(), TreeError> {
+    let mut need = |folder: &Path, steps: &mut Vec<JournalStep>| -> Result<(), TreeError> {
         let chain: Vec<&Path> = folder.ancestors().filter(|it| !it.as_os_str().is_empty()).collect();
         for path in chain.into_iter().rev() {
             let ours = path.starts_with(site.state_path()) && path == site.state_path();
             let made_with_state = site.state_path().starts_with(path);
             if !ours && !made_with_state && !folders.contains(&path.to_owned()) && !site.tree.exists(path)? {
                 folders.push(path.to_owned());
-                steps.push(Step::MakeFolder { path: path.to_owned() });
+                steps.push(JournalStep::MakeFolder { path: path.to_owned() });
             }
         }
         Ok(())
@@ -366,31 +290,36 @@ fn carry_out(site: &Site, profile: &str, plan: WorkList) -> Result<(), InstallEr
         match work {
             Work::Create { path, content, .. } => {
                 need(path.parent().unwrap_or(Path::new("")), &mut steps)?;
-                steps.push(Step::Create { path: path.clone(), digest: digest(content) });
+                steps.push(JournalStep::Create { path: path.clone(), digest: digest(content) });
             }
             Work::Edit { path, before, after } => {
-                steps.push(Step::Edit { path: path.clone(), backup, before: digest(before), after: digest(after) });
+                steps.push(JournalStep::Edit {
+                    path: path.clone(),
+                    backup,
+                    before: digest(before),
+                    after: digest(after),
+                });
             }
-            Work::MoveAside { path } => steps.push(Step::MoveAside { path: path.clone(), backup }),
+            Work::MoveAside { path } => steps.push(JournalStep::MoveAside { path: path.clone(), backup }),
         }
     }
     let mut journal = Journal::begin(site, profile, steps.clone())?;
     let mut work = plan.work.iter();
     for step in &steps {
         match step {
-            Step::MakeFolder { path } => site.tree.make_folder(path)?,
-            Step::Create { path, .. } => {
+            JournalStep::MakeFolder { path } => site.tree.make_folder(path)?,
+            JournalStep::Create { path, .. } => {
                 let Some(Work::Create { content, mode, .. }) = work.next() else {
                     unreachable!("steps follow the plan")
                 };
                 site.tree.create(path, content, *mode, None)?;
             }
-            Step::Edit { path, backup, .. } => {
+            JournalStep::Edit { path, backup, .. } => {
                 let Some(Work::Edit { after, .. }) = work.next() else { unreachable!("steps follow the plan") };
                 site.tree.keep(path, backup)?;
                 site.tree.replace(path, after)?;
             }
-            Step::MoveAside { path, backup } => {
+            JournalStep::MoveAside { path, backup } => {
                 let _ = work.next();
                 site.tree.rename_new(path, backup)?;
             }
@@ -418,9 +347,9 @@ fn uninstall_at(site: &Site, dry_run: bool) -> Result<Outcome, InstallError> {
     if dry_run {
         let changes = journal.steps.iter().filter_map(|step| {
             let (action, path) = match step {
-                Step::MakeFolder { .. } => return None,
-                Step::Create { path, .. } => ("remove", path),
-                Step::Edit { path, .. } | Step::MoveAside { path, .. } => ("restore", path),
+                JournalStep::MakeFolder { .. } => return None,
+                JournalStep::Create { path, .. } => ("remove", path),
+                JournalStep::Edit { path, .. } | JournalStep::MoveAside { path, .. } => ("restore", path),
             };
             Some(Change { action, path: site.shown(path), diff: Vec::new() })
         });
@@ -443,8 +372,8 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
     for step in journal.steps.iter().rev() {
         let change = |action, path: &Path| Change { action, path: site.shown(path), diff: Vec::new() };
         match step {
-            Step::MakeFolder { path } => site.tree.remove_folder_if_empty(path)?,
-            Step::Create { path, digest: wanted } => {
+            JournalStep::MakeFolder { path } => site.tree.remove_folder_if_empty(path)?,
+            JournalStep::Create { path, digest: wanted } => {
                 site.tree.remove_scratch(path)?;
                 if !site.tree.exists(path)? {
                     continue;
@@ -457,7 +386,7 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
                     outcome.changes.push(change("keep", path));
                 }
             }
-            Step::MoveAside { path, backup } => {
+            JournalStep::MoveAside { path, backup } => {
                 if !site.tree.exists(backup)? {
                     continue;
                 }
@@ -475,7 +404,7 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
                 site.tree.rename_new(backup, &target)?;
                 outcome.changes.push(change("restore", &target));
             }
-            Step::Edit { path, backup, before, after } => {
+            JournalStep::Edit { path, backup, before, after } => {
                 site.tree.remove_scratch(path)?;
                 if !site.tree.exists(backup)? {
                     continue;

@@ -150,31 +150,6 @@ fn lines_of(path: &str, text: &str) -> Vec<LogLine> {
     before.chain(relevant_log_lines(&text[boot..]).into_iter().map(line(false))).collect()
 }
 
-/// What journald's files begin with.
-pub(crate) const JOURNAL: &[u8] = b"LPKSHHRH";
-
-/// Where the last object of a journal begins, from the file's header.
-pub(crate) fn journal_end(header: &[u8]) -> Option<u64> {
-    (header.starts_with(JOURNAL)).then_some(())?;
-    Some(u64::from_le_bytes(header.get(136..144)?.try_into().ok()?))
-}
-
-/// The messages in a part of a journal: each is there as `MESSAGE=` and its text, with numbers around it. Long ones are
-/// compressed and not found; those of the kernel are short.
-pub(crate) fn journal_messages(bytes: &[u8]) -> String {
-    const START: &[u8] = b"MESSAGE=";
-    let mut text = String::new();
-    let mut rest = bytes;
-    while let Some(at) = rest.windows(START.len()).position(|window| window == START) {
-        rest = &rest[at + START.len()..];
-        let length = rest.iter().position(|byte| *byte < b' ' || *byte > b'~').unwrap_or(rest.len());
-        text.push_str(&String::from_utf8_lossy(&rest[..length]));
-        text.push('\n');
-        rest = &rest[length..];
-    }
-    text
-}
-
 /// Picks the lines that matter, newest last, at most twenty.
 ///
 /// ```text
@@ -257,17 +232,6 @@ mod tests {
         assert_eq!(earlier(hang), [false]);
         assert_eq!(earlier(&format!("{hang}{boot}")), [true]);
         assert_eq!(earlier(&format!("{boot}{hang}{boot}{hang}")), [true, false]);
-    }
-
-    #[test]
-    fn messages_are_found_in_a_journal() {
-        let mut bytes = b"LPKSHHRH".to_vec();
-        bytes.resize(300, 0);
-        bytes[136..144].copy_from_slice(&700u64.to_le_bytes());
-        bytes.extend(b"\x01\0\0MESSAGE=amdgpu: ring gfx_0.0.0 timeout\0\0\x07PRIORITY=3\0MESSAGE=usb 1-1: x\xff");
-        assert_eq!(journal_end(&bytes), Some(700));
-        assert_eq!(journal_messages(&bytes), "amdgpu: ring gfx_0.0.0 timeout\nusb 1-1: x\n");
-        assert_eq!(journal_end(b"text"), None);
     }
 
     proptest! {

@@ -9,15 +9,18 @@
 
 #![forbid(unsafe_code)]
 
+mod assignments;
 mod bundle;
 mod card_management;
 pub mod cards;
 pub mod chips;
 pub mod example;
+mod finding;
 mod findings;
 mod frameworks;
 mod gpu;
 pub mod install;
+mod journald;
 mod kernel;
 mod leftovers;
 mod library;
@@ -32,15 +35,15 @@ mod system;
 pub mod unrepaired;
 pub mod variables;
 
+pub use assignments::Assignment;
 pub use bundle::Bundle;
 pub use chips::gfx_of_override;
-pub use findings::{
-    Confidence, Examination, Finding, IDS, Options, Place, Setting, Severity, Verdict, counted, examine,
-};
+pub use finding::{Confidence, FilePlace, Finding, Severity, counted};
+pub use findings::{Examination, IDS, Options, Setting, Verdict, examine};
 pub use frameworks::Framework;
 pub use gpu::Gpu;
 pub use kernel::{LogKind, LogLine, OsKernel, Parameter};
-pub use leftovers::{Assignment, Leftover};
+pub use leftovers::Leftover;
 pub use machine::{Machine, is_shielded};
 pub use software::{LoadedLibrary, Rocm, Software, Torch, packages_of};
 pub use steps::{Step, Way, steps};

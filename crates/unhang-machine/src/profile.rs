@@ -149,7 +149,7 @@ impl Profile {
         };
         let gfx = card.gfx.as_deref().unwrap_or("gfx1010");
         match torch {
-            Some(torch) if crate::findings::holds(&torch.architectures, gfx) => {
+            Some(torch) if crate::chips::holds(&torch.architectures, gfx) => {
                 (no_spoof(), format!("torch {} holds code for {gfx}", torch.version))
             }
             Some(torch) if torch.hip_version().is_some_and(|version| version <= (5, 2)) => {

@@ -2,7 +2,7 @@
 //!
 //! None of them was tried by us: nobody here has a card. Each says who reports it.
 
-use crate::findings::Confidence;
+use crate::finding::Confidence;
 
 /// A recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,14 +3,13 @@
 //! First what keeps the card from being reached, then the clean-up, then one of several ways to a torch. No step undoes
 //! another, and a step that would change nothing is left out: `tests/follow.rs` of the program follows every plan.
 
-use std::path::Path;
-
 use serde::Serialize;
 
-use crate::chips::AMD;
-use crate::findings::{Confidence, Examination, Finding, Severity, holds};
+use crate::chips::{AMD, holds};
+use crate::finding::{Confidence, Finding, Severity};
+use crate::findings::Examination;
 use crate::frameworks::Framework;
-use crate::leftovers::Leftover;
+use crate::leftovers::{Leftover, clean_command};
 use crate::routes::{self, RUN};
 use crate::software::Torch;
 
@@ -65,6 +64,36 @@ const BY_TORCH: [&str; 9] = [
     "triton-writes-zeros",
 ];
 
+/// The report, here because the steps are a part of it.
+impl Examination {
+    /// The report as the wire format has it: `{schema, machine, environment, verdict, steps, findings}`.
+    pub fn to_json(&self) -> serde_json::Value {
+        let glibc = self.software.glibc.map(|(major, minor)| format!("{major}.{minor}"));
+        serde_json::json!({
+            "schema": 1,
+            "machine": {
+                "described_by": self.machine.described_by,
+                "gpus": self.machine.gpus,
+                "rocm": self.software.rocm,
+                "torch": self.software.torch,
+                "frameworks": self.software.frameworks,
+                "kernel": self.machine.kernel.release,
+                "amdgpu": {
+                    "loaded": self.machine.kernel.amdgpu_loaded,
+                    "version": self.machine.kernel.amdgpu_version,
+                    "parameters": self.machine.kernel.parameters,
+                },
+                "glibc": glibc,
+                "fingerprint": self.machine.fingerprint(None),
+            },
+            "environment": self.environment,
+            "verdict": self.verdict,
+            "steps": steps(self),
+            "findings": self.findings,
+        })
+    }
+}
+
 /// What to do, in order. Empty where all is well.
 pub fn steps(examination: &Examination) -> Vec<Step> {
     let findings: Vec<&Finding> =
@@ -96,19 +125,6 @@ pub fn steps(examination: &Examination) -> Vec<Step> {
         }
     }
     steps
-}
-
-/// The command that moves the settings in these files aside: `/etc` belongs to root, a home to its user.
-pub(crate) fn clean_command<'p>(program: &str, paths: impl IntoIterator<Item = &'p Path>) -> String {
-    let (of_system, of_user): (Vec<&Path>, Vec<&Path>) = paths.into_iter().partition(|path| path.starts_with("/etc"));
-    let mut commands = Vec::new();
-    if !of_system.is_empty() {
-        commands.push(format!("sudo {program} env clean --system"));
-    }
-    if !of_user.is_empty() {
-        commands.push("unhang env clean --user".to_owned());
-    }
-    commands.join(" && ")
 }
 
 /// Whether a file sets the spoof.

@@ -16,7 +16,7 @@ use std::sync::Mutex;
 
 use rustix::fs::{Access, OFlags, access};
 
-use crate::kernel;
+use crate::journald;
 
 /// Small text files: sysfs attributes, version files, profile scripts.
 pub const SMALL: usize = 64 * 1024;
@@ -396,11 +396,11 @@ impl System {
             Some(content)
         };
         let header = read(0, 256)?;
-        let Some(end) = kernel::journal_end(&header) else {
+        let Some(end) = journald::journal_end(&header) else {
             return Some(String::from_utf8_lossy(&read(length.saturating_sub(limit as u64), limit)?).into_owned());
         };
         let start = end.min(length).saturating_sub(limit as u64);
-        Some(kernel::journal_messages(&read(start, limit + SMALL)?))
+        Some(journald::journal_messages(&read(start, limit + SMALL)?))
     }
 
     /// Reads a file as text; what is not UTF-8 becomes replacement characters.

@@ -1,9 +1,11 @@
 //! Findings about variables: the process's, and those that files of earlier attempts will set at the next login.
 
-use super::{Confidence, Finding, Place, Seen, Setting, Severity};
+use super::seen::{Seen, Setting};
+use super::software::{is_native, reported_to_work_spoofed};
 use crate::chips;
-use crate::steps::clean_command;
-use crate::variables::{self, Kind, Known, Owner, Read, SOLVER_FAMILIES};
+use crate::finding::{Confidence, FilePlace, Finding, Severity};
+use crate::leftovers::clean_command;
+use crate::variables::{self, Known, Owner, Read, SOLVER_FAMILIES, VariableKind};
 
 /// A variable that is set, and where.
 #[derive(Clone, Debug)]
@@ -13,7 +15,7 @@ struct Set {
     /// Whether the process does not have it now, and a login file will set it.
     is_later: bool,
     /// The line of a login file that sets it.
-    place: Option<Place>,
+    place: Option<FilePlace>,
 }
 
 impl Set {
@@ -30,7 +32,7 @@ fn all_set(seen: &Seen) -> Vec<Set> {
             // The last file that touches a variable wins, as in a shell.
             later.retain(|set| set.name != assignment.name);
             if let Some(value) = &assignment.value {
-                let place = Some(Place { path: file.path.display().to_string(), line: Some(assignment.line) });
+                let place = Some(FilePlace { path: file.path.display().to_string(), line: Some(assignment.line) });
                 later.push(Set { name: assignment.name.clone(), value: value.clone(), is_later: true, place });
             }
         }
@@ -88,7 +90,7 @@ fn value<'a>(set: &'a [Set], name: &str) -> Option<&'a str> {
     set.iter().find(|it| it.name == name).map(|it| it.value.as_str())
 }
 
-fn places(chosen: &[&Set]) -> Vec<Place> {
+fn places(chosen: &[&Set]) -> Vec<FilePlace> {
     chosen.iter().filter_map(|set| set.place.clone()).collect()
 }
 
@@ -114,10 +116,10 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let told = chips::gfx_of_override(&variable.value)?;
     let card = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.gfx.as_deref() != Some(&told))?;
     let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
-    let native = super::software::is_native(seen, gfx);
+    let native = is_native(seen, gfx);
     let protect = "`unhang run -- python train.py`: convolutions keep off such code unless it passed a test in a child \
                    process, and the shield repairs other code as it is loaded (emulated, not yet seen on a card)";
-    let is_reported_to_work = super::software::reported_to_work_spoofed(seen);
+    let is_reported_to_work = reported_to_work_spoofed(seen);
     let fix = if native {
         let remove = match &variable.place {
             Some(place) => format!("`{}`, then ", clean_command(seen.program, [place.path.as_ref()])),
@@ -361,9 +363,9 @@ fn same_as_unset(name: &str, value: &str, affected: bool) -> bool {
         return false;
     };
     match variable.kind {
-        Kind::OnUnlessZero => on(value),
-        Kind::OffUnlessOne => off(value),
-        Kind::Plain => match name {
+        VariableKind::OnUnlessZero => on(value),
+        VariableKind::OffUnlessOne => off(value),
+        VariableKind::Plain => match name {
             "HSA_XNACK" => affected,
             "MIOPEN_FIND_ENFORCE" => choice(value, FIND_ENFORCE) == Some("NONE"),
             _ => false,
@@ -449,9 +451,9 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
     for leftover in seen.leftovers {
         let path = leftover.path.display().to_string();
         if leftover.assignments.is_empty() {
-            places.push(Place { path: path.clone(), line: None });
+            places.push(FilePlace { path: path.clone(), line: None });
         }
-        let lines = leftover.assignments.iter().map(|it| Place { path: path.clone(), line: Some(it.line) });
+        let lines = leftover.assignments.iter().map(|it| FilePlace { path: path.clone(), line: Some(it.line) });
         for place in lines {
             if !places.contains(&place) {
                 places.push(place);
@@ -544,8 +546,8 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
 /// The part of a switch's meaning that its value brings about.
 fn acting(variable: &variables::Variable, value: &str) -> String {
     let sign = match variable.kind {
-        Kind::OnUnlessZero if off(value) => "0 ",
-        Kind::OffUnlessOne if on(value) => "1 ",
+        VariableKind::OnUnlessZero if off(value) => "0 ",
+        VariableKind::OffUnlessOne if on(value) => "1 ",
         _ => return variable.meaning.to_owned(),
     };
     let meaning = variable.meaning.strip_prefix(sign).unwrap_or(variable.meaning);

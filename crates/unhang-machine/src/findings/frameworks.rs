@@ -1,6 +1,7 @@
 //! Findings about JAX and TensorFlow.
 
-use super::{Confidence, Finding, Place, Seen, Severity};
+use super::seen::Seen;
+use crate::finding::{Confidence, FilePlace, Finding, Severity};
 use crate::frameworks::Framework;
 use crate::routes;
 
@@ -39,6 +40,6 @@ fn refusal(seen: &Seen, framework: &Framework, gfx: &str) -> Finding {
         ),
         fix: Some(fix),
         confidence: Confidence::Documented,
-        places: vec![Place { path: framework.path.clone(), line: None }],
+        places: vec![FilePlace { path: framework.path.clone(), line: None }],
     }
 }

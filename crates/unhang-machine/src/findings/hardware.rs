@@ -1,7 +1,8 @@
 //! Findings about the card, the driver and the way to them.
 
-use super::{Confidence, Finding, Seen, Severity, counted};
+use super::seen::Seen;
 use crate::chips::AMD;
+use crate::finding::{Confidence, Finding, Severity, counted};
 use crate::kernel::{LogKind, LogLine};
 use crate::machine::Machine;
 use crate::routes::CONTAINER_DEVICES;

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use super::{Confidence, Finding, Place, Seen, Severity, counted};
-use crate::chips::AMD;
+use super::seen::Seen;
+use crate::chips::{AMD, holds};
+use crate::finding::{Confidence, FilePlace, Finding, Severity, counted};
 use crate::miopen::{Damage, QuickLook};
 use crate::routes::{self, NEWEST_GLIBC};
 use crate::software::{Torch, two_numbers};
@@ -14,16 +15,6 @@ const HANGS_SINCE: (u32, u32) = (5, 3);
 
 /// A finding names at most this many places; the commands that it points to name all.
 const MOST_PLACES: usize = 20;
-
-/// Whether a list of chips covers one, by name or by a generic target.
-pub(crate) fn holds(architectures: &[String], gfx: &str) -> bool {
-    let generic = match gfx {
-        "gfx1010" | "gfx1011" | "gfx1012" | "gfx1013" => "gfx10-1-generic",
-        _ if gfx.starts_with("gfx103") => "gfx10-3-generic",
-        _ => return architectures.iter().any(|it| it == gfx),
-    };
-    architectures.iter().any(|it| it == gfx || it == generic)
-}
 
 pub(super) fn findings(seen: &Seen, caches: &QuickLook) -> Vec<Finding> {
     let mut found = Vec::new();
@@ -169,7 +160,7 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             )
         }),
         confidence: Confidence::SeenOnACard,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     })
 }
 
@@ -200,7 +191,7 @@ fn lacks_architecture(seen: &Seen, torch: &Torch) -> Option<Finding> {
         ),
         fix: Some(fix),
         confidence: Confidence::Documented,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     })
 }
 
@@ -224,7 +215,7 @@ fn without_unhang(seen: &Seen, hip: &[&Torch]) -> Option<Finding> {
         ),
         fix: Some(format!("`{}`", routes::install_unhang(&first.path))),
         confidence: Confidence::Documented,
-        places: vec![Place { path: first.path.clone(), line: None }],
+        places: vec![FilePlace { path: first.path.clone(), line: None }],
     })
 }
 
@@ -283,7 +274,7 @@ fn without_hip(seen: &Seen, torch: &Torch) -> Finding {
             .to_owned(),
         fix: Some(ways(seen)),
         confidence: Confidence::Documented,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     }
 }
 
@@ -305,7 +296,7 @@ fn glibc(seen: &Seen, torch: &Torch) -> Option<Finding> {
                 .to_owned(),
         ),
         confidence: Confidence::SeenOnACard,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     })
 }
 
@@ -346,7 +337,7 @@ fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
             format!("install ROCm {}.{}, or a torch built with the ROCm that is here", built.0, built.1)
         }),
         confidence: Confidence::SeenOnACard,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     })
 }
 
@@ -382,7 +373,7 @@ fn bundles(seen: &Seen, torch: &Torch) -> Option<Finding> {
         ),
         fix: None,
         confidence: Confidence::Documented,
-        places: vec![Place { path: torch.path.clone(), line: None }],
+        places: vec![FilePlace { path: torch.path.clone(), line: None }],
     })
 }
 
@@ -417,7 +408,7 @@ fn corrupt(caches: &QuickLook) -> Option<Finding> {
     let first = caches.corrupt.first()?;
     let mut files: Vec<&str> = caches.corrupt.iter().map(|damage| damage.path.as_str()).collect();
     files.dedup();
-    let place = |damage: &Damage| Place { path: damage.path.clone(), line: damage.line };
+    let place = |damage: &Damage| FilePlace { path: damage.path.clone(), line: damage.line };
     Some(Finding {
         id: "miopen-cache-corrupt",
         severity: Severity::Error,
@@ -459,7 +450,7 @@ fn narrowed(caches: &QuickLook) -> Option<Finding> {
         places: caches
             .narrowed
             .iter()
-            .flat_map(|(path, lines)| lines.iter().map(|line| Place { path: path.clone(), line: Some(*line) }))
+            .flat_map(|(path, lines)| lines.iter().map(|line| FilePlace { path: path.clone(), line: Some(*line) }))
             .take(MOST_PLACES)
             .collect(),
     })

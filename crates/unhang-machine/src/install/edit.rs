@@ -5,7 +5,7 @@
 
 use std::path::Path;
 
-use crate::leftovers;
+use crate::assignments::parse_file;
 
 /// What stands before a line that was set aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ fn removable(line: &str) -> bool {
     let balanced = |quote: char| code.matches(quote).count().is_multiple_of(2);
     let words =
         code.split_whitespace().filter(|word| !["export", "unset", "set", "-gx", "-x", "-Ux", "setenv"].contains(word));
-    let found = leftovers::parse_file(line).len();
+    let found = parse_file(line).len();
     // One assignment a word; fish and csh have the value as a separate word.
     let separate = code.trim_start().starts_with("set ") || code.trim_start().starts_with("setenv ");
     balanced('\'') && balanced('"') && found > 0 && (separate || words.count() == found)
@@ -57,7 +57,7 @@ pub(crate) fn set_aside(content: &[u8], comment: Comment) -> (Vec<u8>, Vec<usize
     let mut continued = false;
     for (index, line) in content.split_inclusive(|byte| *byte == b'\n').enumerate() {
         let text = String::from_utf8_lossy(line);
-        let telling = !leftovers::parse_file(&text).is_empty();
+        let telling = !parse_file(&text).is_empty();
         if telling && !continued && removable(text.trim_end_matches(['\n', '\r'])) {
             result.extend_from_slice(comment.mark());
         } else if telling {

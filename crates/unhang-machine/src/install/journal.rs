@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use md5::{Digest, Md5};
 use serde::{Deserialize, Serialize};
 
+use super::site::{InstallError, Site};
 use super::tree::{SCRATCH, TreeError};
-use super::{InstallError, Site};
 
 /// The name of the journal in the state folder.
 const NAME: &str = "journal.json";
@@ -38,7 +38,7 @@ pub(super) enum Phase {
 /// One change. Paths are below the base.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "kebab-case")]
-pub(super) enum Step {
+pub(super) enum JournalStep {
     /// A folder that did not exist.
     MakeFolder { path: PathBuf },
     /// A file that did not exist.
@@ -61,7 +61,7 @@ pub(super) struct Journal {
     /// How many of the state folder's components existed before.
     pub existed: usize,
     /// The changes, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<JournalStep>,
 }
 
 impl Journal {
@@ -85,7 +85,7 @@ impl Journal {
     }
 
     /// Puts a journal on the disk; from here on every interruption can be undone.
-    pub(super) fn begin(site: &Site, profile: &str, steps: Vec<Step>) -> Result<Journal, InstallError> {
+    pub(super) fn begin(site: &Site, profile: &str, steps: Vec<JournalStep>) -> Result<Journal, InstallError> {
         let parts = site.state();
         let mut existed = 0;
         while existed < parts.len() && site.tree.exists(&joined(&parts[..=existed]))? {

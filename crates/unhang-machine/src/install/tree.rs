@@ -73,7 +73,7 @@ pub struct Tree {
 
 /// Holds the folder's lock until it is dropped.
 #[derive(Debug)]
-pub struct Lock(#[allow(dead_code)] OwnedFd);
+pub struct Lock(#[allow(dead_code, reason = "open is locked")] OwnedFd);
 
 fn refused(action: &'static str, path: &Path, errno: Errno) -> TreeError {
     match errno {

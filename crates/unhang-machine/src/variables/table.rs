@@ -1,16 +1,16 @@
 //! The table itself: one entry per variable, and the names that do not exist.
 
-use super::Kind::{self, OffUnlessOne, OnUnlessZero, Plain};
-use super::Read::{
+use super::variable::Read::{
     self, BuildTime, MIOpenFirstUse, ProcessStart, RuntimeStart, TorchImport, TritonCompile, UnhangStart,
 };
-use super::{Owner, Variable};
+use super::variable::VariableKind::{self, OffUnlessOne, OnUnlessZero, Plain};
+use super::variable::{Owner, Variable};
 
 const fn variable(
     name: &'static str,
     owner: Owner,
     read: Read,
-    kind: Kind,
+    kind: VariableKind,
     default: &'static str,
     values: &'static str,
     meaning: &'static str,

@@ -103,6 +103,7 @@ impl Crate {
             let mut needs: Vec<(Module, String)> = Vec::new();
             for import in &file.imports {
                 let hands_on = import.is_public
+                    && !uses(&file.words, &import.name)
                     && matches!(self.resolve(from, &import.path, 0), Some(Target::Item(to)) if to.starts_with(from));
                 match self.resolve(from, &import.path, 0) {
                     Some(Target::Item(to)) if !hands_on => needs.push((to, import.name.clone())),
@@ -148,6 +149,14 @@ impl Crate {
         only.collect()
     }
 
+    /// The modules that one needs, and those that these need.
+    pub fn reached_from(&self, module: &str) -> Vec<String> {
+        let arrows = self.arrows();
+        let module: Module = module.split("::").map(str::to_owned).collect();
+        let (from, _) = self.files.get_key_value(&module).expect("a module of the crate");
+        reach(&arrows, from).into_iter().map(|module| module.join("::")).collect()
+    }
+
     /// The circles among files, as text: who is in one, and what ties it.
     pub fn circles(&self) -> Vec<String> {
         let arrows = self.arrows();
@@ -174,6 +183,19 @@ impl Crate {
         }
         circles
     }
+}
+
+/// Rust files below a folder.
+pub fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap().flatten() {
+        match entry.path() {
+            path if path.is_dir() => found.extend(files(&path)),
+            path if path.extension().is_some_and(|it| it == "rs") => found.push(path),
+            _ => {}
+        }
+    }
+    found
 }
 
 trait FileStemInFolder {
@@ -378,6 +400,15 @@ fn import_tree(words: &[String], before: &[String], is_public: bool, found: &mut
     if let Some(name) = path.last().cloned() {
         found.push(Import { name, path, is_public });
     }
+}
+
+/// Whether a name stands outside of `use` declarations.
+fn uses(words: &[String], name: &str) -> bool {
+    let mut is_declared = false;
+    words.iter().any(|word| {
+        is_declared = word == "use" || is_declared && word != ";";
+        !is_declared && word == name
+    })
 }
 
 /// Paths of two names and more, outside of `use` declarations.

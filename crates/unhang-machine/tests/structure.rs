@@ -20,7 +20,6 @@ const WITH_CIRCLES: &[&str] = &[
     "unhang-isa",
     "unhang-py",
     "unhang-session",
-    "unhang-shield",
 ];
 
 fn root() -> PathBuf {

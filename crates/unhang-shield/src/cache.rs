@@ -15,6 +15,9 @@ use unhang_isa::{Chip, Program};
 
 use crate::left::Left;
 
+/// Larger objects go through unchanged; the largest known ones have some hundred megabytes.
+pub(crate) const MAX_OBJECT: usize = 1 << 30;
+
 /// Content by 128 bits of hash and its length.
 type Key = (u64, u64, usize);
 
@@ -93,7 +96,7 @@ impl Kept {
     /// The object, and what stays unsafe in it. A file that is cut off, damaged, not ours, or less safe than it was when it was
     /// written is not there.
     fn read(&self) -> Option<(Vec<u8>, Vec<Left>)> {
-        let mut bytes = self.folder.read(&self.name, crate::MAX_OBJECT as u64).ok()??;
+        let mut bytes = self.folder.read(&self.name, MAX_OBJECT as u64).ok()??;
         let rest = bytes.split_off(CHECKSUM.min(bytes.len()));
         if bytes != checksum(&rest) {
             return None;

@@ -1,7 +1,4 @@
-//! The runtime's table of functions, and what takes the place of two of them.
-//!
-//! The layout is that of `hsa_api_trace.h`: tables only ever grow at their end, and each says in its version how long it
-//! is. The tests hold the numbers here against the header.
+//! What the runtime calls: `OnLoad`, and what takes the place of the two functions through which code objects pass.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::fs::File;
@@ -11,87 +8,22 @@ use std::os::unix::fs::FileExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::{MAX_OBJECT, log, repair};
+use crate::cache::MAX_OBJECT;
+use crate::repair::repair;
+use crate::table::{ERROR, Status, replace};
+use crate::{log, watch};
 
-/// The start of every table.
-#[repr(C)]
-struct Version {
-    major: u32,
-    /// The length of the table in bytes.
-    minor: u32,
-    step: u32,
-    reserved: u32,
-}
-
-/// The last `HSA_API_TABLE_MAJOR_VERSION` and `HSA_CORE_API_TABLE_MAJOR_VERSION` in which the entries are known to stand
-/// where they do: both are 1 up to ROCm 5, and 3 and 2 in ROCm 6.
-const LAST_VERSION: u32 = 3;
-const LAST_CORE_VERSION: u32 = 2;
-/// Where the pointer to the core table is in the first table.
-const CORE: usize = 16;
 /// Where `hsa_code_object_reader_create_from_file_fn` is in the core table.
 const FROM_FILE: usize = 936;
 /// Where `hsa_code_object_reader_create_from_memory_fn` is in the core table.
 const FROM_MEMORY: usize = 944;
 
-pub(crate) type Status = u32;
-/// `HSA_STATUS_ERROR`
-pub(crate) const ERROR: Status = 0x1000;
 type FromFile = unsafe extern "C" fn(c_int, *mut u64) -> Status;
 type FromMemory = unsafe extern "C" fn(*const c_void, usize, *mut u64) -> Status;
 
 /// The functions that were replaced, by address; 0 before.
 static ORIGINAL_FROM_FILE: AtomicUsize = AtomicUsize::new(0);
 static ORIGINAL_FROM_MEMORY: AtomicUsize = AtomicUsize::new(0);
-
-/// An entry of the core table, if the table is long enough to have it.
-///
-/// # Safety
-///
-/// `table` is null or points to the runtime's table.
-pub(crate) unsafe fn entry(table: *mut u8, offset: usize) -> Option<*mut usize> {
-    // SAFETY: a table begins with its version, and the caller vouches for the pointer.
-    let length = |table: *mut u8, last: u32| unsafe {
-        let version = &*table.cast::<Version>();
-        (1..=last).contains(&version.major).then_some(version.minor as usize)
-    };
-    if table.is_null() || length(table, LAST_VERSION)? < CORE + size_of::<usize>() {
-        return None;
-    }
-    // SAFETY: the table's own length covers the pointer.
-    let core = unsafe { table.add(CORE).cast::<*mut u8>().read() };
-    if core.is_null() || length(core, LAST_CORE_VERSION)? < offset + size_of::<usize>() {
-        return None;
-    }
-    // SAFETY: the core table's own length covers the entry.
-    let entry = unsafe { core.add(offset).cast::<usize>() };
-    // SAFETY: as above; the runtime fills every entry that it declares.
-    (unsafe { entry.read() } != 0).then_some(entry)
-}
-
-/// Puts our function in an entry and keeps what was there.
-///
-/// # Safety
-///
-/// `table` is null or points to the runtime's table; `ours` has the entry's type.
-pub(crate) unsafe fn replace(table: *mut u8, offset: usize, ours: usize, original: &AtomicUsize) -> bool {
-    // SAFETY: the caller vouches for the table.
-    let Some(entry) = (unsafe { entry(table, offset) }) else { return false };
-    // SAFETY: `entry` is within the table.
-    let found = unsafe { entry.read() };
-    // Called twice, the second time must not take our own function for the original.
-    if found != ours {
-        // A second runtime in the process has its own originals, and there is room for one runtime's: its objects pass
-        // through as they come.
-        let before = original.compare_exchange(0, found, Ordering::SeqCst, Ordering::SeqCst);
-        if before.is_err_and(|kept| kept != found) {
-            return false;
-        }
-        // SAFETY: `entry` is within the table, which the runtime lets tools write in `OnLoad`.
-        unsafe { entry.write(ours) };
-    }
-    true
-}
 
 /// Called by the runtime when it starts. It always returns true: after a false, ROCm 5.2 keeps a closed library in its
 /// list.
@@ -100,7 +32,7 @@ pub(crate) unsafe fn replace(table: *mut u8, offset: usize, ours: usize, origina
 ///
 /// `table` is the runtime's table, or null.
 #[unsafe(no_mangle)]
-#[allow(non_snake_case)]
+#[allow(non_snake_case, reason = "the runtime looks it up by this name")]
 pub unsafe extern "C" fn OnLoad(
     table: *mut c_void,
     _runtime_version: u64,
@@ -116,7 +48,7 @@ pub unsafe extern "C" fn OnLoad(
                 && replace(table, FROM_FILE, from_file as *const () as usize, &ORIGINAL_FROM_FILE)
         };
         // SAFETY: as above.
-        unsafe { crate::watch::begin(table) };
+        unsafe { watch::begin(table) };
         let what = if replaced {
             "code objects pass through here"
         } else {
@@ -129,9 +61,9 @@ pub unsafe extern "C" fn OnLoad(
 
 /// Called by the runtime when it shuts down. What was repaired stays: the runtime may still read it.
 #[unsafe(no_mangle)]
-#[allow(non_snake_case)]
+#[allow(non_snake_case, reason = "the runtime looks it up by this name")]
 pub extern "C" fn OnUnload() {
-    crate::watch::end();
+    watch::end();
 }
 
 fn original_from_memory() -> Option<FromMemory> {

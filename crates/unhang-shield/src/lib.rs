@@ -10,116 +10,24 @@
 //! sees every program's.
 //!
 //! This runs inside other people's processes. So: on any doubt, and on any panic, the object goes through unchanged;
-//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa` and the small
-//! `unhang-guard`; and it knows nothing of torch, convolutions or stores.
+//! nothing is ever freed that the runtime may still read; there is no dependency but `unhang-isa`, the small
+//! `unhang-guard` and the report of `unhang-watchdog`; and it knows no torch, plan or store. Of other programs it knows names
+//! of kernels, and the switches that avoid them.
 
-#[deny(unsafe_code)]
+#![deny(unsafe_code)]
+
 mod cache;
-#[deny(unsafe_code)]
 mod chips;
+#[allow(unsafe_code, reason = "the HSA runtime calls it")]
 mod hsa;
-#[deny(unsafe_code)]
 mod left;
-#[deny(unsafe_code)]
 mod log;
-#[deny(unsafe_code)]
 mod queues;
+mod repair;
 mod switches;
+#[allow(unsafe_code, reason = "reads and writes the HSA runtime's table")]
+mod table;
+#[allow(unsafe_code, reason = "calls the HSA runtime and reads its queues")]
 mod watch;
 
-use std::sync::OnceLock;
-use std::time::Instant;
-
-use unhang_isa::audit::{Context, Rule, audit};
-use unhang_isa::elf::CodeObject;
-use unhang_isa::repair::{ObjectRepair, Options, Treatment, repair_object};
-use unhang_isa::{Chip, Program};
-
 pub use hsa::{OnLoad, OnUnload};
-
-/// Larger objects go through unchanged; the largest known ones have some hundred megabytes.
-const MAX_OBJECT: usize = 1 << 30;
-
-/// The RDNA1 chip that is here, if one is; looked for once.
-fn chip() -> Option<Chip> {
-    static CHIP: OnceLock<Option<Chip>> = OnceLock::new();
-    *CHIP.get_or_init(|| {
-        let chip = chips::find();
-        match chip {
-            Some(chip) => log::line(format_args!("the card is a {chip}: code for other chips is repaired")),
-            None => log::line(format_args!("there is no RDNA1 card here: nothing is repaired")),
-        }
-        chip
-    })
-}
-
-/// Whether an object is marked as code for an RDNA1 chip under another chip's name, as unhang's own kernels are under a
-/// spoof, and the audit agrees. The mark alone is not believed.
-fn is_ours_and_safe(object: &[u8], chip: Chip) -> bool {
-    let Some(target) = CodeObject::marked_chip(object).filter(|marked| marked.is_rdna1()) else { return false };
-    let Ok(code) = CodeObject::parse(object) else { return false };
-    code.functions.iter().all(|function| {
-        let mode = code.mode_of(function);
-        let context = Context { workgroup_processor_mode: mode.workgroup_processor };
-        Program::decode(function.code, target, mode.wave64)
-            .is_ok_and(|program| audit(&program, chip, context).is_empty())
-    })
-}
-
-/// Whether a function of an object has buffers whose descriptors put every access out of range, as Triton's have on gfx1010.
-fn has_unreachable_buffers(object: &[u8], chip: Chip) -> bool {
-    let Ok(code) = CodeObject::parse(object) else { return false };
-    let Some(target) = code.chip() else { return false };
-    code.functions.iter().any(|function| {
-        let mode = code.mode_of(function);
-        let context = Context { workgroup_processor_mode: mode.workgroup_processor };
-        Program::decode(function.code, target, mode.wave64)
-            .is_ok_and(|program| audit(&program, chip, context).iter().any(|finding| finding.rule == Rule::BufferRange))
-    })
-}
-
-/// What the runtime gets in place of an object: `None` if it stays as it is.
-fn repair(object: &[u8]) -> Option<&'static [u8]> {
-    let chip = chip()?;
-    if object.len() > MAX_OBJECT || is_ours_and_safe(object, chip) {
-        return None;
-    }
-    // Of code for RDNA1 itself only descriptors of buffers are repaired, and most of it has none to repair.
-    if CodeObject::chip_of(object)?.is_rdna1() && !has_unreachable_buffers(object, chip) {
-        return None;
-    }
-    let mut functions = 0;
-    let repaired = cache::find_or_insert(object, chip, || {
-        let start = Instant::now();
-        match repair_object(object, Options { chip, keep_size: false }) {
-            Ok(repair) => {
-                log::line(format_args!("{}, {:.1} ms", summary(object, &repair), start.elapsed().as_secs_f64() * 1e3));
-                functions = repair.functions.iter().filter(|it| it.treatment != Treatment::Untouched).count();
-                let left = left::Left::all_of(&repair);
-                (repair.bytes, left)
-            }
-            Err(error) => {
-                log::line(format_args!("an object of {} bytes goes through: {error}", object.len()));
-                (None, Vec::new())
-            }
-        }
-    });
-    if repaired.is_some() {
-        log::count(functions);
-    }
-    repaired
-}
-
-fn summary(object: &[u8], repair: &ObjectRepair) -> String {
-    let sum =
-        |count: fn(&unhang_isa::repair::FunctionRepair) -> u64| -> u64 { repair.functions.iter().map(count).sum() };
-    format!(
-        "{} object of {} bytes: {} functions, {} findings, {} left, {} instructions inserted",
-        repair.target.map_or("unknown", Chip::name),
-        object.len(),
-        repair.functions.len(),
-        sum(|function| function.before.total()),
-        sum(|function| function.after.total()),
-        sum(|function| function.inserted as u64),
-    )
-}

@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use unhang_watchdog::HangReport;
 use unhang_watchdog::report::{HANG_OUTSIDE, LONGEST_FAREWELL};
 
-use crate::hsa::{ERROR, Status, entry, replace};
 use crate::queues::{
     DISPATCH, Packet, Reading, Stands, TAKEN, View, deadline, kernel_name, remember_kernel, waits_for_the_host,
 };
+use crate::table::{ERROR, Status, entry, replace};
 
 /// Where the entries lie in the core table.
 const QUEUE_CREATE: usize = 72;
@@ -97,7 +97,7 @@ pub(crate) fn end() {
 /// # Safety
 ///
 /// As of the function that it replaces.
-#[allow(clippy::too_many_arguments)] // The interface's.
+#[allow(clippy::too_many_arguments, reason = "the interface's")]
 unsafe extern "C" fn queue_create(
     agent: u64,
     size: u32,

@@ -520,7 +520,7 @@ fn a_folder_keeps_what_was_repaired_for_the_next_process() {
     assert!(third.contains("28 findings"), "{third}");
 }
 
-/// The numbers in `hsa.rs` against the header of a real runtime.
+/// The numbers in `hsa.rs`, `table.rs` and `watch.rs` against the header of a real runtime.
 #[test]
 fn the_layout_is_that_of_the_runtime() {
     let header = Path::new("/usr/include/hsa/hsa_api_trace.h");

@@ -203,7 +203,7 @@ fn check_tuning(line: &TuningLine) -> Result<Tuning, String> {
     way("choice", &line.choice)?;
     way("model_choice", &line.model_choice)?;
     for (name, value) in [("device", &line.device), ("compiler", &line.compiler), ("driver", &line.driver)] {
-        if value.is_empty() || value.chars().count() > MAX_NAME || value.chars().any(unprintable) {
+        if value.is_empty() || value.chars().count() > MAX_NAME || !value.chars().all(is_plain) {
             return Err(format!("the {name} is empty, longer than {MAX_NAME} characters, or holds control characters"));
         }
     }
@@ -364,7 +364,7 @@ fn check(line: &Line) -> Result<Record, String> {
     if line.detail.chars().count() > MAX_DETAIL {
         return Err(format!("the detail is longer than {MAX_DETAIL} characters"));
     }
-    if line.detail.chars().any(unprintable) {
+    if !line.detail.chars().all(is_plain) {
         return Err("the detail holds control characters".to_owned());
     }
     check_time(line.unix_seconds)?;
@@ -406,11 +406,6 @@ fn check_time(unix_seconds: i64) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("unix_seconds is {unix_seconds}: that is not a time since 2020"))
-}
-
-/// Control characters, and those that turn text around or hide in it.
-fn unprintable(c: char) -> bool {
-    !is_plain(c)
 }
 
 /// A word that may name one of our kernels, whose tiles have a slash between digits: `128x64x8/8x8`.

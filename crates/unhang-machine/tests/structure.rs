@@ -15,7 +15,6 @@ const WITH_CIRCLES: &[&str] = &[
     "unhang-cpu",
     "unhang-emulator",
     "unhang-engine",
-    "unhang-evidence",
     "unhang-gpu",
     "unhang-isa",
     "unhang-py",

@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::Path;
 
+use unhang_guard::text::is_plain;
+
 /// Words that must not leave this machine: the user's name, the host's.
 #[derive(Debug, Clone, Default)]
 pub struct Private {
@@ -46,7 +48,7 @@ impl Private {
 ///
 /// It errs on the side of taking out: any quoted text or word with a slash goes, though some are units or fractions.
 pub fn sanitise(text: &str, private: &Private) -> String {
-    let text: String = text.chars().map(|c| if super::unprintable(c) { ' ' } else { c }).collect();
+    let text: String = text.chars().map(|c| if is_plain(c) { c } else { ' ' }).collect();
     let mut result: Vec<String> = Vec::new();
     for piece in pieces(&text) {
         let replaced = if piece.contains(['/', '\\']) || piece.starts_with('~') {

@@ -8,7 +8,7 @@
 use std::collections::BTreeSet;
 
 use crate::liveness::{Values, are_dead};
-use crate::opcode::{S_AND_B32, S_CMOV_B32, S_CMOVK_I32, S_MOV_B32, S_MOV_B64, S_MOVK_I32, S_OR_B32, opcodes_any};
+use crate::opcode::{S_AND_B32, S_CMOV_B32, S_CMOVK_I32, S_MOV_B32, S_MOV_B64, S_MOVK_I32, S_OR_B32};
 use crate::registers::OperandValue;
 use crate::table::{Field, Format};
 use crate::{Instruction, Program, ScalarSet};
@@ -78,7 +78,7 @@ fn followed(program: &Program) -> ScalarSet {
     let copies: Vec<(ScalarSet, ScalarSet)> = program
         .instructions
         .iter()
-        .filter(|it| !followed.is_empty() && opcodes_any(it, &[S_MOV_B32, S_MOV_B64, S_AND_B32, S_OR_B32]))
+        .filter(|it| !followed.is_empty() && it.is_any(&[S_MOV_B32, S_MOV_B64, S_AND_B32, S_OR_B32]))
         .map(|it| it.effects(program.wave64))
         .map(|effects| (effects.writes, effects.reads))
         .collect();
@@ -187,8 +187,8 @@ impl Walk<'_> {
         let anything = instruction.definition.mnemonic.starts_with("s_movrel") || instruction.is_call();
         let leaves = instruction.ends_block_for_good() && instruction.definition.mnemonic.starts_with("s_setpc");
         let in_descriptor = descriptor(instruction).or_else(|| scalar_descriptor(instruction)).map(|first| first + 3);
-        let copies = opcodes_any(instruction, &[S_MOV_B32, S_MOV_B64]);
-        let keeps_some = opcodes_any(instruction, &[S_CMOV_B32, S_CMOVK_I32]);
+        let copies = instruction.is_any(&[S_MOV_B32, S_MOV_B64]);
+        let keeps_some = instruction.is_any(&[S_CMOV_B32, S_CMOVK_I32]);
         for known in state.iter().filter(|it| it.literal.is_some()) {
             let register = ScalarSet::range(known.register, 1);
             let reads = effects.reads.meets(register) && !copies && in_descriptor != Some(known.register);
@@ -241,7 +241,7 @@ fn result(state: &State, index: u32, instruction: &Instruction) -> Vec<Known> {
     };
     let one = |zeros: Option<u32>| zeros.map(|zeros| Known { register, zeros, literal: None }).into_iter().collect();
     let zeros = |field| known(operand(field), 0).map_or(0, |(zeros, _)| zeros);
-    if opcodes_any(instruction, &[S_MOV_B32, S_MOV_B64]) {
+    if instruction.is_any(&[S_MOV_B32, S_MOV_B64]) {
         let words = if instruction.is(S_MOV_B32) { 1 } else { 2 };
         let wide = words == 2;
         return (0..words)

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::opcode::{Opcode, S_SETREG_IMM32_B32};
 use crate::registers::OperandValue;
-use crate::table::{Definition, Field, Flow, Format, Kind, Slot, look_up, shape};
+use crate::table::{Definition, Field, Flow, Format, OperandKind, Slot, look_up, shape};
 use crate::{Chip, ScalarSet};
 
 /// Words of the longest instruction: an image instruction with three words of extra addresses.
@@ -233,6 +233,11 @@ impl Instruction {
         self.definition.opcode == opcode.number && self.definition.format == opcode.format
     }
 
+    /// Whether it is one of these.
+    pub(crate) fn is_any(&self, opcodes: &[Opcode]) -> bool {
+        opcodes.iter().any(|&opcode| self.is(opcode))
+    }
+
     /// The 16-bit constant of SOPK and SOPP.
     #[inline]
     pub fn immediate(&self) -> u16 {
@@ -298,13 +303,13 @@ impl Instruction {
     pub fn operand(&self, slot: Slot) -> OperandValue {
         let number = self.field(slot.field);
         match slot.kind {
-            Kind::Vector if number < 256 && self.modifier == Modifier::Sdwa && slot.field == Field::Source1 => {
+            OperandKind::Vector if number < 256 && self.modifier == Modifier::Sdwa && slot.field == Field::Source1 => {
                 OperandValue::from_field(number, 0).unwrap_or(OperandValue::Scalar(number as u8 & 127))
             }
-            Kind::Vector => OperandValue::Vector(number as u8),
-            Kind::Scalar => OperandValue::Scalar(number as u8 & 127),
+            OperandKind::Vector => OperandValue::Vector(number as u8),
+            OperandKind::Scalar => OperandValue::Scalar(number as u8 & 127),
             // `decode` has made sure that these mean something.
-            Kind::Either => self.source(slot.field).unwrap_or(OperandValue::Integer(0)),
+            OperandKind::Either => self.source(slot.field).unwrap_or(OperandValue::Integer(0)),
         }
     }
 
@@ -312,10 +317,10 @@ impl Instruction {
     #[inline]
     pub(crate) fn scalars(&self, slot: Slot, wave64: bool) -> ScalarSet {
         let number = self.field(slot.field);
-        if number >= 128 || (slot.kind == Kind::Vector && self.modifier != Modifier::Sdwa) {
+        if number >= 128 || (slot.kind == OperandKind::Vector && self.modifier != Modifier::Sdwa) {
             return ScalarSet::EMPTY;
         }
-        if slot.kind == Kind::Vector && slot.field == Field::Destination {
+        if slot.kind == OperandKind::Vector && slot.field == Field::Destination {
             return ScalarSet::EMPTY;
         }
         ScalarSet::range(number as u8, slot.width.registers(wave64))

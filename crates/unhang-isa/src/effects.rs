@@ -1,29 +1,8 @@
 //! What an instruction reads and writes, as far as the hazards ask: scalar registers, EXEC, and which unit runs it.
 
 use crate::registers::number;
-use crate::table::{Field, Flow, Format, Kind, Width};
+use crate::table::{Class, Field, Flow, Format, OperandKind, Width};
 use crate::{Instruction, Modifier, ScalarSet};
-
-/// The unit that executes an instruction, in the terms of LLVM's hazard recogniser.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Class {
-    /// Scalar arithmetic and program flow.
-    Scalar,
-    /// Scalar memory.
-    ScalarMemory,
-    /// Vector arithmetic.
-    Vector,
-    /// Buffers and images.
-    VectorMemory,
-    /// Flat memory instructions, which may go to any of the segments.
-    Flat,
-    /// Global and scratch memory instructions.
-    Segment,
-    /// Local data share.
-    Local,
-    /// Exports; graphics only.
-    Export,
-}
 
 /// The scalar side of an instruction.
 #[derive(Clone, Copy, Debug)]
@@ -108,7 +87,7 @@ impl Instruction {
         let mut effects =
             Effects { class, reads: ScalarSet::EMPTY, writes: ScalarSet::EMPTY, mask_writes: ScalarSet::EMPTY };
         for (position, &slot) in self.definition.operands().iter().enumerate() {
-            if slot.kind == Kind::Vector && self.modifier != Modifier::Sdwa {
+            if slot.kind == OperandKind::Vector && self.modifier != Modifier::Sdwa {
                 continue;
             }
             let set = match slot.field {

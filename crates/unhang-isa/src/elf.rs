@@ -182,11 +182,11 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    pub fn is_symbol_table(&self) -> bool {
+    pub(crate) fn is_symbol_table(&self) -> bool {
         matches!(self.kind, SYMBOL_TABLE | DYNAMIC_SYMBOL_TABLE)
     }
 
-    pub fn is_relocations(&self) -> bool {
+    pub(crate) fn is_relocations(&self) -> bool {
         self.kind == RELOCATIONS
     }
 }

@@ -11,6 +11,7 @@
 //! a small multiple of what it was given.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod audit;
 mod buffer_descriptors;
@@ -30,8 +31,8 @@ mod text;
 
 pub use chip::{Chip, WORK_AROUND_FEATURES};
 pub use decode::{DecodeError, Instruction, Modifier, decode};
-pub use effects::{Class, Effects};
+pub use effects::Effects;
 pub use opcode::Opcode;
 pub use program::{Block, Program, ProgramError};
 pub use registers::{OperandValue, ScalarSet, scalar_name};
-pub use table::{Definition, Field, Flow, Format, Kind, Slot, Width, definitions, look_up};
+pub use table::{Class, Definition, Field, Flow, Format, OperandKind, Slot, Width, definitions, look_up};

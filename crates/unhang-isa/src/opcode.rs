@@ -22,11 +22,6 @@ impl Opcode {
     }
 }
 
-/// Whether the instruction is one of these.
-pub(crate) fn opcodes_any(instruction: &crate::Instruction, opcodes: &[Opcode]) -> bool {
-    opcodes.iter().any(|&opcode| instruction.is(opcode))
-}
-
 macro_rules! opcodes {
     ($($format:ident: $($name:ident)+;)+) => {
         $($(

@@ -228,7 +228,7 @@ impl Walk<'_> {
 
 impl Reference {
     /// Whether a jump to this instruction lands between the parts.
-    pub fn is_entered_at(&self, index: u32) -> bool {
+    pub(crate) fn is_entered_at(&self, index: u32) -> bool {
         (self.get + 1..=self.last).contains(&index) && self.entry != Some(index)
     }
 }

@@ -5,17 +5,17 @@ use std::ops::{BitAnd, BitOr, BitOrAssign};
 
 /// Numbers of scalar registers that have names.
 pub(crate) mod number {
-    pub const VCC: u8 = 106;
-    pub const TRAP_0: u8 = 108;
-    pub const M0: u8 = 124;
-    pub const NULL: u8 = 125;
-    pub const EXEC: u8 = 126;
+    pub(crate) const VCC: u8 = 106;
+    pub(crate) const TRAP_0: u8 = 108;
+    pub(crate) const M0: u8 = 124;
+    pub(crate) const NULL: u8 = 125;
+    pub(crate) const EXEC: u8 = 126;
 }
 
 /// Codes of the read-only values that hazards and liveness ask for.
 pub(crate) mod special {
-    pub const VCCZ: u8 = 251;
-    pub const SCC: u8 = 253;
+    pub(crate) const VCCZ: u8 = 251;
+    pub(crate) const SCC: u8 = 253;
 }
 
 /// A set of the 128 scalar registers: s0 to s105, VCC, the trap registers, M0 and EXEC.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::registers::{OperandValue, print_scalar};
-use crate::table::{Field, Format, Kind, Slot, Width};
+use crate::table::{Field, Format, OperandKind, Slot, Width};
 use crate::{Instruction, Modifier};
 
 /// An instruction ready to be printed.
@@ -393,7 +393,8 @@ impl Text<'_> {
         match index + offset_enable {
             0 => f.write_str("off")?,
             width => {
-                let slot = Slot { field: Field::Source0, kind: Kind::Vector, width: Width::Registers(width as u8) };
+                let slot =
+                    Slot { field: Field::Source0, kind: OperandKind::Vector, width: Width::Registers(width as u8) };
                 self.operand(f, slot)?;
             }
         }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use unhang_isa::{Chip, Definition, Field, Format, Instruction, Kind, decode, definitions};
+use unhang_isa::{Chip, Definition, Field, Format, Instruction, OperandKind, decode, definitions};
 
 /// Numbers that neither repeat soon nor differ between runs.
 struct Random(u64);
@@ -51,7 +51,7 @@ impl Random {
     fn source(&mut self, definition: &Definition, field: Field) -> u32 {
         match definition.operand(field) {
             None => 0,
-            Some(slot) if slot.kind == Kind::Scalar => self.scalar(),
+            Some(slot) if slot.kind == OperandKind::Scalar => self.scalar(),
             Some(_) if self.below(2) == 0 => 256 + self.below(256),
             Some(_) => self.scalar_source(),
         }
@@ -103,7 +103,7 @@ fn words(definition: &Definition, random: &mut Random) -> Vec<u32> {
         Format::Vopc => short(0x7c00_0000 | opcode << 17 | r.below(256) << 9 | a, a == 255),
         Format::Vop3 => {
             let mask = definition.operand(Field::ScalarDestination).is_some();
-            let scalar = definition.operand(Field::Destination).is_some_and(|slot| slot.kind == Kind::Scalar);
+            let scalar = definition.operand(Field::Destination).is_some_and(|slot| slot.kind == OperandKind::Scalar);
             let destination = if scalar { r.scalar() } else { r.below(256) };
             let modifiers = if mask { r.scalar() << 8 | r.rarely(0x8000) } else { r.rarely(0xff00) };
             let first = 0xd400_0000 | opcode << 16 | modifiers | destination;

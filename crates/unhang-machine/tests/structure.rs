@@ -16,7 +16,6 @@ const WITH_CIRCLES: &[&str] = &[
     "unhang-emulator",
     "unhang-engine",
     "unhang-gpu",
-    "unhang-isa",
     "unhang-py",
     "unhang-session",
 ];

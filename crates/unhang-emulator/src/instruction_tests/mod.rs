@@ -17,7 +17,7 @@ mod vector_table;
 
 use std::collections::BTreeSet;
 
-use unhang_isa::{Chip, Definition, Field, Format, Instruction, Kind, Width, decode, definitions};
+use unhang_isa::{Chip, Definition, Field, Format, Instruction, OperandKind, Width, decode, definitions};
 
 use crate::Perturbation;
 use crate::fast::registers::Registers;
@@ -73,7 +73,7 @@ pub(super) fn encode(definition: &'static Definition, extra: Extra) -> Instructi
     let source = |place: usize, field| match definition.operand(field) {
         None => 0,
         Some(slot) if slot.width == Width::LaneMask => MASK_IN,
-        Some(slot) if slot.kind == Kind::Scalar => SOURCES[place],
+        Some(slot) if slot.kind == OperandKind::Scalar => SOURCES[place],
         // Which lane is meant is the same for all of them.
         Some(_) if place == 1 && definition.base_name().ends_with("lane_b32") => SOURCES[place],
         Some(_) => 256 + SOURCES[place],

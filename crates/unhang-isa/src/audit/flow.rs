@@ -1,8 +1,10 @@
 //! The one fixpoint over a program's blocks, and the three who ask it: the audit, repair, and whoever executes a program.
 
-use super::rules::{self, Detection, Repair, broken};
+use super::finding::Finding;
+use super::handler::{Detection, Repair};
+use super::rule::{Context, Rule};
+use super::rules::{self, broken};
 use super::transfer::{PendingSet, Transfer};
-use super::{Context, Finding, Rule};
 use crate::registers::number;
 use crate::{Chip, Instruction, Program, ScalarSet};
 

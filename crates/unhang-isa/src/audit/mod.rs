@@ -7,56 +7,26 @@
 //! LLVM looks backwards from each instruction along all paths. The same question is asked here forwards, once: a
 //! state that says what is pending flows through the control-flow graph, paths that meet are united, and an
 //! instruction that meets a pending state is a finding. The findings are the same; the time is linear.
-
 //!
 //! Each rule is one file in `rules/`. It says what an instruction does to what is pending, as a part of the instruction's
 //! transfer function (`transfer.rs`); one fixpoint (`flow.rs`) serves the audit, repair and whoever executes a program.
 
+mod finding;
 mod flow;
+mod handler;
+mod instruction;
 mod rule;
 mod rules;
 mod transfer;
 
+pub use finding::{Finding, Hazards};
 pub(crate) use flow::{Calls, work_around, work_arounds};
 pub use flow::{PathWatch, StretchSummary};
-pub use rule::{Hazards, Rule, Severity};
+pub use rule::{Context, Rule, Severity};
 pub(crate) use rules::lds_misaligned::has_wide_accesses as has_wide_local_accesses;
 pub use transfer::Transfer;
 
 use crate::{Chip, Program};
-
-/// One place that is unsafe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// Which rule.
-    pub rule: Rule,
-    /// How sure it is that this place misbehaves when it is reached.
-    pub severity: Severity,
-    /// Bytes from the start of the function to the instruction.
-    pub offset: u32,
-    /// The instruction's place in the program.
-    pub index: u32,
-    /// The scalar register at stake, where one is.
-    pub register: Option<u8>,
-}
-
-impl Finding {
-    /// The finding in plain words.
-    pub fn explanation(&self) -> String {
-        let words = self.rule.explanation();
-        match self.register {
-            Some(register) => format!("{words} The register is {}.", crate::scalar_name(register)),
-            None => words.to_owned(),
-        }
-    }
-}
-
-/// What is known of the program beside its code.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Context {
-    /// Whether its workgroups span a workgroup processor; misaligned access to the local data share fails only there.
-    pub workgroup_processor_mode: bool,
-}
 
 /// Finds what in `program` is unsafe on `chip`.
 ///

@@ -1,8 +1,4 @@
-//! The rules by name, and in words.
-
-use std::fmt;
-
-use super::rules;
+//! The rules, how sure their findings are, and what they know beside the code.
 
 /// What can be wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -77,59 +73,11 @@ impl Rule {
         Rule::BufferRange,
         Rule::Illegal,
     ];
-
-    /// The name of the rule, after LLVM's name for the hardware bug where it is one.
-    pub fn name(self) -> &'static str {
-        rules::handler(self).name
-    }
-
-    /// How sure a finding of it is.
-    pub fn severity(self) -> Severity {
-        rules::handler(self).severity
-    }
-
-    /// What goes wrong, and what a compiler for the chip would have done.
-    pub fn explanation(self) -> &'static str {
-        rules::handler(self).explanation
-    }
 }
 
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Findings counted by rule.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hazards {
-    counts: [u64; Rule::ALL.len()],
-}
-
-impl Hazards {
-    /// Counts findings.
-    pub fn count(findings: &[super::Finding]) -> Hazards {
-        let mut hazards = Hazards::default();
-        for finding in findings {
-            hazards.counts[finding.rule as usize] += 1;
-        }
-        hazards
-    }
-
-    /// The number of findings of a rule.
-    pub fn get(&self, rule: Rule) -> u64 {
-        self.counts[rule as usize]
-    }
-
-    /// Adds the counts of another.
-    pub fn add(&mut self, other: &Hazards) {
-        for (count, more) in self.counts.iter_mut().zip(other.counts) {
-            *count += more;
-        }
-    }
-
-    /// The number of all findings.
-    pub fn total(&self) -> u64 {
-        self.counts.iter().sum()
-    }
+/// What is known of the program beside its code.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Context {
+    /// Whether its workgroups span a workgroup processor; misaligned access to the local data share fails only there.
+    pub workgroup_processor_mode: bool,
 }

@@ -4,9 +4,30 @@
 //! can be computed once for each instruction: what it must not meet, what it lets through, what it adds. The rules build it
 //! (`rules/`); the fixpoint, the audit, repair and whoever executes a program only apply it.
 
-use super::Rule;
-use super::rules;
-use crate::{Chip, Class, Instruction, ScalarSet};
+use super::rule::Rule;
+use crate::ScalarSet;
+
+/// What can be pending beside registers, a bit each.
+pub(super) mod bits {
+    /// An instruction outside the vector unit has read EXEC: `vcmpx-exec-war`.
+    pub(in crate::audit) const EXEC_READ: u8 = 1;
+    /// A comparison has written EXEC, and no vector instruction has followed: `vcmpx-permlane`.
+    pub(in crate::audit) const EXEC_COMPARED: u8 = 1 << 1;
+    /// A local access with neither a memory access nor a wait behind it. This and the next three: `lds-branch-vmem-war`.
+    pub(in crate::audit) const LOCAL_PENDING: u8 = 1 << 2;
+    /// A memory access with neither a local access nor a wait behind it.
+    pub(in crate::audit) const MEMORY_PENDING: u8 = 1 << 3;
+    /// A local access, then a branch, and nothing of either kind since.
+    pub(in crate::audit) const LOCAL_ARMED: u8 = LOCAL_PENDING << 2;
+    /// A memory access, then a branch, and nothing of either kind since.
+    pub(in crate::audit) const MEMORY_ARMED: u8 = MEMORY_PENDING << 2;
+
+    /// What a branch makes of what is pending.
+    #[inline]
+    pub(super) fn behind_a_branch(bits: u8) -> u8 {
+        (bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2
+    }
+}
 
 /// What is pending on some path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -15,16 +36,16 @@ pub(super) struct PendingSet {
     pub memory_reads: ScalarSet,
     /// Scalar registers that a scalar load may still have to read: `smem-to-vector-write`.
     pub scalar_memory_reads: ScalarSet,
-    /// Bits that the other rules own; each names its own.
+    /// [`bits`]
     pub bits: u8,
 }
 
 impl PendingSet {
-    pub const NOTHING: PendingSet =
+    pub(super) const NOTHING: PendingSet =
         PendingSet { memory_reads: ScalarSet::EMPTY, scalar_memory_reads: ScalarSet::EMPTY, bits: 0 };
 
     #[inline]
-    pub fn union(self, other: PendingSet) -> PendingSet {
+    pub(super) fn union(self, other: PendingSet) -> PendingSet {
         PendingSet {
             memory_reads: self.memory_reads | other.memory_reads,
             scalar_memory_reads: self.scalar_memory_reads | other.scalar_memory_reads,
@@ -33,7 +54,7 @@ impl PendingSet {
     }
 
     #[inline]
-    pub fn intersection(self, other: PendingSet) -> PendingSet {
+    pub(super) fn intersection(self, other: PendingSet) -> PendingSet {
         PendingSet {
             memory_reads: self.memory_reads & other.memory_reads,
             scalar_memory_reads: self.scalar_memory_reads & other.scalar_memory_reads,
@@ -42,7 +63,7 @@ impl PendingSet {
     }
 
     #[inline]
-    pub fn is_empty(self) -> bool {
+    pub(super) fn is_empty(self) -> bool {
         self == PendingSet::NOTHING
     }
 }
@@ -80,46 +101,10 @@ impl Transfer {
     };
 
     /// `v_nop`: vector arithmetic frees what memory instructions have still to read.
-    const NOP: Transfer = Transfer { keeps_memory_reads: false, ..Transfer::IDENTITY };
+    pub(super) const NOP: Transfer = Transfer { keeps_memory_reads: false, ..Transfer::IDENTITY };
 
     /// Any other vector arithmetic that writes no scalar register. Doing it twice is doing it once.
-    pub(super) const PLAIN_VECTOR: Transfer =
-        Transfer { keeps_bits: !rules::vcmpx_permlane::EXEC_COMPARED, ..Transfer::NOP };
-
-    /// Vector arithmetic that writes no scalar register and permutes no lanes: most of all instructions, so it has a short
-    /// way. The tests hold it against what the rules make of it.
-    #[inline]
-    pub(super) fn is_plain_vector(instruction: &Instruction) -> bool {
-        instruction.class() == Class::Vector
-            && !instruction.definition.writes_scalar
-            && !rules::vcmpx_permlane::permutes(instruction)
-    }
-
-    /// What an instruction does.
-    #[inline]
-    pub fn new(instruction: &Instruction, wave64: bool) -> Transfer {
-        if Transfer::is_plain_vector(instruction) {
-            return if rules::vcmpx_permlane::separates(instruction) { Transfer::PLAIN_VECTOR } else { Transfer::NOP };
-        }
-        let mut transfer = Transfer::IDENTITY;
-        let effects = instruction.effects(wave64);
-        transfer.branches = instruction.is_branch();
-        rules::build(instruction, &effects, &mut transfer);
-        transfer
-    }
-
-    /// What an instruction does in code that was compiled for a chip.
-    ///
-    /// Compilers before LLVM 21 did not count flat accesses as vector memory, and cards run what those for RDNA1 wrote. So flat
-    /// accesses count in code for other chips alone.
-    #[inline]
-    pub fn compiled_for(chip: Chip, instruction: &Instruction, wave64: bool) -> Transfer {
-        let mut transfer = Transfer::new(instruction, wave64);
-        if chip.is_rdna1() && instruction.class() == Class::Flat {
-            rules::lds_branch_vmem_war::forget_flat(&mut transfer);
-        }
-        transfer
-    }
+    pub(super) const PLAIN_VECTOR: Transfer = Transfer { keeps_bits: !bits::EXEC_COMPARED, ..Transfer::NOP };
 
     /// The state behind it.
     #[inline]
@@ -134,7 +119,7 @@ impl Transfer {
         let kept = state.bits & self.keeps_bits;
         after.bits |= kept;
         if self.branches {
-            after.bits |= rules::lds_branch_vmem_war::armed(kept);
+            after.bits |= bits::behind_a_branch(kept);
         }
         after
     }
@@ -150,33 +135,6 @@ impl Transfer {
             keeps_scalar_memory_reads: self.keeps_scalar_memory_reads && next.keeps_scalar_memory_reads,
             branches: next.branches,
             alone: None,
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::decode;
-
-    #[test]
-    fn the_short_way_of_vector_arithmetic_is_what_the_rules_say() {
-        // v_nop, v_add_nc_u32, v_mul_lo_u32, v_cndmask_b32 in both lengths, v_fma_mix_f32.
-        let words: [[u32; 2]; 6] = [
-            [0x7e00_0000, 0],
-            [0x4a04_0481, 0],
-            [0xd569_0001, 0x0002_0702],
-            [0x0204_0702, 0],
-            [0xd501_0002, 0x001a_0702],
-            [0xcc20_0003, 0x1c0e_0501],
-        ];
-        for words in words {
-            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-            let instruction = decode(&bytes, Chip::Gfx1010).unwrap();
-            assert!(Transfer::is_plain_vector(&instruction), "{words:x?}");
-            let mut long = Transfer::IDENTITY;
-            rules::build(&instruction, &instruction.effects(false), &mut long);
-            assert_eq!(Transfer::new(&instruction, false), long, "{words:x?}");
         }
     }
 }

@@ -2,9 +2,12 @@
 
 use crate::Instruction;
 use crate::opcode::{
-    Opcode, V_ADD_NC_U32, V_FMA_MIX_F32, V_MOV_B32, V_MUL_I32_I24, V_MUL_U32_U24, V_NOT_B32, long as long_form,
+    Opcode, S_NOP, V_ADD_NC_U32, V_FMA_MIX_F32, V_MOV_B32, V_MUL_I32_I24, V_MUL_U32_U24, V_NOT_B32, long as long_form,
 };
 use crate::registers::OperandValue;
+
+/// `s_nop 0`
+pub(super) const NOP: u32 = S_NOP.with_immediate(0);
 
 /// The field's number that asks for the constant behind the instruction.
 const LITERAL: u32 = 255;
@@ -17,18 +20,18 @@ pub(super) struct Operand {
 }
 
 impl Operand {
-    pub fn vector(register: u32) -> Operand {
+    pub(super) fn vector(register: u32) -> Operand {
         Operand { field: 256 + register, literal: 0 }
     }
 
     /// A number from -16 to 64.
-    pub fn integer(value: i32) -> Operand {
+    pub(super) fn integer(value: i32) -> Operand {
         Operand { field: if value < 0 { 192 - value } else { 128 + value } as u32, literal: 0 }
     }
 
     /// A source of another instruction. Where that one works on packed halves, its floating-point constants have their
     /// value in the lower half, and zero in the upper one.
-    pub fn of(value: OperandValue, is_packed_half: bool) -> Option<Operand> {
+    pub(super) fn of(value: OperandValue, is_packed_half: bool) -> Option<Operand> {
         Some(match value {
             OperandValue::Vector(register) => Operand::vector(register as u32),
             OperandValue::Scalar(register) => Operand { field: register as u32, literal: 0 },
@@ -43,12 +46,12 @@ impl Operand {
     }
 
     /// The number of a vector register.
-    pub fn as_vector(self) -> Option<u32> {
+    pub(super) fn as_vector(self) -> Option<u32> {
         self.field.checked_sub(256)
     }
 
     /// Whether it is neither a vector register nor a scalar one.
-    pub fn is_constant(self) -> bool {
+    pub(super) fn is_constant(self) -> bool {
         (128..256).contains(&self.field)
     }
 }

@@ -10,7 +10,7 @@
 //! A change stays only if the audit of the changed function shows that the finding is gone and no other has come. What
 //! is left is reported, not guessed at.
 
-use super::NOP;
+use super::encode::NOP;
 use crate::audit::{Context, Finding, Hazards, Rule, audit, work_around};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_AND_SAVEEXEC_B32, S_CLAUSE, S_GETPC_B64, S_MOV_B32, S_WAITCNT_DEPCTR};

@@ -19,168 +19,23 @@ mod dead;
 mod encode;
 mod in_place;
 mod object;
+mod plan;
+mod reason;
 mod relayout;
 mod spare;
 mod substitute;
 
-use thiserror::Error;
-
+use encode::NOP;
 pub use in_place::{Patch, Repaired, repair_in_place};
 pub use object::assemble;
+use plan::Change;
+pub use plan::{FunctionPlan, FunctionRepair, ObjectRepair, Options, Treatment};
+pub use reason::Reason;
 
 use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
 use crate::buffer_descriptors::with_checked_offsets;
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
-use crate::opcode::S_NOP;
-use crate::{Chip, Program, ProgramError};
-
-/// `s_nop 0`
-const NOP: u32 = S_NOP.with_immediate(0);
-/// How a code object is to be repaired.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// The chip on which the code will run.
-    pub chip: Chip,
-    /// Whether nothing may change its size: then nothing is laid out anew, and some findings stay.
-    pub keep_size: bool,
-}
-
-/// What was done with a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Treatment {
-    /// Nothing: there was nothing to repair, or it could not be.
-    Untouched,
-    /// Words were changed where they stand.
-    InPlace,
-    /// It was laid out anew.
-    Moved,
-}
-
-impl Treatment {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Treatment::Untouched => "untouched",
-            Treatment::InPlace => "repaired in place",
-            Treatment::Moved => "laid out anew",
-        }
-    }
-}
-
-/// Why findings are left in a function.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum Reason {
-    /// It cannot be decoded.
-    #[error("it cannot be decoded: {0}")]
-    Undecodable(#[from] ProgramError),
-    /// The chip does not have one of its instructions.
-    #[error("it has {0} instructions that the chip does not have, or has with another meaning; it must be recompiled")]
-    IllegalInstructions(u64),
-    /// A branch leaves the function, or lands inside an instruction.
-    #[error("a branch leaves the function or lands inside an instruction")]
-    StrayBranch,
-    /// Its last instruction goes on into whatever stands behind it.
-    #[error("it runs on into what stands behind it, which would stand elsewhere")]
-    RunsOn,
-    /// A jump goes to where is not known.
-    #[error("the jump at {offset:#x} goes to an address that the code does not show")]
-    UnresolvedJump {
-        /// Bytes from the start of the function.
-        offset: u32,
-    },
-    /// The code uses its own address in a way that is not understood.
-    #[error("the code uses its own address at {offset:#x} in a way that is not understood")]
-    UnknownAddress {
-        /// Bytes from the start of the function.
-        offset: u32,
-    },
-    /// With the insertions, a branch does not reach its target.
-    #[error("with the insertions, the branch at {offset:#x} would not reach its target")]
-    BranchOutOfReach {
-        /// Bytes from the start of the function.
-        offset: u32,
-    },
-    /// The descriptor does not start the kernel where its symbol says.
-    #[error("its descriptor starts it elsewhere than its symbol says")]
-    OtherEntry,
-    /// Flat accesses store or partly overwrite their own address, so an offset cannot be added to it beforehand, and
-    /// there are no registers to add it in.
-    #[error("{0} flat accesses with an offset store or partly overwrite their own address, and no registers are free")]
-    FlatAccess(u64),
-    /// Misaligned local accesses in a kernel whose workgroups might not fit one compute unit.
-    #[error("its workgroups might not fit one compute unit, so workgroup-processor mode cannot be turned off")]
-    WorkgroupProcessorMode,
-    /// Buffers whose descriptors put every access out of range are not made of a constant that is theirs alone.
-    #[error(
-        "{0} buffer accesses are out of range on this chip, and their descriptor is no constant of the code, or one with other uses; \
-         compile it again (Triton: AMDGCN_USE_BUFFER_OPS=0)"
-    )]
-    BufferDescriptor(u64),
-    /// It was compiled for this family of chips.
-    #[error("it was compiled for RDNA1: of such code only buffer descriptors are repaired")]
-    NativeCode,
-    /// There is no room, and nothing may change its size.
-    #[error("there is no room for the work-arounds, and the size had to be kept")]
-    NoRoom,
-    /// The object has no place for another segment.
-    #[error("the code object cannot take another segment: {0}")]
-    NoSegment(&'static str),
-    /// The result of the layout was not safe; it was thrown away.
-    #[error("laid out anew it would still not be safe")]
-    NotRepaired,
-}
-
-/// What was found and done in one function.
-#[derive(Clone, Debug)]
-pub struct FunctionRepair {
-    /// Its name.
-    pub name: String,
-    /// Whether it is a kernel, and not something that kernels call.
-    pub is_kernel: bool,
-    /// What was done.
-    pub treatment: Treatment,
-    /// Whether workgroup-processor mode was turned off.
-    pub mode_changed: bool,
-    /// How many instructions were inserted.
-    pub inserted: u32,
-    /// The findings before.
-    pub before: Hazards,
-    /// The findings that are left.
-    pub after: Hazards,
-    /// Why findings are left, if some are, or why it was not looked at.
-    pub reason: Option<Reason>,
-}
-
-/// A function's repair, ready to be put into a copy of the object by [`assemble`].
-#[derive(Clone, Debug)]
-pub struct FunctionPlan {
-    /// What the report says about it.
-    pub report: FunctionRepair,
-    change: Change,
-    /// The new `COMPUTE_PGM_RSRC1` of the descriptor.
-    resource1: Option<u32>,
-    /// Addresses that code which stays computes from its own.
-    references: Vec<relayout::PlacedReference>,
-}
-
-#[derive(Clone, Debug)]
-enum Change {
-    None,
-    /// The code, as long as it was.
-    Code(Vec<u8>),
-    Layout(relayout::Layout),
-}
-
-/// A code object after its repair.
-#[derive(Clone, Debug)]
-pub struct ObjectRepair {
-    /// The chip for which it was compiled; `None` if it is outside the gfx10 family, and then nothing was looked at.
-    pub target: Option<Chip>,
-    /// The repaired object; `None` if nothing was changed.
-    pub bytes: Option<Vec<u8>>,
-    /// Its functions in the order of their addresses.
-    pub functions: Vec<FunctionRepair>,
-}
+use crate::{Chip, Program};
 
 /// Repairs a code object for a chip, function by function.
 ///

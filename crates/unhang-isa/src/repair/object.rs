@@ -1,6 +1,7 @@
 //! A code object with repaired functions: the changes put into a copy of the file.
 
-use super::{Change, FunctionPlan, ObjectRepair, Reason, Treatment};
+use super::plan::{Change, FunctionPlan, ObjectRepair, Treatment};
+use super::reason::Reason;
 use crate::elf::{CodeObject, FUNCTION, KernelDescriptor, section_headers, u16_at, u32_at, u64_at};
 use crate::opcode::S_CODE_END;
 

@@ -4,8 +4,10 @@
 //! branches to that instruction land before the insertion. Then relative branches are aimed at where their targets
 //! went, and addresses that the code computes from its own (`s_getpc`) are corrected when its new address is known.
 
+use super::encode::NOP;
+use super::reason::Reason;
 use super::spare::SpareRegisters;
-use super::{NOP, Reason, dead, substitute};
+use super::{dead, substitute};
 use crate::audit::{Calls, work_arounds};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64, S_TRAP};
@@ -379,7 +381,7 @@ impl PlacedReference {
     }
 
     /// Writes the offset from the origin to what is meant.
-    pub fn aim(&self, code: &mut [u8], offset: i64) {
+    pub(super) fn aim(&self, code: &mut [u8], offset: i64) {
         let mut put = |at: u32, value: u32| {
             if let Some(bytes) = code.get_mut(at as usize..at as usize + 4) {
                 bytes.copy_from_slice(&value.to_le_bytes());

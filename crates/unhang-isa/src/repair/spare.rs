@@ -1,7 +1,7 @@
 //! Vector registers that a kernel does not use, for what a work-around has to keep somewhere.
 
 use crate::elf::KernelDescriptor;
-use crate::opcode::{V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32, V_SWAPREL_B32, long, opcodes_any};
+use crate::opcode::{V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32, V_SWAPREL_B32, long};
 use crate::registers::OperandValue;
 use crate::table::Format;
 use crate::{Instruction, Program};
@@ -15,7 +15,7 @@ pub(super) struct SpareRegisters {
 
 impl SpareRegisters {
     /// Their numbers.
-    pub fn list(self) -> Vec<u8> {
+    pub(super) fn list(self) -> Vec<u8> {
         (self.first..=u8::MAX).take(self.count as usize).collect()
     }
 }
@@ -70,7 +70,7 @@ pub(super) fn fits(resource1: u32, wave64: bool, compute_units: u32, lanes: u32)
 pub(super) fn is_relative(instruction: &Instruction) -> bool {
     let relative = [V_MOVRELD_B32, V_MOVRELS_B32, V_MOVRELSD_B32, V_MOVRELSD_2_B32, V_SWAPREL_B32];
     let long_relative = [long::V_MOVRELD_B32, long::V_MOVRELS_B32, long::V_MOVRELSD_B32, long::V_MOVRELSD_2_B32];
-    opcodes_any(instruction, &relative) || opcodes_any(instruction, &long_relative)
+    instruction.is_any(&relative) || instruction.is_any(&long_relative)
 }
 
 /// One past the highest vector register that an instruction names; `None` if the code does not show it.

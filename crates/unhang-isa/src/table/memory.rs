@@ -1,6 +1,6 @@
 //! Memory instructions of the vector unit. The parent module says what the signatures mean.
 
-use super::{ALL, RAY, RDNA1, RDNA2, Row, row};
+use super::row::{ALL, RAY, RDNA1, RDNA2, Row, row};
 
 /// Local data share.
 #[rustfmt::skip]

@@ -1,6 +1,6 @@
 //! Scalar instructions. The parent module says what the signatures mean.
 
-use super::{ALL, RDNA1, Row, row};
+use super::row::{ALL, RDNA1, Row, row};
 
 /// Two scalar sources.
 #[rustfmt::skip]

@@ -1,6 +1,6 @@
 //! Vector instructions in their short encodings. The parent module says what the signatures mean.
 
-use super::{ALL, DOT, RDNA1, RDNA2, Row, row};
+use super::row::{ALL, DOT, RDNA1, RDNA2, Row, row};
 
 /// One source.
 #[rustfmt::skip]

@@ -2,7 +2,7 @@
 //!
 //! One line an instruction, so the file is as long as the instruction set.
 
-use super::{ALL, DOT, RDNA1, RDNA2, Row, row};
+use super::row::{ALL, DOT, RDNA1, RDNA2, Row, row};
 
 /// Up to three sources with modifiers; holds the long forms of the short encodings too.
 #[rustfmt::skip]

@@ -4,8 +4,8 @@
 //! without a stride none of them is in range. Triton 3.6 to 3.8 writes such descriptors for gfx1010 (unslothai/unsloth issue
 //! 11614): kernels load zeros and store nothing. No compiler's work-around is missing, so this is not LLVM's rule.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::{Context, Severity};
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::{Context, Severity};
 use crate::buffer_descriptors::out_of_range;
 use crate::{Chip, Program};
 

@@ -1,7 +1,7 @@
 //! `flat-segment-offset-bug`: the offset of a flat access is ignored where the address is global.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::{Format, Instruction};
 
 pub(super) static HANDLER: Handler = Handler {

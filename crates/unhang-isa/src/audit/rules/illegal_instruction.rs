@@ -1,7 +1,7 @@
 //! Instructions that the chip does not have, or has with another meaning.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::{Context, Severity};
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::{Context, Severity};
 use crate::{Chip, Program};
 
 pub(super) static HANDLER: Handler = Handler {

@@ -1,8 +1,8 @@
 //! `inst-fwd-prefetch-bug`: "S_INST_PREFETCH instruction causes shader to hang".
 
-use super::{Detection, Handler, Repair};
 use crate::Instruction;
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::opcode::S_INST_PREFETCH;
 
 pub(super) static HANDLER: Handler = Handler {

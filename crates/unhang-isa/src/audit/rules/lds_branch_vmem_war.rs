@@ -4,8 +4,9 @@
 //! (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory, and buffer loads to LDS as local.
 //! Flat accesses of code for RDNA1 itself do not count: older compilers did not know them ([`Transfer::compiled_for`]).
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
+use crate::audit::transfer::bits::{LOCAL_ARMED, LOCAL_PENDING, MEMORY_ARMED, MEMORY_PENDING};
 use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::S_WAITCNT_VSCNT;
 use crate::registers::number;
@@ -23,22 +24,8 @@ pub(super) static HANDLER: Handler = Handler {
 /// `s_waitcnt_vscnt null, 0`
 const S_WAITCNT_VSCNT_NULL_0: u32 = 0xb000_0000 | (S_WAITCNT_VSCNT.number as u32) << 23 | (number::NULL as u32) << 16;
 
-/// A local access with neither a memory access nor a wait behind it.
-const LOCAL_PENDING: u8 = 4;
-/// A memory access with neither a local access nor a wait behind it.
-const MEMORY_PENDING: u8 = 8;
-/// A local access, then a branch, and nothing of either kind since.
-const LOCAL_ARMED: u8 = 16;
-/// A memory access, then a branch, and nothing of either kind since.
-const MEMORY_ARMED: u8 = 32;
 const ARMED: u8 = LOCAL_ARMED | MEMORY_ARMED;
 const ALL: u8 = LOCAL_PENDING | MEMORY_PENDING | ARMED;
-
-/// What a branch makes of what is pending.
-#[inline]
-pub(in crate::audit) fn armed(bits: u8) -> u8 {
-    (bits & (LOCAL_PENDING | MEMORY_PENDING)) << 2
-}
 
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     match effects.class {

@@ -1,11 +1,11 @@
 //! `lds-misaligned-bug`: a wide access to LDS at an address that is not a multiple of its width, where a workgroup spans
 //! two compute units.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::{Context, Severity};
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::{Context, Severity};
 use crate::opcode::{
     DS_READ_B64, DS_READ_B128, DS_WRITE_B64, DS_WRITE_B128, V_MOV_B32, V_MOVRELD_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32,
-    V_SWAP_B32, V_SWAPREL_B32, long, opcodes_any,
+    V_SWAP_B32, V_SWAPREL_B32, long,
 };
 use crate::registers::OperandValue;
 use crate::table::Field;
@@ -116,7 +116,7 @@ impl Alignments {
             long::V_MOVRELSD_B32,
             long::V_MOVRELSD_2_B32,
         ];
-        if opcodes_any(instruction, &anything) {
+        if instruction.is_any(&anything) {
             self.known.clear();
         }
     }

@@ -19,57 +19,14 @@ mod vcmpx_exec_war;
 pub(super) mod vcmpx_permlane;
 mod vmem_to_scalar_write;
 
-use super::transfer::{PendingSet, Transfer};
-use super::{Context, Rule, Severity};
-use crate::{Chip, Effects, Instruction, Program};
+use std::fmt;
 
-/// A rule with everything that belongs to it.
-pub(super) struct Handler {
-    /// The name of the rule, after LLVM's name for the hardware bug.
-    pub name: &'static str,
-    /// How sure a finding of it is.
-    pub severity: Severity,
-    /// What goes wrong, and what a compiler for the chip would have done.
-    pub explanation: &'static str,
-    /// How an instruction is recognised that breaks it.
-    pub detection: Detection,
-    /// What repair does about it.
-    pub repair: Repair,
-}
-
-/// How a rule finds what breaks it.
-pub(super) enum Detection {
-    /// By what is pending when an instruction is reached.
-    Pending {
-        /// Adds to an instruction's transfer function what the rule makes of it.
-        build: fn(&Instruction, &Effects, &mut Transfer),
-        /// Whether what an instruction met is this rule's, and the scalar register at stake.
-        broken: fn(PendingSet) -> Option<Option<u8>>,
-    },
-    /// By the instruction alone.
-    Alone(fn(&Instruction) -> bool),
-    /// By a separate look at the whole program; calls back with each instruction that breaks it.
-    Program(fn(&Program, Chip, Context, &mut dyn FnMut(u32))),
-}
-
-/// What repair does about a rule where it lays code out anew.
-#[derive(Clone, Copy)]
-pub(crate) enum Repair {
-    /// A word before the instruction, and what is no longer pending behind it.
-    Before {
-        /// The word.
-        word: fn(&Instruction) -> u32,
-        /// Takes away what it relieves.
-        relieve: fn(&mut PendingSet),
-    },
-    /// Another form of the instruction, a change of branches or of the kernel's mode: `repair` knows how.
-    Elsewhere,
-    /// Nothing: it is found only.
-    Nothing,
-}
+use super::handler::{Detection, Handler};
+use super::rule::{Rule, Severity};
+use super::transfer::PendingSet;
 
 /// All rules, in the order of [`Rule::ALL`].
-static HANDLERS: [&Handler; Rule::ALL.len()] = [
+pub(super) static HANDLERS: [&Handler; Rule::ALL.len()] = [
     &inst_fwd_prefetch::HANDLER,
     &vcmpx_exec_war::HANDLER,
     &lds_branch_vmem_war::HANDLER,
@@ -91,15 +48,27 @@ pub(super) fn handler(rule: Rule) -> &'static Handler {
     HANDLERS[rule as usize]
 }
 
-/// What every rule makes of an instruction.
-pub(super) fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
-    for (handler, rule) in HANDLERS.iter().zip(Rule::ALL) {
-        match handler.detection {
-            Detection::Pending { build, .. } => build(instruction, effects, transfer),
-            // No instruction breaks two of these.
-            Detection::Alone(breaks) if breaks(instruction) => transfer.alone = Some(rule),
-            _ => {}
-        }
+/// What a rule's file says of it.
+impl Rule {
+    /// The name of the rule, after LLVM's name for the hardware bug where it is one.
+    pub fn name(self) -> &'static str {
+        handler(self).name
+    }
+
+    /// How sure a finding of it is.
+    pub fn severity(self) -> Severity {
+        handler(self).severity
+    }
+
+    /// What goes wrong, and what a compiler for the chip would have done.
+    pub fn explanation(self) -> &'static str {
+        handler(self).explanation
+    }
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -121,7 +90,7 @@ mod testing {
     const END: u32 = 0xbf81_0000;
 
     /// Panics unless the words, with an end behind them, break exactly these rules on gfx1010, in the order of the code.
-    pub fn check(words: &[u32], expected: &[Rule]) {
+    pub(super) fn check(words: &[u32], expected: &[Rule]) {
         let bytes: Vec<u8> = words.iter().chain(&[END]).flat_map(|word| word.to_le_bytes()).collect();
         let program = Program::decode(&bytes, Chip::Gfx1030, false).unwrap();
         let context = Context { workgroup_processor_mode: true };

@@ -1,7 +1,7 @@
 //! `negative-unaligned-scratch-offset-bug`.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::{Format, Instruction};
 
 pub(super) static HANDLER: Handler = Handler {

@@ -1,8 +1,8 @@
 //! `nsa-clause-bug`: an image instruction with scattered address registers inside a clause.
 
 use super::nsa_to_vmem::address_words;
-use super::{Detection, Handler, Repair};
-use crate::audit::{Context, Severity};
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::{Context, Severity};
 use crate::opcode::S_CLAUSE;
 use crate::{Chip, Program};
 

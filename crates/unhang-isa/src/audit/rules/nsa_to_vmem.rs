@@ -1,8 +1,8 @@
 //! `nsa-to-vmem-bug`: a buffer access right behind an image instruction whose addresses lie in scattered registers ("non-
 //! sequential addresses"). Such an instruction has one to three words of register numbers behind it.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::{Context, Severity};
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::{Context, Severity};
 use crate::{Chip, Format, Instruction, Program};
 
 pub(super) static HANDLER: Handler = Handler {

@@ -1,7 +1,7 @@
 //! `offset-3f-bug`: a branch by exactly 0x3f words.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::{Format, Instruction};
 
 pub(super) static HANDLER: Handler = Handler {

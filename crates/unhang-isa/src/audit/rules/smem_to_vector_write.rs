@@ -1,14 +1,14 @@
 //! `smem-to-vector-write-hazard`, "s_load_dword followed by v_cmp page faults": a scalar load reads its address from a
 //! scalar register, then a vector instruction overwrites the register.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{
-    S_MOV_B32, S_VERSION, S_WAITCNT, S_WAITCNT_EXPCNT, S_WAITCNT_LGKMCNT, S_WAITCNT_VMCNT, S_WAITCNT_VSCNT, opcodes_any,
+    S_MOV_B32, S_VERSION, S_WAITCNT, S_WAITCNT_EXPCNT, S_WAITCNT_LGKMCNT, S_WAITCNT_VMCNT, S_WAITCNT_VSCNT,
 };
 use crate::registers::number;
-use crate::table::{Field, Kind};
+use crate::table::{Field, OperandKind};
 use crate::{Class, Effects, Format, Instruction, ScalarSet};
 
 pub(super) static HANDLER: Handler = Handler {
@@ -39,7 +39,7 @@ fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) 
 /// The scalar registers that a vector instruction writes: its mask, or the destination of a read of one lane.
 fn destination(instruction: &Instruction, effects: &Effects) -> ScalarSet {
     if effects.mask_writes.is_empty()
-        && instruction.definition.operand(Field::Destination).is_some_and(|slot| slot.kind == Kind::Scalar)
+        && instruction.definition.operand(Field::Destination).is_some_and(|slot| slot.kind == OperandKind::Scalar)
     {
         return effects.writes;
     }
@@ -56,7 +56,7 @@ fn waits(instruction: &Instruction) -> bool {
         return instruction.immediate() == 0 && instruction.bits(16, 7) == number::NULL as u32;
     }
     let others = [S_VERSION, S_WAITCNT_VSCNT, S_WAITCNT_VMCNT, S_WAITCNT_EXPCNT];
-    instruction.format() != Format::Sopp && !opcodes_any(instruction, &others)
+    instruction.format() != Format::Sopp && !instruction.is_any(&others)
 }
 
 fn broken(met: PendingSet) -> Option<Option<u8>> {

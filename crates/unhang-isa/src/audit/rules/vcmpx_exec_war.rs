@@ -1,7 +1,8 @@
 //! `vcmpx-exec-war-hazard`: something outside the vector unit reads EXEC, then a vector comparison overwrites it.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
+use crate::audit::transfer::bits::EXEC_READ;
 use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::S_WAITCNT_DEPCTR;
 use crate::{Class, Effects, Instruction, ScalarSet};
@@ -18,9 +19,6 @@ pub(super) static HANDLER: Handler = Handler {
         relieve: |state| state.bits &= !EXEC_READ,
     },
 };
-
-/// An instruction outside the vector unit has read EXEC.
-const EXEC_READ: u8 = 1;
 
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     if effects.class == Class::Vector {

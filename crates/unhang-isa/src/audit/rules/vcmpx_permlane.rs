@@ -1,7 +1,8 @@
 //! `vcmpx-permlane-hazard`: a lane permutation right behind a comparison that writes EXEC.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
+use crate::audit::transfer::bits::EXEC_COMPARED;
 use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{V_MOV_B32, V_NOP, long};
 use crate::{Class, Effects, Instruction, ScalarSet};
@@ -21,9 +22,6 @@ pub(super) static HANDLER: Handler = Handler {
         },
     },
 };
-
-/// A comparison has written EXEC, and no vector instruction has followed.
-pub(in crate::audit) const EXEC_COMPARED: u8 = 2;
 
 fn build(instruction: &Instruction, effects: &Effects, transfer: &mut Transfer) {
     if effects.class != Class::Vector {

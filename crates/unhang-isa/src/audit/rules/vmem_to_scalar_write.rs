@@ -1,8 +1,8 @@
 //! `vmem-to-scalar-write-hazard`: a memory instruction reads a scalar register, EXEC or M0, then a scalar instruction
 //! overwrites it, with no vector instruction or full wait between.
 
-use super::{Detection, Handler, Repair};
-use crate::audit::Severity;
+use crate::audit::handler::{Detection, Handler, Repair};
+use crate::audit::rule::Severity;
 use crate::audit::transfer::{PendingSet, Transfer};
 use crate::opcode::{S_WAITCNT, S_WAITCNT_DEPCTR};
 use crate::{Class, Effects, Instruction, ScalarSet};

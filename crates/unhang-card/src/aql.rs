@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU16, Ordering, fence};
 use serde_json::json;
 use unhang_emulator as emulator;
 
-use crate::executor::{Outcome, Stop};
+use crate::executor::{DispatchEnd, Stop};
 use crate::journal::Counter;
 use crate::kfd::memory::{AccessFault, PageTable};
-use crate::kfd::queues::{self, Queue, Step};
+use crate::queue::{self, PacketStep, Queue};
 use crate::queue_description::QueueDescription;
 use crate::settings::Hazards;
 use crate::signal::{Signal, ticks};
@@ -46,7 +46,7 @@ mod error {
 /// Processes a queue until it is destroyed.
 pub fn serve(queue: &Queue) {
     let mut processor = Processor { waits_for_owner: false };
-    queues::serve(queue, |queue| processor.step(queue));
+    queue::serve(queue, |queue| processor.step(queue));
 }
 
 /// The runtime's description of a queue.
@@ -80,25 +80,25 @@ impl Packet {
 }
 
 impl Processor {
-    fn step(&mut self, queue: &Queue) -> Step {
+    fn step(&mut self, queue: &Queue) -> PacketStep {
         let doorbell = queue.doorbell();
         let read = queue.read();
         // Several threads may ring out of order; what they wrote counts once anybody has rung.
         if doorbell == u64::MAX || read > doorbell && read >= queue.written() {
-            return Step::Wait;
+            return PacketStep::Wait;
         }
         let slot = queue.place.ring.wrapping_add(((read * PACKET) & (queue.place.ring_size - 1)) as usize);
         // SAFETY: the ring is mapped and 64-byte aligned, and the slot is in it.
         let header = unsafe { AtomicU16::from_ptr(slot.cast()) };
         if header.load(Ordering::Acquire) as u8 == INVALID {
-            return Step::Wait;
+            return PacketStep::Wait;
         }
         // SAFETY: the program does not change a packet after it has written its header.
         let packet = Packet(unsafe { std::ptr::read_volatile(slot.cast()) });
         let table = queue.process.memory.table(queue.place.card);
         let start = ticks();
         match self.process(queue, &table, &packet, slot) {
-            Ok(Step::Done) => {}
+            Ok(PacketStep::Done) => {}
             Ok(other) => return other,
             Err(fault) => {
                 queue.process.journal.say_once(&format!(
@@ -106,17 +106,17 @@ impl Processor {
                     fault.address
                 ));
                 queue.process.memory_fault(queue.place.card, fault);
-                return Step::Dead;
+                return PacketStep::Dead;
             }
         }
         header.store(u16::from(INVALID), Ordering::Release);
         queue.advance(read + 1);
-        let Ok(signal) = Signal::at(&table, packet.u64(56)) else { return Step::Done };
+        let Ok(signal) = Signal::at(&table, packet.u64(56)) else { return PacketStep::Done };
         if let Some(signal) = signal {
             fence(Ordering::SeqCst);
             signal.complete(start, ticks(), &queue.process.events);
         }
-        Step::Done
+        PacketStep::Done
     }
 
     fn process(
@@ -125,7 +125,7 @@ impl Processor {
         table: &PageTable,
         packet: &Packet,
         slot: *mut u8,
-    ) -> Result<Step, AccessFault> {
+    ) -> Result<PacketStep, AccessFault> {
         // A completion signal that is not there is known before any work.
         Signal::at(table, packet.u64(56))?;
         let kind = packet.0[0];
@@ -139,10 +139,10 @@ impl Processor {
                 let mut done = signals.iter().map(|signal| signal.value() == 0);
                 let passes =
                     signals.is_empty() || if kind == BARRIER_AND { done.all(|it| it) } else { done.any(|it| it) };
-                Ok(if passes { Step::Done } else { Step::Wait })
+                Ok(if passes { PacketStep::Done } else { PacketStep::Wait })
             }
             (VENDOR, BARRIER_VALUE) => {
-                let Some(signal) = Signal::at(table, packet.u64(8))? else { return Ok(Step::Done) };
+                let Some(signal) = Signal::at(table, packet.u64(8))? else { return Ok(PacketStep::Done) };
                 let (value, mask) = (packet.u64(16) as i64, packet.u64(24) as i64);
                 let current = signal.value() & mask;
                 let passes = match packet.u32(32) {
@@ -151,10 +151,10 @@ impl Processor {
                     2 => current < value,
                     _ => current >= value,
                 };
-                Ok(if passes { Step::Done } else { Step::Wait })
+                Ok(if passes { PacketStep::Done } else { PacketStep::Wait })
             }
             // An indirect buffer of PM4 commands: the runtime invalidates caches with it, and there are none.
-            (VENDOR, 0 | 1) => Ok(Step::Done),
+            (VENDOR, 0 | 1) => Ok(PacketStep::Done),
             _ => Ok(self.report(queue, table, error::PACKET, "a packet of a type that the card does not have")),
         }
     }
@@ -165,7 +165,7 @@ impl Processor {
         table: &PageTable,
         packet: &Packet,
         slot: *mut u8,
-    ) -> Result<Step, AccessFault> {
+    ) -> Result<PacketStep, AccessFault> {
         let dispatch = match self.prepare(queue, table, packet, slot) {
             Ok(dispatch) => dispatch,
             Err(step) => return Ok(step),
@@ -175,8 +175,8 @@ impl Processor {
         journal.count(Counter::Dispatches, 1);
         let executor = &process.executors[queue.place.card];
         let run = || executor.run(table, &dispatch, &queue.control.stop);
-        let step = match process.interrupts.while_running(process, run) {
-            Outcome::Ended { kernel, instructions, beyond_local } => {
+        let step = match process.interrupts.while_running(&process.events, run) {
+            DispatchEnd::Ended { kernel, instructions, beyond_local } => {
                 journal.count(Counter::Instructions, instructions);
                 journal.kernel(&kernel);
                 if beyond_local > 0 {
@@ -189,15 +189,15 @@ impl Processor {
                     json!({ "card": queue.place.card, "queue": queue.id, "kernel": kernel, "grid": grid,
                         "workgroup": dispatch.workgroup_size, "instructions": instructions, "beyond_lds": beyond_local })
                 });
-                Step::Done
+                PacketStep::Done
             }
-            Outcome::Cancelled => Step::Dead,
-            Outcome::Stopped { kernel, stop, message } => {
+            DispatchEnd::Cancelled => PacketStep::Dead,
+            DispatchEnd::Stopped { kernel, stop, message } => {
                 journal.kernel(&kernel);
                 self.stopped(queue, table, stop, &message)
             }
         };
-        if step == Step::Done && description(queue).uses_scratch_once() {
+        if step == PacketStep::Done && description(queue).uses_scratch_once() {
             // The owner takes the scratch back and clears the property; until then nothing else may use it.
             self.raise(queue, table, error::SCRATCH_ONCE);
             while self.inactive(queue, table) > 0 && !queue.is_stopped() {
@@ -208,7 +208,7 @@ impl Processor {
     }
 
     /// What a stop becomes for the program.
-    fn stopped(&mut self, queue: &Queue, table: &PageTable, stop: Stop, message: &str) -> Step {
+    fn stopped(&mut self, queue: &Queue, table: &PageTable, stop: Stop, message: &str) -> PacketStep {
         let (process, card) = (queue.process, queue.place.card);
         let journal = &process.journal;
         match stop {
@@ -235,7 +235,7 @@ impl Processor {
                 return self.report(queue, table, error::APERTURE, message);
             }
         }
-        Step::Dead
+        PacketStep::Dead
     }
 
     /// Checks a dispatch as the command processor does.
@@ -245,7 +245,7 @@ impl Processor {
         table: &PageTable,
         packet: &Packet,
         slot: *mut u8,
-    ) -> Result<emulator::Packet, Step> {
+    ) -> Result<emulator::Packet, PacketStep> {
         let workgroup_size = [packet.u16(4), packet.u16(6), packet.u16(8)];
         let grid_size = [packet.u32(12), packet.u32(16), packet.u32(20)];
         let lanes: u64 = workgroup_size.iter().map(|size| u64::from(*size)).product();
@@ -276,7 +276,7 @@ impl Processor {
         let lanes_of_wave = if is_wave32 { 32 } else { 64 };
         // The owner writes the ring and then answers: read the other way round, an answer could be missed or asked for twice.
         if self.waits_for_owner && self.inactive(queue, table) != 0 {
-            return Err(Step::Wait);
+            return Err(PacketStep::Wait);
         }
         let description = description(queue);
         let scratch = description.scratch();
@@ -301,19 +301,19 @@ impl Processor {
     }
 
     /// Reports that a dispatch needs more scratch, once, and waits until the owner has given it.
-    fn ask_for_scratch(&mut self, queue: &Queue, table: &PageTable, is_wave32: bool) -> Step {
+    fn ask_for_scratch(&mut self, queue: &Queue, table: &PageTable, is_wave32: bool) -> PacketStep {
         let code = if is_wave32 { error::SCRATCH_WAVE32 } else { error::SCRATCH_WAVE64 };
         // Asked for the first time, or answered with too little.
         self.waits_for_owner = true;
         self.raise(queue, table, code);
-        Step::Wait
+        PacketStep::Wait
     }
 
     /// Reports an error that ends the queue.
-    fn report(&mut self, queue: &Queue, table: &PageTable, code: i64, message: &str) -> Step {
+    fn report(&mut self, queue: &Queue, table: &PageTable, code: i64, message: &str) -> PacketStep {
         queue.process.journal.say_once(message);
         self.raise(queue, table, code);
-        Step::Dead
+        PacketStep::Dead
     }
 
     fn raise(&self, queue: &Queue, table: &PageTable, code: i64) {

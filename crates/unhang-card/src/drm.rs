@@ -5,7 +5,7 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::ptr::null_mut;
 
-use crate::files::{self, Kind};
+use crate::files::{self, NodeKind};
 use crate::process;
 
 /// What a handle of ours points to. The mark tells it from the library's own.
@@ -88,7 +88,7 @@ pub unsafe extern "C" fn amdgpu_device_initialize(
     handle: *mut *mut c_void,
 ) -> c_int {
     let minor_number = match files::get(descriptor).map(|it| it.kind) {
-        Some(Kind::Render(number)) => u32::from(number),
+        Some(NodeKind::Render(number)) => u32::from(number),
         _ => {
             return pass!(c"amdgpu_device_initialize", fn(c_int, *mut u32, *mut u32, *mut *mut c_void) -> c_int,
                 descriptor, major, minor, handle; else -libc::ENODEV);

@@ -10,7 +10,7 @@ use crate::settings::Hazards;
 
 /// What became of a dispatch.
 #[derive(Debug)]
-pub enum Outcome {
+pub enum DispatchEnd {
     /// It came to its end.
     Ended {
         /// The kernel's name.
@@ -71,7 +71,7 @@ impl Executor {
     }
 
     /// Runs a dispatch to its end, until a fault, or until `stop`.
-    pub fn run(&self, table: &PageTable, dispatch: &Packet, stop: &AtomicBool) -> Outcome {
+    pub fn run(&self, table: &PageTable, dispatch: &Packet, stop: &AtomicBool) -> DispatchEnd {
         let name = || {
             let known = kernel_name(table.emulated(), dispatch.kernel_object);
             // The runtime's own copy and fill kernels come without a code object around them.
@@ -80,9 +80,9 @@ impl Executor {
         let fault = match self.machine.dispatch(table.emulated(), dispatch, stop) {
             Ok(counts) => {
                 let (instructions, beyond_local) = (counts.instructions(), counts.beyond_local);
-                return Outcome::Ended { kernel: name(), instructions, beyond_local };
+                return DispatchEnd::Ended { kernel: name(), instructions, beyond_local };
             }
-            Err(Fault { kind: FaultKind::Stopped, .. }) => return Outcome::Cancelled,
+            Err(Fault { kind: FaultKind::Stopped, .. }) => return DispatchEnd::Cancelled,
             Err(fault) => fault,
         };
         let stop = match &fault.kind {
@@ -94,7 +94,7 @@ impl Executor {
             FaultKind::Local { .. } | FaultKind::Private { .. } => Stop::Aperture,
             _ => Stop::IllegalInstruction,
         };
-        Outcome::Stopped { kernel: name(), stop, message: self.message(&fault, name()) }
+        DispatchEnd::Stopped { kernel: name(), stop, message: self.message(&fault, name()) }
     }
 
     /// What is said of a fault: what, where, and that this is an emulated card.

@@ -13,7 +13,7 @@ static TABLE: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum NodeKind {
     /// `/dev/kfd`.
     Kfd,
     /// A render node, by its minor number.
@@ -24,7 +24,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Descriptor {
     /// What it is.
-    pub kind: Kind,
+    pub kind: NodeKind,
     /// The process that opened it.
     pub process: u32,
 }
@@ -55,10 +55,10 @@ fn slot(descriptor: i32) -> Option<&'static AtomicU64> {
 }
 
 /// Remembers a descriptor.
-pub fn insert(descriptor: i32, kind: Kind) {
+pub fn insert(descriptor: i32, kind: NodeKind) {
     let kind = match kind {
-        Kind::Kfd => 1,
-        Kind::Render(minor) => 2 | u64::from(minor) << 8,
+        NodeKind::Kfd => 1,
+        NodeKind::Render(minor) => 2 | u64::from(minor) << 8,
     };
     follow_forks();
     if let Some(slot) = slot(descriptor) {
@@ -98,8 +98,8 @@ pub fn duplicate(from: i32, to: i32) {
 pub fn get(descriptor: i32) -> Option<Descriptor> {
     let entry = slot(descriptor)?.load(Ordering::Acquire);
     let kind = match entry & 0xff {
-        1 => Kind::Kfd,
-        2 => Kind::Render((entry >> 8) as u16),
+        1 => NodeKind::Kfd,
+        2 => NodeKind::Render((entry >> 8) as u16),
         _ => return None,
     };
     Some(Descriptor { kind, process: (entry >> 32) as u32 })
@@ -111,15 +111,15 @@ mod tests {
 
     #[test]
     fn a_duplicate_means_what_its_original_means_until_it_is_closed() {
-        insert(60_000, Kind::Render(129));
+        insert(60_000, NodeKind::Render(129));
         duplicate(60_000, 60_001);
         remove(60_000);
         assert_eq!(get(60_000), None);
-        assert_eq!(get(60_001), Some(Descriptor { kind: Kind::Render(129), process: std::process::id() }));
+        assert_eq!(get(60_001), Some(Descriptor { kind: NodeKind::Render(129), process: std::process::id() }));
         duplicate(60_000, 60_001);
         assert_eq!(get(60_001), None);
         for descriptor in [60_010, 60_011, 60_012] {
-            insert(descriptor, Kind::Kfd);
+            insert(descriptor, NodeKind::Kfd);
         }
         remove_range(60_011, u32::MAX);
         assert_eq!(
@@ -127,8 +127,8 @@ mod tests {
             (true, None, None),
             "another file may have them now"
         );
-        insert(-1, Kind::Kfd);
-        insert(i32::MAX, Kind::Kfd);
+        insert(-1, NodeKind::Kfd);
+        insert(i32::MAX, NodeKind::Kfd);
         assert_eq!((get(-1), get(i32::MAX)), (None, None));
     }
 }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{AT_FDCWD, DIR, FILE, mode_t, size_t, ssize_t};
 
-use crate::paths::{self, Place};
+use crate::paths::{self, PathPlace};
 use crate::settings::{self, CardSettings, settings};
 use crate::{Errno, files, kfd, process, render};
 
@@ -33,8 +33,8 @@ fn fail(error: Errno) -> c_int {
 }
 
 /// What a path is; elsewhere where no card was asked for.
-fn place(path: *const c_char) -> (Place, Option<&'static CardSettings>) {
-    let Some(settings) = settings().filter(|_| !path.is_null()) else { return (Place::Elsewhere, None) };
+fn place(path: *const c_char) -> (PathPlace, Option<&'static CardSettings>) {
+    let Some(settings) = settings().filter(|_| !path.is_null()) else { return (PathPlace::Elsewhere, None) };
     // SAFETY: the caller gives a C string, as for the function that we stand before.
     (paths::place(&settings.root, unsafe { CStr::from_ptr(path) }), Some(settings))
 }
@@ -59,19 +59,19 @@ macro_rules! behind {
 
 unsafe fn open_at(folder: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let kind = match place(path) {
-        (Place::Elsewhere, _) => {
+        (PathPlace::Elsewhere, _) => {
             // SAFETY: see above.
             return unsafe { libc::syscall(libc::SYS_openat, folder, path, flags, mode as c_long) as c_int };
         }
-        (Place::Inside(inside), _) => {
+        (PathPlace::Inside(inside), _) => {
             // SAFETY: see above.
             return unsafe {
                 libc::syscall(libc::SYS_openat, AT_FDCWD, inside.as_ptr(), flags, mode as c_long) as c_int
             };
         }
-        (Place::Kfd, _) => files::Kind::Kfd,
-        (Place::Render(minor), _) => match u16::try_from(minor) {
-            Ok(minor) => files::Kind::Render(minor),
+        (PathPlace::Kfd, _) => files::NodeKind::Kfd,
+        (PathPlace::Render(minor), _) => match u16::try_from(minor) {
+            Ok(minor) => files::NodeKind::Render(minor),
             Err(_) => return fail(libc::ENOENT),
         },
     };
@@ -88,7 +88,7 @@ macro_rules! opens {
         /// As in the C library.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($folder: c_int,)? path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            #[allow(unused_mut, unused_assignments)]
+            #[allow(unused_mut, unused_assignments, reason = "some forms have no folder")]
             let mut at = AT_FDCWD;
             $(at = $folder;)?
             // SAFETY: see above.
@@ -111,10 +111,10 @@ opens! {
 /// A path as another library's function is to see it. Devices are files that are there.
 fn seen<T>(path: *const c_char, call: impl FnOnce(*const c_char) -> T) -> T {
     match place(path).0 {
-        Place::Elsewhere => call(path),
-        Place::Inside(inside) => call(inside.as_ptr()),
-        Place::Kfd => call(c"/dev/null".as_ptr()),
-        Place::Render(minor) => {
+        PathPlace::Elsewhere => call(path),
+        PathPlace::Inside(inside) => call(inside.as_ptr()),
+        PathPlace::Kfd => call(c"/dev/null".as_ptr()),
+        PathPlace::Render(minor) => {
             let is_there = process::current().is_some_and(|it| it.cards.iter().any(|card| card.render_minor == minor));
             call(if is_there { c"/dev/null".as_ptr() } else { path })
         }
@@ -336,8 +336,8 @@ pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *m
     }
     let Some(process) = process::current() else { return fail(libc::ENODEV) };
     let result = match ours.kind {
-        files::Kind::Kfd => kfd::ioctl(process, request, argument.cast()),
-        files::Kind::Render(_) => render::ioctl(process, request, argument.cast()),
+        files::NodeKind::Kfd => kfd::ioctl(process, request, argument.cast()),
+        files::NodeKind::Render(_) => render::ioctl(process, request, argument.cast()),
     };
     match result {
         Ok(()) => 0,

@@ -1,9 +1,14 @@
 //! The driver's interface: what `ioctl` on `/dev/kfd` does.
 
+#[deny(unsafe_code)]
 pub mod abi;
+#[deny(unsafe_code)]
 pub mod events;
 pub mod interrupts;
 pub mod memory;
+#[deny(unsafe_code)]
+mod new_queue;
+#[deny(unsafe_code)]
 pub mod queues;
 
 use std::time::Duration;
@@ -82,7 +87,7 @@ pub fn ioctl(process: &'static Process, request: u64, pointer: *mut u8) -> Resul
             (version.major, version.minor) = VERSION;
             Ok(())
         }
-        0x02 => process.queues.create(process, arguments.get()?),
+        0x02 => new_queue::create(process, arguments.get()?),
         0x03 => process.queues.destroy(arguments.get::<DestroyQueue>()?.queue_id),
         0x05 => clock_counters(process, arguments.get()?),
         0x07 => process.queues.update(arguments.get()?),
@@ -240,7 +245,7 @@ fn acquire_memory(process: &Process, it: &AcquireMemory) -> Result<(), Errno> {
     let card = process.card(it.gpu_id)?;
     let descriptor = i32::try_from(it.render_descriptor).ok().and_then(files::get).ok_or(libc::EINVAL)?;
     match descriptor.kind {
-        files::Kind::Render(minor) if u32::from(minor) == process.cards[card].render_minor => Ok(()),
+        files::NodeKind::Render(minor) if u32::from(minor) == process.cards[card].render_minor => Ok(()),
         _ => Err(libc::EINVAL),
     }
 }

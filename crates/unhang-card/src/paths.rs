@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// What a path is.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PathPlace {
     /// None of ours.
     Elsewhere,
     /// `/dev/kfd`.
@@ -40,18 +40,18 @@ fn below<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// What a path is on the machine in the folder `root`.
-pub fn place(root: &Path, path: &CStr) -> Place {
+pub fn place(root: &Path, path: &CStr) -> PathPlace {
     let path = path.to_bytes();
     if ![&b"/sys/"[..], b"/dev/", b"/proc/m"].iter().any(|start| path.starts_with(start)) {
-        return Place::Elsewhere;
+        return PathPlace::Elsewhere;
     }
     if path == b"/dev/kfd" {
-        return Place::Kfd;
+        return PathPlace::Kfd;
     }
     if let Some(minor) = path.strip_prefix(b"/dev/dri/renderD") {
         return match std::str::from_utf8(minor).ok().and_then(|minor| minor.parse().ok()) {
-            Some(minor) => Place::Render(minor),
-            None => Place::Elsewhere,
+            Some(minor) => PathPlace::Render(minor),
+            None => PathPlace::Elsewhere,
         };
     }
     for (folder, inside) in FOLDERS {
@@ -59,34 +59,34 @@ pub fn place(root: &Path, path: &CStr) -> Place {
             let mut target = root.as_os_str().as_bytes().to_vec();
             target.extend_from_slice(inside);
             target.extend_from_slice(rest);
-            return CString::new(target).map_or(Place::Elsewhere, Place::Inside);
+            return CString::new(target).map_or(PathPlace::Elsewhere, PathPlace::Inside);
         }
     }
-    Place::Elsewhere
+    PathPlace::Elsewhere
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn of(path: &CStr) -> Place {
+    fn of(path: &CStr) -> PathPlace {
         place(Path::new("/m"), path)
     }
 
     #[test]
     fn the_drivers_paths_lead_into_the_folder_and_no_others() {
-        assert_eq!(of(c"/dev/kfd"), Place::Kfd);
-        assert_eq!(of(c"/dev/dri/renderD129"), Place::Render(129));
-        assert_eq!(of(c"/dev/dri"), Place::Inside(c"/m/dev/dri".into()));
+        assert_eq!(of(c"/dev/kfd"), PathPlace::Kfd);
+        assert_eq!(of(c"/dev/dri/renderD129"), PathPlace::Render(129));
+        assert_eq!(of(c"/dev/dri"), PathPlace::Inside(c"/m/dev/dri".into()));
         assert_eq!(
             of(c"/sys/devices/virtual/kfd/kfd/topology/nodes/1/gpu_id"),
-            Place::Inside(c"/m/sys/class/kfd/kfd/topology/nodes/1/gpu_id".into())
+            PathPlace::Inside(c"/m/sys/class/kfd/kfd/topology/nodes/1/gpu_id".into())
         );
-        assert_eq!(of(c"/sys/dev/char/226:128/device"), Place::Inside(c"/m/sys/dev/char/226:128/device".into()));
+        assert_eq!(of(c"/sys/dev/char/226:128/device"), PathPlace::Inside(c"/m/sys/dev/char/226:128/device".into()));
         for path in
             [c"/dev/kfdx", c"/sys/module/amdgpu2", c"/dev/null", c"dev/kfd", c"/etc/passwd", c"", c"/dev/dri/renderDx"]
         {
-            assert_eq!(of(path), Place::Elsewhere, "{path:?}");
+            assert_eq!(of(path), PathPlace::Elsewhere, "{path:?}");
         }
     }
 }

@@ -83,12 +83,12 @@ impl Process {
     }
 
     /// A descriptor for `/dev/kfd` or a render node: one more for the store.
-    pub fn open(&self, settings: &CardSettings, kind: files::Kind) -> Result<i32, Errno> {
+    pub fn open(&self, settings: &CardSettings, kind: files::NodeKind) -> Result<i32, Errno> {
         let node = match kind {
-            files::Kind::Kfd => settings.root.join("dev/kfd"),
-            files::Kind::Render(minor) => settings.root.join(format!("dev/dri/renderD{minor}")),
+            files::NodeKind::Kfd => settings.root.join("dev/kfd"),
+            files::NodeKind::Render(minor) => settings.root.join(format!("dev/dri/renderD{minor}")),
         };
-        if let files::Kind::Render(minor) = kind
+        if let files::NodeKind::Render(minor) = kind
             && !self.cards.iter().any(|card| card.render_minor == u32::from(minor))
         {
             return Err(libc::ENOENT);
@@ -98,7 +98,7 @@ impl Process {
         let descriptor = unsafe { libc::syscall(libc::SYS_fcntl, self.memory.store(), libc::F_DUPFD_CLOEXEC, 0) };
         let descriptor = i32::try_from(descriptor).ok().filter(|it| *it >= 0).ok_or(libc::EMFILE)?;
         files::insert(descriptor, kind);
-        if kind == files::Kind::Kfd {
+        if kind == files::NodeKind::Kfd {
             self.journal.count(Counter::Processes, 1);
             self.journal.write("open", json!({ "program": std::env::current_exe().ok() }));
         }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::journal::Counter;
 use crate::kfd::memory::{AccessFault, PageTable};
-use crate::kfd::queues::{self, Queue, Step};
+use crate::queue::{self, PacketStep, Queue};
 use crate::signal::ticks;
 
 /// Operations, in the low byte of a packet's first word.
@@ -31,7 +31,7 @@ const LONGEST: usize = 13;
 
 /// Processes a queue until it is destroyed.
 pub fn serve(queue: &Queue) {
-    queues::serve(queue, step);
+    queue::serve(queue, step);
 }
 
 /// A packet's words, as far as the longest goes.
@@ -46,19 +46,19 @@ impl Packet {
     }
 }
 
-fn step(queue: &Queue) -> Step {
+fn step(queue: &Queue) -> PacketStep {
     let (read, end) = (queue.read(), queue.doorbell().max(queue.written()));
     if read >= end {
-        return Step::Wait;
+        return PacketStep::Wait;
     }
     let packet = Packet(std::array::from_fn(|word| read_word(queue, read + 4 * word as u64)));
     let table = queue.process.memory.table(queue.place.card);
     match execute(queue, &table, read, &packet) {
         Ok(Some(words)) => {
             queue.advance(read + 4 * words);
-            Step::Done
+            PacketStep::Done
         }
-        Ok(None) => Step::Wait,
+        Ok(None) => PacketStep::Wait,
         Err(Stop::Fault(fault)) => {
             queue.process.journal.say_once(&format!(
                 "a copy by SDMA on the emulated card cannot access {:#x}{}",
@@ -66,7 +66,7 @@ fn step(queue: &Queue) -> Step {
                 if fault.is_read_only { " for writing" } else { "" }
             ));
             queue.process.memory_fault(queue.place.card, fault);
-            Step::Dead
+            PacketStep::Dead
         }
         Err(Stop::Unknown) => {
             queue.process.journal.say_once(&format!(
@@ -75,7 +75,7 @@ fn step(queue: &Queue) -> Step {
                 packet.field(0, 8, 8)
             ));
             queue.process.reset(queue.place.card);
-            Step::Dead
+            PacketStep::Dead
         }
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use super::abi::EVENT_LIMIT;
+use super::events::Events;
 use super::memory::Stretch;
-use super::queues::without_signals;
-use crate::process::Process;
+use crate::threads::without_signals;
 
 /// What a slot holds while its event was not signalled.
 const NOT_SIGNALLED: u64 = u64::MAX;
@@ -53,14 +53,14 @@ impl Interrupts {
         }
     }
 
-    /// Watches the page while a kernel runs.
-    pub fn while_running<T>(&self, process: &'static Process, run: impl FnOnce() -> T) -> T {
+    /// Watches the page while a kernel runs, and raises the events that it sends.
+    pub fn while_running<T>(&'static self, events: &'static Events, run: impl FnOnce() -> T) -> T {
         if self.page.get().is_none() {
             return run();
         }
         // No lock: a fork while another thread holds it would leave the child's copy held for ever.
         if !self.has_started.swap(true, Ordering::SeqCst) {
-            let watch = move || process.interrupts.watch(process);
+            let watch = move || self.watch(events);
             // Without the thread only messages from kernels are lost.
             let _ = without_signals(|| std::thread::Builder::new().name("card interrupts".into()).spawn(watch));
         }
@@ -76,7 +76,7 @@ impl Interrupts {
         self.changed.notify_one();
     }
 
-    fn watch(&self, process: &Process) {
+    fn watch(&self, events: &Events) {
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             running = match *running {
@@ -88,7 +88,7 @@ impl Interrupts {
                     && slot.load(Ordering::Relaxed) != NOT_SIGNALLED
                 {
                     slot.store(NOT_SIGNALLED, Ordering::Release);
-                    let _ = process.events.raise(id);
+                    let _ = events.raise(id);
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Running programs on the emulated card.
 
 // Each test program uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};

@@ -4,6 +4,19 @@ use unhang_isa::{Format, Instruction};
 
 use crate::buffer_format::Typed;
 
+/// Which memory an instruction touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Space {
+    /// The local data share.
+    Local,
+    /// Global memory, by vector instructions.
+    Global,
+    /// A lane's own memory. Its addresses are those in global memory.
+    Private,
+    /// Global memory, by scalar loads.
+    Scalar,
+}
+
 /// How a value changes what is in memory: the old value, the new one, and one to compare with.
 pub(crate) type Update = fn(u64, u64, u64) -> u64;
 
@@ -84,7 +97,7 @@ pub(crate) enum Part {
 }
 
 impl Part {
-    pub fn size(self) -> u32 {
+    pub(crate) fn size(self) -> u32 {
         match self {
             Part::Word => 4,
             Part::Byte { .. } | Part::InHalf { byte: true, .. } => 1,
@@ -95,7 +108,7 @@ impl Part {
 
 impl Access {
     /// Finds what an instruction does.
-    pub fn of(instruction: &Instruction) -> Option<Access> {
+    pub(crate) fn of(instruction: &Instruction) -> Option<Access> {
         let name = instruction.definition.mnemonic;
         match instruction.format() {
             Format::Smem => scalar_access(name),

@@ -40,7 +40,7 @@ pub(crate) struct BufferResource {
 const ELEMENT: u64 = 4;
 
 impl BufferResource {
-    pub fn new([low, high, records, last]: [u32; 4]) -> BufferResource {
+    pub(crate) fn new([low, high, records, last]: [u32; 4]) -> BufferResource {
         BufferResource {
             base: low as u64 | (high as u64 & 0xffff) << 32,
             stride: high >> 16 & 0x3fff,
@@ -60,17 +60,17 @@ impl BufferResource {
     }
 
     /// Whether it is laid out as private memory: words of all lanes alternate, and each lane has its own.
-    pub fn is_private(&self) -> bool {
+    pub(crate) fn is_private(&self) -> bool {
         self.swizzles && self.adds_lane
     }
 
     /// Whether it is bytes in a row, of which NUM_RECORDS is the number.
-    pub fn is_raw(&self) -> bool {
+    pub(crate) fn is_raw(&self) -> bool {
         self.check == RangeCheck::Raw && !self.swizzles
     }
 
     /// Where an offset in an element is, from the base on.
-    pub fn distance(&self, index: u64, offset: u64) -> u64 {
+    pub(crate) fn distance(&self, index: u64, offset: u64) -> u64 {
         let stride = self.stride as u64;
         if !self.swizzles {
             return (index * stride).wrapping_add(offset);
@@ -81,7 +81,7 @@ impl BufferResource {
     }
 
     /// Whether bytes at an offset in an element are in range.
-    pub fn holds(&self, index: u64, offset: u64, size: u64) -> bool {
+    pub(crate) fn holds(&self, index: u64, offset: u64, size: u64) -> bool {
         let records = self.records as u64;
         match self.check {
             RangeCheck::IndexAndOffset => index < records && offset < self.stride as u64,
@@ -93,7 +93,7 @@ impl BufferResource {
     }
 
     /// Bytes from the base on of which all are in range for accesses without an index, where these lie together.
-    pub fn linear_reach(&self) -> Option<u64> {
+    pub(crate) fn linear_reach(&self) -> Option<u64> {
         if self.swizzles || self.adds_lane {
             return None;
         }
@@ -106,7 +106,7 @@ impl BufferResource {
     }
 
     /// Bytes that scalar loads find in it: they know elements of a stride or bytes, and no OOB_SELECT.
-    pub fn scalar_size(&self) -> u64 {
+    pub(crate) fn scalar_size(&self) -> u64 {
         self.records as u64 * self.stride.max(1) as u64
     }
 }
@@ -122,24 +122,24 @@ pub(crate) struct BufferPlace {
 }
 
 impl BufferPlace {
-    pub fn plus(self, bytes: u32) -> BufferPlace {
+    pub(crate) fn plus(self, bytes: u32) -> BufferPlace {
         BufferPlace { offset: self.offset + bytes as u64, ..self }
     }
 
     /// Where it is in memory, in range or not.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         let start = self.resource.base.wrapping_add(self.scalar_offset as u64);
         start.wrapping_add(self.resource.distance(self.index, self.offset))
     }
 
     /// Where it is in memory, if this many bytes are in range.
-    pub fn in_range(&self, size: u32) -> Option<u64> {
+    pub(crate) fn in_range(&self, size: u32) -> Option<u64> {
         let offset = self.offset + if self.resource.is_raw() { self.scalar_offset as u64 } else { 0 };
         self.resource.holds(self.index, offset, size as u64).then(|| self.address())
     }
 
     /// Whether a word ends within this many bytes, and the next one is elsewhere.
-    pub fn is_split(&self, size: u32) -> bool {
+    pub(crate) fn is_split(&self, size: u32) -> bool {
         self.resource.swizzles && self.offset % ELEMENT + size as u64 > ELEMENT
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct DataFormat {
 
 impl DataFormat {
     /// The format with a unified number; none for 0, which is invalid, and past the last.
-    pub fn new(number: u8) -> Option<DataFormat> {
+    pub(crate) fn new(number: u8) -> Option<DataFormat> {
         let mut place = (number as usize).checked_sub(1)?;
         for (widths, numbers) in GROUPS {
             match numbers.get(place) {
@@ -65,17 +65,17 @@ impl DataFormat {
     }
 
     /// Bytes of an element.
-    pub fn bytes(&self) -> u32 {
+    pub(crate) fn bytes(&self) -> u32 {
         self.widths.iter().sum::<u32>() / 8
     }
 
     /// The bits of a one: of a component that is selected as such, and of a fourth one that the format lacks.
-    pub fn one(&self) -> u32 {
+    pub(crate) fn one(&self) -> u32 {
         if matches!(self.number, Uint | Sint) { 1 } else { 1f32.to_bits() }
     }
 
     /// What a register holds of each component of an element: absent ones are 0, 0, 0 and 1.
-    pub fn decode(&self, element: u128) -> [u32; 4] {
+    pub(crate) fn decode(&self, element: u128) -> [u32; 4] {
         let mut components = [0, 0, 0, self.one()];
         let mut low = 0;
         for (component, &width) in components.iter_mut().zip(self.widths) {
@@ -104,7 +104,7 @@ impl DataFormat {
 
     /// The element of components in registers; none where one of them is not exactly a number of the format: nobody has
     /// written down how the chip rounds and clamps those.
-    pub fn encode(&self, components: [u32; 4]) -> Option<u128> {
+    pub(crate) fn encode(&self, components: [u32; 4]) -> Option<u128> {
         let mut element = 0;
         let mut low = 0;
         for (&component, &width) in components.iter().zip(self.widths) {
@@ -133,7 +133,7 @@ impl DataFormat {
     }
 
     /// A component of a register as 16 bits, if it is exactly one of these.
-    pub fn narrow(&self, component: u32) -> Option<u16> {
+    pub(crate) fn narrow(&self, component: u32) -> Option<u16> {
         let half = match self.number {
             Uint => component as u16,
             Sint => component as i16 as u16,
@@ -143,7 +143,7 @@ impl DataFormat {
     }
 
     /// 16 bits as a component of a register.
-    pub fn widen(&self, half: u16) -> u32 {
+    pub(crate) fn widen(&self, half: u16) -> u32 {
         match self.number {
             Uint => half as u32,
             Sint => half as i16 as u32,
@@ -175,7 +175,7 @@ pub(crate) struct Typed {
 
 impl Typed {
     /// What a name says behind `format_`.
-    pub fn named(name: &str, format: Option<u8>) -> Option<Typed> {
+    pub(crate) fn named(name: &str, format: Option<u8>) -> Option<Typed> {
         let (packing, rest) = match (name.strip_prefix("d16_hi_"), name.strip_prefix("d16_")) {
             (Some(rest), _) => (Packing::HighHalf, rest),
             (None, Some(rest)) => (Packing::Halves, rest),
@@ -186,7 +186,7 @@ impl Typed {
     }
 
     /// The number of registers.
-    pub fn registers(&self) -> u8 {
+    pub(crate) fn registers(&self) -> u8 {
         match self.packing {
             Packing::Words => self.components,
             Packing::Halves => self.components.div_ceil(2),
@@ -205,7 +205,13 @@ impl Typed {
 
     /// The registers after a load of an element, or of nothing out of range, from what they held before. None where 16 bits do
     /// not hold a component exactly: nobody has written down how the chip rounds it.
-    pub fn load(&self, format: DataFormat, element: Option<u128>, selects: [u8; 4], old: [u32; 4]) -> Option<[u32; 4]> {
+    pub(crate) fn load(
+        &self,
+        format: DataFormat,
+        element: Option<u128>,
+        selects: [u8; 4],
+        old: [u32; 4],
+    ) -> Option<[u32; 4]> {
         let components = element.map_or([0; 4], |element| format.decode(element));
         let mut registers = old;
         for (component, &select) in selects.iter().enumerate().take(self.components as usize) {
@@ -224,7 +230,7 @@ impl Typed {
     }
 
     /// The element that is stored from registers; components that are not given are zero. None as for [`DataFormat::encode`].
-    pub fn store(&self, format: DataFormat, registers: [u32; 4]) -> Option<u128> {
+    pub(crate) fn store(&self, format: DataFormat, registers: [u32; 4]) -> Option<u128> {
         let mut components = [0; 4];
         for (number, component) in components.iter_mut().enumerate().take(self.components as usize) {
             let (register, shift) = self.place(number);

@@ -1,9 +1,9 @@
 //! Bytes and halves inside a register: differences, averages, conversions into a byte or a normalised half, dot products.
 
 use crate::float::{FloatMode, Round, half_value, rounded_single, single};
-use crate::lanes::{LaneFunction, LaneOperation, RowFunction, functions};
+use crate::lanes::operation::{LaneFunction, LaneOperation, op};
 use crate::saturate::{absolute_differences, masked_differences};
-use crate::wave::{Lanes, Type};
+use crate::wave::Type;
 
 /// Four sums of differences: of the bytes of `b` with those of `a` from byte 0, 1, 2 and 3 on, added to the halves of `c`.
 fn four_sums(a: u64, b: u64, c: u64, differences: impl Fn(u64, u64) -> u64) -> u64 {
@@ -56,12 +56,6 @@ fn dot_halves(a: u64, b: u64, c: u64, mode: FloatMode) -> u64 {
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     use Type::{Bits32 as B, Bits64 as W, Float16 as H, Float32 as F};
-    macro_rules! op {
-        ($sources:expr, $result:expr, $($function:tt)*) => {{
-            let (run, rows) = functions!($($function)*);
-            Some(LaneOperation { run, rows, fast: None, sources: $sources, result: $result, accumulates: false })
-        }};
-    }
     match name {
         "v_sad_u32" => op!([B; 3], B, |a, b, c, _| (a.abs_diff(b) + c) as u32 as u64),
         "v_sad_u16" => op!([B; 3], B, |a, b, c, _| (absolute_differences(a, b, 16) + c) as u32 as u64),

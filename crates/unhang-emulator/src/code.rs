@@ -1,225 +1,19 @@
 //! Code that is in memory: decoded when it is first reached, and decoded anew when its bytes have changed.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use unhang_isa::audit::Transfer;
-use unhang_isa::{Chip, Effects, Instruction, decode};
-
-use crate::fast::Op;
-use crate::fast::stretch::{self, Stretch};
+use crate::fast::function::FastFunction;
+use crate::function::{Function, Reading};
 use crate::pending::KnownStates;
-use crate::semantics::Semantics;
-use crate::waits::Touch;
-use crate::{FaultKind, Memory, Unit};
-
-/// The chips as which code is read: silicon reads words in its own way, whatever was meant. What it cannot read at all is
-/// read as the chip for which it was compiled, so that it is a fault by name where it is reached, and not before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Reading {
-    pub silicon: Chip,
-    pub compiled_for: Chip,
-    pub wave64: bool,
-    /// Whether kernels start in the float mode that flushes denormals of singles: instructions are resolved for it then.
-    pub flushes: bool,
-}
-
-/// Bytes of the longest instruction.
-const LONGEST: usize = 20;
-/// The most instructions that are decoded from one entry on: the largest real kernels have a tenth of this.
-const MOST: usize = 4 << 20;
-/// No instruction: a branch that lands nowhere.
-pub(crate) const NOWHERE: u32 = u32::MAX;
-
-/// Everything that relative branches reach from one entry.
-pub(crate) struct Function {
-    pub entry: u64,
-    /// The number of its first instruction among those of all functions that were ever decoded, so that each has a
-    /// separate place.
-    pub places: u64,
-    reading: Reading,
-    pub instructions: Vec<Instruction>,
-    /// Where each instruction is.
-    pub addresses: Vec<u64>,
-    /// What each instruction does, found once.
-    pub semantics: Vec<Semantics>,
-    /// What each instruction does, with its operands resolved.
-    pub ops: Vec<Op>,
-    /// What each instruction does to scalar registers.
-    pub effects: Vec<Effects>,
-    /// The vector registers that each instruction touches, and what it does to loads in flight.
-    pub touches: Vec<Touch>,
-    /// What each instruction does to pending hazards.
-    pub transfers: Vec<Transfer>,
-    /// What executes each instruction.
-    pub units: Vec<Unit>,
-    /// The instruction to which each relative branch goes.
-    pub targets: Vec<u32>,
-    /// What is executed together, and which of these starts at each instruction.
-    pub stretches: Vec<Stretch>,
-    pub starts: Vec<u32>,
-    /// The bytes from which all this was read.
-    bytes: Vec<(u64, Vec<u8>)>,
-}
-
-/// What is at an address.
-struct Found {
-    instruction: Instruction,
-    semantics: Semantics,
-    bytes: Vec<u8>,
-}
-
-impl Function {
-    /// Decodes what can be reached from an entry by relative branches.
-    pub fn decode(memory: &Memory, entry: u64, reading: Reading) -> Function {
-        let mut found: BTreeMap<u64, Found> = BTreeMap::new();
-        let mut work = vec![entry];
-        while let Some(start) = work.pop() {
-            let mut at = start;
-            while found.len() < MOST && !found.contains_key(&at) {
-                let here = look(memory, at, reading);
-                let after = at.wrapping_add(here.bytes.len() as u64);
-                let goes_on = !here.instruction.ends_block_for_good() && !matches!(here.semantics, Semantics::Hole(_));
-                if let Some(distance) = here.instruction.branch_distance() {
-                    work.push(after.wrapping_add(distance as u64));
-                }
-                found.insert(at, here);
-                if !goes_on {
-                    break;
-                }
-                at = after;
-            }
-        }
-        Function::of(entry, reading, found)
-    }
-
-    fn of(entry: u64, reading: Reading, found: BTreeMap<u64, Found>) -> Function {
-        static PLACES: AtomicU64 = AtomicU64::new(0);
-        let addresses: Vec<u64> = found.keys().copied().collect();
-        let mut function = Function {
-            entry,
-            places: PLACES.fetch_add(found.len() as u64, Ordering::Relaxed),
-            reading,
-            instructions: Vec::with_capacity(found.len()),
-            semantics: Vec::with_capacity(found.len()),
-            ops: Vec::with_capacity(found.len()),
-            effects: Vec::with_capacity(found.len()),
-            touches: Vec::with_capacity(found.len()),
-            transfers: Vec::with_capacity(found.len()),
-            units: Vec::with_capacity(found.len()),
-            targets: vec![NOWHERE; found.len()],
-            addresses,
-            stretches: Vec::new(),
-            starts: Vec::new(),
-            bytes: Vec::new(),
-        };
-        for (index, (address, here)) in found.into_iter().enumerate() {
-            let after = address.wrapping_add(here.bytes.len() as u64);
-            let next = function.addresses.get(index + 1).copied();
-            let mut semantics = here.semantics;
-            // Code that jumps into the middle of an instruction: what is there is not followed.
-            if next != Some(after) && !here.instruction.ends_block_for_good() {
-                semantics = Semantics::Hole(Hole::Overlaps);
-            }
-            if let Some(distance) = here.instruction.branch_distance() {
-                function.targets[index] = function.index_at(after.wrapping_add(distance as u64)).unwrap_or(NOWHERE);
-            }
-            function.units.push(Unit::of(&here.instruction));
-            function.instructions.push(here.instruction);
-            if !here.instruction.definition.exists_on(reading.silicon) {
-                semantics = Semantics::Hole(Hole::Illegal);
-            }
-            if let hole @ Semantics::Hole(_) = here.semantics {
-                semantics = hole;
-            }
-            function.effects.push(here.instruction.effects(reading.wave64));
-            function.touches.push(Touch::of(&here.instruction, &semantics));
-            let transfer = Transfer::compiled_for(reading.compiled_for, &here.instruction, reading.wave64);
-            function.ops.push(Op::of(&here.instruction, &semantics, reading.flushes));
-            function.transfers.push(transfer);
-            function.semantics.push(semantics);
-            match function.bytes.last_mut() {
-                Some((start, bytes)) if *start + bytes.len() as u64 == address => bytes.extend(here.bytes),
-                _ => function.bytes.push((address, here.bytes)),
-            }
-        }
-        (function.stretches, function.starts) = stretch::cut(&function);
-        function
-    }
-
-    /// Whether it is code for waves of 64 lanes.
-    pub fn wave64(&self) -> bool {
-        self.reading.wave64
-    }
-
-    /// The instruction that starts at an address.
-    pub fn index_at(&self, address: u64) -> Option<u32> {
-        self.addresses.binary_search(&address).ok().map(|index| index as u32)
-    }
-
-    /// Whether memory still holds what was decoded.
-    fn is_current(&self, memory: &Memory) -> bool {
-        let mut now = Vec::new();
-        let same = |(address, bytes): &(u64, Vec<u8>)| {
-            now.resize(bytes.len(), 0);
-            memory.read_some(*address, &mut now) == bytes.len() && now == *bytes
-        };
-        let unmapped = self.semantics.iter().any(|semantics| matches!(semantics, Semantics::Hole(Hole::Unmapped)));
-        !unmapped && self.bytes.iter().all(same)
-    }
-}
-
-/// Why there is no instruction at an address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Hole {
-    /// No memory, or not enough of it.
-    Unmapped,
-    /// A word that is no instruction of any chip.
-    Word(u32),
-    /// An instruction that the chip does not have.
-    Illegal,
-    /// The instruction reaches into one that starts within it.
-    Overlaps,
-}
-
-/// Reads what is at an address.
-fn look(memory: &Memory, address: u64, reading: Reading) -> Found {
-    let mut bytes = [0; LONGEST];
-    let count = memory.read_some(address, &mut bytes);
-    let bytes = &bytes[..count];
-    let chips = [reading.silicon, reading.compiled_for, Chip::Gfx1030, Chip::Gfx1010];
-    let decoded = chips.into_iter().find_map(|chip| decode(bytes, chip).ok());
-    match decoded {
-        Some(instruction) => {
-            Found { instruction, semantics: Semantics::of(&instruction), bytes: bytes[..instruction.size()].to_vec() }
-        }
-        None => {
-            let word = bytes.first_chunk().map(|&word| u32::from_le_bytes(word));
-            Found {
-                // Something has to stand there; it is never executed.
-                instruction: placeholder(),
-                semantics: Semantics::Hole(word.map_or(Hole::Unmapped, Hole::Word)),
-                bytes: bytes[..count.min(4)].to_vec(),
-            }
-        }
-    }
-}
-
-/// `s_endpgm`.
-fn placeholder() -> Instruction {
-    match decode(&0xbf81_0000u32.to_le_bytes(), Chip::Gfx1010) {
-        Ok(instruction) => instruction,
-        Err(error) => unreachable!("s_endpgm is an instruction: {error}"),
-    }
-}
+use crate::{FaultKind, Memory};
 
 /// What was decoded so far, for all launches. Nothing in it is used before its bytes were compared with what memory holds
 /// then: code is freed, and its place reused.
 #[derive(Default)]
 pub(crate) struct CodeCache {
     /// By their entries and by how they were read: one kernel may be launched in two modes by turns.
-    functions: Mutex<HashMap<(u64, Reading), Arc<Function>>>,
+    functions: Mutex<HashMap<(u64, Reading), Arc<FastFunction>>>,
     /// What threads of earlier launches have learned of what is pending in waves.
     known: Mutex<Vec<KnownStates>>,
 }
@@ -228,13 +22,13 @@ pub(crate) struct CodeCache {
 const CACHED: usize = 4096;
 
 impl CodeCache {
-    fn get(&self, memory: &Memory, entry: u64, reading: Reading) -> Arc<Function> {
+    fn get(&self, memory: &Memory, entry: u64, reading: Reading) -> Arc<FastFunction> {
         let lock = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let known = lock().get(&(entry, reading)).cloned();
-        if let Some(function) = known.filter(|function| function.is_current(memory)) {
+        if let Some(function) = known.filter(|function| function.plain.is_current(memory)) {
             return function;
         }
-        let function = Arc::new(Function::decode(memory, entry, reading));
+        let function = Arc::new(FastFunction::of(Function::decode(memory, entry, reading)));
         let mut functions = lock();
         if functions.len() >= CACHED {
             functions.clear();
@@ -253,23 +47,23 @@ pub(crate) struct Code<'a> {
     memory: &'a Memory,
     cache: &'a CodeCache,
     reading: Reading,
-    functions: Mutex<Vec<Arc<Function>>>,
+    functions: Mutex<Vec<Arc<FastFunction>>>,
 }
 
 impl<'a> Code<'a> {
-    pub fn new(memory: &'a Memory, cache: &'a CodeCache, reading: Reading) -> Code<'a> {
+    pub(crate) fn new(memory: &'a Memory, cache: &'a CodeCache, reading: Reading) -> Code<'a> {
         Code { memory, cache, reading, functions: Mutex::default() }
     }
 
     /// Whether it is resolved for the float mode that flushes denormals of singles.
-    pub fn flushes(&self) -> bool {
+    pub(crate) fn flushes(&self) -> bool {
         self.reading.flushes
     }
 
     /// A function that has an instruction at an address.
-    fn find(&self, address: u64) -> Option<Arc<Function>> {
+    fn find(&self, address: u64) -> Option<Arc<FastFunction>> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = functions.iter().find(|function| function.index_at(address).is_some()) {
+        if let Some(function) = functions.iter().find(|function| function.plain.index_at(address).is_some()) {
             return Some(function.clone());
         }
         if !address.is_multiple_of(4) || self.memory.read_some(address, &mut [0; 4]) < 4 {
@@ -284,7 +78,7 @@ impl<'a> Code<'a> {
 /// The functions that one thread has met, and where its jumps went.
 pub(crate) struct Paths<'a> {
     code: &'a Code<'a>,
-    pub functions: Vec<Arc<Function>>,
+    pub functions: Vec<Arc<FastFunction>>,
     jumps: HashMap<u64, (u32, u32)>,
     /// What was pending in its waves.
     pub known: KnownStates,
@@ -292,7 +86,7 @@ pub(crate) struct Paths<'a> {
 
 impl<'a> Paths<'a> {
     /// `keep` says whether states of waves are remembered, `hazards` whether hazards are checked.
-    pub fn new(code: &'a Code<'a>, keep: bool, hazards: bool) -> Paths<'a> {
+    pub(crate) fn new(code: &'a Code<'a>, keep: bool, hazards: bool) -> Paths<'a> {
         let mut known = code.cache.known();
         let earlier = known.iter().position(|it| keep && it.serves(hazards)).map(|place| known.swap_remove(place));
         let known = earlier.unwrap_or_else(|| KnownStates::new(keep, hazards));
@@ -300,19 +94,19 @@ impl<'a> Paths<'a> {
     }
 
     /// Keeps what was learned for later launches.
-    pub fn keep(self) {
+    pub(crate) fn keep(self) {
         if self.known.serves(true) || self.known.serves(false) {
             self.code.cache.known().push(self.known);
         }
     }
 
     /// The function and the instruction at an address.
-    pub fn find(&mut self, address: u64) -> Result<(u32, u32), FaultKind> {
+    pub(crate) fn find(&mut self, address: u64) -> Result<(u32, u32), FaultKind> {
         if let Some(&place) = self.jumps.get(&address) {
             return Ok(place);
         }
         let function = self.code.find(address).ok_or(FaultKind::Jump { address })?;
-        let index = function.index_at(address).ok_or(FaultKind::Jump { address })?;
+        let index = function.plain.index_at(address).ok_or(FaultKind::Jump { address })?;
         let known = self.functions.iter().position(|other| Arc::ptr_eq(other, &function));
         let number = known.unwrap_or_else(|| {
             self.functions.push(function);
@@ -325,6 +119,8 @@ impl<'a> Paths<'a> {
 
 #[cfg(test)]
 mod tests {
+    use unhang_isa::Chip;
+
     use super::*;
 
     const READING: Reading =
@@ -337,28 +133,6 @@ mod tests {
     }
 
     #[test]
-    fn only_code_that_can_be_reached_is_decoded() {
-        let mut memory = Memory::default();
-        // s_branch over a word that means nothing, to the end.
-        let at = memory.allocate_bytes(&words(&[NOP, 0xbf82_0001, 0xffff_ffff, END, 0xffff_ffff]));
-        let function = Function::decode(&memory, at, READING);
-        assert_eq!(function.addresses, [at, at + 4, at + 12]);
-        assert_eq!(function.targets, [NOWHERE, 2, NOWHERE]);
-        assert!(!function.semantics.iter().any(|semantics| matches!(semantics, Semantics::Hole(_))));
-    }
-
-    #[test]
-    fn what_is_no_instruction_is_known_where_it_is_reached() {
-        let mut memory = Memory::default();
-        let at = memory.allocate_bytes(&words(&[NOP, 0xffff_ffff]));
-        let function = Function::decode(&memory, at, READING);
-        assert!(matches!(function.semantics[1], Semantics::Hole(Hole::Word(0xffff_ffff))));
-        let at = memory.allocate_bytes(&words(&[NOP]));
-        let function = Function::decode(&memory, at, READING);
-        assert!(matches!(function.semantics[1], Semantics::Hole(Hole::Unmapped)));
-    }
-
-    #[test]
     fn code_that_was_replaced_is_decoded_anew() {
         let mut memory = Memory::default();
         let at = memory.allocate_bytes(&words(&[NOP, NOP, END]));
@@ -367,7 +141,7 @@ mod tests {
         assert!(Arc::ptr_eq(&first, &cache.get(&memory, at, READING)), "nothing has changed");
         memory.write(at + 4, &END.to_le_bytes()).unwrap();
         let second = cache.get(&memory, at, READING);
-        assert_eq!((first.addresses.len(), second.addresses.len()), (3, 2));
+        assert_eq!((first.plain.addresses.len(), second.plain.addresses.len()), (3, 2));
     }
 
     #[test]
@@ -378,7 +152,7 @@ mod tests {
         let readings = [READING, Reading { flushes: true, ..READING }, Reading { wave64: true, ..READING }]
             .map(|reading| (reading, cache.get(&memory, at, reading)));
         for (reading, function) in &readings {
-            assert_eq!(function.reading, *reading);
+            assert_eq!(function.plain.reading, *reading);
             assert!(Arc::ptr_eq(function, &cache.get(&memory, at, *reading)), "{reading:?} is decoded once");
         }
     }

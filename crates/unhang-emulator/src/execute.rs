@@ -2,18 +2,20 @@
 
 use unhang_isa::elf::KernelDescriptor;
 
-use crate::code::{Hole, NOWHERE, Paths};
-use crate::dispatch::Launch;
-use crate::fast::registers::Registers;
-use crate::fast::run::run_function;
+use crate::code::Paths;
+use crate::fast::run::{Turn, run_function};
 use crate::float::FloatMode;
+use crate::function::NOWHERE;
+use crate::launch::Launch;
 use crate::memory::Window;
 use crate::memory_access::{LocalBounds, Surroundings};
-use crate::pending::{Pending, UNKNOWN};
+use crate::pending::{Track, Tracker};
 use crate::races::Races;
-use crate::semantics::Semantics;
+use crate::registers::Registers;
+use crate::semantics::{Hole, Semantics};
+use crate::settings::Mode;
 use crate::wave::{EXEC, LANES, Standing, Wave};
-use crate::{Counts, Fault, FaultKind, Mode};
+use crate::{Counts, Fault, FaultKind};
 
 /// Instructions of a wave in one turn. Waves of a workgroup may wait for each other without a barrier, and who stops a
 /// launch does not want to wait.
@@ -22,6 +24,8 @@ const TURN: u64 = 1 << 16;
 /// A workgroup under way.
 pub(crate) struct Group {
     waves: Vec<Wave>,
+    /// What is pending in each wave.
+    tracks: Vec<Track>,
     local: Vec<u8>,
     /// What its waves did to memory, if that is asked for.
     races: Option<Races>,
@@ -36,7 +40,7 @@ pub(crate) struct Leftovers {
 
 impl Leftovers {
     /// Keeps what a workgroup does not need any more.
-    pub fn keep(&mut self, group: Group) {
+    pub(crate) fn keep(&mut self, group: Group) {
         self.registers.extend(group.waves.into_iter().map(|wave| wave.vectors));
         self.locals.push(group.local);
     }
@@ -66,28 +70,35 @@ impl Leftovers {
 
 impl Group {
     /// A workgroup at its start, with the part of private memory that has this number.
-    pub fn new(launch: &Launch<'_>, group: [u32; 3], private: u64, leftovers: &mut Leftovers) -> Group {
+    pub(crate) fn new(launch: &Launch<'_>, group: [u32; 3], private: u64, leftovers: &mut Leftovers) -> Group {
         let size: [u32; 3] = std::array::from_fn(|axis| {
             let full = launch.packet.workgroup_size[axis] as u32;
             full.min(launch.packet.grid_size[axis].saturating_sub(group[axis].saturating_mul(full)))
         });
-        let items: u32 = size.iter().product();
-        let waves = items.div_ceil(launch.lanes());
+        let workgroup = Workgroup { place: group, size };
+        let waves = workgroup.items().div_ceil(launch.lanes());
         Group {
             waves: (0..waves)
                 .map(|wave| {
                     let private = private * launch.waves() + wave as u64;
-                    new_wave(launch, (group, size), wave, private, leftovers)
+                    new_wave(launch, workgroup, wave, private, leftovers)
                 })
                 .collect(),
+            tracks: (0..waves).map(|_| Track::default()).collect(),
             local: leftovers.local(launch.packet.group_segment_size as usize),
             races: launch.races.then(|| Races::new(waves as usize, matches!(launch.mode, Mode::Hazards(_)))),
         }
     }
 
     /// Gives every wave a turn; says whether all have ended.
-    pub fn run(&mut self, launch: &Launch<'_>, paths: &mut Paths<'_>, counts: &mut Counts) -> Result<bool, Fault> {
-        for wave in self.waves.iter_mut().filter(|wave| wave.standing == Standing::Running) {
+    pub(crate) fn run(
+        &mut self,
+        launch: &Launch<'_>,
+        paths: &mut Paths<'_>,
+        counts: &mut Counts,
+    ) -> Result<bool, Fault> {
+        let waves = self.waves.iter_mut().zip(&mut self.tracks);
+        for (wave, track) in waves.filter(|(wave, _)| wave.standing == Standing::Running) {
             let races = self.races.as_mut();
             let mut around = Surroundings {
                 global: Window::new(launch.memory),
@@ -95,7 +106,7 @@ impl Group {
                 races,
                 bounds: LocalBounds::new(launch.local_bounds),
             };
-            let ended = run_wave(launch, wave, &mut around, paths, counts);
+            let ended = run_wave(launch, wave, track, &mut around, paths, counts);
             counts.beyond_local += around.bounds.beyond;
             if let Err(kind) = ended {
                 return Err(fault(launch, paths, wave, kind));
@@ -114,7 +125,7 @@ impl Group {
     }
 
     /// The fault of a launch that was stopped: where its first wave is.
-    pub fn stopped(&self, launch: &Launch<'_>, paths: &mut Paths<'_>) -> Fault {
+    pub(crate) fn stopped(&self, launch: &Launch<'_>, paths: &mut Paths<'_>) -> Fault {
         match self.waves.iter().find(|wave| wave.standing != Standing::Ended) {
             Some(wave) => fault(launch, paths, wave, FaultKind::Stopped),
             None => launch.fault(FaultKind::Stopped, 0, String::new()),
@@ -123,7 +134,7 @@ impl Group {
 }
 
 fn fault(launch: &Launch<'_>, paths: &Paths<'_>, wave: &Wave, kind: FaultKind) -> Fault {
-    let Some(function) = paths.functions.get(wave.function as usize) else {
+    let Some(function) = paths.functions.get(wave.function as usize).map(|function| &function.plain) else {
         return launch.fault(kind, wave.entry, String::new());
     };
     let index = wave.index as usize;
@@ -140,14 +151,21 @@ pub(crate) fn mode_bits(descriptor: &KernelDescriptor) -> u32 {
     descriptor.resource1 >> 12 & 0xff | (descriptor.resource1 >> 21 & 1) << 8 | (descriptor.resource1 >> 23 & 1) << 9
 }
 
+/// A workgroup: its place in the grid, and its work-items along each axis, which at the grid's end are fewer.
+#[derive(Clone, Copy)]
+struct Workgroup {
+    place: [u32; 3],
+    size: [u32; 3],
+}
+
+impl Workgroup {
+    fn items(&self) -> u32 {
+        self.size.iter().product()
+    }
+}
+
 /// The registers as the command processor sets them up.
-fn new_wave(
-    launch: &Launch<'_>,
-    (group, size): ([u32; 3], [u32; 3]),
-    number: u32,
-    private: u64,
-    leftovers: &mut Leftovers,
-) -> Wave {
+fn new_wave(launch: &Launch<'_>, workgroup: Workgroup, number: u32, private: u64, leftovers: &mut Leftovers) -> Wave {
     let (descriptor, packet) = (launch.descriptor, launch.packet);
     let wave64 = descriptor.wave64();
     let granule = if wave64 { 4 } else { 8 };
@@ -163,7 +181,7 @@ fn new_wave(
         scc: false,
         entry: packet.kernel_object.wrapping_add(descriptor.entry_offset as u64),
         number,
-        workgroup: group,
+        workgroup: workgroup.place,
         function: NOWHERE,
         index: 0,
         standing: Standing::Running,
@@ -176,10 +194,17 @@ fn new_wave(
         apertures: [packet.local_aperture, packet.private_aperture],
         flushes: launch.code.flushes(),
         usual_mode: false,
-        pending: Pending::default(),
-        known: UNKNOWN,
     };
     wave.note_mode();
+    set_user_scalars(&mut wave, launch);
+    set_system_scalars(&mut wave, launch, workgroup, scratch_offset as u32);
+    set_items(&mut wave, launch, workgroup);
+    wave
+}
+
+/// What the descriptor asks for, from the first scalar register on.
+fn set_user_scalars(wave: &mut Wave, launch: &Launch<'_>) {
+    let packet = launch.packet;
     let mut next = 0u8;
     // Scratch buffer, dispatch packet, queue, arguments, dispatch number, flat scratch, scratch size.
     for (bit, registers, value) in [
@@ -191,7 +216,7 @@ fn new_wave(
         (5, 2, packet.scratch.address),
         (6, 1, packet.private_segment_size as u64),
     ] {
-        if descriptor.properties >> bit & 1 == 1 {
+        if launch.descriptor.properties >> bit & 1 == 1 {
             match registers {
                 1 => wave.set_scalar(next, value as u32),
                 _ => wave.set_scalar64(next, value),
@@ -199,47 +224,54 @@ fn new_wave(
             if registers == 4 {
                 // The buffer of private memory: words of all lanes alternate, each lane by its number. As ROCr writes it for
                 // gfx10: nothing is out of range (OOB_SELECT 2), words are whole numbers, components in their order.
-                let stride = if wave64 { 3 } else { 2 };
+                let stride = if wave.wave64 { 3 } else { 2 };
                 let last = 2 << 28 | 1 << 24 | 1 << 23 | stride << 21 | 20 << 12 | 0xfac;
                 wave.set_scalar64(next + 2, u32::MAX as u64 | last << 32);
             }
             next += registers;
         }
     }
+}
+
+/// Behind the user's registers the workgroup's place, its information, if asked for, and the wave's offset in private memory.
+fn set_system_scalars(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup, scratch_offset: u32) {
+    let descriptor = launch.descriptor;
     let mut next = (descriptor.resource2 >> 1 & 31) as u8;
-    for (axis, &place) in group.iter().enumerate() {
+    for (axis, &place) in workgroup.place.iter().enumerate() {
         if descriptor.resource2 >> (7 + axis) & 1 == 1 {
             wave.set_scalar(next, place);
             next += 1;
         }
     }
-    // Behind them the workgroup's information, if asked for, and the wave's offset in private memory.
     next += (descriptor.resource2 >> 10 & 1) as u8;
     if descriptor.resource2 & 1 == 1 {
-        wave.set_scalar(next, scratch_offset as u32);
+        wave.set_scalar(next, scratch_offset);
     }
-    let axes = (descriptor.resource2 >> 11 & 3) as usize + 1;
-    let [width, height, depth] = size;
-    let items = width * height * depth;
+}
+
+/// The lanes that are on, and the place of each one's work-item in the workgroup.
+fn set_items(wave: &mut Wave, launch: &Launch<'_>, workgroup: Workgroup) {
+    let axes = (launch.descriptor.resource2 >> 11 & 3) as usize + 1;
+    let [width, height, _] = workgroup.size;
     for lane in 0..launch.lanes() {
-        let item = number * launch.lanes() + lane;
-        if item >= items {
+        let item = wave.number * launch.lanes() + lane;
+        if item >= workgroup.items() {
             break;
         }
         let (half, lane) = (lane as usize / LANES, lane as usize % LANES);
         wave.scalars[EXEC + half] |= 1 << lane;
         let place = [item % width, item / width % height, item / (width * height)];
         for (axis, &place) in place.iter().enumerate().take(axes) {
-            wave.vectors[half * registers + axis][lane] = place;
+            wave.vectors[half * wave.registers + axis][lane] = place;
         }
     }
-    wave
 }
 
 /// Runs a wave to its end, to a barrier, or for a turn.
 fn run_wave(
     launch: &Launch<'_>,
     wave: &mut Wave,
+    track: &mut Track,
     around: &mut Surroundings<'_>,
     paths: &mut Paths<'_>,
     counts: &mut Counts,
@@ -249,9 +281,10 @@ fn run_wave(
         (wave.function, wave.index) = paths.find(wave.entry)?;
     }
     while wave.executed < end && wave.standing == Standing::Running {
-        let function = &paths.functions[wave.function as usize];
-        let (number, jump) =
-            (wave.function, run_function(launch, wave, around, (function, &mut paths.known), counts, end)?);
+        let number = wave.function;
+        let function = &paths.functions[number as usize];
+        let tracker = Tracker { known: &mut paths.known, track };
+        let jump = run_function(wave, Turn { launch, around, function, tracker, counts, end })?;
         if let Some(target) = jump {
             (wave.function, wave.index) = paths.find(target)?;
         }

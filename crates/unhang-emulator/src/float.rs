@@ -5,7 +5,7 @@
 
 use half::f16;
 
-use crate::Perturbation;
+use crate::settings::Perturbation;
 
 /// Where numbers that do not fit go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(crate) struct FloatMode {
 
 impl FloatMode {
     /// The mode register: bits 0 to 3 rounding, 4 to 7 denormals (each single, then half and double), 8 clamping.
-    pub fn from_bits(bits: u32, perturbation: Perturbation) -> FloatMode {
+    pub(crate) fn from_bits(bits: u32, perturbation: Perturbation) -> FloatMode {
         let precision = |round: u32, denormals: u32| Precision {
             round: [Round::NearestEven, Round::Up, Round::Down, Round::TowardZero][(bits >> round & 3) as usize],
             flush_in: bits >> denormals & 1 == 0,
@@ -378,6 +378,23 @@ pub(crate) fn approximate_half(value: f64, mode: FloatMode) -> u64 {
 #[inline(always)]
 pub(crate) fn approximate_double(value: f64, mode: FloatMode) -> u64 {
     perturbed(double_bits(value, mode), 0x7ff0_0000_0000_0000, mode.perturbation, [1 << 29; 2])
+}
+
+const USUAL_PRECISION: Precision = Precision { round: Round::NearestEven, flush_in: false, flush_out: false };
+/// To nearest even, denormals kept: how compilers set the mode up.
+pub(crate) const USUAL: FloatMode =
+    FloatMode { single: USUAL_PRECISION, other: USUAL_PRECISION, clamp_nan: true, perturbation: Perturbation::None };
+
+/// The usual mode with denormals of singles flushed, as OpenCL has it where precision is not asked for.
+pub(crate) const FLUSHED: FloatMode =
+    FloatMode { single: Precision { flush_in: true, flush_out: true, ..USUAL_PRECISION }, ..USUAL };
+
+impl FloatMode {
+    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode says. Clamping is none of
+    /// theirs.
+    pub(crate) fn is_usual(self, flushes: bool) -> bool {
+        FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == if flushes { FLUSHED } else { USUAL }
+    }
 }
 
 #[cfg(test)]

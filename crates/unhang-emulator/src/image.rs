@@ -19,7 +19,7 @@ pub(crate) struct Image<'a> {
 
 impl<'a> Image<'a> {
     /// The code object in which an address is: the nearest ELF header at the start of a page before it.
-    pub fn around(memory: &'a Memory, address: u64) -> Option<Image<'a>> {
+    pub(crate) fn around(memory: &'a Memory, address: u64) -> Option<Image<'a>> {
         let mut base = address & !(PAGE - 1);
         let last = base.saturating_sub(FAR);
         loop {
@@ -49,7 +49,7 @@ impl<'a> Image<'a> {
     }
 
     /// The chip for which it says that it was compiled.
-    pub fn chip(&self) -> Option<Chip> {
+    pub(crate) fn chip(&self) -> Option<Chip> {
         Chip::from_machine(self.u32(self.base + 48)? as u8)
     }
 
@@ -71,7 +71,7 @@ impl<'a> Image<'a> {
     }
 
     /// The name of the kernel whose descriptor is at an address.
-    pub fn kernel(&self, descriptor: u64) -> Option<String> {
+    pub(crate) fn kernel(&self, descriptor: u64) -> Option<String> {
         let [symbols, strings, hash] = [6, 5, 4].map(|tag| self.dynamic(tag));
         let (symbols, strings) = (symbols?, strings?);
         // The hash table says how many symbols there are; without it the strings follow them.

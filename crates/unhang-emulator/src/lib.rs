@@ -29,10 +29,15 @@
 //! It executes what compilers emit for compute kernels; an instruction that it does not know is a fault by name, never
 //! a guess. It counts cycles of issue but does not model time, caches or the order in which real hardware lets waves run, and knows nothing of
 //! convolutions or drivers.
+//!
+//! Floors, of which each knows those below: *state* (`registers`, `float`, `wave`, `memory`), *semantics* (`lanes`, `host`, `access`,
+//! `scalar`, `vector`, `memory_access`, found by `semantics`), *plain* (`function`, `waits`, `pending`, `observe`, `plain`: one
+//! instruction after another), *fast* (`fast`: resolved, in stretches), and who runs them (`code`, `launch`, `execute`, `dispatch`,
+//! `machine`).
 
 #![deny(unsafe_code)]
-// Several arrays are walked together, lane by lane; the lane's number is the subject.
-#![allow(clippy::needless_range_loop)]
+#![warn(unreachable_pub)]
+#![allow(clippy::needless_range_loop, reason = "several arrays are walked together, lane by lane")]
 
 mod access;
 mod buffer;
@@ -43,36 +48,47 @@ mod counts;
 mod dispatch;
 mod divide;
 mod execute;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "functions compiled for the host's vectors")]
 mod fast;
 mod fault;
 mod float;
+mod function;
+#[allow(unsafe_code, reason = "functions compiled for the host's vectors")]
+mod host;
 mod image;
 #[cfg(test)]
 mod instruction_tests;
+mod lane_operands;
 mod lanes;
+mod launch;
 mod load;
 mod machine;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "memory that kernels share with the process")]
 mod memory;
 mod memory_access;
 mod observe;
 mod packed;
 mod pending;
+mod plain;
 mod races;
+#[allow(unsafe_code, reason = "rows of registers as slices")]
+mod registers;
 mod saturate;
 mod scalar;
 mod semantics;
+mod settings;
 mod two_over_pi;
 mod vector;
 mod waits;
 mod wave;
 mod wave64;
 
+pub use access::Space;
 pub use counts::{Counts, Unit};
-pub use dispatch::{Packet, Scratch};
 pub use fault::{Fault, FaultKind, Race};
-pub use machine::{Dispatch, Machine, Mode, Object, Perturbation, kernel_name};
+pub use launch::{Packet, Scratch};
+pub use machine::{Dispatch, Machine, Object, kernel_name};
 pub use memory::{HostRegion, Memory};
-pub use observe::{Follow, Moment, Observer, Space, Touched, VectorOperands};
+pub use observe::{Follow, Moment, Observer, Touched, VectorOperands};
+pub use settings::{Mode, Perturbation};
 pub use unhang_objects::metadata::{ArgumentMetadata, KernelMetadata};

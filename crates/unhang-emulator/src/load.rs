@@ -34,7 +34,7 @@ pub(crate) struct LoadedObject {
 
 impl LoadedObject {
     /// The function in which an address is.
-    pub fn function(&self, address: u64) -> Option<&LoadedFunction> {
+    pub(crate) fn function(&self, address: u64) -> Option<&LoadedFunction> {
         let place = self.functions.partition_point(|function| function.base <= address);
         let function = self.functions.get(place.checked_sub(1)?)?;
         (address - function.base < function.size as u64).then_some(function)

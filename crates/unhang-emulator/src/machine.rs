@@ -8,23 +8,16 @@ use unhang_isa::elf::{ElfError, KernelDescriptor};
 use unhang_isa::{Chip, Program};
 use unhang_objects::metadata::KernelMetadata;
 
-use crate::code::{Code, CodeCache, Reading};
-use crate::dispatch::{Launch, Packet, Scratch};
+use crate::code::{Code, CodeCache};
 use crate::execute::mode_bits;
 use crate::float::FloatMode;
+use crate::function::Reading;
 use crate::image::Image;
+use crate::launch::{Launch, Packet, Scratch};
 use crate::load::{self, LoadedKernel, LoadedObject};
 use crate::semantics::Semantics;
+use crate::settings::{Mode, Perturbation};
 use crate::{Counts, Fault, FaultKind, Memory, Observer};
-
-/// Which checks are enabled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Only computes: what an ideal chip would do.
-    Compute,
-    /// Stops where this chip might hang or compute nonsense, and at instructions that it does not have.
-    Hazards(Chip),
-}
 
 /// A kernel to be run.
 #[derive(Clone, Copy, Debug)]
@@ -39,20 +32,6 @@ pub struct Dispatch<'a> {
     pub arguments: &'a [u8],
     /// Bytes of local memory beside what the kernel declares.
     pub dynamic_local: u32,
-}
-
-/// How approximate instructions (reciprocal, square root, exponential, logarithm, sine, cosine) come out. The card
-/// promises one unit in the last place (2^29 of them in double precision); a result that is right under each of these
-/// does not rest on more.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Perturbation {
-    /// As near as can be.
-    #[default]
-    None,
-    /// As far from zero as the promise allows.
-    Up,
-    /// As near to zero as the promise allows.
-    Down,
 }
 
 /// A code object in a machine.

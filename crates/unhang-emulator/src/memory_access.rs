@@ -2,13 +2,13 @@
 
 use unhang_isa::{Field, Format, Instruction};
 
-use crate::access::{Access, Comparison, Part};
+use crate::FaultKind;
+use crate::access::{Access, Comparison, Part, Space, Update};
 use crate::buffer::{BufferPlace, BufferResource};
 use crate::buffer_format::{DataFormat, IDENTITY, Typed};
 use crate::memory::Window;
 use crate::races::{Deed, Races, Where};
 use crate::wave::{LANES, M0, Wave};
-use crate::{FaultKind, Space};
 
 /// The memory of a workgroup beside the registers.
 pub(crate) struct Surroundings<'a> {
@@ -31,9 +31,44 @@ pub(crate) struct LocalBounds {
 }
 
 impl LocalBounds {
-    pub fn new(stop: bool) -> LocalBounds {
+    pub(crate) fn new(stop: bool) -> LocalBounds {
         LocalBounds { forgiven: !stop, ..LocalBounds::default() }
     }
+}
+
+/// The first registers of what a memory instruction stores and loads.
+#[derive(Clone, Copy)]
+struct MemoryRegisters {
+    data: usize,
+    second_data: usize,
+    destination: usize,
+}
+
+impl MemoryRegisters {
+    fn of(instruction: &Instruction) -> MemoryRegisters {
+        let register = |field| Wave::destination(instruction, field).unwrap_or(0) as usize;
+        let second_data = register(Field::Source2);
+        match instruction.format() {
+            Format::Mubuf | Format::Mtbuf => {
+                let data = instruction.high_bits(8, 8) as usize;
+                MemoryRegisters { data, second_data, destination: data }
+            }
+            _ => MemoryRegisters {
+                data: register(Field::Source1),
+                second_data,
+                destination: register(Field::Destination),
+            },
+        }
+    }
+}
+
+/// [`Access::Atomic`].
+#[derive(Clone, Copy)]
+struct Atomic {
+    update: Update,
+    wide: bool,
+    returns: bool,
+    compare: Comparison,
 }
 
 impl Surroundings<'_> {
@@ -227,24 +262,14 @@ fn swizzled(offset: u32, lane: u8, lanes: u8) -> u64 {
 
 impl Wave {
     /// Executes a memory instruction.
-    pub fn run_memory(
+    pub(crate) fn run_memory(
         &mut self,
         instruction: &Instruction,
         access: Access,
         around: &mut Surroundings<'_>,
     ) -> Result<(), FaultKind> {
         around.bounds.forgives = around.bounds.forgiven && instruction.format() == Format::Ds;
-        let exec = self.exec();
-        let data = match instruction.format() {
-            Format::Mubuf | Format::Mtbuf => instruction.high_bits(8, 8) as usize,
-            _ => Wave::destination(instruction, Field::Source1).unwrap_or(0) as usize,
-        };
-        let second_data = Wave::destination(instruction, Field::Source2).unwrap_or(0) as usize;
-        let destination = match instruction.format() {
-            Format::Mubuf | Format::Mtbuf => data,
-            _ => Wave::destination(instruction, Field::Destination).unwrap_or(0) as usize,
-        };
-        let lanes = (0..LANES).filter(move |lane| exec >> lane & 1 == 1);
+        let registers = MemoryRegisters::of(instruction);
         match access {
             Access::Nothing => {}
             Access::ScalarLoad { count } => return self.scalar_load(instruction, count, around),
@@ -252,155 +277,272 @@ impl Wave {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
                 self.set_scalar64(register, self.executed);
             }
-            // Most loads of a fast kernel: whole words out of local memory.
             Access::Load { count, part: Part::Word }
                 if instruction.format() == Format::Ds && around.races.is_none() && !around.bounds.forgives =>
             {
-                let addresses = self.vector(instruction.high_bits(0, 8) as u8);
-                let (offset, size) = (instruction.bits(0, 16), count as usize * 4);
-                for lane in lanes {
-                    let address = addresses[lane].wrapping_add(offset);
-                    let bytes = around.local.get(address as usize..address as usize + size);
-                    let bytes = bytes.ok_or_else(|| around.local_fault(address, size as u32))?;
-                    for (word, &chunk) in bytes.as_chunks().0.iter().enumerate() {
-                        self.set_vector_lane(destination + word, lane, u32::from_le_bytes(chunk));
-                    }
-                }
+                return self.load_local_words(instruction, registers, count, around);
             }
-            Access::Load { count, part } => {
-                for lane in lanes {
-                    let target = self.target(instruction, lane)?;
-                    for word in 0..count as u32 {
-                        let value = around.load(target.plus(word * 4), part.size())?;
-                        let register = destination + word as usize;
-                        let old = self.vector_lane(register, lane);
-                        self.set_vector_lane(register, lane, widen(value, part, old));
-                    }
-                }
-            }
-            Access::Store { count, part } => {
-                for lane in lanes {
-                    let target = self.target(instruction, lane)?;
-                    for word in 0..count as u32 {
-                        let mut value = self.vector_lane(data + word as usize, lane);
-                        if let Part::InHalf { high: true, .. } = part {
-                            value >>= 16;
-                        }
-                        around.store(target.plus(word * 4), part.size(), value)?;
-                    }
-                }
-            }
-            Access::LoadToLocal { part } => {
-                let start = (self.scalar(M0 as u8) & 0xffff) + instruction.bits(0, 12);
-                for lane in lanes {
-                    let value = around.load(self.target(instruction, lane)?, part.size())?;
-                    let target = Target::Local(start + self.number_of(lane) as u32 * 4);
-                    around.store(target, 4, widen(value, part, 0))?;
-                }
-            }
-            Access::TypedLoad(typed) => {
-                for lane in lanes {
-                    let (place, format) = self.typed_place(instruction, typed, lane)?;
-                    let element = around.load_element(place, format.bytes())?;
-                    let (selects, count) = (selects(instruction, place), typed.registers() as usize);
-                    let old = std::array::from_fn(|word| self.vector_lane(data + word % count, lane));
-                    let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
-                    for (word, &value) in new.iter().enumerate().take(count) {
-                        self.set_vector_lane(data + word, lane, value);
-                    }
-                }
-            }
-            Access::TypedStore(typed) => {
-                for lane in lanes {
-                    let (place, format) = self.typed_place(instruction, typed, lane)?;
-                    let count = typed.registers() as usize;
-                    let values = std::array::from_fn(|word| self.vector_lane(data + word % count, lane));
-                    // What another order of components does to a store is not written down.
-                    let ordered = selects(instruction, place) == IDENTITY;
-                    let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
-                    around.store_element(place, format.bytes(), element)?;
-                }
-            }
-            Access::LoadTwo { count, stride } => {
-                let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
-                for lane in lanes {
-                    let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
-                    let mut values = [0; 4];
-                    for (place, value) in values.iter_mut().enumerate().take(count as usize * 2) {
-                        let (pair, word) = (place / count as usize, (place % count as usize) as u32);
-                        *value = around.load(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4)?;
-                    }
-                    for (place, &value) in values.iter().enumerate().take(count as usize * 2) {
-                        self.set_vector_lane(destination + place, lane, value);
-                    }
-                }
-            }
-            Access::StoreTwo { count, stride } => {
-                let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
-                for lane in lanes {
-                    let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
-                    for (pair, register) in [data, second_data].into_iter().enumerate() {
-                        for word in 0..count as u32 {
-                            let value = self.vector_lane(register + word as usize, lane);
-                            around.store(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4, value)?;
-                        }
-                    }
-                }
-            }
+            Access::Load { count, part } => return self.load_words(instruction, registers, count, part, around),
+            Access::Store { count, part } => return self.store_words(instruction, registers, count, part, around),
+            Access::LoadToLocal { part } => return self.load_to_local(instruction, part, around),
+            Access::TypedLoad(typed) => return self.load_typed(instruction, registers, typed, around),
+            Access::TypedStore(typed) => return self.store_typed(instruction, registers, typed, around),
+            Access::LoadTwo { count, stride } => return self.load_two(instruction, registers, count, stride, around),
+            Access::StoreTwo { count, stride } => return self.store_two(instruction, registers, count, stride, around),
             Access::Atomic { update, wide, returns, compare } => {
-                let number = |wave: &Wave, register: usize, lane| {
-                    let high = if wide { wave.vector_lane(register + 1, lane) } else { 0 };
-                    wave.vector_lane(register, lane) as u64 | (high as u64) << 32
-                };
-                let (new, expected) = match compare {
-                    Comparison::None => (data, None),
-                    Comparison::BehindData => (data, Some(data + 1 + wide as usize)),
-                    Comparison::FirstData => (second_data, Some(data)),
-                };
-                for lane in lanes {
-                    let target = self.target(instruction, lane)?;
-                    let value = number(self, new, lane);
-                    let expected = expected.map_or(0, |register| number(self, register, lane));
-                    let old = around.update(target, wide, |old| update(old, value, expected))?;
-                    if returns {
-                        self.set_vector_lane(destination, lane, old as u32);
-                        if wide {
-                            self.set_vector_lane(destination + 1, lane, (old >> 32) as u32);
-                        }
-                    }
-                }
+                let atomic = Atomic { update, wide, returns, compare };
+                return self.run_atomic(instruction, registers, atomic, around);
             }
-            Access::Swizzle => self.swizzle(instruction, destination),
-            Access::Permute { backward } => {
-                let addresses = self.vector(instruction.high_bits(0, 8) as u8);
-                let values = self.vector(data as u8);
-                let mut results = [0; LANES];
-                let offset = instruction.bits(0, 16);
-                for lane in 0..LANES {
-                    let other = (addresses[lane].wrapping_add(offset) / 4) as usize % LANES;
-                    if backward {
-                        results[lane] = if exec >> other & 1 == 1 { values[other] } else { 0 };
-                    } else if exec >> lane & 1 == 1 {
-                        results[other] = values[lane];
-                    }
+            Access::Swizzle => self.swizzle(instruction, registers.destination),
+            Access::Permute { backward } => self.permute_lanes(instruction, registers, backward),
+        }
+        Ok(())
+    }
+
+    /// The lanes of this half that are on.
+    fn lanes_on_now(&self) -> impl Iterator<Item = usize> + use<> {
+        let exec = self.exec();
+        (0..LANES).filter(move |lane| exec >> lane & 1 == 1)
+    }
+
+    /// Most loads of a fast kernel: whole words out of local memory.
+    fn load_local_words(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        count: u8,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        let addresses = self.vector(instruction.high_bits(0, 8) as u8);
+        let (offset, size) = (instruction.bits(0, 16), count as usize * 4);
+        for lane in lanes {
+            let address = addresses[lane].wrapping_add(offset);
+            let bytes = around.local.get(address as usize..address as usize + size);
+            let bytes = bytes.ok_or_else(|| around.local_fault(address, size as u32))?;
+            for (word, &chunk) in bytes.as_chunks().0.iter().enumerate() {
+                self.set_vector_lane(registers.destination + word, lane, u32::from_le_bytes(chunk));
+            }
+        }
+        Ok(())
+    }
+
+    /// Words, or a part of one.
+    fn load_words(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        count: u8,
+        part: Part,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        for lane in lanes {
+            let target = self.target(instruction, lane)?;
+            for word in 0..count as u32 {
+                let value = around.load(target.plus(word * 4), part.size())?;
+                let register = registers.destination + word as usize;
+                let old = self.vector_lane(register, lane);
+                self.set_vector_lane(register, lane, widen(value, part, old));
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores words, or a part of one.
+    fn store_words(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        count: u8,
+        part: Part,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        for lane in lanes {
+            let target = self.target(instruction, lane)?;
+            for word in 0..count as u32 {
+                let mut value = self.vector_lane(registers.data + word as usize, lane);
+                if let Part::InHalf { high: true, .. } = part {
+                    value >>= 16;
                 }
-                for lane in lanes {
-                    self.set_vector_lane(destination, lane, results[lane]);
+                around.store(target.plus(word * 4), part.size(), value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From a buffer to local memory.
+    fn load_to_local(
+        &mut self,
+        instruction: &Instruction,
+        part: Part,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        let start = (self.scalar(M0 as u8) & 0xffff) + instruction.bits(0, 12);
+        for lane in lanes {
+            let value = around.load(self.target(instruction, lane)?, part.size())?;
+            let target = Target::Local(start + self.number_of(lane) as u32 * 4);
+            around.store(target, 4, widen(value, part, 0))?;
+        }
+        Ok(())
+    }
+
+    /// An element of a typed buffer.
+    fn load_typed(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        typed: Typed,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        for lane in lanes {
+            let (place, format) = self.typed_place(instruction, typed, lane)?;
+            let element = around.load_element(place, format.bytes())?;
+            let (selects, count) = (selects(instruction, place), typed.registers() as usize);
+            let old = std::array::from_fn(|word| self.vector_lane(registers.data + word % count, lane));
+            let new = typed.load(format, element, selects, old).ok_or(FaultKind::Unsupported)?;
+            for (word, &value) in new.iter().enumerate().take(count) {
+                self.set_vector_lane(registers.data + word, lane, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores an element of a typed buffer.
+    fn store_typed(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        typed: Typed,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        for lane in lanes {
+            let (place, format) = self.typed_place(instruction, typed, lane)?;
+            let count = typed.registers() as usize;
+            let values = std::array::from_fn(|word| self.vector_lane(registers.data + word % count, lane));
+            // What another order of components does to a store is not written down.
+            let ordered = selects(instruction, place) == IDENTITY;
+            let element = typed.store(format, values).filter(|_| ordered).ok_or(FaultKind::Unsupported)?;
+            around.store_element(place, format.bytes(), element)?;
+        }
+        Ok(())
+    }
+
+    /// From two places in local memory.
+    fn load_two(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        count: u8,
+        stride: u32,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
+        for lane in lanes {
+            let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
+            let mut values = [0; 4];
+            for (place, value) in values.iter_mut().enumerate().take(count as usize * 2) {
+                let (pair, word) = (place / count as usize, (place % count as usize) as u32);
+                *value = around.load(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4)?;
+            }
+            for (place, &value) in values.iter().enumerate().take(count as usize * 2) {
+                self.set_vector_lane(registers.destination + place, lane, value);
+            }
+        }
+        Ok(())
+    }
+
+    /// To two places in local memory.
+    fn store_two(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        count: u8,
+        stride: u32,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        let offsets = [instruction.bits(0, 8) * stride, instruction.bits(8, 8) * stride];
+        for lane in lanes {
+            let base = self.vector_lane(instruction.high_bits(0, 8) as usize, lane);
+            for (pair, register) in [registers.data, registers.second_data].into_iter().enumerate() {
+                for word in 0..count as u32 {
+                    let value = self.vector_lane(register + word as usize, lane);
+                    around.store(Target::Local(base.wrapping_add(offsets[pair] + word * 4)), 4, value)?;
                 }
             }
         }
         Ok(())
     }
 
+    /// An atomic operation.
+    fn run_atomic(
+        &mut self,
+        instruction: &Instruction,
+        registers: MemoryRegisters,
+        atomic: Atomic,
+        around: &mut Surroundings<'_>,
+    ) -> Result<(), FaultKind> {
+        let lanes = self.lanes_on_now();
+        let number = |wave: &Wave, register: usize, lane| {
+            let high = if atomic.wide { wave.vector_lane(register + 1, lane) } else { 0 };
+            wave.vector_lane(register, lane) as u64 | (high as u64) << 32
+        };
+        let (new, expected) = match atomic.compare {
+            Comparison::None => (registers.data, None),
+            Comparison::BehindData => (registers.data, Some(registers.data + 1 + atomic.wide as usize)),
+            Comparison::FirstData => (registers.second_data, Some(registers.data)),
+        };
+        for lane in lanes {
+            let target = self.target(instruction, lane)?;
+            let value = number(self, new, lane);
+            let expected = expected.map_or(0, |register| number(self, register, lane));
+            let old = around.update(target, atomic.wide, |old| (atomic.update)(old, value, expected))?;
+            if atomic.returns {
+                self.set_vector_lane(registers.destination, lane, old as u32);
+                if atomic.wide {
+                    self.set_vector_lane(registers.destination + 1, lane, (old >> 32) as u32);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A permutation of all lanes through the crossbar of local memory.
+    fn permute_lanes(&mut self, instruction: &Instruction, registers: MemoryRegisters, backward: bool) {
+        let exec = self.exec();
+        let lanes = self.lanes_on_now();
+        let addresses = self.vector(instruction.high_bits(0, 8) as u8);
+        let values = self.vector(registers.data as u8);
+        let mut results = [0; LANES];
+        let offset = instruction.bits(0, 16);
+        for lane in 0..LANES {
+            let other = (addresses[lane].wrapping_add(offset) / 4) as usize % LANES;
+            if backward {
+                results[lane] = if exec >> other & 1 == 1 { values[other] } else { 0 };
+            } else if exec >> lane & 1 == 1 {
+                results[other] = values[lane];
+            }
+        }
+        for lane in lanes {
+            self.set_vector_lane(registers.destination, lane, results[lane]);
+        }
+    }
+
     /// Whether an access to local memory is wider than a lane's address is aligned.
-    pub fn is_misaligned(&self, instruction: &Instruction) -> bool {
+    pub(crate) fn is_misaligned(&self, instruction: &Instruction) -> bool {
         let Some((size, offset)) = local_alignment(instruction) else { return false };
         let addresses = self.vector(instruction.high_bits(0, 8) as u8);
         (0..LANES).any(|lane| self.exec() >> lane & 1 == 1 && addresses[lane].wrapping_add(offset) % size != 0)
     }
 
     /// Where a scalar load reads, and how far that is from its base.
-    pub fn scalar_address(&self, instruction: &Instruction) -> (u64, u64) {
+    pub(crate) fn scalar_address(&self, instruction: &Instruction) -> (u64, u64) {
         let base = instruction.bits(0, 6) as u8 * 2;
         let offset = (((instruction.second_word() << 11) as i32) >> 11) as i64;
         let register = self.scalar(instruction.high_bits(25, 7) as u8) as u64;
@@ -412,7 +554,7 @@ impl Wave {
 
     /// In which memory, and where in it, a lane's access of this many bytes begins; nothing out of the range of a buffer, or
     /// where it is a fault.
-    pub fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
+    pub(crate) fn place(&self, instruction: &Instruction, lane: usize, bytes: u32) -> Option<(Space, u64)> {
         let target = self.target(instruction, lane).ok()?;
         let space = match target {
             Target::Local(_) => Space::Local,
@@ -496,7 +638,7 @@ impl Wave {
     }
 
     /// The descriptor in four scalar registers.
-    pub fn buffer_resource(&self, first: u8) -> BufferResource {
+    pub(crate) fn buffer_resource(&self, first: u8) -> BufferResource {
         BufferResource::new([0, 1, 2, 3].map(|word| self.scalar((first + word) & 127)))
     }
 
@@ -522,7 +664,7 @@ impl Wave {
     }
 
     /// The format of an element: the instruction's, or the descriptor's.
-    pub fn data_format(&self, instruction: &Instruction, typed: Typed) -> Option<DataFormat> {
+    pub(crate) fn data_format(&self, instruction: &Instruction, typed: Typed) -> Option<DataFormat> {
         let resource = self.buffer_resource((instruction.high_bits(16, 5) * 4) as u8);
         DataFormat::new(typed.format.unwrap_or(resource.format))
     }

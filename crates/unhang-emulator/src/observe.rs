@@ -2,7 +2,7 @@
 
 use unhang_isa::{Format, Instruction};
 
-use crate::access::Access;
+use crate::access::{Access, Space};
 use crate::semantics::Semantics;
 use crate::waits::Touch;
 use crate::wave::{LANES, M0, VCC, Wave};
@@ -22,19 +22,6 @@ pub enum Follow {
     Stop,
     /// The wave ends before this instruction; the others go on.
     EndWave,
-}
-
-/// Which memory an instruction touches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Space {
-    /// The local data share.
-    Local,
-    /// Global memory, by vector instructions.
-    Global,
-    /// A lane's own memory. Its addresses are those in global memory.
-    Private,
-    /// Global memory, by scalar loads.
-    Scalar,
 }
 
 /// What an instruction is about to do to memory, lane by lane.

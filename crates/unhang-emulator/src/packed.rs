@@ -5,12 +5,12 @@ use unhang_isa::{Field, Format, Instruction};
 use crate::FaultKind;
 use crate::bytes::DotProduct;
 use crate::float::{fused_single, half_bits};
-use crate::lanes::PackedOperation;
+use crate::lanes::operation::PackedOperation;
 use crate::semantics::MixedResult;
 use crate::wave::{LANES, Type, Wave};
 
 impl Wave {
-    pub fn run_packed(&mut self, instruction: &Instruction, packed: PackedOperation) {
+    pub(crate) fn run_packed(&mut self, instruction: &Instruction, packed: PackedOperation) {
         let run = packed.run;
         let is_float = packed.half == Type::Float16;
         // Constants of whole numbers are those of 32 bits.
@@ -49,7 +49,7 @@ impl Wave {
         half_bits(limited, self.mode)
     }
 
-    pub fn run_dot(&mut self, instruction: &Instruction, dot: DotProduct) -> Result<(), FaultKind> {
+    pub(crate) fn run_dot(&mut self, instruction: &Instruction, dot: DotProduct) -> Result<(), FaultKind> {
         let select_low = instruction.bits(11, 3);
         let select_high = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
         let [negate_low, negate_high] = [instruction.high_bits(29, 3), instruction.bits(8, 3)];
@@ -84,7 +84,7 @@ impl Wave {
         if value.is_nan() && self.mode.clamp_nan { 0.0 } else { value.clamp(0.0, 1.0) }
     }
 
-    pub fn run_mixed(&mut self, instruction: &Instruction, kind: MixedResult) {
+    pub(crate) fn run_mixed(&mut self, instruction: &Instruction, kind: MixedResult) {
         let high_select = instruction.high_bits(27, 2) | instruction.bits(14, 1) << 2;
         let fields = [Field::Source0, Field::Source1, Field::Source2];
         let sources: [[u64; LANES]; 3] = std::array::from_fn(|place| {

@@ -7,10 +7,12 @@
 
 use std::collections::HashMap;
 
-use unhang_isa::audit::PathWatch;
+use unhang_isa::ScalarSet;
+use unhang_isa::audit::{PathWatch, StretchSummary};
 
-use crate::waits::{Flights, FlightsInShort};
-use crate::wave::Wave;
+use crate::FaultKind;
+use crate::function::Function;
+use crate::waits::{Flight, Flights, FlightsInShort, Touch, VectorSet};
 
 /// What is pending.
 #[derive(Clone, Default)]
@@ -21,8 +23,40 @@ pub(crate) struct Pending {
     pub flights: Flights,
 }
 
+/// What is pending in one wave: the state itself, or its number in [`KnownStates`].
+pub(crate) struct Track {
+    /// The state, if its number is not known.
+    pending: Pending,
+    known: u32,
+}
+
+impl Default for Track {
+    fn default() -> Track {
+        Track { pending: Pending::default(), known: UNKNOWN }
+    }
+}
+
+/// A wave's track, among the states that its thread knows.
+pub(crate) struct Tracker<'a> {
+    pub known: &'a mut KnownStates,
+    pub track: &'a mut Track,
+}
+
+impl Tracker<'_> {
+    /// [`KnownStates::pass`] for this wave.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
+        self.known.pass(self.track, place, lanes, take)
+    }
+
+    /// The wave's state, to be looked at and changed.
+    pub(crate) fn restore(&mut self) -> &mut Pending {
+        self.known.restore(self.track)
+    }
+}
+
 /// A state of which only the wave knows.
-pub(crate) const UNKNOWN: u32 = u32::MAX;
+const UNKNOWN: u32 = u32::MAX;
 /// Where a step leads that cannot be taken as a whole.
 const NOWHERE: u32 = u32::MAX - 1;
 /// States of one thread at most, and steps between them.
@@ -111,7 +145,7 @@ pub(crate) struct KnownStates {
 
 impl KnownStates {
     /// With `keep` off nothing is remembered: each step is taken anew.
-    pub fn new(keep: bool, hazards: bool) -> KnownStates {
+    pub(crate) fn new(keep: bool, hazards: bool) -> KnownStates {
         KnownStates {
             most: if keep { MOST_STATES } else { 0 },
             hazards,
@@ -122,46 +156,52 @@ impl KnownStates {
     }
 
     /// Whether a launch can go on with it: it remembers, has the same checks on, and has room for more.
-    pub fn serves(&self, hazards: bool) -> bool {
+    pub(crate) fn serves(&self, hazards: bool) -> bool {
         self.hazards == hazards && self.states.len() < self.most / 2 && self.steps.count < MOST_STEPS / 2
     }
 
-    /// Takes what is pending past a [place](crate::code::Function::places); `false` if it cannot be taken so, and then nothing has
+    /// Takes what is pending past a [place](crate::function::Function::places); `false` if it cannot be taken so, and then nothing has
     /// changed but for waits. `take` must depend on nothing but what is pending, the place and the lanes.
     #[inline(always)]
-    pub fn pass(&mut self, wave: &mut Wave, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
-        if wave.known != UNKNOWN
-            && let Some(next) = self.steps.get(&Step { place, lanes, state: wave.known })
+    fn pass(&mut self, track: &mut Track, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
+        if track.known != UNKNOWN
+            && let Some(next) = self.steps.get(&Step { place, lanes, state: track.known })
         {
             if next == NOWHERE {
                 return false;
             }
-            wave.known = next;
+            track.known = next;
             return true;
         }
-        self.pass_anew(wave, place, lanes, take)
+        self.pass_anew(track, place, lanes, take)
     }
 
     #[cold]
     #[inline(never)]
-    fn pass_anew(&mut self, wave: &mut Wave, place: u64, lanes: u64, take: impl FnOnce(&mut Pending) -> bool) -> bool {
-        if wave.known == UNKNOWN {
-            wave.known = self.number(&wave.pending);
-            if wave.known == UNKNOWN {
-                return take(&mut wave.pending);
+    fn pass_anew(
+        &mut self,
+        track: &mut Track,
+        place: u64,
+        lanes: u64,
+        take: impl FnOnce(&mut Pending) -> bool,
+    ) -> bool {
+        if track.known == UNKNOWN {
+            track.known = self.number(&track.pending);
+            if track.known == UNKNOWN {
+                return take(&mut track.pending);
             }
-            return self.pass(wave, place, lanes, take);
+            return self.pass(track, place, lanes, take);
         }
-        let step = Step { place, lanes, state: wave.known };
-        self.restore(wave);
-        if !take(&mut wave.pending) {
+        let step = Step { place, lanes, state: track.known };
+        self.restore(track);
+        if !take(&mut track.pending) {
             self.steps.insert(step, NOWHERE);
-            wave.known = step.state;
+            track.known = step.state;
             return false;
         }
-        wave.known = self.number(&wave.pending);
-        if wave.known != UNKNOWN {
-            self.steps.insert(step, wave.known);
+        track.known = self.number(&track.pending);
+        if track.known != UNKNOWN {
+            self.steps.insert(step, track.known);
         }
         // Without a number, the wave goes on with its own state.
         true
@@ -187,12 +227,164 @@ impl KnownStates {
     }
 
     /// Gives a wave its state, to be looked at and changed.
-    pub fn restore<'w>(&self, wave: &'w mut Wave) -> &'w mut Pending {
-        if let Some(short) = self.states.get(wave.known as usize) {
+    fn restore<'t>(&self, track: &'t mut Track) -> &'t mut Pending {
+        if let Some(short) = self.states.get(track.known as usize) {
             let Short { watch, watch_since_call, ref flights } = *short;
-            wave.pending = Pending { watch, watch_since_call, flights: Flights::of(flights) };
-            wave.known = UNKNOWN;
+            track.pending = Pending { watch, watch_since_call, flights: Flights::of(flights) };
+            track.known = UNKNOWN;
         }
-        &mut wave.pending
+        &mut track.pending
+    }
+}
+
+/// What instructions that follow each other do to what is pending, summed up.
+pub(crate) struct PendingSum {
+    /// The first instruction, and the one behind the last.
+    pub first: u32,
+    pub end: u32,
+    /// What they do to loads in flight, from wait to wait.
+    parts: Vec<SumPart>,
+    /// One of them is a load.
+    pub loads: bool,
+    hazards: StretchSummary,
+}
+
+/// Instructions of a sum of which only the first may wait.
+#[derive(Default)]
+struct SumPart {
+    /// Registers that they touch.
+    vectors: VectorSet,
+    scalars: ScalarSet,
+    /// Registers that their loads own.
+    owned: (VectorSet, ScalarSet),
+    /// One of them touches what a load of another one owns.
+    meets_itself: bool,
+    /// What they do to loads in flight, in order, with their addresses.
+    flights: Vec<(Flight, u64)>,
+}
+
+impl PendingSum {
+    /// No instruction yet, before that one.
+    pub(crate) fn at(index: usize) -> PendingSum {
+        let index = index as u32;
+        let hazards = StretchSummary::EMPTY;
+        PendingSum { first: index, end: index, parts: vec![SumPart::default()], loads: false, hazards }
+    }
+
+    /// Adds the next instruction.
+    pub(crate) fn push(&mut self, function: &Function, index: usize) {
+        let touch = &function.touches[index];
+        self.end = index as u32 + 1;
+        if touch.flight.waits() && self.end - self.first > 1 {
+            self.parts.push(SumPart::default());
+        }
+        if let Some(part) = self.parts.last_mut() {
+            part.push(touch, function.effects[index].touched(), function.addresses[index]);
+        }
+        self.loads |= touch.flight.is_counted();
+        self.hazards.push(&function.transfers[index]);
+    }
+}
+
+impl SumPart {
+    fn push(&mut self, touch: &Touch, scalars: ScalarSet, address: u64) {
+        self.meets_itself |= self.owned.0.meets(&touch.registers) || self.owned.1.meets(scalars);
+        let (vectors, scalars_loaded) = touch.loads();
+        self.owned = (self.owned.0.union(&vectors), self.owned.1 | scalars_loaded);
+        self.vectors = self.vectors.union(&touch.registers);
+        self.scalars |= scalars;
+        if touch.flight.waits() || touch.flight.is_counted() {
+            self.flights.push((touch.flight, address));
+        }
+    }
+}
+
+impl Flights {
+    /// Waits as a part of a sum does; says whether it touches nothing that a load owns.
+    fn is_free_for(&mut self, part: &SumPart) -> bool {
+        // A wait stands first: whoever goes through it again waits for nothing more.
+        if let Some(&(flight @ Flight::Wait { .. }, address)) = part.flights.first() {
+            self.note(flight, address, 0);
+        }
+        !part.meets_itself && !self.may_meet(&part.vectors, part.scalars)
+    }
+
+    fn note_part(&mut self, part: &SumPart, lanes: u64) {
+        part.flights.iter().for_each(|&(flight, address)| self.note(flight, address, lanes));
+    }
+}
+
+impl Pending {
+    /// Checks an instruction; where it says what is wrong, nothing has changed.
+    pub(crate) fn take(
+        &mut self,
+        function: &Function,
+        index: usize,
+        hazards: bool,
+        lanes: u64,
+    ) -> Result<(), FaultKind> {
+        let (touch, effects) = (&function.touches[index], &function.effects[index]);
+        let (mut watch, mut since_call) = (self.watch, self.watch_since_call);
+        if hazards {
+            let broken = watch.pass(&function.transfers[index]);
+            let broken_since_call = since_call.as_mut().map(|watch| watch.pass(&function.transfers[index]));
+            if let Some((rule, _)) = broken {
+                let across_calls = broken_since_call.is_some_and(|broken| broken.is_none());
+                return Err(FaultKind::Hazard { rule, across_calls });
+            }
+        }
+        if self.flights.may_meet(&touch.registers, effects.touched()) {
+            let text = |address| match function.index_at(address) {
+                Some(index) => function.instructions[index as usize].text(function.wave64()).to_string(),
+                None => format!("a load at {address:#x}"),
+            };
+            let what = (&function.instructions[index], &function.semantics[index]);
+            self.flights.check(what, effects, lanes, function.addresses[index], text)?;
+        }
+        (self.watch, self.watch_since_call) = (watch, since_call);
+        self.flights.note(touch.flight, function.addresses[index], lanes);
+        Ok(())
+    }
+
+    /// Checks many instructions at once; `false`, and nothing has changed but for waits, if they have to be checked one by one.
+    pub(crate) fn take_sum(&mut self, function: &Function, sum: &PendingSum, hazards: bool, lanes: u64) -> bool {
+        if sum.parts.len() == 1 && self.take_parts(sum, hazards, lanes) {
+            return true;
+        }
+        let mut copy = self.clone();
+        let mut taken = sum.parts.len() > 1 && copy.take_parts(sum, hazards, lanes);
+        // What sums do not settle its instructions do; without a load in it the lanes are not known here.
+        if !taken && sum.loads {
+            copy = self.clone();
+            let mut places = sum.first as usize..sum.end as usize;
+            taken = places.all(|index| copy.take(function, index, hazards, lanes).is_ok());
+        }
+        if taken {
+            *self = copy;
+        }
+        taken
+    }
+
+    /// Checks by sums alone; of several parts the first may have been gone through where it fails.
+    fn take_parts(&mut self, sum: &PendingSum, hazards: bool, lanes: u64) -> bool {
+        let [first, later @ ..] = &sum.parts[..] else { return false };
+        if !self.flights.is_free_for(first) {
+            return false;
+        }
+        if hazards {
+            if !self.watch.pass_all(&sum.hazards) {
+                return false;
+            }
+            if let Some(watch) = &mut self.watch_since_call {
+                // No more is pending there.
+                watch.pass_all(&sum.hazards);
+            }
+        }
+        self.flights.note_part(first, lanes);
+        later.iter().all(|part| {
+            let free = self.flights.is_free_for(part);
+            self.flights.note_part(part, lanes);
+            free
+        })
     }
 }

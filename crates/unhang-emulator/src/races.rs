@@ -114,7 +114,7 @@ pub(crate) struct Races {
 }
 
 impl Races {
-    pub fn new(waves: usize, checks_waits: bool) -> Races {
+    pub(crate) fn new(waves: usize, checks_waits: bool) -> Races {
         let mut clocks = vec![[0; WAVES]; waves.min(WAVES)];
         clocks.iter_mut().enumerate().for_each(|(wave, clock)| clock[wave] = 1);
         Races {
@@ -129,7 +129,7 @@ impl Races {
     }
 
     /// An instruction is about to be executed: by which wave, where it stands, and what it does to the counters.
-    pub fn begin(&mut self, wave: u8, instruction: u64, flight: Flight) {
+    pub(crate) fn begin(&mut self, wave: u8, instruction: u64, flight: Flight) {
         (self.wave, self.instruction) = (wave, instruction);
         let Some(arrivals) = self.arrivals.get_mut(wave as usize) else { return };
         let time = self.clocks[wave as usize][wave as usize];
@@ -165,7 +165,7 @@ impl Races {
     }
 
     /// All waves have come to a barrier: what was done before is known to all.
-    pub fn barrier(&mut self) {
+    pub(crate) fn barrier(&mut self) {
         let mut all = [0; WAVES];
         self.clocks.iter().for_each(|clock| join(&mut all, clock));
         for (wave, clock) in self.clocks.iter_mut().enumerate() {
@@ -185,7 +185,7 @@ impl Races {
     }
 
     /// Notes an access, of up to 8 bytes.
-    pub fn touch(&mut self, place: Where, size: u32, deed: Deed) -> Result<(), FaultKind> {
+    pub(crate) fn touch(&mut self, place: Where, size: u32, deed: Deed) -> Result<(), FaultKind> {
         let start = match place {
             Where::Local(address) => address as u64,
             Where::Global(address) => address,

@@ -1,8 +1,8 @@
 //! Whole numbers that saturate: what integer instructions compute with `clamp`.
 
-use crate::float::FloatMode;
-use crate::lanes::{LaneFunction, LaneOperation, RowFunction, functions, sign24};
-use crate::wave::{Lanes, Type};
+use crate::lanes::operation::{LaneOperation, op, sign24};
+use crate::lanes::whole;
+use crate::wave::Type;
 
 fn unsigned16(value: u64) -> u64 {
     value.min(u16::MAX as u64)
@@ -36,12 +36,6 @@ pub(crate) fn masked_differences(a: u64, b: u64) -> u64 {
 #[rustfmt::skip]
 pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
     use Type::{Bits16 as I, Bits32 as B};
-    macro_rules! op {
-        ($sources:expr, $result:expr, $($function:tt)*) => {{
-            let (run, rows) = functions!($($function)*);
-            Some(LaneOperation { run, rows, fast: None, sources: $sources, result: $result, accumulates: false })
-        }};
-    }
     match name {
         "v_add_nc_u32" => op!([B; 3], B, |a, b, _, _| unsigned32(a + b)),
         "v_sub_nc_u32" => op!([B; 3], B, |a, b, _, _| a.saturating_sub(b)),
@@ -68,7 +62,7 @@ pub(crate) fn operation(name: &str) -> Option<LaneOperation> {
         "v_mad_i16" => op!([I; 3], I, |a, b, c, _| signed16(a as i16 as i64 * b as i16 as i64 + c as i16 as i64)),
         // These cannot leave the range of their sources.
         "v_min3_i16" | "v_min3_u16" | "v_max3_i16" | "v_max3_u16" | "v_med3_i16" | "v_med3_u16"
-        | "v_max_u16" | "v_min_u16" | "v_max_i16" | "v_min_i16" => crate::lanes::operation(name),
+        | "v_max_u16" | "v_min_u16" | "v_max_i16" | "v_min_i16" => whole::sixteen_bits(name),
         _ => None,
     }
 }

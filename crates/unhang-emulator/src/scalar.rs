@@ -55,7 +55,7 @@ pub(crate) enum ScalarOperation {
 pub(crate) enum Next {
     Continue,
     /// By the instruction's own distance.
-    #[cfg_attr(not(test), allow(dead_code))]
+    #[cfg_attr(not(test), allow(dead_code, reason = "branches are resolved when code is decoded; tests look at it"))]
     Relative(i64),
     Absolute(u64),
     Barrier,
@@ -71,13 +71,24 @@ fn set<T: PartialEq + Default>(wave: &mut Wave, value: T) -> T {
 
 impl ScalarOperation {
     /// Finds what an instruction does.
-    #[rustfmt::skip]
-    pub fn of(instruction: &Instruction) -> Option<ScalarOperation> {
-        use ScalarOperation::{Arithmetic as A, Compare as C, Constant as K, ConstantCompare as KC};
+    pub(crate) fn of(instruction: &Instruction) -> Option<ScalarOperation> {
+        let name = instruction.definition.mnemonic;
         if instruction.format() == Format::Sopp {
             return ScalarOperation::flow(instruction);
         }
-        Some(match instruction.definition.mnemonic {
+        ScalarOperation::two_sources(name)
+            .or_else(|| ScalarOperation::one_source(name))
+            .or_else(|| ScalarOperation::comparison(name))
+            .or_else(|| ScalarOperation::with_constant(name))
+            .or_else(|| ScalarOperation::on_exec(name))
+            .or_else(|| ScalarOperation::special(instruction))
+    }
+
+    /// Arithmetic and bits of one source.
+    #[rustfmt::skip]
+    fn one_source(name: &str) -> Option<ScalarOperation> {
+        use ScalarOperation::Arithmetic as A;
+        Some(match name {
             "s_mov_b32" | "s_mov_b64" => A(|_, a, _| a),
             "s_cmov_b32" | "s_cmov_b64" => ScalarOperation::ConditionalMove,
             "s_not_b32" => A(|w, a, _| set(w, !a as u32) as u64),
@@ -108,16 +119,6 @@ impl ScalarOperation {
             "s_flbit_i32_i64" => A(|_, a, _| {
                 if a == 0 || a == u64::MAX { u32::MAX as u64 } else { (a ^ (a as i64 >> 63) as u64).leading_zeros() as u64 }
             }),
-            "s_absdiff_i32" => A(|w, a, b| set(w, (a as i32).wrapping_sub(b as i32).unsigned_abs()) as u64),
-            "s_nand_b64" => A(|w, a, b| set(w, !(a & b))),
-            "s_nor_b64" => A(|w, a, b| set(w, !(a | b))),
-            "s_xnor_b64" => A(|w, a, b| set(w, !(a ^ b))),
-            "s_orn2_b64" => A(|w, a, b| set(w, a | !b)),
-            "s_bfe_i64" => A(|w, a, b| {
-                let (offset, width) = (b & 63, (b >> 16 & 127).min(64) as u32);
-                if width == 0 { return set(w, 0u64) }
-                set(w, (((a as i64 >> offset) << (64 - width)) >> (64 - width)) as u64)
-            }),
             "s_abs_i32" => A(|w, a, _| set(w, (a as i32).unsigned_abs()) as u64),
             "s_quadmask_b32" => A(|w, a, _| set(w, quads(a as u32 as u64)) as u32 as u64),
             "s_quadmask_b64" => A(|w, a, _| set(w, quads(a))),
@@ -128,6 +129,25 @@ impl ScalarOperation {
             "s_wqm_b32" => A(|w, a, _| {
                 let quads = a as u32 | a as u32 >> 1 | a as u32 >> 2 | a as u32 >> 3;
                 set(w, (quads & 0x1111_1111) * 15) as u64
+            }),
+            _ => return None,
+        })
+    }
+
+    /// Arithmetic and bits of two sources.
+    #[rustfmt::skip]
+    fn two_sources(name: &str) -> Option<ScalarOperation> {
+        use ScalarOperation::Arithmetic as A;
+        Some(match name {
+            "s_absdiff_i32" => A(|w, a, b| set(w, (a as i32).wrapping_sub(b as i32).unsigned_abs()) as u64),
+            "s_nand_b64" => A(|w, a, b| set(w, !(a & b))),
+            "s_nor_b64" => A(|w, a, b| set(w, !(a | b))),
+            "s_xnor_b64" => A(|w, a, b| set(w, !(a ^ b))),
+            "s_orn2_b64" => A(|w, a, b| set(w, a | !b)),
+            "s_bfe_i64" => A(|w, a, b| {
+                let (offset, width) = (b & 63, (b >> 16 & 127).min(64) as u32);
+                if width == 0 { return set(w, 0u64) }
+                set(w, (((a as i64 >> offset) << (64 - width)) >> (64 - width)) as u64)
             }),
             "s_add_u32" => A(|w, a, b| { let sum = a as u32 as u64 + b as u32 as u64; w.scc = sum >> 32 != 0; sum as u32 as u64 }),
             "s_sub_u32" => A(|w, a, b| { w.scc = (a as u32) < b as u32; (a as u32).wrapping_sub(b as u32) as u64 }),
@@ -189,6 +209,15 @@ impl ScalarOperation {
             "s_pack_ll_b32_b16" => A(|_, a, b| a & 0xffff | (b & 0xffff) << 16),
             "s_pack_lh_b32_b16" => A(|_, a, b| a & 0xffff | b & 0xffff_0000),
             "s_pack_hh_b32_b16" => A(|_, a, b| a >> 16 & 0xffff | b & 0xffff_0000),
+            _ => return None,
+        })
+    }
+
+    /// Comparisons.
+    #[rustfmt::skip]
+    fn comparison(name: &str) -> Option<ScalarOperation> {
+        use ScalarOperation::Compare as C;
+        Some(match name {
             "s_cmp_eq_i32" | "s_cmp_eq_u32" => C(|a, b| a as u32 == b as u32),
             "s_cmp_lg_i32" | "s_cmp_lg_u32" => C(|a, b| a as u32 != b as u32),
             "s_cmp_gt_i32" => C(|a, b| a as i32 > b as i32),
@@ -205,6 +234,15 @@ impl ScalarOperation {
             "s_bitcmp1_b32" => C(|a, b| a >> (b & 31) & 1 == 1),
             "s_bitcmp0_b64" => C(|a, b| a >> (b & 63) & 1 == 0),
             "s_bitcmp1_b64" => C(|a, b| a >> (b & 63) & 1 == 1),
+            _ => return None,
+        })
+    }
+
+    /// A register and a constant of 16 bits.
+    #[rustfmt::skip]
+    fn with_constant(name: &str) -> Option<ScalarOperation> {
+        use ScalarOperation::{Constant as K, ConstantCompare as KC};
+        Some(match name {
             "s_movk_i32" => K(|_, _, k| k as u32),
             "s_cmovk_i32" => K(|w, old, k| if w.scc { k as u32 } else { old }),
             "s_addk_i32" => K(|w, old, k| { let (sum, over) = (old as i32).overflowing_add(k); w.scc = over; sum as u32 }),
@@ -221,6 +259,14 @@ impl ScalarOperation {
             "s_cmpk_ge_u32" => KC(|a, k| a >= k as u16 as u32),
             "s_cmpk_lt_u32" => KC(|a, k| a < k as u16 as u32),
             "s_cmpk_le_u32" => KC(|a, k| a <= k as u16 as u32),
+            _ => return None,
+        })
+    }
+
+    /// Masks of lanes that change EXEC.
+    #[rustfmt::skip]
+    fn on_exec(name: &str) -> Option<ScalarOperation> {
+        Some(match name {
             "s_and_saveexec_b32" | "s_and_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a & exec),
             "s_or_saveexec_b32" | "s_or_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a | exec),
             "s_xor_saveexec_b32" | "s_xor_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| a ^ exec),
@@ -233,6 +279,14 @@ impl ScalarOperation {
             "s_orn1_saveexec_b32" | "s_orn1_saveexec_b64" => ScalarOperation::SaveExec(|exec, a| !a | exec),
             "s_andn1_wrexec_b32" | "s_andn1_wrexec_b64" => ScalarOperation::WriteExec(|exec, a| !a & exec),
             "s_andn2_wrexec_b32" | "s_andn2_wrexec_b64" => ScalarOperation::WriteExec(|exec, a| a & !exec),
+            _ => return None,
+        })
+    }
+
+    /// Hardware registers, the program counter, moves through M0, and what does nothing here.
+    #[rustfmt::skip]
+    fn special(instruction: &Instruction) -> Option<ScalarOperation> {
+        Some(match instruction.definition.mnemonic {
             "s_waitcnt_vscnt" | "s_waitcnt_vmcnt" | "s_waitcnt_expcnt" | "s_waitcnt_lgkmcnt" | "s_version" => ScalarOperation::Nothing,
             "s_setreg_b32" if is_writable_register(instruction) => ScalarOperation::SetRegister,
             "s_setreg_imm32_b32" if is_writable_register(instruction) => ScalarOperation::SetRegisterConstant,
@@ -308,7 +362,7 @@ fn shifted_add(wave: &mut Wave, a: u64, b: u64, shift: u32) -> u64 {
 
 impl Wave {
     /// Executes a scalar instruction; `address` is its own.
-    pub fn run_scalar(&mut self, instruction: &Instruction, operation: ScalarOperation, address: u64) -> Next {
+    pub(crate) fn run_scalar(&mut self, instruction: &Instruction, operation: ScalarOperation, address: u64) -> Next {
         let source = |wave: &Wave, field| {
             instruction.definition.operand(field).map_or(0, |slot| wave.scalar_source(instruction, slot))
         };
@@ -331,24 +385,7 @@ impl Wave {
                 let bit = 1 << (a & if wide { 63 } else { 31 });
                 self.put_scalar(instruction, if set { old | bit } else { old & !bit });
             }
-            ScalarOperation::MoveRelative { destination } => {
-                let wide =
-                    instruction.definition.operand(Field::Destination).is_some_and(|it| it.width.registers(false) == 2);
-                let target = Wave::destination(instruction, Field::Destination).unwrap_or(125);
-                let index = self.scalars[M0] as u8;
-                let source = instruction.bits(0, 8) as u8;
-                let (from, to) = if destination {
-                    (source, target.wrapping_add(index))
-                } else {
-                    (source.wrapping_add(index), target)
-                };
-                match (destination, wide) {
-                    (true, false) => self.set_scalar(to, a as u32),
-                    (true, true) => self.set_scalar64(to, a),
-                    (false, false) => self.set_scalar(to, self.scalar(from)),
-                    (false, true) => self.set_scalar64(to, self.scalar64(from)),
-                }
-            }
+            ScalarOperation::MoveRelative { destination } => self.move_relative(instruction, destination, a),
             ScalarOperation::Compare(holds) => self.scc = holds(a, b),
             ScalarOperation::Constant(run) => {
                 let register = Wave::destination(instruction, Field::Destination).unwrap_or(125);
@@ -390,24 +427,43 @@ impl Wave {
                 let bits = (instruction.immediate() as u32 & 15) << place;
                 self.set_mode(self.mode_bits & !(15 << place) | bits);
             }
-            ScalarOperation::GetRegister => {
-                let (number, offset, mask) = hardware_field(instruction);
-                let value = match number {
-                    MODE => self.mode_bits,
-                    // The upper 16 bits of addresses in private memory, and above them those of LDS.
-                    SH_MEM_BASES => (self.apertures[1] >> 48) as u32 | ((self.apertures[0] >> 48) as u32) << 16,
-                    // One for each instruction, as the other clock has it.
-                    SHADER_CYCLES => self.executed as u32 & 0xf_ffff,
-                    _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
-                };
-                self.put_scalar(instruction, (value >> offset & mask) as u64);
-            }
+            ScalarOperation::GetRegister => self.get_hardware(instruction),
             ScalarOperation::SetRegister => {
                 self.set_hardware(instruction, a as u32);
             }
             ScalarOperation::SetRegisterConstant => self.set_hardware(instruction, instruction.literal()),
         }
         Next::Continue
+    }
+
+    /// Through M0 to another register: as the source, or as the destination, which gets `value`.
+    fn move_relative(&mut self, instruction: &Instruction, destination: bool, value: u64) {
+        let wide = instruction.definition.operand(Field::Destination).is_some_and(|it| it.width.registers(false) == 2);
+        let target = Wave::destination(instruction, Field::Destination).unwrap_or(125);
+        let index = self.scalars[M0] as u8;
+        let source = instruction.bits(0, 8) as u8;
+        let (from, to) =
+            if destination { (source, target.wrapping_add(index)) } else { (source.wrapping_add(index), target) };
+        match (destination, wide) {
+            (true, false) => self.set_scalar(to, value as u32),
+            (true, true) => self.set_scalar64(to, value),
+            (false, false) => self.set_scalar(to, self.scalar(from)),
+            (false, true) => self.set_scalar64(to, self.scalar64(from)),
+        }
+    }
+
+    /// A part of a hardware register.
+    fn get_hardware(&mut self, instruction: &Instruction) {
+        let (number, offset, mask) = hardware_field(instruction);
+        let value = match number {
+            MODE => self.mode_bits,
+            // The upper 16 bits of addresses in private memory, and above them those of LDS.
+            SH_MEM_BASES => (self.apertures[1] >> 48) as u32 | ((self.apertures[0] >> 48) as u32) << 16,
+            // One for each instruction, as the other clock has it.
+            SHADER_CYCLES => self.executed as u32 & 0xf_ffff,
+            _ => self.flat_scratch[(number - FLAT_SCRATCH) as usize],
+        };
+        self.put_scalar(instruction, (value >> offset & mask) as u64);
     }
 
     fn set_mode(&mut self, bits: u32) {

@@ -4,9 +4,9 @@ use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
 use crate::access::Access;
 use crate::bytes::{self, DotProduct};
-use crate::code::Hole;
-use crate::fast::rows::Fast;
-use crate::lanes::{self, LaneOperation, PackedOperation, RowFunction};
+use crate::host::Fast;
+use crate::lanes;
+use crate::lanes::operation::{LaneOperation, PackedOperation, RowFunction};
 use crate::saturate;
 use crate::scalar::ScalarOperation;
 use crate::wave::{Type, constant_bits};
@@ -73,6 +73,19 @@ pub(crate) enum Semantics {
     Nothing,
 }
 
+/// Why there is no instruction at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hole {
+    /// No memory, or not enough of it.
+    Unmapped,
+    /// A word that is no instruction of any chip.
+    Word(u32),
+    /// An instruction that the chip does not have.
+    Illegal,
+    /// The instruction reaches into one that starts within it.
+    Overlaps,
+}
+
 /// A function of whole registers with its operands, read once.
 #[derive(Clone, Copy)]
 pub(crate) struct RowOperation {
@@ -94,7 +107,7 @@ pub(crate) struct RowSource {
 impl RowSource {
     /// Whether it is a vector register as it is.
     #[inline(always)]
-    pub fn is_register(&self) -> bool {
+    pub(crate) fn is_register(&self) -> bool {
         matches!(self.from, RowOperand::Vector(_)) && self.keep == u32::MAX && self.flip == 0
     }
 }
@@ -127,7 +140,7 @@ pub(crate) const UNORDERED: u8 = 8;
 
 impl Semantics {
     /// Finds what an instruction does.
-    pub fn of(instruction: &Instruction) -> Semantics {
+    pub(crate) fn of(instruction: &Instruction) -> Semantics {
         let name = instruction.definition.base_name();
         match instruction.format() {
             Format::Sop1 | Format::Sop2 | Format::Sopc | Format::Sopk | Format::Sopp => {

@@ -21,12 +21,12 @@ pub(crate) struct VectorSet([u64; 4]);
 
 impl VectorSet {
     /// All that are in either.
-    pub fn union(&self, other: &VectorSet) -> VectorSet {
+    pub(crate) fn union(&self, other: &VectorSet) -> VectorSet {
         VectorSet(std::array::from_fn(|part| self.0[part] | other.0[part]))
     }
 
     /// A bit for each register.
-    pub fn words(&self) -> [u64; 4] {
+    pub(crate) fn words(&self) -> [u64; 4] {
         self.0
     }
 
@@ -41,7 +41,7 @@ impl VectorSet {
     }
 
     #[inline(always)]
-    pub fn meets(&self, other: &VectorSet) -> bool {
+    pub(crate) fn meets(&self, other: &VectorSet) -> bool {
         (0..4).fold(0, |bits, part| bits | self.0[part] & other.0[part]) != 0
     }
 
@@ -82,12 +82,12 @@ pub(crate) enum Counter {
 
 impl Flight {
     /// Whether it waits for registers.
-    pub fn waits(self) -> bool {
+    pub(crate) fn waits(self) -> bool {
         matches!(self, Flight::Wait { vector, other, .. } if vector != u8::MAX || other != u8::MAX)
     }
 
     /// Whether it is counted by what such a wait looks at.
-    pub fn is_counted(self) -> bool {
+    pub(crate) fn is_counted(self) -> bool {
         matches!(self, Flight::Load { counter, .. } if counter != Counter::Store)
     }
 }
@@ -100,13 +100,13 @@ pub(crate) struct Touch {
 }
 
 impl Touch {
-    pub fn of(instruction: &Instruction, semantics: &Semantics) -> Touch {
+    pub(crate) fn of(instruction: &Instruction, semantics: &Semantics) -> Touch {
         let (reads, writes) = Touch::registers(instruction, semantics);
         Touch { registers: reads.union(&writes), flight: flight(instruction, semantics) }
     }
 
     /// The registers that belong to its load from then on.
-    pub fn loads(&self) -> (VectorSet, ScalarSet) {
+    pub(crate) fn loads(&self) -> (VectorSet, ScalarSet) {
         match self.flight {
             Flight::Load { counter, first, count } => {
                 let load = Load { address: 0, counter, first, count, lanes: 0 };
@@ -117,7 +117,7 @@ impl Touch {
     }
 
     /// The registers that it reads, and those that it writes.
-    pub fn registers(instruction: &Instruction, semantics: &Semantics) -> (VectorSet, VectorSet) {
+    pub(crate) fn registers(instruction: &Instruction, semantics: &Semantics) -> (VectorSet, VectorSet) {
         let flight = flight(instruction, semantics);
         let (mut reads, mut writes) = (VectorSet::default(), VectorSet::default());
         let format = instruction.format();
@@ -327,7 +327,7 @@ pub(crate) struct FlightsInShort {
 }
 
 impl Flights {
-    pub fn in_short(&self) -> FlightsInShort {
+    pub(crate) fn in_short(&self) -> FlightsInShort {
         FlightsInShort {
             vector: self.vector.all().copied().collect(),
             other: self.other.all().copied().collect(),
@@ -335,7 +335,7 @@ impl Flights {
         }
     }
 
-    pub fn of(short: &FlightsInShort) -> Flights {
+    pub(crate) fn of(short: &FlightsInShort) -> Flights {
         let mut flights = Flights { owned_scalars: short.owned_scalars, ..Flights::default() };
         for load in &short.vector {
             flights.vector.push(*load);
@@ -353,13 +353,13 @@ impl Flights {
 
     /// Whether an instruction that touches these registers has to wait for a load.
     #[inline(always)]
-    pub fn may_meet(&self, vectors: &VectorSet, scalars: ScalarSet) -> bool {
+    pub(crate) fn may_meet(&self, vectors: &VectorSet, scalars: ScalarSet) -> bool {
         self.owned.set.meets(vectors) || self.owned_scalars.meets(scalars)
     }
 
     /// The fault of an instruction at an address that does not wait for a load, if it does not.
     #[cold]
-    pub fn check(
+    pub(crate) fn check(
         &self,
         (instruction, semantics): (&Instruction, &Semantics),
         effects: &Effects,
@@ -396,7 +396,7 @@ impl Flights {
 
     /// Notes what an instruction does to what is in flight.
     #[inline(always)]
-    pub fn note(&mut self, flight: Flight, address: u64, lanes: u64) {
+    pub(crate) fn note(&mut self, flight: Flight, address: u64, lanes: u64) {
         match flight {
             Flight::None => {}
             Flight::Wait { vector, other, .. } => self.wait(vector as usize, other as usize),
@@ -435,7 +435,7 @@ impl Flights {
 
     /// Lets results arrive until no more than this many are in flight. Waiting twice is waiting once.
     #[inline(always)]
-    pub fn wait(&mut self, vector: usize, other: usize) {
+    pub(crate) fn wait(&mut self, vector: usize, other: usize) {
         while self.vector.count > vector {
             let load = self.vector.pop();
             self.owned.remove(&load);

@@ -2,14 +2,9 @@
 
 use unhang_isa::{Field, Instruction, OperandValue, Slot};
 
-use crate::fast::registers::Registers;
 use crate::float::FloatMode;
-use crate::pending::Pending;
-
-/// Lanes of a wave, or of half a wave of 64.
-pub(crate) const LANES: usize = 32;
-/// One value a lane.
-pub(crate) type Lanes = [u32; LANES];
+use crate::registers::Registers;
+pub(crate) use crate::registers::{LANES, Lanes};
 
 pub(crate) const VCC: usize = 106;
 pub(crate) const M0: usize = 124;
@@ -61,10 +56,6 @@ pub(crate) struct Wave {
     pub flushes: bool,
     /// Whether the float mode is the one for which code was resolved.
     pub usual_mode: bool,
-    /// What is pending, if the number of that state is not known.
-    pub pending: Pending,
-    /// The number of the state in [`KnownStates`](crate::pending::KnownStates).
-    pub known: u32,
 }
 
 /// What the width and meaning of an operand are, for constants and sign changes.
@@ -87,16 +78,16 @@ pub(crate) enum Type {
 
 impl Type {
     /// Whether it is half a register, the upper half of which can be meant.
-    pub const fn is_half(self) -> bool {
+    pub(crate) const fn is_half(self) -> bool {
         matches!(self, Type::Bits16 | Type::Float16)
     }
 
-    pub const fn is_float(self) -> bool {
+    pub(crate) const fn is_float(self) -> bool {
         matches!(self, Type::Float16 | Type::Float32 | Type::Float64)
     }
 
     /// The bit that changes of sign turn over; whole numbers have no such modifiers.
-    pub const fn sign_bit(self) -> u64 {
+    pub(crate) const fn sign_bit(self) -> u64 {
         match self {
             Type::Float16 => 1 << 15,
             Type::Float32 => 1 << 31,
@@ -109,8 +100,31 @@ impl Type {
 impl Wave {
     /// The lanes that are on, of the half that is being executed.
     #[inline]
-    pub fn exec(&self) -> u32 {
+    pub(crate) fn exec(&self) -> u32 {
         self.scalars[EXEC + self.half]
+    }
+
+    /// Both halves of EXEC, of which waves of 32 lanes have one.
+    #[inline]
+    pub(crate) fn exec64(&self) -> u64 {
+        self.scalars[EXEC] as u64 | if self.wave64 { (self.scalars[EXEC + 1] as u64) << 32 } else { 0 }
+    }
+
+    /// Both halves of VCC, of which waves of 32 lanes have one.
+    #[inline]
+    pub(crate) fn vcc64(&self) -> u64 {
+        self.scalars[VCC] as u64 | if self.wave64 { (self.scalars[VCC + 1] as u64) << 32 } else { 0 }
+    }
+
+    /// How many lanes are on.
+    #[inline]
+    pub(crate) fn lanes_on(&self) -> u32 {
+        self.exec64().count_ones()
+    }
+
+    /// To be called when the float mode has changed.
+    pub(crate) fn note_mode(&mut self) {
+        self.usual_mode = self.mode.is_usual(self.flushes);
     }
 
     /// Where a vector register is among all of them, if the kernel has it.
@@ -121,19 +135,19 @@ impl Wave {
 
     /// The rows of a vector register, to be changed; `None` past the kernel's allocation.
     #[inline]
-    pub fn vector_mut(&mut self, register: usize) -> Option<&mut Lanes> {
+    pub(crate) fn vector_mut(&mut self, register: usize) -> Option<&mut Lanes> {
         let row = self.row(register)?;
         self.vectors.get_mut(row)
     }
 
     /// A scalar register; `null` reads as zero.
     #[inline]
-    pub fn scalar(&self, register: u8) -> u32 {
+    pub(crate) fn scalar(&self, register: u8) -> u32 {
         if register as usize == NULL { 0 } else { self.scalars[(register & 127) as usize] }
     }
 
     #[inline]
-    pub fn scalar64(&self, register: u8) -> u64 {
+    pub(crate) fn scalar64(&self, register: u8) -> u64 {
         if register as usize == NULL {
             return 0;
         }
@@ -142,14 +156,14 @@ impl Wave {
     }
 
     #[inline]
-    pub fn set_scalar(&mut self, register: u8, value: u32) {
+    pub(crate) fn set_scalar(&mut self, register: u8, value: u32) {
         if register as usize != NULL {
             self.scalars[(register & 127) as usize] = value;
         }
     }
 
     #[inline]
-    pub fn set_scalar64(&mut self, register: u8, value: u64) {
+    pub(crate) fn set_scalar64(&mut self, register: u8, value: u64) {
         if register as usize != NULL {
             self.scalars[(register & 127) as usize] = value as u32;
             self.scalars[((register & 127) + 1) as usize & 127] = (value >> 32) as u32;
@@ -158,7 +172,7 @@ impl Wave {
 
     /// One of the pair of registers of a mask, by the half that is being executed; `null` has none.
     #[inline]
-    pub fn set_scalar_of_half(&mut self, register: u8, value: u32) {
+    pub(crate) fn set_scalar_of_half(&mut self, register: u8, value: u32) {
         if register as usize != NULL {
             self.set_scalar((register + self.half as u8) & 127, value);
         }
@@ -166,24 +180,24 @@ impl Wave {
 
     /// A vector register; one past the kernel's allocation reads as zeros.
     #[inline]
-    pub fn vector(&self, register: u8) -> Lanes {
+    pub(crate) fn vector(&self, register: u8) -> Lanes {
         self.row(register as usize).and_then(|row| self.vectors.get(row)).copied().unwrap_or([0; LANES])
     }
 
     #[inline]
-    pub fn vector_lane(&self, register: usize, lane: usize) -> u32 {
+    pub(crate) fn vector_lane(&self, register: usize, lane: usize) -> u32 {
         self.row(register).and_then(|row| self.vectors.get(row)).map_or(0, |lanes| lanes[lane])
     }
 
     #[inline]
-    pub fn set_vector_lane(&mut self, register: usize, lane: usize, value: u32) {
+    pub(crate) fn set_vector_lane(&mut self, register: usize, lane: usize, value: u32) {
         if let Some(lanes) = self.vector_mut(register) {
             lanes[lane] = value;
         }
     }
 
     /// A source that is the same for every lane: anything but a vector register.
-    pub fn uniform(&self, source: OperandValue, kind: Type, wide: bool) -> u64 {
+    pub(crate) fn uniform(&self, source: OperandValue, kind: Type, wide: bool) -> u64 {
         match source {
             OperandValue::Scalar(register) if wide => self.scalar64(register),
             OperandValue::Scalar(register) => self.scalar(register) as u64,
@@ -204,19 +218,19 @@ impl Wave {
     }
 
     /// A scalar source operand.
-    pub fn scalar_source(&self, instruction: &Instruction, slot: Slot) -> u64 {
+    pub(crate) fn scalar_source(&self, instruction: &Instruction, slot: Slot) -> u64 {
         let (kind, wide) = scalar_type(instruction, slot);
         self.uniform(instruction.operand(slot), kind, wide)
     }
 
     /// A scalar source operand that is a constant.
-    pub fn scalar_constant(instruction: &Instruction, slot: Slot, source: OperandValue) -> u64 {
+    pub(crate) fn scalar_constant(instruction: &Instruction, slot: Slot, source: OperandValue) -> u64 {
         let (kind, wide) = scalar_type(instruction, slot);
         constant(source, kind, wide)
     }
 
     /// The number of the destination register.
-    pub fn destination(instruction: &Instruction, field: Field) -> Option<u8> {
+    pub(crate) fn destination(instruction: &Instruction, field: Field) -> Option<u8> {
         match instruction.definition.operand(field).map(|slot| instruction.operand(slot))? {
             OperandValue::Scalar(register) | OperandValue::Vector(register) => Some(register),
             _ => None,

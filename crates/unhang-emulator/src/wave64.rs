@@ -8,12 +8,16 @@ use crate::FaultKind;
 use crate::access::Access;
 use crate::memory_access::Surroundings;
 use crate::semantics::Semantics;
-use crate::wave::{EXEC, LANES, Type, VCC, Wave};
+use crate::wave::{LANES, Type, Wave};
 
 impl Wave {
     /// Executes a vector instruction for all lanes.
     #[inline]
-    pub fn run_vector_halves(&mut self, instruction: &Instruction, semantics: Semantics) -> Result<(), FaultKind> {
+    pub(crate) fn run_vector_halves(
+        &mut self,
+        instruction: &Instruction,
+        semantics: Semantics,
+    ) -> Result<(), FaultKind> {
         if !self.wave64 {
             return self.run_vector(instruction, semantics);
         }
@@ -79,7 +83,7 @@ impl Wave {
 
     /// Executes a memory instruction for all lanes.
     #[inline]
-    pub fn run_memory_halves(
+    pub(crate) fn run_memory_halves(
         &mut self,
         instruction: &Instruction,
         access: Access,
@@ -90,23 +94,5 @@ impl Wave {
             _ if !self.wave64 => self.run_memory(instruction, access, around),
             _ => self.each_half(|wave| wave.run_memory(instruction, access, around)),
         }
-    }
-
-    /// Both halves of EXEC, of which waves of 32 lanes have one.
-    #[inline]
-    pub fn exec64(&self) -> u64 {
-        self.scalars[EXEC] as u64 | if self.wave64 { (self.scalars[EXEC + 1] as u64) << 32 } else { 0 }
-    }
-
-    /// Both halves of VCC, of which waves of 32 lanes have one.
-    #[inline]
-    pub fn vcc64(&self) -> u64 {
-        self.scalars[VCC] as u64 | if self.wave64 { (self.scalars[VCC + 1] as u64) << 32 } else { 0 }
-    }
-
-    /// How many lanes are on.
-    #[inline]
-    pub fn lanes_on(&self) -> u32 {
-        self.exec64().count_ones()
     }
 }

@@ -6,145 +6,133 @@
 
 use std::cell::Cell;
 
+use super::comparisons::FastCompare;
 use super::halves::HalvesOperation;
-use super::registers::ROOMS;
-use super::rows::{FastCompare, FastRow, Vectors};
-use super::{Carry, IN_ROOM, Kind, ScalarOperand, TwoRows, wide};
+use super::op::{Carry, OpKind};
+use super::operands::{IN_ROOM, ScalarOperand, TwoRows};
+use super::wide;
+use crate::host::{FastRow, Vectors};
 use crate::memory_access::Surroundings;
-use crate::semantics::{RowOperand, RowSource};
-use crate::wave::{EXEC, LANES, Lanes, NULL, Wave};
+use crate::registers::ROOMS;
+use crate::semantics::RowSource;
+use crate::wave::{EXEC, LANES, NULL, Wave};
 
 /// A mask for each half.
 type Masks = [u32; 2];
 
+// Macros and not closures, which are not compiled into the loop that this is a part of.
+
+/// Does it for each half, or leaves at the half that has to go the plain way.
+macro_rules! each_half {
+    ($wave:ident, $halves:expr, $half:ident, $done:expr) => {
+        for $half in 0..$halves {
+            if !$done {
+                $wave.half = $half;
+                return false;
+            }
+        }
+    };
+}
+
+/// The masks of all halves, written once both are known.
+macro_rules! masks {
+    ($wave:ident, $halves:ident, $half:ident, $register:expr, $mask:expr) => {{
+        let mut masks = [0; 2];
+        for $half in 0..$halves {
+            masks[$half] = $mask;
+        }
+        $wave.set_masks::<$halves>($register, masks);
+    }};
+}
+
 impl Wave {
     /// Executes a resolved instruction; `false`, and [`Wave::half`] says which half is not done, if it has to go the plain way. The
-    /// float mode must be the one for which it was resolved if the operation [is for that alone](super::Op::usual_only).
+    /// float mode must be the one for which it was resolved if the operation [is for that alone](super::op::Op::usual_only).
     ///
     /// # Safety
     ///
-    /// The registers must be the wave's: [`Op::registers`](super::Op) of the instruction is within [`Wave::registers`].
+    /// The registers must be the wave's: [`Op::registers`](super::op::Op) of the instruction is within [`Wave::registers`].
     #[inline(always)]
-    pub unsafe fn compute<const WIDE: bool, const HALVES: usize>(
+    pub(crate) unsafe fn compute<const WIDE: bool, const HALVES: usize>(
         &mut self,
         vectors: Vectors<WIDE>,
-        kind: &Kind,
+        kind: &OpKind,
         around: &mut Surroundings<'_>,
-        minds_alignment: bool,
+        checks_alignment: bool,
     ) -> bool {
         match *kind {
-            Kind::Rows { run, rows } => {
+            OpKind::Rows { run, rows } => {
                 for half in 0..HALVES {
                     // SAFETY: the registers are the wave's, as asked for here.
                     unsafe { self.fast_rows(run, rows, half) };
                 }
             }
-            Kind::FilledRows { run, rows, ref sources } => {
+            OpKind::FilledRows { run, rows, ref sources } => {
                 for half in 0..HALVES {
                     // SAFETY: the registers are the wave's, as asked for here.
                     unsafe { self.fast_filled_rows(run, rows, sources, half) };
                 }
             }
-            Kind::Halves(ref operation) => {
+            OpKind::Halves(ref operation) => {
                 for half in 0..HALVES {
                     // SAFETY: the registers are the wave's, as asked for here.
                     unsafe { self.fast_halves(operation, half) };
                 }
             }
-            Kind::Nothing => {}
-            Kind::Local(ref access) => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    if !unsafe { self.fast_local(vectors, access, around, minds_alignment, half) } {
-                        self.half = half;
-                        return false;
-                    }
-                }
+            OpKind::Nothing => {}
+            OpKind::Local(ref access) => {
+                // SAFETY: the registers are the wave's, as asked for here.
+                each_half!(self, HALVES, half, unsafe {
+                    self.fast_local(vectors, access, around, checks_alignment, half)
+                });
             }
-            Kind::Global(ref access) => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    if !unsafe { self.fast_global(vectors, access, around, half) } {
-                        self.half = half;
-                        return false;
-                    }
-                }
+            OpKind::Global(ref access) => {
+                // SAFETY: the registers are the wave's, as asked for here.
+                each_half!(self, HALVES, half, unsafe { self.fast_global(vectors, access, around, half) });
             }
-            Kind::Scalar { run, sources, destination, wide } => {
-                let value = self.fast_scalar(run, sources);
-                match wide {
-                    true => self.set_scalar64(destination, value),
-                    false => self.set_scalar(destination, value as u32),
-                }
-            }
-            Kind::SaveExec { run, source, destination, wide } => self.fast_save_exec(run, source, destination, wide),
-            Kind::Pairs(ref operation) => {
+            OpKind::Scalar { run, sources, destination, wide } => self.fast_scalar(run, sources, destination, wide),
+            OpKind::SaveExec { run, source, destination, wide } => self.fast_save_exec(run, source, destination, wide),
+            OpKind::Pairs(ref operation) => {
                 for half in 0..HALVES {
                     self.fast_pairs(vectors, operation, half);
                 }
             }
-            Kind::ComparePairs(ref compare) => {
-                let mut masks = [0; 2];
-                for half in 0..HALVES {
-                    masks[half] = self.fast_pairs_mask(compare, half);
-                }
-                self.set_masks::<HALVES>(compare.destination, masks);
+            OpKind::ComparePairs(ref compare) => {
+                masks!(self, HALVES, half, compare.destination, self.fast_pairs_mask(compare, half));
             }
-            Kind::MultiplyAdd(ref operation) => {
-                let mut masks = [0; 2];
-                for half in 0..HALVES {
-                    masks[half] = self.fast_multiply_add(vectors, operation, half);
-                }
-                self.set_masks::<HALVES>(operation.mask, masks);
+            OpKind::MultiplyAdd(ref operation) => {
+                masks!(self, HALVES, half, operation.mask, self.fast_multiply_add(vectors, operation, half));
             }
-            Kind::Buffer(ref access) => {
-                for half in 0..HALVES {
-                    // SAFETY: the registers are the wave's, as asked for here.
-                    if !unsafe { self.fast_buffer(vectors, access, around, half) } {
-                        self.half = half;
-                        return false;
-                    }
-                }
+            OpKind::Buffer(ref access) => {
+                // SAFETY: the registers are the wave's, as asked for here.
+                each_half!(self, HALVES, half, unsafe { self.fast_buffer(vectors, access, around, half) });
             }
-            Kind::ScalarLoad(ref load) => return self.fast_scalar_load(load, around),
-            Kind::ScalarCompare { holds, sources } => {
+            OpKind::ScalarLoad(ref load) => return self.fast_scalar_load(load, around),
+            OpKind::ScalarCompare { holds, sources } => {
                 self.scc = holds(self.operand(sources[0]), self.operand(sources[1]));
             }
-            Kind::ScalarConstant { run, constant, destination } => {
+            OpKind::ScalarConstant { run, constant, destination } => {
                 let value = run(self, self.scalar(destination), constant);
                 self.set_scalar(destination, value);
             }
-            Kind::ConstantCompare { holds, source, constant } => {
+            OpKind::ConstantCompare { holds, source, constant } => {
                 self.scc = holds(self.operand(source) as u32, constant);
             }
-            Kind::FirstLane { source, destination } => self.fast_first_lane(source, destination),
-            Kind::Compare { run, outcomes, ref operands, destination } => {
-                let mut masks = [0; 2];
-                for half in 0..HALVES {
-                    masks[half] = self.fast_mask(run, outcomes, operands, half);
-                }
-                self.set_masks::<HALVES>(destination, masks);
+            OpKind::FirstLane { source, destination } => self.fast_first_lane(source, destination),
+            OpKind::Compare { run, outcomes, ref operands, destination } => {
+                masks!(self, HALVES, half, destination, self.fast_mask(run, outcomes, operands, half));
             }
-            Kind::Select { ref operands, mask, destination } => {
+            OpKind::Select { ref operands, mask, destination } => {
                 for half in 0..HALVES {
                     self.fast_select(vectors, operands, mask, destination, half);
                 }
             }
-            Kind::Carry(ref carry) => {
-                let mut masks = [0; 2];
-                for half in 0..HALVES {
-                    masks[half] = self.fast_carry(vectors, carry, half);
-                }
-                self.set_masks::<HALVES>(carry.carry_out, masks);
+            OpKind::Carry(ref carry) => {
+                masks!(self, HALVES, half, carry.carry_out, self.fast_carry(vectors, carry, half));
             }
-            Kind::Plain | Kind::Branch { .. } => return false,
+            OpKind::Plain | OpKind::Branch { .. } => return false,
         }
         true
-    }
-
-    #[inline(always)]
-    pub(super) fn on(&self, half: usize) -> u32 {
-        self.scalars[EXEC + half]
     }
 
     /// Writes the mask of each half, once both are known: the second may have read what the first writes.
@@ -157,25 +145,20 @@ impl Wave {
         }
     }
 
-    /// The mask of a half in a register or a pair.
     #[inline(always)]
-    fn mask(&self, register: u8, half: usize) -> u32 {
-        if register as usize == NULL { 0 } else { self.scalars[(register as usize + half) & 127] }
-    }
-
-    #[inline(always)]
-    pub(super) fn operand(&self, operand: ScalarOperand) -> u64 {
-        match operand {
-            ScalarOperand::Register(register) => self.scalars[(register & 127) as usize] as u64,
-            ScalarOperand::Pair(register) => self.scalar64(register),
-            ScalarOperand::Constant(value) => value,
-        }
-    }
-
-    #[inline(always)]
-    fn fast_scalar(&mut self, run: fn(&mut Wave, u64, u64) -> u64, sources: [ScalarOperand; 2]) -> u64 {
+    fn fast_scalar(
+        &mut self,
+        run: fn(&mut Wave, u64, u64) -> u64,
+        sources: [ScalarOperand; 2],
+        destination: u8,
+        wide: bool,
+    ) {
         let (a, b) = (self.operand(sources[0]), self.operand(sources[1]));
-        run(self, a, b)
+        let value = run(self, a, b);
+        match wide {
+            true => self.set_scalar64(destination, value),
+            false => self.set_scalar(destination, value as u32),
+        }
     }
 
     #[inline(always)]
@@ -200,32 +183,6 @@ impl Wave {
         }
     }
 
-    /// Where a row is: a register of a half, or a room behind all of them.
-    #[inline(always)]
-    pub(super) fn row_at(&self, row: u16, half: usize) -> usize {
-        if row >= IN_ROOM {
-            self.vectors.len() - ROOMS + (row - IN_ROOM) as usize
-        } else {
-            half * self.registers + row as usize
-        }
-    }
-
-    /// A source as a whole register.
-    #[inline(always)]
-    pub(super) fn lanes_of(&self, source: &RowSource, half: usize) -> Lanes {
-        let mut lanes = match source.from {
-            RowOperand::Vector(register) => self.vectors[self.row_at(register as u16, half)],
-            RowOperand::Scalar(register) => [self.scalar(register); LANES],
-            RowOperand::Constant(value) => [value; LANES],
-        };
-        if source.keep != u32::MAX || source.flip != 0 {
-            for lane in &mut lanes {
-                *lane = (*lane & source.keep) ^ source.flip;
-            }
-        }
-        lanes
-    }
-
     /// Computes a row from others.
     ///
     /// # Safety
@@ -248,17 +205,6 @@ impl Wave {
             let row = |place: usize| all.get_unchecked(place);
             run(row(places.3), row(places.0), row(places.1), row(places.2), on)
         };
-    }
-
-    /// Fills the rooms of sources that are no registers.
-    #[inline(always)]
-    fn fill(&mut self, sources: &[RowSource], rows: &[u16], half: usize) {
-        let rooms = self.vectors.len() - ROOMS;
-        for (place, source) in sources.iter().enumerate() {
-            if rows[place] == IN_ROOM + place as u16 {
-                self.vectors[rooms + place] = self.lanes_of(source, half);
-            }
-        }
     }
 
     #[inline(always)]

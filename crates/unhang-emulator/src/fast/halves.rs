@@ -5,8 +5,9 @@
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
-use super::rows::{FastRow, Host};
-use crate::lanes::{self, LaneOperation};
+use crate::host::{FastRow, Host};
+use crate::lanes;
+use crate::lanes::operation::LaneOperation;
 use crate::semantics::{MixedResult, RowOperand, RowSource, Semantics};
 use crate::wave::{LANES, Lanes, Type, Wave, constant_bits};
 
@@ -53,7 +54,7 @@ const FIELDS: [Field; 3] = [Field::Source0, Field::Source1, Field::Source2];
 
 impl HalvesOperation {
     /// Resolves an instruction, if it is one of these.
-    pub fn of(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Option<HalvesOperation> {
+    pub(crate) fn of(instruction: &Instruction, semantics: &Semantics, flushes: bool) -> Option<HalvesOperation> {
         if let Semantics::Lane(operation) = semantics
             && instruction.modifier == Modifier::Sdwa
             && let Some(selected) = HalvesOperation::selected(instruction, operation, flushes)
@@ -231,13 +232,13 @@ fn operand(instruction: &Instruction, field: Field, kind: Type) -> Option<Option
 
 impl HalvesSource {
     /// The source as it is in a register, without what is taken from it.
-    pub fn whole(&self) -> RowSource {
+    pub(crate) fn whole(&self) -> RowSource {
         RowSource { from: self.from, keep: u32::MAX, flip: 0 }
     }
 
     /// Takes its part out of whole lanes.
     #[inline(always)]
-    pub fn take(&self, lanes: &mut Lanes) {
+    pub(crate) fn take(&self, lanes: &mut Lanes) {
         match self.part {
             HalvesPart::Whole => {}
             HalvesPart::Bits { left, right, signed: false } => {
@@ -327,7 +328,7 @@ mod avx512 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn singles(lanes: &mut Lanes, bit: u32) {
+    pub(super) fn singles(lanes: &mut Lanes, bit: u32) {
         for half in 0..2 {
             let value = half_as_single(part(lanes, half), bit);
             put(lanes, half, _mm512_castps_si512(value));
@@ -357,7 +358,7 @@ mod avx512 {
 
     /// Rounds singles to halves, in the lower halves of a register.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn round(d: &Cell<Lanes>, a: &Cell<Lanes>, _: &Cell<Lanes>, _: &Cell<Lanes>, on: u32) {
+    pub(super) fn round(d: &Cell<Lanes>, a: &Cell<Lanes>, _: &Cell<Lanes>, _: &Cell<Lanes>, on: u32) {
         let (mut results, source) = (d.get(), a.get());
         for half in 0..2 {
             let value = _mm512_castsi512_ps(part(&source, half));
@@ -375,7 +376,7 @@ mod avx512 {
         ($($name:ident: |$a:ident, $b:ident, $c:ident| $terms:expr;)*) => {$(
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
             #[allow(unused_variables, reason = "not every sum has three sources")]
-            pub fn $name(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
+            pub(super) fn $name(d: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, c: &Cell<Lanes>, on: u32) {
                 let (mut results, sources) = (d.get(), [a.get(), b.get(), c.get()]);
                 for half in 0..2 {
                     let mut pair = _mm512_setzero_si512();

@@ -5,10 +5,11 @@ use std::sync::atomic::Ordering;
 
 use unhang_isa::{Field, Format, Instruction, OperandValue};
 
-use super::rows::Vectors;
-use super::words::{Addresses, Span, Words};
-use super::{ScalarOperand, ZERO};
+use super::addresses::Addresses;
+use super::operands::{ScalarOperand, ZERO};
+use super::words::{Span, Words};
 use crate::access::{Access, Part};
+use crate::host::Vectors;
 use crate::memory_access::{Surroundings, local_alignment};
 use crate::wave::{Lanes, NULL, Wave};
 
@@ -22,7 +23,7 @@ pub(crate) struct LocalAccess {
 }
 
 impl LocalAccess {
-    pub fn of(instruction: &Instruction, access: Access) -> Option<LocalAccess> {
+    pub(crate) fn of(instruction: &Instruction, access: Access) -> Option<LocalAccess> {
         if instruction.format() != Format::Ds {
             return None;
         }
@@ -80,7 +81,7 @@ pub(crate) struct GlobalAccess {
 }
 
 impl GlobalAccess {
-    pub fn of(instruction: &Instruction, access: Access) -> Option<GlobalAccess> {
+    pub(crate) fn of(instruction: &Instruction, access: Access) -> Option<GlobalAccess> {
         let flat = match instruction.format() {
             Format::Global => false,
             Format::Flat => true,
@@ -137,7 +138,7 @@ pub(crate) struct BufferAccess {
 }
 
 impl BufferAccess {
-    pub fn of(instruction: &Instruction, access: Access) -> Option<BufferAccess> {
+    pub(crate) fn of(instruction: &Instruction, access: Access) -> Option<BufferAccess> {
         if instruction.format() != Format::Mubuf || instruction.bits(13, 1) == 1 {
             return None;
         }
@@ -175,7 +176,7 @@ pub(crate) struct ScalarLoad {
 }
 
 impl ScalarLoad {
-    pub fn of(instruction: &Instruction, count: u8) -> Option<ScalarLoad> {
+    pub(crate) fn of(instruction: &Instruction, count: u8) -> Option<ScalarLoad> {
         Some(ScalarLoad {
             base: instruction.bits(0, 6) as u8 * 2,
             buffer: instruction.definition.mnemonic.starts_with("s_buffer"),
@@ -222,7 +223,7 @@ impl Wave {
         vectors: Vectors<WIDE>,
         access: &LocalAccess,
         around: &mut Surroundings<'_>,
-        minds_alignment: bool,
+        checks_alignment: bool,
         half: usize,
     ) -> bool {
         let on = self.on(half);
@@ -235,7 +236,7 @@ impl Wave {
             (rows, Addresses::new(rows.add(access.address as usize), on))
         };
         let (size, offset) = access.alignment;
-        if minds_alignment && size > 1 && !addresses.are_aligned(vectors, size, offset) {
+        if checks_alignment && size > 1 && !addresses.are_aligned(vectors, size, offset) {
             return false;
         }
         // What wraps around is past the end as well. LDS has 64 KiB, so that offsets are small.

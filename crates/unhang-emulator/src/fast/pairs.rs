@@ -2,17 +2,12 @@
 
 use unhang_isa::{Field, Format, Instruction, Modifier, OperandValue};
 
-use super::rows::{self, FastCompare, Vectors};
+use super::comparisons::FastCompare;
 use super::wide;
-use crate::lanes::LaneOperation;
+use crate::host::{self, FastPairs, Pairs, Vectors};
+use crate::lanes::operation::LaneOperation;
 use crate::semantics::RowSource;
 use crate::wave::{LANES, Type, Wave, constant};
-
-/// One value of 64 bits a lane.
-pub(crate) type Pairs = [u64; LANES];
-/// Computes lanes from up to three others; results take the place of the first. To be called as
-/// [`FastRow`](super::rows::FastRow) is.
-pub(crate) type FastPairs = unsafe fn(&mut Pairs, &Pairs, &Pairs);
 
 /// A function of lanes with its operands.
 #[derive(Clone, Copy)]
@@ -30,7 +25,7 @@ pub(crate) struct PairsCompare {
     pub run: FastCompare<u64>,
     pub outcomes: u8,
     pub sources: [PairsSource; 2],
-    /// As in [`Kind::Compare`](super::Kind).
+    /// As in [`OpKind::Compare`](super::op::OpKind).
     pub destination: u8,
 }
 
@@ -71,7 +66,7 @@ const UNUSED: PairsSource =
 
 impl PairsSource {
     /// Reads the source in a field; `None` if it is one for the plain path, which has them all.
-    pub fn of(instruction: &Instruction, field: Field, kind: Type) -> Option<PairsSource> {
+    pub(crate) fn of(instruction: &Instruction, field: Field, kind: Type) -> Option<PairsSource> {
         let Some(slot) = instruction.definition.operand(field) else { return Some(UNUSED) };
         let place = match field {
             Field::Source0 => 0,
@@ -110,7 +105,7 @@ fn is_simple(instruction: &Instruction) -> bool {
 
 impl PairsOperation {
     /// Resolves an instruction, if it is one of these.
-    pub fn of(instruction: &Instruction, operation: &LaneOperation, flushes: bool) -> Option<PairsOperation> {
+    pub(crate) fn of(instruction: &Instruction, operation: &LaneOperation, flushes: bool) -> Option<PairsOperation> {
         let run = operation.fast?.pairs(flushes)?;
         let slot = instruction.definition.operand(Field::Destination).filter(|_| is_simple(instruction))?;
         let [a, b, c] = operation.sources;
@@ -256,6 +251,6 @@ impl Wave {
         for lane in 0..LANES {
             row[lane] = (values[lane] >> (part * 32)) as u32;
         }
-        rows::put(vectors, &mut self.vectors[place], &row, on);
+        host::put(vectors, &mut self.vectors[place], &row, on);
     }
 }

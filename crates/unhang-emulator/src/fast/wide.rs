@@ -3,7 +3,7 @@
 
 use std::cell::Cell;
 
-use super::rows::{Vectors, put};
+use crate::host::{Vectors, put};
 use crate::wave::{LANES, Lanes};
 
 /// The lanes in which the first is less.
@@ -102,39 +102,12 @@ pub(crate) mod avx512 {
     use std::arch::x86_64::*;
     use std::cell::Cell;
 
+    use crate::host::avx512::{put, sixteen};
     use crate::wave::{LANES, Lanes};
 
-    /// Sixteen lanes of a register.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn sixteen(lanes: &Cell<Lanes>, part: usize) -> __m512i {
-        // SAFETY: half of a row.
-        unsafe { _mm512_loadu_si512(lanes.as_ptr().cast::<u32>().add((part & 1) * 16).cast()) }
-    }
-
-    /// Writes those of sixteen lanes that are on.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    fn put(destination: &Cell<Lanes>, part: usize, values: __m512i, on: u32) {
-        let old = sixteen(destination, part);
-        let values = _mm512_mask_mov_epi32(old, (on >> ((part & 1) * 16)) as u16, values);
-        // SAFETY: half of a row. Not with a mask: the host hands on to the next load only what is stored whole.
-        unsafe { _mm512_storeu_si512(destination.as_ptr().cast::<u32>().add((part & 1) * 16).cast(), values) }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn put_row(destination: &mut Lanes, results: &Lanes, on: u32) {
-        for part in 0..2 {
-            // SAFETY: half of a row.
-            let values = unsafe { _mm512_loadu_si512(results.as_ptr().add(part * 16).cast()) };
-            put(Cell::from_mut(destination), part, values, on);
-        }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn less(a: &[u64; LANES], b: &[u64; LANES]) -> u32 {
+    pub(crate) fn less(a: &[u64; LANES], b: &[u64; LANES]) -> u32 {
         let mut mask = 0;
         for eight in 0..4 {
             // SAFETY: a quarter of the lanes.
@@ -151,7 +124,7 @@ pub(crate) mod avx512 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn select(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, mask: u32, on: u32) {
+    pub(crate) fn select(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, mask: u32, on: u32) {
         for part in 0..2 {
             let (a, b) = (sixteen(a, part), sixteen(b, part));
             let chosen = _mm512_mask_blend_epi32((mask >> (part * 16)) as u16, a, b);
@@ -162,7 +135,7 @@ pub(crate) mod avx512 {
     /// A sum that is less than one of its terms has run over; with a carry, one that is equal to it has too.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn add(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, carries: u32, on: u32) -> u32 {
+    pub(crate) fn add(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, carries: u32, on: u32) -> u32 {
         let mut over = 0;
         for part in 0..2 {
             let (a, b) = (sixteen(a, part), sixteen(b, part));
@@ -178,7 +151,7 @@ pub(crate) mod avx512 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn subtract(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, borrows: u32, on: u32) -> u32 {
+    pub(crate) fn subtract(destination: &Cell<Lanes>, a: &Cell<Lanes>, b: &Cell<Lanes>, borrows: u32, on: u32) -> u32 {
         let mut borrowed = 0;
         for part in 0..2 {
             let (a, b) = (sixteen(a, part), sixteen(b, part));

@@ -4,12 +4,9 @@
 //! scatter, or move what is contiguous in each lane in one piece. Other threads may write what is read: a word is then what it was or what it becomes, as it is on the card, since
 //! the hardware moves each in one piece.
 
-#[cfg(target_arch = "x86_64")]
-use super::parts;
-use super::rows::Vectors;
 use crate::access::Part;
-use crate::memory_access::widen;
-use crate::wave::{LANES, Lanes};
+#[cfg(target_arch = "x86_64")]
+use crate::wave::Lanes;
 
 /// The words of one access, or a part of one.
 #[derive(Clone, Copy)]
@@ -24,19 +21,19 @@ pub(crate) struct Words {
     /// Bytes from a lane's address to the end of what it moves.
     pub reach: u32,
     /// How many words lie together: 1, 2 or 4.
-    run: u8,
+    pub(super) run: u8,
     /// What loads them on a host that has AVX-512.
     #[cfg(target_arch = "x86_64")]
-    load: Load,
+    pub(super) load: Load,
 }
 
-/// Loads words as [`Addresses::transfer`] does: the start of memory, the row of addresses and the lowest of them, the words, their
+/// Loads words as [`Addresses::transfer`](super::addresses::Addresses::transfer) does: the start of memory, the row of addresses and the lowest of them, the words, their
 /// rows, the lanes that are on.
 #[cfg(target_arch = "x86_64")]
 pub(super) type Load = unsafe fn(*mut u8, (*const Lanes, u32), &Words, *mut Lanes, u32);
 
 impl Words {
-    pub fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
+    pub(super) fn new(store: bool, count: u8, registers: [u8; 4], offsets: [u32; 4]) -> Words {
         let together = |from: usize| offsets[from + 1] == offsets[from] + 4;
         let run = match count {
             4 if together(0) && together(1) && together(2) => 4,
@@ -56,17 +53,6 @@ impl Words {
             load: avx512::load_of(count, run),
         }
     }
-
-    /// A byte or half a word.
-    pub fn part(store: bool, part: Part, register: u8, offset: u32) -> Words {
-        Words {
-            part,
-            reach: offset + part.size(),
-            #[cfg(target_arch = "x86_64")]
-            load: parts::load_of(part),
-            ..Words::new(store, 1, [register; 4], [offset; 4])
-        }
-    }
 }
 
 /// The lowest and the highest address of the lanes that are on, and all their bits together.
@@ -75,168 +61,6 @@ pub(crate) struct Span {
     pub lowest: u32,
     pub highest: u32,
     pub bits: u32,
-}
-
-/// Addresses of lanes, and what is asked of them.
-pub(crate) struct Addresses {
-    row: *const Lanes,
-    on: u32,
-}
-
-impl Addresses {
-    /// # Safety
-    ///
-    /// The row must be one that lives as long as this is used; one lane at least must be on.
-    #[inline(always)]
-    pub unsafe fn new(row: *const Lanes, on: u32) -> Addresses {
-        Addresses { row, on }
-    }
-
-    #[inline(always)]
-    fn lanes(&self) -> Lanes {
-        // SAFETY: a row that lives, as asked for.
-        unsafe { self.row.read() }
-    }
-
-    /// The span of addresses in the lanes that are on.
-    #[inline(always)]
-    pub fn span<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Span {
-        #[cfg(target_arch = "x86_64")]
-        if vectors.has_avx512() {
-            // SAFETY: the host has the instructions, as `vectors` proves, and the row lives.
-            return unsafe { avx512::span(self.row, self.on) };
-        }
-        let (addresses, mut span) = (self.lanes(), Span { lowest: u32::MAX, highest: 0, bits: 0 });
-        for lane in (0..LANES).filter(|lane| self.on >> lane & 1 == 1) {
-            span.lowest = span.lowest.min(addresses[lane]);
-            span.highest = span.highest.max(addresses[lane]);
-            span.bits |= addresses[lane];
-        }
-        span
-    }
-
-    /// Whether no lane that is on has an address above a limit; a comparison is cheaper than the highest address.
-    #[inline(always)]
-    pub fn are_within<const WIDE: bool>(&self, vectors: Vectors<WIDE>, limit: u32) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if vectors.has_avx512() {
-            // SAFETY: as above.
-            return unsafe { avx512::above(self.row, limit) } & self.on == 0;
-        }
-        let addresses = self.lanes();
-        (0..LANES).fold(0, |above, lane| above | ((addresses[lane] > limit) as u32) << lane) & self.on == 0
-    }
-
-    /// Whether each lane that is on has an address that is a multiple of a power of two, with an offset.
-    #[inline(always)]
-    pub fn are_aligned<const WIDE: bool>(&self, vectors: Vectors<WIDE>, size: u32, offset: u32) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        if vectors.has_avx512() {
-            // SAFETY: as above.
-            return unsafe { avx512::beside(self.row, size - 1, offset) } & self.on == 0;
-        }
-        let addresses = self.lanes();
-        (0..LANES).all(|lane| self.on >> lane & 1 == 0 || addresses[lane].wrapping_add(offset) & (size - 1) == 0)
-    }
-
-    /// The one value of all lanes that are on, if there is one.
-    #[inline(always)]
-    pub fn only<const WIDE: bool>(&self, vectors: Vectors<WIDE>) -> Option<u32> {
-        // SAFETY: a row that lives, as asked for.
-        let first = unsafe { self.row.cast::<u32>().add(self.on.trailing_zeros() as usize & 31).read() };
-        #[cfg(target_arch = "x86_64")]
-        if vectors.has_avx512() {
-            // SAFETY: as above.
-            return (unsafe { avx512::unlike(self.row, first) } & self.on == 0).then_some(first);
-        }
-        let lanes = self.lanes();
-        let different = (0..LANES).fold(0, |mask, lane| mask | ((lanes[lane] != first) as u32) << lane) & self.on;
-        (different == 0).then_some(first)
-    }
-
-    /// Moves words between the registers and memory: that of each lane is at `base`, plus its address, less `lowest`.
-    ///
-    /// # Safety
-    ///
-    /// For each lane that is on, each word, or its part, at `base + address - lowest + words.offsets[…]` must lie in memory that lives on, and may
-    /// be written if it is stored to; no address is 2³¹ above `lowest`. Every register of `words` must be one of `rows`.
-    #[inline(always)]
-    pub unsafe fn transfer<const WIDE: bool>(
-        &self,
-        vectors: Vectors<WIDE>,
-        base: *mut u8,
-        lowest: u32,
-        words: &Words,
-        rows: *mut Lanes,
-    ) {
-        #[cfg(target_arch = "x86_64")]
-        if vectors.has_avx512() {
-            // SAFETY: the host has the instructions; the rest is what was asked for here.
-            unsafe {
-                if !words.store {
-                    (words.load)(base, (self.row, lowest), words, rows, self.on);
-                    return;
-                }
-                if words.part != Part::Word {
-                    parts::store(base, (self.row, lowest), words, rows, self.on);
-                    return;
-                }
-                if avx512::store(base, (self.row, lowest), words, rows, self.on) {
-                    return;
-                }
-            }
-        }
-        let mut offsets = self.lanes();
-        for lane in 0..LANES {
-            offsets[lane] = offsets[lane].wrapping_sub(lowest);
-        }
-        // SAFETY: as asked for here.
-        unsafe { transfer_one_by_one(base, &offsets, words, rows, self.on) };
-    }
-}
-
-/// Lane after lane: where stores meet, the last one's words stay.
-unsafe fn transfer_one_by_one(base: *mut u8, offsets: &Lanes, words: &Words, rows: *mut Lanes, on: u32) {
-    let mut left = on;
-    while left != 0 {
-        let lane = left.trailing_zeros() as usize;
-        left &= left - 1;
-        for place in 0..words.count as usize {
-            // SAFETY: the caller vouches for the words of lanes that are on and for the registers.
-            unsafe {
-                let at = base.add(offsets[lane] as usize + words.offsets[place] as usize);
-                let value = rows.add(words.registers[place] as usize).cast::<u32>().add(lane);
-                match words.store {
-                    true => put_part(at, words.part, value.read()),
-                    false => value.write(widen(get_part(at, words.part), words.part, value.read())),
-                }
-            }
-        }
-    }
-}
-
-/// What is at a place, with zeros above it.
-unsafe fn get_part(at: *const u8, part: Part) -> u32 {
-    // SAFETY: the caller vouches for that many bytes.
-    unsafe {
-        match part.size() {
-            1 => at.read() as u32,
-            2 => u16::from_le(at.cast::<u16>().read_unaligned()) as u32,
-            _ => u32::from_le(at.cast::<u32>().read_unaligned()),
-        }
-    }
-}
-
-unsafe fn put_part(at: *mut u8, part: Part, value: u32) {
-    let value = if let Part::InHalf { high: true, .. } = part { value >> 16 } else { value };
-    // SAFETY: the caller vouches for that many bytes that may be written.
-    unsafe {
-        match part.size() {
-            1 => at.write(value as u8),
-            2 => at.cast::<u16>().write_unaligned((value as u16).to_le()),
-            _ => at.cast::<u32>().write_unaligned(value.to_le()),
-        }
-    }
 }
 
 /// Closures and iterators would not be compiled for these instructions, so that there are none here.
@@ -249,7 +73,7 @@ pub(super) mod avx512 {
 
     /// How the addresses of sixteen lanes lie, those of lanes that are off aside.
     #[derive(Clone, Copy, PartialEq, Eq)]
-    pub enum Lie {
+    pub(crate) enum Lie {
         Same,
         InOrder,
         Anyhow,
@@ -258,7 +82,7 @@ pub(super) mod avx512 {
     /// Sixteen lanes of a row.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn sixteen(row: *const Lanes, part: usize) -> __m512i {
+    pub(crate) unsafe fn sixteen(row: *const Lanes, part: usize) -> __m512i {
         // SAFETY: half of a row.
         unsafe { _mm512_loadu_si512(row.cast::<u32>().add((part & 1) * 16).cast()) }
     }
@@ -266,7 +90,7 @@ pub(super) mod avx512 {
     /// The lanes whose value is above a limit.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn above(row: *const Lanes, limit: u32) -> u32 {
+    pub(crate) unsafe fn above(row: *const Lanes, limit: u32) -> u32 {
         let limit = _mm512_set1_epi32(limit as i32);
         // SAFETY: both halves of a row.
         let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
@@ -276,7 +100,7 @@ pub(super) mod avx512 {
     /// The lanes whose value, with an offset, has one of these bits.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn beside(row: *const Lanes, bits: u32, offset: u32) -> u32 {
+    pub(crate) unsafe fn beside(row: *const Lanes, bits: u32, offset: u32) -> u32 {
         let (bits, offset) = (_mm512_set1_epi32(bits as i32), _mm512_set1_epi32(offset as i32));
         // SAFETY: both halves of a row.
         let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
@@ -287,7 +111,7 @@ pub(super) mod avx512 {
     /// The lanes that hold another value.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn unlike(row: *const Lanes, value: u32) -> u32 {
+    pub(crate) unsafe fn unlike(row: *const Lanes, value: u32) -> u32 {
         let value = _mm512_set1_epi32(value as i32);
         // SAFETY: both halves of a row.
         let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
@@ -296,7 +120,7 @@ pub(super) mod avx512 {
 
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn span(row: *const Lanes, on: u32) -> Span {
+    pub(crate) unsafe fn span(row: *const Lanes, on: u32) -> Span {
         let (first, second) = (on as u16, (on >> 16) as u16);
         // SAFETY: both halves of a row.
         let (low, high) = unsafe { (sixteen(row, 0), sixteen(row, 1)) };
@@ -314,7 +138,7 @@ pub(super) mod avx512 {
     /// The first of sixteen addresses, and how they lie: `STRIDE` bytes apart if in order. If its lane is off it may be less than nothing, as those behind it show.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub fn lie<const STRIDE: usize>(places: __m512i, on: u16) -> (isize, Lie) {
+    pub(crate) fn lie<const STRIDE: usize>(places: __m512i, on: u16) -> (isize, Lie) {
         let numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         let in_order = _mm512_mullo_epi32(numbers, _mm512_set1_epi32(STRIDE as i32));
         let first = _mm512_castsi512_si128(places);
@@ -380,7 +204,7 @@ pub(super) mod avx512 {
     /// Sixteen lanes of the register of a word.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
+    pub(crate) unsafe fn row(rows: *mut Lanes, words: &Words, word: usize, part: usize) -> *mut i32 {
         // SAFETY: the caller vouches for the register; a row has 32 lanes.
         unsafe { rows.add(words.registers[word & 3] as usize).cast::<i32>().add(part * 16) }
     }
@@ -388,7 +212,7 @@ pub(super) mod avx512 {
     /// Writes those of sixteen lanes that are on. Not by a store with a mask, which the host does not hand on to the next load.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
+    pub(crate) unsafe fn put(row: *mut i32, on: u16, values: __m512i) {
         // SAFETY: the caller vouches for the row.
         unsafe {
             let old = _mm512_loadu_si512(row.cast());
@@ -397,7 +221,7 @@ pub(super) mod avx512 {
     }
 
     /// The function that loads that many words, of which that many are contiguous.
-    pub fn load_of(count: u8, run: u8) -> Load {
+    pub(crate) fn load_of(count: u8, run: u8) -> Load {
         match (count, run) {
             (1, _) => load::<1, 1>,
             (2, 2) => load::<2, 2>,
@@ -513,7 +337,7 @@ pub(super) mod avx512 {
     /// that do not lie together.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,bmi1,bmi2,lzcnt,popcnt")]
-    pub unsafe fn store(
+    pub(crate) unsafe fn store(
         base: *mut u8,
         (addresses, lowest): (*const Lanes, u32),
         words: &Words,

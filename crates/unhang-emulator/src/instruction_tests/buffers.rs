@@ -10,7 +10,7 @@ use super::memory::{Bench, RAW, SIZE, find};
 use super::{DESTINATION, Extra, LANE, SOURCES, UNTOUCHED, encode};
 use crate::FaultKind;
 use crate::buffer_format::{DataFormat, Number};
-use crate::fast::Op;
+use crate::fast::resolve::resolve;
 use crate::memory::Window;
 use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
@@ -66,7 +66,7 @@ fn word_at(bench: &Bench, offset: u64) -> u32 {
 
 /// Runs an instruction the plain way and, on an equal bench, the fast one if it takes it; both must agree.
 fn run(bench: &mut Bench, words: Words, instruction: &Instruction) {
-    let op = Op::of(instruction, &Semantics::of(instruction), false);
+    let op = resolve(instruction, &Semantics::of(instruction), false);
     let mut other = self::bench(words);
     other.wave = bench.wave.clone();
     for register in 40..42 {

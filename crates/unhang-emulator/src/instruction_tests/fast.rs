@@ -5,13 +5,14 @@ use std::cell::Cell;
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, Width, decode, definitions};
 
 use super::{Extra, encode, wave};
-use crate::fast::Op;
-use crate::fast::registers::Registers;
-use crate::fast::rows::{FastFunction, Host, Vectors};
+use crate::fast::op::Op;
+use crate::fast::resolve::resolve;
 use crate::float::FloatMode;
+use crate::host::{FastFunction, Host, Vectors};
 use crate::lanes;
 use crate::memory::Window;
 use crate::memory_access::{LocalBounds, Surroundings};
+use crate::registers::Registers;
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, LANES, Lanes, VCC, Wave};
 use crate::{Memory, Perturbation};
@@ -20,7 +21,7 @@ use crate::{Memory, Perturbation};
 pub(super) struct Random(pub u64);
 
 impl Random {
-    pub fn next(&mut self) -> u32 {
+    pub(super) fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) as u32 ^ (self.0 >> 11) as u32
     }
@@ -79,7 +80,7 @@ pub(super) fn run_fast(
     op: &Op,
     around: &mut Surroundings<'_>,
     portable: bool,
-    minds_alignment: bool,
+    checks_alignment: bool,
 ) -> bool {
     if op.registers as usize > wave.registers || op.usual_only && !wave.usual_mode {
         return false;
@@ -88,10 +89,10 @@ pub(super) fn run_fast(
     // SAFETY: the registers are the wave's, and the host has AVX-512 where that is asked for.
     unsafe {
         match (Host::get() == Host::Avx512 && !portable, wave.wave64) {
-            (true, false) => wave.compute::<true, 1>(Vectors::avx512(), &op.kind, around, minds_alignment),
-            (true, true) => wave.compute::<true, 2>(Vectors::avx512(), &op.kind, around, minds_alignment),
-            (false, false) => wave.compute::<false, 1>(bodies, &op.kind, around, minds_alignment),
-            (false, true) => wave.compute::<false, 2>(bodies, &op.kind, around, minds_alignment),
+            (true, false) => wave.compute::<true, 1>(Vectors::avx512(), &op.kind, around, checks_alignment),
+            (true, true) => wave.compute::<true, 2>(Vectors::avx512(), &op.kind, around, checks_alignment),
+            (false, false) => wave.compute::<false, 1>(bodies, &op.kind, around, checks_alignment),
+            (false, true) => wave.compute::<false, 2>(bodies, &op.kind, around, checks_alignment),
         }
     }
 }
@@ -169,7 +170,7 @@ fn the_fast_path_computes_what_the_plain_one_does() {
             // Resolved for denormals that are flushed; and in a mode for which it was not resolved: what says that it does not
             // depend on that must not.
             let (flushes, mode) = [(false, 0x1f0), (true, 0x1c0), (false, 0x1c0), (true, 0x1f5)][turn % 4];
-            let op = Op::of(&instruction, &Semantics::of(&instruction), flushes);
+            let op = resolve(&instruction, &Semantics::of(&instruction), flushes);
             (start.flushes, start.mode) = (flushes, FloatMode::from_bits(mode, Perturbation::None));
             start.note_mode();
             check(&instruction, &op, &start, &mut compared);
@@ -251,7 +252,7 @@ fn sources_that_are_parts_of_registers_are_the_same() {
             let mut start = random_wave(&mut random, turn % 3 == 0);
             (start.flushes, start.mode) = (flushes, FloatMode::from_bits(mode, Perturbation::None));
             start.note_mode();
-            let op = Op::of(&instruction, &Semantics::of(&instruction), flushes);
+            let op = resolve(&instruction, &Semantics::of(&instruction), flushes);
             check(&instruction, &op, &start, &mut compared);
         }
     }

@@ -6,8 +6,9 @@ use super::fast::{Random, assert_same, random_wave, run_fast, run_plain};
 use super::{DESTINATION, Extra, LANE, encode};
 use crate::Memory;
 use crate::access::{Access, Part};
-use crate::fast::rows::Host;
-use crate::fast::{Kind, Op};
+use crate::fast::op::{Op, OpKind};
+use crate::fast::resolve::resolve;
+use crate::host::Host;
 use crate::memory::Window;
 use crate::memory_access::{LocalBounds, Surroundings};
 use crate::semantics::Semantics;
@@ -38,8 +39,8 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
                 _ => [16, 0],
             };
             let instruction = encode(definition, Extra { words });
-            let op = Op::of(&instruction, &Semantics::of(&instruction), false);
-            if matches!(op.kind, Kind::Plain | Kind::Nothing) {
+            let op = resolve(&instruction, &Semantics::of(&instruction), false);
+            if matches!(op.kind, OpKind::Plain | OpKind::Nothing) {
                 continue;
             }
             let (wave64, size) = (turn >= 36, part_of(&instruction).size() as u64);
@@ -138,7 +139,7 @@ fn the_fast_path_of_memory_does_what_the_plain_one_does() {
     // One lane past the end: the fast path does nothing, and the plain one says what is wrong.
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b32").unwrap();
     let instruction = encode(load, Extra::default());
-    let op = Op::of(&instruction, &Semantics::of(&instruction), false);
+    let op = resolve(&instruction, &Semantics::of(&instruction), false);
     let mut wave = random_wave(&mut random, false);
     wave.scalars[EXEC] = 1 << LANE;
     wave.vectors[instruction.high_bits(0, 8) as usize][LANE] = 61;
@@ -170,7 +171,7 @@ fn parts_of_words_are_checked_to_the_byte() {
             continue;
         }
         compared += 1;
-        let op = Op::of(&instruction, &Semantics::of(&instruction), false);
+        let op = resolve(&instruction, &Semantics::of(&instruction), false);
         let register = instruction.high_bits(0, 8) as usize;
         for (beyond, lane, portable) in (0..8).map(|turn| ((turn & 1) as u64, [3, 31][turn >> 1 & 1], turn >> 2 == 1)) {
             let mut memory = Memory::default();
@@ -243,7 +244,7 @@ fn scalar_loads_are_the_same(random: &mut Random) {
             }
             // The third word of the descriptor is the buffer's length.
             start.scalars[10..14].copy_from_slice(&[at as u32, (at >> 32) as u32, 256, 0x3101_6fac]);
-            let op = Op::of(&instruction, &Semantics::of(&instruction), false);
+            let op = resolve(&instruction, &Semantics::of(&instruction), false);
             let (mut fast, mut plain) = (start.clone(), start);
             let mut around = Surroundings {
                 global: Window::new(&memory),
@@ -297,7 +298,7 @@ fn alignment_is_minded_in_each_half() {
     let mut random = Random(3);
     let load = definitions().iter().find(|definition| definition.mnemonic == "ds_read_b64").unwrap();
     let instruction = encode(load, Extra::default());
-    let op = Op::of(&instruction, &Semantics::of(&instruction), false);
+    let op = resolve(&instruction, &Semantics::of(&instruction), false);
     let (memory, register) = (Memory::default(), instruction.high_bits(0, 8) as usize);
     let mut local: Vec<u8> = (0..=255).collect();
     for (odd_half, is_on, portable) in [(0, true), (1, true), (0, false), (1, false)]

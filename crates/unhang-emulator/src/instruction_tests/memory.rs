@@ -198,7 +198,7 @@ pub(super) const SIZE: usize = 8192;
 pub(super) const RAW: u32 = 3 << 28 | 1 << 24 | 22 << 12 | 0xfac;
 
 impl Bench {
-    pub fn new() -> Bench {
+    pub(super) fn new() -> Bench {
         let mut memory = Memory::default();
         let at = memory.allocate(SIZE);
         let mut wave = wave();
@@ -248,7 +248,7 @@ impl Bench {
         (0..count).map(byte).collect()
     }
 
-    pub fn run(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
+    pub(super) fn run(&mut self, instruction: &Instruction) -> Result<(), FaultKind> {
         self.run_within(instruction, LocalBounds::default()).0
     }
 
@@ -263,7 +263,7 @@ impl Bench {
         (ended, around.bounds.beyond)
     }
 
-    pub fn result(&self, format: Format, count: usize) -> Vec<u32> {
+    pub(super) fn result(&self, format: Format, count: usize) -> Vec<u32> {
         // Buffer instructions have one register for both ways.
         let first = if matches!(format, Format::Mubuf | Format::Mtbuf) { SOURCES[1] } else { DESTINATION } as usize;
         (0..count).map(|word| self.wave.vector_lane(first + word, LANE)).collect()

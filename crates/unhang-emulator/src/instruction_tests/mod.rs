@@ -20,9 +20,8 @@ use std::collections::BTreeSet;
 use unhang_isa::{Chip, Definition, Field, Format, Instruction, OperandKind, Width, decode, definitions};
 
 use crate::Perturbation;
-use crate::fast::registers::Registers;
 use crate::float::FloatMode;
-use crate::pending::{Pending, UNKNOWN};
+use crate::registers::Registers;
 use crate::semantics::Semantics;
 use crate::wave::{EXEC, Standing, Wave};
 
@@ -167,8 +166,6 @@ pub(super) fn wave() -> Wave {
         apertures: [0x1_0000 << 32, 0x2_0000 << 32],
         flushes: false,
         usual_mode: false,
-        pending: Pending::default(),
-        known: UNKNOWN,
     };
     wave.scalars[EXEC] = 1 << LANE | 1 << 9;
     wave

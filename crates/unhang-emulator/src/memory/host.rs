@@ -42,16 +42,9 @@ unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Words of zeros, which the host has without writing them.
-pub(crate) fn zeroed_words(count: usize) -> Box<[AtomicU64]> {
-    let words: Box<[u64]> = vec![0; count].into_boxed_slice();
-    // SAFETY: an atomic has the size, alignment and bits of the number in it.
-    unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) }
-}
-
 impl Region {
     /// A region of the emulator's own memory, which must have that many bytes.
-    pub fn own(base: u64, size: u64, storage: Storage) -> Region {
+    pub(super) fn own(base: u64, size: u64, storage: Storage) -> Region {
         debug_assert!(size <= size_of_val(storage.words()) as u64);
         let host = NonNull::from(&storage.words()[0]).cast();
         Region { base, size, writable: true, host, _keep: Arc::new(storage) }
@@ -63,7 +56,7 @@ impl Region {
     ///
     /// Until `keep` is dropped the memory must stay mapped, readable, and writable if it says so; nobody may hold Rust
     /// references to it meanwhile.
-    pub unsafe fn host(region: HostRegion) -> Option<Region> {
+    pub(super) unsafe fn host(region: HostRegion) -> Option<Region> {
         let HostRegion { address: base, size, host, writable, keep } = region;
         base.checked_add(size)?;
         Some(Region { base, size, writable, host: NonNull::new(host)?, _keep: keep })
@@ -78,7 +71,7 @@ impl Region {
 
     /// The bytes from one offset to another, if all are there.
     #[inline(always)]
-    pub fn bytes(&self, offset: u64, end: u64) -> Option<&[AtomicU8]> {
+    pub(super) fn bytes(&self, offset: u64, end: u64) -> Option<&[AtomicU8]> {
         let at = self.at(offset, end.checked_sub(offset)?)?;
         // SAFETY: the bytes are in the region and live as long as it does.
         Some(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU8>(), (end - offset) as usize) })
@@ -86,7 +79,7 @@ impl Region {
 
     /// The words from one offset to another, if all are there and aligned.
     #[inline(always)]
-    pub fn words(&self, offset: u64, end: u64) -> Option<&[AtomicU32]> {
+    pub(super) fn words(&self, offset: u64, end: u64) -> Option<&[AtomicU32]> {
         let at = self.at(offset, end.checked_sub(offset)?).filter(|at| at.cast::<u32>().is_aligned())?;
         // SAFETY: the bytes are in the region, aligned, and live as long as it does.
         Some(unsafe { std::slice::from_raw_parts(at.cast::<AtomicU32>(), ((end - offset) / 4) as usize) })
@@ -94,7 +87,7 @@ impl Region {
 
     /// `size` bytes (1, 2 or 4) as a number.
     #[inline(always)]
-    pub fn load(&self, offset: u64, size: u32) -> Option<u32> {
+    pub(super) fn load(&self, offset: u64, size: u32) -> Option<u32> {
         let at = self.at(offset, size as u64)?;
         // SAFETY: `at` has made sure of the bytes; the alignment is asked for before each wider access.
         unsafe {
@@ -111,7 +104,7 @@ impl Region {
 
     /// Stores `size` bytes (1, 2 or 4) if they are there.
     #[inline(always)]
-    pub fn store(&self, offset: u64, size: u32, value: u32) -> Option<()> {
+    pub(super) fn store(&self, offset: u64, size: u32, value: u32) -> Option<()> {
         let at = self.at(offset, size as u64)?;
         // SAFETY: as for `load`; who calls has asked whether the region is writable.
         unsafe {
@@ -133,7 +126,7 @@ impl Region {
 
     /// Replaces 32 bits by a function of them in one step that the host and other queues see as one, and returns what
     /// they were; `None` where they are not all there or not aligned.
-    pub fn update(&self, offset: u64, update: impl Fn(u32) -> u32) -> Option<u32> {
+    pub(super) fn update(&self, offset: u64, update: impl Fn(u32) -> u32) -> Option<u32> {
         let at = self.at(offset, 4).filter(|at| at.cast::<u32>().is_aligned())?;
         // SAFETY: in the region and aligned.
         let word = unsafe { AtomicU32::from_ptr(at.cast()) };
@@ -141,7 +134,7 @@ impl Region {
     }
 
     /// Updates 64 bits in one step.
-    pub fn update_wide(&self, offset: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
+    pub(super) fn update_wide(&self, offset: u64, update: impl Fn(u64) -> u64) -> Option<u64> {
         let at = self.at(offset, 8).filter(|at| at.cast::<u64>().is_aligned())?;
         // SAFETY: in the region and aligned.
         let word = unsafe { AtomicU64::from_ptr(at.cast()) };
@@ -149,7 +142,7 @@ impl Region {
     }
 
     /// Copies bytes out, if all of them are there.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Option<()> {
+    pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Option<()> {
         let at = self.at(offset, bytes.len() as u64)?;
         let (chunks, rest) = bytes.as_chunks_mut::<8>();
         let count = chunks.len();
@@ -172,7 +165,7 @@ impl Region {
     }
 
     /// Copies bytes in, if there is room for all of them.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Option<()> {
+    pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Option<()> {
         let at = self.at(offset, bytes.len() as u64)?;
         let (chunks, rest) = bytes.as_chunks::<8>();
         let count = chunks.len();

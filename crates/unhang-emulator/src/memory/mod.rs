@@ -171,7 +171,7 @@ pub(crate) struct Window<'m> {
 }
 
 impl<'m> Window<'m> {
-    pub fn new(memory: &'m Memory) -> Window<'m> {
+    pub(crate) fn new(memory: &'m Memory) -> Window<'m> {
         Window { memory, last: None }
     }
 
@@ -195,7 +195,7 @@ impl<'m> Window<'m> {
 
     /// The words from an address on, if they are all in one region and aligned.
     #[inline]
-    pub fn words(&mut self, address: u64, size: u64) -> Option<&'m [AtomicU32]> {
+    pub(crate) fn words(&mut self, address: u64, size: u64) -> Option<&'m [AtomicU32]> {
         let (region, offset) = self.find(address, 4).ok()?;
         region.words(offset, offset.checked_add(size)?)
     }
@@ -203,7 +203,7 @@ impl<'m> Window<'m> {
     /// The bytes from the lowest of several addresses to the end of `size` bytes at the highest, if they are all in one
     /// region.
     #[inline]
-    pub fn bytes(&mut self, lowest: u64, highest: u64, size: u64, to_write: bool) -> Option<&'m [AtomicU8]> {
+    pub(crate) fn bytes(&mut self, lowest: u64, highest: u64, size: u64, to_write: bool) -> Option<&'m [AtomicU8]> {
         let (region, offset) = self.find(lowest, size as u32).ok()?;
         if to_write && !region.writable {
             return None;
@@ -213,20 +213,20 @@ impl<'m> Window<'m> {
 
     /// `size` bytes (1, 2 or 4) as a number.
     #[inline]
-    pub fn load(&mut self, address: u64, size: u32) -> Result<u32, FaultKind> {
+    pub(crate) fn load(&mut self, address: u64, size: u32) -> Result<u32, FaultKind> {
         let (region, offset) = self.find(address, size)?;
         region.load(offset, size).ok_or_else(|| memory_fault(address, size as usize))
     }
 
     /// Stores `size` bytes (1, 2 or 4).
     #[inline]
-    pub fn store(&mut self, address: u64, size: u32, value: u32) -> Result<(), FaultKind> {
+    pub(crate) fn store(&mut self, address: u64, size: u32, value: u32) -> Result<(), FaultKind> {
         let (region, offset) = self.find_writable(address, size)?;
         region.store(offset, size, value).ok_or_else(|| memory_fault(address, size as usize))
     }
 
     /// Replaces 32 or 64 bits by a function of them, at once, and returns what they were.
-    pub fn update(&mut self, address: u64, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
+    pub(crate) fn update(&mut self, address: u64, wide: bool, update: impl Fn(u64) -> u64) -> Result<u64, FaultKind> {
         let size = if wide { 8 } else { 4 };
         let (region, offset) = self.find_writable(address, size)?;
         let old = if wide {

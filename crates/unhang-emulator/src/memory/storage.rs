@@ -4,10 +4,15 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::host::zeroed_words;
-
 /// Words of 64 bits, so that aligned device addresses are aligned here.
 type Words = Box<[AtomicU64]>;
+
+/// Words of zeros, which the host has without writing them.
+fn zeroed_words(count: usize) -> Box<[AtomicU64]> {
+    let words: Box<[u64]> = vec![0; count].into_boxed_slice();
+    // SAFETY: an atomic has the size, alignment and bits of the number in it.
+    unsafe { Box::from_raw(Box::into_raw(words) as *mut [AtomicU64]) }
+}
 
 /// What storage holds at first.
 #[derive(Clone, Copy)]
@@ -24,7 +29,7 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    pub fn new(spare: &Arc<SpareStorage>, size: usize, contents: Contents<'_>) -> Storage {
+    pub(super) fn new(spare: &Arc<SpareStorage>, size: usize, contents: Contents<'_>) -> Storage {
         let count = size.div_ceil(8).max(1);
         let mut words = match (spare.take(count), contents) {
             (Some(words), _) => words,
@@ -55,7 +60,7 @@ impl Storage {
     }
 
     /// At least as many bytes as were asked for.
-    pub fn words(&self) -> &[AtomicU64] {
+    pub(super) fn words(&self) -> &[AtomicU64] {
         &self.words
     }
 }

@@ -1,7 +1,6 @@
 //! What the tests of kernels share.
 
-// Not every test uses all of it.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use unhang_emulator::{Dispatch, Machine};
 

@@ -2,7 +2,10 @@
 
 use std::ops::{Deref, DerefMut};
 
-use crate::wave::{LANES, Lanes};
+/// Lanes of a wave, or of half a wave of 64.
+pub(crate) const LANES: usize = 32;
+/// One value a lane.
+pub(crate) type Lanes = [u32; LANES];
 
 /// Rows behind the registers for operands that are not registers: one for each source, and one that is always zero.
 pub(crate) const ROOMS: usize = 4;
@@ -20,14 +23,14 @@ pub(crate) struct Registers(Vec<Line>);
 
 impl Registers {
     /// That many registers that hold a value, and their rooms.
-    pub fn new(count: usize, value: u32) -> Registers {
+    pub(crate) fn new(count: usize, value: u32) -> Registers {
         let mut lines = vec![Line([value; LANES]); count];
         lines.resize(count + ROOMS, Line([0; LANES]));
         Registers(lines)
     }
 
     /// Zeros everywhere, as in new ones.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.0.fill(Line([0; LANES]));
     }
 }

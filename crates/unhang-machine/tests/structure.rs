@@ -97,3 +97,35 @@ fn files_of_a_crate_need_each_other_in_no_circle() {
     }
     assert!(wrong.is_empty(), "{} circles:\n{}", wrong.len(), wrong.join("\n"));
 }
+
+/// Crates that still have an `allow` without a reason.
+const WITH_BARE_ALLOWS: &[&str] = &["unhang", "unhang-cpu", "unhang-gpu", "unhang-miopen", "unhang-py"];
+
+#[test]
+fn what_is_allowed_has_a_reason() {
+    for name in crates() {
+        let mut bare = Vec::new();
+        for file in sources::files(&root().join("crates").join(&name)) {
+            let text = fs::read_to_string(&file).unwrap();
+            let attributes = text.split("allow(").skip(1).zip(text.split("allow("));
+            let is_attribute =
+                |before: &str| before.ends_with("#[") || before.ends_with("#![") || before.ends_with(", ");
+            let without = attributes.filter(|(rest, before)| {
+                is_attribute(before.trim_end_matches(['\n', ' ']))
+                    && !rest.split(")]").next().unwrap().contains("reason")
+            });
+            bare.extend(without.map(|_| file.display().to_string()));
+        }
+        assert_eq!(bare.is_empty(), !WITH_BARE_ALLOWS.contains(&name.as_str()), "{name}: {bare:?}");
+    }
+}
+
+#[test]
+fn the_plain_path_of_the_emulator_knows_nothing_of_the_fast_one() {
+    let emulator = Crate::read(&root().join("crates/unhang-emulator/src"));
+    for (module, floor) in [("wave", "semantics"), ("semantics", "plain"), ("plain", "fast"), ("fast::stretch", "code")]
+    {
+        let above: Vec<String> = emulator.reached_from(module).into_iter().filter(|it| it.starts_with(floor)).collect();
+        assert!(above.is_empty(), "{module} needs {above:?}");
+    }
+}

@@ -109,7 +109,7 @@ impl Card {
     }
 }
 
-#[allow(clippy::too_many_arguments)]
+#[allow(clippy::too_many_arguments, reason = "one for each thing that a test may set")]
 fn run(
     store: &Store,
     attempts: Vec<Attempt>,

@@ -62,6 +62,16 @@ impl Emulated {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Allocates device memory with these contents.
+    pub fn allocate(&self, contents: &[u8]) -> u64 {
+        self.state().machine.memory.allocate_bytes(contents)
+    }
+
+    /// Copies device memory out.
+    pub fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), DriverError> {
+        self.state().machine.memory.read(address, bytes).map_err(|fault| failed("read", &fault))
+    }
+
     /// What was executed since the card was made.
     pub fn counts(&self) -> Counts {
         self.state().counts
@@ -231,7 +241,7 @@ impl Driver for Emulated {
     }
 
     unsafe fn read(&self, to: &mut [u8], from: u64, _stream: u64) -> Result<(), DriverError> {
-        self.state().machine.memory.read(from, to).map_err(|fault| failed("read", &fault))
+        Emulated::read(self, from, to)
     }
 
     unsafe fn write(&self, to: u64, from: &[u8], _stream: u64) -> Result<(), DriverError> {

@@ -27,6 +27,10 @@ use crate::plain::CHAIN;
 const CACHED_FILTERS: usize = 256 * 1024;
 /// Results for each source channel at most: with more of them packing costs little, and results are written in longer pieces.
 const RESULTS_OF_SOURCE: usize = 3;
+/// Pixels of a plane from which on the next one is in another page of memory: packing reads them in longer pieces.
+const LARGE_PLANE: usize = 1024;
+/// Channels of the source or the result below which such planes are read in place all the same.
+const FEW_CHANNELS: usize = 64;
 /// Pixels of a plane up to which filters pass by as often whichever way planes are read.
 const FEW_PIXELS: usize = 64;
 /// Results from which on it pays to pack images beside each other, whose planes would not fill their vectors.
@@ -233,12 +237,14 @@ fn unit_columns(width: usize, columns: usize, products: usize, threads: usize) -
     (of_unit, (columns / of_unit).max(1))
 }
 
-/// Whether a 1×1 convolution in NCHW reads its source in place: its filters stay in a cache and its results do not outnumber what
-/// packing spares, or its planes are so small that filters pass by for each of them anyway.
+/// Whether a 1×1 convolution in NCHW reads its source in place: its filters stay in a cache and packing costs much of its time,
+/// or its planes are so small that filters pass by for each of them anyway.
 pub fn is_better(gather: &Gather) -> bool {
     let pixels = gather.axes[0].source * gather.axes[1].source;
-    let spares_packing = gather.result_channels <= RESULTS_OF_SOURCE * gather.source_channels;
-    pixels <= FEW_PIXELS || (gather.weight_group <= CACHED_FILTERS && spares_packing)
+    let (sources, results) = (gather.source_channels, gather.result_channels);
+    let packing_costs =
+        results <= RESULTS_OF_SOURCE * sources && (pixels < LARGE_PLANE || sources.min(results) < FEW_CHANNELS);
+    pixels <= FEW_PIXELS || (gather.weight_group <= CACHED_FILTERS && packing_costs)
 }
 
 /// 1×1 in NCHW without stride and padding, forward and backward-data. `bias` goes along the result's channels.

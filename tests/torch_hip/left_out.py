@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
+import torch.nn.functional as F
 
 
 def main() -> int:
@@ -14,13 +15,14 @@ def main() -> int:
         "aten::_fft_r2c": lambda: torch.fft.rfft(x),
         "aten::erfinv": lambda: torch.erfinv(x),
         "aten::median": lambda: torch.median(x),
-        "erf_kernel_cuda|aten::erf": lambda: torch.erf(x),
+        "mish": lambda: F.mish(x),
+        "reflection_pad2d": lambda: F.pad(x, (1, 1, 1, 1), mode="reflect"),
     }.items():
         try:
             compute()
         except (RuntimeError, NotImplementedError) as error:
             text = str(error)
-            if not any(part.removeprefix("aten::") in text for part in name.split("|")):
+            if name.removeprefix("aten::") not in text:
                 print(f"wrong: {name} is not named in: {text[:300]}")
                 return 1
             print(f"{name}: {text.splitlines()[0][:150]}")

@@ -65,8 +65,10 @@ const BUFFERS: &[(&str, &str)] = &[
          differ for accesses that are not aligned",
     ),
     (
-        "The scalar offset is neither checked nor swizzled",
-        "LLVM, `SIISelLowering.h` (`splitBufferOffsets`). MLIR's AMDGPU dialect says that it may be checked on some chips",
+        "The scalar offset is not swizzled, and checked in raw buffers alone: out of range is offset ≥ NUM_RECORDS − scalar offset",
+        "AMD, \"Vega Instruction Set Architecture\", \"Range Checking\", for raw buffers. Not agreed: LLVM, `SIISelLowering.h` \
+         (`splitBufferOffsets`), reckons with no check, MLIR's AMDGPU dialect says that there may be one on some chips. rocBLAS 4.4's sgemm \
+         for gfx1030 (`MT32x32x16`, m 1024, n 32, k 27) reads past its matrices without it",
     ),
     (
         "Swizzled addresses: (index / n × stride + offset rounded down to 4) × n + index mod n × 4 + offset mod 4, with n = 8 << index \

@@ -26,13 +26,14 @@ pub struct Parities {
 
 impl Parities {
     /// Of a gather without stride and three taps an axis, or with a stride of two on both axes. None if there are more
-    /// places than kernels have.
+    /// places than kernels have, or if an image of one row or column has no result of the second parity.
     pub fn new(gather: &Gather) -> Option<Parities> {
         let steps = gather.axes.each_ref().map(|axis| axis.in_step * axis.out_step);
         // How far neighbouring places of an axis lie apart.
         let apart = |axis: &Axis| if steps == [1, 1] { phases::dilation(axis) } else { axis.in_step };
         let places = gather.axes.iter().map(|axis| axis.span.div_ceil(apart(axis))).fold(2, usize::max);
-        if !(steps == [1, 1] || steps == [2, 2]) || places > MOST_PLACES {
+        let lacks_a_parity = gather.axes.iter().any(|axis| axis.phases.len() < axis.out_step);
+        if !(steps == [1, 1] || steps == [2, 2]) || places > MOST_PLACES || lacks_a_parity {
             return None;
         }
         let of_parity = |axis: &Axis, parity: usize| {

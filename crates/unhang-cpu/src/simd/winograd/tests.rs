@@ -39,6 +39,26 @@ pub fn any_shape() -> impl Strategy<Value = Problem> {
     })
 }
 
+/// Gradients of images of one row, or of one column, whose filters step by two: wide enough for Winograd otherwise.
+#[test]
+fn images_without_a_second_parity_are_left_to_others() {
+    for in_size in [[1, 150], [150, 1]] {
+        let problem = Problem::new(Specification {
+            batch: 2,
+            in_channels: 64,
+            out_channels: 64,
+            in_size,
+            kernel: [3, 3],
+            padding: [1, 1],
+            stride: [2, 2],
+            direction: Direction::BackwardData,
+            ..Specification::default()
+        })
+        .expect("a convolution");
+        assert!(shape(&problem, &Gather::new(&problem), 16).is_none(), "{problem}");
+    }
+}
+
 /// Any convolution that can be computed along one axis: odd sizes, several images in a unit, taps of the other axis that
 /// lie apart, and padding that is wider than the filter.
 pub fn any_shape_along_one_axis() -> impl Strategy<Value = Problem> {

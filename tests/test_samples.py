@@ -41,15 +41,15 @@ def samples(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 class Entered:
-    """How many forwards Python's part computed."""
+    """How many forwards Python's part computed; of a 3-d one those that it is folded into."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.forwards = 0
         forward = _convolve.forward
 
-        def counted(*arguments):
-            self.forwards += 1
-            return forward(*arguments)
+        def counted(*arguments, **options):
+            self.forwards += arguments[1].dim() < 5
+            return forward(*arguments, **options)
 
         monkeypatch.setattr(_convolve, "forward", counted)
 

@@ -208,7 +208,7 @@ class BoundJit:
         self, contest: _core.Contest, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None
     ) -> str | None:
         """One step: a round behind the user's own work, on the very operands, into memory that nobody reads; or the
-        winner, compared like any other kernel. None where there is none, or the numbers cannot tell."""
+        winner, compared like any other kernel. None without a winner, or where the numbers cannot tell."""
         session, task, index = state().session, self.task, first.get_device()
         workspace_bytes = contest.poll(session, self.workspace_limit, task.rehearsed)
         if workspace_bytes is None:

@@ -182,7 +182,7 @@ def main() -> None:
     parser.add_argument(
         "--table", choices=["layers", "more", "other", "population"], default="layers", help="which table of layers"
     )
-    parser.add_argument("--sample", type=int, default=300, help="so many layers of the population")
+    parser.add_argument("--sample", type=int, default=300, help="how many layers of the population")
     parser.add_argument("--seed", type=int, default=1, help="which of them")
     parser.add_argument("--layers", default="", help="only layers whose name contains one of these, comma-separated")
     parser.add_argument("--directions", default="forward,backward-data,backward-weights")

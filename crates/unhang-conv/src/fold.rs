@@ -1,8 +1,8 @@
 //! A 3-d convolution as 2-d ones.
 //!
 //! The depths of the result become images, and the taps along the depth become channels: image (n, o) of the folded input has as
-//! channel (c, t) the plane `x[n, c, o·stride - padding + t·dilation]`, zeros where there is none. The filter's `K, C, depth, height,
-//! width` is, in memory, `K, C·depth, height, width`. Groups stay together, since the taps of a channel do.
+//! channel (c, t) the plane `x[n, c, o·stride - padding + t·dilation]`, zeros where no such plane exists. The
+//! filter's `K, C, depth, height, width` is, in memory, `K, C·depth, height, width`. Groups stay together, since the taps of a channel do.
 //!
 //! | direction | images | channels of the source | per part |
 //! |---|---|---|---|

@@ -390,8 +390,8 @@ pub(crate) const FLUSHED: FloatMode =
     FloatMode { single: Precision { flush_in: true, flush_out: true, ..USUAL_PRECISION }, ..USUAL };
 
 impl FloatMode {
-    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode says. Clamping is none of
-    /// theirs.
+    /// Whether functions for the usual mode, or for the one that flushes, compute what this mode says. They do
+    /// not clamp.
     pub(crate) fn is_usual(self, flushes: bool) -> bool {
         FloatMode { clamp_nan: USUAL.clamp_nan, ..self } == if flushes { FLUSHED } else { USUAL }
     }

@@ -1,6 +1,6 @@
 // Winograd for stride 1, not fused: F(4 × 4, 3 × 3), F(4 × 4, 5 × 5) and F(2 × 2, 7 × 7). The input in tiles of 6 × 6 or 8 × 8,
 // the filter, and a batch of 36 or 64 matrix products between them, which `gemm.cu` and `weights.cu` compute as 1 × 1
-// convolutions with so many groups. A quarter (3 × 3), a sixth (5 × 5) or a third (7 × 7) of the multiplications of the direct
+// convolutions with 36 or 64 groups. A quarter (3 × 3), a sixth (5 × 5) or a third (7 × 7) of the multiplications of the direct
 // way, for moving the transformed tensors through memory.
 //
 // With a dilation of d the image falls apart into d × d images of every d-th pixel, each with a convolution of its own that

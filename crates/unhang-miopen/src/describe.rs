@@ -104,7 +104,7 @@ impl Window {
         Some(Window { spatial, mode, groups, padding, stride, dilation })
     }
 
-    /// The result of an ordinary convolution of this window, in x's order of axes; none where there is none.
+    /// The result of an ordinary convolution of this window, in x's order of axes; `None` where sizes make no result.
     pub(crate) fn result_of(&self, x: &Tensor, w: &Tensor) -> Option<Tensor> {
         let axes = x.axes as usize;
         if self.mode == MODE_TRANSPOSE || self.spatial != x.axes - 2 || w.axes != x.axes {

@@ -230,7 +230,7 @@ impl Execution {
     pub(crate) unsafe fn convolve(&self, process: &Process, route: Planned<'_>, filter: Opaque) -> Status {
         let memory =
             Memory { tensors: [self.x.1, filter, self.y.1], workspace: self.workspace.0, bytes: self.workspace.1 };
-        let vendors_own = || Err(Failure::Declined("a part of a fusion is none of MIOpen's".to_owned()));
+        let vendors_own = || Err(Failure::Declined("MIOpen cannot compute a single part of a fusion plan".to_owned()));
         // SAFETY: the caller's promise.
         unsafe { execute_beside(process, self.real, route, self.handle, memory, &vendors_own) }
     }

@@ -30,7 +30,7 @@ struct Call {
     at: Buffers,
     epsilon: f64,
     momentum: f64,
-    /// The descriptor of an activation; none where there is none.
+    /// The descriptor of an activation, or null.
     activation: Option<Opaque>,
 }
 

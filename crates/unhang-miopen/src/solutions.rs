@@ -189,7 +189,7 @@ unsafe fn run(
         );
         return NOT_IMPLEMENTED;
     };
-    let vendors_own = || Err(Failure::Declined("a solution of unhang's is none of MIOpen's".to_owned()));
+    let vendors_own = || Err(Failure::Declined("MIOpen does not know a solution of unhang's".to_owned()));
     // SAFETY: the caller's promise.
     unsafe { execute_beside(process, real, route, handle, memory, &vendors_own) }
 }

@@ -72,7 +72,7 @@ pub struct Normalizing {
     pub per_activation: bool,
     /// The type of the tensors.
     pub data_type: DataType,
-    /// x, the result, and what is added to it or the gradient of y: whatever, where there is none.
+    /// x, the result, and what is added to it or the gradient of y; unused operands may be anything.
     pub tensors: [Placed; 3],
     /// Scale, bias, mean and variance: they lie alike.
     pub parameters: Placed,

@@ -138,7 +138,7 @@ impl<K: Clone, T> PolledContest<K, T> {
         true
     }
 
-    /// Takes the times of the last round; whether there is none left to wait for.
+    /// Takes the times of the last round; whether no time is still awaited.
     fn read(&mut self, by: &impl Measuring<Kernel = K, Timing = T>) -> Result<bool, String> {
         let limit = self.contest.effort().waiting;
         while let Some((choice, timing)) = self.waiting.pop_front() {

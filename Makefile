@@ -3,7 +3,7 @@
 .PHONY: help demo test quick test-all test-rocm test-torch fuzz-emulator wheel check deny bench-cpu bench-overhead clean
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# make/make/p' Makefile
 
 # The part that needs no torch comes first: it is there in minutes, torch is not.
 demo:

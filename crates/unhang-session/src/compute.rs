@@ -6,11 +6,11 @@ use unhang_conv::Problem;
 use unhang_cpu::CpuEngine;
 use unhang_engine::{Engine, EngineError, EngineName, Operands, Tiled, Unsupported, Verdict};
 use unhang_gpu::choice::Choice;
-use unhang_gpu::driver::DriverError;
 use unhang_gpu::strided::Move;
-use unhang_gpu::{DevicePointers, FromHost, GpuError, Prepared, Request};
+use unhang_gpu::{DevicePointers, FromHost, Prepared, Request};
 
 use crate::device::Device;
+use crate::failure::{Failure, is_wrong_on_purpose};
 use crate::host::Numbers;
 use crate::process::{Face, Process};
 use crate::proof;
@@ -18,9 +18,6 @@ use crate::route::{Route, Settled};
 use crate::session::Session;
 use crate::talk::say_once as say;
 use crate::view::View;
-
-/// Makes every result wrong on purpose: a test that passes with it has verified nothing.
-const WRONG: &str = "UNHANG_MIOPEN_WRONG";
 
 /// A call that is to be computed: the caller's memory on the device, and the stream.
 #[derive(Debug, Clone, Copy)]
@@ -33,82 +30,6 @@ pub struct Call {
     pub bytes: u64,
     /// The stream.
     pub stream: u64,
-}
-
-/// Why an engine did not compute.
-pub enum Failure {
-    /// Nothing was begun, and another may.
-    Declined(String),
-    /// It failed, and how that is to be remembered.
-    Failed(Verdict, String),
-    /// There is no memory.
-    NoMemory(String),
-    /// An address in the middle of something, which these kernels do not take.
-    Misaligned(String),
-    /// The device has failed for everybody, whoever caused it, or another thread records a graph: nobody else can compute
-    /// now, and nothing is held against the engine.
-    Device(String),
-}
-
-/// What the driver says after an illegal access (700), an assert (710), a hardware stack error (714), an illegal instruction
-/// (715), a misaligned (716) or foreign address (717), a broken program counter (718) or a failed launch (719), to every call that
-/// follows; and (900 to 908) about graphs that are being recorded.
-fn is_of_the_device(code: i32) -> bool {
-    matches!(code, 700 | 710 | 714..=719 | 900..=908)
-}
-
-impl Failure {
-    /// What went wrong, in words.
-    pub fn reason(self) -> String {
-        match self {
-            Failure::Declined(reason)
-            | Failure::Failed(_, reason)
-            | Failure::NoMemory(reason)
-            | Failure::Misaligned(reason)
-            | Failure::Device(reason) => reason,
-        }
-    }
-}
-
-impl From<GpuError> for Failure {
-    fn from(error: GpuError) -> Failure {
-        match &error {
-            _ if error.is_refusal() => Failure::Declined(error.to_string()),
-            GpuError::Driver(DriverError::Call { code: 2, .. }) => Failure::NoMemory(error.to_string()),
-            GpuError::Driver(DriverError::Call { code, .. }) if is_of_the_device(*code) => {
-                Failure::Device(error.to_string())
-            }
-            GpuError::Misaligned { .. } => Failure::Misaligned(error.to_string()),
-            _ => Failure::Failed(Verdict::Error, error.to_string()),
-        }
-    }
-}
-
-impl From<DriverError> for Failure {
-    fn from(error: DriverError) -> Failure {
-        GpuError::from(error).into()
-    }
-}
-
-impl From<EngineError> for Failure {
-    fn from(error: EngineError) -> Failure {
-        match &error {
-            EngineError::Unsupported(_) => Failure::Declined(error.to_string()),
-            EngineError::OutOfMemory { .. } => Failure::NoMemory(error.to_string()),
-            _ => Failure::Failed(Verdict::Error, error.to_string()),
-        }
-    }
-}
-
-pub(crate) fn is_wrong_on_purpose() -> bool {
-    static SET: std::sync::OnceLock<bool> = std::sync::OnceLock::new();
-    *SET.get_or_init(|| {
-        let set = std::env::var(WRONG).is_ok_and(|value| !value.is_empty() && value != "0");
-        if set {
-            say(&format!("{WRONG} is set: results are wrong on purpose, for a test"));
-        }
-        set
-    })
 }
 
 /// Why nothing was computed in the end.

@@ -11,7 +11,7 @@ use unhang_evidence::{Record, RecordSource, Store};
 use unhang_watchdog::report::{HANG_IN_CALL, LONGEST_FAREWELL};
 use unhang_watchdog::{Hang, HangReport, Place};
 
-use crate::watchdog::Subject;
+use crate::subject::Subject;
 
 /// What a hang needs to be told, gathered while all is well.
 pub struct Farewell {

@@ -23,6 +23,7 @@ mod contest;
 mod deadlines;
 #[allow(unsafe_code, reason = "allocates and frees memory of the device")]
 mod device;
+mod failure;
 mod farewell;
 #[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
 mod host;
@@ -34,18 +35,21 @@ pub mod proof;
 mod route;
 pub mod sample;
 mod session;
+mod subject;
 mod talk;
 mod tuning;
 mod view;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod volume;
+mod volume_route;
 mod watchdog;
 
 pub use canaries::Card;
-pub use compute::{Call, Failure, NotComputed};
+pub use compute::{Call, NotComputed};
 pub use contest::{Contest, Effort, Round, take_tunings};
 pub use deadlines::deadlines;
 pub use device::Device;
+pub use failure::Failure;
 pub use farewell::{Farewell, say};
 pub use host::Numbers;
 pub use normalization::{Normalizing, Placed, normalize};
@@ -53,8 +57,10 @@ pub use polled::{Measuring, Next, OnGpu, PolledContest};
 pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;
+pub use subject::Subject;
 pub use talk::say_once;
 pub use unhang_watchdog::WatchSettings;
 pub use view::{Convolution, View};
-pub use volume::{Asked, Planned, VolumeConvolution, VolumeRoute};
-pub use watchdog::{Runtime, Subject, Watchdog, WatchedCall};
+pub use volume::Planned;
+pub use volume_route::{Asked, VolumeConvolution, VolumeRoute};
+pub use watchdog::{Runtime, Watchdog, WatchedCall};

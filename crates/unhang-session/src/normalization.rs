@@ -10,8 +10,8 @@ use unhang_gpu::normalization::{
 };
 use unhang_gpu::{GpuEngine, GpuError};
 
-use crate::compute::{Failure, is_wrong_on_purpose};
 use crate::device::Device;
+use crate::failure::{Failure, is_wrong_on_purpose};
 use crate::host::Numbers;
 
 /// A tensor of images, channels and up to three axes of space, as it is in memory.

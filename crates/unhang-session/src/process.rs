@@ -21,10 +21,11 @@ use crate::device::Device;
 use crate::proof::{self, Family};
 use crate::route::{Route, Totals};
 use crate::session::{Session, locked};
+use crate::subject::Subject;
 use crate::talk::say_once as say;
 use crate::view::Convolution;
-use crate::volume::{Asked, VolumeConvolution, VolumeRoute};
-use crate::watchdog::{Subject, Watchdog, WatchedCall};
+use crate::volume_route::{Asked, VolumeConvolution, VolumeRoute};
+use crate::watchdog::{Watchdog, WatchedCall};
 
 /// A program that sees ever new sizes must not fill its memory with plans.
 const MOST_ROUTES: usize = 10_000;

@@ -11,8 +11,8 @@ use unhang_gpu::{GpuError, Prepared};
 use unhang_plan::TilePlan;
 
 use crate::device::Device;
+use crate::subject::Subject;
 use crate::view::{Convolution, View};
-use crate::watchdog::Subject;
 
 /// A planned convolution. What it is made of never changes; another one takes its place when evidence does.
 pub struct Route {

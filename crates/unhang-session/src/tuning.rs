@@ -13,8 +13,8 @@ use crate::compute::prove;
 use crate::contest::{Contest, Effort};
 use crate::process::{Face, Process};
 use crate::route::Route;
+use crate::subject::Subject;
 use crate::talk::say_once as say;
-use crate::watchdog::Subject;
 
 /// Finds the fastest kernels for a planned convolution, for a caller that executes with the workspace that it was asked for.
 /// Whatever goes wrong, the model's choice stays.

@@ -1,208 +1,23 @@
 //! 3-d convolutions on a face's memory and stream: folded into 2-d ones ([`Volume::fold`]), each of which is planned, proven,
 //! tuned and watched as any other.
 
-use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, PoisonError};
+use std::sync::PoisonError;
 
-use unhang_conv::{DataType, Fold, Layout, Part, Planes, Problem, Volume};
+use unhang_conv::{DataType, Layout, Planes, Volume};
 use unhang_cpu::CpuEngine;
 use unhang_engine::{EngineName, Operands, run_volume};
 use unhang_gpu::GpuError;
-use unhang_gpu::strided::{self, LoadedMove, Move};
 
-use crate::compute::{Call, Failure, NotComputed, compute, is_wrong_on_purpose};
+use crate::compute::{Call, NotComputed, compute};
 use crate::device::Device;
+use crate::failure::{Failure, is_wrong_on_purpose};
 use crate::host::Numbers;
 use crate::process::{Decision, Face, Process};
-use crate::route::{Counts, Route, Totals};
+use crate::route::Route;
 use crate::talk::say_once as say;
 use crate::tuning::tune;
-use crate::view::{Convolution, View};
-
-/// A 3-d convolution as it was asked for: an ordinary one.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeConvolution {
-    /// What is computed.
-    pub volume: Volume,
-    /// Elements from one to the next along each axis, of its operands in its own order: first, second, result.
-    pub strides: [[usize; 5]; 3],
-    /// Which of the caller's three tensors each of them is.
-    pub order: [usize; 3],
-}
-
-/// A convolution as a face asks for it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Asked {
-    /// In one or two axes of space.
-    Plane(Convolution),
-    /// In three.
-    Volume(VolumeConvolution),
-}
-
-/// A planned 3-d convolution.
-pub struct VolumeRoute {
-    pub(crate) device: Arc<Device>,
-    pub(crate) convolution: VolumeConvolution,
-    pub(crate) parts: Vec<PlannedPart>,
-    order: [usize; 3],
-    zeros: Vec<Once>,
-    /// Bytes of the planes that are gathered, for first, second and result.
-    gathered: [u64; 3],
-    caller: String,
-    counts: Counts,
-}
-
-/// One of the 2-d convolutions that it is folded into.
-pub(crate) struct PlannedPart {
-    pub(crate) route: Arc<Route>,
-    /// How it comes to its first, second and result.
-    operands: [Place; 3],
-}
-
-/// Where an operand of a part is.
-enum Place {
-    /// In the caller's tensor, that many bytes in.
-    There(u64),
-    /// In the workspace, copied.
-    Copied(Box<(Planes, Once)>),
-}
-
-/// A launch that is loaded when it is needed first.
-struct Once {
-    launch: Option<Move>,
-    loaded: OnceLock<LoadedMove>,
-}
-
-impl Once {
-    fn new(launch: Option<Move>) -> Once {
-        Once { launch, loaded: OnceLock::new() }
-    }
-
-    /// # Safety
-    /// Memory at both places that the launch was made for.
-    unsafe fn run(&self, device: &Device, from: u64, to: u64, stream: u64) -> Result<(), GpuError> {
-        let unsupported = |reason: &str| {
-            GpuError::from(unhang_engine::Unsupported { engine: EngineName::Jit, reason: reason.to_owned() })
-        };
-        let loaded = match self.loaded.get() {
-            Some(loaded) => loaded,
-            None => {
-                if !device.may_run(strided::FAMILY) {
-                    return Err(unsupported("the canary of the kernels that gather planes did not pass"));
-                }
-                let launch = self.launch.clone().ok_or_else(|| unsupported("a tensor of more than 2^31 elements"))?;
-                let loaded = device.engine.load_move(launch, stream)?;
-                self.loaded.get_or_init(|| loaded)
-            }
-        };
-        // SAFETY: the caller's promise.
-        unsafe { device.engine.launch_move(loaded, from, to, stream) }
-    }
-}
-
-impl VolumeRoute {
-    /// A route for what a convolution was folded into. `plan` says who computes a 2-d one.
-    pub(crate) fn new(
-        device: Arc<Device>,
-        convolution: VolumeConvolution,
-        fold: &Fold,
-        caller: String,
-        mut plan: impl FnMut(Convolution) -> Result<Route, String>,
-    ) -> Result<VolumeRoute, String> {
-        let (layout, data_type) = (convolution.volume.layout(), convolution.volume.data_type());
-        let mut routes: HashMap<Problem, Arc<Route>> = HashMap::new();
-        let (mut parts, mut gathered) = (Vec::new(), [0; 3]);
-        for part in &fold.parts {
-            let route = match routes.get(&part.problem) {
-                Some(route) => route.clone(),
-                None => {
-                    let route = Arc::new(plan(dense(part, layout))?);
-                    routes.insert(part.problem.clone(), route.clone());
-                    route
-                }
-            };
-            let operands = [0, 1, 2].map(|index| {
-                let (planes, strides) = (part.planes[index], convolution.strides[fold.order[index]]);
-                match planes.dense(strides, layout) {
-                    Some(start) => Place::There((start * data_type.size()) as u64),
-                    None => {
-                        let bytes = (planes.shape().iter().product::<usize>() * data_type.size()) as u64;
-                        gathered[index] = gathered[index].max(bytes.next_multiple_of(256));
-                        let copy = if index == 2 { Move::scatter } else { Move::gather };
-                        Place::Copied(Box::new((planes, Once::new(copy(data_type, &planes, layout, strides)))))
-                    }
-                }
-            });
-            parts.push(PlannedPart { route, operands });
-        }
-        let clear = |planes: &Planes| Once::new(Move::clear(data_type, planes, layout, convolution.strides[2]));
-        let zeros = fold.zeros.iter().map(clear).collect();
-        let (order, counts) = (fold.order, Counts::default());
-        Ok(VolumeRoute { device, convolution, parts, order, zeros, gathered, caller, counts })
-    }
-
-    /// The 2-d convolutions that it is made of, each once.
-    fn routes(&self) -> impl Iterator<Item = &Route> {
-        let is_first = |at: usize| {
-            let is_same = |part: &PlannedPart| Arc::ptr_eq(&part.route, &self.parts[at].route);
-            self.parts.iter().position(is_same) == Some(at)
-        };
-        (0..self.parts.len()).filter(move |&at| is_first(at)).map(|at| &*self.parts[at].route)
-    }
-
-    fn gathered_bytes(&self) -> u64 {
-        self.gathered.iter().sum()
-    }
-
-    /// The bytes of workspace with which it is computed fastest.
-    pub fn workspace_bytes(&self) -> u64 {
-        let kernels = self.routes().map(Route::workspace_bytes).max().unwrap_or(0);
-        match self.is_on_host() {
-            true => 0,
-            false if self.gathered_bytes() == 0 => kernels,
-            false => self.gathered_bytes() + kernels.max(256),
-        }
-    }
-
-    /// What it takes in milliseconds: its parts, without the copies.
-    pub fn milliseconds(&self) -> f32 {
-        self.parts.iter().map(|part| part.route.milliseconds()).sum()
-    }
-
-    /// The type of the elements.
-    pub fn data_type(&self) -> DataType {
-        self.convolution.volume.data_type()
-    }
-
-    /// Whether everything is computed on the host: then no planes are gathered on the device.
-    fn is_on_host(&self) -> bool {
-        self.parts.first().is_none_or(|part| part.route.engines.first() == Some(&EngineName::Cpu))
-    }
-
-    pub(crate) fn add_to(&self, totals: &mut Totals) {
-        self.counts.add_to(&self.caller, totals);
-    }
-
-    pub(crate) fn has(&self, problem: &Problem) -> bool {
-        self.routes().any(|route| route.convolution.problem == *problem)
-    }
-
-    pub(crate) fn does_the_same_as(&self, other: &VolumeRoute) -> bool {
-        self.parts.len() == other.parts.len()
-            && self.parts.iter().zip(&other.parts).all(|(one, two)| one.route.does_the_same_as(&two.route))
-    }
-
-    /// This plan goes on with the counts of an older one for the same call.
-    pub(crate) fn go_on_from(&self, old: &VolumeRoute) {
-        self.counts.take_over(&old.counts);
-    }
-}
-
-/// A part as a convolution whose tensors have no gaps.
-fn dense(part: &Part, layout: Layout) -> Convolution {
-    let view = |planes: &Planes| View { shape: planes.shape(), strides: layout.strides(planes.shape()) };
-    Convolution { problem: part.problem.clone(), views: part.planes.each_ref().map(view), order: [0, 1, 2] }
-}
+use crate::view::View;
+use crate::volume_route::{LazyMove, OperandPlace, VolumeRoute};
 
 /// A planned convolution of either kind.
 #[derive(Clone, Copy)]
@@ -339,6 +154,16 @@ enum Stopped {
     Part(NotComputed),
 }
 
+/// Copies or clears planes.
+///
+/// # Safety
+/// Memory at both places that the launch was made for.
+unsafe fn run(launch: &LazyMove, device: &Device, from: u64, to: u64, stream: u64) -> Result<(), GpuError> {
+    let loaded = launch.loaded(device, stream)?;
+    // SAFETY: the caller's promise.
+    unsafe { device.engine.launch_move(loaded, from, to, stream) }
+}
+
 /// Part by part: planes gathered, the 2-d convolution, planes put back. The engine that computed the last part.
 ///
 /// # Safety
@@ -370,31 +195,31 @@ unsafe fn on_device<F: Face>(process: &Process<F>, route: &VolumeRoute, call: Ca
     for part in &route.parts {
         let operand = |index: usize| call.operands[route.order[index]];
         for index in 0..2 {
-            if let Place::Copied(copied) = &part.operands[index]
+            if let OperandPlace::Copied(copied) = &part.operands[index]
                 && last[index] != Some(copied.0)
             {
                 let (planes, gather) = &**copied;
                 // SAFETY: the caller's tensor, and room for the largest part's planes.
-                unsafe { gather.run(device, operand(index), places[index], stream) }.map_err(copying)?;
+                unsafe { run(gather, device, operand(index), places[index], stream) }.map_err(copying)?;
                 last[index] = Some(*planes);
             }
         }
         let at = |index: usize| match part.operands[index] {
-            Place::There(start) => operand(index) + start,
-            Place::Copied(_) => places[index],
+            OperandPlace::There(start) => operand(index) + start,
+            OperandPlace::Copied(_) => places[index],
         };
         let call =
             Call { operands: [at(0), at(1), at(2)], workspace: begin + gathered, bytes: room - gathered, stream };
         // SAFETY: tensors of the part's sizes; the workspace is behind the planes.
         computed = unsafe { compute(process, &part.route, call, &declined) }.map_err(Stopped::Part)?;
-        if let Place::Copied(copied) = &part.operands[2] {
+        if let OperandPlace::Copied(copied) = &part.operands[2] {
             // SAFETY: as above.
-            unsafe { copied.1.run(device, places[2], operand(2), stream) }.map_err(copying)?;
+            unsafe { run(&copied.1, device, places[2], operand(2), stream) }.map_err(copying)?;
         }
     }
     for clear in &route.zeros {
         // SAFETY: nothing is read.
-        unsafe { clear.run(device, call.operands[2], call.operands[2], stream) }.map_err(copying)?;
+        unsafe { run(clear, device, call.operands[2], call.operands[2], stream) }.map_err(copying)?;
     }
     Ok(computed)
 }

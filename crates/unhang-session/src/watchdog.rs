@@ -4,32 +4,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use unhang_conv::Problem;
-use unhang_engine::EngineName;
 use unhang_gpu::driver::{DeviceEvents, DriverError, Event};
 use unhang_watchdog::{Call, Events, HostCall, Watch, WatchSettings};
 
 use crate::farewell::{Farewell, say};
-
-/// What is watched: a convolution on an engine. Gradients that one call computes are two convolutions.
-#[derive(Debug)]
-pub struct Subject {
-    /// The convolutions.
-    pub problems: Vec<Problem>,
-    /// Who computes them.
-    pub engine: EngineName,
-    /// Which of its ways is being measured; empty for the engine's own choice.
-    pub candidate: String,
-    /// Whether the CPU plays the card.
-    pub rehearsed: bool,
-}
-
-impl Subject {
-    /// One convolution, by the engine's own choice.
-    pub fn new(problem: &Problem, engine: EngineName, rehearsed: bool) -> Subject {
-        Subject { problems: vec![problem.clone()], engine, candidate: String::new(), rehearsed }
-    }
-}
+use crate::subject::Subject;
 
 /// Whose streams they are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,0 +1,52 @@
+//! Why an engine does not compute.
+
+use thiserror::Error;
+
+use crate::name::EngineName;
+
+/// A problem that an engine does not take.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error("{engine} does not take this convolution: {reason}")]
+pub struct Unsupported {
+    /// The engine.
+    pub engine: EngineName,
+    /// Why not, in words for a person.
+    pub reason: String,
+}
+
+/// Why a computation did not come to its end.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The engine does not take the problem.
+    #[error(transparent)]
+    Unsupported(#[from] Unsupported),
+    /// An operand is not what the problem says.
+    #[error("the {operand} operand has {found}: the problem {problem} needs {expected}")]
+    Operand {
+        /// "first", "second", "bias" or "result".
+        operand: &'static str,
+        /// What it has.
+        found: String,
+        /// What it should have.
+        expected: String,
+        /// The problem's key.
+        problem: String,
+    },
+    /// There is not enough memory for the workspace.
+    #[error("{engine} needs {bytes} bytes of workspace, which are not available")]
+    OutOfMemory {
+        /// The engine.
+        engine: EngineName,
+        /// The workspace that it asked for.
+        bytes: usize,
+    },
+    /// The engine failed for a reason that only it knows.
+    #[error("{engine} failed: {message}")]
+    Failed {
+        /// The engine.
+        engine: EngineName,
+        /// What was tried and what was found.
+        message: String,
+    },
+}

@@ -51,7 +51,7 @@ fn main() -> ExitCode {
     let found = help::arrange(Arguments::command()).get_matches();
     let arguments = Arguments::from_arg_matches(&found).unwrap_or_else(|error| error.exit());
     arguments.talk.settle();
-    match arguments.command.run() {
+    match arguments.command.run(Arguments::command) {
         Ok(code) => code,
         Err(error) => output::print_error(&error),
     }

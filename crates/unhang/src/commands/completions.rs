@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use clap::{Args, CommandFactory};
+use clap::Args;
 use clap_complete::Shell;
 
 use super::text::print_text;
@@ -30,9 +30,8 @@ pub struct Completions {
 }
 
 impl Completions {
-    /// Runs the command.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
-        let mut command = crate::Arguments::command();
+    /// Runs the command. `command` is the whole program's definition.
+    pub fn run(self, mut command: clap::Command) -> anyhow::Result<ExitCode> {
         if let Some(shell) = self.shell {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut command, "unhang", &mut script);

@@ -16,9 +16,9 @@ use unhang_evidence::{Filter, Record, RecordSource, Store, time};
 use unhang_guard::input::open_plain;
 
 use super::knowledge::{open_store, say_notices};
-use super::text::{counted, print_safe_json, print_text, wrapped};
+use super::text::{counted, entry, print_safe_json, print_text, wrapped};
 use super::whole_file::write_whole;
-use crate::output::{printable, tell};
+use crate::output::tell;
 
 /// List, export, import or forget what is known about convolutions on this machine.
 #[derive(Args)]
@@ -219,13 +219,6 @@ fn list(store: &Store, filter: &Filter, as_json: bool) -> anyhow::Result<()> {
         count => format!("and {count} of our GPU kernels whose first result was right (all of them with --json)\n"),
     };
     print_text(&format!("{out}{kernels}{}", tunings::summary(&tunings)))
-}
-
-/// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
-fn entry(what: &str, facts: &[&str], detail: &str) -> String {
-    let facts: Vec<&str> = facts.iter().copied().filter(|fact| !fact.is_empty()).collect();
-    let below = if detail.is_empty() { facts.join(", ") } else { format!("{}: {detail}", facts.join(", ")) };
-    format!("{}\n{}\n", wrapped(&printable(what), 0, 4), wrapped(&printable(&below), 4, 4))
 }
 
 /// What the canaries of single GPU kernels begin with; the Python package's `_jit` writes the same.

@@ -57,13 +57,13 @@ pub enum Command {
 }
 
 impl Command {
-    /// Runs the subcommand that was asked for.
-    pub fn run(self) -> anyhow::Result<ExitCode> {
+    /// Runs the subcommand that was asked for. `definition` is the whole program's.
+    pub fn run(self, definition: fn() -> clap::Command) -> anyhow::Result<ExitCode> {
         match self {
             Command::Audit(command) => command.run(),
             Command::Bench(command) => command.run(),
             Command::Card(command) => command.run(),
-            Command::Completions(command) => command.run(),
+            Command::Completions(command) => command.run(definition()),
             Command::Demo(command) => command.run(),
             Command::Doctor(command) => command.run(),
             Command::Emulate(command) => command.run(),

@@ -51,6 +51,13 @@ fn wrapped_to(width: usize, text: &str, first: usize, rest: usize) -> String {
     lines.join("\n")
 }
 
+/// Something that is known, within the terminal's width: what it is, and below it where from and what was seen.
+pub fn entry(what: &str, facts: &[&str], detail: &str) -> String {
+    let facts: Vec<&str> = facts.iter().copied().filter(|fact| !fact.is_empty()).collect();
+    let below = if detail.is_empty() { facts.join(", ") } else { format!("{}: {detail}", facts.join(", ")) };
+    format!("{}\n{}\n", wrapped(&unhang_guard::printable(what), 0, 4), wrapped(&unhang_guard::printable(&below), 4, 4))
+}
+
 /// Prints text on standard output. A reader that went away (`| head`) is not an error.
 pub fn print_text(text: &str) -> anyhow::Result<()> {
     match io::stdout().lock().write_all(text.as_bytes()) {

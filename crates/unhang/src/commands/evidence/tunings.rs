@@ -4,8 +4,7 @@ use serde_json::{Value, json};
 use unhang_evidence::{RecordSource, Store, Tuning, time};
 use unhang_gpu::tuning::kernels;
 
-use super::super::text::{counted, print_safe_json, print_text, wrapped};
-use super::entry;
+use super::super::text::{counted, entry, print_safe_json, print_text, wrapped};
 
 /// Whether it is of this version's kernels. Another compiler or device makes no other kernels of them; the engine looks at
 /// these too.

@@ -9,7 +9,7 @@ use unhang_gpu::driver::Hip;
 use unhang_machine::{Machine, System};
 use unhang_plan::{Facts, Plan, Situation};
 
-use crate::invalid;
+use crate::errors::invalid;
 
 /// The machine that this process runs on, or that `UNHANG_ROOT` describes.
 #[pyclass(frozen, name = "Machine", module = "unhang._core")]

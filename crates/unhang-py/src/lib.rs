@@ -2,9 +2,10 @@
 //!
 //! It turns Python's values into those of the crates below and back. Tensors come as an address and a length; only [`face`],
 //! which torch itself calls, knows torch. `unsafe` is where those are used: [`compute`], where they become slices, [`gpu`],
-//! where they are handed to kernels, and `face/torch.rs` with `face/kernels.rs`, where torch's interface is.
+//! where they are handed to kernels, and `face/c_interface.rs` with `face/kernels.rs`, where torch's interface is.
 
 mod compute;
+mod errors;
 mod face;
 mod forking;
 mod gpu;
@@ -84,11 +85,6 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(refuse_free_threaded, module)?)?;
     module.add_function(wrap_pyfunction!(printable, module)?)?;
     Ok(())
-}
-
-/// A value that Python gave and that cannot be.
-fn invalid(error: impl std::fmt::Display) -> PyErr {
-    pyo3::exceptions::PyValueError::new_err(error.to_string())
 }
 
 /// Raises `ImportError` under a Python without the global interpreter lock: the package relies on it.

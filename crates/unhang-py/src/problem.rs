@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use unhang_conv::{Problem, Specification, tile};
 use unhang_engine::tolerance::{self, Tolerance};
 
-use crate::invalid;
+use crate::errors::invalid;
 
 /// One convolution, complete and valid.
 #[pyclass(frozen, eq, hash, name = "Problem", module = "unhang._core")]

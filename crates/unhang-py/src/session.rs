@@ -12,8 +12,8 @@ use unhang_probe::canary;
 use unhang_report::{Layer, Report};
 use unhang_session::{Card, Session, proof};
 
+use crate::errors::invalid;
 use crate::gpu::{PyGpu, PyKernel};
-use crate::invalid;
 use crate::knowledge::{PyMachine, PyPlan, PySituation, PyStore};
 use crate::problem::PyProblem;
 use crate::settings::PySettings;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyInt, PyString, PyTuple};
 use unhang_plan::{ProcessSettings, Strategy, Value};
 
-use crate::invalid;
+use crate::errors::invalid;
 
 /// How convolutions are planned: a value. Equal settings are the same settings.
 #[pyclass(frozen, subclass, name = "Settings", module = "unhang")]

@@ -8,7 +8,7 @@ use unhang_engine::Verdict;
 use unhang_probe::canary::Families;
 use unhang_probe::{Child, Ended, Outcome, PythonStart, SuperviseError, answer, canary};
 
-use crate::invalid;
+use crate::errors::invalid;
 
 /// How a child ended and what it printed.
 #[pyclass(frozen, name = "Outcome", module = "unhang._core")]

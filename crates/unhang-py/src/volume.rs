@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use unhang_conv::{Planes, Volume, VolumeSpecification};
 
-use crate::invalid;
+use crate::errors::invalid;
 use crate::problem::PyProblem;
 
 /// One 3-d convolution, complete and valid.

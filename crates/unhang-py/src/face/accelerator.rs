@@ -4,8 +4,7 @@ use std::ffi::c_void;
 
 use libloading::os::unix::Library;
 
-use super::tensors::Tensor;
-use super::torch::{Code, Numbers, Raw, loaded};
+use super::c_interface::{Code, Numbers, Raw, loaded};
 
 /// `std::optional<c10::Device>`.
 #[repr(C)]
@@ -94,31 +93,5 @@ impl Drop for DeviceGuard {
     fn drop(&mut self) {
         // SAFETY: what torch gave, once.
         unsafe { (self.delete)(self.guard) };
-    }
-}
-
-/// Memory of the accelerator for work that is queued before it is dropped: torch gives it to later work of the same stream
-/// only.
-pub enum Scratch<'a> {
-    Tensor(Tensor<'a>),
-    Bytes(*mut c_void, Give),
-}
-
-impl Scratch<'_> {
-    /// Its address.
-    pub fn address(&self) -> Option<u64> {
-        match self {
-            Scratch::Tensor(tensor) => tensor.address_to_write(),
-            Scratch::Bytes(address, _) => Some(*address as u64),
-        }
-    }
-}
-
-impl Drop for Scratch<'_> {
-    fn drop(&mut self) {
-        if let Scratch::Bytes(address, give) = self {
-            // SAFETY: what was taken, once.
-            unsafe { give(*address) };
-        }
     }
 }

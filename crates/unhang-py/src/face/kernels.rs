@@ -8,10 +8,12 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use super::c_interface::Boxed;
+use super::entries::Geometry;
 use super::step::{Backward, Forward, Step};
 use super::table::{self, Device, Key, Known, Miss};
 use super::tensors::{Described, List, Tensor};
-use super::torch::{Boxed, Geometry, Torch};
+use super::torch::Torch;
 use crate::layers;
 
 /// What the kernels need: torch's functions, and the key sets under which torch's own and Python's kernels are reached.

@@ -5,6 +5,8 @@
 //! of it does.
 
 mod accelerator;
+mod c_interface;
+mod entries;
 pub mod graph;
 mod kernels;
 mod self_test;

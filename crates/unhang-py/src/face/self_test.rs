@@ -1,15 +1,16 @@
 //! Whether torch's entries take and give what is assumed here: each is called once on numbers whose result is known.
 //!
 //! A mangled name says the types of the arguments, and not how those types lie in memory. What C++'s and torch's types look
-//! like is written down in `torch.rs`; this holds it against the torch that is loaded, before any kernel of ours is
+//! like is written down in `c_interface.rs`; this holds it against the torch that is loaded, before any kernel of ours is
 //! registered for the user's convolutions. Whoever calls it with a torch that nobody has tried does so in a child.
 
 use unhang_conv::{DataType, Direction, Problem};
 use unhang_engine::Reference;
 
+use super::entries::Geometry;
 use super::kernels::FACE;
 use super::tensors::{List, Tensor};
-use super::torch::{Geometry, Torch};
+use super::torch::Torch;
 use crate::compute::{Memory, compute};
 
 /// Two groups, and every number of the geometry another one.
@@ -38,11 +39,33 @@ impl Torch {
     /// Calls the entries that a convolution goes through; or says which gives something else. `original` is a key set under
     /// which torch's own kernels are reached.
     pub fn self_test(&self, original: u64) -> Result<(), String> {
+        self.check_handles()?;
         for key in [PLAIN, TRANSPOSED] {
             let problem: Problem = key.parse().map_err(|error| format!("{key}: {error}"))?;
             self.check_problem(original, &problem).map_err(|entry| format!("torch's {entry} gives something else"))?;
         }
         Ok(())
+    }
+
+    /// A handle is a pointer to a tensor: torch is made that way but does not promise it. Two handles of one tensor must
+    /// therefore point to the same.
+    fn check_handles(&self) -> Result<(), String> {
+        let made = self.allocate(&[1], &[1], self.on_cpu(DataType::F32));
+        let first = made.ok_or("torch makes no tensor")?;
+        let mut second = std::ptr::null_mut();
+        // SAFETY: a handle of torch's, and a place for another one.
+        let code = unsafe { (self.functions.copy)(first.handle, &mut second) };
+        if code != 0 || second.is_null() {
+            return Err("torch copies no tensor".to_owned());
+        }
+        let second = Tensor { torch: self, handle: second };
+        // SAFETY: both point to at least a pointer: torch allocated an object for each.
+        let same = unsafe { (*first.handle).0 == (*second.handle).0 && !(*first.handle).0.is_null() };
+        if same && first.handle != second.handle {
+            Ok(())
+        } else {
+            Err("torch's handles are made otherwise".to_owned())
+        }
     }
 
     fn check_problem(&self, keys: u64, problem: &Problem) -> Result<(), String> {

@@ -2,7 +2,8 @@
 
 use unhang_conv::{Layout, TensorShape};
 
-use super::torch::{Handle, Torch};
+use super::c_interface::Handle;
+use super::torch::Torch;
 
 /// Numbers that are few: a convolution has as many as axes.
 #[derive(Default)]

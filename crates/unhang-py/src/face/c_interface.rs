@@ -1,0 +1,189 @@
+//! Torch's interface: the types that its functions take, and the functions, by name at run time. It is torch's C interface for
+//! extensions (2.10 and newer), and the few C++ entries that let an exception through.
+//!
+//! The C interface turns exceptions into codes, and with them the type and the text that a user expects. What may raise
+//! is therefore called through torch's C++ entries, whose mangled names say what their arguments are: where a torch has
+//! others the name is not found, and calls go through Python as with an older torch. Of C++'s types only those occur
+//! that are a pointer, a number, or both with a flag.
+
+use std::ffi::{c_char, c_void};
+
+use libloading::os::unix::{Library, RTLD_NOW};
+
+/// `RTLD_NOLOAD`: only what the process has loaded.
+const ONLY_LOADED: i32 = 4;
+
+/// A tensor on the heap, as torch hands it out: a pointer to an `at::Tensor`, which is a pointer to what is counted.
+pub type Handle = *mut Raw;
+
+/// An `at::Tensor`.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub struct Raw(pub(super) *mut c_void);
+
+/// A list of numbers on torch's heap.
+pub type ListHandle = *mut c_void;
+
+/// Numbers, as `c10::ArrayRef<c10::SymInt>` has them. A symbolic integer that is a number is the number.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Numbers {
+    data: *const i64,
+    length: usize,
+}
+
+impl Numbers {
+    /// Valid as long as the slice.
+    pub fn of(slice: &[i64]) -> Numbers {
+        Numbers { data: slice.as_ptr(), length: slice.len() }
+    }
+}
+
+/// `c10::OptionalArrayRef`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct OptionalNumbers {
+    numbers: Numbers,
+    is_there: bool,
+}
+
+impl OptionalNumbers {
+    /// Valid as long as the slice.
+    pub fn of(slice: Option<&[i64]>) -> OptionalNumbers {
+        OptionalNumbers { numbers: Numbers::of(slice.unwrap_or_default()), is_there: slice.is_some() }
+    }
+}
+
+/// `std::optional<at::Tensor>`, borrowed.
+#[repr(C)]
+pub struct OptionalRaw {
+    pub(super) tensor: Raw,
+    pub(super) is_there: bool,
+}
+
+/// `std::optional<c10::ScalarType>`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct OptionalType {
+    pub(super) number: i8,
+    pub(super) is_there: bool,
+}
+
+/// `std::array<bool, 3>`: which gradients are asked for.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Mask(pub [bool; 3]);
+
+/// What a function of the C interface returns: 0 where all went well.
+pub type Code = i32;
+type Convolution = unsafe extern "C-unwind" fn(
+    *mut Raw,
+    u64,
+    Handle,
+    Handle,
+    *const OptionalRaw,
+    Numbers,
+    Numbers,
+    Numbers,
+    bool,
+    Numbers,
+    *const i64,
+) -> *mut Raw;
+type ConvolutionWithFlags = unsafe extern "C-unwind" fn(
+    *mut Raw,
+    u64,
+    Handle,
+    Handle,
+    *const OptionalRaw,
+    Numbers,
+    Numbers,
+    Numbers,
+    bool,
+    Numbers,
+    *const i64,
+    bool,
+    bool,
+    bool,
+    bool,
+) -> *mut Raw;
+type ConvolutionBackward = unsafe extern "C-unwind" fn(
+    *mut [Raw; 3],
+    u64,
+    Handle,
+    Handle,
+    Handle,
+    OptionalNumbers,
+    Numbers,
+    Numbers,
+    Numbers,
+    bool,
+    Numbers,
+    *const i64,
+    Mask,
+) -> *mut [Raw; 3];
+type Sum = unsafe extern "C-unwind" fn(*mut Raw, Handle, OptionalNumbers, bool, OptionalType) -> *mut Raw;
+/// A kernel, as torch calls it: arguments come in the slots, results go there.
+pub type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
+
+macro_rules! functions {
+    ($($field:ident: $type:ty = $name:literal;)*) => {
+        pub(super) struct Functions { $(pub(super) $field: $type,)* }
+        impl Functions {
+            pub(super) fn find(library: &Library) -> Result<Functions, String> {
+                Ok(Functions { $($field: {
+                    // SAFETY: the name is one of torch's, and with it the signature: C names are kept for ever by
+                    // torch's own promise, C++ names contain the types of their arguments.
+                    *unsafe { library.get::<$type>($name.as_bytes()) }
+                        .map_err(|_| format!("this torch has no {}", $name))?
+                },)* })
+            }
+        }
+    };
+}
+
+functions! {
+    is_defined: unsafe extern "C" fn(Handle, *mut bool) -> Code = "aoti_torch_is_defined";
+    dimensions: unsafe extern "C" fn(Handle, *mut i64) -> Code = "aoti_torch_get_dim";
+    sizes: unsafe extern "C" fn(Handle, *mut *const i64) -> Code = "aoti_torch_get_sizes";
+    strides: unsafe extern "C" fn(Handle, *mut *const i64) -> Code = "aoti_torch_get_strides";
+    data_type: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_dtype";
+    device_type: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_device_type";
+    device_index: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_device_index";
+    layout: unsafe extern "C" fn(Handle, *mut i32) -> Code = "aoti_torch_get_layout";
+    strided: unsafe extern "C" fn() -> i32 = "aoti_torch_layout_strided";
+    cpu: unsafe extern "C" fn() -> i32 = "aoti_torch_device_type_cpu";
+    byte: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_uint8";
+    half: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float16";
+    brain: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_bfloat16";
+    single: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float32";
+    double: unsafe extern "C" fn() -> i32 = "aoti_torch_dtype_float64";
+    read: unsafe extern "C" fn(Handle, *mut *const c_void) -> Code = "torch_get_const_data_ptr";
+    written: unsafe extern "C" fn(Handle, *mut *mut c_void) -> Code = "torch_get_mutable_data_ptr";
+    empty: unsafe extern "C" fn(i64, *const i64, *const i64, i32, i32, i32, *mut Handle) -> Code
+        = "aoti_torch_empty_strided";
+    undefined: unsafe extern "C" fn(*mut Handle) -> Code = "aoti_torch_new_uninitialized_tensor";
+    copy: unsafe extern "C" fn(Handle, *mut Handle) -> Code = "aoti_torch_new_tensor_handle";
+    delete: unsafe extern "C" fn(Handle) -> Code = "aoti_torch_delete_tensor_object";
+    list_size: unsafe extern "C" fn(ListHandle, *mut usize) -> Code = "torch_list_size";
+    list_item: unsafe extern "C" fn(ListHandle, usize, *mut u64) -> Code = "torch_list_get_item";
+    delete_list: unsafe extern "C" fn(ListHandle) -> Code = "torch_delete_list";
+    threads: unsafe extern "C" fn(*mut u32) -> Code = "torch_get_num_threads";
+    library: unsafe extern "C" fn(*const c_char, *const c_char, *const c_char, u32, *mut *mut c_void) -> Code
+        = "aoti_torch_library_init_impl";
+    register: unsafe extern "C" fn(*mut c_void, *const c_char, Boxed, u64) -> Code = "torch_library_impl";
+    tracing: unsafe extern "C" fn() -> *const *const c_void = "_ZN5torch3jit6tracer15getTracingStateEv";
+    convolution: Convolution
+        = "_ZN2at4_ops11convolution10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RKSt8optionalIS4_ENS2_8ArrayRefINS2_6SymIntEEESD_SD_bSD_SC_";
+    convolution_with_flags: ConvolutionWithFlags
+        = "_ZN2at4_ops12_convolution10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RKSt8optionalIS4_ENS2_8ArrayRefINS2_6SymIntEEESD_SD_bSD_SC_bbbb";
+    convolution_backward: ConvolutionBackward
+        = "_ZN2at4_ops20convolution_backward10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_S6_NS2_16OptionalArrayRefINS2_6SymIntEEENS2_8ArrayRefIS8_EESB_SB_bSB_S8_St5arrayIbLm3EE";
+    sum: Sum
+        = "_ZN2at4_ops15sum_dim_IntList4callERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS5_10ScalarTypeEE";
+}
+
+/// A library that the process has loaded.
+pub fn loaded(name: &str) -> Option<Library> {
+    // SAFETY: nothing is loaded, so nothing of a library runs.
+    unsafe { Library::open(Some(name), RTLD_NOW | ONLY_LOADED) }.ok()
+}

@@ -1,0 +1,278 @@
+//! Torch's entries: what a convolution is computed by, and memory for it.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+
+use unhang_conv::DataType;
+
+use super::accelerator::{DeviceGuard, Give, OptionalDevice};
+use super::c_interface::{Handle, ListHandle, Mask, Numbers, OptionalNumbers, OptionalRaw, OptionalType, Raw};
+use super::tensors::{List, Place, Tensor};
+use super::torch::Torch;
+
+/// Everything about a convolution but its tensors.
+pub struct Geometry<'a> {
+    pub stride: &'a [i64],
+    pub padding: &'a [i64],
+    pub dilation: &'a [i64],
+    pub transposed: bool,
+    pub output_padding: &'a [i64],
+    pub groups: i64,
+}
+
+/// Memory of the accelerator for work that is queued before it is dropped: torch gives it to later work of the same stream
+/// only.
+pub enum Scratch<'a> {
+    Tensor(Tensor<'a>),
+    Bytes(*mut c_void, Give),
+}
+
+impl Scratch<'_> {
+    /// Its address.
+    pub fn address(&self) -> Option<u64> {
+        match self {
+            Scratch::Tensor(tensor) => tensor.address_to_write(),
+            Scratch::Bytes(address, _) => Some(*address as u64),
+        }
+    }
+}
+
+impl Drop for Scratch<'_> {
+    fn drop(&mut self) {
+        if let Scratch::Bytes(address, give) = self {
+            // SAFETY: what was taken, once.
+            unsafe { give(*address) };
+        }
+    }
+}
+
+impl Torch {
+    /// Makes the device of a tensor this thread's current one until what is returned is dropped, where it is not.
+    pub fn on_device_of(&self, tensor: &Tensor<'_>) -> Option<DeviceGuard> {
+        self.accelerator.guard(tensor.place()?.device_index)
+    }
+
+    /// Where tensors of the CPU lie.
+    pub fn on_cpu(&self, data_type: DataType) -> Place {
+        // SAFETY: no arguments.
+        Place { data_type: self.number_of(data_type), device_type: unsafe { (self.functions.cpu)() }, device_index: -1 }
+    }
+
+    /// That many bytes of the place's device.
+    pub fn scratch(&self, bytes: u64, place: Place) -> Option<Scratch<'_>> {
+        if let Some((take, give)) = self.accelerator.scratch
+            && place.device_index >= 0
+            && self.accelerator.is_current(place.device_index)
+        {
+            let mut address = std::ptr::null_mut();
+            // SAFETY: a place for the address.
+            return (unsafe { take(bytes, &mut address) } == 0).then_some(Scratch::Bytes(address, give));
+        }
+        let of_bytes = Place { data_type: self.byte(), ..place };
+        self.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes).map(Scratch::Tensor)
+    }
+
+    /// Memory for a result. On an accelerator torch itself raises where there is none; elsewhere, none.
+    pub fn result(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
+        let (Some(empty), true) = (self.accelerator.empty, place.device_index >= 0) else {
+            return self.allocate(sizes, strides, place);
+        };
+        let number = |number: i32| i8::try_from(number).ok();
+        let device =
+            OptionalDevice { kind: number(place.device_type)?, index: number(place.device_index)?, is_there: true };
+        let mut result = MaybeUninit::<Raw>::uninit();
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            let data_type = number(place.data_type)?;
+            empty(result.as_mut_ptr(), Numbers::of(sizes), Numbers::of(strides), data_type, device);
+            Some(self.kept(result.assume_init()))
+        }
+    }
+
+    /// Memory from torch's allocator; none where torch has none to give.
+    pub fn allocate(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
+        let mut handle = std::ptr::null_mut();
+        let Place { data_type, device_type, device_index } = place;
+        // SAFETY: as many sizes and strides as dimensions, and a place for the handle.
+        let code = unsafe {
+            (self.functions.empty)(
+                sizes.len() as i64,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                data_type,
+                device_type,
+                device_index,
+                &mut handle,
+            )
+        };
+        (code == 0).then_some(Tensor { torch: self, handle })
+    }
+
+    /// No tensor: what stands for a gradient that was not asked for.
+    pub fn undefined(&self) -> Option<Tensor<'_>> {
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: a place for the handle.
+        (unsafe { (self.functions.undefined)(&mut handle) } == 0).then_some(Tensor { torch: self, handle })
+    }
+
+    /// Puts a tensor that a C++ entry returned behind a handle.
+    fn kept(&self, raw: Raw) -> Tensor<'_> {
+        let Some(tensor) = self.undefined() else {
+            // Eight bytes are not to be had: nothing else goes on either.
+            std::process::abort();
+        };
+        // SAFETY: an undefined tensor is a pointer to an object of torch's that is not counted, so that nothing is lost
+        // by writing over it; the returned tensor is moved, as C++ moves it.
+        unsafe { *tensor.handle = raw };
+        tensor
+    }
+
+    /// A convolution by the kernel that is registered for the key set. Torch's exceptions pass through.
+    pub fn convolution(
+        &self,
+        keys: u64,
+        tensors: [&Tensor<'_>; 2],
+        bias: Option<&Tensor<'_>>,
+        it: &Geometry<'_>,
+    ) -> Tensor<'_> {
+        let mut result = MaybeUninit::<Raw>::uninit();
+        let bias = optional(bias);
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            (self.functions.convolution)(
+                result.as_mut_ptr(),
+                keys,
+                tensors[0].handle,
+                tensors[1].handle,
+                &bias,
+                Numbers::of(it.stride),
+                Numbers::of(it.padding),
+                Numbers::of(it.dilation),
+                it.transposed,
+                Numbers::of(it.output_padding),
+                &it.groups,
+            );
+            self.kept(result.assume_init())
+        }
+    }
+
+    /// Torch's convolution with its flags: whether to measure, to be deterministic, to use the vendor's library, to allow TF32.
+    pub fn convolution_with_flags(
+        &self,
+        keys: u64,
+        tensors: [&Tensor<'_>; 2],
+        bias: Option<&Tensor<'_>>,
+        it: &Geometry<'_>,
+        flags: [bool; 4],
+    ) -> Tensor<'_> {
+        let mut result = MaybeUninit::<Raw>::uninit();
+        let bias = optional(bias);
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            (self.functions.convolution_with_flags)(
+                result.as_mut_ptr(),
+                keys,
+                tensors[0].handle,
+                tensors[1].handle,
+                &bias,
+                Numbers::of(it.stride),
+                Numbers::of(it.padding),
+                Numbers::of(it.dilation),
+                it.transposed,
+                Numbers::of(it.output_padding),
+                &it.groups,
+                flags[0],
+                flags[1],
+                flags[2],
+                flags[3],
+            );
+            self.kept(result.assume_init())
+        }
+    }
+
+    /// The gradients of input, weight and bias that the mask asks for, by the kernel of the key set.
+    pub fn convolution_backward(
+        &self,
+        keys: u64,
+        tensors: [&Tensor<'_>; 3],
+        bias_sizes: Option<&[i64]>,
+        it: &Geometry<'_>,
+        mask: [bool; 3],
+    ) -> [Tensor<'_>; 3] {
+        let mut result = MaybeUninit::<[Raw; 3]>::uninit();
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns. A tuple of C++'s library
+        // holds its last element first.
+        unsafe {
+            (self.functions.convolution_backward)(
+                result.as_mut_ptr(),
+                keys,
+                tensors[0].handle,
+                tensors[1].handle,
+                tensors[2].handle,
+                OptionalNumbers::of(bias_sizes),
+                Numbers::of(it.stride),
+                Numbers::of(it.padding),
+                Numbers::of(it.dilation),
+                it.transposed,
+                Numbers::of(it.output_padding),
+                &it.groups,
+                Mask(mask),
+            );
+            let [third, second, first] = result.assume_init();
+            [self.kept(first), self.kept(second), self.kept(third)]
+        }
+    }
+
+    /// The sum over some dimensions.
+    pub fn sum(&self, tensor: &Tensor<'_>, dimensions: &[i64]) -> Tensor<'_> {
+        let mut result = MaybeUninit::<Raw>::uninit();
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            let same = OptionalType { number: 0, is_there: false };
+            (self.functions.sum)(
+                result.as_mut_ptr(),
+                tensor.handle,
+                OptionalNumbers::of(Some(dimensions)),
+                false,
+                same,
+            );
+            self.kept(result.assume_init())
+        }
+    }
+
+    /// The tensor in a slot, which is ours from now on.
+    ///
+    /// # Safety
+    /// The slot holds a tensor that nobody else deletes.
+    pub unsafe fn tensor(&self, slot: u64) -> Tensor<'_> {
+        Tensor { torch: self, handle: slot as Handle }
+    }
+
+    /// The numbers of a list in a slot, which is deleted.
+    ///
+    /// # Safety
+    /// The slot holds a list of numbers or flags that nobody else deletes.
+    pub unsafe fn list(&self, slot: u64) -> List {
+        let handle = slot as ListHandle;
+        let (mut length, mut list) = (0, List::default());
+        // SAFETY: a list of torch's, and places for what is read.
+        unsafe {
+            (self.functions.list_size)(handle, &mut length);
+            for index in 0..length {
+                let mut item = 0;
+                (self.functions.list_item)(handle, index, &mut item);
+                list.push(self.number(item));
+            }
+            (self.functions.delete_list)(handle);
+        }
+        list
+    }
+}
+
+fn optional(tensor: Option<&Tensor<'_>>) -> OptionalRaw {
+    match tensor {
+        // SAFETY: a handle points to a tensor, which is borrowed here: torch gets a reference to a constant.
+        Some(tensor) => OptionalRaw { tensor: unsafe { *tensor.handle }, is_there: true },
+        None => OptionalRaw { tensor: Raw(std::ptr::null_mut()), is_there: false },
+    }
+}

@@ -82,6 +82,17 @@ pub fn state(pid: u32) -> Option<char> {
     state_in(&stat(pid)?)
 }
 
+/// For how long the thread of a process that waited longest was ready to run and had no processor to run on; zero where the kernel
+/// keeps no such count.
+pub fn waited_for_a_processor(pid: u32) -> Duration {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let waited = threads.filter_map(|thread| {
+        let text = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split_whitespace().nth(1)?.parse().ok()
+    });
+    Duration::from_nanos(waited.max().unwrap_or(0))
+}
+
 /// The process that started it, or that took it over.
 pub fn parent(pid: u32) -> Option<u32> {
     field_in(&stat(pid)?, 4)?.parse().ok()

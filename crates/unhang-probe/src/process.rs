@@ -120,6 +120,11 @@ impl Process {
         unhang_guard::process::state(self.handle.pid())
     }
 
+    /// For how long it was ready to run and had no processor.
+    pub(crate) fn waited_for_a_processor(&self) -> Duration {
+        unhang_guard::process::waited_for_a_processor(self.handle.pid())
+    }
+
     /// How many bytes it has printed so far.
     pub(crate) fn printed(&self) -> u64 {
         self.output.metadata().map_or(0, |metadata| metadata.len())

@@ -52,11 +52,16 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Runs a child to its end. Returns within the deadline and a grace of 15 seconds, whatever the child does.
 pub fn supervise(child: &Child) -> Result<Outcome, SuperviseError> {
-    run(child, |_, started| started)
+    run(child, |process, started| {
+        process.wait_until(started + child.deadline);
+    })
 }
 
-/// Runs a child whose time counts from when its output says that it is ready, which may take as long as `start`. Returns with
-/// whether it ever was, within start, deadline and a grace of 15 seconds.
+/// On a machine with much other work a child gets this many times its deadline at most.
+const BUSY: u32 = 4;
+
+/// Runs a child whose time counts from when its output says that it is ready, which may take as long as `start`. What it waits for a
+/// processor does not count either. Returns with whether it ever was ready, within start, four deadlines and a grace of 15 seconds.
 pub fn supervise_when_ready(
     child: &Child,
     start: Duration,
@@ -73,14 +78,30 @@ pub fn supervise_when_ready(
             }
         }
         // One that was not ready in time gets no more of it.
-        if ready { Instant::now() } else { started.checked_sub(child.deadline).unwrap_or(started) }
+        if ready {
+            wait_with_a_processor(process, child.deadline);
+        }
     })?;
     ready = ready || is_ready(&outcome.output);
     Ok((outcome, ready))
 }
 
-/// Runs a child to its end; `until_ready` waits for what does not count and says from when on its time does.
-fn run(child: &Child, until_ready: impl FnOnce(&mut Process, Instant) -> Instant) -> Result<Outcome, SuperviseError> {
+/// Waits until the child has ended, or has had as much time with a processor for it.
+fn wait_with_a_processor(process: &Process, deadline: Duration) {
+    let (ready, before) = (Instant::now(), process.waited_for_a_processor());
+    let mut until = ready + deadline;
+    while !process.wait_until(until) {
+        let waited = process.waited_for_a_processor().saturating_sub(before);
+        let later = ready + (deadline + waited).min(deadline * BUSY);
+        if later < until + LOOK {
+            return;
+        }
+        until = later;
+    }
+}
+
+/// Runs a child to its end; `wait` returns when it has ended or its time is up.
+fn run(child: &Child, wait: impl FnOnce(&mut Process, Instant)) -> Result<Outcome, SuperviseError> {
     let started = Instant::now();
     let nonce = answer::new_nonce().map_err(|error| {
         let program = child.command.first().cloned().unwrap_or_default();
@@ -89,8 +110,7 @@ fn run(child: &Child, until_ready: impl FnOnce(&mut Process, Instant) -> Instant
     let mut environment = child.environment.clone();
     environment.push((answer::VARIABLE.to_owned(), Some(nonce.clone())));
     let mut process = Process::start(&child.command, &environment, Stdio::null())?;
-    let counted_from = until_ready(&mut process, started);
-    process.wait_until(counted_from + child.deadline);
+    wait(&mut process, started);
     let ended = process.end(GRACE);
     Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
 }

@@ -76,6 +76,46 @@ fn a_slow_start_is_no_hang() {
     assert!(started.elapsed() < LONG, "it gets no more time than its start");
 }
 
+/// Programs that keep every processor busy, ended when dropped.
+struct Others(Vec<std::process::Child>);
+
+impl Others {
+    fn start() -> Others {
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let busy = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        Others((0..4 * processors).map(|_| busy()).collect())
+    }
+}
+
+impl Drop for Others {
+    fn drop(&mut self) {
+        for other in &mut self.0 {
+            let _ = other.kill();
+            let _ = other.wait();
+        }
+    }
+}
+
+#[test]
+fn what_a_child_waits_for_a_processor_does_not_count() {
+    let _others = Others::start();
+    let deadline = Duration::from_secs(2);
+    let torch = canary::torch_line("2.2.2 hip5.7");
+    let answer = canary::answer_line(unhang_engine::Verdict::Works, "fine");
+    // Computes for half as long again as it may, in hundredths of a second.
+    let clock = "read now _ </proc/uptime; now=${now%.*}${now#*.}";
+    let compute = format!("{clock}; end=$((now + 300)); while [ $now -lt $end ]; do {clock}; done");
+    let (outcome, began) =
+        canary::try_in(&child(&format!("{SAY} '{torch}'; {compute}; {SAY} '{answer}'"), deadline)).unwrap();
+    assert!(began);
+    assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Works, "{outcome:?}");
+    // One that sleeps waits for nothing: it hangs, however busy the machine is.
+    let started = Instant::now();
+    let (outcome, _) = canary::try_in(&child(&format!("{SAY} '{torch}'; exec sleep 1000"), deadline)).unwrap();
+    assert_eq!(canary::judge(&outcome, deadline).0, unhang_engine::Verdict::Hangs);
+    assert!(started.elapsed() < 4 * deadline, "{:?}", started.elapsed());
+}
+
 #[test]
 fn a_flood_blocks_nobody() {
     let outcome = shell("head -c 3000000 /dev/zero | tr '\\0' 'x'; echo end", LONG);

@@ -57,6 +57,14 @@ def test_an_exception_is_an_answer(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr().out == answer + "\n"
 
 
+def test_a_child_without_torch_says_nothing_of_our_kernels() -> None:
+    cannot = [sys.executable, "-c", "raise ImportError('libamdhip64.so.5')"]
+    outcome = _core.supervise_canary(cannot, 60.0)
+    assert (outcome.began, outcome.families(["plain", "gemm"])) == (False, ([], False))
+    verdict, detail = outcome.canary()
+    assert (verdict, "libamdhip64.so.5" in detail, "no evidence" in detail) == ("error", True, True)
+
+
 @pytest.mark.parametrize("trial", ["matmul", "half"])
 def test_what_a_model_rests_on_besides_convolutions_is_tried_too(trial: str) -> None:
     assert ask(trial)[1]["verdict"] == "unsupported"

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use unhang_machine::{Machine, System};
 use unhang_probe::canary::{Families, judge_families};
 use unhang_probe::{Child, supervise};
-use unhang_session::{Device, say_once as say, try_families_of};
+use unhang_session::{Device, try_families_of};
 
 use crate::loader;
 
@@ -30,7 +30,8 @@ pub(crate) fn only() -> Option<Vec<String>> {
 
 /// Runs the child; what it found of each family that it got to.
 pub(crate) fn run(ordinal: i32, families: &[String], deadline: Duration) -> Families {
-    let Some(own) = loader::own_path() else { return Families::default() };
+    let untried = |why: String| Families { untried: Some(why), ..Families::default() };
+    let Some(own) = loader::own_path() else { return untried("this library cannot find its own file".to_owned()) };
     // The loader's list has no quotes: a path that it cannot hold is opened, and named by that.
     let opened = own.contains([' ', ':']).then(|| std::fs::File::open(&own));
     let own = match &opened {
@@ -46,10 +47,7 @@ pub(crate) fn run(ordinal: i32, families: &[String], deadline: Duration) -> Fami
     let environment = vec![("LD_PRELOAD".to_owned(), Some(preload)), (CHILD.to_owned(), Some(what.to_string()))];
     match supervise(&Child { command: vec![HOST.to_owned()], environment, deadline }) {
         Ok(outcome) => judge_families(&outcome, families, deadline),
-        Err(error) => {
-            say(&format!("the canary's child cannot be started: {error}"));
-            Families::default()
-        }
+        Err(error) => untried(format!("the canary's child cannot be started: {error}")),
     }
 }
 

@@ -85,16 +85,16 @@ pub fn torch_of(outcome: &Outcome) -> Option<&str> {
 /// Runs a child of Python's. Its time counts from when it says which torch it has: how long an import takes is no evidence of an
 /// engine. Returns with whether the child came to its trial; where it did not, nothing is known of the engine.
 pub fn try_in(child: &Child) -> Result<(Outcome, bool), SuperviseError> {
-    let (outcome, ready) = supervise_when_ready(child, START, |output| output.contains(TORCH))?;
-    // One that ended by itself before has an answer, or crashed.
-    let by_itself = !matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
-    Ok((outcome, ready || by_itself))
+    supervise_when_ready(child, START, |output| output.contains(TORCH))
 }
 
-/// What is said of a child that was ended while it still imported torch.
-pub fn never_began() -> (Verdict, String) {
-    let detail = format!("torch was not imported within {} s: that is no evidence, and not kept", START.as_secs());
-    (Verdict::Error, detail)
+/// What is said of a child that ended, or was ended, before it had imported torch.
+pub fn never_began(outcome: &Outcome) -> (Verdict, String) {
+    let why = match outcome.ended {
+        Ended::TimedOut | Ended::Unkillable => format!("torch was not imported within {} s", START.as_secs()),
+        _ => format!("the child has no torch ({})", judge(outcome, START).1),
+    };
+    (Verdict::Error, format!("{why}: that is no evidence, and not kept"))
 }
 
 /// What a child's end and its answer mean. A child that ended without an answer that can be read has crashed, whatever
@@ -125,6 +125,8 @@ pub struct Families {
     pub judged: Vec<FamilyVerdict>,
     /// Whether one hung: the card may need a reboot before anything else is tried on it.
     pub hung: bool,
+    /// Why the child came to none of them, where it said so.
+    pub untried: Option<String>,
 }
 
 /// How one kernel family did.
@@ -160,7 +162,13 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
     let timed_out = matches!(outcome.ended, Ended::TimedOut | Ended::Unkillable);
     match begun {
         // Still compiling, which says nothing of the kernels: the next start finds them in the cache.
-        None if !silent.is_empty() && timed_out => return Families { judged: Vec::new(), hung: true },
+        None if !silent.is_empty() && timed_out => {
+            return Families {
+                hung: true,
+                untried: Some("the child was not done compiling".to_owned()),
+                ..Families::default()
+            };
+        }
         None => {
             let (all, detail) = judge(outcome, deadline);
             judged.extend(silent.into_iter().map(|family| verdict(family, all, detail.clone())));
@@ -175,7 +183,7 @@ pub fn judge_families(outcome: &Outcome, asked: &[String], deadline: Duration) -
         }
     }
     let hung = judged.iter().any(|it| it.verdict == Verdict::Hangs);
-    Families { judged, hung }
+    Families { judged, hung, untried: None }
 }
 
 struct Answer {
@@ -318,7 +326,8 @@ mod tests {
 
     #[test]
     fn a_child_that_was_still_compiling_says_nothing_of_the_kernels() {
-        assert_eq!(families(Ended::TimedOut, ""), Families { judged: Vec::new(), hung: true });
+        let compiling = families(Ended::TimedOut, "");
+        assert!(compiling.judged.is_empty() && compiling.hung && compiling.untried.is_some(), "{compiling:?}");
         let refused = families(Ended::Exited(0), &answer_line(Verdict::Error, "no compiler"));
         assert_eq!(short(&refused), ["plain", "gemm", "winograd"].map(|family| (family, Verdict::Error)));
         let crashed = families(Ended::Signalled(11), "");

@@ -67,8 +67,12 @@ fn a_slow_start_is_no_hang() {
     let (outcome, began) = canary::try_in(&child(&format!("{SAY} '{torch}'; sleep 1000"), SHORT)).unwrap();
     assert!(began);
     assert_eq!(canary::judge(&outcome, SHORT).0, unhang_engine::Verdict::Hangs);
-    // One that ends before it is ready has crashed, and one that is never ready proves nothing.
-    assert!(canary::try_in(&child("exit 3", LONG)).unwrap().1);
+    // One that cannot import torch, or is never ready, proves nothing.
+    let (outcome, began) = canary::try_in(&child("echo ImportError: libamdhip64.so.5; exit 3", LONG)).unwrap();
+    assert!(!began);
+    let (verdict, detail) = canary::never_began(&outcome);
+    assert_eq!(verdict, unhang_engine::Verdict::Error);
+    assert!(detail.contains("ImportError: libamdhip64.so.5") && detail.contains("not kept"), "{detail}");
     let started = Instant::now();
     let never = child("sleep 1000", LONG);
     let (outcome, began) = supervise_when_ready(&never, SHORT, |output| output.contains("unhang-torch")).unwrap();

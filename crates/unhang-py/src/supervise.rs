@@ -67,11 +67,14 @@ impl PyOutcome {
 
 impl PyOutcome {
     pub(crate) fn judged(&self) -> (Verdict, String) {
-        if self.began { canary::judge(&self.outcome, self.deadline) } else { canary::never_began() }
+        if self.began { canary::judge(&self.outcome, self.deadline) } else { canary::never_began(&self.outcome) }
     }
 
     pub(crate) fn judged_families(&self, asked: &[String]) -> Families {
-        canary::judge_families(&self.outcome, asked, self.deadline)
+        if self.began {
+            return canary::judge_families(&self.outcome, asked, self.deadline);
+        }
+        Families { untried: Some(canary::never_began(&self.outcome).1), ..Families::default() }
     }
 
     pub(crate) fn has_begun(&self) -> bool {

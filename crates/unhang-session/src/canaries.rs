@@ -122,11 +122,7 @@ impl Session {
                 }
                 let left = missing(&all);
                 if found.judged.is_empty() || (found.hung && !left.is_empty()) {
-                    let why = if found.judged.is_empty() {
-                        "the child was not done compiling"
-                    } else {
-                        "after a hang the card may need a reboot first"
-                    };
+                    let why = found.untried.as_deref().unwrap_or("after a hang the card may need a reboot first");
                     say(&format!("not tried: {}; {why}", left.join(", ")));
                     return Ok(());
                 }

@@ -168,7 +168,7 @@ fn run_by_python(trial: Trial, python: &Python, machine: &Machine) -> anyhow::Re
     let deadline = trial.deadline();
     let child = apart(PythonStart::module(&python, "unhang._canary", &[trial.name()]).supervised(deadline));
     let (outcome, began) = canary::try_in(&child)?;
-    let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began() };
+    let (verdict, detail) = if began { canary::judge(&outcome, deadline) } else { canary::never_began(&outcome) };
     if began {
         keep(trial, machine, &outcome, verdict, &detail);
     }

@@ -177,12 +177,16 @@ fn ld_library_path(system: &System) -> Vec<PathBuf> {
     value.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64).collect()
 }
 
+/// What every Python looks into first: folders of packages, not environments.
+fn python_path(system: &System) -> Vec<PathBuf> {
+    let path = system.variable("PYTHONPATH").unwrap_or_default();
+    path.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64).collect()
+}
+
 /// The folders with packages that the Pythons of this machine import from, with the Python's version.
 fn package_folders(system: &System, pythons: &[PathBuf]) -> Vec<(Option<String>, PathBuf)> {
-    // What Python itself looks into first, whichever Python: folders of packages, not environments.
-    let path = system.variable("PYTHONPATH").unwrap_or_default();
-    let named = path.split(':').filter(|part| part.starts_with('/')).map(PathBuf::from).take(64);
-    let mut folders: Vec<(Option<String>, PathBuf)> = named.map(|folder| (None, folder)).collect();
+    let mut folders: Vec<(Option<String>, PathBuf)> =
+        python_path(system).into_iter().map(|folder| (None, folder)).collect();
 
     let mut prefixes: Vec<PathBuf> = Vec::new();
     for python in pythons {
@@ -271,12 +275,13 @@ fn find_torch(system: &System, folders: &[(Option<String>, PathBuf)], rocm: &[Ro
         seen.push(real);
         found.push(inspect_torch(system, &folder, &packages, python, version, rocm));
     }
+    let everywhere = python_path(system).iter().any(|folder| has_unhang(system, folder));
     for torch in &mut found {
         // An environment may see the system's packages: then its own folder comes before the one that holds torch.
         let own = folders.iter().position(|(_, path)| Path::new(&torch.path).parent() == Some(path));
         let mut imports =
             folders.iter().take(own.map_or(0, |own| own + 1)).filter(|(python, _)| *python == torch.python);
-        torch.unhang = imports.any(|(_, path)| has_unhang(system, path));
+        torch.unhang = everywhere || imports.any(|(_, path)| has_unhang(system, path));
     }
     found
 }
@@ -587,6 +592,20 @@ mod tests {
         assert_eq!(found(""), std::slice::from_ref(&debians));
         let ours = ("/w/site/torch".to_owned(), Some("6.4.43484".to_owned()));
         assert_eq!(found("PYTHONPATH=relative:/nowhere:/w/site"), [ours, debians]);
+
+        write("w/ours/unhang/__init__.py", "");
+        write("v/lib/python3.12/site-packages/torch/version.py", "__version__ = '2.5.1+rocm6.2'\nhip = '6.2'\n");
+        let has_unhang = |environment: &str| {
+            let system = System::new(root.path(), crate::system::Environment::parse(environment));
+            let torch = Software::inspect(&system, &[]).torch;
+            torch.into_iter().map(|torch| torch.unhang).collect::<Vec<_>>()
+        };
+        assert_eq!(has_unhang("VIRTUAL_ENV=/v\nPYTHONPATH=/w/site"), [false, false, false]);
+        assert_eq!(
+            has_unhang("VIRTUAL_ENV=/v\nPYTHONPATH=/w/site:/w/ours"),
+            [true, true, true],
+            "behind torch, for every Python"
+        );
     }
 
     #[test]

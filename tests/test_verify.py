@@ -6,6 +6,8 @@ It looks at tensors wherever they lie, so torch's CPU convolutions play the GPU 
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -51,6 +53,33 @@ def right(case: str, direction: str, first, second, bias, result) -> bool | None
     x, w = (torch.empty(shape, dtype=result.dtype, device="meta") for shape in (input_shape, weight_shape))
     problem = make_problem(x, w, geometry, direction, torch.contiguous_format)
     return _launch.compare(problem, first, second, bias, result)[0]
+
+
+class OnCard(torch.Tensor):
+    """A tensor that notes what torch is asked to compute with it."""
+
+    asked: ClassVar[set[str]] = set()
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        cls.asked.add(function.__name__)
+        found = super().__torch_function__(function, types, arguments, options or {})
+        return found.as_subclass(torch.Tensor) if function.__name__ == "to" else found
+
+
+@pytest.mark.parametrize("shield", ["", "/usr/lib/libunhang_shield.so"])
+def test_without_the_shield_a_comparison_runs_no_kernel_of_torchs(
+    shield: str, affected_machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are code for another chip: a fill that hangs was taken for our kernel."""
+    monkeypatch.setenv("HSA_TOOLS_LIB", shield)
+    OnCard.asked.clear()
+    tensors = [it.as_subclass(OnCard) for it in operands("plain", "forward", torch.float32)]
+    OnCard.asked.clear()
+    assert right("plain", "forward", *tensors)
+    looks = {"__get__", "dtype", "shape", "device", "is_contiguous", "stride", "dim", "size"}
+    computed = OnCard.asked - looks
+    assert ("new_zeros" in computed) if shield else (computed == {"to"}), computed
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -12,7 +12,7 @@ import torch
 
 from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _situation, _watchdog
 from unhang._settings import Settings, settings_from
-from unhang._state import environment_variable, renewed_after_fork, say, state, warn_once
+from unhang._state import environment_variable, is_unshielded, renewed_after_fork, say, state, warn_once
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
@@ -114,7 +114,7 @@ def _switch_on(current: _Enabled) -> None:
         _narrow_to_implicit_gemm()
     endangered = _endangered(devices, rehearse=rehearse)
     if endangered:
-        _say_what_stays_unsafe(spoofed=state().machine.spoofed)
+        _say_what_stays_unsafe()
     for index in endangered:
         _situation.ensure_canary("aten", index)
     healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
@@ -160,9 +160,9 @@ def _amd_devices(devices: tuple[str, ...]) -> list[int]:
     return list(range(torch.cuda.device_count()))
 
 
-def _say_what_stays_unsafe(*, spoofed: bool) -> None:
+def _say_what_stays_unsafe() -> None:
     """Our kernels are compiled for the true chip; what is below them in a spoofed process is not."""
-    if spoofed and "libunhang_shield" not in os.environ.get("HSA_TOOLS_LIB", ""):
+    if is_unshielded():
         say(
             "HSA_OVERRIDE_GFX_VERSION is set and the shield is off: unhang's own kernels are safe on this chip, "
             "but HIP's copies and fills, torch's other kernels and rocBLAS are code for another chip and may hang "

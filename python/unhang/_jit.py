@@ -17,7 +17,7 @@ import torch
 from unhang import _core, _gpu, _launch, _watchdog
 from unhang._engines import Geometry, Gradients, Mask, Task, deterministic, problem_of
 from unhang._launch import Loaded, stream_of
-from unhang._state import say, state
+from unhang._state import is_unshielded, say, state
 
 Tensor = torch.Tensor
 
@@ -161,7 +161,12 @@ class BoundJit:
         if right is None:
             # Zeros, or what is not finite, prove nothing, and layers that begin with zeros would be compared at every
             # call: numbers of our own tell at once.
-            first, second = (torch.randn_like(it, memory_format=self.task.memory_format) for it in tensors[:2])
+            # Made by the CPU where torch's kernels may hang.
+            made_on = "cpu" if is_unshielded() else None
+            form = self.task.memory_format
+            first, second = (
+                torch.randn_like(it, memory_format=form, device=made_on).to(it.device) for it in tensors[:2]
+            )
             result = _launch.launch(loaded, self.task.memory_format, first, second, None)
             right, detail = _launch.compare(loaded.problem, first, second, None, result)
         if right is None:

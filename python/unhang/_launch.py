@@ -10,6 +10,7 @@ import torch
 
 from unhang import _core
 from unhang._engines import address_of, aligned
+from unhang._state import is_unshielded
 
 Tensor = torch.Tensor
 
@@ -131,6 +132,11 @@ def compare(
     longer than all else that a first step does here.
     """
     sample = _core.Sample(problem, bias is not None)
+    if is_unshielded():
+        # Torch's kernels are code for another chip here, and one that hangs would be taken for ours: whole tensors are
+        # brought to the CPU, which is a copy.
+        first, second, result = (it.to("cpu") for it in (first, second, result))
+        bias = bias if bias is None else bias.to("cpu")
     tensors = (first, second, bias, result)
     parcel = result.new_zeros(len(sample))
     for begin, shape, pieces in sample.parts():

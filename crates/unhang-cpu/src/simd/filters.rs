@@ -2,7 +2,7 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::gather::{GatherWork, ResultBlock, Steps};
+use super::gather_work::{GatherWork, ResultBlock, Steps};
 use super::workspace::Shared;
 use crate::parallel::for_each_unit;
 

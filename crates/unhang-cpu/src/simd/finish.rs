@@ -1,6 +1,6 @@
 //! Bringing the sums of the blocked direct convolution to the result.
 
-use super::gather::{GatherWork, ResultBlock};
+use super::gather_work::{GatherWork, ResultBlock};
 
 impl GatherWork<'_> {
     /// Writes a row's sums to the result from `column` on: `pixels` of every phase of columns, which lie next to each

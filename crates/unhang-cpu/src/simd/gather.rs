@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::cache;
 use super::edges::{Edges, Surroundings, met_runs};
+use super::gather_work::{GatherWork, ResultBlock, Steps};
 use super::geometry::{Axis, Gather, even_parts};
 use super::kernels::{Kernels, MAX_SCALARS, MAX_VECTORS, Run, Tile, TileKernel};
 use super::source::{Arrangement, SourceView, Window, prefetch};
@@ -37,60 +38,6 @@ const FILTER_NUMBERS: usize = 64 * 1024;
 
 /// Numbers of a result that do not stay in the second-level cache.
 pub const FETCH_NUMBERS: usize = 256 * 1024;
-
-/// A block of result channels: the first, how many, and in how many vectors.
-#[derive(Debug, Clone, Copy)]
-pub struct ResultBlock {
-    /// The first channel.
-    pub first: usize,
-    /// How many.
-    pub channels: usize,
-    /// Vectors of its filters.
-    pub vectors: usize,
-    /// Rows of scalars of its tiles.
-    rows: usize,
-    /// Where its packed filters begin.
-    pub packed: usize,
-}
-
-/// What the steps of a run are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Steps {
-    /// A block's channels, for one tap.
-    Channels,
-    /// The taps of a row with all channels, which lie next to each other.
-    RowTaps,
-    /// A run is one channel of one tap: there are too few channels to step along.
-    One,
-}
-
-/// Everything that is the same for all strips.
-pub struct GatherWork<'a> {
-    /// What is computed.
-    pub gather: &'a Gather,
-    /// By which kernels.
-    pub kernels: &'static Kernels,
-    /// Blocks of result channels.
-    pub blocks: Vec<ResultBlock>,
-    /// Source channels of a block.
-    pub source_block: usize,
-    /// What the steps of a run are.
-    pub steps: Steps,
-    /// How the source is read.
-    pub source: SourceView<'a>,
-    /// Whether each tile takes all blocks of results before the next tile: then a pixel's channels are written
-    /// together, and the packed filters stay in the cache.
-    tiles_outside: bool,
-    /// Whether results are fetched while they are computed.
-    fetch: bool,
-    /// Rows and images of a strip.
-    strip_rows: usize,
-    strip_images: usize,
-    /// Taps of the filter.
-    pub taps: usize,
-    /// Rows and columns of the taps in packed order: by phase of rows, phase of columns, row, column.
-    pub tap_order: Vec<[usize; 2]>,
-}
 
 /// Computes it. `bias` goes along the result's channels.
 ///
@@ -399,12 +346,6 @@ impl<'a> GatherWork<'a> {
         driver.tap_order =
             driver.phases().flat_map(|phase| driver.taps_of_phase(phase)).map(|(tap, _)| tap).collect::<Vec<_>>();
         driver
-    }
-
-    /// Numbers of one group's packed filters.
-    pub fn packed_length(&self) -> usize {
-        let vectors: usize = self.blocks.iter().map(|block| block.vectors).sum();
-        vectors * self.kernels.lanes * self.gather.source_channels * self.taps
     }
 
     /// The taps in packed order: by phase of rows, phase of columns, row, column. Row and column as indices of the

@@ -12,6 +12,7 @@ mod edges;
 mod filters;
 mod finish;
 mod gather;
+mod gather_work;
 mod geometry;
 #[cfg(all(test, unix))]
 mod guard;

@@ -15,9 +15,8 @@ use super::super::kernels::{ELEMENTS, GradientProducts, Kernels, MOST_PLACES, We
 use super::super::weights;
 use super::super::work::Work;
 use super::super::workspace::{Shared, Workspace};
-use super::VECTORS;
 use super::phases::Phases;
-use super::plan::{Segment, Shape};
+use super::plan::{Segment, Shape, VECTORS, shape};
 use super::tiles::{Images, Room};
 use crate::parallel::for_each_unit;
 
@@ -30,7 +29,7 @@ fn forward(problem: &Problem) -> Option<Problem> {
 /// workspace.
 pub fn fitting(problem: &Problem, lanes: usize) -> Option<Shape> {
     let forward = forward(problem)?;
-    super::shape(&forward, &Gather::new(&forward), lanes).filter(|shape| shape.gradient_plan().is_some())
+    shape(&forward, &Gather::new(&forward), lanes).filter(|shape| shape.gradient_plan().is_some())
 }
 
 /// A computation under way.
@@ -67,8 +66,7 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     let forward = forward(problem).expect("its forward computation");
     let gather = Gather::new(&forward);
-    let shape =
-        &super::shape(&forward, &gather, kernels.lanes).expect("a dense filter without stride or with one of two");
+    let shape = &shape(&forward, &gather, kernels.lanes).expect("a dense filter without stride or with one of two");
     let (tiles, chunk) = shape.gradient_plan().unwrap_or_else(|| shape.smallest_gradient_plan());
     // Every thread has its own vectors. Where all tiles are one block the source is transformed once for all of them;
     // else each transforms it for itself: waiting for each other costs more.

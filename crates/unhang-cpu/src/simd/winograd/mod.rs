@@ -47,26 +47,9 @@ use super::work::Work;
 use super::workspace::{Shared, Workspace};
 use super::{cache, gather};
 use crate::parallel::for_each_unit;
-use parities::Parities;
 use phases::Phases;
-use plan::{Cut, Kept, Segment, Shape};
-use tiles::{Images, LINE, LINES, Room};
-
-/// The vectors of a tile of sums.
-const VECTORS: usize = 2;
-
-/// Taps of a strided filter on an axis.
-const STRIDED_TAPS: std::ops::RangeInclusive<usize> = 3..=8;
-
-/// The shape of a forward or backward-data problem, if it is one of three by three taps without stride or of a square filter
-/// with a stride of two and without dilation, without groups.
-fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
-    let [rows, columns] = problem.kernel();
-    let strided = problem.stride() == [2, 2] && problem.dilation() == [1, 1] && STRIDED_TAPS.contains(&rows);
-    let dense = problem.stride() == [1, 1] && rows == 3;
-    let possible = (strided || dense) && rows == columns && problem.groups() == 1;
-    possible.then(|| Parities::new(gather)).flatten().map(|parities| Shape::new(gather, parities, lanes))
-}
+use plan::{Cut, Kept, LINE, LINES, Segment, Shape, VECTORS, shape};
+use tiles::{Images, Room};
 
 /// What is known of an ordinary problem that Winograd can compute within the bound on its workspace.
 #[derive(Debug, Clone, Copy)]

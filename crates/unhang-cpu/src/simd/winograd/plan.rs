@@ -2,13 +2,23 @@
 
 use std::ops::Range;
 
+use unhang_conv::Problem;
+
 use super::super::geometry::{Gather, even_parts};
 use super::super::kernels::{ELEMENTS, PATCH};
 use super::super::workspace::memory_for;
 use super::parities::Parities;
 use super::phases;
-use super::tiles::{LINE, LINES};
 
+/// Pixels of a line at most: those of a segment with what its tiles overlap.
+pub const LINE: usize = 64;
+/// Lines that are brought together at a time: channels of a vector.
+pub const LINES: usize = 16;
+/// The vectors of a tile of sums.
+pub const VECTORS: usize = 2;
+
+/// Taps of a strided filter on an axis.
+const STRIDED_TAPS: std::ops::RangeInclusive<usize> = 3..=8;
 /// Numbers of transformed tiles and sums that a block aims at: half of a second-level cache.
 const BLOCK_NUMBERS: usize = 256 * 1024;
 /// Numbers of sums that are written before the next vectors of result channels are summed.
@@ -128,6 +138,16 @@ pub struct Segment {
 /// Steps of this many numbers that do not fall into the same sets of a cache: an odd number of cache lines.
 pub fn odd_lines(numbers: usize) -> usize {
     numbers.div_ceil(16) / 2 * 32 + 16
+}
+
+/// The shape of a forward or backward-data problem, if it is one of three by three taps without stride or of a square filter
+/// with a stride of two and without dilation, without groups.
+pub fn shape(problem: &Problem, gather: &Gather, lanes: usize) -> Option<Shape> {
+    let [rows, columns] = problem.kernel();
+    let strided = problem.stride() == [2, 2] && problem.dilation() == [1, 1] && STRIDED_TAPS.contains(&rows);
+    let dense = problem.stride() == [1, 1] && rows == 3;
+    let possible = (strided || dense) && rows == columns && problem.groups() == 1;
+    possible.then(|| Parities::new(gather)).flatten().map(|parities| Shape::new(gather, parities, lanes))
 }
 
 impl Shape {

@@ -6,7 +6,7 @@ use super::super::geometry::{Gather, Strides, even_parts};
 use super::super::kernels::{ELEMENTS, Kernels, PATCH, SourceTiles};
 use super::super::workspace::{Shared, Workspace};
 use super::phases::{Chain, Phases, run};
-use super::plan::{Segment, Shape};
+use super::plan::{LINE, LINES, Segment, Shape};
 
 /// Images that are cut into tiles.
 pub struct Images<'a> {
@@ -35,12 +35,8 @@ struct Image<'a> {
     positions: [&'a [Option<usize>]; 2],
 }
 
-/// Pixels of a line at most: those of a segment with what its tiles overlap.
-pub const LINE: usize = 64;
 /// Rows of a tile at most: of both parities.
 const MOST_ROWS: usize = 2 * PATCH;
-/// Lines that are brought together at a time: channels of a vector.
-pub const LINES: usize = 16;
 
 /// Where transformed tiles go: `[element][group of tiles][vector of channels][tile][channel]`.
 #[derive(Clone, Copy)]

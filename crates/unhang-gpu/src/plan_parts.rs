@@ -15,12 +15,10 @@ pub(crate) use depthwise::{depthwise, depthwise_quads};
 pub(crate) use depthwise_large::{LARGE_TAPS, depthwise_large};
 pub(crate) use direct::direct;
 pub(crate) use gemm::{GemmPart, gemm, gemm_steps, has_empty_phases, is_spread, pack, phase_planes, reduce};
-use gemm::{longest_phase, tile_constants};
 pub(crate) use narrow::narrow;
 pub(crate) use patches::{as_product, patched, patches};
 pub(crate) use plain::plain;
 pub(crate) use stride2::{is_stride2_winograd, stride2_winograd};
-use weights::MANY_FILTERS;
 pub(crate) use weights::{reduce_weights, turned, weights};
 pub(crate) use winograd::{is_winograd, winograd, winograd_fused, winograd_places, winograd_products};
 

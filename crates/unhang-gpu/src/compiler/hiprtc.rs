@@ -3,9 +3,9 @@
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use super::{CompileError, Compiler};
+use super::{CompileError, Compiler, NoCompiler};
 use crate::cache::Key;
 use crate::driver::hip_runtime;
 use crate::dynamic::{self, Found, Wanted, function_table};
@@ -78,6 +78,18 @@ impl Hiprtc {
             .unwrap_or_else(|| library.path.clone());
         let build = build(&functions, &library);
         Ok(Hiprtc { functions, version: format!("hiprtc {major}.{minor} ({file}, build {build})"), _library: library })
+    }
+}
+
+/// hiprtc for a driver of AMD's; the one that is not there where it is missing, or where `UNHANG_COMPILE=0` declines it, so
+/// that nothing but the package's own kernels runs.
+pub fn for_amd() -> Arc<dyn Compiler> {
+    if std::env::var_os("UNHANG_COMPILE").is_some_and(|value| value == "0") {
+        return Arc::new(NoCompiler(CompileError::Unusable("UNHANG_COMPILE=0 declines it".into())));
+    }
+    match Hiprtc::find() {
+        Ok(compiler) => Arc::new(compiler),
+        Err(error) => Arc::new(NoCompiler(error)),
     }
 }
 

@@ -6,13 +6,12 @@ mod nvrtc;
 
 use std::ffi::{CString, c_char, c_void};
 use std::ptr;
-use std::sync::Arc;
 
 use thiserror::Error;
 
 pub use crate::dynamic::LibraryMissing;
 pub use clang::Clang;
-pub use hiprtc::Hiprtc;
+pub use hiprtc::{Hiprtc, for_amd};
 pub use nvrtc::Nvrtc;
 
 use crate::sources::Kernel;
@@ -57,18 +56,6 @@ pub trait Compiler: Send + Sync {
     /// Why it compiles nothing; `None` for a compiler that is there.
     fn missing(&self) -> Option<CompileError> {
         None
-    }
-}
-
-/// hiprtc for a driver of AMD's; the one that is not there where it is missing, or where `UNHANG_COMPILE=0` declines it, so
-/// that nothing but the package's own kernels runs.
-pub fn for_amd() -> Arc<dyn Compiler> {
-    if std::env::var_os("UNHANG_COMPILE").is_some_and(|value| value == "0") {
-        return Arc::new(NoCompiler(CompileError::Unusable("UNHANG_COMPILE=0 declines it".into())));
-    }
-    match Hiprtc::find() {
-        Ok(compiler) => Arc::new(compiler),
-        Err(error) => Arc::new(NoCompiler(error)),
     }
 }
 

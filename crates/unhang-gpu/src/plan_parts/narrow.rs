@@ -1,5 +1,6 @@
 //! The launch for few channels in the result.
 
+use super::gemm::longest_phase;
 use super::*;
 
 /// LDS that the taps of a narrow kernel may take.

@@ -1,5 +1,6 @@
 //! Launches of backward-weights as a split GEMM.
 
+use super::gemm::tile_constants;
 use super::*;
 
 pub(crate) fn weights(

@@ -1,5 +1,6 @@
 //! Launches of Winograd: transforms around a batch of products, or everything in one kernel.
 
+use super::weights::MANY_FILTERS;
 use super::*;
 use crate::shapes::Shape;
 

@@ -402,12 +402,14 @@ fn import_tree(words: &[String], before: &[String], is_public: bool, found: &mut
     }
 }
 
-/// Whether a name stands outside of `use` declarations.
+/// Whether a name stands outside of `use` and `mod` declarations.
 fn uses(words: &[String], name: &str) -> bool {
     let mut is_declared = false;
+    let mut before = "";
     words.iter().any(|word| {
         is_declared = word == "use" || is_declared && word != ";";
-        !is_declared && word == name
+        let is_module = std::mem::replace(&mut before, word) == "mod";
+        !is_declared && !is_module && word == name
     })
 }
 

@@ -25,6 +25,7 @@ def check(*files: Path) -> tuple[int, list[str]]:
     [
         ("page.md", "# Title\n\nThe file is mended.\n", 3),
         ("page.md", "It holds so\nmany registers.\n", 1),
+        ("page.md", "The file is beside the program.\n", 1),
         ("code.rs", "fn mended() {}\n/// The kernel lies.\nfn other() {}\n", 2),
         ("code.rs", 'fn other() { say("ok"); say("it is\\\n    told"); }\n', 1),
         ("code.rs", "// It is seen, and\n// by and by it ends.\n", 2),
@@ -48,6 +49,7 @@ def test_a_word_is_found_with_its_line_and_what_to_write(tmp_path: Path, name: s
     [
         ("page.md", "The file was amended. Files are families: one of its own tests.\n\nIt holds so\n\nmany.\n"),
         ("page.md", "What people type: training never comes back.\n"),
+        ("code.rs", "// Written anew, beside the file: a word for pages only.\n"),
         ("code.rs", "let mended = lies[besides]; // fine\nlet quote = '\"'; let told = is(told);\n"),
         ("code.py", "mended = besides\n# so\nx = 1\n# many\n"),
     ],

@@ -11,6 +11,7 @@
 //! * [`catalogue`]: our kernels for a chip, compiled and audited without it;
 //! * `predict` (with the emulated card): what a plan would take on an RDNA1 card, from its kernels' own instructions;
 //! * [`normalization`]: batch normalisation, and what follows a convolution;
+//! * [`pooling`]: the largest elements or the means of windows, and their gradients;
 //! * [`strided`]: tensors that lie otherwise than the kernels read them, brought there and back;
 //! * [`FromHost`]: the engine on operands in the host's memory, for children and tests;
 //! * [`GpuEngine`]: all of it together: `supports`, `prepare`, `launch`.
@@ -43,6 +44,7 @@ mod objects;
 pub mod plan;
 mod plan_parts;
 mod planning;
+pub mod pooling;
 #[cfg(feature = "emulated")]
 pub mod predict;
 pub mod shapes;

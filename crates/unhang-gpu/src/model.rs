@@ -167,7 +167,11 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
             (rounds * products / rate + 1.2e-6).max(all * size / (device.bandwidth * 0.8))
         }
         SourceFile::WinogradStride2 => stride2_seconds(problem, choice, stage, device),
-        SourceFile::Winograd | SourceFile::Support | SourceFile::Strided | SourceFile::Normalization => {
+        SourceFile::Winograd
+        | SourceFile::Support
+        | SourceFile::Strided
+        | SourceFile::Normalization
+        | SourceFile::Pooling => {
             // That many numbers of f32 for each filter, or for a tile of 4×4.
             let places = winograd_places(problem) as f64;
             let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));

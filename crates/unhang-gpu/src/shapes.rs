@@ -51,6 +51,23 @@ impl From<f64> for Scalar {
     }
 }
 
+/// An axis of a pooled tensor.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
+// The kernels' source says what its fields mean.
+#[allow(missing_docs)]
+pub struct PoolingAxis {
+    pub input: i32,
+    pub output: i32,
+    pub window: i32,
+    pub stride: i32,
+    pub padding: i32,
+    pub x: i32,
+    pub y: i32,
+    pub place: i32,
+    pub by_stride: Divisor,
+}
+
 macro_rules! shapes {
     ($($(#[$doc:meta])* $variant:ident($name:ident) { $($field:ident: $type:ident),* $(,)? })*) => {
         $(
@@ -89,6 +106,20 @@ macro_rules! shapes {
         const DECLARED: &[(&str, &[(&str, &str)])] = &[
             ("Divisor", &[("multiplier", "u32"), ("shift", "u32"), ("value", "i32")]),
             ("Scalar", &[("single", "u32"), ("low", "u32"), ("high", "u32")]),
+            (
+                "PoolingAxis",
+                &[
+                    ("input", "i32"),
+                    ("output", "i32"),
+                    ("window", "i32"),
+                    ("stride", "i32"),
+                    ("padding", "i32"),
+                    ("x", "i32"),
+                    ("y", "i32"),
+                    ("place", "i32"),
+                    ("by_stride", "Divisor"),
+                ],
+            ),
             $((stringify!($name), &[$((stringify!($field), stringify!($type))),*])),*
         ];
     };
@@ -239,6 +270,15 @@ shapes! {
         alpha: Scalar, beta: Scalar, gamma: Scalar,
         epsilon: Scalar, momentum: Scalar, inverse_count: Scalar, unbiased: Scalar, x_factor: Scalar, z_factor: Scalar,
     }
+    /// Of the kernels for pooling.
+    Pooling(PoolingShape) {
+        elements: i32, channels_last: i32,
+        by_channels: Divisor, by_depth: Divisor, by_height: Divisor, by_width: Divisor,
+        x_image: i32, x_channel: i32, y_image: i32, y_channel: i32,
+        d: PoolingAxis, h: PoolingAxis, w: PoolingAxis,
+        index_bits: i32, index_in_window: i32, taps: i32, inclusive: i32,
+        inverse_taps: Scalar, alpha: Scalar, beta: Scalar,
+    }
 }
 
 #[cfg(test)]
@@ -293,6 +333,6 @@ mod tests {
             assert_eq!(declared.get(*name), Some(&fields), "{name}");
         }
         let shapes = declared.keys().filter(|name| name.ends_with("Shape")).count();
-        assert_eq!(shapes + 2, DECLARED.len(), "a structure of a kernel is missing here");
+        assert_eq!(shapes + 3, DECLARED.len(), "a structure of a kernel is missing here");
     }
 }

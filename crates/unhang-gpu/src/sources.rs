@@ -39,6 +39,8 @@ pub enum SourceFile {
     Strided,
     /// Batch normalisation, and what follows a convolution.
     Normalization,
+    /// Pooling.
+    Pooling,
 }
 
 const COMMON: &str = include_str!("../kernels/common.cuh");
@@ -46,6 +48,7 @@ const TILE: &str = include_str!("../kernels/tile.cuh");
 const IMAGES: &str = include_str!("../kernels/images.cuh");
 const LINES: &str = include_str!("../kernels/lines.cuh");
 const NUMBERS: &str = include_str!("../kernels/numbers.cuh");
+const REALS: &str = include_str!("../kernels/reals.cuh");
 const PHASES: &str = include_str!("../kernels/phases.cuh");
 const GEMM: [&str; 4] = [
     include_str!("../kernels/gemm.cuh"),
@@ -56,7 +59,7 @@ const GEMM: [&str; 4] = [
 
 impl SourceFile {
     /// Every file.
-    pub const ALL: [SourceFile; 14] = [
+    pub const ALL: [SourceFile; 15] = [
         SourceFile::Plain,
         SourceFile::Gemm,
         SourceFile::Narrow,
@@ -71,6 +74,7 @@ impl SourceFile {
         SourceFile::Support,
         SourceFile::Strided,
         SourceFile::Normalization,
+        SourceFile::Pooling,
     ];
 
     /// Its name.
@@ -90,6 +94,7 @@ impl SourceFile {
             SourceFile::Support => "support",
             SourceFile::Strided => "strided",
             SourceFile::Normalization => "normalization",
+            SourceFile::Pooling => "pooling",
         }
     }
 
@@ -111,7 +116,8 @@ impl SourceFile {
             SourceFile::WinogradFused => (&[NUMBERS], include_str!("../kernels/winograd_fused.cu")),
             SourceFile::Support => (&[], include_str!("../kernels/support.cu")),
             SourceFile::Strided => (&[], include_str!("../kernels/strided.cu")),
-            SourceFile::Normalization => (&[], include_str!("../kernels/normalization.cu")),
+            SourceFile::Normalization => (&[REALS], include_str!("../kernels/normalization.cu")),
+            SourceFile::Pooling => (&[REALS], include_str!("../kernels/pooling.cu")),
         };
         format!("{COMMON}\n{}\n{own}", headers.join("\n"))
     }

@@ -8,6 +8,11 @@ mod host;
 mod normalization;
 #[path = "../normalizations/mod.rs"]
 mod normalizations;
+#[path = "../numbers/mod.rs"]
+mod numbers;
+mod pooling;
+#[path = "../poolings/mod.rs"]
+mod poolings;
 mod products;
 mod serving;
 mod winograd;

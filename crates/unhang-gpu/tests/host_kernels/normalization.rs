@@ -3,11 +3,12 @@
 use unhang_conv::DataType;
 
 use crate::engine;
-use crate::normalizations::{Case, Memory, OPERATIONS};
+use crate::normalizations::{Case, OPERATIONS};
+use crate::numbers::Memory;
 
 /// The host's own memory.
 #[derive(Default)]
-struct Host(Vec<Vec<u128>>);
+pub struct Host(Vec<Vec<u128>>);
 
 impl Memory for Host {
     fn put(&mut self, bytes: &[u8]) -> u64 {

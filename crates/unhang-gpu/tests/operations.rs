@@ -1,0 +1,113 @@
+//! Batch normalisation and pooling on the emulated card: compiled by hiprtc for gfx1010, executed instruction by instruction with the hazards of that
+//! chip and races between waves checked, and compared with the definition.
+
+mod normalizations;
+mod numbers;
+mod poolings;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use normalizations::{Case, OPERATIONS};
+use numbers::Memory;
+use poolings::KINDS;
+use unhang_conv::DataType;
+use unhang_gpu::GpuSettings;
+use unhang_gpu::compiler::Hiprtc;
+use unhang_gpu::driver::{Emulated, EmulatedEngine};
+use unhang_gpu::normalization::{ActivationKind, Operation};
+use unhang_isa::Chip;
+
+/// The card's memory.
+struct OnCard<'a>(&'a Emulated);
+
+impl Memory for OnCard<'_> {
+    fn put(&mut self, bytes: &[u8]) -> u64 {
+        self.0.allocate(bytes)
+    }
+
+    fn get(&self, at: u64, bytes: usize) -> Vec<u8> {
+        let mut found = vec![0; bytes];
+        self.0.read(at, &mut found).unwrap();
+        found
+    }
+}
+
+/// The card as it is, with races checked, and retagged for the runtime of a spoof. None without a compiler.
+fn engines(folder: &Path) -> Option<[EmulatedEngine; 2]> {
+    let compiler = match Hiprtc::find() {
+        Ok(compiler) => Arc::new(compiler),
+        Err(error) => {
+            println!("skipped: {error}");
+            return None;
+        }
+    };
+    let settings = GpuSettings {
+        workspace_limit: None,
+        cache_folder: Some(folder.to_owned()),
+        cache_limit: 1 << 26,
+        shipped_folder: None,
+    };
+    Some([Chip::Gfx1010, Chip::Gfx1030].map(|reported| {
+        let card = Emulated::new(Chip::Gfx1010, reported, Chip::Gfx1010, compiler.clone());
+        card.mind_races(reported == Chip::Gfx1010);
+        EmulatedEngine::new(card, settings.clone())
+    }))
+}
+
+#[test]
+fn every_kernel_for_pooling_is_right_on_the_emulated_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(engines) = engines(folder.path()) else { return };
+    let mut count = 0;
+    for data_type in DataType::ALL {
+        for kind in KINDS {
+            for backward in [false, true] {
+                let cases = || (0..200).map(|seed| poolings::Case::random(seed, data_type, kind, backward));
+                // Every way through the kernels: windows of 2 and 3 columns, more, three axes, channels last.
+                let ways: [&dyn Fn(&poolings::Case) -> bool; 5] = [
+                    &|it| it.task.sizes.window[2] == 2 && it.keeps_indices,
+                    &|it| it.task.sizes.window[2] == 3 && it.task.factors[1] != 0.0,
+                    &|it| it.task.sizes.window[2] > 3 && it.task.sizes.stride[2] == 1,
+                    &|it| it.task.sizes.input[0] > 2,
+                    &|it| it.task.x[1] == 1 && it.task.y[1] == 1 && it.task.sizes.channels > 2,
+                ];
+                for (turn, way) in ways.iter().enumerate() {
+                    let case = cases().find(|case| way(case)).expect("a case of each kind");
+                    let engine = &engines[(turn + usize::from(backward)) % 2];
+                    if let Err(wrong) = case.check(&engine.gpu, &mut OnCard(&engine.card)) {
+                        panic!("{wrong} in {case:?}");
+                    }
+                    count += 1;
+                }
+            }
+        }
+    }
+    println!("{count} poolings: {}", engines[0].card.counts());
+}
+
+#[test]
+fn every_kernel_for_normalisation_is_right_on_the_emulated_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(engines) = engines(folder.path()) else { return };
+    let mut count = 0;
+    for data_type in DataType::ALL {
+        for operation in OPERATIONS {
+            let cases = || (0..400).map(|seed| Case::random(seed, data_type, operation, 700));
+            let is_wide = |case: &Case| case.task.x.channel == 1 && case.task.x.pixel != 1;
+            let divided = |wide: bool| cases().find(|case| case.is_divided() && is_wide(case) == wide);
+            let activated =
+                cases().filter(|case| !case.is_divided() && case.task.activation.kind != ActivationKind::Identity);
+            let chosen: Vec<Case> = activated.take(3).chain(divided(false)).chain(divided(true)).collect();
+            assert_eq!(chosen.len(), if operation == Operation::Apply { 3 } else { 5 });
+            for (turn, case) in chosen.iter().enumerate() {
+                let engine = &engines[turn % 2];
+                if let Err(wrong) = case.check(&engine.gpu, &mut OnCard(&engine.card)) {
+                    panic!("{wrong} in {case:?}");
+                }
+                count += 1;
+            }
+        }
+    }
+    println!("{count} normalisations: {}", engines[0].card.counts());
+}

@@ -187,6 +187,17 @@ pub type BatchNormBackward3 = unsafe extern "C" fn(
     Opaque, Opaque, Opaque, Opaque, Opaque, f64, Opaque, Opaque, Opaque,
 ) -> Status;
 
+/// Handle, pooling, alpha, descriptor and address of x, beta, those of y, whether indices are kept, the workspace for them, its bytes.
+#[rustfmt::skip]
+pub type PoolingForward = unsafe extern "C" fn(
+    Opaque, Opaque, *const c_void, Opaque, Opaque, *const c_void, Opaque, Opaque, bool, Opaque, usize,
+) -> Status;
+/// Handle, pooling, alpha, descriptor and address of y, dy and x, beta, those of dx, the workspace with indices.
+#[rustfmt::skip]
+pub type PoolingBackward = unsafe extern "C" fn(
+    Opaque, Opaque, *const c_void, Opaque, Opaque, Opaque, Opaque, Opaque, Opaque, *const c_void, Opaque, Opaque, Opaque,
+) -> Status;
+
 /// `miopenTensorArgument_t`: a tensor of a problem of "find 2.0".
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -319,6 +330,11 @@ functions! {
     batch_norm_backward: "miopenBatchNormalizationBackward" as BatchNormBackward;
     batch_norm_backward_2: "miopenBatchNormalizationBackward_V2" as BatchNormBackward2;
     batch_norm_backward_3: "miopenBatchNormBackwardActivation" as BatchNormBackward3;
+    pooling: "miopenGetNdPoolingDescriptor" as unsafe extern "C" fn(Opaque, c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int, *mut c_int) -> Status;
+    pooling_index_type: "miopenGetPoolingIndexType" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
+    pooling_index_mode: "miopenGetPoolingWorkSpaceIndexMode" as unsafe extern "C" fn(Opaque, *mut c_int) -> Status;
+    pooling_forward: "miopenPoolingForward" as PoolingForward;
+    pooling_backward: "miopenPoolingBackward" as PoolingBackward;
     set_problem_tensor: "miopenSetProblemTensorDescriptor" as unsafe extern "C" fn(Opaque, c_int, Opaque) -> Status;
     set_workspace_limit: "miopenSetFindOptionWorkspaceLimit" as unsafe extern "C" fn(Opaque, usize) -> Status;
     destroy_options: "miopenDestroyFindOptions" as Destroy;

@@ -11,7 +11,7 @@ use unhang_miopen_api::{
     ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status, index_of,
 };
 use unhang_probe::canary::Families;
-use unhang_session::{Decision, Face, Failure, NotComputed, Planned, Session, Watchdog};
+use unhang_session::{Decision, Device, Face, Failure, NotComputed, Planned, Session, Watchdog, say_once as say};
 
 use crate::describe::{Call, Described};
 use crate::real::Real;
@@ -133,6 +133,38 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the caller's handle, and a place for the stream.
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
+}
+
+/// Computes what is no convolution on the process's device and the handle's stream; none where it is left to the real library.
+pub(crate) fn on_device(
+    process: &Process,
+    real: &Real,
+    handle: Opaque,
+    what: &str,
+    compute: impl FnOnce(&Device, u64) -> Result<(), Failure>,
+) -> Option<Status> {
+    let left = |reason: String| say(&format!("a {what} is left to MIOpen: {reason}"));
+    let device = process.device_now().map_err(left).ok()?;
+    // The canaries, once.
+    if device.canaries.get().is_none() {
+        process.situation(&device);
+    }
+    let Some(stream) = stream_of(real, handle) else { return Some(BAD_PARAMETER) };
+    match compute(&device, stream) {
+        Ok(()) => Some(SUCCESS),
+        Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
+            left(reason);
+            None
+        }
+        Err(Failure::NoMemory(reason)) => {
+            say(&format!("no memory for a {what}: {reason}"));
+            Some(ALLOCATION_FAILED)
+        }
+        Err(failure) => {
+            say(&format!("a {what} failed: {}", failure.reason()));
+            Some(INTERNAL_ERROR)
+        }
+    }
 }
 
 /// Whether scalars are those of a plain convolution: 1 and 0. MIOpen has no other either.

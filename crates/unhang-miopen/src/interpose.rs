@@ -17,6 +17,7 @@ use crate::fusion::calls::*;
 use crate::fusion::{Epilogue, Execution};
 use crate::normalization::calls::*;
 use crate::normalization::read_activation;
+use crate::pooling::calls::*;
 use crate::real::{self, Real};
 use crate::solutions::calls::*;
 use crate::{bias, fusion};
@@ -384,7 +385,7 @@ table! {
     miopenBatchNormalizationForwardTraining_V2, miopenBatchNormForwardTrainingActivation,
     miopenBatchNormalizationForwardInference, miopenBatchNormalizationForwardInference_V2,
     miopenBatchNormForwardInferenceActivation, miopenBatchNormalizationBackward, miopenBatchNormalizationBackward_V2,
-    miopenBatchNormBackwardActivation,
+    miopenBatchNormBackwardActivation, miopenPoolingForward, miopenPoolingBackward,
 }
 
 /// Our function of a name, for whoever looks it up; none where it is MIOpen's alone.

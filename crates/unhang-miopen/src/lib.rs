@@ -24,6 +24,7 @@ mod interpose;
 mod loader;
 mod lookup;
 mod normalization;
+mod pooling;
 mod real;
 mod solutions;
 mod summary;

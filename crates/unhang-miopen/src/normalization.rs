@@ -3,12 +3,12 @@
 use std::ffi::{c_int, c_void};
 
 use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, Operation};
-use unhang_miopen_api::{ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, Opaque, SUCCESS, Status};
-use unhang_session::{Failure, Normalizing, normalize, say_once as say};
+use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
+use unhang_session::{Normalizing, normalize};
 
 use crate::calls::guarded;
 use crate::describe::{Tensor, read_tensor};
-use crate::face::{Process, process, stream_of};
+use crate::face::{Process, on_device, process};
 use crate::real::{self, Real};
 
 /// `miopenBNPerActivation` of `miopenBatchNormMode_t`.
@@ -84,34 +84,10 @@ pub(crate) unsafe fn compute(
     what: &Normalizing,
     at: &Buffers,
 ) -> Option<Status> {
-    let device = match process.device_now() {
-        Ok(device) => device,
-        Err(reason) => {
-            say(&format!("a batch normalisation is left to MIOpen: {reason}"));
-            return None;
-        }
-    };
-    // The canaries, once.
-    if device.canaries.get().is_none() {
-        process.situation(&device);
-    }
-    let Some(stream) = stream_of(real, handle) else { return Some(BAD_PARAMETER) };
     // SAFETY: the caller's promise.
-    match unsafe { normalize(&device, what, at, stream) } {
-        Ok(()) => Some(SUCCESS),
-        Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
-            say(&format!("a batch normalisation is left to MIOpen: {reason}"));
-            None
-        }
-        Err(Failure::NoMemory(reason)) => {
-            say(&format!("no memory for a batch normalisation: {reason}"));
-            Some(ALLOCATION_FAILED)
-        }
-        Err(failure) => {
-            say(&format!("a batch normalisation failed: {}", failure.reason()));
-            Some(INTERNAL_ERROR)
-        }
-    }
+    on_device(process, real, handle, "batch normalisation", |device, stream| unsafe {
+        normalize(device, what, at, stream)
+    })
 }
 
 impl Call {

@@ -359,6 +359,22 @@ fn batch_normalisation_is_computed_in_every_version_of_its_calls() {
 }
 
 #[test]
+fn pooling_is_computed_in_every_kind_with_indices_of_every_size() {
+    for client in ["libtorch_like.so", "libxla_like.so"] {
+        Run::default().assert_right(&[client, "pools"]);
+    }
+    let mut wrong = Run::default();
+    wrong.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!wrong.of(&["libtorch_like.so", "pools"]).status.success());
+    let Some(mut run) = on_the_card() else { return };
+    run.variables[0] = ("UNHANG_MIOPEN_FAMILIES", "plain,strided,pooling");
+    let said = run.assert_right(&["card/libtorch_like.so", "pools"]);
+    assert!(said.contains("canary of jit, pooling: works"), "{said}");
+    run.variables.push(("UNHANG_MIOPEN_WRONG", "1"));
+    assert!(!run.of(&["card/libtorch_like.so", "pools"]).status.success());
+}
+
+#[test]
 fn while_a_graph_is_recorded_nothing_is_waited_for() {
     Run::default().assert_right(&["libtorch_like.so", "recording"]);
 }

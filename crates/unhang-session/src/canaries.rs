@@ -5,12 +5,15 @@ use std::time::Duration;
 
 use unhang_engine::{EngineName, Verdict};
 use unhang_gpu::driver::Hip;
-use unhang_gpu::{GpuEngine, normalization, strided};
+use unhang_gpu::{GpuEngine, normalization, pooling, strided};
 use unhang_machine::Machine;
 use unhang_plan::CanaryFact;
 use unhang_probe::canary::Families;
 
 use crate::session::Session;
+
+/// Families whose kernels compute no convolution.
+pub(crate) const PARTS: [&str; 3] = [strided::FAMILY, normalization::FAMILY, pooling::FAMILY];
 
 /// A card, as far as canaries tell one from another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,8 +115,8 @@ impl Session {
                     self.keep_canary(&card.name_of_family(engine, &it.family), it.verdict, &it.detail, true);
                     say(&format!("canary of jit, {}: {} ({})", it.family, it.verdict, it.detail));
                 }
-                // That copies or norms work says nothing of convolutions.
-                let convolves = |it: &&String| ![strided::FAMILY, normalization::FAMILY].contains(&it.as_str());
+                // That copies, norms or poolings work says nothing of convolutions.
+                let convolves = |it: &&String| !PARTS.contains(&it.as_str());
                 let ended: Vec<(Verdict, String)> = all.iter().filter(convolves).filter_map(known).collect();
                 if let Some((verdict, detail)) = ended.iter().min_by_key(|(verdict, _)| *verdict != Verdict::Works) {
                     // What `unhang plan` and the doctor go by, who do not look at families.

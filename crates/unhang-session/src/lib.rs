@@ -29,7 +29,11 @@ mod farewell;
 mod host;
 #[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
 mod normalization;
+#[allow(unsafe_code, reason = "copies between the host's memory and the device's")]
+mod placed;
 mod polled;
+#[allow(unsafe_code, reason = "computes on addresses that the caller vouches for")]
+mod pooling;
 mod process;
 pub mod proof;
 mod route;
@@ -52,8 +56,10 @@ pub use device::Device;
 pub use failure::Failure;
 pub use farewell::{Farewell, say};
 pub use host::Numbers;
-pub use normalization::{Normalizing, Placed, normalize};
+pub use normalization::{Normalizing, normalize};
+pub use placed::Placed;
 pub use polled::{Measuring, Next, OnGpu, PolledContest};
+pub use pooling::pool;
 pub use process::{Decision, Face, Process, try_families_of};
 pub use route::{Route, Totals};
 pub use session::Session;

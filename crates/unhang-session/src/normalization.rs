@@ -6,62 +6,14 @@ use std::sync::PoisonError;
 use unhang_conv::DataType;
 use unhang_engine::tolerance;
 use unhang_gpu::normalization::{
-    Activation, ActivationKind, Affine, Buffers, FAMILY, Launches, Normalization, Operation, Strides, Task,
+    Activation, ActivationKind, Affine, Buffers, FAMILY, Launches, Normalization, Operation, Task,
 };
 use unhang_gpu::{GpuEngine, GpuError};
 
 use crate::device::Device;
 use crate::failure::{Failure, is_wrong_on_purpose};
 use crate::host::Numbers;
-
-/// A tensor of images, channels and up to three axes of space, as it is in memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Placed {
-    /// Its sizes.
-    pub sizes: [usize; 5],
-    /// Elements from one to the next along each axis.
-    pub strides: [usize; 5],
-}
-
-impl Placed {
-    fn pixels(&self) -> usize {
-        self.sizes[2..].iter().product()
-    }
-
-    fn elements(&self) -> usize {
-        self.sizes.iter().product()
-    }
-
-    /// From the first element to behind the last, in elements.
-    fn span(&self) -> usize {
-        1 + self.sizes.iter().zip(self.strides).map(|(&size, stride)| (size - 1) * stride).sum::<usize>()
-    }
-
-    /// Its strides if its axes of space are as good as one.
-    fn as_planes(&self) -> Option<Strides> {
-        let mut space = (2..5).rev().filter(|&axis| self.sizes[axis] > 1);
-        let last = space.next();
-        let pixel = last.map_or(1, |axis| self.strides[axis]);
-        let mut next = last.map_or(0, |axis| pixel * self.sizes[axis]);
-        for axis in space {
-            if self.strides[axis] != next {
-                return None;
-            }
-            next *= self.sizes[axis];
-        }
-        Some(Strides { image: self.strides[0], channel: self.strides[1], pixel })
-    }
-
-    /// Where an element is, counted in the order of the axes.
-    fn place(&self, mut at: usize) -> usize {
-        let mut place = 0;
-        for axis in (0..5).rev() {
-            place += at % self.sizes[axis] * self.strides[axis];
-            at /= self.sizes[axis];
-        }
-        place
-    }
-}
+use crate::placed::{Brought, Memory, Placed, not_while_recording};
 
 /// A normalisation as it was asked for.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -187,42 +139,12 @@ unsafe fn launch(device: &Device, task: &Task, at: &Buffers, stream: u64) -> Res
     unsafe { engine.launch_normalization(&loaded, &Buffers { workspace, ..*at }, stream) }.map_err(Failure::from)
 }
 
-/// Numbers of a tensor on the device, and where each of its elements is among them.
-struct Brought {
-    numbers: Numbers,
-    placed: Placed,
-}
-
-impl Brought {
-    /// # Safety
-    /// They must lie there.
-    unsafe fn new(
-        engine: &GpuEngine,
-        data_type: DataType,
-        placed: Placed,
-        from: u64,
-        stream: u64,
-    ) -> Result<Brought, Failure> {
-        // SAFETY: the caller's promise.
-        let numbers = unsafe { Numbers::read(engine.driver(), data_type, placed.span(), from, stream)? };
-        Ok(Brought { numbers, placed })
-    }
-
-    fn all(&self) -> Vec<f64> {
-        (0..self.placed.elements()).map(|at| self.numbers.get(self.placed.place(at))).collect()
-    }
-}
-
 /// On the host: copied there, computed by the definition, and copied back.
 ///
 /// # Safety
 /// As [`normalize`].
 unsafe fn on_host(engine: &GpuEngine, what: &Normalizing, at: &Buffers, stream: u64) -> Result<(), Failure> {
-    let driver = engine.driver();
-    if driver.is_capturing(stream)? {
-        let reason = "a graph is being recorded, and copies to the host cannot be part of one: run it once before";
-        return Err(Failure::Declined(reason.to_owned()));
-    }
+    not_while_recording(engine, stream)?;
     let (sizes, [x_placed, y_placed, z_placed]) = (what.sizes(), what.tensors);
     let (units, [scale_type, bias_type, mean_type, variance_type]) = (sizes.units(), what.types);
     // SAFETY: the caller's promise.
@@ -234,17 +156,10 @@ unsafe fn on_host(engine: &GpuEngine, what: &Normalizing, at: &Buffers, stream: 
         // SAFETY: the caller's promise.
         from => unsafe { Brought::new(engine, data_type, what.parameters, from, stream).map(|brought| brought.all()) },
     };
-    // What is between the elements of a tensor with gaps is not ours to change.
-    let write = |placed: Placed, data_type: DataType, to: u64, values: &[f64]| {
-        if to == 0 {
-            return Ok(());
-        }
+    let write = |placed: Placed, data_type: DataType, to: u64, values: &[f64]| match to {
+        0 => Ok(()),
         // SAFETY: the caller's promise.
-        unsafe {
-            let mut brought = Brought::new(engine, data_type, placed, to, stream)?;
-            values.iter().enumerate().for_each(|(at, value)| brought.numbers.set(placed.place(at), *value));
-            brought.numbers.write(driver, to, stream).map_err(Failure::from)
-        }
+        _ => unsafe { Brought::new(engine, data_type, placed, to, stream)?.write(engine, values, to, stream) },
     };
     let mut x = tensor(x_placed, at.x)?;
     let (scale, bias) = (parameter(at.scale, scale_type, 1.0)?, parameter(at.bias, bias_type, 0.0)?);
@@ -381,7 +296,7 @@ impl Device {
 
     fn try_normalization(&self, trial: &Normalizing, seed: u64) -> Result<f64, Failure> {
         let driver = self.engine.driver();
-        let mut memory = Memory { device: self, places: Vec::new() };
+        let mut memory = Memory::new(self);
         let [scale_type, bias_type, mean_type, variance_type] = trial.types;
         let (span, parameters) = (trial.tensors[0].span(), trial.parameters.span());
         let mut put = |data_type: DataType, count: usize, seed: u64, least: f64| -> Result<u64, Failure> {
@@ -447,45 +362,9 @@ impl Device {
     }
 }
 
-/// Device memory that is given back.
-struct Memory<'a> {
-    device: &'a Device,
-    places: Vec<u64>,
-}
-
-impl Memory<'_> {
-    fn allocate(&mut self, bytes: usize) -> Result<u64, Failure> {
-        let place = self.device.engine.driver().allocate(bytes.max(1))?;
-        self.places.push(place);
-        Ok(place)
-    }
-}
-
-impl Drop for Memory<'_> {
-    fn drop(&mut self) {
-        for place in &self.places {
-            // SAFETY: allocated above; everything that used it was waited for, or failed.
-            let _ = unsafe { self.device.engine.driver().free(*place) };
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn axes_of_space_are_one_where_they_lie_so() {
-        let sizes = [2, 3, 4, 5, 6];
-        let dense = Placed { sizes, strides: [360, 120, 30, 6, 1] };
-        assert_eq!(dense.as_planes(), Some(Strides { image: 360, channel: 120, pixel: 1 }));
-        let last = Placed { sizes, strides: [360, 1, 90, 18, 3] };
-        assert_eq!(last.as_planes(), Some(Strides { image: 360, channel: 1, pixel: 3 }));
-        assert_eq!(Placed { sizes, strides: [360, 120, 32, 6, 1] }.as_planes(), None);
-        let flat = Placed { sizes: [2, 3, 1, 1, 1], strides: [3, 1, 9, 9, 9] };
-        assert_eq!(flat.as_planes(), Some(Strides { image: 3, channel: 1, pixel: 1 }));
-        assert_eq!((dense.place(359 + 360), dense.span()), (719, 720));
-    }
 
     #[test]
     fn parameters_must_fit_the_tensors() {

@@ -12,11 +12,12 @@ use std::time::Duration;
 use unhang_conv::Problem;
 use unhang_engine::{EngineName, Verdict};
 use unhang_evidence::Store;
-use unhang_gpu::{normalization, strided};
+use unhang_gpu::{normalization, pooling, strided};
 use unhang_machine::{Machine, System};
 use unhang_plan::{CanaryFact, Facts, MiopenFamilies, Plan, ProcessSettings, Situation, Strategy, Value};
 use unhang_probe::canary::{self, Families};
 
+use crate::canaries::PARTS;
 use crate::device::Device;
 use crate::proof::{self, Family};
 use crate::route::{Route, Totals};
@@ -121,11 +122,8 @@ fn settings() -> ProcessSettings {
     settings
 }
 
-/// Families whose kernels compute no convolution.
-const PARTS: [&str; 2] = [strided::FAMILY, normalization::FAMILY];
-
 /// The families that a canary tries on a device behind a face, what serves every convolution first. Copies and biases are one
-/// of them, normalisations another.
+/// of them, normalisations and poolings others.
 fn families_of(device: &Device, only: Option<Vec<String>>) -> Vec<Family> {
     let mut families = proof::families(&device.engine);
     families.extend(PARTS.map(|name| Family { name: name.to_owned(), tries: Vec::new() }));
@@ -142,11 +140,16 @@ pub fn try_families_of(device: &Device, wanted: &[String]) {
     let name_of = |family: &str| device.card.name_of_family(&device.engine, family);
     let try_part = |part: &str| match part {
         normalization::FAMILY => device.try_normalizations(),
+        pooling::FAMILY => device.try_poolings(),
         _ => device.try_strided().map_err(|error| error.to_string()),
     };
-    if families.iter().any(|family| family.name == normalization::FAMILY) {
-        // What goes wrong here goes wrong again where the family is tried, and is said there.
-        let _ = device.prepare_normalizations();
+    // What goes wrong here goes wrong again where the family is tried, and is said there.
+    for family in &families {
+        let _ = match family.name.as_str() {
+            normalization::FAMILY => device.prepare_normalizations(),
+            pooling::FAMILY => device.prepare_poolings(),
+            _ => Ok(()),
+        };
     }
     proof::try_families(&device.engine, &families, &name_of, &try_part);
 }

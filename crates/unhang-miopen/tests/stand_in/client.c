@@ -43,6 +43,8 @@ int miopenFuseProblems(), miopenDestroyProblem(), miopenRunSolution(), miopenDes
 int miopenGetSolutionWorkspaceSize(), miopenGetSolutionTime(), miopenGetSolutionSolverId(), miopenCreateFindOptions(), miopenSetFindOptionWorkspaceLimit();
 int miopenConvolutionBackwardDataGetSolutionCount(), miopenConvolutionBackwardDataGetSolution(), miopenConvolutionBackwardDataCompileSolution();
 int miopenConvolutionBackwardDataGetSolutionWorkspaceSize(), miopenConvolutionBackwardWeightsGetSolutionWorkspaceSize();
+int miopenCreatePoolingDescriptor(), miopenSetNdPoolingDescriptor(), miopenSetPoolingIndexType(), miopenSetPoolingWorkSpaceIndexMode();
+int miopenPoolingForward(), miopenPoolingBackward();
 int miopenConvolutionBackwardWeightsGetSolutionCount(), miopenConvolutionBackwardWeightsGetSolution(), miopenConvolutionBackwardWeightsCompileSolution();
 #endif
 #define CHECK(condition) do { if (!(condition)) { fprintf(stderr, "client.c:%d: %s\n", __LINE__, #condition); return __LINE__; } } while (0)
@@ -116,6 +118,7 @@ static int compare(const float *got, const float *want, int count) {
 }
 
 #include "volume.h"
+#include "pooling.h"
 
 // Every part has one case, in memory that both sides see.
 #define c (*place)
@@ -461,6 +464,8 @@ static int reached(void) {
     size_t bytes;
     CHECK(CALL(miopenConvolutionForwardGetWorkSpaceSize, c.handle, c.w, c.x, c.it, c.y, &bytes) == 42);
     CHECK(CALL(miopenBatchNormalizationForwardInference, c.handle, 1, (P)0, (P)0, c.x, c.xd, c.x, c.xd, c.x, c.xd, c.xd, c.xd, c.xd, 1e-3) == 42);
+    CHECK(CALL(miopenPoolingForward, c.handle, (P)0, (P)0, c.x, c.xd, (P)0, c.y, c.yd, false, (P)0, (size_t)0) == 42);
+    CHECK(CALL(miopenPoolingBackward, c.handle, (P)0, (P)0, c.y, c.yd, c.y, c.yd, c.x, c.xd, (P)0, c.x, c.xd, (P)0) == 42);
     return 0;
 }
 static int refused(void) {
@@ -598,6 +603,7 @@ int run(const char *part) {
     if (!strcmp(part, "biases")) return biases();
     if (!strcmp(part, "three axes")) return deep();
     if (!strcmp(part, "norms")) return norms();
+    if (!strcmp(part, "pools")) return pools();
     if (!strcmp(part, "recording")) return recording();
     if (!strcmp(part, "reached")) return reached();
     if (!strcmp(part, "refused")) return refused();

@@ -2,11 +2,12 @@
 
     python3 tools/gpu-bench/gpu_bench.py check [--problems N] [--choices N]
     python3 tools/gpu-bench/gpu_bench.py eager [--json FILE]
+    python3 tools/gpu-bench/gpu_bench.py operations [--dtype f32] [--only WORDS] [--json FILE]
     python3 tools/gpu-bench/gpu_bench.py bench [--top N] [--dtype f32] [--layout nchw] [--json FILE] [--only WORDS]
 
 `check` compares every problem with torch in double precision, cuDNN off. `bench` times by replay of captured graphs of
 20 calls on the same tensors (so L2 is warm for what fits), TF32 off, against cuDNN with benchmark=True and against torch
-with cuDNN disabled, in one run.
+with cuDNN disabled, in one run. `operations` does both for batch normalisation, pooling and 3-d convolutions.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import other_operations
 import torch
 from unhang_ctypes import Engine, GpuError, Problem, compile_ahead, read_problems, read_tolerances
 
@@ -381,6 +383,50 @@ def eager(arguments: argparse.Namespace) -> int:
     return bool(failures)
 
 
+def operations(arguments: argparse.Namespace) -> int:
+    """What is no 2-d convolution: right against torch in double precision, and timed against torch."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    engine, rows, failures = Engine(), [], []
+    print("operation, ours / torch (us), torch over ours, GB/s of what has to move, error over what is allowed")
+    for case in other_operations.cases(engine, DTYPES[arguments.dtype], arguments.dtype):
+        if arguments.only and not any(word in case.name for word in arguments.only.split(",")):
+            continue
+        try:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
+                ours, theirs = case.prepare()
+                ours()
+                theirs()
+                torch.cuda.synchronize()
+                share = case.error(read_tolerances()[arguments.dtype])
+                us, torch_us = replay_time(ours, arguments.rounds), replay_time(theirs, arguments.rounds)
+        except GpuError as error:
+            failures.append(f"{case.name}: {error}")
+            continue
+        row = {"operation": case.name, "us": us, "torch_us": torch_us, "error": share, "gbps": case.bytes / us / 1e3}
+        rows.append(row)
+        print(
+            f"{case.name:44s} {us:9.1f} {torch_us:9.1f} {torch_us / us:6.2f} {row['gbps']:7.0f} {share:7.3f}",
+            flush=True,
+        )
+        if not share <= 1:
+            failures.append(f"{case.name}: wrong, {share:.3g} of what is allowed")
+        case.forget()
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, file)
+    print("\n| operation | cases | geometric mean of torch over ours | lowest | most of 4.3 TB/s |")
+    print("|---|---|---|---|---|")
+    for kind in dict.fromkeys(row["operation"].split(",")[0] for row in rows):
+        these = [row for row in rows if row["operation"].split(",")[0] == kind]
+        ratios = [row["torch_us"] / row["us"] for row in these]
+        most = max(row["gbps"] for row in these) / 4300
+        print(f"| {kind} | {len(these)} | {geometric_mean(ratios):.2f} | {min(ratios):.2f} | {most:.0%} |")
+    for failure in failures[:20]:
+        print("FAILED", failure[:1000])
+    print("operations:", "ok" if not failures else f"{len(failures)} failures")
+    return bool(failures)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -407,9 +453,14 @@ def main() -> int:
     benching.add_argument("--json")
     eagerly = commands.add_parser("eager")
     eagerly.add_argument("--json")
+    operating = commands.add_parser("operations")
+    operating.add_argument("--dtype", default="f32")
+    operating.add_argument("--rounds", type=int, default=7)
+    operating.add_argument("--only")
+    operating.add_argument("--json")
     arguments = parser.parse_args()
     torch.manual_seed(1)
-    return {"check": check, "bench": bench, "eager": eager}[arguments.command](arguments)
+    return {"check": check, "bench": bench, "eager": eager, "operations": operations}[arguments.command](arguments)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import json
 import os
 import sys
 from dataclasses import dataclass, field
@@ -47,6 +48,9 @@ def load() -> ctypes.CDLL:
     library.unhang_gpu_choice.restype = ctypes.c_size_t
     library.unhang_gpu_choice.argtypes = [ctypes.c_void_p, text, ctypes.c_size_t]
     library.unhang_gpu_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p] + [number] * 6
+    library.unhang_gpu_operation.restype = ctypes.c_void_p
+    library.unhang_gpu_operation.argtypes = [ctypes.c_void_p, text, ctypes.POINTER(number)]
+    library.unhang_gpu_run_operation.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(number), number]
     return library
 
 
@@ -166,6 +170,21 @@ class Engine:
     ) -> None:
         """Starts a prepared problem."""
         if self.library.unhang_gpu_launch(self.handle, prepared, first, second, bias, result, workspace, stream):
+            raise GpuError(self.library.unhang_gpu_error().decode())
+
+    def operation(self, asked: dict[str, Any]) -> tuple[int, int]:
+        """Compiles and loads what is no 2-d convolution: a handle and the bytes of workspace."""
+        workspace = ctypes.c_uint64()
+        text = json.dumps(asked)
+        handle = self.library.unhang_gpu_operation(self.handle, text.encode(), ctypes.byref(workspace))
+        if not handle:
+            raise GpuError(f"{text}: " + self.library.unhang_gpu_error().decode())
+        return handle, workspace.value
+
+    def run_operation(self, operation: int, addresses: list[int], stream: int) -> None:
+        """Starts it on memory at these addresses."""
+        places = (ctypes.c_uint64 * len(addresses))(*addresses)
+        if self.library.unhang_gpu_run_operation(self.handle, operation, places, stream):
             raise GpuError(self.library.unhang_gpu_error().decode())
 
 

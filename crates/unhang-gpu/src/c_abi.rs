@@ -3,6 +3,8 @@
 //! Every function that can fail returns null or a number other than 0 and leaves a text for [`unhang_gpu_error`]. Texts
 //! that go in end in NUL; texts that come out are written into the caller's buffer, as much as fits.
 
+mod operations;
+
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;

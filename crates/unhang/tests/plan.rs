@@ -163,6 +163,25 @@ fn shapes_are_the_same_as_keys() {
 }
 
 #[test]
+fn a_3d_convolution_is_planned_by_the_first_that_it_is_folded_into() {
+    let bench = Bench::new();
+    let key = "forward:f32:ncdhw:2x16x8x64x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1";
+    let first = "forward:f32:nchw:16x48x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
+    let plan = bench.plan(&[key]);
+    assert_eq!((&plan["problem"], &plan["folded"]["first"]), (&key.into(), &first.into()), "{plan}");
+    assert_eq!((&plan["folded"]["parts"], &plan["engine"]), (&1.into(), &bench.plan(&[first])["engine"]));
+    let root = bench.folder.path().join("root");
+    let said = run(&bench.home(), &["plan", key, "--root", root.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&said.stdout).into_owned();
+    assert!(said.contains(key) && said.contains("folded into 1, the first of which"), "{said}");
+    for wrong in ["forward:f32:ncdhw:2x16x8x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1", "forward:f32:ncdhw"] {
+        let answer = run(&bench.home(), &["plan", wrong]);
+        assert_eq!(answer.status.code(), Some(2), "{wrong}");
+        assert!(String::from_utf8_lossy(&answer.stderr).contains("is no 3-d convolution"), "{wrong}");
+    }
+}
+
+#[test]
 fn torchs_own_shapes_types_and_words_are_taken() {
     let bench = Bench::new();
     let key = "forward:f16:nhwc:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";

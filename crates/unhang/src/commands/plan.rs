@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
-use unhang_conv::{DataType, Direction, Layout, Problem, Specification};
+use unhang_conv::{DataType, Direction, Layout, Problem, Specification, Volume};
 use unhang_engine::EngineName;
 use unhang_evidence::{Realm, RecordSource, Tuning};
 use unhang_plan::{Plan, Settings, Strategy, plan};
@@ -26,12 +26,13 @@ Examples:
   unhang plan 4x64x56x56 64x3x3 --padding same --direction backward-weights
   unhang plan forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1 --json
   unhang plan 1x3x224x224 64x7x7 --stride 2 --padding 3 --strategy selective
+  unhang plan forward:f32:ncdhw:1x16x8x64x64:32x3x3x3:s1x1x1:p1x1x1:d1x1x1:g1
 
 Exit codes:
   0  a plan was made
   2  wrong usage")]
 pub struct PlanCommand {
-    /// A convolution's key; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
+    /// A convolution's key, of a 3-d one too; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
     /// shapes are taken too, also of a layer's weight.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
     convolution: Vec<String>,
@@ -90,10 +91,21 @@ pub struct PlanCommand {
     knowledge: KnowledgeArguments,
 }
 
+/// A 3-d convolution, the first of the 2-d ones that it is folded into, and how many those are. Their plans differ in sizes alone.
+struct Folded {
+    volume: Volume,
+    first: Problem,
+    parts: usize,
+}
+
 impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let problem = self.problem()?;
+        let folded = self.folded()?;
+        let problem = match &folded {
+            Some(folded) => folded.first.clone(),
+            None => self.problem()?,
+        };
         let settings = Settings {
             strategy: self.strategy,
             size_threshold: self.size_threshold,
@@ -117,6 +129,10 @@ impl PlanCommand {
             .collect();
         if self.json {
             let mut value = plan_to_json(&problem, &plan);
+            if let Some(folded) = &folded {
+                value["problem"] = json!(folded.volume.to_string());
+                value["folded"] = json!({"first": problem.to_string(), "parts": folded.parts});
+            }
             value["strategy"] = json!(settings.strategy.name());
             value["device"] = json!(if on_cpu { "cpu" } else { "gpu" });
             value["rehearsal"] = json!(rehearsal);
@@ -125,25 +141,42 @@ impl PlanCommand {
             value["kept_elsewhere"] = knowledge.kept_elsewhere().iter().map(KeptElsewhere::to_json).collect();
             print_safe_json(&value)?;
         } else {
-            print_text(&describe(&problem, &plan, &tunings, &knowledge, on_cpu))?;
+            print_text(&describe((&problem, folded.as_ref()), &plan, &tunings, &knowledge, on_cpu))?;
         }
         Ok(ExitCode::SUCCESS)
+    }
+
+    /// The 2-d convolutions that a 3-d one is folded into; none where no 3-d one is asked for.
+    fn folded(&self) -> anyhow::Result<Option<Folded>> {
+        let [key] = self.convolution.as_slice() else { return Ok(None) };
+        if !matches!(key.split(':').nth(2), Some("ncdhw" | "ndhwc")) || self.has_options() {
+            return Ok(None);
+        }
+        let volume: Volume = key.parse().context(format!("{key:?} is no 3-d convolution"))?;
+        let fold = volume.fold(volume.fold_limit())?;
+        let first = fold.parts.first().context("it has no parts")?.problem.clone();
+        Ok(Some(Folded { volume, first, parts: fold.parts.len() }))
+    }
+
+    /// Whether there are options that a key says itself.
+    fn has_options(&self) -> bool {
+        let options = [
+            self.stride.is_some(),
+            self.padding.is_some(),
+            self.dilation.is_some(),
+            self.groups.is_some(),
+            self.dtype.is_some(),
+            self.layout.is_some(),
+            self.direction.is_some(),
+            self.transposed,
+        ];
+        options.contains(&true)
     }
 
     fn problem(&self) -> anyhow::Result<Problem> {
         let [input, filter] = match self.convolution.as_slice() {
             [key] => {
-                let options = [
-                    self.stride.is_some(),
-                    self.padding.is_some(),
-                    self.dilation.is_some(),
-                    self.groups.is_some(),
-                    self.dtype.is_some(),
-                    self.layout.is_some(),
-                    self.direction.is_some(),
-                    self.transposed,
-                ];
-                if options.contains(&true) {
+                if self.has_options() {
                     bail!(
                         "a key says all of it: give the input and the filter to use --stride, --direction and their like"
                     );
@@ -232,7 +265,13 @@ pub fn plan_to_json(problem: &Problem, plan: &Plan) -> Value {
     })
 }
 
-fn describe(problem: &Problem, plan: &Plan, tunings: &[Tuning], knowledge: &Knowledge, on_cpu: bool) -> String {
+fn describe(
+    (problem, folded): (&Problem, Option<&Folded>),
+    plan: &Plan,
+    tunings: &[Tuning],
+    knowledge: &Knowledge,
+    on_cpu: bool,
+) -> String {
     let style = Style::for_stream(&std::io::stdout());
     let mut text = String::new();
     let mut line = |name: &str, content: &str| {
@@ -245,7 +284,15 @@ fn describe(problem: &Problem, plan: &Plan, tunings: &[Tuning], knowledge: &Know
     } else if rehearsal {
         line("rehearsal", "what follows rests on a rehearsed card, not on a real one");
     }
-    line("convolution", &problem.to_string());
+    match folded {
+        Some(Folded { volume, parts, .. }) => {
+            line("convolution", &volume.to_string());
+            let whole = matches!(plan.choice(), EngineName::Aten | EngineName::Miopen);
+            let how = if whole { "asked for as a whole; folded it would be" } else { "folded into" };
+            line("2-d parts", &format!("{how} {parts}, the first of which is planned here: {problem}"));
+        }
+        None => line("convolution", &problem.to_string()),
+    }
     let mut engine = plan.choice().to_string();
     if let Some(tile) = plan.tile {
         engine += &format!(", {} inside, at most {} output pixels a side", tile.inner, tile.output_limit);

@@ -48,6 +48,10 @@ _ENGINES: dict[str, Engine] = {
     "miopen": MiopenEngine(),
     "cpu": CpuEngine(),
 }
+_is_profiled: Callable[[], bool] = torch._C._autograd._profiler_enabled
+# A record of torch's profilers. The quick one (torch 2.2 and newer) goes past the dispatcher.
+_profiled: Any = getattr(torch._C, "_profiler", None)
+_profiled = getattr(_profiled, "_RecordFunctionFast", torch.autograd.profiler.record_function)
 # Calls of a route that are timed to learn how fast its engine is; the first is not, since it warms up.
 _TIMED_CALLS = 4
 
@@ -197,13 +201,7 @@ def forward(
         as_given, weight, geometry = with_height(input), with_height(weight), _geometry_with_height(geometry)
         input = _laid_out(input, task)
     started = time.perf_counter() if route.stopwatch.calls < _TIMED_CALLS else 0.0
-    index = 0
-    try:
-        output = route.engines[0].forward(task, input, weight, bias, geometry)
-    except Exception as error:
-        output, index = _recover(
-            route, error, input.device, lambda engine: engine.forward(task, input, weight, bias, geometry)
-        )
+    output, index = _computed(route, input.device, lambda engine: engine.forward(task, input, weight, bias, geometry))
     if started:
         _learn_time(route, index, time.perf_counter() - started, input)
     # The one place where a forward is counted.
@@ -286,16 +284,11 @@ def _backward(
     route: Route, grad_output: Tensor, input: Tensor, weight: Tensor, geometry: Geometry, mask: Mask
 ) -> tuple[Gradients, int]:
     """The gradients, and the place of the engine that computed them."""
-    index = 0
-    try:
-        gradients = route.engines[0].backward(route.task, grad_output, input, weight, geometry, mask)
-    except Exception as error:
-        gradients, index = _recover(
-            route,
-            error,
-            input.device,
-            lambda engine: engine.backward(route.task, grad_output, input, weight, geometry, mask),
-        )
+    gradients, index = _computed(
+        route,
+        input.device,
+        lambda engine: engine.backward(route.task, grad_output, input, weight, geometry, mask),
+    )
     route.tally.count(index, route.bypass[index])
     return gradients, index
 
@@ -412,22 +405,22 @@ def _vendor(device: torch.device) -> bool | None:
     return False if _situation.is_endangered(device, rehearsed=device.type in rehearsed) else None
 
 
-def _recover(
-    route: Route, error: Exception, device: torch.device, call: Callable[[Engine], Result]
-) -> tuple[Result, int]:
-    """Asks the route's other engines in turn. The last one's error is the caller's; so is one that is not an
-    engine's."""
-    for index in range(1, len(route.engines) + 1):
-        fault = fault_of(error, device)
-        if index == len(route.engines) or fault is Fault.CALLERS:
-            raise error
-        if fault is Fault.ENGINES:
-            _note_failure(route, route.names[index - 1], error)
+def _computed(route: Route, device: torch.device, call: Callable[[Engine], Result]) -> tuple[Result, int]:
+    """What the first of the route's engines returns that does not fail, and its place. The last one's error is the
+    caller's; so is one that is not an engine's. Profilers see who computes."""
+    for index, engine in enumerate(route.engines):
         try:
-            return call(route.engines[index]), index
-        except Exception as next_error:
-            error = next_error
-    raise AssertionError("the last engine's error was raised")
+            if not _is_profiled():
+                return call(engine), index
+            with _profiled(f"unhang::{route.names[index]}"):
+                return call(engine), index
+        except Exception as error:
+            fault = fault_of(error, device)
+            if index + 1 == len(route.engines) or fault is Fault.CALLERS:
+                raise
+            if fault is Fault.ENGINES:
+                _note_failure(route, route.names[index], error)
+    raise AssertionError("a route has engines")
 
 
 def _learn_time(route: Route, index: int, seconds: float, input: Tensor) -> None:

@@ -11,6 +11,8 @@ rest to those here; before, it calls those here (:mod:`unhang._direct`).
 from __future__ import annotations
 
 import functools
+import importlib.machinery
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -321,3 +323,47 @@ if hasattr(torch.library, "register_fake"):
 else:
     _ops.impl("convolution", _fake_forward, "Meta")
     _ops.impl("convolution_backward", _fake_backward, "Meta")
+
+
+# ---- FLOPs of our own op ----
+
+_COUNTER = "torch.utils.flop_counter"
+
+
+def _add_formulas(counter: Any) -> None:
+    """Has torch's FLOP counter take our op for the convolution that it is. Its own formulas know no token."""
+    registry = getattr(counter, "flop_registry", {})
+    for name in ("convolution", "convolution_backward"):
+        formula = registry.get(getattr(torch.ops.aten, name))
+        if formula is not None:
+            registry[getattr(torch.ops.unhang, name)] = functools.partial(_count_without_token, formula)
+
+
+def _count_without_token(formula: Any, *arguments: Any, **options: Any) -> Any:
+    return formula(*arguments[:-1], **options)
+
+
+class _FindCounter:
+    """Adds the formulas when somebody imports torch's FLOP counter. To import it here would take longer than to import
+    this package: it imports Triton."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if name != _COUNTER:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                _add_formulas(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+if _COUNTER in sys.modules:
+    _add_formulas(sys.modules[_COUNTER])
+else:
+    sys.meta_path.insert(0, _FindCounter)

@@ -35,6 +35,11 @@ impl Counter {
         self.counts.count(self.slot, self.bypass);
     }
 
+    /// The engine; none for what has no name.
+    pub(crate) fn engine(&self) -> Option<&'static str> {
+        EngineName::ALL.get(self.slot).map(|engine| engine.name())
+    }
+
     /// Whether it is one that goes past what torch does by itself.
     pub(crate) fn is_bypass(&self) -> bool {
         self.bypass

@@ -180,6 +180,7 @@ impl<'a> Call<'a> {
     ) -> Option<Tensor<'a>> {
         let result = match known.step.original_flags() {
             Some(flags) => {
+                let _record = face.torch.profiler.record(known.step.record());
                 let (tensors, bias) = ([&self.input, &self.weight], self.bias.as_ref());
                 face.torch.convolution_with_flags(face.original(), tensors, bias, &self.rest.geometry(), flags)
             }
@@ -301,7 +302,8 @@ impl<'a> Gradients<'a> {
     ) -> Option<[Tensor<'a>; 3]> {
         let torch = &face.torch;
         let steps = || known.data.iter().chain(&known.weights);
-        let found = if steps().any(|step| step.original_flags().is_some()) {
+        let found = if let Some(step) = steps().find(|step| step.original_flags().is_some()) {
+            let _record = torch.profiler.record(step.record());
             self.by_original(face)
         } else {
             let one = |step: &Option<Step>, operands| match step {

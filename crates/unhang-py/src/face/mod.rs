@@ -9,6 +9,7 @@ mod c_interface;
 mod entries;
 pub mod graph;
 mod kernels;
+mod profiler;
 mod self_test;
 mod step;
 mod table;

@@ -1,5 +1,6 @@
 //! How a repeated convolution is computed, without the interpreter.
 
+use std::ffi::{CStr, CString};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -52,6 +53,8 @@ struct Inner {
     sizes: Vec<i64>,
     strides: Vec<i64>,
     counter: Counter,
+    /// What profilers show; none where torch computes what our engines do not know.
+    record: Option<CString>,
 }
 
 #[pymethods]
@@ -79,8 +82,7 @@ impl Step {
     /// By torch's own kernels, with these flags: measure, be deterministic, use the vendor's library, allow TF32.
     #[staticmethod]
     fn original(flags: [bool; 4], tally: &Tally, bypass: bool) -> Step {
-        let (sizes, strides) = (Vec::new(), Vec::new());
-        Step(Arc::new(Inner { work: Work::Original(flags), sizes, strides, counter: tally.first(bypass) }))
+        Step::unchecked(Work::Original(flags), Vec::new(), Vec::new(), tally.first(bypass))
     }
 }
 
@@ -92,7 +94,12 @@ impl Step {
             let wrong = format!("a result of sizes {sizes:?} and strides {strides:?} is not that of {problem}");
             return Err(PyValueError::new_err(wrong));
         }
-        Ok(Step(Arc::new(Inner { work, sizes, strides, counter })))
+        Ok(Step::unchecked(work, sizes, strides, counter))
+    }
+
+    fn unchecked(work: Work, sizes: Vec<i64>, strides: Vec<i64>, counter: Counter) -> Step {
+        let record = counter.engine().and_then(|engine| CString::new(format!("unhang::{engine}")).ok());
+        Step(Arc::new(Inner { work, sizes, strides, counter, record }))
     }
 
     /// The flags, where torch's own kernels compute.
@@ -101,6 +108,11 @@ impl Step {
             Work::Original(flags) => Some(flags),
             _ => None,
         }
+    }
+
+    /// The name under which profilers show it.
+    pub fn record(&self) -> Option<&CStr> {
+        self.0.record.as_deref()
     }
 
     /// Counts that it computed.
@@ -125,6 +137,7 @@ impl Step {
         operands: [Described<'_, '_>; 2],
         bias: Option<&Described<'_, '_>>,
     ) -> Option<Tensor<'a>> {
+        let _record = torch.profiler.record(self.record());
         let place = operands[0].place;
         let operands = Measured::against(self.0.work.problem()?, torch, operands, bias)?;
         let result = torch.result(&self.0.sizes, &self.0.strides, place)?;

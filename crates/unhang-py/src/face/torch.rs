@@ -7,6 +7,7 @@ use unhang_conv::DataType;
 
 use super::accelerator::Accelerator;
 use super::c_interface::{Boxed, Code, Functions, loaded};
+use super::profiler::Profiler;
 
 /// The version of the C interface that is spoken here: that of torch 2.10.
 const SPOKEN: u64 = (2 << 56) | (10 << 48);
@@ -19,6 +20,7 @@ pub struct Torch {
     pub(super) functions: Functions,
     delete_optional: DeleteOptional,
     pub(super) accelerator: Accelerator,
+    pub(super) profiler: Profiler,
     pub(super) strided: i32,
 }
 
@@ -64,7 +66,8 @@ impl Torch {
         };
         // SAFETY: no arguments.
         let strided = unsafe { (functions.strided)() };
-        let torch = Torch { functions, delete_optional, accelerator: Accelerator::find(&library), strided };
+        let (accelerator, profiler) = (Accelerator::find(&library), Profiler::find(&library));
+        let torch = Torch { functions, delete_optional, accelerator, profiler, strided };
         // The library is never closed: it is torch.
         std::mem::forget(library);
         Ok(torch)

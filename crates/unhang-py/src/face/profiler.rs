@@ -1,0 +1,54 @@
+//! What torch's profilers see of a convolution that is computed without Python: a record with the engine's name, within torch's own
+//! record of the call.
+
+use std::ffi::{CStr, c_char, c_void};
+
+use libloading::os::unix::Library;
+
+use super::c_interface::Code;
+
+type IsOn = unsafe extern "C" fn() -> bool;
+type Start = unsafe extern "C" fn(*const c_char, *mut c_void, *const *mut c_void, u64, *mut *mut c_void) -> Code;
+type End = unsafe extern "C" fn(*mut c_void) -> Code;
+
+/// Torch's functions for records; none where a torch lacks one, and then there are no records.
+pub struct Profiler(Option<(IsOn, Start, End)>);
+
+impl Profiler {
+    /// Finds them.
+    pub fn find(torch: &Library) -> Profiler {
+        // SAFETY: as with `Functions`: the names are torch's, and with them the signatures.
+        unsafe {
+            let is_on = torch.get::<IsOn>(b"_ZN5torch8profiler4impl15profilerEnabledEv").ok().map(|it| *it);
+            let start = torch.get::<Start>(b"aoti_record_function_start").ok().map(|it| *it);
+            let end = torch.get::<End>(b"aoti_record_function_end").ok().map(|it| *it);
+            Profiler(is_on.zip(start).zip(end).map(|((is_on, start), end)| (is_on, start, end)))
+        }
+    }
+
+    /// Begins a record of that name, which ends where what is returned is dropped; none while nobody profiles.
+    pub fn record(&self, name: Option<&CStr>) -> Option<Record> {
+        let (is_on, start, end) = self.0?;
+        // SAFETY: no arguments.
+        if !unsafe { is_on() } {
+            return None;
+        }
+        let mut record = std::ptr::null_mut();
+        // SAFETY: a text that torch copies, no inputs by their name or place, and a place for the record.
+        let code = unsafe { start(name?.as_ptr(), std::ptr::null_mut(), std::ptr::null(), 0, &mut record) };
+        (code == 0).then_some(Record { record, end })
+    }
+}
+
+/// A record that is under way.
+pub struct Record {
+    record: *mut c_void,
+    end: End,
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        // SAFETY: what torch gave, once.
+        unsafe { (self.end)(self.record) };
+    }
+}

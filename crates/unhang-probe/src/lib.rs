@@ -1,6 +1,7 @@
 //! Supervised children: what is unproven is tried in one, with deadlines, and a hang costs a child and nothing else.
 //!
 //! * [`supervise`] runs one child to its end, whatever it does.
+//! * [`TalkingChild`] is a child that is given tasks and heard line by line.
 //! * [`PythonStart`] starts Python so that nothing in the working folder is imported, and [`answer`] marks what our own child says.
 //! * [`canary`] is what a child says that tries an engine before anybody's process does, and what its end means.
 //! * [`Prober`] tries many convolutions on many engines in children that serve one attempt after another ([`protocol`]),
@@ -25,6 +26,7 @@ mod recorder;
 pub mod rehearsal;
 mod session;
 mod supervise;
+mod talking;
 pub mod trial;
 mod verdict;
 
@@ -34,4 +36,5 @@ pub use protocol::Stage;
 pub use python::PythonStart;
 pub use session::{Deadlines, Launch};
 pub use supervise::{Child, GRACE, Outcome, supervise, supervise_when_ready};
+pub use talking::TalkingChild;
 pub use verdict::{Attempt, Tried};

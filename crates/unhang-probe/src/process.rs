@@ -5,7 +5,7 @@
 //! that keeps it open cannot keep us waiting. Waiting is on the process itself ([`Handle`]), with a time limit, always.
 
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -130,13 +130,19 @@ impl Process {
         self.output.metadata().map_or(0, |metadata| metadata.len())
     }
 
+    /// What it printed from a place on, as far as it is there and kept. Nothing is moved for that: the child writes at the place that
+    /// its descriptors share with ours.
+    pub(crate) fn printed_from(&self, place: u64) -> Vec<u8> {
+        let length = self.printed().saturating_sub(place).min(OUTPUT_LIMIT);
+        let mut bytes = vec![0; length as usize];
+        let read = self.output.read_at(&mut bytes, place).unwrap_or(0);
+        bytes.truncate(read);
+        bytes
+    }
+
     /// The last part of what it printed on standard output and standard error, in order; what is not text is replaced.
-    pub(crate) fn output(&mut self) -> String {
-        let length = self.printed();
-        let mut bytes = Vec::new();
-        if self.output.seek(SeekFrom::Start(length.saturating_sub(OUTPUT_LIMIT))).is_ok() {
-            let _ = (&self.output).take(OUTPUT_LIMIT).read_to_end(&mut bytes);
-        }
+    pub(crate) fn output(&self) -> String {
+        let bytes = self.printed_from(self.printed().saturating_sub(OUTPUT_LIMIT));
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }

@@ -40,10 +40,14 @@ impl Outcome {
         answer::answers(&self.output, &self.nonce)
     }
 
-    /// The last line that was not meant for the parent: what went wrong, in most cases.
+    /// The lines that were not meant for the parent.
+    pub fn other_words(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.output.lines().filter(|line| !line.trim().is_empty() && !line.starts_with(&self.nonce))
+    }
+
+    /// The last of them: what went wrong, in most cases.
     pub fn last_words(&self) -> &str {
-        let is_said = |line: &&str| !line.trim().is_empty() && !line.starts_with(&self.nonce);
-        self.output.lines().rev().find(is_said).unwrap_or_default()
+        self.other_words().next_back().unwrap_or_default()
     }
 }
 
@@ -103,14 +107,23 @@ fn wait_with_a_processor(process: &Process, deadline: Duration) {
 /// Runs a child to its end; `wait` returns when it has ended or its time is up.
 fn run(child: &Child, wait: impl FnOnce(&mut Process, Instant)) -> Result<Outcome, SuperviseError> {
     let started = Instant::now();
-    let nonce = answer::new_nonce().map_err(|error| {
-        let program = child.command.first().cloned().unwrap_or_default();
-        SuperviseError::Start { program, error }
-    })?;
-    let mut environment = child.environment.clone();
-    environment.push((answer::VARIABLE.to_owned(), Some(nonce.clone())));
-    let mut process = Process::start(&child.command, &environment, Stdio::null())?;
+    let (mut process, nonce) = start_answering(&child.command, &child.environment, Stdio::null())?;
     wait(&mut process, started);
     let ended = process.end(GRACE);
     Ok(Outcome { ended, output: process.output(), elapsed: started.elapsed(), nonce })
+}
+
+/// Starts a child that marks its answers with a number, which is returned too.
+pub(crate) fn start_answering(
+    command: &[String],
+    environment: &[(String, Option<String>)],
+    stdin: Stdio,
+) -> Result<(Process, String), SuperviseError> {
+    let nonce = answer::new_nonce().map_err(|error| {
+        let program = command.first().cloned().unwrap_or_default();
+        SuperviseError::Start { program, error }
+    })?;
+    let mut environment = environment.to_vec();
+    environment.push((answer::VARIABLE.to_owned(), Some(nonce.clone())));
+    Ok((Process::start(command, &environment, stdin)?, nonce))
 }

@@ -2,10 +2,9 @@
 //! against them.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, Write};
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -18,6 +17,7 @@ use unhang_gpu::candidates::half_candidates;
 use unhang_gpu::tuning::{self, Bench, shortlist};
 use unhang_gpu::{GpuEngine, GpuSettings};
 use unhang_machine::System;
+use unhang_probe::{Ended, Launch, Outcome as Ending, TalkingChild, answer};
 use unhang_session::{Contest, Effort};
 
 use super::super::knowledge::{open_store, say_notices};
@@ -117,7 +117,7 @@ struct Timed {
     spread: f64,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Report {
     device: String,
     architecture: String,
@@ -156,14 +156,11 @@ impl Tune {
         let keep = |tuned: Tuned| {
             store.keep_tuning(Tuning { tuned, source, unix_seconds: time::now() });
         };
-        let report = self.measure(&problems, &keep, &|| {
-            let mut command = Command::new(&program);
-            command.args(["bench", "--tune", "--worker", "--candidates", &self.candidates.to_string()]);
-            if self.packed_half {
-                command.arg("--packed-half");
-            }
-            command
-        })?;
+        let candidates = self.candidates.to_string();
+        let mut command = vec![program.display().to_string()];
+        command.extend(["bench", "--tune", "--worker", "--candidates", &candidates].map(str::to_owned));
+        command.extend(self.packed_half.then(|| "--packed-half".to_owned()));
+        let report = self.measure(&problems, &keep, &Launch { command, environment: Vec::new() })?;
         store.flush(Duration::from_secs(10));
         say_notices(&store);
         if json {
@@ -176,99 +173,33 @@ impl Tune {
     }
 
     /// Has all problems timed by children, one after the other as they hang.
-    fn measure(
-        &self,
-        problems: &[(String, Problem)],
-        keep: &dyn Fn(Tuned),
-        child: &dyn Fn() -> Command,
-    ) -> anyhow::Result<Report> {
-        let mut report = Report {
-            device: String::new(),
-            architecture: String::new(),
-            compiler: String::new(),
-            driver: String::new(),
-            geometric_mean: 1.0,
-            at_least: self.at_least,
-            worst: None,
-            outcomes: Vec::new(),
-            failures: Vec::new(),
+    fn measure(&self, problems: &[(String, Problem)], keep: &dyn Fn(Tuned), launch: &Launch) -> anyhow::Result<Report> {
+        let task = |problem: &Problem| Task { problem: problem.to_string(), without: BTreeSet::new() };
+        let mut open = OpenTasks {
+            report: Report { at_least: self.at_least, ..Report::default() },
+            tasks: problems.iter().map(|(layer, problem)| (layer.clone(), task(problem))).collect(),
+            keep,
+            progress: Progress::new("measured"),
+            all: problems.len(),
         };
-        let mut tasks: VecDeque<(String, Task)> = problems
-            .iter()
-            .map(|(layer, problem)| (layer.clone(), Task { problem: problem.to_string(), without: BTreeSet::new() }))
-            .collect();
         let mut ended_without_a_word = 0;
-        let progress = Progress::new("measured");
-        while !tasks.is_empty() {
-            let mut watched = Watched::start(child(), &tasks)?;
-            let mut timed: Vec<Timed> = Vec::new();
-            let mut failed: Vec<String> = Vec::new();
-            let mut trying: Option<String> = None;
-            loop {
-                match watched.next(self.patience) {
-                    Some(Event::Device { name, architecture, compiler, driver }) => {
-                        (report.device, report.architecture) = (name, architecture);
-                        (report.compiler, report.driver) = (compiler, driver);
-                        ended_without_a_word = 0;
-                    }
-                    Some(Event::Trying { choice }) => trying = Some(choice),
-                    Some(Event::Timed { choice, seconds, spread }) => timed.push(Timed { choice, seconds, spread }),
-                    Some(Event::Failed { choice, reason }) => {
-                        failed.push(format!("{choice}: {reason}"));
-                        report.failures.push(format!("{choice} on {}: {reason}", front(&tasks)));
-                    }
-                    Some(Event::Done) => {
-                        trying = None;
-                        if let Some((layer, task)) = tasks.pop_front() {
-                            let did_not_come_back = task.without.iter().map(|it| format!("{it}: did not return"));
-                            failed.extend(did_not_come_back);
-                            if let Some(tuned) = report.tuned(&task.problem, &timed, &failed.join("; ")) {
-                                keep(tuned);
-                            }
-                            report.outcomes.extend(outcome(layer, task.problem, &timed));
-                            (timed, failed) = (Vec::new(), Vec::new());
-                            progress.at(report.outcomes.len(), problems.len());
-                        }
-                        if tasks.is_empty() {
-                            break;
-                        }
-                    }
-                    None => break,
-                }
-            }
-            let said = watched.finish();
-            if tasks.is_empty() {
+        while !open.tasks.is_empty() {
+            let mut child = TalkingChild::start(launch).context("the child that would use the GPU does not start")?;
+            let heard = open.listen(&mut child, self.patience)?;
+            let said = words_of(&child.finish());
+            if open.tasks.is_empty() {
                 break;
             }
-            if report.device.is_empty() {
+            if open.report.device.is_empty() {
                 bail!("no GPU was measured: {}", if said.is_empty() { "the child said nothing" } else { &said });
             }
-            ended_without_a_word += 1;
+            ended_without_a_word = if heard.found_device { 1 } else { ended_without_a_word + 1 };
             if ended_without_a_word > 3 {
                 bail!("the child ended three times without finding the device again: {said}");
             }
-            // Whatever was being tried hangs: the next child does without it.
-            if let Some((_, task)) = tasks.front_mut() {
-                match trying {
-                    Some(choice) => {
-                        let problem = task.problem.clone();
-                        report.failures.push(format!("{choice} on {problem}: did not return and was ended"));
-                        task.without.insert(choice);
-                    }
-                    None => {
-                        report.failures.push(format!("{}: the child ended before it tried anything", task.problem));
-                        tasks.pop_front();
-                    }
-                }
-            }
+            open.leave_out(heard.trying);
         }
-        if let (true, Some(failure)) = (report.outcomes.is_empty(), report.failures.first()) {
-            bail!("{} was found, and nothing could be timed on it: {failure}", report.device);
-        }
-        report.geometric_mean = geometric_mean(&report.outcomes);
-        let worst = report.outcomes.iter().min_by(|a, b| a.share.total_cmp(&b.share));
-        report.worst = worst.map(|it| (it.share, format!("{} {}", it.layer, it.problem)));
-        Ok(report)
+        open.report.summed_up()
     }
 
     /// The child: opens the GPU and times what it is given.
@@ -327,6 +258,17 @@ impl Tune {
 }
 
 impl Report {
+    /// The whole report, once everything was measured.
+    fn summed_up(mut self) -> anyhow::Result<Report> {
+        if let (true, Some(failure)) = (self.outcomes.is_empty(), self.failures.first()) {
+            bail!("{} was found, and nothing could be timed on it: {failure}", self.device);
+        }
+        self.geometric_mean = geometric_mean(&self.outcomes);
+        let worst = self.outcomes.iter().min_by(|a, b| a.share.total_cmp(&b.share));
+        self.worst = worst.map(|it| (it.share, format!("{} {}", it.layer, it.problem)));
+        Ok(self)
+    }
+
     /// What came out for one problem, as evidence: products in pairs of f16 are among it where they were asked for.
     fn tuned(&self, problem: &str, timed: &[Timed], detail: &str) -> Option<Tuned> {
         let (first, best) = (timed.first()?, timed.iter().min_by(|a, b| a.seconds.total_cmp(&b.seconds))?);
@@ -347,67 +289,104 @@ impl Report {
     }
 }
 
-/// A child that says what it does, and is ended with this.
-struct Watched {
-    child: Child,
-    events: Receiver<Event>,
-    errors: std::thread::JoinHandle<String>,
+/// What is not measured yet, and what was.
+struct OpenTasks<'a> {
+    report: Report,
+    tasks: VecDeque<(String, Task)>,
+    keep: &'a dyn Fn(Tuned),
+    progress: Progress,
+    /// How many there were.
+    all: usize,
 }
 
-impl Watched {
-    fn start(mut command: Command, tasks: &VecDeque<(String, Task)>) -> anyhow::Result<Watched> {
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command.spawn().context("the child that would use the GPU does not start")?;
-        let (mut input, output, errors) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
-        let lines: Vec<String> = tasks.iter().map(|(_, task)| serde_json::to_string(task)).collect::<Result<_, _>>()?;
-        // A child that has ended reads nothing: that shows below.
-        std::thread::spawn(move || {
-            if let Some(input) = &mut input {
-                let _ = input.write_all((lines.join("\n") + "\n").as_bytes());
-            }
-        });
-        let (sender, events) = mpsc::channel();
-        std::thread::spawn(move || {
-            let lines = output.into_iter().flat_map(|output| BufReader::new(output).lines());
-            for event in lines.map_while(Result::ok).filter_map(|line| serde_json::from_str(&line).ok()) {
-                if sender.send(event).is_err() {
-                    break;
+/// How far a child came.
+#[derive(Default)]
+struct Heard {
+    found_device: bool,
+    /// The choice that it was trying when it said its last.
+    trying: Option<String>,
+}
+
+impl OpenTasks<'_> {
+    /// Gives a child one task after another until all are done, or it has ended or was silent for too long.
+    fn listen(&mut self, child: &mut TalkingChild, patience: Duration) -> anyhow::Result<Heard> {
+        let mut heard = Heard::default();
+        let (mut timed, mut failed) = (Vec::new(), Vec::new());
+        self.give_next(child)?;
+        while let Some(line) = child.next(patience) {
+            match serde_json::from_str(&line).context("the child said what is no event")? {
+                Event::Device { name, architecture, compiler, driver } => {
+                    (self.report.device, self.report.architecture) = (name, architecture);
+                    (self.report.compiler, self.report.driver) = (compiler, driver);
+                    heard.found_device = true;
+                }
+                Event::Trying { choice } => heard.trying = Some(choice),
+                Event::Timed { choice, seconds, spread } => timed.push(Timed { choice, seconds, spread }),
+                Event::Failed { choice, reason } => {
+                    failed.push(format!("{choice}: {reason}"));
+                    let problem = self.tasks.front().map_or("", |(_, task)| &task.problem);
+                    self.report.failures.push(format!("{choice} on {problem}: {reason}"));
+                }
+                Event::Done => {
+                    heard.trying = None;
+                    self.finish_first(std::mem::take(&mut timed), std::mem::take(&mut failed));
+                    if self.tasks.is_empty() {
+                        break;
+                    }
+                    self.give_next(child)?;
                 }
             }
-        });
-        let errors = std::thread::spawn(move || {
-            let lines = errors.into_iter().flat_map(|errors| BufReader::new(errors).lines());
-            lines.map_while(Result::ok).take(40).collect::<Vec<_>>().join("\n")
-        });
-        Ok(Watched { child, events, errors })
-    }
-
-    /// What the child says next; nothing where it ended, or was silent for too long.
-    fn next(&mut self, patience: Duration) -> Option<Event> {
-        self.events.recv_timeout(patience).ok()
-    }
-
-    /// Ends the child and returns what it said to standard error, if it could be ended.
-    fn finish(mut self) -> String {
-        let _ = self.child.kill();
-        // A process that waits for a GPU may not die at once, or ever: it is not waited for without end.
-        for _ in 0..150 {
-            if !matches!(self.child.try_wait(), Ok(None)) {
-                return self.errors.join().unwrap_or_default().replace("error: ", "");
-            }
-            std::thread::sleep(Duration::from_millis(100));
         }
-        "the child cannot be ended: it waits for the GPU".into()
+        Ok(heard)
+    }
+
+    fn give_next(&self, child: &mut TalkingChild) -> anyhow::Result<()> {
+        if let Some((_, task)) = self.tasks.front() {
+            // A child that has ended takes nothing: that shows when it is listened to.
+            let _ = child.give(&serde_json::to_string(task)?);
+        }
+        Ok(())
+    }
+
+    /// The first task is done.
+    fn finish_first(&mut self, timed: Vec<Timed>, mut failed: Vec<String>) {
+        let Some((layer, task)) = self.tasks.pop_front() else { return };
+        failed.extend(task.without.iter().map(|it| format!("{it}: did not return")));
+        if let Some(tuned) = self.report.tuned(&task.problem, &timed, &failed.join("; ")) {
+            (self.keep)(tuned);
+        }
+        self.report.outcomes.extend(outcome(layer, task.problem, &timed));
+        self.progress.at(self.report.outcomes.len(), self.all);
+    }
+
+    /// Whatever was being tried hangs: the next child does without it.
+    fn leave_out(&mut self, trying: Option<String>) {
+        let Some((_, task)) = self.tasks.front_mut() else { return };
+        match trying {
+            Some(choice) => {
+                let problem = &task.problem;
+                self.report.failures.push(format!("{choice} on {problem}: did not return and was ended"));
+                task.without.insert(choice);
+            }
+            None => {
+                self.report.failures.push(format!("{}: the child ended before it tried anything", task.problem));
+                self.tasks.pop_front();
+            }
+        }
     }
 }
 
-fn front(tasks: &VecDeque<(String, Task)>) -> &str {
-    tasks.front().map_or("", |(_, task)| &task.problem)
+/// What a child said that was not meant for us.
+fn words_of(ending: &Ending) -> String {
+    match ending.ended {
+        Ended::Unkillable => "the child cannot be ended: it waits for the GPU".into(),
+        _ => ending.other_words().take(40).collect::<Vec<_>>().join("\n").replace("error: ", ""),
+    }
 }
 
 fn say(event: &Event) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{}", serde_json::to_string(event)?)?;
+    writeln!(out, "{}", answer::line(&serde_json::to_string(event)?))?;
     Ok(out.flush()?)
 }
 
@@ -500,26 +479,27 @@ mod tests {
     }
 
     /// A child that is a shell script: it stands in for a GPU that answers, or does not.
-    fn script(text: &str) -> Command {
-        let mut command = Command::new("sh");
-        command.args(["-c", text]);
-        command
+    fn script(text: &str) -> Launch {
+        let command = ["sh", "-c", &format!("say() {{ echo \"$UNHANG_CHILD_NONCE $1\"; }}\n{text}")];
+        Launch { command: command.map(str::to_owned).to_vec(), environment: Vec::new() }
     }
 
     #[test]
     fn the_model_is_held_against_the_fastest() {
         let kept = std::cell::RefCell::new(Vec::new());
         let report = tune()
-            .measure(&problems(), &|tuned| kept.borrow_mut().push(tuned), &|| {
-                script(
-                    r#"echo '{"device":{"name":"a script","architecture":"none"}}'
+            .measure(
+                &problems(),
+                &|tuned| kept.borrow_mut().push(tuned),
+                &script(
+                    r#"say '{"device":{"name":"a script","architecture":"none"}}'
                     for us in 4e-6 2e-6; do
-                    echo '{"timed":{"choice":"plain","seconds":4e-6}}'
-                    echo "{\"timed\":{\"choice\":\"narrow:4\",\"seconds\":$us}}"
-                    echo '"done"'
+                    say '{"timed":{"choice":"plain","seconds":4e-6}}'
+                    say "{\"timed\":{\"choice\":\"narrow:4\",\"seconds\":$us}}"
+                    say '"done"'
                     done; sleep 5"#,
-                )
-            })
+                ),
+            )
             .unwrap();
         assert_eq!(report.outcomes.iter().map(|it| it.share).collect::<Vec<_>>(), [1.0, 0.5]);
         assert!((report.geometric_mean - 0.5f64.sqrt()).abs() < 1e-12);
@@ -537,15 +517,17 @@ mod tests {
         let kept = std::cell::RefCell::new(Vec::new());
         // The first child hangs in its second choice; the next one does without it.
         let report = tune()
-            .measure(&problems()[..1], &|tuned| kept.borrow_mut().push(tuned), &|| {
-                script(
-                    r#"echo '{"device":{"name":"a script","architecture":"none"}}'
+            .measure(
+                &problems()[..1],
+                &|tuned| kept.borrow_mut().push(tuned),
+                &script(
+                    r#"say '{"device":{"name":"a script","architecture":"none"}}'
                     read task; case "$task" in
-                    *narrow:4*) echo '{"timed":{"choice":"plain","seconds":4e-6}}'; echo '"done"';;
-                    *) echo '{"trying":{"choice":"narrow:4"}}';;
+                    *narrow:4*) say '{"timed":{"choice":"plain","seconds":4e-6}}'; say '"done"';;
+                    *) say '{"trying":{"choice":"narrow:4"}}';;
                     esac; exec sleep 30"#,
-                )
-            })
+                ),
+            )
             .unwrap();
         assert_eq!(report.outcomes.len(), 1);
         assert_eq!(report.failures.len(), 1);
@@ -555,8 +537,7 @@ mod tests {
 
     #[test]
     fn without_a_gpu_it_says_so() {
-        let failed =
-            tune().measure(&problems(), &|_| (), &|| script("echo 'error: no GPU' >&2; exit 2")).err().unwrap();
+        let failed = tune().measure(&problems(), &|_| (), &script("echo 'error: no GPU' >&2; exit 2")).err().unwrap();
         assert_eq!(failed.to_string(), "no GPU was measured: no GPU");
     }
 }

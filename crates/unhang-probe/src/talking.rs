@@ -1,0 +1,131 @@
+//! A child that is given one task after another and says line by line what it does with them.
+
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use crate::process::{Process, SuperviseError};
+use crate::session::Launch;
+use crate::supervise::{GRACE, Outcome, start_answering};
+
+/// How often a silent child is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+/// The longest line that is taken from a child.
+const LONGEST_LINE: usize = 64 * 1024;
+
+/// A child at work. Dropping it kills it; when this process ends, the child finds its standard input closed.
+pub struct TalkingChild {
+    process: Process,
+    tasks: UnixStream,
+    nonce: String,
+    started: Instant,
+    /// How far its output was read.
+    read: u64,
+    /// What was read and is no whole line yet.
+    rest: Vec<u8>,
+}
+
+impl TalkingChild {
+    /// Starts a child.
+    pub fn start(launch: &Launch) -> Result<TalkingChild, SuperviseError> {
+        let program = || launch.command.first().cloned().unwrap_or_default();
+        let cannot = |error| SuperviseError::Start { program: program(), error };
+        let (tasks, theirs) = UnixStream::pair().map_err(cannot)?;
+        // A child that reads nothing must not keep us waiting.
+        tasks.set_nonblocking(true).map_err(cannot)?;
+        let started = Instant::now();
+        let stdin = Stdio::from(OwnedFd::from(theirs));
+        let (process, nonce) = start_answering(&launch.command, &launch.environment, stdin)?;
+        Ok(TalkingChild { process, tasks, nonce, started, read: 0, rest: Vec::new() })
+    }
+
+    /// Gives the child a task: a line on its standard input.
+    pub fn give(&mut self, task: &str) -> io::Result<()> {
+        self.tasks.write_all(format!("{task}\n").as_bytes())
+    }
+
+    /// What the child says next ([`crate::answer::line`]); none when it has ended, or was silent for too long.
+    pub fn next(&mut self, patience: Duration) -> Option<String> {
+        let until = Instant::now() + patience;
+        loop {
+            // Asked first: then everything that it said before its end is there.
+            let has_ended = self.process.wait_until(Instant::now());
+            while let Some(line) = self.line() {
+                if let Some(said) = line.strip_prefix(&self.nonce).and_then(|rest| rest.strip_prefix(' ')) {
+                    return Some(said.to_owned());
+                }
+            }
+            let now = Instant::now();
+            if has_ended || now >= until {
+                return None;
+            }
+            self.process.wait_until((now + LOOK).min(until));
+        }
+    }
+
+    /// Ends the child, within a grace of 15 seconds.
+    pub fn finish(mut self) -> Outcome {
+        let ended = self.process.end(GRACE);
+        Outcome { ended, output: self.process.output(), elapsed: self.started.elapsed(), nonce: self.nonce.clone() }
+    }
+
+    /// The next whole line of its output.
+    fn line(&mut self) -> Option<String> {
+        if !self.rest.contains(&b'\n') {
+            let more = self.process.printed_from(self.read);
+            self.read += more.len() as u64;
+            self.rest.extend(more);
+        }
+        match self.rest.iter().position(|&byte| byte == b'\n') {
+            Some(end) => {
+                let line: Vec<u8> = self.rest.drain(..=end).collect();
+                Some(String::from_utf8_lossy(&line[..end]).into_owned())
+            }
+            None => {
+                if self.rest.len() > LONGEST_LINE {
+                    self.rest.clear();
+                }
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Ended;
+
+    fn child(script: &str) -> TalkingChild {
+        let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+        TalkingChild::start(&Launch { command, environment: Vec::new() }).unwrap()
+    }
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn tasks_go_in_and_answers_come_out_and_nothing_else_counts() {
+        let mut child = child(
+            r#"echo noise; while read task; do echo "$UNHANG_CHILD_NONCE did $task"; echo "guessed did it"; done; exit 3"#,
+        );
+        child.give("one").unwrap();
+        assert_eq!(child.next(PATIENCE).as_deref(), Some("did one"));
+        child.give("two").unwrap();
+        assert_eq!(child.next(PATIENCE).as_deref(), Some("did two"));
+        child.tasks.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(child.next(PATIENCE), None, "it ended");
+        let outcome = child.finish();
+        assert_eq!(outcome.ended, Ended::Exited(3));
+        assert_eq!(outcome.other_words().collect::<Vec<_>>(), ["noise", "guessed did it", "guessed did it"]);
+    }
+
+    #[test]
+    fn silence_has_an_end_and_so_has_the_child() {
+        let mut child = child(r#"echo "$UNHANG_CHILD_NONCE here"; exec sleep 600"#);
+        assert_eq!(child.next(PATIENCE).as_deref(), Some("here"));
+        assert_eq!(child.next(Duration::from_millis(200)), None);
+        assert_eq!(child.finish().ended, Ended::TimedOut);
+    }
+}

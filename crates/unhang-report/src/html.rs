@@ -8,12 +8,13 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
-use unhang_conv::{DataType, Direction, Layout};
+use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_engine::{EngineName, Verdict};
-use unhang_evidence::{RecordSource, time};
+use unhang_evidence::{Record, RecordSource, time};
 use unhang_plan::Plan;
 
-use crate::data::Report;
+use crate::axes::Axes;
+use crate::data::{Layer, Report};
 use crate::map::{SEVERITY, is_drawn};
 
 const STYLE: &str = include_str!("page/page.css");
@@ -158,78 +159,15 @@ impl Report {
     }
 
     fn page_data(&self) -> Value {
-        let axes = self.axes();
-        let mut words = Words::new();
-        let mut shapes: Vec<Value> = Vec::new();
-        let mut shape_numbers: HashMap<String, usize> = HashMap::new();
-        let mut plans: Vec<Value> = Vec::new();
-        let mut plan_numbers: HashMap<String, usize> = HashMap::new();
+        let mut tables = Tables::new(self.axes());
         let first_day = self.records.iter().map(|it| it.unix_seconds.div_euclid(86_400)).min().unwrap_or_default();
-
-        let mut plan_number = |plan: Option<&Plan>, words: &mut Words| -> i64 {
-            let Some(plan) = plan else { return -1 };
-            let engines: Vec<usize> = plan.engines.iter().map(|it| position(&EngineName::ALL, it)).collect();
-            let warnings: Vec<usize> = plan.warnings.iter().map(|it| words.number(it)).collect();
-            let value = json!([engines, words.numbers(&plan.reason), warnings]);
-            let number = *plan_numbers.entry(value.to_string()).or_insert_with(|| {
-                plans.push(value);
-                plans.len() - 1
-            });
-            number as i64
-        };
-
-        // Flat lists, four values a shape and eight numbers a record: brackets would be a fifth of the page.
-        let mut records: Vec<Value> = Vec::new();
-        for record in &self.records {
-            let problem = &record.problem;
-            let key = problem.to_string();
-            let shape = key.splitn(4, ':').nth(3).unwrap_or_default().to_owned();
-            let next = shapes.len() / 4;
-            let shape = *shape_numbers.entry(shape.clone()).or_insert_with(|| {
-                let (row, column) = axes.place(problem);
-                // Strides, paddings and groups are few: `s1x1:p1x1:d1x1:g1` is most of them.
-                let (sizes, rest) = shape.split_once(":s").unwrap_or((&shape, ""));
-                shapes.extend([json!(sizes), json!(words.number(rest)), json!(row), json!(column)]);
-                next
-            });
-            let facets = [
-                (position(&Direction::ALL, &problem.direction()), Direction::ALL.len()),
-                (position(&DataType::ALL, &problem.data_type()), DataType::ALL.len()),
-                (position(&Layout::ALL, &problem.layout()), Layout::ALL.len()),
-                (position(&EngineName::ALL, &record.engine), EngineName::ALL.len()),
-                (position(&SEVERITY, &record.verdict), SEVERITY.len()),
-                (position(&RecordSource::ALL, &record.source), RecordSource::ALL.len()),
-                (usize::from(is_drawn(record)), 2),
-            ];
-            let packed = facets.iter().fold(0, |packed, (value, base)| packed * base + value);
-            records.extend([
-                json!(shape),
-                json!(packed),
-                json!(words.number(&record.variant)),
-                microseconds(record.seconds),
-                microseconds(record.first_seconds),
-                json!(record.unix_seconds.div_euclid(86_400) - first_day),
-                json!(words.number(&record.detail)),
-                json!(plan_number(self.plans.get(problem), &mut words)),
-            ]);
-        }
-        let layers: Vec<Value> = self
-            .layers
-            .iter()
-            .map(|layer| {
-                let engines: Vec<Value> = layer
-                    .engines
-                    .iter()
-                    .map(|(engine, count)| json!([position(&EngineName::ALL, engine), count]))
-                    .collect();
-                let plan = plan_number(self.plans.get(&layer.problem), &mut words);
-                json!([layer.name, layer.problem.to_string(), layer.calls, engines, plan])
-            })
-            .collect();
+        let records: Vec<Value> =
+            self.records.iter().flat_map(|it| self.record_data(it, first_day, &mut tables)).collect();
+        let layers: Vec<Value> = self.layers.iter().map(|it| self.layer_data(it, &mut tables)).collect();
         json!({
             "rehearsal": self.rehearsal,
-            "rows": axes.rows(),
-            "columns": axes.columns(),
+            "rows": tables.axes.rows(),
+            "columns": tables.axes.columns(),
             "directions": Direction::ALL.map(Direction::name),
             "dataTypes": DataType::ALL.map(DataType::name),
             "layouts": Layout::ALL.map(Layout::name),
@@ -237,12 +175,96 @@ impl Report {
             "verdicts": SEVERITY.map(Verdict::name),
             "sources": RecordSource::ALL.map(RecordSource::name),
             "firstDay": first_day,
-            "words": words.texts,
-            "shapes": shapes,
-            "plans": plans,
+            "words": tables.words.texts,
+            "shapes": tables.shapes,
+            "plans": tables.plans,
             "records": records,
             "layers": layers,
         })
+    }
+
+    /// A record: eight numbers in a flat list, in which brackets would be a fifth of the page.
+    fn record_data(&self, record: &Record, first_day: i64, tables: &mut Tables) -> [Value; 8] {
+        let problem = &record.problem;
+        let facets = [
+            (position(&Direction::ALL, &problem.direction()), Direction::ALL.len()),
+            (position(&DataType::ALL, &problem.data_type()), DataType::ALL.len()),
+            (position(&Layout::ALL, &problem.layout()), Layout::ALL.len()),
+            (position(&EngineName::ALL, &record.engine), EngineName::ALL.len()),
+            (position(&SEVERITY, &record.verdict), SEVERITY.len()),
+            (position(&RecordSource::ALL, &record.source), RecordSource::ALL.len()),
+            (usize::from(is_drawn(record)), 2),
+        ];
+        let packed = facets.iter().fold(0, |packed, (value, base)| packed * base + value);
+        [
+            json!(tables.shape_number(problem)),
+            json!(packed),
+            json!(tables.words.number(&record.variant)),
+            microseconds(record.seconds),
+            microseconds(record.first_seconds),
+            json!(record.unix_seconds.div_euclid(86_400) - first_day),
+            json!(tables.words.number(&record.detail)),
+            json!(tables.plan_number(self.plans.get(problem))),
+        ]
+    }
+
+    fn layer_data(&self, layer: &Layer, tables: &mut Tables) -> Value {
+        let engine = |(engine, count): &(EngineName, u64)| json!([position(&EngineName::ALL, engine), count]);
+        let engines: Vec<Value> = layer.engines.iter().map(engine).collect();
+        let plan = tables.plan_number(self.plans.get(&layer.problem));
+        json!([layer.name, layer.problem.to_string(), layer.calls, engines, plan])
+    }
+}
+
+/// What records and layers point into, each entry once.
+struct Tables {
+    axes: Axes,
+    words: Words,
+    /// Flat: four values a shape.
+    shapes: Vec<Value>,
+    shape_numbers: HashMap<String, usize>,
+    plans: Vec<Value>,
+    plan_numbers: HashMap<String, usize>,
+}
+
+impl Tables {
+    fn new(axes: Axes) -> Tables {
+        Tables {
+            axes,
+            words: Words::new(),
+            shapes: Vec::new(),
+            shape_numbers: HashMap::new(),
+            plans: Vec::new(),
+            plan_numbers: HashMap::new(),
+        }
+    }
+
+    /// The number of a plan; -1 for none.
+    fn plan_number(&mut self, plan: Option<&Plan>) -> i64 {
+        let Some(plan) = plan else { return -1 };
+        let engines: Vec<usize> = plan.engines.iter().map(|it| position(&EngineName::ALL, it)).collect();
+        let warnings: Vec<usize> = plan.warnings.iter().map(|it| self.words.number(it)).collect();
+        let value = json!([engines, self.words.numbers(&plan.reason), warnings]);
+        let number = *self.plan_numbers.entry(value.to_string()).or_insert_with(|| {
+            self.plans.push(value);
+            self.plans.len() - 1
+        });
+        number as i64
+    }
+
+    fn shape_number(&mut self, problem: &Problem) -> usize {
+        let key = problem.to_string();
+        let shape = key.splitn(4, ':').nth(3).unwrap_or_default();
+        if let Some(number) = self.shape_numbers.get(shape) {
+            return *number;
+        }
+        // Strides, paddings and groups are few: `s1x1:p1x1:d1x1:g1` is most of them.
+        let (sizes, rest) = shape.split_once(":s").unwrap_or((shape, ""));
+        let number = self.shapes.len() / 4;
+        let (row, column) = self.axes.place(problem);
+        self.shapes.extend([json!(sizes), json!(self.words.number(rest)), json!(row), json!(column)]);
+        self.shape_numbers.insert(shape.to_owned(), number);
+        number
     }
 }
 

@@ -145,83 +145,135 @@ unsafe fn launch(device: &Device, task: &Task, at: &Buffers, stream: u64) -> Res
 /// As [`normalize`].
 unsafe fn on_host(engine: &GpuEngine, what: &Normalizing, at: &Buffers, stream: u64) -> Result<(), Failure> {
     not_while_recording(engine, stream)?;
-    let (sizes, [x_placed, y_placed, z_placed]) = (what.sizes(), what.tensors);
-    let (units, [scale_type, bias_type, mean_type, variance_type]) = (sizes.units(), what.types);
     // SAFETY: the caller's promise.
-    let tensor = |placed: Placed, from: u64| unsafe {
-        Brought::new(engine, what.data_type, placed, from, stream).map(|brought| brought.all())
-    };
-    let parameter = |from: u64, data_type: DataType, otherwise: f64| match from {
-        0 => Ok(vec![otherwise; units]),
-        // SAFETY: the caller's promise.
-        from => unsafe { Brought::new(engine, data_type, what.parameters, from, stream).map(|brought| brought.all()) },
-    };
-    let write = |placed: Placed, data_type: DataType, to: u64, values: &[f64]| match to {
-        0 => Ok(()),
-        // SAFETY: the caller's promise.
-        _ => unsafe { Brought::new(engine, data_type, placed, to, stream)?.write(engine, values, to, stream) },
-    };
-    let mut x = tensor(x_placed, at.x)?;
-    let (scale, bias) = (parameter(at.scale, scale_type, 1.0)?, parameter(at.bias, bias_type, 0.0)?);
-    let inverse_of =
-        |variance: &[f64]| variance.iter().map(|it| 1.0 / (it + what.epsilon).sqrt()).collect::<Vec<f64>>();
+    let host = unsafe { OnHost::new(engine, what, at, stream) };
+    let [x_placed, y_placed, _] = what.tensors;
+    let x = host.tensor(x_placed, at.x)?;
     let result = match what.operation {
-        Operation::Apply => {
-            let (addend, [x_factor, z_factor]) = (parameter(at.addend, bias_type, 0.0)?, what.factors);
-            let z = if at.z == 0 { None } else { Some(tensor(z_placed, at.z)?) };
-            for (index, value) in x.iter_mut().enumerate() {
-                *value = *value * x_factor + z.as_ref().map_or(0.0, |z| z[index] * z_factor);
-                *value += addend[sizes.unit_of(index)];
-            }
-            let mean = parameter(at.mean, mean_type, 0.0)?;
-            let inverse = match at.mean {
-                0 => vec![1.0; units],
-                _ => inverse_of(&parameter(at.variance, variance_type, 1.0)?),
-            };
-            let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
-            sizes.forward(&x, by, &what.activation)
-        }
-        Operation::Train => {
-            let (mean, variance) = sizes.statistics(&x);
-            let inverse = inverse_of(&variance);
-            let parameters = what.parameters;
-            write(parameters, mean_type, at.mean, &mean)?;
-            write(parameters, variance_type, at.variance, &inverse)?;
-            if at.running_mean != 0 && at.running_variance != 0 {
-                let both = [
-                    (at.running_mean, mean_type, &mean, 1.0),
-                    (at.running_variance, variance_type, &variance, sizes.unbiased()),
-                ];
-                for (place, data_type, new, factor) in both {
-                    let old = parameter(place, data_type, 0.0)?;
-                    let mix = |(old, new): (&f64, &f64)| (1.0 - what.momentum) * old + what.momentum * new * factor;
-                    let mixed: Vec<f64> = old.iter().zip(new).map(mix).collect();
-                    write(parameters, data_type, place, &mixed)?;
-                }
-            }
-            let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
-            sizes.forward(&x, by, &what.activation)
-        }
-        Operation::Backward | Operation::BackwardAnew => {
-            let (mean, inverse) = match what.operation {
-                Operation::Backward => {
-                    (parameter(at.mean, mean_type, 0.0)?, parameter(at.variance, variance_type, 1.0)?)
-                }
-                _ => {
-                    let (mean, variance) = sizes.statistics(&x);
-                    (mean, inverse_of(&variance))
-                }
-            };
-            let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
-            let gradients = sizes.backward(&x, &tensor(z_placed, at.z)?, by, &what.activation);
-            write(what.parameters, scale_type, at.scale_gradient, &gradients.scale)?;
-            write(what.parameters, bias_type, at.bias_gradient, &gradients.bias)?;
-            gradients.x
-        }
+        Operation::Apply => host.apply(x)?,
+        Operation::Train => host.train(&x)?,
+        Operation::Backward | Operation::BackwardAnew => host.backward(&x)?,
     };
     let is_wrong = is_wrong_on_purpose();
     let result: Vec<f64> = result.into_iter().map(|it| if is_wrong { it * 2.0 + 1.0 } else { it }).collect();
-    write(y_placed, what.data_type, at.y, &result)
+    host.write(y_placed, what.data_type, at.y, &result)
+}
+
+/// A normalisation whose tensors are copied to the host and back.
+struct OnHost<'a> {
+    engine: &'a GpuEngine,
+    what: &'a Normalizing,
+    at: &'a Buffers,
+    stream: u64,
+}
+
+impl<'a> OnHost<'a> {
+    /// # Safety
+    /// As [`normalize`], for as long as this lives.
+    unsafe fn new(engine: &'a GpuEngine, what: &'a Normalizing, at: &'a Buffers, stream: u64) -> OnHost<'a> {
+        OnHost { engine, what, at, stream }
+    }
+
+    fn brought(&self, data_type: DataType, placed: Placed, from: u64) -> Result<Brought, Failure> {
+        // SAFETY: whoever made this has promised it.
+        unsafe { Brought::new(self.engine, data_type, placed, from, self.stream) }
+    }
+
+    fn tensor(&self, placed: Placed, from: u64) -> Result<Vec<f64>, Failure> {
+        self.brought(self.what.data_type, placed, from).map(|brought| brought.all())
+    }
+
+    /// A value for each unit; `otherwise` for all of them where there is no such parameter.
+    fn parameter(&self, from: u64, data_type: DataType, otherwise: f64) -> Result<Vec<f64>, Failure> {
+        match from {
+            0 => Ok(vec![otherwise; self.what.sizes().units()]),
+            from => self.brought(data_type, self.what.parameters, from).map(|brought| brought.all()),
+        }
+    }
+
+    /// Writes a tensor, if it is wanted.
+    fn write(&self, placed: Placed, data_type: DataType, to: u64, values: &[f64]) -> Result<(), Failure> {
+        if to == 0 {
+            return Ok(());
+        }
+        // SAFETY: whoever made this has promised it.
+        unsafe { self.brought(data_type, placed, to)?.write(self.engine, values, to, self.stream) }
+    }
+
+    fn scale_and_bias(&self) -> Result<[Vec<f64>; 2], Failure> {
+        let [scale_type, bias_type, ..] = self.what.types;
+        Ok([self.parameter(self.at.scale, scale_type, 1.0)?, self.parameter(self.at.bias, bias_type, 0.0)?])
+    }
+
+    fn inverse_of(&self, variance: &[f64]) -> Vec<f64> {
+        variance.iter().map(|it| 1.0 / (it + self.what.epsilon).sqrt()).collect()
+    }
+
+    /// With given statistics, or none.
+    fn apply(&self, mut x: Vec<f64>) -> Result<Vec<f64>, Failure> {
+        let (at, what, sizes) = (self.at, self.what, self.what.sizes());
+        let [_, bias_type, mean_type, variance_type] = what.types;
+        let (addend, [x_factor, z_factor]) = (self.parameter(at.addend, bias_type, 0.0)?, what.factors);
+        let z = if at.z == 0 { None } else { Some(self.tensor(what.tensors[2], at.z)?) };
+        for (index, value) in x.iter_mut().enumerate() {
+            *value = *value * x_factor + z.as_ref().map_or(0.0, |z| z[index] * z_factor);
+            *value += addend[sizes.unit_of(index)];
+        }
+        let mean = self.parameter(at.mean, mean_type, 0.0)?;
+        let inverse = match at.mean {
+            0 => vec![1.0; sizes.units()],
+            _ => self.inverse_of(&self.parameter(at.variance, variance_type, 1.0)?),
+        };
+        let [scale, bias] = self.scale_and_bias()?;
+        let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
+        Ok(sizes.forward(&x, by, &what.activation))
+    }
+
+    /// With its own statistics, which are kept.
+    fn train(&self, x: &[f64]) -> Result<Vec<f64>, Failure> {
+        let (at, what, sizes) = (self.at, self.what, self.what.sizes());
+        let [_, _, mean_type, variance_type] = what.types;
+        let (mean, variance) = sizes.statistics(x);
+        let inverse = self.inverse_of(&variance);
+        self.write(what.parameters, mean_type, at.mean, &mean)?;
+        self.write(what.parameters, variance_type, at.variance, &inverse)?;
+        if at.running_mean != 0 && at.running_variance != 0 {
+            let both = [
+                (at.running_mean, mean_type, &mean, 1.0),
+                (at.running_variance, variance_type, &variance, sizes.unbiased()),
+            ];
+            for (place, data_type, new, factor) in both {
+                let old = self.parameter(place, data_type, 0.0)?;
+                let mix = |(old, new): (&f64, &f64)| (1.0 - what.momentum) * old + what.momentum * new * factor;
+                let mixed: Vec<f64> = old.iter().zip(new).map(mix).collect();
+                self.write(what.parameters, data_type, place, &mixed)?;
+            }
+        }
+        let [scale, bias] = self.scale_and_bias()?;
+        let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
+        Ok(sizes.forward(x, by, &what.activation))
+    }
+
+    /// The gradients.
+    fn backward(&self, x: &[f64]) -> Result<Vec<f64>, Failure> {
+        let (at, what, sizes) = (self.at, self.what, self.what.sizes());
+        let [scale_type, bias_type, mean_type, variance_type] = what.types;
+        let (mean, inverse) = match what.operation {
+            Operation::Backward => {
+                (self.parameter(at.mean, mean_type, 0.0)?, self.parameter(at.variance, variance_type, 1.0)?)
+            }
+            _ => {
+                let (mean, variance) = sizes.statistics(x);
+                (mean, self.inverse_of(&variance))
+            }
+        };
+        let [scale, bias] = self.scale_and_bias()?;
+        let by = Affine { mean: &mean, inverse: &inverse, scale: &scale, bias: &bias };
+        let gradients = sizes.backward(x, &self.tensor(what.tensors[2], at.z)?, by, &what.activation);
+        self.write(what.parameters, scale_type, at.scale_gradient, &gradients.scale)?;
+        self.write(what.parameters, bias_type, at.bias_gradient, &gradients.bias)?;
+        Ok(gradients.x)
+    }
 }
 
 /// Small normalisations of every kind: type, layout, operation; some are large enough to be divided. On an emulated card those of single

@@ -140,15 +140,8 @@ struct Ground<'a> {
 impl Probe {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        if let Some(folder) = &self.rehearsal_child {
-            return children::play(folder, &CpuEngine::with_threads(1));
-        }
-        let by_definition = unhang_cpu::CpuSettings { by_definition: true, ..unhang_cpu::CpuSettings::default() };
-        if let Some(part) = self.miopen_child {
-            return miopen::child(part, self.miopen.as_deref(), &CpuEngine::with_settings(by_definition));
-        }
-        if let Some(part) = self.jit_child {
-            return kernels::child(part, &CpuEngine::with_settings(by_definition));
+        if let Some(ended) = self.as_child() {
+            return ended;
         }
         if self.engines.contains(&EngineName::Tiled) {
             bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
@@ -178,19 +171,7 @@ impl Probe {
         // What programs asked for is filed under the machine itself, played or not.
         let asked_on = if self.rehearse.is_none() { &ground.machine } else { &knowledge.fingerprint };
         let problems = self.what.problems(&knowledge.store, asked_on, &python)?;
-        let attempts: Vec<Attempt> = problems
-            .chunks(CHUNK)
-            .flat_map(|chunk| {
-                ground.specifications.iter().flat_map(move |(engine, variant)| {
-                    let attempt = |problem: &unhang_conv::Problem| Attempt {
-                        problem: problem.clone(),
-                        engine: *engine,
-                        variant: variant.clone(),
-                    };
-                    chunk.iter().map(attempt).collect::<Vec<_>>()
-                })
-            })
-            .collect();
+        let attempts = attempts(&problems, &ground.specifications);
         let suspects = culprits(ground.store, &ground.machine, ground.source);
         let evidence = Evidence::load_realm(ground.store, &ground.machine, knowledge.evidence.realm());
         let mut found = Found::new(&attempts, suspects.len(), self.rehearse.clone());
@@ -233,6 +214,19 @@ impl Probe {
         say_notices(ground.store);
         found.print(self.json, &knowledge, &ground.machine, &ground.remarks)?;
         Ok(ExitCode::from(code))
+    }
+
+    /// The child's part, in a child.
+    fn as_child(&self) -> Option<anyhow::Result<ExitCode>> {
+        if let Some(folder) = &self.rehearsal_child {
+            return Some(children::play(folder, &CpuEngine::with_threads(1)));
+        }
+        let by_definition = unhang_cpu::CpuSettings { by_definition: true, ..unhang_cpu::CpuSettings::default() };
+        let cpu = || CpuEngine::with_settings(by_definition);
+        if let Some(part) = self.miopen_child {
+            return Some(miopen::child(part, self.miopen.as_deref(), &cpu()));
+        }
+        self.jit_child.map(|part| kernels::child(part, &cpu()))
     }
 
     /// What was asked for takes the place of what would be.
@@ -446,6 +440,20 @@ fn stop_on_signals() -> anyhow::Result<Arc<AtomicBool>> {
             .context("cannot watch for signals")?;
     }
     Ok(stop)
+}
+
+/// Every problem on every engine that was asked for, some problems at a time.
+fn attempts(problems: &[unhang_conv::Problem], specifications: &[(EngineName, String)]) -> Vec<Attempt> {
+    let chunks = problems.chunks(CHUNK).flat_map(|chunk| specifications.iter().map(move |it| (chunk, it)));
+    let attempts = chunks.flat_map(|(chunk, (engine, variant))| {
+        let attempt = |problem: &unhang_conv::Problem| Attempt {
+            problem: problem.clone(),
+            engine: *engine,
+            variant: variant.clone(),
+        };
+        chunk.iter().map(attempt)
+    });
+    attempts.collect()
 }
 
 #[cfg(test)]

@@ -287,23 +287,7 @@ impl Found {
             }
         }
         let _ = writeln!(text, "\n{}\n", self.summary_table());
-        let mut listed = 0;
-        let wanted = |verdict| is_bad(verdict) || verdict == Verdict::Error;
-        for (tried, _) in self.entries.iter().filter(|(tried, _)| wanted(tried.verdict)) {
-            listed += 1;
-            if listed <= LISTED {
-                let verdict = style.paint(tried.verdict.name(), Colour::Red);
-                let detail = printable(&tried.detail);
-                let line = format!("{verdict} {}: {detail}", name(&tried.attempt));
-                let _ = writeln!(text, "{}", wrapped(&line, 2, 6));
-            }
-        }
-        if listed > LISTED {
-            let _ = writeln!(text, "  and {} more: see --json", listed - LISTED);
-        }
-        if listed > 0 {
-            text.push('\n');
-        }
+        self.list_failures(&mut text, &style);
         if self.suspects > 0 {
             let _ = writeln!(
                 text,
@@ -330,20 +314,7 @@ impl Found {
         if self.unwritten > 0 {
             let _ = writeln!(text, "{} could not be written to the store: keep this output", self.unwritten);
         }
-        match &self.end {
-            End::Lost(why) => {
-                let _ = writeln!(
-                    text,
-                    "{}: {}\n  What was found is kept. Restart the machine (a reset of the card may not be enough), then start\n  \
-                     the same probe again: it goes on after the one that did this.",
-                    style.paint("The GPU is lost", Colour::Red),
-                    printable(why)
-                );
-            }
-            End::Interrupted => text += "interrupted; what was found is kept, and the same command goes on from here\n",
-            End::Budget => text += "the time is up; the same command goes on from here\n",
-            End::Complete => {}
-        }
+        self.tell_the_end(&mut text, &style);
         // Without torch verdicts are kept under what was tried in its place, and a report has to be told.
         let which = match &self.rehearsal {
             Some(_) => " --rehearsed".to_owned(),
@@ -356,6 +327,47 @@ impl Found {
             "the map: unhang report{which}    as a page: unhang report{which} --html hang-map.html{place}"
         );
         text
+    }
+
+    /// What failed, up to a limit.
+    fn list_failures(&self, text: &mut String, style: &Style) {
+        let mut listed = 0;
+        let wanted = |verdict| is_bad(verdict) || verdict == Verdict::Error;
+        for (tried, _) in self.entries.iter().filter(|(tried, _)| wanted(tried.verdict)) {
+            listed += 1;
+            if listed <= LISTED {
+                let verdict = style.paint(tried.verdict.name(), Colour::Red);
+                let detail = printable(&tried.detail);
+                let line = format!("{verdict} {}: {detail}", name(&tried.attempt));
+                let _ = writeln!(text, "{}", wrapped(&line, 2, 6));
+            }
+        }
+        if listed > LISTED {
+            let _ = writeln!(text, "  and {} more: see --json", listed - LISTED);
+        }
+        if listed > 0 {
+            text.push('\n');
+        }
+    }
+
+    /// How the probe ended, where it did not come to its end.
+    fn tell_the_end(&self, text: &mut String, style: &Style) {
+        match &self.end {
+            End::Lost(why) => {
+                let _ = writeln!(
+                    text,
+                    "{}: {}\n  What was found is kept. Restart the machine (a reset of the card may not be enough), then start\n  \
+                     the same probe again: it goes on after the one that did this.",
+                    style.paint("The GPU is lost", Colour::Red),
+                    printable(why)
+                );
+            }
+            End::Interrupted => {
+                *text += "interrupted; what was found is kept, and the same command goes on from here\n"
+            }
+            End::Budget => *text += "the time is up; the same command goes on from here\n",
+            End::Complete => {}
+        }
     }
 
     fn summary_table(&self) -> String {

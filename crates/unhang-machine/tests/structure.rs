@@ -122,3 +122,39 @@ fn the_plain_path_of_the_emulator_knows_nothing_of_the_fast_one() {
         assert!(above.is_empty(), "{module} needs {above:?}");
     }
 }
+
+/// The most lines of a function.
+const MOST_LINES: usize = 80;
+
+/// Functions that have more, by file and name: the inner loops of the CPU's kernels and the launches of the GPU's, whose steps share
+/// most of their values, and one `match` with an arm for each kind of operation. A name leaves this list when its function is divided.
+const STILL_LONG: &[(&str, &str)] = &[
+    ("unhang-cpu/simd/depthwise.rs", "rows"),
+    ("unhang-cpu/simd/gather.rs", "rows"),
+    ("unhang-cpu/simd/gather.rs", "strip"),
+    ("unhang-cpu/simd/pointwise.rs", "compute"),
+    ("unhang-cpu/winograd/filters.rs", "transform"),
+    ("unhang-emulator/fast/compute.rs", "compute"),
+    ("unhang-gpu/src/model.rs", "matrix_seconds"),
+    ("unhang-gpu/plan_parts/depthwise.rs", "depthwise"),
+    ("unhang-gpu/plan_parts/depthwise.rs", "depthwise_quads"),
+    ("unhang-gpu/plan_parts/direct.rs", "direct"),
+    ("unhang-gpu/plan_parts/gemm.rs", "gemm"),
+    ("unhang-gpu/plan_parts/winograd.rs", "winograd"),
+];
+
+#[test]
+fn functions_fit_on_a_page() {
+    let mut long = Vec::new();
+    for name in crates() {
+        let found = Crate::read(&root().join("crates").join(&name).join("src")).functions_longer_than(MOST_LINES);
+        long.extend(found.into_iter().map(|(file, function, lines)| (format!("{name}/{file}"), function, lines)));
+    }
+    let is_known = |file: &str, function: &str| STILL_LONG.contains(&(file, function));
+    let unknown: Vec<_> = long.iter().filter(|(file, function, _)| !is_known(file, function)).collect();
+    assert!(unknown.is_empty(), "functions of more than {MOST_LINES} lines: {unknown:#?}");
+    let is_long =
+        |it: &&(&str, &str)| long.iter().any(|(file, function, _)| (file.as_str(), function.as_str()) == **it);
+    let divided: Vec<_> = STILL_LONG.iter().filter(|it| !is_long(it)).collect();
+    assert!(divided.is_empty(), "no longer long: take {divided:?} off the list");
+}

@@ -157,6 +157,18 @@ impl Crate {
         reach(&arrows, from).into_iter().map(|module| module.join("::")).collect()
     }
 
+    /// Functions of product code that have more lines than that: file, name and lines.
+    pub fn functions_longer_than(&self, most: usize) -> Vec<(String, String, usize)> {
+        let mut found = Vec::new();
+        for file in self.files.values() {
+            let text = fs::read_to_string(&file.path).unwrap();
+            let product = text.split("\n#[cfg(test)]\nmod ").next().unwrap();
+            let long = functions(product).into_iter().filter(|(_, lines)| *lines > most);
+            found.extend(long.map(|(name, lines)| (file.path.file_stem_in_folder(), name, lines)));
+        }
+        found
+    }
+
     /// The circles among files, as text: who is in one, and what ties it.
     pub fn circles(&self) -> Vec<String> {
         let arrows = self.arrows();
@@ -193,6 +205,31 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
             path if path.is_dir() => found.extend(files(&path)),
             path if path.extension().is_some_and(|it| it == "rs") => found.push(path),
             _ => {}
+        }
+    }
+    found
+}
+
+/// The functions of a file as `rustfmt` lays them out, with their lines from the first word of the declaration to the closing
+/// brace.
+fn functions(text: &str) -> Vec<(String, usize)> {
+    const BEFORE: [&str; 7] = ["pub", "pub(crate)", "pub(super)", "const", "unsafe", "extern", "async"];
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (start, line) in lines.iter().enumerate() {
+        let declaration = line.trim_start();
+        let mut words = declaration.split(' ').skip_while(|word| BEFORE.contains(word) || word.starts_with('"'));
+        if words.next() != Some("fn") {
+            continue;
+        }
+        let name: String =
+            words.next().unwrap_or_default().chars().take_while(|it| it.is_alphanumeric() || *it == '_').collect();
+        let opens = |line: &&str| line.ends_with(['{', ';', '}']);
+        let Some(open) = lines[start..].iter().position(|line| opens(line)).map(|at| start + at) else { continue };
+        if lines[open].ends_with('{') {
+            let end = format!("{}}}", &line[..line.len() - declaration.len()]);
+            let length = lines[start..].iter().position(|line| *line == end);
+            found.extend(length.map(|length| (name, length + 1)));
         }
     }
     found

@@ -1,7 +1,9 @@
 //! MIOpen's C interface as its header has it: the types, and the functions that we call or stand before, found by name.
 //!
-//! The library at MIOpen's boundary and the probe's child share this one description. Nothing is loaded here: whoever has a
-//! library says how a name is looked up in it. This crate must not know what a call is for, nor any framework.
+//! The library at MIOpen's boundary and the probe's [`child`] share this one description. It loads nothing: whoever has a
+//! library says how a name is looked up in it. It must not know what a call is for, nor any framework.
+
+pub mod child;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 

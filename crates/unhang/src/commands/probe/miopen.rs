@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::ValueEnum;
 use unhang_engine::Engine;
-use unhang_miopen_child::Miopen;
+use unhang_miopen_api::child::Miopen;
 use unhang_probe::{Child, Ended, Launch, answer, supervise, trial};
 
 use super::children::{environment, socket};

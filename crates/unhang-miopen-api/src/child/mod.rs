@@ -5,12 +5,12 @@
 //!   mode that its variables name), executes the best one, and waits without blocking inside the driver.
 //! * `unhang_probe::trial::serve` answers a prober's requests with that.
 //!
-//! This crate must not know torch, chips, evidence or plans, and judges nothing: it measures the error, and the prober
+//! It must not know torch, chips, evidence or plans, and judges nothing: it measures the error, and the prober
 //! says what that means. Whoever calls it must expect that it never returns: it belongs in a supervised child.
 
-mod child;
 mod convolution;
 mod library;
 mod memory;
+mod trial;
 
 pub use library::{Description, Miopen, MiopenError};

@@ -4,9 +4,9 @@ use std::ffi::{CStr, c_char, c_void};
 use std::mem::ManuallyDrop;
 use std::ptr;
 
+use crate::{Opaque, SUCCESS, Status, meaning};
 use libloading::os::unix::Library;
 use thiserror::Error;
-use unhang_miopen_api::{Opaque, SUCCESS, Status, meaning};
 
 /// Where MIOpen is looked for where nobody says: by the loader's own rules, then where AMD's packages put it.
 const NAMES: [&str; 3] = ["libMIOpen.so.1", "libMIOpen.so", "/opt/rocm/lib/libMIOpen.so.1"];
@@ -42,7 +42,7 @@ pub enum MiopenError {
 /// The functions that are called; the HIP ones from the runtime that MIOpen is linked to.
 #[derive(Debug)]
 pub(crate) struct Functions {
-    pub(crate) miopen: unhang_miopen_api::Functions,
+    pub(crate) miopen: crate::Functions,
     device_count: unsafe extern "C" fn(*mut i32) -> i32,
     device_name: unsafe extern "C" fn(*mut c_char, i32, i32) -> i32,
     runtime_version: unsafe extern "C" fn(*mut i32) -> i32,
@@ -72,7 +72,7 @@ impl Functions {
             unsafe { library.get::<*mut c_void>(name.to_bytes()) }.map_or(ptr::null_mut(), |it| *it)
         };
         // SAFETY: MIOpen by its name, and never unloaded.
-        let miopen = unsafe { unhang_miopen_api::Functions::load(&look_up) };
+        let miopen = unsafe { crate::Functions::load(&look_up) };
         // Another library is recognised at once; every later function is asked for where it is called.
         required(miopen.version, "miopenGetVersion")?;
         Ok(Functions {
@@ -187,7 +187,7 @@ pub(crate) fn check_miopen(code: Status, call: &'static str) -> Result<(), Miope
 /// Calls a function of MIOpen's by its name.
 macro_rules! call {
     ($function:expr, $name:literal, $($argument:expr),*) => {
-        $crate::library::check_miopen($crate::library::required($function, $name)?($($argument),*), $name)
+        $crate::child::library::check_miopen($crate::child::library::required($function, $name)?($($argument),*), $name)
     };
 }
 pub(crate) use call;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_cpu::CpuEngine;
 use unhang_engine::tolerance;
-use unhang_miopen_child::{Miopen, MiopenError};
+use unhang_miopen_api::child::{Miopen, MiopenError};
 use unhang_probe::trial::serve;
 
 /// The stand-in. `None` where there is no C compiler that knows `_Float16`.

@@ -4,7 +4,7 @@ use unhang_conv::{DataType, Problem};
 use unhang_engine::EngineName;
 use unhang_probe::trial::{Convolved, Convolves, Element, NotComputed};
 
-use crate::library::{Miopen, MiopenError};
+use super::library::{Miopen, MiopenError};
 
 impl Convolves for Miopen {
     fn engine(&self) -> EngineName {

@@ -6,10 +6,10 @@ use unhang_conv::reference::Indexer;
 use unhang_conv::{Direction, Layout, Problem, TensorShape};
 use unhang_probe::trial::Convolved;
 
-use unhang_miopen_api::{DirectionFunctions, MODE_CONVOLUTION, Opaque, Performance, code_of};
+use crate::{DirectionFunctions, MODE_CONVOLUTION, Opaque, Performance, code_of};
 
-use crate::library::{Functions, Miopen, MiopenError, call};
-use crate::memory::{Descriptor, Event, Memory};
+use super::library::{Functions, Miopen, MiopenError, call};
+use super::memory::{Descriptor, Event, Memory};
 
 /// How many algorithms a search may name.
 const MOST_ALGORITHMS: usize = 16;

@@ -4,9 +4,9 @@ use std::ffi::c_void;
 use std::ptr;
 use std::time::Duration;
 
-use unhang_miopen_api::{Create, Destroy, Opaque};
+use crate::{Create, Destroy, Opaque};
 
-use crate::library::{Functions, MiopenError, call, check_hip, required};
+use super::library::{Functions, MiopenError, call, check_hip, required};
 
 const TO_DEVICE: i32 = 1;
 const FROM_DEVICE: i32 = 2;

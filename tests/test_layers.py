@@ -295,6 +295,58 @@ def test_safe_layers_are_quantized_as_torch_quantizes_its_own() -> None:
     assert type(patched[1]) is SafeConv2d, "the model itself stays as it was"
 
 
+class Block(nn.Module):
+    """What FX fuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU())
+        self.second = nn.Conv2d(3, 2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_fx_quantizes_safe_layers_as_torchs_own(is_trained: bool) -> None:
+    from torch.ao.quantization import get_default_qat_qconfig_mapping, get_default_qconfig_mapping, quantize_fx
+
+    torch.manual_seed(0)
+    model, x = Block().train(is_trained), torch.randn(1, 2, 9, 9)
+    patched = unhang.patch_model(copy.deepcopy(model), OURS)
+    results = []
+    for form in (model, patched):
+        if is_trained:
+            prepared = quantize_fx.prepare_qat_fx(form, get_default_qat_qconfig_mapping("fbgemm"), (x,))
+        else:
+            prepared = quantize_fx.prepare_fx(form, get_default_qconfig_mapping("fbgemm"), (x,))
+        prepared(x)
+        kinds = [type(it) for it in prepared.modules()]
+        converted = quantize_fx.convert_fx(prepared.eval())
+        results.append((kinds[1:], [type(it) for it in converted.modules()][1:], converted(x)))
+    assert results[0][:2] == results[1][:2]
+    torch.testing.assert_close(results[0][2], results[1][2])
+    assert [type(patched.first[0]), type(patched.second)] == [SafeConv2d] * 2, "the model itself stays as it was"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fx_fuses_safe_layers_into_safe_ones() -> None:
+    from torch.ao.quantization import quantize_fx
+
+    model, x = unhang.patch_model(Block().eval(), OURS), torch.randn(1, 2, 9, 9)
+    want = model(x)
+    fused = quantize_fx.fuse_fx(model)
+    called = [fused.get_submodule(node.target) for node in fused.graph.nodes if node.op == "call_module"]
+    used = [it for module in called for it in module.modules()]
+    assert not any(isinstance(it, nn.BatchNorm2d) for it in used)
+    safe = [it for it in used if isinstance(it, SafeConv2d)]
+    assert [it.config for it in safe] == [OURS, OURS]
+    torch.testing.assert_close(fused(x), want)
+    assert all(it.get_bypass_stats()["engines"] == {"cpu": 1} for it in safe)
+    assert [type(it) for it in model.modules() if isinstance(it, nn.Conv2d)] == [SafeConv2d] * 2
+
+
 def test_patched_models_are_saved_and_copied() -> None:
     model = unhang.patch_model(nn.Sequential(nn.Conv2d(1, 2, 3), Scaled(2, 1, 1)), OURS)
     x = torch.randn(1, 1, 6, 6)

@@ -11,8 +11,6 @@ rest to those here; before, it calls those here (:mod:`unhang._direct`).
 from __future__ import annotations
 
 import functools
-import importlib.machinery
-import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -32,7 +30,7 @@ from unhang._engines import (
     process_flags,
 )
 from unhang._settings import Settings
-from unhang._state import renewed_after_fork
+from unhang._state import renewed_after_fork, when_imported
 
 Tensor = torch.Tensor
 Gradients = tuple[Any, Any, Any]
@@ -327,8 +325,6 @@ else:
 
 # ---- FLOPs of our own op ----
 
-_COUNTER = "torch.utils.flop_counter"
-
 
 def _add_formulas(counter: Any) -> None:
     """Has torch's FLOP counter take our op for the convolution that it is. Its own formulas know no token."""
@@ -343,27 +339,5 @@ def _count_without_token(formula: Any, *arguments: Any, **options: Any) -> Any:
     return formula(*arguments[:-1], **options)
 
 
-class _FindCounter:
-    """Adds the formulas when somebody imports torch's FLOP counter. To import it here would take longer than to import
-    this package: it imports Triton."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        if name != _COUNTER:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                execute(module)
-                _add_formulas(module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-if _COUNTER in sys.modules:
-    _add_formulas(sys.modules[_COUNTER])
-else:
-    sys.meta_path.insert(0, _FindCounter)
+# When somebody imports it: to do so here would take longer than importing this package, since it imports Triton.
+when_imported("torch.utils.flop_counter", _add_formulas)

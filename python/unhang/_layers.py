@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import sys
 import types
@@ -15,6 +16,7 @@ from torch import nn
 
 from unhang import _dispatch, _graph, _statistics
 from unhang._settings import Settings, settings_from
+from unhang._state import when_imported
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=nn.Module)
@@ -260,6 +262,55 @@ def _quantizing(target: Any) -> type:
 
 
 _teach_quantizing()
+
+
+def _teach_tracing(tracer: Any) -> None:
+    """Has FX leave a :class:`SafeConv2d` whole, as it does an ``nn.Conv2d``: it traces into classes that are not
+    torch's, and the layer's settings would be lost."""
+    is_leaf = tracer.is_leaf_module
+
+    def is_leaf_module(self: Any, m: nn.Module, module_qualified_name: str) -> bool:
+        return type(m) is SafeConv2d or bool(is_leaf(self, m, module_qualified_name))
+
+    tracer.is_leaf_module = is_leaf_module
+
+
+when_imported("torch.fx", lambda fx: _teach_tracing(fx.Tracer))
+
+
+def _teach_fx(quantize_fx: Any) -> None:
+    """Has ``prepare_fx``, ``prepare_qat_fx``, ``convert_fx`` and ``fuse_fx`` take a :class:`SafeConv2d` for the
+    ``nn.Conv2d`` that it is: torch compares the very class. What ``fuse_fx`` returns is safe again; what is prepared is
+    torch's, and follows the process's settings."""
+    fuse, prepare = quantize_fx._fuse_fx, quantize_fx.prepare
+    _teach_tracing(quantize_fx.QuantizationTracer)
+
+    def fuse_plain(model: Any, *arguments: Any, **options: Any) -> Any:
+        fused = fuse(_with_plain_layers(model), *arguments, **options)
+        for module in fused.modules():
+            if type(module) is nn.Conv2d and _CONFIG in module.__dict__:
+                module.__class__ = SafeConv2d
+        return fused
+
+    def prepare_plain(model: Any, *arguments: Any, **options: Any) -> Any:
+        return prepare(_with_plain_layers(model), *arguments, **options)
+
+    quantize_fx._fuse_fx, quantize_fx.prepare = fuse_plain, prepare_plain
+
+
+def _with_plain_layers(model: Any) -> Any:
+    """A graph with plain layers in place of safe ones, with the same parameters. The user's own stay as they are."""
+    for name, module in list(model.named_modules()):
+        if type(module) is SafeConv2d:
+            plain: nn.Module = copy.copy(module)
+            plain.__class__ = nn.Conv2d
+            plain._parameters = module._parameters.copy()
+            parent, _, own = name.rpartition(".")
+            setattr(model.get_submodule(parent), own, plain)
+    return model
+
+
+when_imported("torch.ao.quantization.quantize_fx", _teach_fx)
 
 
 def patch_model(model: Model, config: Any = None) -> Model:

@@ -7,11 +7,12 @@ writer threads and thread pools do not survive a fork.
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 
@@ -69,6 +70,36 @@ def renewed_after_fork(module: str, name: str, make: Callable[[], Lock]) -> Lock
     thread of the parent may have held it, and would never let go of the child's copy."""
     os.register_at_fork(after_in_child=lambda: setattr(sys.modules[module], name, make()))
     return make()
+
+
+class _Awaited:
+    """Finds a module as it would have been found, and acts when it has been imported."""
+
+    actions: ClassVar[dict[str, Callable[[Any], None]]] = {}
+
+    @classmethod
+    def find_spec(cls, name: str, path: Any = None, target: Any = None) -> Any:
+        action = cls.actions.get(name)
+        spec = None if action is None else importlib.machinery.PathFinder.find_spec(name, path, target)
+        if action is not None and spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                action(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def when_imported(name: str, action: Callable[[Any], None]) -> None:
+    """Acts on a module of torch's: now where it is imported already, or else when somebody imports it."""
+    if name in sys.modules:
+        action(sys.modules[name])
+        return
+    if not _Awaited.actions:
+        sys.meta_path.insert(0, _Awaited)
+    _Awaited.actions[name] = action
 
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)

@@ -31,6 +31,9 @@ const CHUNK_PIXELS: usize = 192;
 /// Numbers of gradient that a unit of work holds: half of a second-level cache of a megabyte.
 const UNIT_NUMBERS: usize = 128 * 1024;
 
+/// Numbers of the side that is broadcast which all vectors pass by before the next: they stay in the second-level cache.
+const BROADCAST_NUMBERS: usize = 64 * 1024;
+
 /// Planes of this many numbers, and of multiples of them, fall into the same sets of a first-level cache: they are packed.
 const COLLIDING_NUMBERS: usize = 1024;
 
@@ -154,9 +157,8 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     let result = Shared(result.as_mut_ptr());
     let groups = problem.groups();
     // Units are ranges of filters; only the last may end within a vector.
-    let of_filter = driver.channels * problem.kernel().iter().product::<usize>();
     let grain = if driver.shape == Shape::InputVectors { 1 } else { driver.vectors * kernels.lanes };
-    let by_size = (UNIT_NUMBERS / of_filter).max(1).min(driver.filters).next_multiple_of(grain);
+    let by_size = unit_filters(problem, driver.shape).min(driver.filters).next_multiple_of(grain);
     let ranges = driver.filters.div_ceil(by_size);
     let unit = |number: usize, range: usize, ranges: usize| {
         let first = number % ranges * range;
@@ -197,6 +199,27 @@ pub fn compute(problem: &Problem, work: Work<'_>) {
     });
 }
 
+/// Pixels of all images from which on planes are read for few units.
+const MANY_PIXELS: usize = 1024;
+
+/// Filters of a unit of work at most, before they are rounded up to whole vectors.
+///
+/// With one tap a tile's sums pass by once for each chunk, which costs little from any cache: what counts is that the packed
+/// filters of a chunk stay in the second-level cache, and that the input is read for few units. Few pixels of planes are read
+/// from a cache anyway. A unit's sums take no more than half of what the operands do.
+fn unit_filters(problem: &Problem, shape: Shape) -> usize {
+    let of_filter = problem.in_channels() / problem.groups() * problem.kernel().iter().product::<usize>();
+    let operands: usize = problem.operand_shapes().iter().map(|shape| shape.iter().product::<usize>()).sum();
+    let pixels = problem.batch() * problem.out_size().iter().product::<usize>();
+    let by_memory = (operands / 2 / of_filter).max(1);
+    match problem.kernel() {
+        [1, 1] if problem.layout() == Layout::Nchw && pixels < MANY_PIXELS => (UNIT_NUMBERS / of_filter).max(1),
+        [1, 1] if shape == Shape::InputVectors => by_memory,
+        [1, 1] => by_memory.min(CHUNK_NUMBERS / CHUNK_PIXELS),
+        _ => (UNIT_NUMBERS / of_filter).max(1),
+    }
+}
+
 /// Pixels of a row at most where rows are brought together.
 const LONG_ROW: usize = 512;
 
@@ -217,7 +240,7 @@ impl<'a> WeightWork<'a> {
         let [tap_rows, tap_columns] = problem.kernel();
         let taps = (tap_rows * tap_columns) as f64;
         // What is in vectors is packed: the output's gradient once, the input again for every range of filters.
-        let ranges = (filters * channels * tap_rows * tap_columns).div_ceil(UNIT_NUMBERS);
+        let ranges = filters.div_ceil(unit_filters(problem, Shape::InputVectors).min(filters));
         let strides_of_pixel = problem.stride().iter().product::<usize>().min(tap_rows * tap_columns);
         let packed =
             if problem.layout() == Layout::Nchw { [filters, channels * strides_of_pixel * ranges] } else { [0; 2] };
@@ -407,7 +430,7 @@ impl<'a> Unit<'a> {
         tap: [usize; 2],
         runs: &mut Vec<Run>,
         sums: &mut PairwiseSums,
-        mut at: usize,
+        at: usize,
     ) -> usize {
         let driver = self.driver;
         let (problem, kernels, lanes) = (driver.problem, driver.kernels, driver.kernels.lanes);
@@ -420,63 +443,68 @@ impl<'a> Unit<'a> {
         let zeros = [0.0f32; MAX_VECTORS * 16];
         let (vector_side, scalar_side) = self.sides();
         let mut runs_with = None;
-        for vector_part in &vector_side.parts {
-            for scalar_part in &scalar_side.parts {
-                let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
-                let pitches = match driver.in_place() {
-                    [true, _] => [1, self.output.pitch(parts.1)],
-                    [_, true] => [self.input.pitch(parts.0), 1],
-                    _ => [self.input.pitch(parts.0), self.output.pitch(parts.1)],
-                };
-                // Most parts are as wide as the one before, and have its runs.
-                if runs_with != Some(pitches) {
-                    self.runs_of(packed, tap, &columns, pitches, runs);
-                    runs_with = Some(pitches);
-                }
-                let line = vector_part.vectors * lanes;
-                let length = scalar_part.length * line;
-                let tile_sums = sums.chain(at, length).as_mut_ptr();
-                at += length;
-                let mut input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
-                let mut output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
-                let mut pitch = 1;
-                if driver.in_place {
-                    let (start, by_channel) = if swapped {
-                        (&mut output_start, driver.output[1])
-                    } else {
-                        (&mut input_start, driver.input[1])
-                    };
-                    (*start, pitch) = (scalar_part.first * by_channel, by_channel);
-                }
-                let (init, init_step) =
-                    if packed.begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), line) };
-                let steps = [stride * pitches[0], pitches[1]];
-                let (x_step, w_step) = if swapped { (steps[1], steps[0]) } else { (steps[0], steps[1]) };
-                let (input, output) = (packed.input[input_start..].as_ptr(), packed.output[output_start..].as_ptr());
-                let (x, w) = if swapped { (output, input) } else { (input, output) };
-                // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
-                // slack for the vectors of the last, or, in place, within the operand: only pixels that a tap meets are
-                // read, of the part's own channels. The sums are a slice of the tile's own length.
-                unsafe {
-                    kernels.tile(vector_part.vectors, 1, scalar_part.length, pitch)(&Tile {
-                        x,
-                        w,
-                        runs,
-                        count: columns.len(),
-                        pitch,
-                        row_step: 0,
-                        x_step,
-                        w_step,
-                        init,
-                        init_step,
-                        sums: tile_sums,
-                        sums_step: line,
-                        fetch: false,
-                    });
-                }
+        let pixels = chunk.images * chunk.rows * width;
+        let scalars: usize = scalar_side.parts.iter().map(|part| part.length).sum();
+        let most_scalars = scalar_side.parts.iter().map(|part| part.length).max().unwrap_or(1);
+        // The sums of small units stay in a cache, whichever way the parts are taken.
+        let broadcast = if self.length() <= UNIT_NUMBERS { usize::MAX } else { BROADCAST_NUMBERS };
+        let blocks = scalar_side.parts.chunks((broadcast / (pixels * most_scalars)).max(1));
+        let tiles = blocks.flat_map(|block| {
+            let of_vectors = move |vector_part| block.iter().map(move |scalar_part| (vector_part, scalar_part));
+            vector_side.parts.iter().flat_map(of_vectors)
+        });
+        for (vector_part, scalar_part) in tiles {
+            let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
+            let pitches = match driver.in_place() {
+                [true, _] => [1, self.output.pitch(parts.1)],
+                [_, true] => [self.input.pitch(parts.0), 1],
+                _ => [self.input.pitch(parts.0), self.output.pitch(parts.1)],
+            };
+            // Most parts are as wide as the one before, and have its runs.
+            if runs_with != Some(pitches) {
+                self.runs_of(packed, tap, &columns, pitches, runs);
+                runs_with = Some(pitches);
+            }
+            let line = vector_part.vectors * lanes;
+            let length = scalar_part.length * line;
+            // Parts in vectors before the last are full: as wide as they are long.
+            let before = vector_part.first * scalars + scalar_part.first * line;
+            let tile_sums = sums.chain(at + before, length).as_mut_ptr();
+            let mut input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
+            let mut output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
+            let mut pitch = 1;
+            if driver.in_place {
+                let (start, by_channel) =
+                    if swapped { (&mut output_start, driver.output[1]) } else { (&mut input_start, driver.input[1]) };
+                (*start, pitch) = (scalar_part.first * by_channel, by_channel);
+            }
+            let (init, init_step) = if packed.begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), line) };
+            let steps = [stride * pitches[0], pitches[1]];
+            let (x_step, w_step) = if swapped { (steps[1], steps[0]) } else { (steps[0], steps[1]) };
+            let (input, output) = (packed.input[input_start..].as_ptr(), packed.output[output_start..].as_ptr());
+            let (x, w) = if swapped { (output, input) } else { (input, output) };
+            // SAFETY: parts, runs and steps stay within the chunk's packed pixels, behind which there is
+            // slack for the vectors of the last, or, in place, within the operand: only pixels that a tap meets are
+            // read, of the part's own channels. The sums are a slice of the tile's own length.
+            unsafe {
+                kernels.tile(vector_part.vectors, 1, scalar_part.length, pitch)(&Tile {
+                    x,
+                    w,
+                    runs,
+                    count: columns.len(),
+                    pitch,
+                    row_step: 0,
+                    x_step,
+                    w_step,
+                    init,
+                    init_step,
+                    sums: tile_sums,
+                    sums_step: line,
+                    fetch: false,
+                });
             }
         }
-        at
+        at + self.length() / self.taps.len()
     }
 
     /// The rows of a packed chunk along which a tap's products are summed, for pixels that far apart in the packed input and

@@ -24,10 +24,10 @@ const UNIT_ROWS: usize = 8;
 pub fn compute(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([work.first.len(), work.second.len(), work.result.len()], lengths, "the operands' lengths");
-    let together = problem.layout() == Layout::Nchw && depthwise_together::is_better(problem, work.kernels);
+    let together = depthwise_together::is_better(problem, work.kernels);
     match (problem.direction(), problem.layout()) {
         (Direction::BackwardWeights, _) if together => depthwise_together::weights(problem, work),
-        _ if together => depthwise_together::compute(&Gather::new(problem), work),
+        _ if together => depthwise_together::compute(&Gather::new(problem), problem.layout(), work),
         (Direction::BackwardWeights, Layout::Nchw) => rows_weights(problem, work),
         (Direction::BackwardWeights, Layout::Nhwc) => pixels_weights(problem, work),
         (_, Layout::Nchw) => rows(&Gather::new(problem), work),

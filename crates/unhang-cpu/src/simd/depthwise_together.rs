@@ -1,9 +1,10 @@
-//! Depthwise convolutions of small planes in NCHW, in all directions.
+//! Depthwise convolutions of small planes, in all directions and layouts.
 //!
-//! Rows of few pixels do not fill vectors. So some channels of an image are transposed, with zeros around their planes, into
-//! pixels whose channels lie together in whole vectors; results are transposed back. Both ways stay in the first-level cache.
+//! Rows of few pixels do not fill vectors, and much of them is at the edges. So some channels of an image are brought together,
+//! with zeros around their planes, as pixels whose channels lie in whole vectors; results are taken apart again. All of that
+//! stays in the first-level cache.
 
-use unhang_conv::{Direction, Problem};
+use unhang_conv::{Direction, Layout, Problem};
 
 use super::geometry::{Axis, Gather, Tap};
 use super::kernels::{GradientPlanes, Kernels, Pixels};
@@ -15,6 +16,8 @@ use crate::plain::CHAIN;
 /// Columns of a plane up to which its rows do not fill vectors well, and those where rows would have to be dealt out or lanes
 /// brought together for every tap: with a stride, and of weight gradients.
 const MOST_COLUMNS: [usize; 2] = [14, 28];
+/// Rows and columns of a window from which on pixels at the edges of a small plane in NHWC take longer than bringing it together.
+const LARGE_WINDOW: usize = 5;
 /// Numbers of the source and the result of the channels that are brought together: most of a first-level cache.
 const BLOCK_NUMBERS: usize = 8 * 1024;
 /// Vectors of channels at most.
@@ -25,9 +28,14 @@ pub fn is_better(problem: &Problem, kernels: &Kernels) -> bool {
     let columns = problem.in_size()[1].max(problem.out_size()[1]);
     let gather = Gather::new(&forward_unless_data(problem));
     let simple = problem.direction() != Direction::BackwardWeights && problem.stride() == [1, 1];
-    columns <= MOST_COLUMNS[usize::from(!simple)]
-        && 2 * problem.in_channels() >= kernels.lanes
-        && gather.axes.iter().all(|axis| axis.low <= 0)
+    let is_small = match problem.layout() {
+        Layout::Nchw => columns <= MOST_COLUMNS[usize::from(!simple)],
+        Layout::Nhwc => {
+            let [high, wide] = problem.kernel();
+            simple && columns <= 2 * wide && high.min(wide) >= LARGE_WINDOW
+        }
+    };
+    is_small && 2 * problem.in_channels() >= kernels.lanes && gather.axes.iter().all(|axis| axis.low <= 0)
 }
 
 /// The problem whose taps fall on the source: for a weight gradient that of the forward direction.
@@ -40,6 +48,7 @@ fn forward_unless_data(problem: &Problem) -> Problem {
 
 /// How the channels of a block lie.
 struct Block {
+    layout: Layout,
     /// Channels: whole vectors.
     channels: usize,
     /// Rows and columns of the source with its padding.
@@ -51,7 +60,7 @@ struct Block {
 }
 
 impl Block {
-    fn new(gather: &Gather, kernels: &Kernels, threads: usize) -> Block {
+    fn new(gather: &Gather, layout: Layout, kernels: &Kernels, threads: usize) -> Block {
         // As far as taps reach, and the whole source in any case.
         let length = |axis: &Axis| {
             let reach = (axis.steps - 1) * axis.in_step + axis.span;
@@ -70,6 +79,7 @@ impl Block {
             (row * padded[1] + column) * channels
         };
         Block {
+            layout,
             channels,
             padded,
             source: (0..rows.source * columns.source).map(place).collect(),
@@ -88,14 +98,53 @@ impl Block {
         self.padded[0] * self.padded[1] * self.channels
     }
 
-    /// Brings planes together: each pixel's channels to its place.
-    fn bring(&self, kernels: &Kernels, planes: &[f32], places: &[usize], to: &mut [f32]) {
-        let channels = planes.len() / places.len();
-        assert!(channels <= self.channels && places.iter().all(|place| place + self.channels <= to.len()));
-        // SAFETY: this many planes with a number for each place, and every place has room for their channels.
+    /// Brings `count` of an image's channels together, from `first` on: each pixel's to its place.
+    fn bring(&self, kernels: &Kernels, image: &[f32], [first, count]: [usize; 2], places: &[usize], to: &mut [f32]) {
+        let (pixels, channels) = (places.len(), image.len() / places.len());
+        assert!(count <= self.channels && first + count <= channels && image.len() == pixels * channels);
+        assert!(places.iter().all(|place| place + self.channels <= to.len()));
+        let to = to.as_mut_ptr();
+        // SAFETY: this many channels of every pixel, and every place has room for them.
         unsafe {
-            let (from, to) = (planes.as_ptr(), to.as_mut_ptr());
-            (kernels.transpose)(from, places.len(), channels, places.len(), to, places.as_ptr());
+            match self.layout {
+                Layout::Nchw => {
+                    let from = image.as_ptr().add(first * pixels);
+                    (kernels.transpose)(from, pixels, count, pixels, to, places.as_ptr());
+                }
+                Layout::Nhwc => {
+                    // Places that follow each other are copied together.
+                    let follow = |place: &usize, next: &usize| place + self.channels == *next;
+                    let mut from = image.as_ptr().add(first);
+                    for run in places.chunk_by(follow) {
+                        (kernels.rows)(from, channels, to.add(run[0]), self.channels, count, run.len());
+                        from = from.wrapping_add(run.len() * channels);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes `count` channels of all pixels apart again, to those of an image with `channels`, from `first` on.
+    ///
+    /// # Safety
+    /// `image` is good for all pixels of the result; no other thread writes these channels.
+    unsafe fn take_apart(
+        &self,
+        kernels: &Kernels,
+        from: &[f32],
+        image: *mut f32,
+        [first, count, channels]: [usize; 3],
+    ) {
+        let pixels = from.len() / self.channels;
+        // SAFETY: this many channels of every pixel on both sides.
+        unsafe {
+            match self.layout {
+                Layout::Nchw => {
+                    let (to, places) = (image.add(first * pixels), self.result.as_ptr());
+                    (kernels.transpose)(from.as_ptr(), self.channels, pixels, count, to, places);
+                }
+                Layout::Nhwc => (kernels.rows)(from.as_ptr(), self.channels, image.add(first), channels, count, pixels),
+            }
         }
     }
 }
@@ -145,7 +194,7 @@ fn lines(gather: &Gather, block: &Block) -> (Vec<Vec<(isize, usize)>>, Vec<Line>
 ///
 /// # Panics
 /// When a slice is not as long as the gather says.
-pub fn compute(gather: &Gather, work: Work<'_>) {
+pub fn compute(gather: &Gather, layout: Layout, work: Work<'_>) {
     let Work { kernels, first: source, second: weight, bias, result, threads } = work;
     let [rows, columns] = &gather.axes;
     let [of_source, of_result] = [rows.source * columns.source, rows.result * columns.result];
@@ -153,14 +202,17 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
     assert_eq!(source.len(), gather.batch * channels * of_source, "the source's length");
     assert_eq!(result.len(), gather.batch * channels * of_result, "the result's length");
     assert_eq!(weight.len(), channels * taps, "the filter's length");
-    let block = Block::new(gather, kernels, threads);
+    let block = Block::new(gather, layout, kernels, threads);
     let blocks = channels.div_ceil(block.channels);
     let (lists, lines) = lines(gather, &block);
     // Filters and biases of each block, channels together.
     let mut filters = Workspace::take(blocks * taps * block.channels);
     let places: Vec<usize> = (0..taps).map(|tap| tap * block.channels).collect();
     let of_blocks = weight.chunks(block.channels * taps).zip(filters.chunks_mut(block.channels * taps));
-    of_blocks.for_each(|(from, to)| block.bring(kernels, from, &places, to));
+    for (from, to) in of_blocks {
+        // SAFETY: a row of taps for each channel, and room for as many channels at each tap.
+        unsafe { (kernels.transpose)(from.as_ptr(), taps, from.len() / taps, taps, to.as_mut_ptr(), places.as_ptr()) };
+    }
     let mut biases = Workspace::take(blocks * block.channels);
     biases.fill(0.0);
     if let Some(bias) = bias {
@@ -172,11 +224,11 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
         let mut from = Workspace::take(block.numbers());
         let mut to = Workspace::take(of_result * block.channels);
         from.fill(0.0);
+        let source = &source[image * channels * of_source..][..channels * of_source];
         for number in 0..blocks {
             let first = number * block.channels;
             let count = block.channels.min(channels - first);
-            let plane = image * channels + first;
-            block.bring(kernels, &source[plane * of_source..][..count * of_source], &block.source, &mut from);
+            block.bring(kernels, source, [first, count], &block.source, &mut from);
             for line in &lines {
                 // SAFETY: the taps fall on the padded source, from every pixel of the line; all places have the whole vectors of
                 // a block.
@@ -195,11 +247,10 @@ pub fn compute(gather: &Gather, work: Work<'_>) {
                     });
                 }
             }
-            // SAFETY: as many pixels with this many channels, to planes of this image and block, which no other unit writes.
+            // SAFETY: this image's own results, and this block's channels of them.
             unsafe {
-                let to_planes = result.get().add(plane * of_result);
-                let places = block.result.as_ptr();
-                (kernels.transpose)(to.as_ptr(), block.channels, of_result, count, to_planes, places);
+                let image = result.get().add(image * channels * of_result);
+                block.take_apart(kernels, &to, image, [first, count, channels]);
             }
         }
     });
@@ -218,7 +269,7 @@ pub fn weights(problem: &Problem, work: Work<'_>) {
     let lengths = problem.operand_shapes().map(|shape| shape.iter().product::<usize>());
     assert_eq!([x.len(), dy.len(), result.len()], lengths, "the operands' lengths");
     // Units are blocks of channels.
-    let block = Block::new(&Gather { batch: 1, ..gather.clone() }, kernels, threads);
+    let block = Block::new(&Gather { batch: 1, ..gather.clone() }, problem.layout(), kernels, threads);
     let offsets: Vec<usize> = rows.phases[0]
         .iter()
         .flat_map(|row| columns.phases[0].iter().map(|column| block.tap(gather, row, column)))
@@ -244,9 +295,10 @@ pub fn weights(problem: &Problem, work: Work<'_>) {
                 terms = 0;
             }
             terms += of_result;
-            let plane = image * channels + first;
-            block.bring(kernels, &x[plane * of_source..][..count * of_source], &block.source, &mut from);
-            block.bring(kernels, &dy[plane * of_result..][..count * of_result], &places, &mut gradient);
+            let x = &x[image * channels * of_source..][..channels * of_source];
+            let dy = &dy[image * channels * of_result..][..channels * of_result];
+            block.bring(kernels, x, [first, count], &block.source, &mut from);
+            block.bring(kernels, dy, [first, count], &places, &mut gradient);
             // SAFETY: every tap falls on the padded source from every pixel; all places have the whole vectors of a block.
             unsafe {
                 (kernels.products_together)(

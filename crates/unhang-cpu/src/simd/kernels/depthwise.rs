@@ -113,10 +113,17 @@ unsafe fn add_columns<V: Vector, const R: usize, const VECTORS: usize, const TAP
 #[inline(always)]
 pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
     const TOGETHER: usize = 6;
+    // A pixel by itself, with many taps, has this many vectors of channels, so that no sum waits for the one before.
+    const ALONE: usize = 4;
+    let has_many_taps = pixels.taps.len() > 9;
     let mut pixel = 0;
     // SAFETY: blocks of the same pixels and channels.
     unsafe {
         while pixel < pixels.pixels {
+            // The last few may begin among the ones before: their sums are the same again.
+            if matches!(pixels.dense, 3 | 5 | 7) && pixels.pixels >= TOGETHER && pixels.pixels - pixel < 4 {
+                pixel = pixels.pixels - TOGETHER;
+            }
             let left = pixels.pixels - pixel;
             let together = match pixels.dense {
                 3 | 5 | 7 if left >= TOGETHER => TOGETHER,
@@ -125,16 +132,18 @@ pub unsafe fn correlate_channels<V: Vector>(pixels: &Pixels<'_>) {
             };
             let mut c = 0;
             while c < pixels.channels {
-                let whole = pixels.channels - c >= V::LANES;
+                let vectors = (pixels.channels - c) / V::LANES;
+                let several = together == 1 && has_many_taps && vectors >= ALONE;
                 match (together, pixels.dense) {
-                    (TOGETHER, 3) if whole => correlate_dense::<V, TOGETHER, 3>(pixels, pixel, c),
-                    (TOGETHER, 5) if whole => correlate_dense::<V, TOGETHER, 5>(pixels, pixel, c),
-                    (TOGETHER, 7) if whole => correlate_dense::<V, TOGETHER, 7>(pixels, pixel, c),
+                    (TOGETHER, 3) if vectors > 0 => correlate_dense::<V, TOGETHER, 3>(pixels, pixel, c),
+                    (TOGETHER, 5) if vectors > 0 => correlate_dense::<V, TOGETHER, 5>(pixels, pixel, c),
+                    (TOGETHER, 7) if vectors > 0 => correlate_dense::<V, TOGETHER, 7>(pixels, pixel, c),
                     (TOGETHER, _) => correlate_pixels::<V, TOGETHER, 1>(pixels, pixel, c),
                     (4, _) => correlate_pixels::<V, 4, 1>(pixels, pixel, c),
+                    _ if several => correlate_pixels::<V, 1, ALONE>(pixels, pixel, c),
                     _ => correlate_pixels::<V, 1, 1>(pixels, pixel, c),
                 }
-                c += V::LANES;
+                c += if several { ALONE * V::LANES } else { V::LANES };
             }
             pixel += together;
         }

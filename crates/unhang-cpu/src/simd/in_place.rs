@@ -25,12 +25,17 @@ use crate::plain::CHAIN;
 
 /// Numbers of filters that stay in a second-level cache while panels of pixels pass by.
 const CACHED_FILTERS: usize = 256 * 1024;
-/// Results for each source channel at most: with more of them packing costs little, and results are written in longer pieces.
+/// Results at most, and results for each source channel: with more of them packing costs little, and results are written in longer
+/// pieces.
+const MOST_RESULTS: usize = 128;
+/// See [`MOST_RESULTS`].
 const RESULTS_OF_SOURCE: usize = 3;
-/// Pixels of a plane from which on the next one is in another page of memory: packing reads them in longer pieces.
-const LARGE_PLANE: usize = 1024;
-/// Channels of the source or the result below which such planes are read in place all the same.
-const FEW_CHANNELS: usize = 64;
+/// Pixels of a plane from which on the next one is in another page of memory, and those of far larger ones: packing reads them in
+/// longer pieces.
+const LARGE_PLANES: [usize; 2] = [1024, 4096];
+/// Channels of the source or the result below which such planes are read in place all the same, and results up to which far
+/// larger ones are.
+const FEW_CHANNELS: [usize; 2] = [64, 32];
 /// Pixels of a plane up to which filters pass by as often whichever way planes are read.
 const FEW_PIXELS: usize = 64;
 /// Results from which on it pays to pack images beside each other, whose planes would not fill their vectors.
@@ -242,8 +247,12 @@ fn unit_columns(width: usize, columns: usize, products: usize, threads: usize) -
 pub fn is_better(gather: &Gather) -> bool {
     let pixels = gather.axes[0].source * gather.axes[1].source;
     let (sources, results) = (gather.source_channels, gather.result_channels);
-    let packing_costs =
-        results <= RESULTS_OF_SOURCE * sources && (pixels < LARGE_PLANE || sources.min(results) < FEW_CHANNELS);
+    let reads_short_pieces = match pixels {
+        _ if pixels >= LARGE_PLANES[1] => results > FEW_CHANNELS[1],
+        _ if pixels >= LARGE_PLANES[0] => sources.min(results) >= FEW_CHANNELS[0],
+        _ => false,
+    };
+    let packing_costs = results <= MOST_RESULTS.min(RESULTS_OF_SOURCE * sources) && !reads_short_pieces;
     pixels <= FEW_PIXELS || (gather.weight_group <= CACHED_FILTERS && packing_costs)
 }
 

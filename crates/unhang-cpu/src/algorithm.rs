@@ -23,7 +23,8 @@ pub enum Algorithm {
     PlaneWeights,
     /// F(3×3, 4×4): a quarter of the products, between transforms, for weight gradients.
     WinogradWeights,
-    /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data.
+    /// A product of matrices with pixels in vectors: 1×1 in NCHW, forward and backward-data. With a stride the pixels that are
+    /// met are brought together first.
     Pointwise,
     /// A matrix by a few vectors, where they lie: filters with a tap for each pixel of an image, above all 1×1 on images of one
     /// pixel, forward and backward-data.
@@ -44,7 +45,7 @@ pub enum Algorithm {
     /// A product of matrices with filters in vectors: 1×1 in NHWC with many channels, forward and backward-data.
     PointwiseChannels,
     /// Sums over taps and few channels with pixels in vectors: small groups, images and data gradients of images, and filters
-    /// that meet each pixel once, in NCHW, forward and backward-data.
+    /// that meet each pixel once, in NCHW, forward and backward-data. In NHWC planes are made for small groups first.
     Planes,
     /// Blocked sums over taps and channels: all other forward and backward-data.
     Direct,
@@ -55,6 +56,9 @@ const MAX_STRIDE: usize = 64;
 
 /// Channels of the source and of the result from which on 1×1 in NHWC is computed as a product of matrices.
 const MANY_CHANNELS: [usize; 2] = [256, 96];
+
+/// Channels of the source up to which the pixels of a strided 1×1 convolution are dealt out rather than brought together.
+const MOST_DEALT_OUT: usize = 128;
 
 /// Filters from which on packing the operands of a 1×1 convolution's weight gradient pays.
 const FEWEST_PACKED: usize = 8;
@@ -70,6 +74,10 @@ impl Algorithm {
         let [source, _, result] = problem.operand_shapes().map(|shape| shape[1]);
         let many_channels = source >= MANY_CHANNELS[0] && result / problem.groups() >= MANY_CHANNELS[1];
         let dense_tap = one_tap && problem.stride() == [1, 1] && problem.layout() == Layout::Nchw;
+        // Sums of strided taps over few channels are as fast with the pixels dealt out.
+        let short =
+            problem.direction() == Direction::Forward && source <= MOST_DEALT_OUT && has_short_sums(problem, isa);
+        let tap_of_planes = one_tap && problem.layout() == Layout::Nchw && (problem.stride() == [1, 1] || !short);
         let one_group = one_tap && problem.groups() == 1;
         match () {
             () if problem.data_type() == DataType::F64 => Algorithm::Plain,
@@ -92,8 +100,9 @@ impl Algorithm {
             () if winograd_axis_wins(problem, isa) => Algorithm::WinogradAxis,
             () if winograd_strided_axis_wins(problem, isa) => Algorithm::WinogradStridedAxis,
             () if one_tap && problem.layout() == Layout::Nhwc && many_channels => Algorithm::PointwiseChannels,
-            () if dense_tap => Algorithm::Pointwise,
+            () if tap_of_planes => Algorithm::Pointwise,
             () if problem.layout() == Layout::Nchw && has_few_channels(problem) => Algorithm::Planes,
+            () if problem.layout() == Layout::Nhwc && planes_pay(problem) => Algorithm::Planes,
             () if problem.layout() == Layout::Nchw && has_short_sums(problem, isa) => Algorithm::Planes,
             () => Algorithm::Direct,
         }
@@ -170,6 +179,18 @@ fn has_few_channels(problem: &Problem) -> bool {
     let [source, _, result] = problem.operand_shapes().map(|shape| shape[1] / problem.groups());
     let most = if dense && source <= *FEW_CHANNELS.end() { *FEW_CHANNELS.end() } else { FEW_RESULTS };
     problem.kernel() != [1, 1] && has_short_reach(problem) && source >= *FEW_CHANNELS.start() && result <= most
+}
+
+/// Channels of a group up to which planes are made of pixels in NHWC, and columns from which on they are with a stride.
+const SMALL_GROUP: usize = 12;
+/// See [`SMALL_GROUP`].
+const STRIDED_COLUMNS: usize = 28;
+
+/// Whether a problem of small groups in NHWC is faster by planes, which have to be made of its pixels.
+fn planes_pay(problem: &Problem) -> bool {
+    let of_group = problem.in_channels().max(problem.out_channels()) / problem.groups();
+    let large = problem.stride() == [1, 1] || problem.in_size()[1] >= STRIDED_COLUMNS;
+    problem.groups() > 1 && of_group <= SMALL_GROUP && large && has_few_channels(problem)
 }
 
 /// Channels of the source below which pixels lie in vectors where sums are short: with more the source takes long to deal out.

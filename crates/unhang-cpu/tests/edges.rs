@@ -287,6 +287,8 @@ fn the_table_of_algorithms() {
     let patches = |channels: i64| Specification { in_channels: channels, ..strided(2, 0) };
     assert_eq!([128, 144].map(|channels| chosen(patches(channels))), [Algorithm::Planes, Algorithm::Direct]);
     assert_eq!(chosen(strided(1, 0)), Algorithm::Planes);
+    let many = Specification { in_channels: 256, ..strided(1, 0) };
+    assert_eq!(chosen(many), Algorithm::Pointwise, "its pixels are brought together");
     // Weight gradients with pixels in vectors: narrow groups, images of one channel, and small patches.
     let gradient = |specification| Specification { direction: Direction::BackwardWeights, ..specification };
     let narrow = |groups: i64| Specification { groups, ..gradient(three.clone()) };

@@ -320,6 +320,55 @@ fn nothing_beyond_operands_of_small_depthwise_planes_is_touched() {
     }
 }
 
+/// 1×1 taps with a stride, whose pixels are brought together, and small groups in NHWC, of which planes are made.
+#[test]
+fn nothing_beyond_rearranged_operands_is_touched() {
+    let base = Specification { batch: 3, in_size: [13, 17], ..Specification::default() };
+    let strided = |channels: [i64; 2], stride: [i64; 2], groups: i64| Specification {
+        in_channels: channels[0],
+        out_channels: channels[1],
+        stride,
+        groups,
+        ..base
+    };
+    let grouped = |of_group: i64, stride: [i64; 2]| Specification {
+        in_channels: 5 * of_group,
+        out_channels: 5 * of_group,
+        groups: 5,
+        kernel: [3, 3],
+        stride,
+        padding: [1, 1],
+        layout: Layout::Nhwc,
+        ..base
+    };
+    let wide = Specification {
+        in_channels: 37,
+        out_channels: 37,
+        groups: 37,
+        in_size: [7, 9],
+        kernel: [7, 7],
+        padding: [3, 3],
+        layout: Layout::Nhwc,
+        ..base
+    };
+    let all = [
+        strided([40, 70], [2, 2], 1),
+        strided([9, 3], [3, 2], 1),
+        strided([34, 20], [20, 20], 1),
+        strided([64, 32], [2, 1], 2),
+        grouped(8, [1, 1]),
+        grouped(5, [2, 2]),
+        Specification { in_size: [20, 40], ..wide.clone() },
+        wide,
+    ];
+    for specification in all {
+        for direction in Direction::ALL {
+            let problem = Problem::new(Specification { direction, ..specification }).expect("a convolution");
+            passes_between_guards(&problem, 5).expect("right, and within the operands");
+        }
+    }
+}
+
 /// The workspace of every layer stays within its bound, with every set of kernels. The kernels do nothing
 /// here: what is lent out is the same.
 #[test]

@@ -23,6 +23,7 @@ mod pairwise;
 mod plane_gradient;
 mod planes;
 mod pointwise;
+mod rearranged;
 mod source;
 mod tiling;
 mod vector;
@@ -31,7 +32,7 @@ pub mod winograd;
 mod work;
 mod workspace;
 
-use unhang_conv::Problem;
+use unhang_conv::{Layout, Problem};
 
 use crate::algorithm::Algorithm;
 use crate::isa::Isa;
@@ -56,6 +57,10 @@ pub fn compute(
 /// Computes it by an algorithm.
 fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
     let gather = || geometry::Gather::new(problem);
+    if let (Algorithm::Pointwise | Algorithm::Weights, Some(dense)) = (algorithm, rearranged::without_stride(problem)) {
+        let compute = |dense: &Problem, work: Work<'_>| compute_with(dense, algorithm, work);
+        return rearranged::compute_without_stride(problem, &dense, work, compute);
+    }
     match algorithm {
         Algorithm::Plain => plain::compute(problem, work.first, work.second, work.bias, work.result, work.threads),
         Algorithm::Depthwise => depthwise::compute(problem, work),
@@ -74,6 +79,9 @@ fn compute_with(problem: &Problem, algorithm: Algorithm, work: Work<'_>) {
         Algorithm::WinogradStridedAxis => winograd::strided_axis::compute(problem, work),
         Algorithm::Winograd => winograd::compute(problem, work),
         Algorithm::PointwiseChannels => channels::compute(&gather(), work),
+        Algorithm::Planes if problem.layout() == Layout::Nhwc => {
+            rearranged::compute_by_planes(problem, work, |planes, work| compute_with(planes, algorithm, work));
+        }
         Algorithm::Planes => planes::compute(&gather(), work),
         Algorithm::Direct => gather::compute(&gather(), work),
     }

@@ -28,11 +28,11 @@
 
 mod algorithm;
 mod isa;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "calls another library's functions")]
 mod openmp;
 mod parallel;
 mod plain;
-#[allow(unsafe_code)]
+#[allow(unsafe_code, reason = "vector instructions, and memory that threads share")]
 mod simd;
 
 pub use algorithm::Algorithm;

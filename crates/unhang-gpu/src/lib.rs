@@ -20,38 +20,47 @@
 //! planner: it is handed device pointers, a stream and a workspace, and allocates nothing on the device itself ([`FromHost`] and
 //! measurements do). Whether
 //! a kernel may run in this process at all (the canary) is decided by its callers.
-//!
-//! `unsafe` is confined to the modules that call foreign functions or hand memory to the device: [`driver`], [`compiler`],
-//! `from_host`, [`tuning`] and the C interface.
+
+#![deny(unsafe_code)]
 
 #[cfg(feature = "c-abi")]
+#[allow(unsafe_code, reason = "called by C")]
 mod c_abi;
 pub mod cache;
 pub mod candidates;
 pub mod catalogue;
 pub mod choice;
+#[allow(unsafe_code, reason = "calls the compilers' libraries")]
 pub mod compiler;
+#[allow(unsafe_code, reason = "calls the drivers' libraries")]
 pub mod driver;
+#[allow(unsafe_code, reason = "an address becomes a function")]
 mod dynamic;
 mod engine;
 mod error;
 pub mod fit;
+#[allow(unsafe_code, reason = "allocates on the device and copies")]
 mod from_host;
 pub mod model;
+#[allow(unsafe_code, reason = "launches on addresses that the caller vouches for")]
 pub mod normalization;
 pub mod object;
 mod objects;
 pub mod plan;
 mod plan_parts;
 mod planning;
+#[allow(unsafe_code, reason = "launches on addresses that the caller vouches for")]
 pub mod pooling;
 #[cfg(feature = "emulated")]
 pub mod predict;
 pub mod shapes;
 pub mod shipped;
 pub mod sources;
+#[allow(unsafe_code, reason = "launches on addresses that the caller vouches for")]
 pub mod strided;
+#[allow(unsafe_code, reason = "allocates on the device to measure")]
 pub mod tuning;
+#[allow(unsafe_code, reason = "sets a thread's priority")]
 mod workshop;
 
 pub use engine::{DevicePointers, GpuEngine, GpuSettings, Prepared, Request, Timing};

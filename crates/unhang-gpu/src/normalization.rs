@@ -82,7 +82,7 @@ pub struct Task {
 
 /// Device memory of a normalisation; 0 for what is not there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the others are named as in the definition")]
 pub struct Buffers {
     pub x: u64,
     /// The result.

@@ -54,8 +54,7 @@ impl From<f64> for Scalar {
 /// An axis of a pooled tensor.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
-// The kernels' source says what its fields mean.
-#[allow(missing_docs)]
+#[allow(missing_docs, reason = "the kernels' source says what its fields mean")]
 pub struct PoolingAxis {
     pub input: i32,
     pub output: i32,
@@ -74,8 +73,7 @@ macro_rules! shapes {
             $(#[$doc])*
             #[repr(C)]
             #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, IntoBytes, Immutable)]
-            // The kernels' sources say what their fields mean.
-            #[allow(missing_docs)]
+            #[allow(missing_docs, reason = "the kernels' sources say what their fields mean")]
             pub struct $name {
                 $(pub $field: $type),*
             }

@@ -91,9 +91,6 @@ fn files_of_a_crate_need_each_other_in_no_circle() {
     assert!(wrong.is_empty(), "{} circles:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-/// Crates that still have an `allow` without a reason.
-const WITH_BARE_ALLOWS: &[&str] = &["unhang", "unhang-cpu", "unhang-gpu", "unhang-miopen", "unhang-py"];
-
 #[test]
 fn what_is_allowed_has_a_reason() {
     for name in crates() {
@@ -109,7 +106,7 @@ fn what_is_allowed_has_a_reason() {
             });
             bare.extend(without.map(|_| file.display().to_string()));
         }
-        assert_eq!(bare.is_empty(), !WITH_BARE_ALLOWS.contains(&name.as_str()), "{name}: {bare:?}");
+        assert!(bare.is_empty(), "{name}: {bare:?}");
     }
 }
 

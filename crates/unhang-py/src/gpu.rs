@@ -428,7 +428,7 @@ impl PyKernel {
     ///
     /// The caller vouches that each address is that of a dense tensor of the problem's type, shape and layout on this
     /// device, and that it stays allocated for work that was queued on the stream by now.
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
     fn launch(
         &self,
         py: Python<'_>,

@@ -18,7 +18,7 @@ impl PyProblem {
     /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
     #[new]
     #[pyo3(signature = (input, weight, stride, padding, dilation, transposed, output_padding, groups, data_type, layout, direction))]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
     fn new(
         input: [i64; 4],
         weight: [i64; 4],

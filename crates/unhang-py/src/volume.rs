@@ -23,7 +23,7 @@ impl PyVolume {
     /// From torch's own arguments; raises `ValueError`, naming the numbers, where they make no convolution.
     #[new]
     #[pyo3(signature = (input, weight, stride, padding, dilation, transposed, output_padding, groups, data_type, channels_last, direction))]
-    #[allow(clippy::too_many_arguments)]
+    #[allow(clippy::too_many_arguments, reason = "Python names its arguments")]
     fn new(
         input: [i64; 5],
         weight: [i64; 5],

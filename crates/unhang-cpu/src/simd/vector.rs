@@ -4,8 +4,7 @@
 //! none may be called, because the processor may lack the instructions. That is the one safety condition they share,
 //! together with: pointers are good for the lanes that a method reads or writes.
 
-// Everything here is `unsafe fn` under the module's own condition above; repeating it on every method says nothing.
-#![allow(clippy::missing_safety_doc)]
+#![allow(clippy::missing_safety_doc, reason = "every `unsafe fn` here has the module's own condition above")]
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -201,7 +200,7 @@ impl Avx512 {
 // SAFETY of every block below: the features are there (the trait's condition), and each intrinsic touches just the
 // numbers that the method's contract names; masked ones do not touch the others.
 #[cfg(target_arch = "x86_64")]
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "said above for all of them")]
 impl Vector for Avx512 {
     const LANES: usize = 16;
     const REGISTERS: usize = 32;
@@ -355,7 +354,7 @@ impl Avx2 {
 
 // SAFETY of every block below: as for AVX-512.
 #[cfg(target_arch = "x86_64")]
-#[allow(clippy::undocumented_unsafe_blocks)]
+#[allow(clippy::undocumented_unsafe_blocks, reason = "said above for all of them")]
 impl Vector for Avx2 {
     const LANES: usize = 8;
     const REGISTERS: usize = 16;

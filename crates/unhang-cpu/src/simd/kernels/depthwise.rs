@@ -91,8 +91,8 @@ unsafe fn add_columns<V: Vector, const R: usize, const VECTORS: usize, const TAP
             let x = x.add(column.offset);
             let weights: [V; TAPS] = std::array::from_fn(|tap| V::splat(column.weights[tap]));
             for row in 0..R + TAPS - 1 {
-                // By number: an iterator over the vectors is not unrolled with seven taps, which then take 1.6 times as long.
-                #[allow(clippy::needless_range_loop)]
+                // An iterator over the vectors is not unrolled with seven taps, which then take 1.6 times as long.
+                #[allow(clippy::needless_range_loop, reason = "by number it is unrolled")]
                 for v in 0..VECTORS {
                     let x = V::load(x.add(row * x_step + v * V::LANES));
                     for (tap, weight) in weights.iter().enumerate() {

@@ -79,8 +79,7 @@ fn check_binary(program: &Path) -> anyhow::Result<()> {
 mod tests {
     use super::*;
 
-    // The line by which skipped tests are counted.
-    #[allow(clippy::print_stdout)]
+    #[allow(clippy::print_stdout, reason = "the line by which skipped tests are counted")]
     #[test]
     fn programs_with_rights_of_their_own_are_refused_and_ones_that_are_ours_pass() {
         use std::os::unix::fs::{PermissionsExt, chown};

@@ -2,7 +2,7 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use unhang_conv::{DataType, Direction};
@@ -11,7 +11,9 @@ use unhang_miopen_api::{
     ALLOCATION_FAILED, BAD_PARAMETER, INTERNAL_ERROR, NAIVE_SOLVERS, NOT_IMPLEMENTED, Opaque, SUCCESS, Status, index_of,
 };
 use unhang_probe::canary::Families;
-use unhang_session::{Decision, Device, Face, Failure, NotComputed, Planned, Session, Watchdog, say_once as say};
+use unhang_session::{
+    Decision, Device, Face, Failure, NotComputed, Planned, Session, Subject, Watchdog, say_once as say,
+};
 
 use crate::describe::{Call, Described};
 use crate::real::Real;
@@ -135,12 +137,13 @@ pub(crate) fn stream_of(real: &Real, handle: Opaque) -> Option<u64> {
     (!handle.is_null() && unsafe { real.functions.stream?(handle, &mut stream) } == SUCCESS).then_some(stream as u64)
 }
 
-/// Computes what is no convolution on the process's device and the handle's stream; none where it is left to the real library.
+/// Computes what is no convolution on the process's device and the handle's stream, watched as a convolution is; none where it is left
+/// to the real library. It has a name in words, and that of its kernels' family.
 pub(crate) fn on_device(
     process: &Process,
     real: &Real,
     handle: Opaque,
-    what: &str,
+    (what, family): (&str, &str),
     compute: impl FnOnce(&Device, u64) -> Result<(), Failure>,
 ) -> Option<Status> {
     let left = |reason: String| say(&format!("a {what} is left to MIOpen: {reason}"));
@@ -150,7 +153,12 @@ pub(crate) fn on_device(
         process.situation(&device);
     }
     let Some(stream) = stream_of(real, handle) else { return Some(BAD_PARAMETER) };
-    match compute(&device, stream) {
+    let subject = || {
+        let canary = device.card.name_of_family(&device.engine, family);
+        let is_rehearsal = process.session().machine().emulated;
+        device.may_run(family).then(|| Arc::new(Subject::of_family(what, canary, is_rehearsal)))
+    };
+    match process.watched(|| Some(stream), subject, || compute(&device, stream)) {
         Ok(()) => Some(SUCCESS),
         Err(Failure::Declined(reason) | Failure::Misaligned(reason)) => {
             left(reason);

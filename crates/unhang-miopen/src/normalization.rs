@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, Operation};
+use unhang_gpu::normalization::{Activation, ActivationKind, Buffers, FAMILY, Operation};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
 use unhang_session::{Normalizing, normalize};
 
@@ -85,7 +85,7 @@ pub(crate) unsafe fn compute(
     at: &Buffers,
 ) -> Option<Status> {
     // SAFETY: the caller's promise.
-    on_device(process, real, handle, "batch normalisation", |device, stream| unsafe {
+    on_device(process, real, handle, ("batch normalisation", FAMILY), |device, stream| unsafe {
         normalize(device, what, at, stream)
     })
 }

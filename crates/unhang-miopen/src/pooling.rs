@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use unhang_gpu::pooling::{Buffers, IndexType, Kind, Pooling, Task};
+use unhang_gpu::pooling::{Buffers, FAMILY, IndexType, Kind, Pooling, Task};
 use unhang_miopen_api::{BAD_PARAMETER, Opaque, SUCCESS, Status};
 use unhang_session::pool;
 
@@ -128,7 +128,9 @@ impl Call {
         let [from, to] = self.memory.map(|it| it as u64);
         let at = Buffers { from, to, indices: if keeps_indices { place as u64 } else { 0 } };
         // SAFETY: the caller's promise.
-        on_device(process, real, self.handle, "pooling", |device, stream| unsafe { pool(device, &task, &at, stream) })
+        on_device(process, real, self.handle, ("pooling", FAMILY), |device, stream| unsafe {
+            pool(device, &task, &at, stream)
+        })
     }
 }
 

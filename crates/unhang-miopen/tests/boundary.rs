@@ -543,6 +543,31 @@ fn the_watchdog_names_and_ends_a_program_whose_convolution_hangs() {
 }
 
 #[test]
+fn kernels_for_pooling_that_do_not_finish_are_named_and_not_used_again() {
+    let Some(mut run) = on_the_card() else { return };
+    let home = tempfile::tempdir().unwrap();
+    run.variables = vec![
+        ("UNHANG_MIOPEN_FAMILIES", "plain,strided,pooling"),
+        ("UNHANG_WATCHDOG", "1"),
+        ("UNHANG_HANG_DEADLINE", "3"),
+        ("UNHANG_SETTINGS", "verbose=True"),
+        ("UNHANG_HOME", home.path().to_str().unwrap()),
+    ];
+    let ran = run.of(&["card/libtorch_like.so", "slow pool"]);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    assert_eq!(ran.status.code(), Some(86), "{said}");
+    assert!(said.contains("HANG in a pooling: our kernels for it have not finished for"), "{said}");
+    let store = unhang_evidence::Store::open(home.path());
+    let hung =
+        store.canaries().into_iter().filter(|it| it.verdict == unhang_engine::Verdict::Hangs).collect::<Vec<_>>();
+    assert!(hung.len() == 1 && hung[0].name.starts_with("jit:pooling:"), "{hung:?}");
+    // The next process computes it on the CPU.
+    let again = run.of(&["card/libtorch_like.so", "slow pool"]);
+    let said = String::from_utf8_lossy(&again.stderr);
+    assert!(again.status.success() && !said.contains("HANG"), "{said}");
+}
+
+#[test]
 fn decisions_that_are_not_kept_are_answered_alike_and_counted() {
     let mut run = Run::default();
     run.variables.push(("UNHANG_SETTINGS", "cache_decisions=False;verbose=True"));

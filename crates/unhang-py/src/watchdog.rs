@@ -83,7 +83,9 @@ impl PyWatchdog {
     fn watched(problems: Vec<PyRef<'_, PyProblem>>, engine: &str, rehearsed: bool) -> PyResult<PyWatched> {
         let engine = engine.parse().map_err(|error| PyValueError::new_err(format!("{error}")))?;
         let problems = problems.iter().map(|it| it.problem.clone()).collect();
-        Ok(PyWatched { subject: Arc::new(Subject { problems, engine, candidate: String::new(), rehearsed }) })
+        Ok(PyWatched {
+            subject: Arc::new(Subject { problems, engine, candidate: String::new(), rehearsed, family: None }),
+        })
     }
 
     /// A call begins on a stream of a device; none where it cannot be watched, as while a graph is recorded.

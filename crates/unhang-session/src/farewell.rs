@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use unhang_engine::Verdict;
-use unhang_evidence::{Record, RecordSource, Store};
+use unhang_evidence::{Canary, Record, RecordSource, Store, time};
 use unhang_watchdog::report::{HANG_IN_CALL, LONGEST_FAREWELL};
 use unhang_watchdog::{Hang, HangReport, Place};
 
@@ -45,11 +45,17 @@ impl Farewell {
     }
 
     fn record(&self, hang: &Hang<Subject>, subject: &Subject) {
+        let detail = || format!("did not finish within {:.1} s, {}", hang.waited.as_secs_f64(), place(hang));
+        if let Some(family) = &subject.family {
+            let (machine, name) = (self.machine.clone(), family.canary.clone());
+            let (verdict, detail) = (Verdict::Hangs, format!("a {} {}", family.what, detail()));
+            self.store.keep_canary(Canary { machine, name, verdict, detail, unix_seconds: time::now() });
+        }
         let source = if subject.rehearsed { RecordSource::Rehearsal } else { RecordSource::Run };
         for problem in &subject.problems {
             let record = Record::new(problem.clone(), subject.engine, &self.machine, Verdict::Hangs, source);
             let mut record = record.with_variant(&subject.candidate);
-            record.detail = format!("did not finish within {:.1} s, {}", hang.waited.as_secs_f64(), place(hang));
+            record.detail = detail();
             if subject.problems.len() > 1 {
                 record.detail += "; both gradients were computed in one call";
             }
@@ -99,6 +105,16 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
                 "" => (String::new(), "engine"),
                 candidate => (format!(", candidate {candidate},"), "candidate"),
             };
+            if let Some(family) = &subject.family {
+                let what = &family.what;
+                let _ = write!(
+                    text,
+                    "{rehearsal}HANG in a {what}: our kernels for it have not finished for {seconds:.1} s, {}{device}. It is kept as \
+                     evidence, and these kernels are not used again on this machine",
+                    place(hang)
+                );
+                return ending(text, code);
+            }
             let _ = write!(
                 text,
                 "{rehearsal}HANG in a convolution: {} on {}{candidate} has not finished for {seconds:.1} s, {}{device}. It is \
@@ -120,6 +136,10 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
             }
         }
     }
+    ending(text, code)
+}
+
+fn ending(mut text: String, code: i32) -> String {
     let _ = write!(text, ". Ending process {} with code {code}", std::process::id());
     text
 }

@@ -3,10 +3,11 @@
 use unhang_conv::Problem;
 use unhang_engine::EngineName;
 
-/// What is watched: a convolution on an engine. Gradients that one call computes are two convolutions.
+/// What is watched: a convolution on an engine, or kernels of ours that compute none. Gradients that one call computes are two
+/// convolutions.
 #[derive(Debug)]
 pub struct Subject {
-    /// The convolutions.
+    /// The convolutions; none where it is of a family.
     pub problems: Vec<Problem>,
     /// Who computes them.
     pub engine: EngineName,
@@ -14,11 +15,28 @@ pub struct Subject {
     pub candidate: String,
     /// Whether the CPU plays the card.
     pub rehearsed: bool,
+    /// What it is where it is no convolution.
+    pub family: Option<WatchedFamily>,
+}
+
+/// Kernels of ours that compute no convolution.
+#[derive(Debug)]
+pub struct WatchedFamily {
+    /// What they compute, in words.
+    pub what: String,
+    /// What their canary's verdict is kept under: one that hangs is not used again.
+    pub canary: String,
 }
 
 impl Subject {
     /// One convolution, by the engine's own choice.
     pub fn new(problem: &Problem, engine: EngineName, rehearsed: bool) -> Subject {
-        Subject { problems: vec![problem.clone()], engine, candidate: String::new(), rehearsed }
+        Subject { problems: vec![problem.clone()], engine, candidate: String::new(), rehearsed, family: None }
+    }
+
+    /// Kernels of a family of ours.
+    pub fn of_family(what: &str, canary: String, rehearsed: bool) -> Subject {
+        let family = Some(WatchedFamily { what: what.to_owned(), canary });
+        Subject { problems: Vec::new(), engine: EngineName::Jit, candidate: String::new(), rehearsed, family }
     }
 }

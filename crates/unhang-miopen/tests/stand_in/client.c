@@ -592,6 +592,7 @@ int run(const char *part) {
     if (!strcmp(part, "sharing")) return sharing();
     if (!strcmp(part, "capturing")) return capturing();
     if (!strcmp(part, "hanging")) return hanging();
+    if (!strcmp(part, "slow pool")) return slow_pool();
 #endif
 
     if (!strcmp(part, "find")) return find_and_execute(0);

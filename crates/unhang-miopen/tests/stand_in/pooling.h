@@ -88,3 +88,20 @@ static int pools(void) {
     CHECK(CALL(miopenPoolingForward, handle, pool, &one, xt, o->x, &zero, yt, o->y, true, o->indices, (size_t)100) == 42);
     return 0;
 }
+#ifdef REAL_HIP
+// So much that the emulated card takes longer for it than a short deadline: the program waits for what it takes for a hang.
+static int slow_pool(void) {
+    Case *place = room();
+    float *memory = 0, one = 1, zero = 0;
+    const int sizes[4] = {1, 1, 600, 600}, strides[4] = {360000, 360000, 600, 1}, window[2] = {61, 61}, pad[2] = {30, 30}, step[2] = {1, 1};
+    CHECK(place != NULL && hipHostMalloc((void **)&memory, 2 * 360000 * sizeof(float), 0) == 0);
+    int line = prepare(place, 0);
+    if (line) return line;
+    P pool = 0, t = 0;
+    CALL(miopenCreatePoolingDescriptor, &pool), CALL(miopenCreateTensorDescriptor, &t);
+    CALL(miopenSetNdPoolingDescriptor, pool, 1, 2, window, pad, step), CALL(miopenSetTensorDescriptor, t, 1, 4, sizes, strides);
+    CHECK(CALL(miopenPoolingForward, place->handle, pool, &one, t, memory, &zero, t, memory + 360000, false, (P)0, (size_t)0) == 0);
+    settle();
+    return 0;
+}
+#endif

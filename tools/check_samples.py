@@ -7,6 +7,7 @@ for each kind of convolution and those samples that differ; exits with 1 if any 
 
     tools/check_samples.py --device cpu --strategy cpu_fallback
     tools/check_samples.py --device cuda --strategy jit
+    tools/check_samples.py --device cuda --strategy jit --reference cpu --dtypes float32 --every 20     on the emulated card
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ _HALVES = (torch.float16, torch.bfloat16)
 # A call is timed four times on the CPU, then remembered, and computed without Python from then on.
 TURNS = 6
 
+# What tools/torch-hip's reduced build says of a function that it does not have.
+LEFT_OUT = "this build of PyTorch for HIP has no"
+
 Sample = tuple[str, str, Callable[[], list[Any]]]
 
 
@@ -57,12 +61,16 @@ def forms(tensor: Any) -> Iterator[tuple[str, Any]]:
         yield "half of channels_last", wide[:, : tensor.shape[1]]
 
 
+def on(device: str, value: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 def outcome(compute: Callable[[], list[Any]]) -> list[Any]:
     """Results, or the kind of error. (Torch's texts name addresses now and then, and are compared in the tests.)"""
     try:
         return compute()
     except Exception as error:
-        return [type(error)]
+        return [LEFT_OUT if LEFT_OUT in str(error) else type(error)]
 
 
 def with_gradients(call: Callable[..., Any], tensors: list[torch.Tensor]) -> list[Any]:
@@ -79,6 +87,7 @@ def moves(tensor: torch.Tensor) -> list[int]:
 
 
 def first_difference(ours: list[Any], plain: list[Any], *, strides: bool) -> str | None:
+    ours, plain = ([on("cpu", it) for it in results] for results in (ours, plain))
     if len(ours) != len(plain):
         return f"{len(ours)} results, not {len(plain)}"
     for place, (got, want) in enumerate(zip(ours, plain)):
@@ -107,15 +116,18 @@ def _stand_in_for_expecttest() -> None:
 def operator_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
     from torch.testing._internal.common_methods_invocations import op_db
 
+    # After the import, which takes numbers too.
+    torch.manual_seed(0)
     for info in op_db:
         if info.name not in OPERATORS or dtype not in info.supported_dtypes(torch.device(device).type):
             continue
-        given = list(info.sample_inputs(device, dtype))
+        # Made by the CPU, so that they are the same numbers for every device.
+        given = list(info.sample_inputs("cpu", dtype))
         if info.error_inputs_func is not None:
-            given += [it.sample_input for it in info.error_inputs(device)]
+            given += [it.sample_input for it in info.error_inputs("cpu")]
         for number, sample in enumerate(given):
-            for form, first in forms(sample.input):
-                tensors = [first, *(it for it in sample.args if isinstance(it, torch.Tensor))]
+            for form, first in forms(on(device, sample.input)):
+                tensors = [first, *(it.to(device) for it in sample.args if isinstance(it, torch.Tensor))]
 
                 def compute(info=info, sample=sample, tensors=tensors) -> list[Any]:  # type: ignore[no-untyped-def]
                     def call(*leaves: torch.Tensor) -> Any:
@@ -131,18 +143,20 @@ def operator_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
 def module_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
     from torch.testing._internal.common_modules import module_db
 
+    torch.manual_seed(0)
     for info in module_db:
         if info.module_cls.__name__ not in MODULES or dtype not in (*info.dtypes, *_HALVES):
             continue
-        given = info.module_inputs_func(info, device=device, dtype=dtype, requires_grad=False, training=True)
+        given = info.module_inputs_func(info, device="cpu", dtype=dtype, requires_grad=False, training=True)
         for number, sample in enumerate(given):
-            for form, first in forms(sample.forward_input.args[0]):
-                rest = (first, *sample.forward_input.args[1:])
+            for form, first in forms(on(device, sample.forward_input.args[0])):
+                rest = (first, *(on(device, it) for it in sample.forward_input.args[1:]))
 
                 def compute(info=info, sample=sample, rest=rest, number=number) -> list[Any]:  # type: ignore[no-untyped-def]
                     torch.manual_seed(number)
                     built = sample.constructor_input
-                    module = info.module_cls(*built.args, **built.kwargs).to(device, dtype)
+                    options = {**built.kwargs, **({"device": "cpu"} if "device" in built.kwargs else {})}
+                    module = info.module_cls(*built.args, **options).to(device, dtype)
                     # What a layer is made for here is its first call: a lazy one has no parameters before it.
                     made = module(*rest, **sample.forward_input.kwargs).detach()
                     names = [name for name, _ in module.named_parameters()]
@@ -160,6 +174,8 @@ def module_samples(device: str, dtype: torch.dtype) -> Iterator[Sample]:
 def samples(device: str, dtypes: Iterable[torch.dtype]) -> list[Sample]:
     """All of them: the kind of convolution, which sample it is, and what computes it."""
     _stand_in_for_expecttest()
+    # Torch looks for Triton, and tools/triton beside this file is not that.
+    sys.path[:] = [folder for folder in sys.path if folder != str(Path(__file__).resolve().parent)]
     return [it for dtype in dtypes for source in (operator_samples, module_samples) for it in source(device, dtype)]
 
 
@@ -171,9 +187,13 @@ def check(
     strides: bool = True,
     turns: int = TURNS,
     rehearse: bool = False,
+    reference: Iterable[Sample] | None = None,
 ) -> tuple[dict[str, int], list[str]]:
-    """How many samples there are of each kind, and those that differ in any turn."""
-    plain = [(name, what, compute, outcome(compute)) for name, what, compute in listed]
+    """How many samples there are of each kind, and those that differ in any turn from the same without unhang, or from
+    their like of another device."""
+    listed = list(listed)
+    wanted = [outcome(compute) for _, _, compute in (listed if reference is None else reference)]
+    plain = [(*sample, want) for sample, want in zip(listed, wanted)]
     counts: dict[str, int] = {}
     wrong: list[str] = []
     devices = None if rehearse else (device,)
@@ -181,7 +201,12 @@ def check(
         for name, what, compute, want in plain:
             counts[name] = counts.get(name, 0) + 1
             for turn in range(turns):
-                found = first_difference(outcome(compute), want, strides=strides)
+                ours = outcome(compute)
+                if ours == [LEFT_OUT]:
+                    kind = f"{name}, left out"
+                    counts[kind] = counts.get(kind, 0) + 1
+                    break
+                found = first_difference(ours, want, strides=strides)
                 if found is not None:
                     wrong.append(f"{name}, {what}, turn {turn}: {found}")
                     break
@@ -193,12 +218,26 @@ def main() -> int:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--strategy", default="cpu_fallback")
     parser.add_argument("--no-strides", action="store_true", help="compare numbers and errors only")
+    parser.add_argument(
+        "--reference", help="the device to compare with, by numbers and errors (the same, without unhang)"
+    )
+    parser.add_argument("--dtypes", default="float32,float16,bfloat16,float64,complex64")
+    parser.add_argument("--every", type=int, default=1, help="one sample in so many")
+    parser.add_argument("--turns", type=int, default=TURNS, help="how often each is computed")
     parser.add_argument("--show", type=int, default=10, help="differences that are printed")
     chosen = parser.parse_args()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-    dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64)
-    listed = samples(chosen.device, dtypes)
-    counts, wrong = check(listed, chosen.strategy, chosen.device, strides=not chosen.no_strides)
+    dtypes = [getattr(torch, name) for name in chosen.dtypes.split(",")]
+    # A lazy layer makes its parameters where it is first called, from that device's random numbers.
+    kept = [it for it in samples(chosen.device, dtypes) if chosen.reference is None or not it[0].startswith("Lazy")]
+    listed = kept[:: chosen.every]
+    # Devices differ in how they lay results out.
+    strides = chosen.reference is None and not chosen.no_strides
+    reference = None
+    if chosen.reference is not None:
+        reference = [it for it in samples(chosen.reference, dtypes) if not it[0].startswith("Lazy")][:: chosen.every]
+    options = {"strides": strides, "turns": chosen.turns, "reference": reference}
+    counts, wrong = check(listed, chosen.strategy, chosen.device, **options)
     for name, count in sorted(counts.items()):
         print(f"{name:36}{count:6} samples{sum(it.startswith(f'{name},') for it in wrong):6} differ")
     for line in wrong[: chosen.show]:

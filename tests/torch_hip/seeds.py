@@ -1,12 +1,15 @@
-"""The scripts of the five reports, as they are printed there: `python3 seeds.py plain|bypass`.
+"""The scripts of the five reports, as they are printed there: `python3 seeds.py plain|profiles|bypass`.
 
 `plain` are those that know torch alone: the test for hangs with its alarm, the table of sizes, and the check of an installation.
-`bypass` are the blocks of the bypass's document. Every result is also compared with the CPU's, which the reports did not do.
+`profiles` are the reports' sets of variables, each for a convolution in a process of its own. `bypass` are the blocks of the bypass's
+document. Every result is also compared with the CPU's, which the reports did not do.
 """
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,6 +20,16 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import bypass_blocks
+
+#: As the reports export them; the override and the card are the step's.
+PROFILES = {
+    "GEMM alone": (
+        "MIOPEN_DEBUG_CONV_GEMM=1 MIOPEN_DEBUG_CONV_IMPLICIT_GEMM=0 MIOPEN_DEBUG_CONV_WINOGRAD=0 MIOPEN_DEBUG_CONV_DIRECT=0 "
+        "MIOPEN_DEBUG_CONV_FFT=0 MIOPEN_FIND_MODE=NORMAL MIOPEN_FIND_ENFORCE=NONE MIOPEN_DISABLE_CACHE=0 MIOPEN_LOG_LEVEL=3 "
+        "PYTORCH_ROCM_ARCH=gfx1030 HIP_VISIBLE_DEVICES=0 HSA_ENABLE_SDMA=0 HSA_USE_SVM=0 HSA_XNACK=0 HIP_FORCE_COARSE_GRAIN=1"
+    ),
+    "IMPLICIT_GEMM": "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM=1 MIOPEN_DEBUG_CONV_GEMM=0 MIOPEN_FIND_MODE=normal",
+}
 
 
 def convolve(inputs: int, outputs: int, size: int) -> float:
@@ -66,6 +79,17 @@ def plain() -> None:
     print(f"right: 20 cells of the tables within {worst:.0e}, the hang test says {message}")
 
 
+def profiles() -> None:
+    for name, variables in PROFILES.items():
+        environment = {**os.environ, **dict(variable.split("=") for variable in variables.split())}
+        statement = "import seeds; error = seeds.convolve(16, 32, 48); print(f'error {error:.0e}'); assert error < 1e-4"
+        here = Path(__file__).resolve().parent
+        ended = subprocess.run([sys.executable, "-c", statement], env=environment, cwd=here, timeout=900, check=False)
+        assert ended.returncode == 0, f"{name}: ended with {ended.returncode}"
+        print(f"{name}: right", flush=True)
+    print(f"right: 16→32 48x48 with {len(PROFILES)} sets of variables")
+
+
 def bypass() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -108,4 +132,4 @@ def bypass() -> None:
 
 
 if __name__ == "__main__":
-    {"plain": plain, "bypass": bypass}[sys.argv[1]]()
+    {"plain": plain, "profiles": profiles, "bypass": bypass}[sys.argv[1]]()

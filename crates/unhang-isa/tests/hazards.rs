@@ -25,7 +25,12 @@ fn each_function_breaks_the_rule_in_its_name_once() {
     let mut broken = std::collections::BTreeSet::new();
     let all = findings(Chip::Gfx1010, true);
     assert!(all.len() > 25);
-    for (name, rules) in all {
+    for (name, mut rules) in all {
+        // Long image instructions stand in functions that are about something else.
+        let long_images = rules.extract_if(.., |rule| *rule == Rule::ImageAddresses).count();
+        let expected_images = if name.starts_with("image_then_") { 1 + name.contains("later") as usize } else { 0 };
+        assert_eq!(long_images, expected_images, "{name}");
+        broken.extend((long_images > 0).then(|| Rule::ImageAddresses.name().to_owned()));
         let expected = name.rsplit_once("__").unwrap().1.replace('_', "-");
         let names: Vec<_> = rules.iter().map(|rule| rule.name()).collect();
         if expected == "safe" {

@@ -5,7 +5,7 @@ mod checking;
 use unhang_isa::Chip;
 use unhang_isa::audit::Rule;
 use unhang_isa::elf::CodeObject;
-use unhang_isa::repair::{FunctionRepair, Options, Reason, Treatment, repair_object};
+use unhang_isa::repair::{FunctionRepair, Options, Reason, Treatment, plan_function, repair_object};
 
 const MOVES: &[u8] = include_bytes!("fixtures/moves.co");
 const TENSILE: &[u8] = include_bytes!("fixtures/tensile.co");
@@ -223,6 +223,22 @@ fn keeping_the_size_keeps_it() {
     assert_eq!(repair.bytes.as_ref().unwrap().len(), MOVES.len());
     assert!(repair.functions.iter().all(|function| function.treatment != Treatment::Moved));
     let left = repair.functions.iter().find(|function| function.name == "everything").unwrap();
+#[test]
+fn images_get_a_word_before_what_follows_and_leave_their_clauses() {
+    let object = CodeObject::parse(NOT_LINKED).unwrap();
+    for (name, rule, reason) in [
+        ("image_then_buffer__nsa_to_vmem", Rule::ImageToMemory, Some(Reason::ImageAddresses(1))),
+        ("image_then_block__nsa_to_vmem", Rule::ImageToMemory, Some(Reason::ImageAddresses(1))),
+        ("image_in_clause__nsa_clause", Rule::ImageClause, None),
+    ] {
+        let function = object.functions.iter().find(|function| function.name == name).unwrap();
+        let FunctionRepair { treatment, before, after, reason: found, .. } =
+            plan_function(&object, function, OPTIONS).report;
+        assert_eq!((treatment, found), (Treatment::Moved, reason), "{name}");
+        assert_eq!((before.get(rule), after.get(rule)), (1, 0), "{name}");
+    }
+}
+
     assert!(left.after.total() < left.before.total() && left.reason.is_some());
 }
 

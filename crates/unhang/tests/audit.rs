@@ -34,6 +34,7 @@ fn json_has_every_rule_for_every_kernel_and_totals() {
         "vcmpx-permlane",
         "nsa-to-vmem",
         "nsa-clause",
+        "nsa-max-size",
         "negative-unaligned-scratch-offset",
         "buffer-out-of-range",
         "illegal-instruction",

@@ -25,6 +25,8 @@ pub enum Rule {
     ImageToMemory,
     /// An image instruction with scattered address registers inside a clause.
     ImageClause,
+    /// An image instruction with more than five scattered address registers.
+    ImageAddresses,
     /// A scratch access with a negative offset that is no multiple of four.
     ScratchOffset,
     /// A buffer whose descriptor puts every access out of range.
@@ -57,7 +59,7 @@ impl Severity {
 
 impl Rule {
     /// All rules, in the order in which they are reported.
-    pub const ALL: [Rule; 14] = [
+    pub const ALL: [Rule; 15] = [
         Rule::InstructionPrefetch,
         Rule::CompareExec,
         Rule::LocalBranchMemory,
@@ -69,6 +71,7 @@ impl Rule {
         Rule::ComparePermlane,
         Rule::ImageToMemory,
         Rule::ImageClause,
+        Rule::ImageAddresses,
         Rule::ScratchOffset,
         Rule::BufferRange,
         Rule::Illegal,

@@ -102,6 +102,8 @@ pub fn plan_function(object: &CodeObject<'_>, function: &Function<'_>, options: 
             Reason::IllegalInstructions(report.after.get(Rule::Illegal))
         } else if target.is_rdna1() {
             Reason::NativeCode
+        } else if report.after.get(Rule::ImageAddresses) > 0 {
+            Reason::ImageAddresses(report.after.get(Rule::ImageAddresses))
         } else if report.after.get(Rule::FlatOffset) > 0 {
             Reason::FlatAccess(report.after.get(Rule::FlatOffset))
         } else if report.after.get(Rule::LocalMisaligned) > 0 {
@@ -225,7 +227,7 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
     };
     let after = Hazards::count(&audit(&repaired, chip, context));
     // What has no replacement, or none without registers that are not there, stays and is reported.
-    let stays = [Rule::Illegal, Rule::FlatOffset, Rule::LocalMisaligned, Rule::BufferRange];
+    let stays = [Rule::Illegal, Rule::FlatOffset, Rule::LocalMisaligned, Rule::BufferRange, Rule::ImageAddresses];
     let left = after.total() - stays.iter().map(|&rule| after.get(rule)).sum::<u64>();
     if left > 0 {
         plan.report.reason = Some(Reason::NotRepaired);

@@ -53,6 +53,9 @@ pub enum Reason {
          compile it again (Triton: AMDGCN_USE_BUFFER_OPS=0)"
     )]
     BufferDescriptor(u64),
+    /// Image instructions have more scattered address registers than the chip reads.
+    #[error("{0} image instructions have more than five scattered address registers; it must be recompiled")]
+    ImageAddresses(u64),
     /// It was compiled for this family of chips.
     #[error("it was compiled for RDNA1: of such code only buffer descriptors are repaired")]
     NativeCode,

@@ -8,7 +8,7 @@ use super::encode::NOP;
 use super::reason::Reason;
 use super::spare::SpareRegisters;
 use super::{dead, substitute};
-use crate::audit::{Calls, work_arounds};
+use crate::audit::{Calls, image_address_words, places_behind_images, work_arounds};
 use crate::liveness::{Values, are_dead};
 use crate::opcode::{S_CALL_B64, S_CLAUSE, S_INST_PREFETCH, S_SETPC_B64, S_TRAP};
 use crate::pc_relative::{Form, Reference};
@@ -214,6 +214,8 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
     let calls = Calls::Together { is_called: !setting.is_kernel };
     let mut insertions: Vec<(u32, u32)> =
         work_arounds(program, calls).into_iter().map(|work_around| (work_around.index, work_around.word)).collect();
+    places_behind_images(program, &mut |index| insertions.push((index, NOP)));
+    insertions.sort_by_key(|&(index, _)| index);
     keep_clauses(program, &mut insertions, &mut replacements);
     for reference in &program.references {
         // With the constant in a separate word, whatever it was before; its value comes when all is placed.
@@ -234,11 +236,9 @@ pub(super) fn relayout(program: &Program, setting: Setting) -> Result<Layout, Re
 }
 
 /// Nothing may stand inside a clause that is not of its kind. What belongs before its first instruction goes before the
-/// clause itself; where more is inserted, the clause is given up: it is only a hint.
+/// clause itself; where more is inserted, or an image instruction has scattered addresses, the clause is given up: it is
+/// only a hint.
 fn keep_clauses(program: &Program, insertions: &mut [(u32, u32)], replacements: &mut Vec<Replacement>) {
-    if insertions.is_empty() && replacements.is_empty() {
-        return;
-    }
     let mut next_insertion = 0;
     for (index, instruction) in program.instructions.iter().enumerate() {
         let index = index as u32;
@@ -253,10 +253,12 @@ fn keep_clauses(program: &Program, insertions: &mut [(u32, u32)], replacements: 
         let count = insertions[next_insertion..].iter().take_while(|insertion| insertion.0 < end).count();
         let within = &mut insertions[next_insertion..next_insertion + count];
         let replaced = replacements.iter().any(|it| (first..end).contains(&it.index) && it.words.len() > 1);
+        let scattered = program.instructions.iter().take(end as usize).skip(first as usize);
+        let scattered = scattered.map(image_address_words).any(|words| words > 0);
         let entered = program.blocks.binary_search_by_key(&first, |block| block.first).is_ok();
-        if within.iter().all(|insertion| insertion.0 == first) && !replaced && !entered {
+        if within.iter().all(|insertion| insertion.0 == first) && !replaced && !entered && !scattered {
             within.iter_mut().for_each(|insertion| insertion.0 = index);
-        } else if !within.is_empty() || replaced {
+        } else if !within.is_empty() || replaced || scattered {
             replacements.push(Replacement { index, words: vec![NOP] });
         }
     }

@@ -12,7 +12,8 @@ pub(super) mod lds_branch_vmem_war;
 pub(crate) mod lds_misaligned;
 mod negative_unaligned_scratch_offset;
 mod nsa_clause;
-mod nsa_to_vmem;
+mod nsa_max_size;
+pub(crate) mod nsa_to_vmem;
 mod offset_3f;
 mod smem_to_vector_write;
 mod vcmpx_exec_war;
@@ -38,6 +39,7 @@ pub(super) static HANDLERS: [&Handler; Rule::ALL.len()] = [
     &vcmpx_permlane::HANDLER,
     &nsa_to_vmem::HANDLER,
     &nsa_clause::HANDLER,
+    &nsa_max_size::HANDLER,
     &negative_unaligned_scratch_offset::HANDLER,
     &buffer_range::HANDLER,
     &illegal_instruction::HANDLER,

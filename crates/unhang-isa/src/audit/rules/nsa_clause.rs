@@ -12,7 +12,7 @@ pub(super) static HANDLER: Handler = Handler {
     explanation: "An image instruction with scattered address registers stands inside a clause, which this chip gets \
                   wrong; compilers for it leave it out of clauses.",
     detection: Detection::Program(check),
-    repair: Repair::Nothing,
+    repair: Repair::Elsewhere,
 };
 
 fn check(program: &Program, _: Chip, _: Context, find: &mut dyn FnMut(u32)) {

@@ -11,15 +11,20 @@ pub(super) static HANDLER: Handler = Handler {
     explanation: "A buffer access with this offset follows an image instruction with scattered address registers, which \
                   this chip gets wrong. A compiler for it puts an `s_nop` between.",
     detection: Detection::Program(check),
-    repair: Repair::Nothing,
+    repair: Repair::Elsewhere,
 };
 
 /// The words of register numbers behind an image instruction; 0 for any other.
-pub(super) fn address_words(instruction: &Instruction) -> u32 {
+pub(crate) fn address_words(instruction: &Instruction) -> u32 {
     if instruction.format() == Format::Mimg { instruction.bits(1, 2) } else { 0 }
 }
 
 fn check(program: &Program, _: Chip, _: Context, find: &mut dyn FnMut(u32)) {
+    places(program, find);
+}
+
+/// Each buffer access before which a word belongs.
+pub(crate) fn places(program: &Program, find: &mut dyn FnMut(u32)) {
     let is_long = |index: u32| address_words(&program.instructions[index as usize]) >= 2;
     // Compute code has hardly any images: one look tells.
     if !(0..program.instructions.len() as u32).any(is_long) {

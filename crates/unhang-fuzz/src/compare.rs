@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use unhang_emulator::{Dispatch, FaultKind, Machine, Mode, Perturbation};
 use unhang_isa::Chip;
 use unhang_isa::elf::CodeObject;
+use unhang_isa::repair::{Options, repair_object};
 
 use crate::program::{COUNTERS, GROUPS, INPUT_WORDS, OWN_WORDS, Program, THREADS, output_words};
 use crate::random::Random;
@@ -36,13 +37,19 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// Every combination; those of one width of waves together, since the host computes for one width at a time.
+    /// Every combination of the compilers that Debian 12 has.
     pub fn all() -> Vec<Target> {
+        Target::of(&[19, 15], &[Chip::Gfx1010, Chip::Gfx1030])
+    }
+
+    /// Every combination of some compilers and chips; those of one width of waves together, since the host computes for one
+    /// width at a time.
+    pub fn of(clangs: &[u8], chips: &[Chip]) -> Vec<Target> {
         let mut all = Vec::new();
         for wave64 in [false, true] {
             for level in [3, 0, 1] {
-                for clang in [19, 15] {
-                    all.extend([Chip::Gfx1010, Chip::Gfx1030].map(|chip| Target { clang, chip, level, wave64 }));
+                for &clang in clangs {
+                    all.extend(chips.iter().map(|&chip| Target { clang, chip, level, wave64 }));
                 }
             }
         }
@@ -50,11 +57,40 @@ impl Target {
     }
 }
 
+/// The language of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// HIP without its headers.
+    Hip,
+    /// OpenCL C without its headers.
+    OpenCl,
+    /// LLVM's own.
+    Llvm,
+}
+
+impl Language {
+    /// The compiler's options for it and for a chip.
+    fn options(self, chip: Chip) -> Vec<String> {
+        let (fixed, chip_option) = match self {
+            Language::Hip => {
+                let fixed =
+                    "-x hip --cuda-device-only -nogpuinc --no-gpu-bundle-output -std=c++17 -ffp-contract=off -fwrapv";
+                (fixed, "--offload-arch")
+            }
+            Language::OpenCl => ("-x cl -cl-std=CL2.0 --target=amdgcn-amd-amdhsa", "-mcpu"),
+            Language::Llvm => ("-x ir --target=amdgcn-amd-amdhsa", "-mcpu"),
+        };
+        let mut options: Vec<String> = fixed.split(' ').map(String::from).collect();
+        options.extend([format!("{chip_option}={}", chip.name()), "-nogpulib".into(), "-w".into()]);
+        options
+    }
+}
+
 /// What came of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Both sides wrote the same; how many instructions of waves the emulator executed, and the hazard across a call at
-    /// which it stopped first, if any: then it went on with the hazard checks off.
+    /// which it stopped first, if any: then the repaired code ran to its end with the same checks.
     Same {
         /// Instructions of all waves.
         instructions: u64,
@@ -173,16 +209,15 @@ impl Bench {
         Ok(Bench { folder: tempfile::tempdir().context("no temporary folder")? })
     }
 
-    /// The versions of clang that are here, of those that are used; the host needs 19.
-    pub fn compilers() -> Vec<u8> {
-        let is_there = |version: &u8| {
-            let name = format!("clang-{version}");
-            let linker = format!("ld.lld-{version}");
-            [name, linker]
-                .iter()
-                .all(|name| Command::new(name).arg("--version").output().is_ok_and(|it| it.status.success()))
+    /// The versions of clang that are here with their linkers, of those that are asked about. The host needs 19.
+    pub fn compilers(versions: &[u8]) -> Vec<u8> {
+        let is_there = |version: &&u8| {
+            let names = [format!("clang-{version}"), format!("ld.lld-{version}")];
+            let answers =
+                |name: &String| Command::new(name).arg("--version").output().is_ok_and(|it| it.status.success());
+            names.iter().all(answers)
         };
-        [19, 15].into_iter().filter(is_there).collect()
+        versions.iter().filter(is_there).copied().collect()
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -212,23 +247,27 @@ impl Bench {
 
     /// HIP source as a code object.
     pub fn compile(&self, source: &str, target: Target) -> Result<Vec<u8>> {
-        fs::write(self.path("program.cpp"), source)?;
+        self.compile_with(source, target, Language::Hip, &[])
+    }
+
+    /// A source as a code object, with features of the chip turned on (`+name`) or off (`-name`).
+    pub fn compile_with(
+        &self,
+        source: &str,
+        target: Target,
+        language: Language,
+        features: &[String],
+    ) -> Result<Vec<u8>> {
+        fs::write(self.path("program.source"), source)?;
         let mut compile = Command::new(format!("clang-{}", target.clang));
-        compile.args([
-            "-x",
-            "hip",
-            "--cuda-device-only",
-            "-nogpulib",
-            "-nogpuinc",
-            "--no-gpu-bundle-output",
-            "-std=c++17",
-        ]);
-        compile.arg(format!("--offload-arch={}", target.chip.name())).arg(format!("-O{}", target.level));
-        compile.args(["-ffp-contract=off", "-fwrapv", "-w"]);
+        compile.args(language.options(target.chip)).arg(format!("-O{}", target.level));
         if target.wave64 {
             compile.args(["-mwavefrontsize64", "-DWAVE64"]);
         }
-        compile.arg("-o").arg(self.path("device.co")).arg(self.path("program.cpp"));
+        for feature in features {
+            compile.args(["-Xclang", "-target-feature", "-Xclang", feature]);
+        }
+        compile.arg("-o").arg(self.path("device.co")).arg(self.path("program.source"));
         // It leaves an empty folder behind for each chip.
         compile.env("TMPDIR", self.folder.path());
         run(&mut compile, None, None, &self.path("errors"))?;
@@ -265,7 +304,7 @@ pub fn names(object: &[u8], target: Target) -> Result<BTreeSet<&'static str>> {
     Ok(names)
 }
 
-/// Runs a code object with hazard checks; where it stops at one across a call, which compilers do not look for, again without.
+/// Runs a code object with hazard checks; where it stops at one across a call, which compilers do not look for, again repaired.
 fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Result<Outcome> {
     let same = |instructions, hazard| {
         Ok::<_, anyhow::Error>(Outcome::Same { instructions, names: names(object, target)?, hazard })
@@ -274,7 +313,9 @@ fn emulate(seed: u64, object: &[u8], target: Target, expected: &Buffers) -> Resu
         Ok((buffers, instructions)) => Ok(judge(expected, &buffers).unwrap_or(same(instructions, None)?)),
         Err(fault) if matches!(fault.kind, FaultKind::Hazard { across_calls: true, .. }) => {
             let hazard = Some(fault.to_string());
-            Ok(match launch(seed, object, Mode::Compute)? {
+            let repaired = repair_object(object, Options { chip: target.chip, keep_size: false })?.bytes;
+            let repaired = repaired.context("repair changes nothing in code with a hazard across a call")?;
+            Ok(match launch(seed, &repaired, Mode::Hazards(target.chip))? {
                 Ok((buffers, instructions)) => judge(expected, &buffers).unwrap_or(same(instructions, hazard)?),
                 Err(fault) => Outcome::Fault(fault.to_string()),
             })

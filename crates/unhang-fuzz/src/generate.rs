@@ -341,7 +341,9 @@ impl Generator {
             13 => format!("({a} {} {b} ? {a} : {b})", self.random.pick(&["<", ">"])),
             14 if kind != U64 && kind != I64 => {
                 let operation = self.random.pick(&["add", "sub"]);
-                format!("__builtin_elementwise_{operation}_sat(({name}){a}, ({name}){b})")
+                // Compilers before clang 20 promote narrow operands here and newer ones do not.
+                let wide = if bits < 32 { "i32" } else { name };
+                format!("__builtin_elementwise_{operation}_sat(({wide}){a}, ({wide}){b})")
             }
             15 if matches!(kind, U64 | I64) => format!("inverse({a})"),
             15 => format!("({name})~{a}"),

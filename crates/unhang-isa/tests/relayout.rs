@@ -31,8 +31,10 @@ fn every_function_is_repaired_or_left_for_its_reason() {
     assert_eq!((treatment, after.total(), after.get(Rule::Illegal)), (&Treatment::Moved, 1, 1));
     assert_eq!((before.get(Rule::Illegal), reason), (2, &Some(Reason::IllegalInstructions(1))));
     assert!(before.get(Rule::CompareExec) > 0 && before.get(Rule::InstructionPrefetch) > 0);
-    for name in ["calm", "fine"] {
-        assert_eq!((get(name).treatment, get(name).reason.as_ref()), (Treatment::Untouched, None), "{name}");
+    // Nothing is wrong with either. But what `calm` calls may leave something pending.
+    for (name, treatment) in [("calm", Treatment::Moved), ("fine", Treatment::Untouched)] {
+        let FunctionRepair { before, reason, .. } = get(name);
+        assert_eq!((get(name).treatment, before.total(), reason), (treatment, 0, &None), "{name}");
     }
     for (name, reason) in [
         ("left_illegal", Reason::IllegalInstructions(1)),
@@ -41,7 +43,9 @@ fn every_function_is_repaired_or_left_for_its_reason() {
         ("left_flat", Reason::FlatAccess(1)),
     ] {
         let FunctionRepair { treatment, before, after, reason: found, .. } = get(name);
-        assert_eq!((treatment, found.as_ref()), (&Treatment::Untouched, Some(&reason)), "{name}");
+        // The last one waits for what its callers left.
+        let expected = if name == "left_flat" { Treatment::Moved } else { Treatment::Untouched };
+        assert_eq!((*treatment, found.as_ref()), (expected, Some(&reason)), "{name}");
         assert_eq!(before, after, "{name}");
     }
 }
@@ -159,14 +163,16 @@ fn data_stays_and_addresses_of_code_follow_it() {
     let address = |object: &CodeObject<'_>, name: &str| {
         object.functions.iter().find(|function| function.name == name).unwrap().address
     };
-    // The loader fills `pointers` from two relocations; the one for the function that moved moved with it.
+    // The loader fills `pointers` from two relocations; both functions moved, and their pointers with them.
     let addends = |bytes: &[u8], value: u64| {
         bytes.windows(24).filter(|it| it[8..12] == 13u32.to_le_bytes() && it[16..24] == value.to_le_bytes()).count()
     };
-    assert_eq!(addends(MOVES, address(&before, "twist")), 1);
-    assert_eq!(addends(&repaired, address(&after, "twist")), 1);
-    assert_ne!(address(&before, "twist"), address(&after, "twist"));
-    assert_eq!(address(&before, "calm"), address(&after, "calm"));
+    for name in ["twist", "calm"] {
+        assert_eq!(addends(MOVES, address(&before, name)), 1);
+        assert_eq!(addends(&repaired, address(&after, name)), 1);
+        assert_ne!(address(&before, name), address(&after, name));
+    }
+    assert_eq!(address(&before, "fine"), address(&after, "fine"));
 }
 
 #[test]
@@ -218,12 +224,6 @@ fn an_object_that_was_not_linked_says_so() {
 }
 
 #[test]
-fn keeping_the_size_keeps_it() {
-    let repair = repair_object(MOVES, Options { keep_size: true, ..OPTIONS }).unwrap();
-    assert_eq!(repair.bytes.as_ref().unwrap().len(), MOVES.len());
-    assert!(repair.functions.iter().all(|function| function.treatment != Treatment::Moved));
-    let left = repair.functions.iter().find(|function| function.name == "everything").unwrap();
-#[test]
 fn images_get_a_word_before_what_follows_and_leave_their_clauses() {
     let object = CodeObject::parse(NOT_LINKED).unwrap();
     for (name, rule, reason) in [
@@ -239,6 +239,12 @@ fn images_get_a_word_before_what_follows_and_leave_their_clauses() {
     }
 }
 
+#[test]
+fn keeping_the_size_keeps_it() {
+    let repair = repair_object(MOVES, Options { keep_size: true, ..OPTIONS }).unwrap();
+    assert_eq!(repair.bytes.as_ref().unwrap().len(), MOVES.len());
+    assert!(repair.functions.iter().all(|function| function.treatment != Treatment::Moved));
+    let left = repair.functions.iter().find(|function| function.name == "everything").unwrap();
     assert!(left.after.total() < left.before.total() && left.reason.is_some());
 }
 

@@ -1,7 +1,7 @@
 //! Machine code made safe for a chip that it was not compiled for.
 //!
-//! Code that was compiled for RDNA1 is left alone but for descriptors of buffers that put every access out of range
-//! (`buffer_descriptors.rs`): their constant is changed where it stands.
+//! Of code that was compiled for RDNA1 two things are repaired: descriptors of buffers that put every access out of range
+//! (`buffer_descriptors.rs`), whose constant is changed where it stands, and hazards across calls, which no compiler looks for.
 //!
 //! [`repair_object`] repairs a whole code object. What can be repaired by changing a word is changed where it stands
 //! (`s_inst_prefetch` becomes `s_nop`, workgroup-processor mode is turned off). A function that needs more is laid out
@@ -32,7 +32,7 @@ use plan::Change;
 pub use plan::{FunctionPlan, FunctionRepair, ObjectRepair, Options, Treatment};
 pub use reason::Reason;
 
-use crate::audit::{Context, Hazards, Rule, audit, has_wide_local_accesses};
+use crate::audit::{Context, Hazards, Rule, audit, audit_across_calls, has_wide_local_accesses};
 use crate::buffer_descriptors::with_checked_offsets;
 use crate::elf::{CodeObject, ElfError, Function, KernelDescriptor, Mode};
 use crate::{Chip, Program};
@@ -156,8 +156,10 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     let findings = audit(program, chip, context);
     let before = Hazards::count(&findings);
     (plan.report.before, plan.report.after) = (before, before);
-    // Of code that was compiled for the family only descriptors are repaired: nothing in it is moved.
-    if program.chip.is_rdna1() {
+    // Compilers do not look across calls, whichever chip they compile for: it takes a layout with their waits.
+    let is_called = function.descriptor.is_none();
+    let across_calls = !options.keep_size && !audit_across_calls(program, chip, context, is_called).is_empty();
+    if program.chip.is_rdna1() && !across_calls {
         return;
     }
     let spare = if options.keep_size { None } else { subject.spare(program, chip) };
@@ -176,7 +178,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     }
     let open =
         |hazards: &Hazards| hazards.total() - hazards.get(Rule::LocalMisaligned) - hazards.get(Rule::BufferRange);
-    if open(&plan.report.after) == 0 {
+    if open(&plan.report.after) == 0 && !across_calls {
         return;
     }
     if options.keep_size {
@@ -188,12 +190,12 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         }
         return;
     }
-    if open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
+    if !across_calls && open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
         let mut code = code.to_vec();
         for finding in findings.iter().filter(|finding| finding.rule == Rule::InstructionPrefetch) {
             code[finding.offset as usize..][..4].copy_from_slice(&NOP.to_le_bytes());
         }
-        settle(plan, program, Change::Code(code), chip, context);
+        settle(plan, program, Change::Code(code), chip, context, false);
         return;
     }
     if function.descriptor.is_some_and(|descriptor| descriptor.entry_address() != function.address) {
@@ -204,18 +206,27 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: registers };
     match relayout::relayout(program, setting) {
         Ok(layout) => {
-            settle(plan, program, Change::Layout(layout), chip, context);
+            settle(plan, program, Change::Layout(layout), chip, context, across_calls);
             if let (Treatment::Moved, Some(spare)) = (plan.report.treatment, spare) {
                 let resource1 = plan.resource1.unwrap_or(spare.resource1);
                 plan.resource1 = Some(resource1 & !spare::GRANULES | spare.resource1 & spare::GRANULES);
             }
         }
-        Err(reason) => plan.report.reason = Some(reason),
+        // What is left across calls is no finding that needs a reason.
+        Err(reason) => plan.report.reason = Some(reason).filter(|_| before.total() > 0),
     }
 }
 
-/// Takes a change if the audit of the changed code finds nothing that the change should have repaired.
-fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip, context: Context) {
+/// Takes a change if the audit of the changed code finds nothing that the change should have repaired. A layout that
+/// only waits `across_calls` need not improve the audit, which does not count those places.
+fn settle(
+    plan: &mut FunctionPlan,
+    program: &Program,
+    change: Change,
+    chip: Chip,
+    context: Context,
+    across_calls: bool,
+) {
     let (code, inserted, treatment) = match &change {
         Change::None => return,
         Change::Code(code) => (code, 0, Treatment::InPlace),
@@ -232,7 +243,8 @@ fn settle(plan: &mut FunctionPlan, program: &Program, change: Change, chip: Chip
     if left > 0 {
         plan.report.reason = Some(Reason::NotRepaired);
     }
-    if left > 0 || after.total() >= plan.report.after.total() {
+    let enough = plan.report.after.total() + across_calls as u64;
+    if left > 0 || after.total() >= enough {
         return;
     }
     plan.report.after = after;

@@ -1,8 +1,8 @@
 //! `lds-branch-vmem-war-hazard`: an access to LDS, a branch, an access to vector memory, or the other way round.
 //!
-//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one. Since LLVM 21
+//! LLVM looks for it only in functions that have both kinds; an instruction that meets the other kind is in one. Since LLVM 22
 //! (llvm-project pull requests 137148 and 137170, 2025) flat accesses count as vector memory, and buffer loads to LDS as local.
-//! Flat accesses of code for RDNA1 itself do not count: older compilers did not know them ([`Transfer::compiled_for`]).
+//! Flat accesses of code for RDNA1 itself are never found: older compilers did not know them ([`Transfer::compiled_for`]).
 
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::Severity;
@@ -47,10 +47,10 @@ fn local(transfer: &mut Transfer) {
     transfer.add.bits |= LOCAL_PENDING;
 }
 
-/// Takes out what the rule makes of a flat access: what compilers before LLVM 21 knew.
-pub(in crate::audit) fn forget_flat(transfer: &mut Transfer) {
+/// Reads a flat access as both older and newer compilers allow: it breaks nothing and leaves nothing pending, as before LLVM 22,
+/// and it ends what is pending, as since then.
+pub(in crate::audit) fn excuse_flat(transfer: &mut Transfer) {
     transfer.check.bits &= !LOCAL_ARMED;
-    transfer.keeps_bits |= LOCAL_PENDING | ARMED;
     transfer.add.bits &= !MEMORY_PENDING;
 }
 
@@ -94,14 +94,13 @@ mod tests {
     }
 
     #[test]
-    fn flat_accesses_of_native_code_do_not_count() {
+    fn flat_accesses_of_native_code_break_nothing_and_end_what_is_pending() {
         let bytes: Vec<u8> = [0xdc30_0000u32, 0x047d_0006].iter().flat_map(|word| word.to_le_bytes()).collect();
         let flat = crate::decode(&bytes, crate::Chip::Gfx1010).unwrap();
         let transfer = crate::audit::Transfer::compiled_for(crate::Chip::Gfx1012, &flat, false);
-        assert_eq!(
-            transfer.apply(super::PendingSet { bits: super::ALL, ..Default::default() }).bits & super::ALL,
-            super::ALL
-        );
+        let behind = transfer.apply(super::PendingSet { bits: super::ALL, ..Default::default() });
+        // An access to memory before it is as pending as it was.
+        assert_eq!(behind.bits & super::ALL, super::MEMORY_PENDING);
         assert_eq!((transfer.check.bits, transfer.add.bits & super::ALL), (0, 0));
     }
 }

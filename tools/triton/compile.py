@@ -24,6 +24,19 @@ KERNELS = {
         {"q": POINTER, "k": POINTER, "v": POINTER, "out": POINTER, "keys": "i32", "scale": "fp32"},
         {"WIDTH": 32, "BLOCK": 16},
     ),
+    # In the form in which torch's inductor writes kernels.
+    "poi_fused_add_relu": (
+        {"in_ptr0": POINTER, "in_ptr1": POINTER, "out_ptr0": POINTER, "xnumel": "i32"},
+        {"XBLOCK": 256},
+    ),
+    "per_fused_softmax": (
+        {"in_ptr0": POINTER, "out_ptr2": POINTER, "xnumel": "i32", "r0_numel": "i32"},
+        {"XBLOCK": 2, "R0_BLOCK": 128},
+    ),
+    "red_fused_mean_pow": (
+        {"in_ptr0": POINTER, "out_ptr0": POINTER, "xnumel": "i32", "r0_numel": "i32"},
+        {"XBLOCK": 4, "R0_BLOCK": 32},
+    ),
     "matmul": ({"a": POINTER, "b": POINTER, "out": POINTER}, {"BLOCK": 32}),
 }
 

@@ -14,6 +14,7 @@ use unhang_isa::audit::Rule;
 use unhang_isa::repair::{Options, repair_object};
 
 /// A kernel with what it is given: float buffers, of which the last is written; then numbers.
+#[derive(Clone)]
 struct Case {
     kernel: &'static str,
     workgroups: u32,
@@ -96,6 +97,40 @@ fn cases() -> Vec<Case> {
     ]
 }
 
+/// Kernels in the form in which torch's inductor writes them: pointwise, a reduction at once, a reduction in a loop.
+fn inductor_cases() -> Vec<Case> {
+    const COLUMNS: usize = 100;
+    let (x, bias) = (numbers(700, 10), numbers(7, 11));
+    let biased = x.iter().enumerate().map(|(place, value)| (value + bias[place / 50 % 7]).max(0.0)).collect();
+    let mean_square = |row: &[f32]| row.iter().map(|value| value * value).sum::<f32>() / COLUMNS as f32;
+    vec![
+        Case {
+            kernel: "poi_fused_add_relu",
+            workgroups: 3,
+            inputs: vec![x.clone(), bias],
+            output: 700,
+            numbers: |arguments| arguments.int(700),
+            expected: biased,
+        },
+        Case {
+            kernel: "per_fused_softmax",
+            workgroups: 4,
+            inputs: vec![x.clone()],
+            output: 700,
+            numbers: |arguments| arguments.int(7).int(100),
+            expected: x.chunks(COLUMNS).flat_map(softmax).collect(),
+        },
+        Case {
+            kernel: "red_fused_mean_pow",
+            workgroups: 2,
+            inputs: vec![x.clone()],
+            output: 7,
+            numbers: |arguments| arguments.int(7).int(100),
+            expected: x.chunks(COLUMNS).map(mean_square).collect(),
+        },
+    ]
+}
+
 fn attention() -> Case {
     let (queries, keys, width) = (5, 37, 32);
     let [q, k, v] = [(queries, 5), (keys, 6), (keys, 7)].map(|(rows, seed)| numbers(rows * width, seed));
@@ -149,7 +184,7 @@ fn assert_close(case: &Case, setting: &str, found: &[f32]) {
 #[test]
 fn kernels_write_nothing_by_default_and_compute_without_buffers_or_repaired() {
     let Some(folder) = folder() else { return };
-    let cases = cases();
+    let cases = [cases(), inductor_cases()].concat();
     for case in &cases {
         let read = |setting: &str| std::fs::read(folder.join(format!("{}.{setting}.hsaco", case.kernel))).unwrap();
         let default = read("default");

@@ -13,7 +13,7 @@ use crate::fit::{H200, RDNA1, Shares};
 use crate::plan::{LaunchPlan, Stage};
 use crate::plan_parts::{as_product, winograd_places};
 use crate::shapes::Shape;
-use crate::sources::SourceFile;
+use crate::sources::{Constant, SourceFile};
 
 /// What the model knows of a device.
 #[derive(Debug, Clone, PartialEq)]
@@ -127,11 +127,16 @@ fn plain_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 
     (waiting + begin - device.launch).max(problem.flops() / (device.flops * 0.02)).max(moved)
 }
 
+/// A constant of a stage's kernel; 1 where a kernel has none of that name, as general kernels lack sizes.
+fn constant(stage: &Stage, which: Constant) -> f64 {
+    stage.kernel.value(which).unwrap_or(1) as f64
+}
+
 fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &DeviceModel) -> f64 {
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let all: f64 = elements.iter().sum();
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let constant = |which: Constant| constant(stage, which);
     match stage.kernel.source {
         SourceFile::Plain => plain_seconds(problem, stage, device),
         SourceFile::Gemm | SourceFile::Weights => {
@@ -174,7 +179,7 @@ fn stage_seconds(problem: &Problem, choice: &Choice, stage: &Stage, device: &Dev
         | SourceFile::Pooling => {
             // That many numbers of f32 for each filter, or for a tile of 4×4.
             let places = winograd_places(problem) as f64;
-            let enlarged = 4.0 * places / (constant("FILTER") * constant("FILTER"));
+            let enlarged = 4.0 * places / (constant(Constant::Filter) * constant(Constant::Filter));
             let moved = match stage.kernel.entry {
                 "pack" | "pack_across" => elements[1] * size * 2.2,
                 "turn" => match stage.shape {
@@ -237,17 +242,17 @@ fn crowded(registers: f64, power: f64) -> f64 {
 
 /// Rows and vectors (or elements) of the source that a strip of `strip` rows and `width` columns reads.
 fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f64) {
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
-    let (strip, high, wide) = (constant("STRIP"), constant("FILTER_H"), constant("FILTER_W"));
+    let constant = |which: Constant| constant(stage, which);
+    let (strip, high, wide) = (constant(Constant::Strip), constant(Constant::FilterH), constant(Constant::FilterW));
     let beside = if wide > 1.0 { 2.0 } else { 0.0 };
     let rows = match backward_data {
-        true => (strip + high - 1.0) / constant("STRIDE_H") + 1.0,
-        false => (strip - 1.0) * constant("STRIDE_H") + high,
+        true => (strip + high - 1.0) / constant(Constant::StrideH) + 1.0,
+        false => (strip - 1.0) * constant(Constant::StrideH) + high,
     };
     let each = match (in_vectors, backward_data) {
         (false, _) => wide,
         (true, true) => 1.0 + beside,
-        (true, false) => constant("STRIDE_W") + beside,
+        (true, false) => constant(Constant::StrideW) + beside,
     };
     (rows, each)
 }
@@ -255,46 +260,47 @@ fn strip_reads(stage: &Stage, backward_data: bool, in_vectors: bool) -> (f64, f6
 /// A read of the first cache for each row and tap of a strip, and one of LDS for each tap of the filter, beside the products;
 /// threads that are too few leave units idle. Fitted to an H200.
 fn narrow_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
-    let (strip, rows) = (constant("STRIP"), constant("ROWS"));
-    let high = constant("FILTER_H");
-    let backward_data = constant("DIRECTION") == 1.0;
+    let (strip, rows) = (constant(Constant::Strip), constant(Constant::Rows));
+    let high = constant(Constant::FilterH);
+    let backward_data = constant(Constant::Direction) == 1.0;
     let for_each = strip * high * rows;
     let share = for_each / (for_each + 4.0 * (strip + high - 1.0) + 4.0 * high);
     let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 128.0;
     let filled = (threads / (device.compute_units as f64 * 512.0)).min(1.0).powf(0.5);
     let products = problem.flops() / (device.flops * share * filled * 0.42);
     // A phase's neighbours lie a stride apart: long strips gain less than they read.
-    let apart = if backward_data && constant("STRIDE_W") > 1.0 { 1.08 * (strip / 2.0).powf(0.25) } else { 1.0 };
+    let apart = if backward_data && constant(Constant::StrideW) > 1.0 { 1.08 * (strip / 2.0).powf(0.25) } else { 1.0 };
     // Each phase of a stride reads the source again: from memory where it does not fit the last cache.
     let again = match backward_data && elements[0] * size > device.cache {
-        true => elements[0] * (constant("STRIDE_H") * constant("STRIDE_W") - 1.0),
+        true => elements[0] * (constant(Constant::StrideH) * constant(Constant::StrideW) - 1.0),
         false => 0.0,
     };
     let moved = (elements.iter().sum::<f64>() + again) * size / (device.bandwidth * 0.8);
     // Channels follow one another, and each waits for its rows: measured on an H200 where threads are few.
-    let taps = if backward_data { (high / constant("STRIDE_H")).ceil() } else { high };
-    let waiting = constant("REDUCED") * (strip + taps - 1.0).powf(0.8) * 0.08e-6;
+    let taps = if backward_data { (high / constant(Constant::StrideH)).ceil() } else { high };
+    let waiting = constant(Constant::Reduced) * (strip + taps - 1.0).powf(0.8) * 0.08e-6;
     (products * apart).max(scattered_seconds(stage, threads, size, device)).max(moved).max(waiting) + 1.2e-6
 }
 
 /// In NHWC the pixels of neighbouring lanes lie all channels apart: reads cost by the lines that they touch.
 fn scattered_seconds(stage: &Stage, threads: f64, size: f64, device: &DeviceModel) -> f64 {
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
-    if constant("CHANNELS_LAST") != 1.0 {
+    let constant = |which: Constant| constant(stage, which);
+    if constant(Constant::ChannelsLast) != 1.0 {
         return 0.0;
     }
-    let backward_data = constant("DIRECTION") == 1.0;
+    let backward_data = constant(Constant::Direction) == 1.0;
     // Taps of a phase, or of the whole window.
-    let [high, wide] = [["FILTER_H", "STRIDE_H"], ["FILTER_W", "STRIDE_W"]].map(|[filter, stride]| {
-        if backward_data { (constant(filter) / constant(stride)).ceil() } else { constant(filter) }
-    });
-    let step = if backward_data { 1.0 } else { constant("STRIDE_H") };
-    let channels = constant("REDUCED");
+    let [high, wide] =
+        [[Constant::FilterH, Constant::StrideH], [Constant::FilterW, Constant::StrideW]].map(|[filter, stride]| {
+            if backward_data { (constant(filter) / constant(stride)).ceil() } else { constant(filter) }
+        });
+    let step = if backward_data { 1.0 } else { constant(Constant::StrideH) };
+    let channels = constant(Constant::Reduced);
     let at_once = if channels % 4.0 == 0.0 { 4.0 } else { 1.0 };
-    let reads = threads * ((constant("STRIP") - 1.0) * step + high) * wide * channels / at_once;
+    let reads = threads * ((constant(Constant::Strip) - 1.0) * step + high) * wide * channels / at_once;
     // Few channels share a line of 128 bytes with their neighbours.
     let lines = reads * (channels * size / 128.0).min(1.0);
     let filled = (threads / (device.compute_units as f64 * 100.0)).min(1.0);
@@ -302,25 +308,25 @@ fn scattered_seconds(stage: &Stage, threads: f64, size: f64, device: &DeviceMode
 }
 
 fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
-    let data = constant("DIRECTION") == 1.0;
+    let data = constant(Constant::Direction) == 1.0;
     let Shape::Direct(shape) = stage.shape else { return f64::INFINITY };
-    let (width, strip) = (constant("WIDTH"), constant("STRIP"));
+    let (width, strip) = (constant(Constant::Width), constant(Constant::Strip));
     let (reduced, splits) = (f64::from(shape.channels_per_split), f64::from(stage.grid[2]));
-    let taps = constant("FILTER_H") * constant("FILTER_W");
-    let sums = constant("BLOCK_ROWS") * width * strip;
-    let parts = (f64::from(shape.rows) / constant("BLOCK_ROWS")).ceil();
+    let taps = constant(Constant::FilterH) * constant(Constant::FilterW);
+    let sums = constant(Constant::BlockRows) * width * strip;
+    let parts = (f64::from(shape.rows) / constant(Constant::BlockRows)).ceil();
     let (rows, vectors) = strip_reads(stage, data, true);
     // A channel's products, the reads of its taps from LDS (one for four channels) and of its lines.
-    let products = sums * taps / if data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
+    let products = sums * taps / if data { constant(Constant::StrideH) * constant(Constant::StrideW) } else { 1.0 };
     let channel = products + products / (4.0 * width * strip) * 1.7 + rows * vectors * 4.4;
     let instructions = reduced * channel + 40.0 + sums * 2.0;
     let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * splits * 128.0;
     let registers = sums + rows * if data { width + 2.0 } else { vectors * width };
     let shares = device.shares;
-    let share = if constant("BLOCK_ROWS") >= 16.0 { shares.direct_many_rows } else { shares.direct };
+    let share = if constant(Constant::BlockRows) >= 16.0 { shares.direct_many_rows } else { shares.direct };
     let issued = threads * instructions / (device.flops / 2.0 * 0.6 * share) * crowded(registers, 0.46);
     // One channel waits for its lines before the next begins; 1×1 layers have four under way.
     let waited = reduced * 0.52e-6 / if taps == 1.0 { 4.0 } else { 1.0 };
@@ -333,13 +339,13 @@ fn direct_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64
 }
 
 fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> f64 {
-    let constant = |name: &str| stage.kernel.constant(name).unwrap_or(1) as f64;
+    let constant = |which: Constant| constant(stage, which);
     let size = problem.data_type().size() as f64;
     let elements = problem.operand_shapes().map(|shape| shape.iter().map(|&n| n as f64).product::<f64>());
     let quads = stage.kernel.source == SourceFile::DepthwiseQuads;
-    let channels_last = constant("CHANNELS_LAST") == 1.0;
-    let (strip, width) = (constant("STRIP"), if quads { constant("WIDTH") } else { 1.0 });
-    let taps = constant("FILTER_H") * constant("FILTER_W");
+    let channels_last = constant(Constant::ChannelsLast) == 1.0;
+    let (strip, width) = (constant(Constant::Strip), if quads { constant(Constant::Width) } else { 1.0 });
+    let taps = constant(Constant::FilterH) * constant(Constant::FilterW);
     let memory = elements.iter().sum::<f64>() * size / (device.bandwidth * 0.8);
     let rate = device.flops / 2.0 * 0.57;
     let backward_data = stage.kernel.entry.ends_with("data");
@@ -355,13 +361,14 @@ fn depthwise_seconds(problem: &Problem, stage: &Stage, device: &DeviceModel) -> 
         let turns = (f64::from(each) / workers).ceil();
         let threads = f64::from(stage.grid[0]) * f64::from(stage.grid[1]) * 256.0;
         let products = if quads { strip * width * taps } else { taps };
-        let rows = if quads { rows } else { constant("FILTER_H") };
+        let rows = if quads { rows } else { constant(Constant::FilterH) };
         let registers = strip * width + taps * if channels_last { width } else { 1.0 } + vectors * width;
         let late = crowded(registers, 0.04);
         let issued = threads * turns * (products + rows * vectors * 6.5) / rate * late + turns * 0.55e-6;
         return overlapped(issued, memory * late, 0.18) + taps * 0.28e-6;
     }
-    let products = strip * width * taps / if backward_data { constant("STRIDE_H") * constant("STRIDE_W") } else { 1.0 };
+    let products = strip * width * taps
+        / if backward_data { constant(Constant::StrideH) * constant(Constant::StrideW) } else { 1.0 };
     let threads = f64::from(stage.grid[0]) * 256.0;
     // Vectors of channels (NHWC) cost by their width, and so do their taps, which are read from LDS; the rows of a strip lie far apart.
     let (read, tap, tap_lanes, apart) = match quads && channels_last {
@@ -414,7 +421,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
     };
     let mut steps = f64::from(steps);
     let longest = steps;
-    let is_spread = stage.kernel.constant("SPREAD").is_some();
+    let is_spread = stage.kernel.value(Constant::Spread).is_some();
     if backward_data && !is_spread {
         // Phases differ in length; the grid counts them all as the longest.
         let (kernel, stride) = (problem.kernel(), problem.stride());
@@ -423,7 +430,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         }
     }
     // Of 100 places in the phases of a 5×5 window, 81 exist.
-    match stage.kernel.constant("NESTED") {
+    match stage.kernel.value(Constant::Nested) {
         // Sums of different length leave units waiting for the longest.
         Some(1) => steps *= 0.88,
         Some(_) => steps *= 0.81,
@@ -467,7 +474,7 @@ fn matrix_seconds(problem: &Problem, choice: &Choice, stage: &Stage, tile: Tile,
         true => shares.strided,
     };
     // In NHWC pixels are turned over on their way into LDS, one element at a time.
-    let turned = match (stage.kernel.source, stage.kernel.constant("CHANNELS_LAST")) {
+    let turned = match (stage.kernel.source, stage.kernel.value(Constant::ChannelsLast)) {
         (SourceFile::Gemm, Some(1)) if tile.columns == 256 && tile.thread_rows == 8 => shares.turned_in_few_threads,
         (SourceFile::Gemm, Some(1)) => (1.0 / (1.0 + tile.columns as f64 / (tile.rows * 8) as f64)).max(0.9),
         _ => 1.0,
@@ -529,8 +536,10 @@ fn reading_share(problem: &Problem, choice: &Choice, backward_data: bool, shares
 
 /// What backward-weights in NCHW gains where both operands come in quads, and loses in small tiles where each element is gathered.
 fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
-    match (choice, stage.kernel.constant("SOURCE_QUADS")) {
-        (Choice::Weights { .. }, Some(1)) if stage.kernel.constant("CHANNELS_LAST") == Some(0) && tile.depth == 8 => {
+    match (choice, stage.kernel.value(Constant::SourceQuads)) {
+        (Choice::Weights { .. }, Some(1))
+            if stage.kernel.value(Constant::ChannelsLast) == Some(0) && tile.depth == 8 =>
+        {
             shares.weights_in_quads
         }
         (Choice::Weights { .. }, Some(0)) if tile.rows * tile.columns <= 16 * 128 => {
@@ -544,10 +553,10 @@ fn gathering_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) 
 /// and what products in pairs gain.
 fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) -> f64 {
     let is_gemm = stage.kernel.source == SourceFile::Gemm;
-    let pointwise = is_gemm && stage.kernel.constant("POINTWISE") == Some(1);
+    let pointwise = is_gemm && stage.kernel.value(Constant::Pointwise) == Some(1);
     let in_whole_rows = matches!(stage.shape, Shape::Gemm(shape) if shape.rows % 64 == 0);
-    let is_nested = stage.kernel.constant("NESTED").is_some();
-    let is_specialised = stage.kernel.constant("ROWS").is_some();
+    let is_nested = stage.kernel.value(Constant::Nested).is_some();
+    let is_specialised = stage.kernel.value(Constant::Rows).is_some();
     let winograd = if is_nested { 1.0 } else { shares.winograd };
     match choice {
         Choice::HalfGemm { .. } if tile.depth > 8 => shares.pairs * shares.pairs_deep,
@@ -557,7 +566,7 @@ fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) ->
         Choice::Winograd { .. } if pointwise && tile.threads() == 64 => winograd * shares.winograd_few_threads,
         // Large tiles end beyond the phases that a place has, and there are few of them.
         Choice::Winograd { .. }
-            if is_gemm && stage.kernel.constant("NESTED") == Some(2) && tile.rows * tile.columns >= 8192 =>
+            if is_gemm && stage.kernel.value(Constant::Nested) == Some(2) && tile.rows * tile.columns >= 8192 =>
         {
             shares.winograd_nested_large
         }
@@ -567,5 +576,28 @@ fn waiting_share(choice: &Choice, stage: &Stage, tile: Tile, shares: &Shares) ->
         Choice::Winograd { .. } if tile.rows * tile.columns == 128 * 128 && !is_nested => shares.winograd_weights_large,
         Choice::Winograd { .. } if tile.rows == 128 && !is_nested => shares.winograd_weights_high,
         _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use unhang_conv::DataType;
+
+    use super::*;
+    use crate::candidates::candidates;
+
+    #[test]
+    fn each_constant_that_is_read_is_one_of_a_kernel() {
+        let layers = unhang_suite::layers();
+        let mut left = Constant::ALL.to_vec();
+        for (layer, layout) in layers.iter().flat_map(|layer| Layout::ALL.map(|layout| (layer, layout))) {
+            for direction in Direction::ALL {
+                let problem = layer.problem.with_data_type(DataType::F32).with_layout(layout).with_direction(direction);
+                let stages =
+                    candidates(&problem, &DeviceModel::h200(), 1 << 30).into_iter().flat_map(|it| it.plan.stages);
+                stages.for_each(|stage| left.retain(|which| stage.kernel.value(*which).is_none()));
+            }
+        }
+        assert_eq!(left, [], "no kernel of the layers has these");
     }
 }

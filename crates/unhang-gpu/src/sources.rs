@@ -157,9 +157,80 @@ impl Kernel {
         }
     }
 
+    /// The value of a constant that plans are judged by.
+    pub fn value(&self, which: Constant) -> Option<i64> {
+        self.constant(which.name())
+    }
+
     /// The value of a constant.
     pub fn constant(&self, name: &str) -> Option<i64> {
         self.constants.iter().find(|(constant, _)| *constant == name).map(|(_, value)| *value)
+    }
+}
+
+/// Constants of kernels that the model of a device reads. Their sources say what they mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the kernels' sources say what they mean")]
+pub enum Constant {
+    BlockRows,
+    ChannelsLast,
+    Direction,
+    Filter,
+    FilterH,
+    FilterW,
+    Nested,
+    Pointwise,
+    Reduced,
+    Rows,
+    SourceQuads,
+    Spread,
+    StrideH,
+    StrideW,
+    Strip,
+    Width,
+}
+
+impl Constant {
+    /// All of them.
+    pub const ALL: [Constant; 16] = [
+        Constant::BlockRows,
+        Constant::ChannelsLast,
+        Constant::Direction,
+        Constant::Filter,
+        Constant::FilterH,
+        Constant::FilterW,
+        Constant::Nested,
+        Constant::Pointwise,
+        Constant::Reduced,
+        Constant::Rows,
+        Constant::SourceQuads,
+        Constant::Spread,
+        Constant::StrideH,
+        Constant::StrideW,
+        Constant::Strip,
+        Constant::Width,
+    ];
+
+    /// The name in the sources.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Constant::BlockRows => "BLOCK_ROWS",
+            Constant::ChannelsLast => "CHANNELS_LAST",
+            Constant::Direction => "DIRECTION",
+            Constant::Filter => "FILTER",
+            Constant::FilterH => "FILTER_H",
+            Constant::FilterW => "FILTER_W",
+            Constant::Nested => "NESTED",
+            Constant::Pointwise => "POINTWISE",
+            Constant::Reduced => "REDUCED",
+            Constant::Rows => "ROWS",
+            Constant::SourceQuads => "SOURCE_QUADS",
+            Constant::Spread => "SPREAD",
+            Constant::StrideH => "STRIDE_H",
+            Constant::StrideW => "STRIDE_W",
+            Constant::Strip => "STRIP",
+            Constant::Width => "WIDTH",
+        }
     }
 }
 

@@ -25,6 +25,23 @@ fn every_finding_has_a_section_and_every_section_a_finding() {
     }
 }
 
+/// A message that a table quotes is one that people paste.
+#[test]
+fn messages_of_the_tables_are_explained_by_the_sections_they_lead_to() {
+    let tables = fs::read_to_string(page("troubleshooting.md")).unwrap();
+    let mut messages = 0;
+    for row in tables.lines().filter(|line| line.starts_with("| ")) {
+        let symptom = row.split('|').nth(1).unwrap_or_default();
+        for quoted in symptom.split('"').skip(1).step_by(2) {
+            let found = symptoms::sections_for(quoted);
+            let leads = |section: &&str| row.contains(&format!("](explain.md#{section})"));
+            assert!(found.iter().any(leads), "`unhang explain {quoted:?}` finds {found:?}; its row is\n{row}");
+            messages += 1;
+        }
+    }
+    assert!(messages >= 15, "{messages} messages");
+}
+
 /// What an owner reads before the first run: ten minutes, not an hour.
 #[test]
 fn the_five_pages_of_a_new_user_stay_short() {

@@ -438,6 +438,24 @@ fn with_a_native_torch_the_spoof_goes_first_and_no_other_torch_is_wanted() {
 }
 
 #[test]
+fn an_override_is_judged_by_the_chip_that_it_names() {
+    let with = |value: &str| {
+        examined(&changed("rx5700xt-native", |root| {
+            let path = root.join("environment");
+            let before = fs::read_to_string(&path).unwrap_or_default();
+            fs::write(path, format!("{before}HSA_OVERRIDE_GFX_VERSION={value}\n")).unwrap();
+        }))
+    };
+    let own = with("10.1.0");
+    assert!(ids(&own).contains(&"env-no-effect"), "it names the chip that is there: {own}");
+    assert_eq!(own["verdict"], "healthy");
+    let sibling = with("10.1.2");
+    assert!(ids(&sibling).contains(&"spoofed-architecture"), "{sibling}");
+    assert!(!ids(&sibling).contains(&"torch-known-to-hang"), "code for RDNA1 has the work-arounds: {sibling}");
+    assert!(ids(&with("10.3.0")).contains(&"torch-known-to-hang"));
+}
+
+#[test]
 fn a_card_without_torch_is_told_of_one() {
     let machine = changed("rx5700xt-native", |root| fs::remove_dir_all(root.join("usr/lib/python3.13")).unwrap());
     let report = examined(&machine);
@@ -556,7 +574,7 @@ fn a_python_may_be_named_without_its_folder() {
     assert_eq!(described.status.code(), Some(2), "this machine's PATH is not that of another");
 }
 
-/// Triton beside an RDNA1 card: a warning where nothing handles it, a note where `unhang run` can.
+/// Triton on a machine with an RDNA1 card: a warning where nothing handles it, a note where `unhang run` can.
 #[test]
 fn triton_is_recognised_beside_an_rdna1_card() {
     let with = |version: &str, variable: &str, unhang: bool| {

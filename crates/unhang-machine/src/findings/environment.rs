@@ -106,7 +106,7 @@ fn unset_command(chosen: &[&Set]) -> String {
     let plain = |name: &&str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
     let names: Vec<_> = chosen.iter().map(|set| set.name.as_str()).filter(plain).collect();
     if chosen.iter().all(|set| set.is_later) {
-        return "remove the lines named below, or let `unhang env clean` move them aside".to_owned();
+        return "remove the lines named below, or move them aside with `unhang env clean`".to_owned();
     }
     if names.is_empty() { "unset it".to_owned() } else { format!("`unset {}`", names.join(" ")) }
 }
@@ -117,15 +117,15 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let card = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.gfx.as_deref() != Some(&told))?;
     let gfx = card.gfx.as_deref().unwrap_or("RDNA1");
     let native = is_native(seen, gfx);
-    let protect = "`unhang run -- python train.py`: convolutions keep off such code unless it passed a test in a child \
-                   process, and the shield repairs other code as it is loaded (emulated, not yet seen on a card)";
+    let protect = "`unhang run -- python train.py`: convolutions avoid such code unless it passed a test in a child process, \
+                   and the shield repairs other code as it loads (emulated, not yet seen on a card)";
     let is_reported_to_work = reported_to_work_spoofed(seen);
     let fix = if native {
         let remove = match &variable.place {
             Some(place) => format!("`{}`, then ", clean_command(seen.program, [place.path.as_ref()])),
             None => String::new(),
         };
-        format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip")
+        format!("{remove}`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch holds code for the true chip")
     } else if is_reported_to_work || (!seen.has_torch_for_amd() && !seen.software.frameworks.is_empty()) {
         format!("start programs with {protect}")
     } else {
@@ -149,8 +149,8 @@ fn spoofed(seen: &Seen, set: &[Set]) -> Option<Finding> {
             format!(
                 "The runtime will load code for {told} on {gfx} silicon. For hardware bugs of gfx101x the compiler inserts \
                  work-arounds only when it compiles for gfx101x; {told} code has none of them: a program may hang, fault or \
-                 compute nonsense. That the code lacks them was measured on real libraries; which of them hangs a given \
-                 convolution is inferred. (Source: LLVM's AMDGPU.td and GCNHazardRecognizer.cpp; ROCm issue 2527.)"
+                 compute nonsense. Real libraries were measured to lack them; which one hangs a given convolution is inferred. \
+                 (Source: LLVM's AMDGPU.td and GCNHazardRecognizer.cpp; ROCm issue 2527.)"
             ),
             Confidence::SeenOnACard,
         )
@@ -174,7 +174,7 @@ fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
             "MIOpen then tunes every kernel exhaustively: minutes to hours for each new convolution, each candidate run on \
              the card with no watchdog"
         }
-        "DB_UPDATE" => "MIOpen then ignores what it has tuned and writes it anew",
+        "DB_UPDATE" => "MIOpen then ignores what it has tuned and tunes again",
         _ => "MIOpen then erases its records of the problems that it meets",
     };
     Some(Finding {
@@ -186,7 +186,7 @@ fn find_enforce(seen: &Seen, set: &[Set]) -> Option<Finding> {
         ),
         why: format!(
             "{what}; and anything but NONE turns FAST and HYBRID find off. A convolution of 16→32 channels at 64×64 took 33 \
-             minutes so on an RX 5600 XT. (Source: MIOpen's find_controls.cpp; a user's notes of November 2025.)"
+             minutes that way on an RX 5600 XT. (Source: MIOpen's find_controls.cpp; a user's notes of November 2025.)"
         ),
         fix: Some(unset_command(&[variable])),
         confidence: Confidence::SeenOnACard,
@@ -233,7 +233,7 @@ fn no_solver_left(seen: &Seen, set: &[Set]) -> Option<Finding> {
         summary: summary.to_owned(),
         why: format!(
             "Off: {}. A convolution that no solver takes ends with \"no suitable algorithm\"; 3→64 channels, 3×3, batch 1 is \
-             one for which implicit GEMM alone has none.{} (Source: MIOpen's solver_finders.cpp and the solvers' \
+             one that implicit GEMM alone cannot compute.{} (Source: MIOpen's solver_finders.cpp and the solvers' \
              IsApplicable.)",
             names.join(", "),
             if native { " On RDNA1's own code the implicit-GEMM family is empty." } else { "" }
@@ -249,10 +249,10 @@ fn bad_values(set: &[Set]) -> Vec<Finding> {
     for it in set {
         let (wrong, why, severity) = match it.name.as_str() {
             "MIOPEN_FIND_MODE" if choice(&it.value, FIND_MODES).is_none() => {
-                ("is no find mode", "MIOpen warns and uses its default.", Severity::Warning)
+                ("is not a find mode", "MIOpen warns and uses its default.", Severity::Warning)
             }
             "MIOPEN_FIND_ENFORCE" if choice(&it.value, FIND_ENFORCE).is_none() => {
-                ("is no enforcement", "MIOpen warns and uses NONE.", Severity::Warning)
+                ("is not an enforcement mode", "MIOpen warns and uses NONE.", Severity::Warning)
             }
             name if name.starts_with("HSA_OVERRIDE_GFX_VERSION") && chips::gfx_of_override(&it.value).is_none() => (
                 "is not major.minor.stepping",
@@ -260,7 +260,7 @@ fn bad_values(set: &[Set]) -> Vec<Finding> {
                 Severity::Error,
             ),
             name if SOLVER_FAMILIES.contains(&name) && !off(&it.value) && !on(&it.value) => {
-                ("is neither on nor off", "MIOpen takes what it cannot read for not set.", Severity::Warning)
+                ("is neither on nor off", "MIOpen ignores a value that it cannot read.", Severity::Warning)
             }
             _ => continue,
         };
@@ -301,7 +301,7 @@ fn contradictions(set: &[Set]) -> Vec<Finding> {
     {
         contradiction(
             ["MIOPEN_FIND_MODE", "MIOPEN_FIND_ENFORCE"],
-            format!("MIOPEN_FIND_MODE={mode} does nothing beside MIOPEN_FIND_ENFORCE={enforce}"),
+            format!("MIOPEN_FIND_MODE={mode} has no effect while MIOPEN_FIND_ENFORCE={enforce} is set"),
             "Enforcement other than NONE forces the NORMAL find. (Source: MIOpen's find_controls.hpp.)",
             "`unset MIOPEN_FIND_ENFORCE`".to_owned(),
         );
@@ -321,7 +321,7 @@ fn contradictions(set: &[Set]) -> Vec<Finding> {
         contradiction(
             ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"],
             format!("HIP_VISIBLE_DEVICES={hip} and CUDA_VISIBLE_DEVICES={cuda} name different GPUs"),
-            "HIP heeds both names, and which one wins has changed between versions. (Source: HIP's documentation on GPU \
+            "HIP reads both names, and which one wins has changed between versions. (Source: HIP's documentation on GPU \
              isolation.)",
             "`unset CUDA_VISIBLE_DEVICES`".to_owned(),
         );
@@ -373,18 +373,28 @@ fn same_as_unset(name: &str, value: &str, affected: bool) -> bool {
     }
 }
 
+/// Whether an override names the chip that every AMD GPU here has: then it is not a spoof.
+fn names_the_true_chip(seen: &Seen, it: &Set) -> bool {
+    let named = chips::gfx_of_override(&it.value).filter(|_| it.name == "HSA_OVERRIDE_GFX_VERSION");
+    let mut cards = seen.machine.gpus.iter().filter(|gpu| gpu.vendor_id == chips::AMD).peekable();
+    named.is_some() && cards.peek().is_some() && cards.all(|gpu| gpu.gfx == named)
+}
+
 fn no_effect(seen: &Seen, set: &[Set]) -> Option<Finding> {
     let affected = seen.machine.affected();
-    let chosen: Vec<&Set> = set.iter().filter(|it| same_as_unset(&it.name, &it.value, affected)).collect();
+    let is_idle = |it: &&Set| same_as_unset(&it.name, &it.value, affected) || names_the_true_chip(seen, it);
+    let chosen: Vec<&Set> = set.iter().filter(is_idle).collect();
     if chosen.is_empty() {
         return None;
     }
     let switch = chosen.iter().any(|it| SOLVER_FAMILIES.contains(&it.name.as_str()));
-    let why = if switch {
-        "A family of solvers is on unless its switch is 0: setting 1 forces nothing. Where \"IMPLICIT_GEMM=1\" seemed to help, \
-         it was the 0 of another family at the same time. (Source: IsDisabled in MIOpen's solver_finders.cpp.)"
+    let why = if chosen.iter().all(|it| names_the_true_chip(seen, it)) {
+        "It names the chip that is there, which the runtime finds by itself. (Source: libhsakmt's topology.c.)"
+    } else if switch {
+        "A family of solvers is on unless its switch is 0: setting 1 forces nothing. If \"IMPLICIT_GEMM=1\" seemed to help, the \
+         real cause was another family's 0, set at the same time. (Source: IsDisabled in MIOpen's solver_finders.cpp.)"
     } else {
-        "These values are what holds anyway. (Source: MIOpen's env.hpp, ROCr's flag.h.)"
+        "These values are the defaults. (Source: MIOpen's env.hpp, ROCr's flag.h.)"
     };
     Some(Finding {
         id: "env-no-effect",
@@ -427,8 +437,8 @@ fn too_late(seen: &Seen, set: &[Set]) -> Option<Finding> {
         severity: Severity::Info,
         summary: format!("set in a login file and not in this process: {}", names.join(", ")),
         why: format!(
-            "A login file acts on shells that start after it was written. {} is read {}; a program that runs already, or that \
-             was started from this shell, does not see it.",
+            "A login file acts on shells that start after it was written. {} is read {}; programs that already run, or that \
+             this shell starts, do not see it.",
             first.name,
             read.words()
         ),
@@ -466,7 +476,7 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
     let mut fix = Vec::new();
     if paths(true).next().is_some() {
         let command = clean_command(seen.program, paths(true));
-        fix.push(format!("`{command}` moves them aside; `unhang env uninstall` brings every byte back"));
+        fix.push(format!("`{command}` moves them aside; `unhang env uninstall` restores every byte"));
     }
     if paths(false).next().is_some() {
         let by_hand: Vec<_> = paths(false).map(|path| path.display().to_string()).collect();
@@ -479,8 +489,8 @@ fn leftover_files(seen: &Seen) -> Option<Finding> {
         id: "leftover-profile",
         severity: Severity::Warning,
         summary: format!("earlier attempts left settings in {}", names.join(", ")),
-        why: "They act on every new shell, contradict each other, and the last one wins; guides for these cards had people \
-              write several (rocm-rdna1.sh, -52.sh, -57.sh and lines in ~/.bashrc)."
+        why: "They act on every new shell and contradict each other, and the last one wins. Guides for these cards told people \
+              to write several (rocm-rdna1.sh, -52.sh, -57.sh and lines in ~/.bashrc)."
             .to_owned(),
         fix: Some(fix.join("; ")),
         confidence: Confidence::Documented,
@@ -518,14 +528,14 @@ fn effect(seen: &Seen, name: &str, value: &str) -> String {
         Known::Imaginary { .. } | Known::Foreign => return "none: nothing reads it".to_owned(),
     };
     if same_as_unset(name, value, seen.machine.affected()) {
-        return "none: the same as not set".to_owned();
+        return "none: this is the default".to_owned();
     }
     if variable.read == Read::BuildTime {
         return format!("none on an installed torch: {}", variable.meaning);
     }
     match name {
         "MIOPEN_FIND_ENFORCE" => match choice(value, FIND_ENFORCE) {
-            Some("NONE") => "none: the same as not set".to_owned(),
+            Some("NONE") => "none: this is the default".to_owned(),
             Some(mode) => format!("{mode}: {}", variable.meaning),
             None => "none: not a value that MIOpen knows".to_owned(),
         },

@@ -34,9 +34,9 @@ fn refusal(seen: &Seen, framework: &Framework, gfx: &str) -> Finding {
         severity,
         summary,
         why: format!(
-            "Its wheels have a list of chips (\"The supported AMDGPU versions are …\") without {gfx}, and leave such a card out. \
-             Passing for gfx1030 under `unhang run`, JAX 0.10.2 and tensorflow-rocm 2.13.1.600 trained right on the emulated \
-             card; nobody here has a real one. (Source: XLA's and TensorFlow's device_description.h; run here.)"
+            "Its wheels have a list of chips (\"The supported AMDGPU versions are …\") without {gfx}. Spoofed as gfx1030 under \
+             `unhang run`, JAX 0.10.2 and tensorflow-rocm 2.13.1.600 trained correctly on the emulated card; nobody here has a \
+             real one. (Source: XLA's and TensorFlow's device_description.h; run here.)"
         ),
         fix: Some(fix),
         confidence: Confidence::Documented,

@@ -60,7 +60,7 @@ fn no_access(seen: &Seen) -> Option<Finding> {
         ),
         DeviceAccess::Granted => (
             format!("this user may not open {}", nodes.join(", ")),
-            "ROCm needs the card's render node beside /dev/kfd; it belongs to the group `render` or `video`.",
+            "ROCm needs the card's render node as well as /dev/kfd; it belongs to the group `render` or `video`.",
             "`sudo usermod -aG render,video \"$USER\"`, then log in again".to_owned(),
         ),
     };
@@ -86,18 +86,18 @@ fn queue_preemption(log: &[LogLine]) -> Option<Finding> {
     Some(Finding {
         id: "queue-preemption",
         severity: if last.earlier { Severity::Info } else { Severity::Error },
-        summary: format!("the kernel's log tells of compute queues that could not be preempted{}", when(last)),
+        summary: format!("the kernel's log reports compute queues that could not be preempted{}", when(last)),
         why: format!(
-            "{} in {}, the last: \"{}\". On Navi 1x this happens even with native code and is another illness \
-             than the spoof: the card needs a reset, and everything that used it is lost. (Source: lamikr/rocm_sdk_builder \
+            "{} in {}, the last: \"{}\". On Navi 1x this also happens with native code: it is a different problem from the \
+             spoof. The card needs a reset, and everything that used it is lost. (Source: lamikr/rocm_sdk_builder \
              issue 98.)",
             counted(lines.len(), "such line"),
             last.path,
             last.text
         ),
         fix: Some(
-            "`sudo reboot` gets the card back; save the state of long jobs often, so that they can go on after the next \
-             time; try a newer kernel, and close other programs that compute on this card"
+            "`sudo reboot` recovers the card; save checkpoints often, so that long jobs can resume; try a newer kernel, and \
+             close other programs that compute on this card"
                 .to_owned(),
         ),
         confidence: Confidence::SeenOnACard,
@@ -111,11 +111,11 @@ fn ring_timeout(log: &[LogLine]) -> Option<Finding> {
     Some(Finding {
         id: "ring-timeout",
         severity: if last.earlier { Severity::Info } else { Severity::Warning },
-        summary: format!("the kernel's log tells of a card that stopped responding and was reset{}", when(last)),
+        summary: format!("the kernel's log reports a card that stopped responding and was reset{}", when(last)),
         why: format!(
-            "{} in {}, the last: \"{}\". The driver's own watchdog saw the card hang and reset it; the desktop and what was \
-             computed went with it. Where code for another chip runs here, that is the first suspect; otherwise power, heat \
-             and memory clocks are. (Source: amdgpu_job_timedout in the kernel's amdgpu driver.)",
+            "{} in {}, the last: \"{}\". The driver's own watchdog saw the card hang and reset it; the desktop and all running \
+             work were lost. If code for another chip runs here, it is the first suspect; otherwise power, heat and memory \
+             clocks are. (Source: amdgpu_job_timedout in the kernel's amdgpu driver.)",
             counted(lines.len(), "such line"),
             last.path,
             last.text
@@ -143,8 +143,8 @@ fn no_atomics(log: &[LogLine]) -> Option<Finding> {
             last.path, last.text
         ),
         fix: Some(
-            "put the card into the slot that is wired to the processor (mostly the one nearest to it), without a riser; boards \
-             with PCIe 2.0 processors cannot do it at all"
+            "put the card into the slot that is wired to the processor (usually the nearest one), without a riser; boards with \
+             PCIe 2.0 cannot do it at all"
                 .to_owned(),
         ),
         confidence: Confidence::Documented,
@@ -162,8 +162,8 @@ fn hidden(seen: &Seen) -> Option<Finding> {
         id: "gpu-hidden",
         severity: Severity::Info,
         summary: format!("{name}={value} shows {shown} of {cards} AMD GPUs"),
-        why: "Guides set it to 0 to be on the safe side; with two cards it hides one of them, and numbers follow the \
-              runtime's order, not the PCI address. (Source: HIP's documentation on GPU isolation.)"
+        why: "Guides set it to 0 as a precaution. With two cards it hides one of them, and numbers follow the runtime's order, \
+              not the PCI address. (Source: HIP's documentation on GPU isolation.)"
             .to_owned(),
         fix: Some(format!("`unset {name}` if both cards are wanted")),
         confidence: Confidence::Documented,
@@ -191,7 +191,7 @@ fn parameters(seen: &Seen) -> Option<Finding> {
             first.name, first.meaning
         ),
         fix: Some(
-            "look for them in /etc/modprobe.d and on the kernel's command line; remove what nobody remembers"
+            "look for them in /etc/modprobe.d and on the kernel's command line; remove those that nobody can explain"
                 .to_owned(),
         ),
         confidence: Confidence::Documented,
@@ -220,9 +220,9 @@ fn unreadable(seen: &Seen) -> Option<Finding> {
 pub(super) fn not_affected(machine: &Machine) -> Finding {
     let names: Vec<_> = machine.gpus.iter().map(|gpu| gpu.name.clone()).collect();
     let summary = if names.is_empty() {
-        "no GPU is here: nothing for unhang to protect".to_owned()
+        "there is no GPU here: nothing for unhang to protect".to_owned()
     } else {
-        format!("no RDNA1 card is here ({}): unhang leaves torch alone", names.join(", "))
+        format!("there is no RDNA1 card here ({}): unhang leaves torch alone", names.join(", "))
     };
     let amd: Vec<&str> =
         machine.gpus.iter().filter(|gpu| gpu.vendor_id == AMD).filter_map(|gpu| gpu.gfx.as_deref()).collect();
@@ -239,7 +239,7 @@ pub(super) fn not_affected(machine: &Machine) -> Finding {
         summary,
         why: format!(
             "RDNA1 is gfx1010 to gfx1013 (RX 5300 to 5700, Pro W5500/W5700, Pro 5300 to 5700, BC-250). RX 6000 is RDNA2, \
-             whose chips do not have these hardware bugs, and neither have later ones. (Source: LLVM's AMDGPU.td.){known}"
+             whose chips do not have these hardware bugs; nor do later ones. (Source: LLVM's AMDGPU.td.){known}"
         ),
         fix,
         confidence: Confidence::Documented,
@@ -252,7 +252,7 @@ fn known_failures(gfx: &str) -> Option<&'static str> {
     match gfx {
         "gfx1151" => Some(
             " Reported of MIOpen on this chip: every solver ends in \"Invalid elapsed time\" with ROCm 10.0 (MIOpen issue 3964; \
-             `torch.backends.cudnn.enabled = False` goes around it), and convolutions are slower than the processor's (TheRock \
+             `torch.backends.cudnn.enabled = False` avoids it), and convolutions are slower than the processor's (TheRock \
              issue 5105).",
         ),
         "gfx1200" | "gfx1201" => Some(

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::seen::Seen;
-use crate::chips::{AMD, holds};
+use crate::chips::{AMD, holds, is_affected_gfx};
 use crate::finding::{Confidence, FilePlace, Finding, Severity, counted};
 use crate::miopen::{Damage, QuickLook};
 use crate::routes::{self, NEWEST_GLIBC};
@@ -71,7 +71,7 @@ fn stay_unsafe(record: &Unrepaired) -> Option<Finding> {
         ),
         why: format!(
             "The shield could not repair all code as it was loaded: {}. It matters only where {pronoun} launched. (Source: what \
-             unhang {} wrote down in the last `unhang run` with the shield.)",
+             unhang {} recorded in the last `unhang run` with the shield.)",
             distinct(|kernel| &kernel.reason),
             record.version
         ),
@@ -98,7 +98,7 @@ fn ways(seen: &Seen) -> String {
     match routes::native_wheels(&[gfx]) {
         Some(native) => format!(
             "take AMD's wheels with native code for it: `{native}` (owners report; not tried by us); or the stack that owners \
-             report working under a spoof: {}; `unhang explain routes` has all ways",
+             report working under a spoof: {}; `unhang explain routes` lists all of them",
             known_good(seen)
         ),
         None => format!("take the stack that owners report working under a spoof: {}", known_good(seen)),
@@ -121,21 +121,19 @@ fn missing(seen: &Seen) -> Finding {
         id: "torch-missing",
         severity: Severity::Warning,
         summary: "no torch was found: nothing here computes on this card yet".to_owned(),
-        why: "The active environment, the usual places and those that --python names were looked through. (Source: their \
-              folders of packages.)"
+        why: "The doctor looked in the active environment, the usual places and those that --python names. (Source: their package folders.)"
             .to_owned(),
-        fix: Some(format!("{}; for one that is elsewhere, `unhang doctor --python /path/to/python`", ways(seen))),
+        fix: Some(format!("{}; if you have one elsewhere, `unhang doctor --python /path/to/python`", ways(seen))),
         confidence: Confidence::Documented,
         places: Vec::new(),
     }
 }
 
 fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
-    let hip = torch.hip_version()?;
-    if !seen.machine.spoofed() || hip < HANGS_SINCE {
-        return None;
-    }
-    let chip = seen.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed())?;
+    let hip = torch.hip_version().filter(|hip| *hip >= HANGS_SINCE)?;
+    // Code for another RDNA1 chip has the work-arounds.
+    let lacks_work_arounds = |gpu: &&crate::Gpu| !gpu.reported_gfx.as_deref().is_some_and(is_affected_gfx);
+    let chip = seen.machine.gpus.iter().filter(|gpu| gpu.affected && gpu.spoofed()).find(lacks_work_arounds)?;
     Some(Finding {
         id: "torch-known-to-hang",
         severity: Severity::Error,
@@ -151,7 +149,7 @@ fn known_to_hang(seen: &Seen, torch: &Torch) -> Option<Finding> {
             chip.reported_gfx.as_deref().unwrap_or("gfx1030"),
         ),
         fix: Some(if is_native(seen, chip.gfx.as_deref().unwrap_or_default()) {
-            "`unset HSA_OVERRIDE_GFX_VERSION`: the torch that is installed holds code for the true chip".to_owned()
+            "`unset HSA_OVERRIDE_GFX_VERSION`: the installed torch holds code for the true chip".to_owned()
         } else {
             format!(
                 "start programs with `unhang run -- python train.py`, which protects convolutions and ends a program that \
@@ -210,7 +208,7 @@ fn without_unhang(seen: &Seen, hip: &[&Torch]) -> Option<Finding> {
         summary: format!("the Python that imports torch {} does not have unhang", first.version),
         why: format!(
             "`unhang run` sets variables and loads the shield for any program. It plans convolutions only in a Python that can \
-             import unhang; this one cannot. (Source: the folder of packages that holds {}.)",
+             import unhang; this one cannot. (Source: the package folder that holds {}.)",
             paths.join(", ")
         ),
         fix: Some(format!("`{}`", routes::install_unhang(&first.path))),
@@ -224,7 +222,7 @@ const USES_BUFFER_OPERATIONS: (u32, u32) = (3, 6);
 /// The first version that refuses to compile for gfx1010.
 const REFUSES_RDNA1: (u32, u32) = (3, 9);
 
-/// Triton beside an RDNA1 card: its kernels write nothing, or are refused.
+/// Triton on a machine with an RDNA1 card: its kernels write nothing, or are refused.
 fn triton(seen: &Seen, torch: &Torch) -> Option<Finding> {
     let version = torch.triton.as_deref()?;
     let numbers = two_numbers(version);
@@ -269,7 +267,7 @@ fn without_hip(seen: &Seen, torch: &Torch) -> Finding {
         id: "torch-without-hip",
         severity: Severity::Warning,
         summary: format!("torch {} was built for {kind}: it cannot use this card", torch.version),
-        why: "`torch.version.hip` is None. Plain `pip install torch` gives such a build; ROCm's come from another index. \
+        why: "`torch.version.hip` is None. Plain `pip install torch` gives such a build; ROCm builds come from another index. \
               (Source: torch/version.py.)"
             .to_owned(),
         fix: Some(ways(seen)),
@@ -332,7 +330,7 @@ fn mismatch(seen: &Seen, torch: &Torch) -> Option<Finding> {
               (Source: users' reports; ROCm's versions are not compatible with each other at this level.)"
                 .to_owned(),
         fix: Some(if shadowed {
-            "`unset LD_LIBRARY_PATH`: torch brought its own libraries, and that path puts others before them".to_owned()
+            "`unset LD_LIBRARY_PATH`: torch bundles its own libraries, and that path puts others before them".to_owned()
         } else {
             format!("install ROCm {}.{}, or a torch built with the ROCm that is here", built.0, built.1)
         }),
@@ -361,13 +359,13 @@ fn bundles(seen: &Seen, torch: &Torch) -> Option<Finding> {
         id: "torch-bundles-rocm",
         severity: Severity::Info,
         summary: format!(
-            "torch {} brought its own ROCm {}; {} is not what it uses",
+            "torch {} bundles ROCm {} and does not use {}",
             torch.version,
             torch.hip.as_deref().unwrap_or("?"),
             system.join(", ")
         ),
         why: format!(
-            "{} lie in torch/lib and are found first. Installing another ROCm on the system does not change which MIOpen \
+            "{} are in torch/lib and are found first. Installing another ROCm on the system does not change which MIOpen \
              computes. (Source: the files in torch/lib.)",
             torch.bundled.join(", ")
         ),
@@ -395,7 +393,7 @@ fn missing_kdb(seen: &Seen, torch: &Torch) -> Option<Finding> {
         id: "miopen-missing-kdb",
         severity: Severity::Info,
         summary: format!("MIOpen has no precompiled kernels for this card ({name}.kdb): harmless"),
-        why: "\"Missing system database file …kdb\" costs the first run of each convolution a compilation, nothing more. \
+        why: "\"Missing system database file …kdb\" only means that the first run of each convolution compiles it. \
               (Source: MIOpen's binary_cache.cpp.)"
             .to_owned(),
         fix: None,
@@ -418,7 +416,7 @@ fn corrupt(caches: &QuickLook) -> Option<Finding> {
             counted(files.len(), "file")
         ),
         why: format!(
-            "{}: {}. MIOpen stops with an internal error (\"Possible database corruption\") or compiles anew at every start. \
+            "{}: {}. MIOpen stops with an internal error (\"Possible database corruption\") or compiles again at every start. \
              (Source: MIOpen's kern_db.hpp and sqlite_db.cpp.)",
             first.path, first.problem
         ),
@@ -441,8 +439,8 @@ fn narrowed(caches: &QuickLook) -> Option<Finding> {
         id: "miopen-cache-narrowed",
         severity: Severity::Warning,
         summary: format!("MIOpen's cache holds {} made while algorithms were disabled", counted(count, "choice")),
-        why: "An unrestricted find times the naive solver too, which takes every convolution; these records lack it. MIOpen \
-              goes on using them after the variables are gone, so an old experiment still decides. (Source: EvaluateInvokers \
+        why: "An unrestricted search also times the naive solver, which takes every convolution; these records lack it. MIOpen \
+              keeps using them after the variables are gone, so an old experiment still decides. (Source: EvaluateInvokers \
               in MIOpen's solver_finders.cpp.)"
             .to_owned(),
         fix: Some("`unhang miopen-cache repair --narrowed` removes them and keeps a backup".to_owned()),

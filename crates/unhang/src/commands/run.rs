@@ -33,7 +33,7 @@ use self::environment::{Action, Decision};
 use self::folder::{Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::python::options;
-use super::text::{deadline, duration, print_safe_json, print_text};
+use super::text::{counted, deadline, duration, print_safe_json, print_text};
 use crate::output::{inform, printable, say, tell_more};
 
 /// As shells have it: the command is there and cannot be run; it is not there.
@@ -118,7 +118,7 @@ pub struct Run {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum ProfileName {
-    /// What fits this machine; nothing where no RDNA1 card is.
+    /// What fits this machine; nothing without an RDNA1 card.
     Auto,
     /// No variables.
     None,
@@ -174,8 +174,8 @@ impl Run {
             }
             if attempt >= self.restarts {
                 if self.restarts > 0 {
-                    let times = if self.restarts == 1 { "once".to_owned() } else { format!("{} times", self.restarts) };
-                    say(&format!("it hung again, and was started again {times} as asked: giving up"));
+                    let restarts = counted(self.restarts, "restart");
+                    say(&format!("it hung again after {restarts}: giving up"));
                 }
                 return Ok(ExitCode::from(code));
             }
@@ -199,7 +199,7 @@ impl Run {
         if let Some(repairs) = repairs
             && let Err(reason) = self.keep_for_the_doctor(repairs)
         {
-            tell_more(&format!("unhang: what stays unsafe is not kept for `unhang doctor`: {reason}"));
+            tell_more(&format!("unhang: could not record for `unhang doctor` which kernels stay unsafe: {reason}"));
         }
     }
 
@@ -251,7 +251,7 @@ impl Run {
         let variable = std::env::var_os(QUEUE_DEADLINE).filter(|value| !value.is_empty() && !is_asked_for);
         let Some(variable) = variable else { return default };
         deadline(&variable.to_string_lossy()).unwrap_or_else(|reason| {
-            say(&format!("{QUEUE_DEADLINE}: {reason}; it is {}s now", default.as_secs_f64()));
+            say(&format!("{QUEUE_DEADLINE}: {reason}; using {}s", default.as_secs_f64()));
             default
         })
     }
@@ -305,8 +305,9 @@ impl Run {
             decisions = environment::of_profile(profile, why, |name| std::env::var(name).ok());
             decisions.extend(environment::caches(&decisions, |name| std::env::var(name).ok()));
         }
-        let spoofs = decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION" && it.holds_a_value());
-        let is_spoofed = spoofs || examination.machine.spoofed();
+        let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
+        let spoof = environment::settle_override(&mut decisions, card.and_then(|gpu| gpu.gfx.as_deref()));
+        let is_spoofed = spoof.is_some() || examination.machine.spoofed();
         if is_affected && (is_spoofed || (self.is_watched() && !self.rehearse)) {
             decisions.extend(shield::decide(is_spoofed, |name| std::env::var(name).ok()));
         }
@@ -315,14 +316,11 @@ impl Run {
         if !self.rehearse && (is_affected || (is_amd && self.strategy().is_some())) {
             decisions.extend(boundary::decide(|name| std::env::var(name).ok()));
         }
-        let card = examination.machine.gpus.iter().find(|gpu| gpu.affected).map(|gpu| gpu.name.clone());
-        let gfx = decisions.iter().find(|it| it.name == "HSA_OVERRIDE_GFX_VERSION").and_then(|it| it.value.clone());
-        let told = gfx.and_then(|value| unhang_machine::gfx_of_override(&value));
-        let told = told.or_else(|| {
+        let told = spoof.or_else(|| {
             let spoofed = examination.machine.gpus.iter().find(|gpu| gpu.affected && gpu.spoofed());
             spoofed.and_then(|gpu| gpu.reported_gfx.clone())
         });
-        Ok((decisions, Protection { is_affected, card, told }))
+        Ok((decisions, Protection { is_affected, card: card.map(|gpu| gpu.name.clone()), told }))
     }
 
     fn show(&self, decisions: &[Decision]) -> anyhow::Result<ExitCode> {
@@ -333,7 +331,7 @@ impl Run {
         }
         let mut text = String::new();
         if decisions.is_empty() {
-            text.push_str("no variable would be set: no RDNA1 card is here, or none was asked for\n");
+            text.push_str("no variable would be set: there is no RDNA1 card here, or --profile none was given\n");
         }
         for decision in decisions {
             let _ = writeln!(text, "{}", printable(&decision.to_string()));
@@ -346,10 +344,10 @@ impl Run {
     fn say_without_folder(&self, reason: &str) {
         let rest = match shield::installed_autoload() {
             Some(_) => "Pythons use the installed unhang, and only their exit codes report hangs",
-            None => "unhang is not switched on in Pythons that do not import it; variables are set all the same",
+            None => "only programs that import unhang use it; variables are still set",
         };
         say(&format!(
-            "no private folder for this run ({reason}): {rest}. XDG_RUNTIME_DIR can name a folder that is yours alone"
+            "no private folder for this run ({reason}): {rest}. Set XDG_RUNTIME_DIR to a folder that only you can write"
         ));
     }
 
@@ -463,7 +461,7 @@ pub(super) fn cannot_start(command: &str, program: &OsString, error: &std::io::E
 /// What was probably meant by a name that cannot be run.
 fn how_to_start(command: &str, path: &Path, error: ErrorKind) -> Option<String> {
     if path.is_dir() {
-        return Some("it is a folder: name the program, and its file after it".to_owned());
+        return Some("it is a folder: name a program before it".to_owned());
     }
     if !path.is_file() {
         return None;
@@ -476,9 +474,9 @@ fn how_to_start(command: &str, path: &Path, error: ErrorKind) -> Option<String> 
         (false, true, false) => format!("`./{name}` is the file here; a name alone is looked up in PATH"),
         (false, true, true) if error != ErrorKind::NotFound || !names_interpreter(path) => return None,
         (false, true, true) => {
-            "the file is there and can be run: its first line names an interpreter that is not".to_owned()
+            "the file is executable, but its first line names an interpreter that does not exist".to_owned()
         }
-        (false, false, _) => format!("`chmod +x {name}` makes the file a program, or name what runs it before it"),
+        (false, false, _) => format!("`chmod +x {name}` makes the file executable; or put its interpreter before it"),
     })
 }
 

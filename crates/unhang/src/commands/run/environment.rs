@@ -50,10 +50,10 @@ impl fmt::Display for Decision {
         match (self.action, &self.wanted) {
             (Action::Set, _) => write!(f, "{}={value}  ({})", self.name, self.reason),
             (Action::Kept, Some(wanted)) => {
-                write!(f, "{}={value} is yours and stays; wanted was {wanted} ({})", self.name, self.reason)
+                write!(f, "{}={value} is yours and stays; unhang would set {wanted} ({})", self.name, self.reason)
             }
             (Action::Kept, None) => {
-                write!(f, "{}={value} is yours and stays; better not set ({})", self.name, self.reason)
+                write!(f, "{}={value} is yours and stays; unhang would unset it ({})", self.name, self.reason)
             }
         }
     }
@@ -77,6 +77,20 @@ pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<Str
     decisions
 }
 
+/// The chip that the card passes for in the run, where that is another one. An override of the user's that names the card's own
+/// chip changes nothing, and nothing is said of it.
+pub fn settle_override(decisions: &mut Vec<Decision>, true_chip: Option<&str>) -> Option<String> {
+    let at = decisions.iter().position(|it| it.name == "HSA_OVERRIDE_GFX_VERSION")?;
+    let named = decisions[at].value.as_deref().and_then(unhang_machine::gfx_of_override)?;
+    if true_chip != Some(&named) {
+        return Some(named);
+    }
+    if decisions[at].action == Action::Kept && decisions[at].wanted.is_none() {
+        decisions.remove(at);
+    }
+    None
+}
+
 /// Triton keeps what it compiled, and so does inductor, without the variable in the key: kernels that were compiled with
 /// buffer operations would be used again. So where those are off both get separate folders, unless they have some.
 pub fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
@@ -92,7 +106,7 @@ pub fn caches(decisions: &[Decision], get: impl Fn(&str) -> Option<String>) -> V
     };
     let folder = |name: &'static str, below: &str| {
         let path = base.join("unhang").join(below).display().to_string();
-        let reason = "kernels that were compiled with buffer operations, which write nothing here, stay apart";
+        let reason = "keeps out kernels compiled with buffer operations, which write nothing here";
         get(name).is_none_or(|value| value.is_empty()).then(|| Decision::set(name, path, reason))
     };
     folder("TRITON_CACHE_DIR", "triton").into_iter().chain(folder("TORCHINDUCTOR_CACHE_DIR", "inductor")).collect()
@@ -177,8 +191,22 @@ mod tests {
             ("AMDGCN_USE_BUFFER_OPS", Action::Set, Some("0")),
         ];
         assert_eq!(gist, expected);
-        assert!(decisions[1].to_string().contains("is yours and stays; wanted was FAST"));
-        assert!(decisions[2].to_string().contains("better not set"));
+        assert!(decisions[1].to_string().contains("is yours and stays; unhang would set FAST"));
+        assert!(decisions[2].to_string().contains("is yours and stays; unhang would unset it"));
+    }
+
+    #[test]
+    fn an_override_that_names_the_cards_own_chip_is_not_a_spoof() {
+        let spoof = |profile: &str, value: &str| {
+            let set = |name: &str| (name == "HSA_OVERRIDE_GFX_VERSION").then(|| value.to_owned());
+            let mut decisions = of_profile(&Profile::named(profile).unwrap(), "because", set);
+            let spoof = settle_override(&mut decisions, Some("gfx1010"));
+            (spoof, decisions.iter().any(|it| it.name == "HSA_OVERRIDE_GFX_VERSION"))
+        };
+        assert_eq!(spoof("no-spoof", "10.1.0"), (None, false), "nothing to say");
+        assert_eq!(spoof("no-spoof", "10.1.2"), (Some("gfx1012".to_owned()), true));
+        assert_eq!(spoof("no-spoof", "10.3.0"), (Some("gfx1030".to_owned()), true));
+        assert_eq!(spoof("rocm5.2", "10.1.0"), (None, true), "torch has no code for it: 10.3.0 is wanted");
     }
 
     #[test]

@@ -20,6 +20,8 @@ fn place() -> tempfile::TempDir {
     place
 }
 
+/// Code for gfx1030.
+const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../unhang-emulator/tests/fixtures/kernels.gfx1030.co");
 const KEY: &str = "forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
 
 #[test]
@@ -44,17 +46,25 @@ fn a_path_that_is_not_there_is_wrong_usage_everywhere() {
         &["probe", "--grid", "--rehearse", "rx5600xt-rocm5.7", "--root", "nowhere"],
         &["probe", "--grid", "--python", "nowhere/python"],
         &["probe", "--rehearse", "rx5600xt-rocm5.7", "--layers", "nowhere.tsv"],
+        &["probe", "--layers", "nowhere.tsv"],
         &["kernels", "list", "--layers", "nowhere.tsv"],
         &["kernels", "warm", "--layers", "nowhere.tsv"],
         &["kernels", "warm", "--seen", "--python", "nowhere/python"],
         &["bench", "--tune", "--layers", "nowhere.tsv"],
         &["demo", "--part", "torch", "--python", "nowhere/python"],
+        &["repair", "--extract", "nowhere", "/etc/passwd"],
+        &["repair", "--extract", "nowhere/objects", KERNELS],
+        &["report", "--html", "nowhere/page.html"],
+        &["doctor", "--bundle", "nowhere/card.tar.gz"],
+        &["evidence", "export", "nowhere/findings.jsonl"],
+        &["repair", KERNELS, "--output", "nowhere/kernels.co"],
     ] {
         let place = place();
         let output = unhang(place.path(), arguments);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
-        assert!(said.contains("nowhere"), "{arguments:?} does not say what is wrong: {said}");
+        let wrong = if arguments.contains(&"/etc/passwd") { "/etc/passwd" } else { "nowhere" };
+        assert!(said.contains(wrong), "{arguments:?} does not say what is wrong: {said}");
         assert!(!place.path().join("nowhere").exists() && !place.path().join("nowhere.tsv").exists(), "{arguments:?}");
     }
 }
@@ -82,7 +92,7 @@ fn every_json_has_a_schema() {
     }
 }
 
-/// A Python whose torch reaches no GPU is asked once, and nothing more is tried with it.
+/// A Python whose torch sees no GPU is asked once, and nothing more is tried with it.
 #[test]
 fn a_self_test_without_a_gpu_takes_seconds() {
     use std::os::unix::fs::PermissionsExt;
@@ -98,7 +108,7 @@ fn a_self_test_without_a_gpu_takes_seconds() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     for tried in report["self_test"].as_array().unwrap().iter().filter(|it| it["engine"] != "cpu") {
         assert_eq!(tried["verdict"], "unsupported", "{tried}");
-        assert!(tried["detail"].as_str().unwrap().contains("reaches no GPU"), "{tried}");
+        assert!(tried["detail"].as_str().unwrap().contains("sees no GPU"), "{tried}");
     }
     assert_eq!(fs::read_to_string(place.path().join("home/asked")).unwrap().lines().count(), 1);
 }

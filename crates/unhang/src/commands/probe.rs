@@ -47,7 +47,7 @@ const RESET: Duration = Duration::from_secs(15);
 /// Find out which convolutions are safe here: each is tried on each engine in a child process with deadlines.
 ///
 /// If a convolution hangs or crashes, only the child is lost. `unhang.enable()` and `unhang plan` use the verdicts.
-/// The same command, run again, continues where it was.
+/// Run the same command again to continue where it stopped.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -72,17 +72,17 @@ pub struct Probe {
     /// Play a card that behaves as a table says: rx5600xt-rocm5.2, rx5600xt-rocm5.7 or a file. Needs no GPU and no torch.
     #[arg(long, visible_alias = "rehearsal", value_name = "NAME|FILE")]
     rehearse: Option<String>,
-    /// Try these engines only (cpu, aten, jit, miopen); otherwise all that are here.
+    /// Try only these engines (cpu, aten, jit, miopen); otherwise all that are available.
     #[arg(long, alias = "engine", value_name = "NAME,…", value_delimiter = ',')]
     engines: Vec<EngineName>,
-    /// Try MIOpen under these only: as-is, a profile of `unhang env` (rocm5.2, rocm5.7, no-spoof) or one family of
-    /// solvers alone (gemm, implicit-gemm, winograd, direct, fft, naive). Otherwise under each; in a rehearsal as-is.
+    /// Try MIOpen only under these: as-is, a profile of `unhang env` (rocm5.2, rocm5.7, no-spoof) or one family of
+    /// solvers alone (gemm, implicit-gemm, winograd, direct, fft, naive). Otherwise under all of them; in a rehearsal as-is.
     #[arg(long, alias = "profile", value_name = "NAME,…", value_delimiter = ',')]
     profiles: Vec<String>,
-    /// Begin no attempt after this time, such as 90s, 10m or 2h.
+    /// Start no attempt after this time, such as 90s, 10m or 2h.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     budget: Option<Duration>,
-    /// Children at once; always one on a GPU, where a hang takes everything on the card with it.
+    /// How many child processes run at once; always one on a GPU, where a hang takes down everything on the card.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     workers: Option<u16>,
     /// How long a child may take to start.
@@ -97,7 +97,7 @@ pub struct Probe {
     /// How long a GPU is given to recover after a child was killed [default: 15s on a GPU].
     #[arg(long, value_name = "TIME", value_parser = duration)]
     reset_wait: Option<Duration>,
-    /// Try what is already known, too.
+    /// Also try what is already known.
     #[arg(long)]
     again: bool,
     /// Print JSON.
@@ -144,13 +144,17 @@ impl Probe {
             return ended;
         }
         if self.engines.contains(&EngineName::Tiled) {
-            bail!("tiled is another engine in tiles and is not tried by itself: expected cpu, aten, jit or miopen");
+            bail!(
+                "tiled runs another engine on tiles and cannot be tried by itself: expected cpu, aten, jit or miopen"
+            );
         }
         let began = Instant::now();
         if let (Some(described), None) = (self.knowledge.description(), &self.rehearse) {
-            return Err(anyhow::anyhow!("hint: play a card with --rehearse, or leave --root and --env-file away")
+            return Err(anyhow::anyhow!("hint: play a card with --rehearse, or leave out --root and --env-file")
                 .context(format!("{} describes a machine: nothing can be tried on it", described.display())));
         }
+        // A mistyped name is said before anything is started.
+        let layers = self.what.layers()?;
         let knowledge = Knowledge::gather(&self.knowledge, self.rehearse.is_some())?;
         // Only a played card has one.
         let state = self.rehearse.as_ref().map(|_| LastingFolder::for_work()).transpose()?;
@@ -164,13 +168,13 @@ impl Probe {
         };
         self.apply(&mut ground);
         if knowledge.is_about_an_emulated_card() {
-            ground
-                .remarks
-                .push("what an emulated card does is kept as a rehearsal: no real card goes by it".to_owned());
+            ground.remarks.push(
+                "results from an emulated card are kept as a rehearsal and never count for a real card".to_owned(),
+            );
         }
         // What programs asked for is filed under the machine itself, played or not.
         let asked_on = if self.rehearse.is_none() { &ground.machine } else { &knowledge.fingerprint };
-        let problems = self.what.problems(&knowledge.store, asked_on, &python)?;
+        let problems = self.what.problems(layers, &knowledge.store, asked_on, &python)?;
         let attempts = attempts(&problems, &ground.specifications);
         let suspects = culprits(ground.store, &ground.machine, ground.source);
         let evidence = Evidence::load_realm(ground.store, &ground.machine, knowledge.evidence.realm());
@@ -272,7 +276,7 @@ impl Probe {
             specifications: specifications(&engines, &variants),
             launch: Box::new(move |_| launch.clone()),
             remarks: vec![format!(
-                "REHEARSAL of {}: children play the card; nothing here is about a real one",
+                "REHEARSAL of {}: child processes play the card; no real card is involved",
                 base_name(name)
             )],
         })
@@ -323,7 +327,7 @@ impl Probe {
     /// MIOpen by its C interface, with no torch above it.
     fn miopen_alone<'a>(&self, knowledge: &'a Knowledge) -> anyhow::Result<Ground<'a>> {
         if !self.engines.is_empty() && !self.engines.contains(&EngineName::Miopen) {
-            bail!("without a torch that can be asked only miopen can be tried here");
+            bail!("without a working torch only miopen can be tried here");
         }
         let library =
             miopen::Library::describe(self.miopen.as_deref(), self.deadline_start.unwrap_or(HARDWARE_DEADLINES.start))?;
@@ -368,7 +372,7 @@ impl Probe {
         }
         if engines.is_empty() {
             return Err(
-                anyhow::anyhow!("hint: without --engines all that are here are tried").context(remarks.join("; "))
+                anyhow::anyhow!("hint: without --engines all available ones are tried").context(remarks.join("; "))
             )
             .context("none of the engines that were asked for can be tried here");
         }
@@ -379,7 +383,7 @@ impl Probe {
             remarks.push("what CPU tensors show says nothing about the card: verdicts are not kept".to_owned());
         }
         if python.accelerator && self.workers.is_some_and(|workers| workers > 1) {
-            remarks.push("one worker: a hang on a GPU takes everything on the card with it".to_owned());
+            remarks.push("one worker: a hang on a GPU takes down everything on the card".to_owned());
         }
         let machine = knowledge.machine.fingerprint(Some(&python.torch));
         let canary = python.accelerator.then(|| python.launch(EngineName::Aten, ""));

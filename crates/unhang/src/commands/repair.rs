@@ -25,9 +25,9 @@ use crate::output::{self, Colour, Style, printable};
 /// Write a copy of a file whose gfx1030 code is safe on an RDNA1 card.
 ///
 /// Code objects (.co, .hsaco), bundles and MIOpen's kernel databases (.ukdb, .kdb) are repaired completely: functions that
-/// need room for work-arounds are laid out anew. In shared libraries the size of everything must stay, so only a part
-/// can be repaired, and nothing that is compressed. --extract takes code objects out of any container, wheels and folders
-/// among them, and repairs them completely. The file itself is never changed.
+/// need room for work-arounds get a new layout. In shared libraries no size may change, so only a part can be repaired, and nothing that
+/// is compressed. --extract takes code objects out of any container, wheels and folders among them, and repairs them completely. The file
+/// itself is never changed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -169,7 +169,6 @@ impl Repair {
     }
 
     fn write_objects(&self, folder: &Path, report: &mut Report) -> anyhow::Result<()> {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make the folder {}", folder.display()))?;
         report.output = folder.display().to_string();
         let mut container = String::new();
         let mut failure = None;
@@ -181,7 +180,9 @@ impl Repair {
                 let Some(object) = report.objects.get_mut(before) else { return };
                 let target = unhang_guard::text::file_name(&object.target);
                 let path = folder.join(format!("{container}.{before}.{target}.co"));
-                match write_whole(&path, |file| file.write_all(repaired.as_deref().unwrap_or(bytes))) {
+                let written = make_folder(folder)
+                    .and_then(|()| write_whole(&path, |file| file.write_all(repaired.as_deref().unwrap_or(bytes))));
+                match written {
                     Ok(()) => object.output = Some(path.display().to_string()),
                     Err(error) => failure = failure.take().or(Some(error)),
                 }
@@ -244,7 +245,7 @@ impl Repair {
             writeln!(out, "{}", style.paint(&printable(error), Colour::Red))?;
         }
         if report.objects.is_empty() {
-            writeln!(out, "There is no gfx10 code for another chip than RDNA1 in {}.", printable(&report.input))?;
+            writeln!(out, "{} has no gfx10 code for chips other than RDNA1.", printable(&report.input))?;
             return Ok(());
         }
         writeln!(
@@ -267,7 +268,7 @@ impl Repair {
             writeln!(out, "  left in {}: {}", counted(count, "function"), printable(reason))?;
         }
         if totals.after.total() == 0 {
-            let safe = format!("nothing is left that is unsafe on {}", report.chip);
+            let safe = format!("nothing unsafe on {} is left", report.chip);
             writeln!(
                 out,
                 "{} Written to {}.",
@@ -361,6 +362,16 @@ impl Report {
         } else {
             0
         }
+    }
+}
+
+/// Makes the folder for the objects, in one that exists: a mistyped path is an error.
+fn make_folder(folder: &Path) -> anyhow::Result<()> {
+    match fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            Err(error).with_context(|| format!("cannot make the folder {}", folder.display()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -34,14 +34,25 @@ pub struct What {
 }
 
 impl What {
+    /// The layers of the table, where one is named.
+    pub fn layers(&self) -> anyhow::Result<Option<Vec<Problem>>> {
+        let Some(path) = &self.layers else { return Ok(None) };
+        let text = read_table(path).context("cannot read the layers")?;
+        let layers = table::parse(&text).with_context(|| format!("cannot read the layers {}", path.display()))?;
+        Ok(Some(layers.into_iter().map(|layer| layer.problem).collect()))
+    }
+
     /// The convolutions, the most used first, each once.
-    pub fn problems(&self, store: &Store, machine: &str, python: &Path) -> anyhow::Result<Vec<Problem>> {
+    pub fn problems(
+        &self,
+        layers: Option<Vec<Problem>>,
+        store: &Store,
+        machine: &str,
+        python: &Path,
+    ) -> anyhow::Result<Vec<Problem>> {
         let seen: HashMap<Problem, u64> = store.seen(machine).into_iter().map(|it| (it.problem, it.count)).collect();
         let mut counted: Vec<(Problem, u64)> = Vec::new();
-        if let Some(path) = &self.layers {
-            let text = read_table(path).context("cannot read the layers")?;
-            let layers = table::parse(&text).with_context(|| format!("cannot read the layers {}", path.display()))?;
-            let layers: Vec<Problem> = layers.into_iter().map(|layer| layer.problem).collect();
+        if let Some(layers) = layers {
             counted.extend(self.in_directions(&layers, &Direction::ALL));
         } else if let (Some(model), Some(input)) = (&self.model, &self.input) {
             for (key, count) in record_model(python, model, input)? {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ import unhang
 from unhang import _children, _convolve, _situation
 
 STEPS = 20
+# This many plans say what the rest would repeat.
+SHOWN = 3
 
 
 def heading(number: int, title: str, ground: str) -> None:
@@ -103,13 +106,32 @@ def show_plans(number: int, device: str) -> None:
     _convolve.routes.clear()
     with unhang.enabled("cpu_fallback", devices=(device,)):
         train(device)
-    print_plans()
+    print_plans(plans(), "  ")
 
 
-def print_plans() -> None:
-    """The plans that were made, by problem."""
+def plans() -> list[str]:
+    """The plans that were made: each problem, and on the next line who computes it and why."""
+    lines = []
     for (key, _), route in sorted(_convolve.routes.items(), key=lambda item: item[0]):
-        print(f"  {key}\n      {route.names[0]}, {route.tally.total} times: {route.plan.reason}")
+        lines += [key, f"{route.names[0]}, {route.tally.total} times: {route.plan.reason}"]
+    return lines
+
+
+def print_plans(lines: list[str], indent: str) -> None:
+    """The first plans, and how many there are."""
+    for key, reason in zip(lines[: 2 * SHOWN : 2], lines[1 : 2 * SHOWN : 2]):
+        print_paragraph(key, indent)
+        print_paragraph(reason, f"{indent}    ")
+    print(f"{indent}… and {max(0, len(lines) // 2 - SHOWN)} more", flush=True)
+
+
+def print_paragraph(text: str, indent: str) -> None:
+    """A text within the terminal's width; words are left whole."""
+    width = max(40, shutil.get_terminal_size((100, 24)).columns)
+    wrapper = textwrap.TextWrapper(
+        width, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False
+    )
+    print(wrapper.fill(text))
 
 
 def rehearse() -> None:
@@ -118,17 +140,17 @@ def rehearse() -> None:
     _situation.deadline = 8.0  # a rehearsed hang need not be waited for as long as a real one
     with unhang.enabled("auto", rehearse=True):
         train("cpu")
-        print_plans()
+        print("\n".join(plans()))
 
 
 def show_rehearsal(number: int, example: str) -> None:
     """The same network on the machine of the reports, played."""
-    title = "The same network on the RX 5600 XT of the reports: tried in a child first, then planned"
-    heading(number, title, "rehearsed: CPU tensors play the card's, a folder describes the machine")
+    title = "The same network on the RX 5600 XT of the reports: each engine is tried in a child process first"
+    heading(number, title, "rehearsed: a folder describes the machine, and CPU tensors stand for the card's")
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "UNHANG_ROOT": example, "UNHANG_HOME": home}
-        for mood, meaning in (("", "its canary passes"), ("hang", "its canary hangs")):
-            print(f"  torch's own GPU kernels, when {meaning}:\n", flush=True)
+        for mood, meaning in (("", "pass their test"), ("hang", "hang in their test")):
+            print(f"  If torch's own GPU kernels {meaning}:\n", flush=True)
             variables = {
                 **environment,
                 "UNHANG_REHEARSE_CANARY": mood,
@@ -143,11 +165,10 @@ def show_rehearsal(number: int, example: str) -> None:
                 text=True,
             )
             lines = ended.stdout.splitlines()
-            said = [line for line in lines if line.startswith("unhang:")]
-            plans = [line for line in lines if not line.startswith("unhang:")]
-            print(
-                textwrap.indent("\n".join([*said, *plans[:6], f"    … and {max(0, len(plans) // 2 - 3)} more"]), "  ")
-            )
+            for line in lines:
+                if line.startswith("unhang:"):
+                    print_paragraph(line, "    ")
+            print_plans([line for line in lines if not line.startswith("unhang:")], "    ")
             print(flush=True)
             if ended.returncode != 0:
                 raise SystemExit(f"the rehearsal ended with code {ended.returncode}")
@@ -160,7 +181,7 @@ def show_report(number: int) -> None:
     print(textwrap.indent(report.text(), "  "))
     # In a separate folder: what is in a shared one under a known name may be another's link.
     page = report.html(Path(tempfile.mkdtemp(prefix="unhang-demo-")) / "report.html")
-    print(f"  the same as a page: {page}")
+    print(f"  As a page: {page}")
 
 
 def main() -> None:

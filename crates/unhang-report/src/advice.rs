@@ -16,7 +16,7 @@ impl Report {
             return vec!["Find out which convolutions work here: `unhang probe --grid`.".to_owned()];
         }
         if self.rehearsal {
-            return vec!["This was a rehearsal. On the card itself, `unhang probe --grid` finds out.".to_owned()];
+            return vec!["This was a rehearsal. On a real card, run `unhang probe --grid`.".to_owned()];
         }
         let is_bad = |verdict: Verdict| matches!(verdict, Verdict::Hangs | Verdict::Crashes | Verdict::Wrong);
         let mut advice = Vec::new();
@@ -27,16 +27,17 @@ impl Report {
             if count > 0 {
                 let noun =
                     if count == 1 { "convolution hangs, crashes or is" } else { "convolutions hang, crash or are" };
-                advice.push(format!("{count} {noun} wrong on {engine}: plans keep off it for those."));
+                advice.push(format!("{count} {noun} wrong on {engine}: plans avoid it for those."));
             }
         }
         advice.push(match bad.is_empty() {
             true => {
-                "Nothing hangs, crashes or is wrong here. `unhang run -- python train.py` keeps watching.".to_owned()
+                "Nothing that was tried hangs, crashes or is wrong. `unhang run -- python train.py` keeps watching."
+                    .to_owned()
             }
             false => "Start programs with `unhang run -- python train.py`: it uses these plans.".to_owned(),
         });
-        advice.push("Share what your card did: `unhang evidence export findings.jsonl`.".to_owned());
+        advice.push("Share what was found: `unhang evidence export findings.jsonl`.".to_owned());
         advice
     }
 }

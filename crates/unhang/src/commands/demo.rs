@@ -32,7 +32,7 @@ use crate::output::{CANNOT_TELL, Colour, Style};
 #[command(after_help = "\
 Examples:
   unhang demo
-  unhang demo --part machine        # what needs no torch: a second
+  unhang demo --part machine        # without torch
   unhang demo --python ~/venv/bin/python
 
 Exit codes:
@@ -83,7 +83,7 @@ struct Section {
 const SECTIONS: &[Section] = &[
     Section { title: "This machine", ground: Ground::Measured, show: this_machine },
     Section {
-        title: "The machine of the reports: an RX 5600 XT with ROCm 5.7, told to be an RX 6800",
+        title: "The machine of the reports: an RX 5600 XT with ROCm 5.7, spoofed as an RX 6800",
         ground: Ground::Rehearsed,
         show: reported_machine,
     },
@@ -104,7 +104,7 @@ const WITH_HIP: &[Section] = &[
     },
     Section { title: "Our own kernels for that card", ground: Ground::Emulated, show: gpu::show },
     Section {
-        title: "AMD's own HIP runtime on that card: native, told to be an RX 6800, and with the shield",
+        title: "AMD's own HIP runtime on that card: native, spoofed as an RX 6800, and with the shield",
         ground: Ground::Card,
         show: card::show,
     },
@@ -180,8 +180,7 @@ fn reported_plans(style: Style) -> anyhow::Result<String> {
             text += &format!("{}\n", wrapped(&format!("warning: {warning}"), 26, 26));
         }
     }
-    text +=
-        "\nNobody here has such a card: what a plan rests on is in `unhang plan`, and why in docs/how-it-decides.md.\n";
+    text += "\n`unhang plan` shows the evidence for a plan; docs/how-it-decides.md explains it. Nobody here has such a card.\n";
     Ok(text)
 }
 
@@ -195,7 +194,7 @@ fn run_torch_part(python: &Path, first_number: usize) -> anyhow::Result<ExitCode
     if !found.success() {
         print_text(&format!(
             "\nThe rest trains a network through unhang: {} has no torch, or unhang is not installed in it.\n\
-             Install unhang beside your torch, or name another Python with --python.\n",
+             Install unhang next to your torch, or name another Python with --python.\n",
             python.display()
         ))?;
         return Ok(ExitCode::from(CANNOT_TELL));

@@ -43,15 +43,15 @@ pub(super) fn show(style: Style) -> anyhow::Result<String> {
     let find = |library| shield::find(library, None, Some(&program));
     let (Some(_), Some(shield)) = (find("libunhang_card.so"), find("libunhang_shield.so")) else {
         return Ok(
-            "Left out: the libraries of the emulated card and of the shield are not beside the program.\n".to_owned()
+            "Left out: the libraries of the emulated card and of the shield are not next to the program.\n".to_owned()
         );
     };
     let tools = shield.display().to_string();
     let mut text = String::from("A program that has HIP allocate memory and fill it (unhang card run -- …):\n\n");
     for (title, variables) in [
         ("native", &[][..]),
-        ("told to be gfx1030", &[SPOOF][..]),
-        ("the same with the shield", &[SPOOF, ("HSA_TOOLS_LIB", tools.as_str())][..]),
+        ("spoofed as gfx1030", &[SPOOF][..]),
+        ("spoofed, with the shield", &[SPOOF, ("HSA_TOOLS_LIB", tools.as_str())][..]),
     ] {
         let Some(lines) = run(&program, variables)? else {
             return Ok("Left out: the HIP runtime does not start here.\n".to_owned());

@@ -183,7 +183,7 @@ def test_a_candidate_that_hung_when_it_was_measured_is_left_out_by_its_name(
     _state.forget()
     contest = _jit.contests.of(card, problem)
     contest.poll(_state.state().session, 1 << 28, True)
-    assert contest.failures == [f"{refused}: it did not return when it was measured before"]
+    assert contest.failures == [f"{refused}: it did not return when it was last measured"]
 
 
 def test_families_without_a_canary_are_not_measured(card: _core.Gpu) -> None:

@@ -100,7 +100,7 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
         return None;
     }
     if path == Path::new("/environment") {
-        return None; // Written anew below.
+        return None; // Rewritten below.
     }
     if path.starts_with("/var/log") || path.starts_with("/run/log") {
         let lines = kernel::relevant_log_lines(&text);
@@ -135,7 +135,7 @@ fn cleaned(path: &Path, content: &[u8], names: &Names) -> Option<Vec<u8>> {
     if name == crate::unrepaired::FILE {
         return Some(names.cleaned_report(content));
     }
-    // Everything else is somebody's own file: only what sets our variables, written anew, and the line numbers.
+    // Everything else is somebody's own file: only what sets our variables, rewritten, and the line numbers.
     let lines: Vec<String> = text.lines().map(|line| rebuilt(line, names)).collect();
     Some(format!("{}\n", lines.join("\n")).into_bytes())
 }

@@ -116,7 +116,8 @@ fn plan(site: &Site, profile: Option<&Profile>) -> Result<WorkList, InstallError
         } else if !leftover.login {
             plan.notes.push(format!("{} is not a login file and was left alone", leftover.path.display()));
         } else if !site.tree.is_file(&path).unwrap_or(false) {
-            plan.notes.push(format!("{} is reached over a symbolic link and was left alone", leftover.path.display()));
+            plan.notes
+                .push(format!("{} is reached through a symbolic link and was left alone", leftover.path.display()));
         } else if leftover.whole {
             plan.work.push(Work::MoveAside { path });
         } else {
@@ -202,7 +203,7 @@ fn install_at(site: &Site, profile: Option<&Profile>, dry_run: bool) -> Result<O
             outcome.changes = to_be_removed(site, &journal);
         }
         if dry_run {
-            outcome.notes.push("an earlier installation would be taken out first".to_owned());
+            outcome.notes.push("an earlier installation would be removed first".to_owned());
         } else {
             outcome.notes.extend(undo(site, journal)?.notes);
         }
@@ -414,7 +415,7 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
                     site.tree.rename_new(backup, path)?;
                 } else if !site.tree.is_file(path)? {
                     outcome.notes.push(format!(
-                        "{} is no plain file any more; its earlier content was dropped",
+                        "{} is no longer a plain file; its earlier content was dropped",
                         site.shown(path).display()
                     ));
                     site.tree.remove_file(backup)?;
@@ -424,7 +425,7 @@ fn undo(site: &Site, mut journal: Journal) -> Result<Outcome, InstallError> {
                         site.tree.put_back(backup, path)?;
                     } else {
                         let note = format!(
-                            "{} was changed since: our lines were taken out and yours kept",
+                            "{} was changed since: unhang's lines were removed and yours kept",
                             site.shown(path).display()
                         );
                         outcome.notes.push(note);

@@ -11,7 +11,7 @@ use crate::system::{LARGE, System};
 pub struct OsKernel {
     /// As `uname -r` gives it.
     pub release: Option<String>,
-    /// The version of an amdgpu that was installed beside the kernel (DKMS); the kernel's own has none.
+    /// The version of an amdgpu that was installed in addition to the kernel's (DKMS); the kernel's own has none.
     pub amdgpu_version: Option<String>,
     /// Whether the amdgpu driver is loaded.
     pub amdgpu_loaded: bool,
@@ -92,20 +92,20 @@ impl OsKernel {
     }
 }
 
-/// A line of the kernel's log that tells of a GPU that hung.
+/// A line of the kernel's log about a GPU that hung.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
     /// The file it stands in.
     pub path: String,
     /// The line, without the time stamp and host name in front.
     pub text: String,
-    /// What it tells of.
+    /// What it reports.
     pub kind: LogKind,
     /// Whether the machine was started again since.
     pub earlier: bool,
 }
 
-/// What a line of the kernel's log tells of.
+/// What a line of the kernel's log reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogKind {
     /// A compute queue could not be preempted.

@@ -110,7 +110,7 @@ fn look_at(system: &System, path: &Path, login: bool, found: &mut Vec<Leftover>)
     let limit = if known_file(path) { SMALL } else { LARGE };
     let Ok(text) = system.text(path, limit) else { return };
     if text.contains(OUR_MARK) {
-        // A start-up file of the user's may hold our line beside a leftover; a file of ours holds nothing else.
+        // A start-up file of the user's may hold our line and a leftover; a file of ours holds nothing else.
         if text.lines().take(3).any(|line| line.starts_with(OUR_MARK)) {
             return;
         }

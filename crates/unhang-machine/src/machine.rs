@@ -15,7 +15,7 @@ pub struct Machine {
     pub kfd_access: DeviceAccess,
     /// The folder that describes the machine, if it is not the one that we run on. Every output then says so.
     pub described_by: Option<String>,
-    /// Whether its cards are emulated: what they do is a rehearsal, and no real card goes by it.
+    /// Whether its cards are emulated: what they do is a rehearsal and never counts for a real card.
     pub emulated: bool,
     /// Things that were there and could not be read, in words.
     pub unreadable: Vec<String>,

@@ -238,7 +238,7 @@ fn check(system: &System, database: Database) -> Checked {
     checked
 }
 
-/// A path beside a file that does not exist yet: `NAME.unhang-backup`, `NAME.unhang-backup-2`, …
+/// A path next to a file that does not exist yet: `NAME.unhang-backup`, `NAME.unhang-backup-2`, …
 pub(crate) fn backup_path(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("database");
     let candidate = |number: u32| match number {

@@ -87,8 +87,8 @@ fn spoof() -> Line {
         "10.3.0",
         Ground::Reported,
         "the same",
-        "wheels of this version hold no code for gfx101x; without it nothing runs at all. The price: gfx1030 code has none of \
-         the work-arounds for RDNA1's hardware bugs",
+        "wheels of this version hold no code for gfx101x, so nothing runs without it. The price: gfx1030 code lacks the \
+         work-arounds for RDNA1's hardware bugs",
     )
 }
 
@@ -117,13 +117,13 @@ fn always_left_out() -> Vec<LeftOut> {
         LeftOut { line: "PYTORCH_ROCM_ARCH=gfx1030", why: "is read when torch is built, not when it runs" },
         LeftOut {
             line: "HSA_ENABLE_SDMA=0",
-            why: "makes copies run as kernels on the compute units: more code of the wrong chip, not less; nobody has shown \
+            why: "makes copies run as kernels on the compute units: more code for the wrong chip, not less; nobody has shown \
                   that it helps here",
         },
         LeftOut { line: "HSA_USE_SVM=0", why: "real, and nothing here depends on it" },
         LeftOut { line: "HSA_XNACK=0", why: "RDNA1 has no XNACK: does nothing" },
-        LeftOut { line: "HIP_VISIBLE_DEVICES=0", why: "hides a second card, and 0 need not be the one that was meant" },
-        LeftOut { line: "MIOPEN_LOG_LEVEL=3", why: "hides the warnings that would tell what happens" },
+        LeftOut { line: "HIP_VISIBLE_DEVICES=0", why: "hides a second card, and 0 may not be the one you meant" },
+        LeftOut { line: "MIOPEN_LOG_LEVEL=3", why: "hides the warnings that would say what happens" },
         LeftOut { line: "MIOPEN_DISABLE_CACHE=0", why: "is the default" },
     ]
 }
@@ -145,19 +145,20 @@ impl Profile {
         let torch = examination.software.torch.iter().find(|torch| torch.hip.is_some());
         let card = examination.machine.gpus.iter().find(|gpu| gpu.affected);
         let Some(card) = card else {
-            return (no_spoof(), "no RDNA1 card is here: nothing needs to be spoofed".to_owned());
+            return (no_spoof(), "there is no RDNA1 card here: nothing needs to be spoofed".to_owned());
         };
         let gfx = card.gfx.as_deref().unwrap_or("gfx1010");
         match torch {
             Some(torch) if crate::chips::holds(&torch.architectures, gfx) => {
                 (no_spoof(), format!("torch {} holds code for {gfx}", torch.version))
             }
-            Some(torch) if torch.hip_version().is_some_and(|version| version <= (5, 2)) => {
-                (rocm_5_2(), format!("torch {} is of the age that users report working under the spoof", torch.version))
-            }
+            Some(torch) if torch.hip_version().is_some_and(|version| version <= (5, 2)) => (
+                rocm_5_2(),
+                format!("torch {} is of the age that owners report working under the spoof", torch.version),
+            ),
             Some(torch) => (
                 rocm_5_7(),
-                format!("torch {} holds no code for {gfx} and is of the age that users report hanging", torch.version),
+                format!("torch {} holds no code for {gfx} and is of the age that owners report hanging", torch.version),
             ),
             None if !examination.software.frameworks.is_empty() => {
                 let framework = &examination.software.frameworks[0];
@@ -175,7 +176,7 @@ impl Profile {
 fn rocm_5_2() -> Profile {
     let mut left_out = vec![LeftOut {
         line: "MIOPEN_DEBUG_CONV_IMPLICIT_GEMM=1",
-        why: "1 is what holds anyway; what acted was MIOPEN_DEBUG_CONV_GEMM=0, set at the same time",
+        why: "1 is the default; what helped was MIOPEN_DEBUG_CONV_GEMM=0, set at the same time",
     }];
     left_out.extend(always_left_out());
     Profile {
@@ -187,16 +188,16 @@ fn rocm_5_2() -> Profile {
                 "MIOPEN_DEBUG_CONV_GEMM",
                 "0",
                 Ground::Reported,
-                "0, beside IMPLICIT_GEMM=1 which does nothing",
-                "the one effective line of the guide that reports all sizes up to 512×512 working; the other families stay on, \
-                 so that every convolution has a solver",
+                "0, together with IMPLICIT_GEMM=1, which does nothing",
+                "the one effective line of the guide under which all sizes up to 512×512 are reported to work; the other \
+                 families stay on, so every convolution has a solver",
             ),
             set(
                 "MIOPEN_FIND_MODE",
                 "FAST",
                 Ground::Inferred,
                 "NORMAL, which runs every candidate",
-                "a candidate that hangs is not run merely to be timed",
+                "does not run a candidate that may hang merely to time it",
             ),
             no_enforcement(),
             triton(),
@@ -211,12 +212,12 @@ fn rocm_5_7() -> Profile {
             name,
             Ground::Documented,
             "0 for all families but GEMM",
-            "with the direct family off the naive solvers are off too",
+            "turning the direct family off turns the naive solvers off too",
         )
     };
     let mut left_out = vec![LeftOut {
         line: "MIOPEN_DEBUG_CONV_GEMM=1",
-        why: "1 is what holds anyway; with the other families at 0 it left only the solvers that were reported to hang above 32×32",
+        why: "1 is the default; with the other families at 0 it left only the solvers that are reported to hang above 32×32",
     }];
     left_out.extend(always_left_out());
     Profile {
@@ -232,7 +233,7 @@ fn rocm_5_7() -> Profile {
                 "the naive solvers take every convolution and are the simplest code that MIOpen has; slow",
             ),
             family("MIOPEN_DEBUG_CONV_DIRECT"),
-            set("MIOPEN_FIND_MODE", "FAST", Ground::Inferred, "NORMAL", "nothing is run merely to be timed"),
+            set("MIOPEN_FIND_MODE", "FAST", Ground::Inferred, "NORMAL", "runs nothing merely to time it"),
             no_enforcement(),
             triton(),
         ],
@@ -249,7 +250,7 @@ fn no_spoof() -> Profile {
                 "HSA_OVERRIDE_GFX_VERSION",
                 Ground::Documented,
                 "10.3.0",
-                "native code carries the compiler's work-arounds; the spoof would load other code in its place",
+                "native code has the compiler's work-arounds; the spoof would load other code instead",
             ),
             no_enforcement(),
             triton(),
@@ -351,7 +352,7 @@ impl Profile {
 
     /// A script for sh that sets the profile only on a machine with an RDNA1 card.
     ///
-    /// It asks KFD first and PCI for kernels before 5.17, starts no process, and heeds `UNHANG_ROOT`.
+    /// It asks KFD first and PCI for kernels before 5.17, starts no process, and reads `UNHANG_ROOT`.
     pub fn guarded_script(&self) -> String {
         let mut text = self.guard(&format!("{OUR_MARK}: profile {}, {}.", self.name, self.summary));
         text.push_str("if _unhang_card; then\n");
@@ -389,7 +390,7 @@ impl Profile {
              for unhang_path in \"$UNHANG_ROOT\"/sys/class/kfd/kfd/topology/nodes/*/properties\n    \
                  string match -qr '^gfx_target_version 10010[0-3]$' <$unhang_path; and set unhang_card yes\n\
              end\n\
-             # Kernels before 5.17 do not tell the chip there: ask for the ids of display controllers.\n\
+             # Kernels before 5.17 do not name the chip there: look at the ids of display controllers.\n\
              for unhang_path in \"$UNHANG_ROOT\"/sys/bus/pci/devices/*\n    \
                  test -r $unhang_path/class -a -r $unhang_path/vendor -a -r $unhang_path/device; or continue\n    \
                  string match -q '0x03*' <$unhang_path/class; and string match -q 0x1002 <$unhang_path/vendor\n    \
@@ -428,7 +429,7 @@ impl Profile {
                          esac\n        \
                      done <\"$_unhang_path\"\n    \
                  done\n    \
-                 # Kernels before 5.17 do not tell the chip there: ask for the ids of display controllers.\n    \
+                 # Kernels before 5.17 do not name the chip there: look at the ids of display controllers.\n    \
                  for _unhang_path in \"${{UNHANG_ROOT:-}}\"/sys/bus/pci/devices/*; do\n        \
                      [ -r \"$_unhang_path/class\" ] && read -r _unhang_value <\"$_unhang_path/class\" || continue\n        \
                      case \"$_unhang_value\" in 0x03*) ;; *) continue ;; esac\n        \

@@ -112,8 +112,9 @@ pub fn routes(gfx: &str) -> Vec<Route> {
                 install_unhang("/usr/lib/python3/site-packages/torch"),
             ],
             start: RUN,
-            notes: "Native as well; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
-                .to_owned(),
+            notes:
+                "Native too; HSA_OVERRIDE_GFX_VERSION=10.3.0 makes them crash. (Source: legacy-rocm-build issue 887.)"
+                    .to_owned(),
             unhang: "the same as with AMD's wheels",
             confidence: Confidence::SeenOnACard,
         });
@@ -129,9 +130,8 @@ pub fn routes(gfx: &str) -> Vec<Route> {
             NEWEST_GLIBC.1,
             container()
         ),
-        unhang: "safety first: gfx1030 code lacks the work-arounds that RDNA1 needs; `unhang run` sets the variables, repairs \
-                 code as it is loaded (emulated, not yet seen on a card), keeps convolutions off what did not pass a test, \
-                 and ends a program that hangs",
+        unhang: "safety: gfx1030 code lacks the work-arounds that RDNA1 needs. `unhang run` sets the variables, repairs code as \
+                 it loads (emulated, not yet seen on a card), uses only engines that passed a test, and ends a program that hangs",
         confidence: Confidence::SeenOnACard,
     });
     all

@@ -156,7 +156,7 @@ fn clean_up(examination: &Examination, findings: &[&Finding]) -> Vec<Step> {
     steps.extend(variables_to_unset(examination, findings, &files));
     let damaged = findings.iter().any(|finding| finding.id == "miopen-cache-corrupt");
     if let (true, Some(narrowed)) = (damaged, findings.iter().find(|finding| finding.id == "miopen-cache-narrowed")) {
-        let what = "Take what is damaged or outdated out of MIOpen's databases";
+        let what = "Remove what is damaged or outdated from MIOpen's databases";
         let ids = ["miopen-cache-corrupt", "miopen-cache-narrowed"];
         steps.push(Step::new(what, command_in(narrowed).unwrap_or_default(), &ids, narrowed.confidence));
     } else {
@@ -195,8 +195,8 @@ fn variables_to_unset(examination: &Examination, findings: &[&Finding], files: &
         return None;
     }
     let what = match has_files {
-        true => "Take their variables out of this shell, or log in again",
-        false => "Take out variables that do harm or nothing",
+        true => "Unset their variables in this shell, or log in again",
+        false => "Unset variables that do harm or have no effect",
     };
     let command = format!("unset {}", names.join(" "));
     Some(Step { settles: ids, ..Step::new(what, command, &[], Confidence::Documented) })
@@ -235,7 +235,7 @@ fn about_torch(examination: &Examination) -> Option<Step> {
     if let (None, Some(framework)) = (loading_torch(examination), examination.software.frameworks.first()) {
         let Framework { package, version, .. } = framework;
         let what = format!(
-            "Start programs with `unhang run`: it passes the card for gfx1030, since {package} {version} refuses {gfx}"
+            "Start programs with `unhang run`: it spoofs the card as gfx1030, because {package} {version} refuses {gfx}"
         );
         let update = (!framework.runs_spoofed()).then(|| routes::TENSORFLOW_PIP.to_owned());
         let commands = update.into_iter().chain([RUN.to_owned()]).collect();
@@ -258,7 +258,7 @@ fn about_torch(examination: &Examination) -> Option<Step> {
         });
     }
     ways.push(spoofed_way(examination, ways.is_empty()));
-    let what = "Choose one way to a torch; `unhang explain routes` has them all";
+    let what = "Choose one way to a torch; `unhang explain routes` lists them all";
     Some(of_ways(what.to_owned(), ways, settles))
 }
 

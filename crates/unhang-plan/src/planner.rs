@@ -125,7 +125,7 @@ impl<'a> Planner<'a> {
             let mut order = Order { reason: why.clone(), engines, warnings: Vec::new() };
             match order.engines.first() {
                 Some(first) => order.reason = format!("{why}; {first} is next"),
-                None => order.warnings.push(format!("{own} is used although {why}: there is nothing else here")),
+                None => order.warnings.push(format!("{own} is used although {why}: no other engine is available")),
             }
             return order;
         }
@@ -135,7 +135,7 @@ impl<'a> Planner<'a> {
             && fastest != own
         {
             let times = format!("{} against {}", milliseconds(seconds), milliseconds(own_seconds));
-            let reason = format!("{fastest} was measured here to be faster than {own} ({times})");
+            let reason = format!("{fastest} was measured as faster here than {own} ({times})");
             engines.insert(0, fastest);
             return Order { engines, reason, warnings: Vec::new() };
         }
@@ -171,8 +171,8 @@ impl<'a> Planner<'a> {
             (None, Some(&Cpu)) => "the CPU is always safe".to_owned(),
             (None, Some(first)) => format!("{first} is available, and there is no evidence against it"),
             (None, None) if cpu_allowed => {
-                warnings.push("the CPU is used although it failed here before: nothing else is left".to_owned());
-                "nothing else is left than the CPU".to_owned()
+                warnings.push("the CPU is used although it failed here before: no other engine is left".to_owned());
+                "only the CPU is left".to_owned()
             }
             (None, None) => {
                 let (desperate, why) = self.desperate();
@@ -225,7 +225,7 @@ impl<'a> Planner<'a> {
             Some(first) => format!(
                 "{first} is used unproven on an affected card, and may hang, because the CPU fallback is turned off"
             ),
-            None => "the CPU is used although the CPU fallback is turned off: there is nothing else here".to_owned(),
+            None => "the CPU is used although the CPU fallback is turned off: no other engine is available".to_owned(),
         };
         (doubtful, why)
     }

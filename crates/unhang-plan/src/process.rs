@@ -18,7 +18,7 @@ pub struct ProcessSettings {
     pub tune: bool,
     /// Print each decision once.
     pub verbose: bool,
-    /// Keep decisions; otherwise every call is planned anew.
+    /// Keep decisions; otherwise every call is planned again.
     pub cache_decisions: bool,
 }
 

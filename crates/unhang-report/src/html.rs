@@ -92,7 +92,7 @@ impl Report {
              </head>\n<body>\n<header>\n<h1>Hang map</h1>\n"
         );
         if self.rehearsal {
-            page += "<p class=\"banner\">Rehearsal: this is about a rehearsed card, not about a real one.</p>\n";
+            page += "<p class=\"banner\">Rehearsal: this is about a rehearsed card, not a real one.</p>\n";
         }
         let _ = write!(
             page,
@@ -106,7 +106,7 @@ impl Report {
         if self.claims() > 0 {
             let _ = writeln!(
                 page,
-                "<p class=\"quiet\">{} more records are others' claims, not seen here.</p>",
+                "<p class=\"quiet\">{} more records are claims by others, not seen here.</p>",
                 self.claims()
             );
         }

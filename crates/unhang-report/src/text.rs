@@ -15,7 +15,7 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         if self.rehearsal {
-            text += "REHEARSAL: what follows is about a rehearsed card, not about a real one\n";
+            text += "REHEARSAL: what follows is about a rehearsed card, not a real one\n";
         }
         let _ = writeln!(text, "{}", printable_line(&self.machine));
         let _ =
@@ -37,7 +37,7 @@ impl Report {
             let _ = writeln!(text, "{}\n", summary.trim_fmt());
         }
         if self.claims() > 0 {
-            let _ = writeln!(text, "{} more records are others' claims, not seen here\n", self.claims());
+            let _ = writeln!(text, "{} more records are claims by others, not seen here\n", self.claims());
         }
         for map in self.maps() {
             draw(&mut text, &map);

@@ -1,4 +1,5 @@
-//! The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is started is the face's.
+// The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is
+// started is the face's.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -74,13 +75,13 @@ impl Session {
         if !began {
             self.note_canary(&name, verdict, &detail);
             say(&format!(
-                "canary of {engine}: {detail}; {engine} is not used in this process, and the next one tries again"
+                "canary of {engine}: {detail}; {engine} is not used in this process; the next one tries again"
             ));
             return Ok((verdict, detail));
         }
         self.keep_canary(&name, verdict, &detail, true);
         if !card.place.is_empty() && self.canary(engine.name()).is_none() {
-            // What `unhang plan` and the doctor go by, who do not look at single cards.
+            // For `unhang plan` and the doctor, which do not look at single cards.
             self.keep_canary(engine.name(), verdict, &detail, true);
         }
         say(&format!("canary of {engine}: {verdict} ({detail})"));
@@ -119,7 +120,7 @@ impl Session {
                 let convolves = |it: &&String| !PARTS.contains(&it.as_str());
                 let ended: Vec<(Verdict, String)> = all.iter().filter(convolves).filter_map(known).collect();
                 if let Some((verdict, detail)) = ended.iter().min_by_key(|(verdict, _)| *verdict != Verdict::Works) {
-                    // What `unhang plan` and the doctor go by, who do not look at families.
+                    // For `unhang plan` and the doctor, which do not look at families.
                     let whole = if card.rehearsed { card.name("jit") } else { "jit".to_owned() };
                     self.keep_canary(&whole, *verdict, detail, true);
                 }

@@ -130,7 +130,7 @@ impl Contest {
         let mut contest = Contest::new(effort, all.into_iter().map(|candidate| candidate.choice));
         for choice in contest.contenders() {
             if is_refused(&choice.to_string()) {
-                contest.leave_out(choice, "it did not return when it was measured before");
+                contest.leave_out(choice, "it did not return when it was last measured");
             }
         }
         contest

@@ -20,7 +20,7 @@ pub fn deadlines(variable: impl Fn(&str) -> Option<String>, mut say: impl FnMut(
         match unhang_guard::time::deadline(&text) {
             Ok(time) => time.as_secs_f64(),
             Err(reason) => {
-                say(format!("{name}: {reason}; it is {default:.0}s now"));
+                say(format!("{name}: {reason}; using {default:.0}s"));
                 default
             }
         }

@@ -132,7 +132,7 @@ fn told(hang: &Hang<Subject>, code: i32) -> String {
                 place(hang)
             );
             if hang.is_uncertain {
-                text += "; more was queued than could be watched, so it may have been a convolution all the same";
+                text += "; more was queued than could be watched, so it may still have been a convolution";
             }
         }
     }

@@ -418,7 +418,7 @@ impl<F: Face> Process<F> {
         }
     }
 
-    /// Notes that an engine failed on a problem, and has everything planned anew.
+    /// Notes that an engine failed on a problem, and plans everything again.
     pub(crate) fn note_failure(&self, route: &Route, engine: EngineName, verdict: Verdict, detail: &str) {
         let problem = &route.convolution.problem;
         self.session.learn(problem, engine, verdict, None, detail);

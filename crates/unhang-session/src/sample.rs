@@ -415,7 +415,7 @@ fn some_of(elements: Elements<'_>, range: Range<usize>) -> Elements<'_> {
     }
 }
 
-/// What of a window is inside of an axis, and where that is in the window.
+/// The part of a window that is inside an axis, and where it is in the window.
 fn overlap((begin, length, size): (i64, usize, usize)) -> Option<(Range<usize>, Range<usize>)> {
     let (from, to) = (begin.max(0), (begin + length as i64).min(size as i64));
     let at = |it: i64, zero: i64| (it - zero) as usize;

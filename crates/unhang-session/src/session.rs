@@ -75,7 +75,7 @@ impl Session {
         &self.fingerprint
     }
 
-    /// What is seen here is filed as this: an emulated card only rehearses, and a real one never goes by that.
+    /// What is seen here is filed as this: an emulated card only rehearses, and that never counts for a real one.
     pub fn source(&self) -> RecordSource {
         self.realm.source(RecordSource::Run)
     }

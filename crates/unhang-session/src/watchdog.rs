@@ -57,7 +57,7 @@ impl Watchdog {
         self.watch.begin(&lane, subject).map(WatchedCall::Accelerator)
     }
 
-    /// A call begins inside of another one on the stream that is watched and has not returned.
+    /// A call begins inside another one that is watched on the stream and has not returned.
     pub fn begin_inside(&self, subject: &Arc<Subject>, device: i32, stream: u64) -> Option<WatchedCall> {
         let events = self.events(device);
         let lane = self.watch.lane(device, stream, || events);

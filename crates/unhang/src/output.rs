@@ -131,7 +131,7 @@ pub fn tell_more(line: &str) {
     }
 }
 
-/// What must be known, beside a program's own words and marked as ours, as the Python package has it.
+/// What must be known, among a program's own output and marked as ours, as in the Python package.
 pub fn say(message: &str) {
     write_line(&format!("unhang: {message}"));
 }

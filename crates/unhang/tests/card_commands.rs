@@ -103,8 +103,8 @@ fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so(
     let probe = ["probe", "--layers", &layers, "--directions", "forward", "--engines", "jit", "--python", "/bin/false"];
     let probed = home.on_the_card(&[], &probe);
     let (text, said) = (String::from_utf8_lossy(&probed.stdout), String::from_utf8_lossy(&probed.stderr));
-    assert!(said.contains("is kept as a rehearsal: no real card goes by it"), "{said}");
-    assert!(text.contains("hang-map.html, inside of the same `unhang card run`"), "{text}");
+    assert!(said.contains("are kept as a rehearsal and never count for a real card"), "{said}");
+    assert!(text.contains("hang-map.html, inside the same `unhang card run`"), "{text}");
     let kept = home.on_the_card(&[], &["evidence", "list", "--json"]);
     let kept = String::from_utf8(kept.stdout).unwrap();
     assert!(kept.matches("source\"").count() == 1 && kept.contains(r#""source": "rehearsal""#), "{kept}");
@@ -122,7 +122,7 @@ fn what_the_emulated_card_did_is_a_rehearsal_and_plans_and_reports_on_it_say_so(
         let words: Vec<&str> = std::str::from_utf8(&output).unwrap().split_whitespace().collect();
         let output = words.join(" ");
         assert!(
-            output.contains("an emulated card did what follows; it counts inside of `unhang card run` alone"),
+            output.contains("what follows was seen on an emulated card; it counts only inside `unhang card run`"),
             "{output}"
         );
         assert!(output.contains("1 verdict kept under"), "without torch it has another key: {output}");

@@ -115,7 +115,7 @@ impl Journal {
         bytes
     }
 
-    /// Writes the journal anew, all at once.
+    /// Rewrites the journal atomically.
     pub(super) fn write(&self, site: &Site) -> Result<(), TreeError> {
         site.tree.replace(&Journal::path(site), &self.bytes())
     }

@@ -1,7 +1,7 @@
 //! A folder in which files are changed without ever following a symbolic link.
 //!
 //! Each path is walked component by component with `openat(O_NOFOLLOW)`, so a link that somebody puts in the way, at
-//! whatever moment, leads to an error and not out of the folder. New content is written beside its place, made durable,
+//! whatever moment, leads to an error and not out of the folder. New content is written next to its place, made durable,
 //! and renamed: a reader sees the old file or the new one, never half of one.
 
 use std::cell::Cell;
@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 /// A file larger than this is no start-up file.
 const MOST_BYTES: u64 = 4 * 1024 * 1024;
-/// The name of a file that is being written; beside its place, one at a time. The second where a folder has the first.
+/// The name of a file that is being written, next to its place, one at a time. The second where a folder has the first.
 pub(super) const SCRATCH: [&str; 2] = [".unhang-writing", ".unhang-writing-2"];
 
 /// Unit tests cut the power only in thought, and waiting for the disk would be most of their time.
@@ -28,13 +28,13 @@ const DURABLE: bool = !cfg!(test);
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
     /// A symbolic link is in the way; it is never followed.
-    #[error("{} is, or is reached over, a symbolic link; links are not followed here: replace it by a folder or a file", path.display())]
+    #[error("{} is, or is reached over, a symbolic link; links are not followed here: replace it with a folder or a file", path.display())]
     Link {
         /// The path.
         path: PathBuf,
     },
-    /// Another process is at work in the same folder.
-    #[error("another `unhang env` is at work on this folder; wait until it is done")]
+    /// Another process works in the same folder.
+    #[error("another `unhang env` is working on this folder; wait until it is done")]
     Busy,
     /// The path leads out of the folder, or is not a path.
     #[error("{} is not a path below the folder", path.display())]
@@ -276,7 +276,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Removes what an interrupted write left beside a path.
+    /// Removes what an interrupted write left next to a path.
     pub fn remove_scratch(&self, path: &Path) -> Result<(), TreeError> {
         for name in SCRATCH {
             let scratch = path.with_file_name(name);

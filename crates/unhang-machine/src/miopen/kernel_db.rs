@@ -158,7 +158,7 @@ fn sound(blob: &[u8], uncompressed: u64, hash: &str) -> Result<u64, String> {
             }
         }
         if length != uncompressed {
-            return Err(format!("decompresses to {length} bytes, {uncompressed} were promised"));
+            return Err(format!("decompresses to {length} bytes instead of {uncompressed}"));
         }
     }
     let found: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -1,6 +1,6 @@
 //! Removing what is bad, with a backup next to it.
 //!
-//! A text file is written anew beside itself and renamed; rows of a SQLite file are deleted in one transaction; a
+//! A text file is rewritten next to itself and renamed; rows of a SQLite file are deleted in one transaction; a
 //! SQLite file that is broken as a whole is moved aside (MIOpen makes a new one). The original bytes are always kept.
 
 use std::io::Write;

@@ -370,7 +370,7 @@ impl Report {
         let bad = kernels().filter(|kernel| kernel.hazards.total() > 0).count();
         if objects == 0 {
             let what = command.target.map_or("gfx10 code".to_owned(), |target| format!("{target} code"));
-            return writeln!(out, "There is no {what} in what was given.");
+            return writeln!(out, "There is no {what} in these files.");
         }
         let verdict = if bad == 0 {
             style.paint(

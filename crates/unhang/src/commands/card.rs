@@ -87,7 +87,7 @@ struct RunArguments {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Hazards {
-    /// The program gets what the driver reports for a hang that it has reset.
+    /// The program gets the driver's report of a hang and a reset.
     Fault,
     /// The packet never ends, as on a card that hangs.
     Hang,
@@ -157,7 +157,7 @@ impl RunArguments {
         let named = std::env::var("UNHANG_CARD_LIBRARY").ok().filter(|it| !it.is_empty());
         let library = shield::find(LIBRARY, named.as_deref(), program.as_deref()).ok_or_else(|| {
             anyhow!("hint: it is built with `cargo build --release -p unhang-card` and is part of the wheel")
-                .context(format!("{LIBRARY} is neither beside the program nor in the Python package"))
+                .context(format!("{LIBRARY} is neither next to the program nor in the Python package"))
         })?;
         // Programs that outlive the run keep its name in LD_PRELOAD.
         let folder = LastingFolder::create(Purpose::Card).map_err(|reason| no_place(&reason))?;
@@ -203,7 +203,7 @@ impl RunArguments {
         if !self.card.is_dir() {
             let names: Vec<&str> = cards::CARDS.iter().map(|card| card.name).collect();
             return Err(anyhow!("hint: `unhang card list` shows them: {}", names.join(", "))
-                .context(format!("there is no card and no folder of the name {}", self.card.display())));
+                .context(format!("no card and no folder is named {}", self.card.display())));
         }
         let given = self.card.canonicalize().context("--card")?;
         let root = folder.path().join("machine");
@@ -226,7 +226,7 @@ impl RunArguments {
             bail!("{} describes a machine without a card", given.display());
         }
         if let Some(absurd) = cards::absurd_count(&root) {
-            bail!("{} describes no machine that there is: {absurd}", given.display());
+            bail!("{} describes an impossible machine: {absurd}", given.display());
         }
         Ok(root)
     }

@@ -25,7 +25,7 @@ impl Consent {
         if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
             bail!(
                 anyhow::anyhow!("hint: --yes goes ahead, --dry-run shows what would be done where a command has it")
-                    .context(format!("{question} Nothing was changed: cannot prompt (not a terminal)"))
+                    .context(format!("nothing was changed: cannot prompt (not a terminal) with \"{question}\""))
             );
         }
         let mut stderr = io::stderr().lock();

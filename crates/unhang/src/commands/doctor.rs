@@ -51,8 +51,8 @@ pub struct Doctor {
     #[arg(long, value_name = "FILE.tar.gz")]
     bundle: Option<PathBuf>,
     /// Also run a few small convolutions on every available engine, each in a child process with a time limit. This
-    /// uses the GPU: save your work first, because a card that hangs may need a reboot. The torch is that of --python,
-    /// else that of the active environment.
+    /// uses the GPU: save your work first, because a card that hangs may need a reboot. It uses the torch of --python, or of the active
+    /// environment.
     #[arg(long)]
     self_test: bool,
     /// Then carry out unhang's own steps (`unhang env clean`, `unhang miopen-cache repair`), and ask before each. Both
@@ -235,7 +235,7 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
     let kernel = machine.kernel.release.as_deref().unwrap_or("unknown");
     let driver = match (&machine.kernel.amdgpu_version, machine.kernel.amdgpu_loaded) {
         (Some(version), _) => format!(", amdgpu {version}"),
-        (None, true) => ", amdgpu of the kernel".to_owned(),
+        (None, true) => ", the kernel's amdgpu".to_owned(),
         (None, false) => String::new(),
     };
     let _ = writeln!(text, "  kernel  {}{}", printable(kernel), printable(&driver));
@@ -259,7 +259,7 @@ fn what_is_here(examination: &Examination, style: Style, explain: bool) -> Strin
             let _ = writeln!(text, "          GPU code for {}", printable(&torch.architectures.join(", ")));
         }
         if !torch.bundled.is_empty() {
-            let _ = writeln!(text, "          brought {}", printable(&torch.bundled.join(", ")));
+            let _ = writeln!(text, "          bundles {}", printable(&torch.bundled.join(", ")));
         }
     }
     for framework in &examination.software.frameworks {
@@ -370,7 +370,7 @@ fn verdict(examination: &Examination) -> String {
         }
         Verdict::Affected => "an RDNA1 card is here: start programs with `unhang run`",
         Verdict::Healthy if examination.machine.affected() => {
-            "an RDNA1 card, and all code for it is native: no hardware hazards"
+            "an RDNA1 card, and all its code is native: no hardware hazards"
         }
         Verdict::Healthy if examination.machine.gpus.iter().any(|gpu| gpu.vendor_id == AMD) => {
             "no RDNA1 card: the hardware hazards do not concern it"

@@ -106,7 +106,7 @@ fn offset(text: &str) -> Result<i64, String> {
         Some(digits) => i64::from_str_radix(digits, 16),
         None => text.parse(),
     };
-    parsed.map_err(|_| format!("{text:?} is no offset: expected such as 0x1c0"))
+    parsed.map_err(|_| format!("{text:?} is not an offset: expected one such as 0x1c0"))
 }
 
 /// A buffer that was made for an argument.
@@ -139,7 +139,7 @@ impl Emulate {
         let Some(kernel) = &self.kernel else { return self.list(&machine, object) };
         if !machine.kernels().any(|name| name == kernel) {
             return Err(anyhow!("hint: it has {}", all_kernels(&machine))
-                .context(format!("{file} has no kernel of the name {kernel}")));
+                .context(format!("{file} has no kernel named {kernel}")));
         }
         let arguments = self.arguments(&mut machine, object, kernel)?;
         let watch = Arc::new(Watch::new(&self));
@@ -188,7 +188,7 @@ impl Emulate {
             && expected.len() != self.args.len()
         {
             let listed = described(machine, object, kernel).join(", ");
-            return Err(anyhow!("hint: its arguments are {listed}; give each as KIND=VALUE behind --args")
+            return Err(anyhow!("hint: its arguments are {listed}; give each as KIND=VALUE after --args")
                 .context(format!("{kernel} takes {} arguments, and {} were given", expected.len(), self.args.len())));
         }
         let mut arguments = Arguments::default();
@@ -256,7 +256,7 @@ impl Emulate {
             tell(&format!("on the emulated {chip}: {fault}"));
         }
         for offset in missed {
-            tell(&format!("wave {} of the first workgroup never came to {offset:#x}", self.wave));
+            tell(&format!("wave {} of the first workgroup never reached {offset:#x}", self.wave));
             tell(&format!("hint: {}", self.hint_for_missed(offset, seen)));
         }
         Ok(code)
@@ -274,8 +274,10 @@ impl Emulate {
             return format!("the first workgroup has no such wave; --wave takes 0 to {last}");
         }
         match seen.reached_elsewhere.contains(&offset) {
-            true => "other waves of it did; choose one with --wave".into(),
-            false => "no wave of it did, or no instruction begins there; --trace prints the offsets on its way".into(),
+            true => "other waves did; choose one with --wave".into(),
+            false => {
+                "no wave did, or no instruction begins there; --trace prints the offsets that a wave reaches".into()
+            }
         }
     }
 }
@@ -300,7 +302,7 @@ fn described(machine: &Machine, object: Object, kernel: &str) -> Vec<String> {
 fn value(machine: &mut Machine, text: &str, buffers: &mut Vec<Buffer>) -> anyhow::Result<Vec<u8>> {
     let kinds = "floats=N, zeros=N, file=PATH, i32=N, u32=N, i64=N, u64=N, f32=X or f64=X";
     let (kind, value) = text.split_once('=').with_context(|| format!("{text:?} is not one of {kinds}"))?;
-    let wrong = || format!("{text}: {value:?} is no such number");
+    let wrong = || format!("{text}: {value:?} is not such a number");
     /// More than that is a slip of the hand.
     const MOST: usize = 1 << 30;
     let contents = match kind {

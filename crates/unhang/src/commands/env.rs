@@ -110,7 +110,10 @@ impl Where {
             (true, _, _) | (_, false, Some(_)) => Ok(Scope::System),
             (_, true, Some(user)) => {
                 let hint = "hint: leave out sudo for --user, or use --system for everybody";
-                bail!(anyhow::anyhow!(hint).context(format!("--user would make files of root's in the home of {user}")))
+                bail!(
+                    anyhow::anyhow!(hint)
+                        .context(format!("--user under sudo would leave root's files in the home of {user}"))
+                )
             }
             (_, _, None) => Ok(Scope::User),
         }
@@ -134,7 +137,7 @@ struct Change {
     machine: MachineArguments,
 }
 
-/// Write a profile into login files, guarded by the real chip; move leftovers of earlier attempts aside.
+/// Write a profile into login files, which acts only on an RDNA1 card; move leftovers of earlier attempts aside.
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang env install --user --dry-run")]
 struct Install {
@@ -145,8 +148,7 @@ struct Install {
     change: Change,
 }
 
-/// Move the settings of earlier attempts aside, unhang's own profile too, and install none. `unhang env uninstall` brings
-/// them back.
+/// Move the settings of earlier attempts aside, unhang's own profile too. `unhang env uninstall` restores them.
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang env clean --user --dry-run")]
 struct Clean {
@@ -189,7 +191,8 @@ fn choose(name: ProfileName, system: &System) -> anyhow::Result<(Profile, Option
         ProfileName::NoSpoof => "no-spoof",
         ProfileName::JaxTensorflow => "jax-tensorflow",
     };
-    let profile = Profile::named(name).with_context(|| format!("no profile {name}; there are {}", NAMES.join(", ")))?;
+    let profile =
+        Profile::named(name).with_context(|| format!("unknown profile {name} (known: {})", NAMES.join(", ")))?;
     Ok((profile, None))
 }
 
@@ -257,7 +260,7 @@ impl Install {
             print_text("no RDNA1 card was found here: the profile does nothing until there is one\n")?;
         }
         if !dry_run && !outcome.changes.is_empty() {
-            print_text("log in again for it to act; `unhang env uninstall` removes it\n")?;
+            print_text("log in again to apply it; `unhang env uninstall` removes it\n")?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -276,10 +279,10 @@ impl Clean {
             print_safe_json(&json!({ "schema": 1, "dry_run": dry_run, "outcome": outcome }))?;
             return Ok(ExitCode::SUCCESS);
         }
-        let nothing = "no settings of earlier attempts are here: nothing to do\n";
+        let nothing = "found no settings of earlier attempts: nothing to do\n";
         print_text(&told(&system, "settings of earlier attempts", &outcome, dry_run, nothing))?;
         if !dry_run && !outcome.changes.is_empty() {
-            print_text("log in again for it to act; `unhang env uninstall` brings every byte back\n")?;
+            print_text("log in again to apply it; `unhang env uninstall` restores every byte\n")?;
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -289,7 +292,7 @@ impl Uninstall {
     fn run(self) -> anyhow::Result<ExitCode> {
         let Change { place, dry_run, json, consent, machine } = self.change;
         let system = machine.system()?;
-        if !dry_run && !consent.ask_for_folder(&system, "Take the installed profile out")? {
+        if !dry_run && !consent.ask_for_folder(&system, "Remove the installed profile")? {
             return Ok(ExitCode::SUCCESS);
         }
         let scope = place.scope(&system)?;
@@ -326,7 +329,7 @@ fn told(system: &System, head: &str, outcome: &Outcome, dry_run: bool, nothing: 
         );
     }
     if outcome.recovered {
-        text.push_str("an earlier call had been interrupted; what it did was undone first\n");
+        text.push_str("an earlier call was interrupted; its changes were undone first\n");
     }
     if outcome.changes.is_empty() {
         text.push_str(nothing);

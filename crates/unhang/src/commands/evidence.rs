@@ -62,7 +62,7 @@ enum Action {
         #[arg(long)]
         json: bool,
     },
-    /// Read what others found, as suspicion. A file with anything wrong in it is refused as a whole.
+    /// Import what others found, as suspicion. If anything in the file is wrong, nothing is imported.
     #[command(after_help = "Example:\n  unhang evidence import findings.jsonl")]
     Import {
         /// The file, or `-` for standard input.
@@ -138,7 +138,7 @@ impl EvidenceCommand {
                 let filter = which.filter();
                 if filter == Filter::default() && !all {
                     let hint = anyhow!("hint: name what to forget, such as --engine miopen, or say --all");
-                    return Err(hint.context("nothing says which evidence to forget"));
+                    return Err(hint.context("no evidence to forget was named"));
                 }
                 let count = store.forget(&filter).ok_or_else(|| not_done(&store, "nothing was forgotten"))?;
                 answer(json, &json!({ "forgotten": count }), &format!("forgot {}", counted(count, "record")))?;
@@ -274,8 +274,7 @@ fn import(store: &Store, file: &Path, as_json: bool) -> anyhow::Result<()> {
     let (count, fastest) = (records.len(), tunings.len());
     store.import(records, tunings).ok_or_else(|| not_done(store, &refused()))?;
     let text = format!(
-        "took {}, as suspicion: no engine is proven here by what others saw; and {}, for convolutions that were not measured \
-         here",
+        "took {}, as suspicion (what others saw proves no engine here), and {} for convolutions that were not measured here",
         counted(count, "record"),
         counted(fastest, "tuning")
     );

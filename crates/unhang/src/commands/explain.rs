@@ -27,8 +27,7 @@ Examples:
 
 Exit codes:
   0  an explanation was found
-  2  wrong usage
-  3  nothing is known about it")]
+  2  wrong usage  3  unhang does not know the message")]
 pub struct Explain {
     /// An id, a topic, or the text of an error; - reads it from standard input. Without it, all ids are listed.
     #[arg(value_name = "ID|TEXT")]
@@ -50,7 +49,7 @@ impl Explain {
         };
         if text.trim().is_empty() {
             bail!(
-                anyhow!("hint: `unhang explain` alone lists what can be explained")
+                anyhow!("hint: `unhang explain` without a text lists what can be explained")
                     .context("the text to explain is empty")
             );
         }
@@ -64,8 +63,9 @@ impl Explain {
             if self.json {
                 print_safe_json(&json!({ "schema": 1, "sections": [] }))?;
             } else {
-                let known = "Nothing is known of that text. `unhang doctor` looks at the machine, `unhang explain` alone lists \
-                             what can be explained, and `unhang doctor --bundle card.tar.gz` is for a bug report.";
+                let known = "unhang does not know this message. `unhang doctor` examines the machine, `unhang explain` without \
+                             a text lists what can be explained, and `unhang doctor --bundle card.tar.gz` collects what a bug \
+                             report needs.";
                 print_text(&format!("{}\n", wrapped(known, 0, 0)))?;
             }
             return Ok(ExitCode::from(CANNOT_TELL));

@@ -68,7 +68,7 @@ struct List {
     /// List what came with the package instead: each object with its chips, registers and SHA-256. Compiles nothing.
     #[arg(long, conflicts_with_all = ["layers", "arch", "reported_as"])]
     shipped: bool,
-    /// The folder of the package's kernels, where it is not beside the program.
+    /// The folder of the package's kernels, if it is not next to the program.
     #[arg(long, value_name = "DIR", requires = "shipped")]
     folder: Option<PathBuf>,
     /// Predict instead what the kernels would take on an RX 5600 XT and an RX 5700 XT, from the instructions that some of their
@@ -88,20 +88,20 @@ struct List {
 struct Warm {
     #[command(flatten)]
     selected: Selected,
-    /// Compile what was seen in earlier runs on this machine instead, with the compiler and for the GPU of that torch.
+    /// Compile instead what earlier runs on this machine asked for, with torch's compiler and for its GPU.
     #[arg(long, conflicts_with_all = ["layers", "arch", "reported_as"])]
     seen: bool,
-    /// The Python whose torch is meant by --seen; otherwise that of the active environment.
+    /// The Python whose torch --seen uses; otherwise that of the active environment.
     #[arg(long, value_name = "PATH", requires = "seen")]
     python: Option<PathBuf>,
 }
 
 #[derive(Args)]
 struct Selected {
-    /// The chip that is really there.
+    /// The real chip.
     #[arg(long = "chip", visible_alias = "arch", default_value = "gfx1010", value_name = "CHIP")]
     arch: Chip,
-    /// The chip that the runtime believes in, where HSA_OVERRIDE_GFX_VERSION is set.
+    /// The chip that the runtime reports, if HSA_OVERRIDE_GFX_VERSION is set.
     #[arg(long, value_name = "CHIP")]
     reported_as: Option<Chip>,
     /// A layer table: name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups.

@@ -21,7 +21,7 @@ use crate::output::{Colour, Style, printable, tell_more};
 pub struct KnowledgeArguments {
     #[command(flatten)]
     machine: MachineArguments,
-    /// Look for torch in this interpreter's or environment's packages too; the first torch found is the one meant.
+    /// Look for torch in this interpreter's or environment's packages too; the first torch found is used.
     #[arg(long, value_name = "PATH")]
     python: Vec<PathBuf>,
 }
@@ -56,9 +56,9 @@ pub struct Knowledge {
     other_torches: BTreeMap<String, Torch>,
 }
 
-/// What every command says that goes by what an emulated card did.
+/// What a command says that uses an emulated card's evidence.
 pub const ON_EMULATED_CARD: &str =
-    "an emulated card did what follows; it counts inside of `unhang card run` alone, and no real card goes by it";
+    "what follows was seen on an emulated card; it counts only inside `unhang card run`, never for a real card";
 
 /// More keys than these are not worth a line each.
 const MOST_ELSEWHERE: usize = 3;
@@ -74,7 +74,7 @@ pub struct KeptElsewhere {
 }
 
 impl KeptElsewhere {
-    /// One line for a person: what there is, why it does not count, and how to see it.
+    /// One line for a person: what is kept, why it does not count, and how to see it.
     pub fn in_words(&self) -> String {
         let Self { fingerprint, torch, verdicts } = self;
         let verdicts = counted(*verdicts, "verdict");
@@ -82,15 +82,15 @@ impl KeptElsewhere {
             Some(torch) => {
                 let environment = torch.path.split_once("/lib/python").map_or(&*torch.path, |(prefix, _)| prefix);
                 format!(
-                    "{verdicts} kept under torch {} and not counted here: what one torch did says nothing about another; \
-                     --python {} asks about that one",
+                    "{verdicts} kept under torch {} and not counted here: another torch may behave differently; --python {} \
+                     asks about that one",
                     printable(&torch.version),
                     printable(environment),
                 )
             }
             None => format!(
                 "{verdicts} kept under {0} and not counted here: that is another torch, kernel, card or spoof; `unhang \
-                 report --machine {0}` shows them, and `unhang probe` finds out anew",
+                 report --machine {0}` shows them, and `unhang probe` tests again",
                 printable(fingerprint),
             ),
         }
@@ -141,7 +141,7 @@ impl Knowledge {
         let is_about_it = |record: &Record| record.machine == fingerprint;
         let has_canaries = || self.store.canaries().iter().any(|canary| canary.machine == fingerprint);
         if !self.evidence.records().any(is_about_it) && self.store.seen(fingerprint).is_empty() && !has_canaries() {
-            let hint = "hint: `unhang evidence list` names all there are; an emulated card's count inside of `unhang card run`";
+            let hint = "hint: `unhang evidence list` lists all of them; an emulated card's count only inside `unhang card run`";
             return Err(anyhow::anyhow!(hint).context(format!("nothing is kept under {}", printable(fingerprint))));
         }
         Ok(())

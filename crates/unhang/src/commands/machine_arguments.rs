@@ -54,7 +54,7 @@ fn read_environment(path: &Path) -> anyhow::Result<Environment> {
     let content =
         read_named(path, LARGE as u64).with_context(|| format!("cannot read the variables from {}", path.display()))?;
     if content.contains(&0) {
-        bail!("{} is no file of variables: expected lines such as NAME=VALUE, as `env` prints them", path.display());
+        bail!("{} is not a file of variables: expected lines such as NAME=VALUE, as `env` prints them", path.display());
     }
     Ok(Environment::parse(&String::from_utf8_lossy(&content)))
 }

@@ -58,7 +58,7 @@ struct Verify {
     common: Common,
 }
 
-/// Remove damaged records; the bytes from before are kept beside the file.
+/// Remove damaged records, and keep a backup next to the file.
 #[derive(Args)]
 #[command(after_help = "Example:\n  unhang miopen-cache repair --narrowed --dry-run")]
 struct Repair {

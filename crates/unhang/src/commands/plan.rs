@@ -33,7 +33,7 @@ Exit codes:
   2  wrong usage")]
 pub struct PlanCommand {
     /// A convolution's key, of a 3-d one too; or the input as BATCHxCHANNELSxHEIGHTxWIDTH and then the filter as CHANNELSxHEIGHTxWIDTH. Torch's
-    /// shapes are taken too, also of a layer's weight.
+    /// shapes work too, a layer's weight among them.
     #[arg(required = true, num_args = 1..=2, value_name = "KEY | INPUT FILTER")]
     convolution: Vec<String>,
     /// Pixels from one application of the filter to the next, as N or HxW [default: 1].
@@ -69,7 +69,7 @@ pub struct PlanCommand {
     /// For selective: the larger side up to which MIOpen is used.
     #[arg(long, value_name = "N", default_value_t = 42)]
     size_threshold: usize,
-    /// The CPU must not compute what is on an accelerator.
+    /// Never move a convolution from the GPU to the CPU.
     #[arg(long)]
     no_cpu_fallback: bool,
     /// For tiled: the larger side of what one tile reads.
@@ -178,15 +178,15 @@ impl PlanCommand {
             [key] => {
                 if self.has_options() {
                     bail!(
-                        "a key says all of it: give the input and the filter to use --stride, --direction and their like"
+                        "a key says everything already: to use --stride, --direction and the like, give the input and the filter"
                     );
                 }
                 let hint = "hint: write it as `unhang plan 1x16x64x64 32x3x3 --padding 1`, or as a whole key such as \
                             forward:f32:nchw:1x16x64x64:32x3x3:s1x1:p1x1:d1x1:g1";
-                return key.parse::<Problem>().context(hint).context(format!("{key:?} is no convolution"));
+                return key.parse::<Problem>().context(hint).context(format!("{key:?} is not a convolution"));
             }
             [input, filter] => [input, filter],
-            other => bail!("{} words make no convolution", other.len()),
+            other => bail!("{} words do not name a convolution", other.len()),
         };
         let [batch, in_channels, height, width] = shapes::exactly("the input", input, "1x16x64x64")?;
         let groups = self.groups.unwrap_or(1);

@@ -12,7 +12,7 @@ use super::run::{find_on_path, packages};
 pub const HAS_TORCH_AND_UNHANG: &str =
     "import importlib.util as u; raise SystemExit(0 if u.find_spec('torch') and u.find_spec('unhang') else 3)";
 
-/// The Python beside this program, else that of the active environment, else the one on the path.
+/// The Python next to this program, else that of the active environment, else the one on the path.
 pub fn find_python() -> PathBuf {
     // A name alone was found on the path. Taken as a path itself it would lead to the working folder.
     let program = std::env::args_os().next().and_then(|name| find_on_path(Path::new(&name)));
@@ -60,7 +60,7 @@ pub fn named(system: &System, pythons: &[PathBuf]) -> anyhow::Result<Vec<PathBuf
     };
     let pythons: Vec<PathBuf> = pythons.iter().map(looked_up).collect();
     for path in &pythons {
-        let whose = if system.is_folder() { " on the machine that is described" } else { "" };
+        let whose = if system.is_folder() { " on the described machine" } else { "" };
         // Wrappers have their packages elsewhere; that they can be started is all that can be told.
         let is_program =
             || std::fs::metadata(path).is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0);

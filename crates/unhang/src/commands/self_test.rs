@@ -132,9 +132,9 @@ impl Python {
                 Err(error) => Err(format!("{error:#}; name a Python with --python")),
                 Ok(outcome) => match outcome.ended {
                     Ended::Exited(0) => Ok(()),
-                    Ended::Exited(4) => Err(format!("the torch of {path} reaches no GPU")),
+                    Ended::Exited(4) => Err(format!("the torch of {path} sees no GPU")),
                     Ended::TimedOut | Ended::Unkillable => {
-                        Err(format!("{path} did not say within {} s whether torch reaches a GPU", deadline.as_secs()))
+                        Err(format!("{path} did not say within {} s whether torch sees a GPU", deadline.as_secs()))
                     }
                     _ => Err(format!(
                         "{path} has no torch, or unhang is not installed in it; name another with --python"

@@ -19,7 +19,7 @@ pub fn read_table(path: &Path) -> anyhow::Result<String> {
     read_named_text(path, LARGEST_TABLE).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// Writes a file beside its place first, under a name that nobody can guess, and then puts it there. A link in that place
+/// Writes a file under a name that nobody can guess, next to its place, and then renames it. A link in that place
 /// is replaced and not followed; into a device, a pipe or a stream of this process it is written as it comes.
 pub fn write_whole<T>(path: &Path, write: impl FnOnce(&mut dyn Write) -> io::Result<T>) -> anyhow::Result<T> {
     let context = || format!("cannot write {}", path.display());

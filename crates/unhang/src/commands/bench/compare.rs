@@ -14,8 +14,7 @@ use super::super::knowledge::{Knowledge, KnowledgeArguments};
 use super::super::text::{print_safe_json, print_text};
 use crate::output::{CANNOT_TELL, printable, tell};
 
-const REHEARSAL: &str =
-    "REHEARSAL: about a rehearsed card, not about a real one; times are those of the CPU that plays it\n";
+const REHEARSAL: &str = "REHEARSAL: about a rehearsed card, not a real one; times are those of the CPU that plays it\n";
 
 /// What to compare.
 #[derive(Args)]
@@ -66,7 +65,9 @@ impl Compare {
         let rehearsal = knowledge.evidence.realm() == Realm::Rehearsal;
         let rows = rows(&knowledge.evidence);
         if rows.is_empty() {
-            tell("there is nothing to compare yet: `unhang probe` finds out, `unhang evidence import` brings others'");
+            tell(
+                "there is nothing to compare yet: run `unhang probe`, or `unhang evidence import` for others' findings",
+            );
         }
         if as_json {
             print_safe_json(&to_json(&rows, &knowledge, rehearsal))?;

@@ -35,22 +35,22 @@ pub struct Tune {
     /// A layer table: name n c h w k r s stride_h stride_w pad_h pad_w dil_h dil_w groups.
     #[arg(long, value_name = "FILE")]
     layers: Option<PathBuf>,
-    /// The type of the numbers: f32, f16 or bf16.
+    /// The data type: f32, f16 or bf16.
     #[arg(long = "dtype", visible_alias = "data-type", default_value = "f32", value_name = "TYPE", value_parser = shapes::data_type)]
     data_type: DataType,
-    /// How tensors lie in memory: nchw or nhwc (channels_last).
+    /// The tensors' layout in memory: nchw or nhwc (channels_last).
     #[arg(long, default_value = "nchw", value_name = "LAYOUT", value_parser = shapes::layout)]
     layout: Layout,
-    /// How many of the model's first candidates are timed, beside the first of each other kernel family.
+    /// How many of the model's best candidates to time, in addition to the best of each other kernel family.
     #[arg(long, default_value_t = Effort::BENCH.candidates, value_name = "N")]
     candidates: usize,
-    /// Time f16 kernels with products in pairs too: faster, and less exact. They are never taken otherwise.
+    /// Also time f16 kernels that multiply in pairs: faster, and less exact. They are never used otherwise.
     #[arg(long)]
     packed_half: bool,
-    /// The least geometric mean of the model's choices' speed over the fastest ones' that passes.
+    /// How fast the model's choices must be to pass, as a share of the fastest ones' speed (geometric mean).
     #[arg(long, default_value_t = 0.85, value_name = "SHARE")]
     at_least: f64,
-    /// Time without a sign of life after which the child is ended.
+    /// How long the child may be silent before it is killed.
     #[arg(long, default_value = "2m", value_name = "TIME", value_parser = deadline)]
     patience: Duration,
     /// The watched child: reads tasks, times them.
@@ -150,7 +150,7 @@ impl Tune {
                 Direction::ALL.map(|direction| (layer.name.clone(), problem.with_direction(direction)))
             })
             .collect();
-        let program = std::env::current_exe().context("this program does not find itself")?;
+        let program = std::env::current_exe().context("cannot find this program to start it as a child")?;
         let store = open_store();
         let source = Realm::of_machine(System::host().has_emulated_card()).source(RecordSource::Probe);
         let keep = |tuned: Tuned| {
@@ -379,7 +379,7 @@ impl OpenTasks<'_> {
 /// What a child said that was not meant for us.
 fn words_of(ending: &Ending) -> String {
     match ending.ended {
-        Ended::Unkillable => "the child cannot be ended: it waits for the GPU".into(),
+        Ended::Unkillable => "the child process cannot be killed: it waits for the GPU".into(),
         _ => ending.other_words().take(40).collect::<Vec<_>>().join("\n").replace("error: ", ""),
     }
 }

@@ -43,7 +43,7 @@ pub fn in_words(tuning: &Tuning) -> String {
     } else {
         format!("the model's {} took {}", tuned.model_choice, time::duration(tuned.model_seconds))
     };
-    let stale = if is_current(tuning) { "" } else { "; out of date: of other kernels than this version's, not used" };
+    let stale = if is_current(tuning) { "" } else { "; out of date: for another version's kernels, not used" };
     format!(
         "{} took {} on {}, the fastest of {} ({gain}; {}, {}{stale})",
         tuned.choice,
@@ -83,10 +83,10 @@ pub fn summary(tunings: &[Tuning]) -> String {
     let rehearsed = tunings.iter().filter(|it| it.source == RecordSource::Rehearsal).count();
     let mut text = format!("{} whose fastest kernels were measured", counted(tunings.len(), "convolution"));
     if stale > 0 {
-        text += &format!(", {stale} of them out of date (of other kernels than this version's: not used)");
+        text += &format!(", {stale} of them out of date (for another version's kernels: not used)");
     }
     if rehearsed > 0 {
-        text += &format!(", {rehearsed} of them on an emulated card (no card's times)");
+        text += &format!(", {rehearsed} of them on an emulated card (not a card's times)");
     }
     if let Some((mean, least, worst)) = mean_and_worst(tunings) {
         text += &format!(

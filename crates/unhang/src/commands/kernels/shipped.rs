@@ -21,7 +21,7 @@ struct Line<'a> {
 /// Prints every object, and checks that its bytes are the ones that were listed.
 pub fn list(folder: Option<PathBuf>, json: bool) -> anyhow::Result<ExitCode> {
     let folder = folder.or_else(find).context(
-        "no kernels were found beside this program or in its package; every kernel is compiled at run time then\n\
+        "no kernels were found next to this program or in its package; every kernel is compiled at run time\n\
          hint: name their folder with --folder (python/unhang/kernels in a source tree), or install a wheel that was built with clang 15",
     )?;
     let shipped = Shipped::open(&folder).context("hint: reinstall the package")?;
@@ -60,7 +60,7 @@ fn print(shipped: &Shipped, lines: &[Line<'_>], changed: usize) -> anyhow::Resul
             entry.waves_per_simd.to_string(),
             entry.emulated.to_string(),
             entry.sha256.clone(),
-            if *intact { String::new() } else { "NOT what was listed: it is not loaded".into() },
+            if *intact { String::new() } else { "DIFFERS from the list: not loaded".into() },
         ]);
     }
     for column in 2..7 {

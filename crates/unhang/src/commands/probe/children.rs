@@ -76,13 +76,13 @@ impl Python {
 pub fn record_model(program: &Path, model: &str, input: &str) -> anyhow::Result<Vec<(String, u64)>> {
     let answer = ask(program, &["--record", model, "--input", input], RECORDING)?;
     if let Some(error) = answer["error"].as_str() {
-        return Err(anyhow!("hint: MODULE:FACTORY is called without arguments and must give a torch module")
+        return Err(anyhow!("hint: MODULE:FACTORY is called without arguments and must return a torch module")
             .context(printable(error))
             .context(format!("cannot record the convolutions of {model}")));
     }
     let problems = answer["problems"].as_array().context("the child did not name any convolutions")?;
     let each = |it: &Value| Some((it["problem"].as_str()?.to_owned(), it["count"].as_u64()?));
-    problems.iter().map(|it| each(it).context("the child named what is no convolution")).collect()
+    problems.iter().map(|it| each(it).context("the child named something that is not a convolution")).collect()
 }
 
 fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result<Value> {
@@ -93,7 +93,7 @@ fn ask(program: &Path, arguments: &[&str], deadline: Duration) -> anyhow::Result
     match (outcome.ended, line) {
         (Ended::Exited(0), Some(line)) => serde_json::from_str(line).context("the child's answer cannot be read"),
         (Ended::TimedOut | Ended::Unkillable, _) => {
-            Err(anyhow!("hint: see `unhang doctor`; when the card hangs already, restart the machine before probing")
+            Err(anyhow!("hint: see `unhang doctor`; if the card already hangs, restart the machine before probing")
                 .context(format!("torch in {name} did not answer within {} s", deadline.as_secs())))
         }
         (ended, _) => Err(anyhow!(hint)

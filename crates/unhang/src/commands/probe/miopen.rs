@@ -60,7 +60,7 @@ impl Library {
             return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
         };
         if device.is_empty() {
-            let what = format!("{} is here and its runtime sees no device", printable(software));
+            let what = format!("{} is installed, but its runtime sees no device", printable(software));
             return Err(anyhow!(hint).context(what).context("MIOpen cannot be tried here"));
         }
         Ok(Library { file: file.map(Path::to_owned), software: printable(software), device: printable(device) })
@@ -83,7 +83,7 @@ fn command(part: Part, file: Option<&Path>) -> anyhow::Result<Vec<String>> {
 
 /// Plays the child's part.
 pub fn child(part: Part, file: Option<&Path>, judge: &dyn Engine) -> anyhow::Result<ExitCode> {
-    let file = file.map(|file| file.to_str().context("the library's path is no text")).transpose()?;
+    let file = file.map(|file| file.to_str().context("the library's path is not UTF-8")).transpose()?;
     let miopen = Miopen::load(file)?;
     match part {
         Part::Describe => {

@@ -291,7 +291,7 @@ impl Found {
         if self.suspects > 0 {
             let _ = writeln!(
                 text,
-                "{} from a probe that did not come to its end; it is suspected of having taken it down (try it with --again)",
+                "{} by a probe that did not finish, and may have caused that (--again tries again)",
                 plural(self.suspects, "attempt was left", "attempts were left")
             );
         }
@@ -321,7 +321,7 @@ impl Found {
             None if machine != knowledge.fingerprint => format!(" --machine {}", printable(machine)),
             None => String::new(),
         };
-        let place = if knowledge.is_about_an_emulated_card() { ", inside of the same `unhang card run`" } else { "" };
+        let place = if knowledge.is_about_an_emulated_card() { ", inside the same `unhang card run`" } else { "" };
         let _ = writeln!(
             text,
             "the map: unhang report{which}    as a page: unhang report{which} --html hang-map.html{place}"
@@ -357,15 +357,15 @@ impl Found {
                 let _ = writeln!(
                     text,
                     "{}: {}\n  What was found is kept. Restart the machine (a reset of the card may not be enough), then start\n  \
-                     the same probe again: it goes on after the one that did this.",
+                     the same probe again: it continues after the convolution that did this.",
                     style.paint("The GPU is lost", Colour::Red),
                     printable(why)
                 );
             }
             End::Interrupted => {
-                *text += "interrupted; what was found is kept, and the same command goes on from here\n"
+                *text += "interrupted; what was found is kept. Run the same command again to continue\n"
             }
-            End::Budget => *text += "the time is up; the same command goes on from here\n",
+            End::Budget => *text += "the time is up. Run the same command again to continue\n",
             End::Complete => {}
         }
     }

@@ -26,7 +26,7 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
     let is_blocked = preload == Listed::CannotBe;
     let mut decisions = Vec::new();
     if let Listed::As(value) = preload {
-        let reason = "convolutions that programs ask of MIOpen are planned, whatever framework asks";
+        let reason = "unhang plans the convolutions that any framework asks of MIOpen";
         decisions.push(Decision::set("LD_PRELOAD", value, reason));
     }
     if (asked || is_blocked)
@@ -34,9 +34,9 @@ pub fn decide(get: impl Fn(&str) -> Option<String>) -> Vec<Decision> {
         && let Listed::As(value) = with(&listed("LD_AUDIT"), &audit, &[':'])
     {
         let reason = if asked {
-            "the same for programs that load MIOpen with RTLD_DEEPBIND or in a separate namespace; asked for"
+            "also for programs that load MIOpen with RTLD_DEEPBIND or in a separate namespace; asked for"
         } else {
-            "convolutions that programs ask of MIOpen are planned; LD_PRELOAD cannot hold a path with a space"
+            "unhang plans the convolutions that programs ask of MIOpen; LD_PRELOAD cannot hold a path with a space"
         };
         decisions.push(Decision::set("LD_AUDIT", value, reason));
         if named.is_none()

@@ -32,19 +32,19 @@ pub fn decide(is_spoofed: bool, get: impl Fn(&str) -> Option<String>) -> Vec<Dec
     let present = get("HSA_TOOLS_LIB").unwrap_or_default();
     if let Some(value) = with_tool(&present, &shield) {
         let reason = match is_spoofed {
-            true => "the shield repairs code for another chip as it is loaded, and sees queues that do not move",
-            false => "the shield sees queues that do not move; native code it leaves alone",
+            true => "the shield repairs code for another chip as it loads, and notices queues that stop",
+            false => "the shield notices queues that stop, and leaves native code alone",
         };
         decisions.push(Decision::set("HSA_TOOLS_LIB", value, reason));
     }
     if get("HSA_TOOLS_ROCPROFILER_V1_TOOLS").is_none() {
-        let reason = "ROCm 6.1 and later heed HSA_TOOLS_LIB only then";
+        let reason = "ROCm 6.1 and later read HSA_TOOLS_LIB only with it";
         decisions.push(Decision::set("HSA_TOOLS_ROCPROFILER_V1_TOOLS", "1".to_owned(), reason));
     }
     decisions
 }
 
-/// The library of ours that was named, else the one beside the program, in its `../lib`, or in the Python package there.
+/// The library of ours that was named, else the one next to the program, in its `../lib`, or in the Python package there.
 pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Option<PathBuf> {
     if let Some(named) = named {
         return Some(PathBuf::from(named)).filter(|path| path.is_file() && can_be_loaded(path));
@@ -56,7 +56,7 @@ pub fn find(library: &str, named: Option<&str>, program: Option<&Path>) -> Optio
     places.into_iter().map(|place| place.join(library)).find(|path| is_trusted(path, program) && can_be_loaded(path))
 }
 
-/// Whether a file beside the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
+/// Whether a file next to the program may be run with the user's rights: it and its folder belong to us, to root or to whoever owns the
 /// program, and nobody else may write them. A program in a shared folder has neighbours.
 pub fn is_trusted(path: &Path, program: Option<&Path>) -> bool {
     let us = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());

@@ -152,9 +152,9 @@ def test_the_demo_runs_to_its_end(tmp_path: Path) -> None:
     environment = subprocess_environment(UNHANG_HOME=str(tmp_path), TMPDIR=str(tmp_path), OMP_NUM_THREADS="1")
     shown = run(program, "demo", "--python", sys.executable, env=environment)
     for line in ("[measured]", "[rehearsed: a folder describes the machine]", "Verdict: affected",
-                 "enable('cpu_fallback')", "canary of aten: hangs", "the same as a page: "):  # fmt: skip
+                 "enable('cpu_fallback')", "canary of aten: hangs", "As a page: "):  # fmt: skip
         assert line in shown, shown
-    page = Path(shown.rsplit("the same as a page: ", 1)[1].strip())
+    page = Path(shown.rsplit("As a page: ", 1)[1].strip())
     assert page.read_text().startswith("<!doctype html>") or page.read_text().lower().startswith("<!doctype html>")
 
 

@@ -9,7 +9,7 @@ use crate::real::{self, Real};
 // SAFETY for whatever is written by these: every exported function has the contract of MIOpen's function of its name, and what is
 // passed on is what was given.
 
-/// Calls the real library's function; where it has none, it has none.
+/// Calls the real library's function; without one, it answers that the function is not implemented.
 macro_rules! forward {
     ($function:expr, $($argument:expr),*) => {
         match $function {

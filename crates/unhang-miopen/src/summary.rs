@@ -26,8 +26,9 @@ fn tell() {
     if process.settings().verbose {
         let program = std::env::current_exe().map(|it| it.display().to_string()).unwrap_or_default();
         for ((caller, engine), count) in &calls {
+            let convolutions = unhang_machine::counted(*count, "convolution");
             say(&format!(
-                "{program} (process {}): {caller} asked for {count} convolutions that {engine} computed",
+                "{program} (process {}): {caller} asked for {convolutions} that {engine} computed",
                 std::process::id()
             ));
         }

@@ -590,7 +590,7 @@ fn the_report_names_who_asked() {
     run.variables.push(("UNHANG_SETTINGS", "verbose=True"));
     let said = run.assert_right(&["libtorch_like.so", "find"]);
     assert!(
-        said.contains("libtorch_like.so asked for 1 convolutions that cpu computed")
+        said.contains("libtorch_like.so asked for 1 convolution that cpu computed")
             || said.contains("that cpu computed"),
         "{said}"
     );

@@ -167,7 +167,7 @@ fn with_the_cpu_turned_off_the_next_best_is_used_and_said() {
     let absent = || Availability::Absent("gone".into());
     let bare = Situation::affected_accelerator().with(Aten, absent()).with(Miopen, absent());
     let plan = check(LARGE, &no_cpu(Strategy::Auto), &bare, &none, &[Cpu]);
-    assert!(plan.warnings[0].contains("nothing else"), "{:?}", plan.warnings);
+    assert!(plan.warnings[0].contains("no other engine"), "{:?}", plan.warnings);
 }
 
 #[test]

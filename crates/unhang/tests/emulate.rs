@@ -56,7 +56,7 @@ fn an_offset_that_is_never_reached_is_named() {
         let (code, stdout, stderr) = texts(&emulate(&[&[file.as_str(), option, "0x2"], &AXPY[..]].concat()));
         assert_eq!(code, 3, "{stderr}");
         assert!(stdout.contains("on the emulated gfx1010"), "the kernel has run: {stdout}");
-        assert!(stderr.contains("never came to 0x2") && stderr.contains("--trace"), "{stderr}");
+        assert!(stderr.contains("never reached 0x2") && stderr.contains("--trace"), "{stderr}");
     }
     let (code, _, stderr) = texts(&emulate(&[&[file.as_str(), "--dump", "0x0", "--wave", "7"], &AXPY[..]].concat()));
     assert_eq!(code, 3);
@@ -102,8 +102,8 @@ fn wrong_input_is_refused_with_what_is_there() {
     let wrong = ["--kernel", "axpy", "--args", "floats=8", "floats=8", "f64=1", "i32=8"];
     refused(&[&[file.as_str()], &wrong[..]].concat(), &["argument 2 of axpy has 4 bytes"]);
     let wrong = ["--kernel", "axpy", "--args", "floats=8", "floats=8", "f32=one", "i32=8"];
-    refused(&[&[file.as_str()], &wrong[..]].concat(), &["argument 2", "no such number"]);
-    refused(&[&file, "--kernel", "axpy", "--break", "here"], &["is no offset"]);
+    refused(&[&[file.as_str()], &wrong[..]].concat(), &["argument 2", "not such a number"]);
+    refused(&[&file, "--kernel", "axpy", "--break", "here"], &["is not an offset"]);
     let (code, stdout, _) = texts(&emulate(&[&file]));
     assert_eq!(code, 0);
     assert!(stdout.contains("axpy: a buffer, a buffer, 4 bytes by value, 4 bytes by value"), "{stdout}");

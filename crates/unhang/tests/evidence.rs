@@ -152,7 +152,7 @@ fn tunings_say_how_far_the_model_was_off_and_which_are_out_of_date() {
     let (stdout, stderr) = text(&unhang(home.path(), &["evidence", "tunings"]));
     assert!(stderr.is_empty() && !stdout.contains('\x1b'), "{stdout:?} {stderr}");
     let said = stdout.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(said.matches("out of date: of other kernels").count(), 1, "{stdout}");
+    assert_eq!(said.matches("out of date: for another version").count(), 1, "{stdout}");
     assert!(said.contains("run at 0.500 of the fastest ones' speed (geometric mean; worst 0.250"), "{stdout}");
     assert!(said.contains("1 of them on an emulated card"), "{stdout}");
     let found = json(&unhang(home.path(), &["evidence", "tunings", "--json"]));

@@ -238,7 +238,7 @@ fn mistakes_are_answered_with_what_would_be_right() {
         (&["plan", "1x16x2x2", "32x3x3"], "the filter spans 3"),
         (&["plan", "1x16x64x64", "32x3x3", "--strategy", "magic"], "implicit_gemm"),
         (&["plan", "1x16x64x64", "32x3x3", "--stride", "0"], "stride height is 0"),
-        (&["plan", KEY, "--stride", "2"], "a key says all of it"),
+        (&["plan", KEY, "--stride", "2"], "a key says everything already"),
         (&["plan", "1x16x64x64", "32x3x3", "--stride", "1x2x3"], "expected a number such as 2, or height and width"),
         (&["plan", "1x16x64x64", "(32, 8, 3, 3)"], "takes 8 channels, and the input has 16"),
         (&["plan", "1x16x64x64", "32x3x3", "--padding", "same", "--stride", "2"], "needs a stride of 1"),

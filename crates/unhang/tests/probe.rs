@@ -200,7 +200,7 @@ fn what_cannot_be_tried_is_said_with_what_to_do() {
         (vec!["probe", "--layers", &layers, "--python", "/no/such/python"], "there is no Python at"),
         (vec!["probe", "--grid", "--layers", &layers], "cannot be used with"),
         (vec!["probe", "--grid", "--budget", "soon"], "expected"),
-        (vec!["probe", "--grid", "--engines", "tiled"], "not tried by itself"),
+        (vec!["probe", "--grid", "--engines", "tiled"], "cannot be tried by itself"),
     ] {
         let output = run(home.path(), &arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));

@@ -202,7 +202,7 @@ fn a_browser_draws_the_maps() {
     assert!(document.contains("<title>unhang: hang map</title>") && !document.contains("<img"));
 
     let rehearsal = browse(&bench.page(&["--rehearsal"]), "").unwrap();
-    assert!(rehearsal.contains("not about a real one") && rehearsal.contains("data-engine=\"jit\""));
+    assert!(rehearsal.contains("not a real one") && rehearsal.contains("data-engine=\"jit\""));
     assert!(!rehearsal.contains("data-engine=\"miopen\""));
 }
 

@@ -195,7 +195,7 @@ fn what_cannot_be_run_is_answered_with_what_was_meant() {
         ("./data", 126, "`chmod +x ./data` makes the file a program"),
         (".", 126, "it is a folder"),
         ("no-such-program", 127, "No such file"),
-        ("./script", 127, "its first line names an interpreter that is not"),
+        ("./script", 127, "its first line names an interpreter that does not exist"),
         ("./scrap", 126, "Exec format error"),
     ] {
         let mut command = place.command(&[program]);

@@ -33,7 +33,7 @@ use self::environment::{Action, Decision};
 use self::folder::{Repairs, RunFolder};
 use super::machine_arguments::MachineArguments;
 use super::python::options;
-use super::text::{counted, deadline, duration, print_safe_json, print_text};
+use super::text::{counted, deadline, duration, print_safe_json, print_text, wrapped};
 use crate::output::{inform, printable, say, tell_more};
 
 /// As shells have it: the command is there and cannot be run; it is not there.
@@ -334,7 +334,7 @@ impl Run {
             text.push_str("no variable would be set: there is no RDNA1 card here, or --profile none was given\n");
         }
         for decision in decisions {
-            let _ = writeln!(text, "{}", printable(&decision.to_string()));
+            let _ = writeln!(text, "{}", wrapped(&printable(&decision.to_string()), 0, 4));
         }
         print_text(&text)?;
         Ok(ExitCode::SUCCESS)

@@ -64,7 +64,9 @@ pub fn of_profile(profile: &Profile, why: &str, get: impl Fn(&str) -> Option<Str
     let mut decisions = Vec::new();
     for line in &profile.lines {
         let wanted = line.value.map(str::to_owned);
-        let reason = format!("{} [{}; {why}]", line.reason, profile.name);
+        // Why this profile was chosen is said once.
+        let why = if decisions.is_empty() { format!("; {why}") } else { String::new() };
+        let reason = format!("{} [{}{why}]", line.reason, profile.name);
         let (action, value) = match (get(line.name), &wanted) {
             (Some(present), Some(value)) if present == *value => continue,
             (Some(present), _) => (Action::Kept, Some(present)),

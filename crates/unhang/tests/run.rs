@@ -192,7 +192,7 @@ fn what_cannot_be_run_is_answered_with_what_was_meant() {
     for (program, code, expected) in [
         ("train.py", 127, "`unhang run -- python train.py` runs the script"),
         ("./train.py", 126, "`unhang run -- python ./train.py` runs the script"),
-        ("./data", 126, "`chmod +x ./data` makes the file a program"),
+        ("./data", 126, "`chmod +x ./data` makes the file executable"),
         (".", 126, "it is a folder"),
         ("no-such-program", 127, "No such file"),
         ("./script", 127, "its first line names an interpreter that does not exist"),

@@ -302,6 +302,7 @@ fn our_own_kernels_for_gfx1030_are_right_on_gfx1010_once_repaired() {
 fn what_is_taken_out_of_a_container_stays_in_its_folder() {
     let place = tempfile::tempdir().unwrap();
     let (input, folder) = (place.path().join("evil.bundle"), place.path().join("a/b/out"));
+    std::fs::create_dir_all(place.path().join("a/b")).unwrap();
     // A target that is a way out, with something in it that cannot be repaired.
     let name = b"hipv4-amdgcn-amd-amdhsa--gfx1030/../../../escaped";
     let mut bytes = b"__CLANG_OFFLOAD_BUNDLE__".to_vec();

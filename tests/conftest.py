@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 # On processors with AVX512-FP16 torch 2.15's oneDNN returns wrong results for dilated convolutions in half precision, and these
@@ -65,6 +66,18 @@ def make_up(canary: str, verdict: str = "works") -> None:
     from unhang import _state
 
     _state.state().session.keep_canary(canary, verdict, "made up", True)
+
+
+@contextmanager
+def enabled_everywhere(*arguments: object, **options: object) -> Iterator[None]:
+    """unhang on for every thread in a block; ``unhang.enabled`` is for its own."""
+    import unhang
+
+    unhang.enable(*arguments, **options)
+    try:
+        yield
+    finally:
+        unhang.disable()
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

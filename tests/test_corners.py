@@ -127,6 +127,7 @@ def test_only_an_engines_own_failures_are_held_against_it(
     assert bool(unhang.report().data["failures"]) == (fault is _faults.Fault.ENGINES)
     _state.state().store.flush(5.0)
     _state.forget()
+    _convolve.replan()
     _convolve.routes.clear()
     with unhang.enabled("cpu_fallback", devices=("cpu",)):
         F.conv2d(x, w)

@@ -20,7 +20,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close, difference
-from conftest import subprocess_environment
+from conftest import enabled_everywhere, subprocess_environment
 from unhang import Settings, _convolve, _core, _direct, _dispatch
 from unhang._engines import Geometry
 
@@ -418,7 +418,7 @@ def test_many_threads_at_once() -> None:
             except Exception as error:
                 wrong.append(error)
 
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+    with enabled_everywhere("cpu_fallback", devices=("cpu",)):
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()

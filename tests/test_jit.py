@@ -17,7 +17,7 @@ from torch import nn
 
 import unhang
 from comparing import assert_close
-from conftest import make_up, subprocess_environment
+from conftest import enabled_everywhere, make_up, subprocess_environment
 from unhang import Settings, _convolve, _core, _gpu, _jit, _launch, _state, _tiled
 from unhang._engines import Geometry
 
@@ -241,7 +241,7 @@ def test_streams_and_threads() -> None:
         except BaseException as error:
             failures.append(error)
 
-    with unhang.enabled("jit"):
+    with enabled_everywhere("jit"):
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()

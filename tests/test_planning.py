@@ -14,7 +14,7 @@ from torch import nn
 
 import unhang
 from comparing import engines_used
-from conftest import make_up
+from conftest import enabled_everywhere, make_up
 from unhang import _convolve, _core, _dispatch, _state, _statistics
 
 # ---- replanning ----
@@ -81,7 +81,7 @@ def test_replanning_while_others_compute_raises_nothing(monkeypatch: pytest.Monk
             except Exception as error:
                 errors.append(error)
 
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+    with enabled_everywhere("cpu_fallback", devices=("cpu",)):
         threads = [threading.Thread(target=work) for _ in range(3)]
         for thread in threads:
             thread.start()

@@ -218,12 +218,12 @@ def test_many_threads_at_once() -> None:
             if difference(F.conv2d(X, W), want) is not None:
                 wrong.append(1)
 
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    unhang.enable("cpu_fallback", devices=("cpu",))
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not wrong
     (route,) = _convolve.routes.values()
     assert route.tally.total == 200, "no count is lost between threads"

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,8 +46,6 @@ _behind: list[torch.library.Library] = []
 process_settings: Settings | None = None
 #: The settings that plan a device type's convolutions, as far as they are on.
 active: dict[str, Settings] = {}
-#: The process's settings as text, for graphs that are being made.
-process_token = Settings().token
 _is_tracing = torch._C._is_tracing
 # Before torch 2 what keeps subclasses out leaves modes in.
 _MODES_STAY_ON = not hasattr(torch, "compile")
@@ -72,11 +70,66 @@ def _without_modes() -> Iterator[None]:
                 torch.overrides._push_mode(mode)
 
 
-def activate(devices: tuple[str, ...], settings: Settings) -> None:
-    """Has these settings plan the convolutions of those device types from the next call on."""
+class Entered(NamedTuple):
+    """A block of :func:`unhang.enabled` that a thread is inside of."""
+
+    settings: Settings
+    devices: tuple[str, ...]
+
+    def by_device(self) -> _core.Block:
+        """What plans each device type."""
+        return _core.Block(*(self.settings if device in self.devices else None for device in KEYS))
+
+
+# Torch copies what is stored so to the threads on which autograd computes gradients. Before torch 2 it has no such
+# place, and gradients are planned as the forward with the same weight was.
+_BLOCK = "unhang block"
+_is_stored, _stored = getattr(torch._C, "_is_key_in_tls", None), getattr(torch._C, "_get_obj_in_tls", None)
+_thread = threading.local()
+
+
+def entered() -> Entered | None:
+    """The block that this thread is inside of, or the one that asked for the gradients that it computes."""
+    found: tuple[Entered, _core.Block] | None = getattr(_thread, "block", None)
+    if found is None and _is_stored is not None and _stored is not None and _is_stored(_BLOCK):
+        found = _stored(_BLOCK)
+    return None if found is None else found[0]
+
+
+def _carried() -> _core.Block | None:
+    found: tuple[Entered, _core.Block] | None = (
+        _stored(_BLOCK) if _is_stored is not None and _stored is not None and _is_stored(_BLOCK) else None
+    )
+    return None if found is None else found[1]
+
+
+_core.carry_blocks(_carried)
+
+
+def enter(block: Entered | None) -> None:
+    """This thread is inside of that block from now on, or of none."""
+    found = None if block is None else (block, block.by_device())
+    _thread.block = found
+    if _is_stored is not None:
+        torch._C._stash_obj_in_tls(_BLOCK, found)
+    _core.set_block(None if found is None else found[1])
+
+
+def settings_here() -> Settings | None:
+    """The settings that are on for this thread."""
+    block = entered()
+    return process_settings if block is None else block.settings
+
+
+def prepare(devices: tuple[str, ...]) -> None:
+    """Puts our kernels in front of torch's for those device types, where they do nothing yet."""
     for device in devices:
         register(device)
     _direct.keep_keys_apart(_libraries, _register_for_python)
+
+
+def activate(devices: tuple[str, ...], settings: Settings) -> None:
+    """Has these settings plan the convolutions of those device types on every thread from the next call on."""
     for device in KEYS:
         _core.activate(device, settings if device in devices else None)
     active.clear()
@@ -191,6 +244,8 @@ _tokens: dict[str, Settings] = {}
 
 
 def _settings_of(token: str) -> Settings:
+    if not token:  # a layer without any
+        return settings_here() or Settings()
     settings = _tokens.get(token)
     if settings is None:
         settings = _tokens[token] = Settings.from_token(token)

@@ -18,18 +18,24 @@ _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 
 
 class _Enabled:
-    """What is on now, and what has to be put back."""
+    """What was asked for, and what of the process has to be put back."""
 
     def __init__(self, settings: Settings, devices: tuple[str, ...], *, protect: bool, rehearse: bool) -> None:
         self.settings = settings
         self.devices = devices
         self.protect = protect
         self.rehearse = rehearse
-        self.cudnn_before: tuple[bool, bool] | None = None
+        #: Whether flags of torch's were switched off for it.
+        self.keeps_flags = False
 
 
+#: What is on for every thread, and the blocks that are open on whichever threads.
 _enabled: _Enabled | None = None
-#: Whether a call of :func:`enable` is under way; whoever holds the lock may ask.
+_blocks: list[_Enabled] = []
+_cudnn_before: tuple[bool, bool] | None = None
+#: The GPUs whose canaries were asked for in this process.
+_tried: set[int] = set()
+#: Whether something is being switched on; whoever holds the lock may ask.
 _under_way = False
 
 
@@ -57,39 +63,92 @@ def enable(
     ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
     play the card's engines. Everything then says that it is a rehearsal.
     """
-    global _under_way
-    chosen = _chosen(strategy, settings, changes)
+    global _enabled
     with _lock:
-        if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
-            say("UNHANG_DISABLE is set: torch is left alone")
+        current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
+        if current is None:
             return
-        machine = state().machine
-        if rehearse and not machine.described_by_folder:
-            raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
-        if devices is None:
-            devices = ("cpu",) if rehearse else _devices(chosen.strategy, affected=machine.affected)
-        if isinstance(devices, str):
-            devices = (devices,)
-        unknown = set(devices) - set(_dispatch.KEYS)
-        if unknown:
-            raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
         disable()
-        current = _Enabled(chosen, tuple(devices), protect=protect_other_layers, rehearse=rehearse)
-        _under_way = True
         try:
-            _switch_on(current)
+            _prepare(current)
+            _convolve.replan()
+            if current.devices:
+                _dispatch.activate(current.devices, current.settings)
+            _dispatch.process_settings, _enabled = current.settings, current
         except BaseException:
-            _switch_off(current)  # all or nothing
+            _switch_off()  # all or nothing
             raise
-        finally:
-            _under_way = False
+
+
+@contextmanager
+def enabled(
+    strategy: Any = "auto",
+    *,
+    devices: Sequence[str] | str | None = None,
+    settings: Settings | None = None,
+    protect_other_layers: bool = True,
+    rehearse: bool = False,
+    **changes: Any,
+) -> Iterator[None]:
+    """:func:`enable` for a block, or for the calls of a function that it decorates, on this thread alone. Gradients
+    that are asked for in the block are planned by it, on whichever thread autograd computes them. Other threads, also
+    those that the block starts, go on as before: they follow :func:`enable`.
+
+    Flags and variables that torch has only one of (``torch.backends.cudnn.enabled``, MIOpen's variables) are changed
+    for every thread as long as a block needs them.
+    """
+    before = _dispatch.entered()
+    current = None
+    try:
+        with _lock:
+            current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
+            if current is not None:
+                _prepare(current)
+                _blocks.append(current)
+                if current.rehearse:
+                    _convolve.replan()
+                _dispatch.enter(_dispatch.Entered(current.settings, current.devices))
+        yield
+    finally:
+        _dispatch.enter(before)
+        if current is not None:
+            with _lock:
+                if current in _blocks:
+                    _blocks.remove(current)
+                _give_back()
+
+
+def _asked(
+    strategy: Any,
+    devices: Sequence[str] | str | None,
+    settings: Settings | None,
+    protect_other_layers: bool,
+    rehearse: bool,
+    changes: dict[str, Any],
+) -> _Enabled | None:
+    """What the arguments of :func:`enable` ask for; None where the user declined."""
+    chosen = _chosen(strategy, settings, changes)
+    if os.environ.get("UNHANG_DISABLE", "0") not in ("", "0"):
+        say("UNHANG_DISABLE is set: torch is left alone")
+        return None
+    machine = state().machine
+    if rehearse and not machine.described_by_folder:
+        raise ValueError("a rehearsal needs a machine to play: set UNHANG_ROOT to a folder that describes one")
+    if devices is None:
+        devices = ("cpu",) if rehearse else _devices(chosen.strategy, affected=machine.affected)
+    if isinstance(devices, str):
+        devices = (devices,)
+    unknown = set(devices) - set(_dispatch.KEYS)
+    if unknown:
+        raise ValueError(f"unknown device {sorted(unknown)[0]!r}: expected {' or '.join(sorted(_dispatch.KEYS))}")
+    return _Enabled(chosen, tuple(devices), protect=protect_other_layers, rehearse=rehearse)
 
 
 def enable_unless_enabled(strategy: str, **options: Any) -> None:
     """Enables, unless the program did or is about to: the first use of the GPU, which this is called at, may be within
     its own call of :func:`enable`."""
     with _lock:
-        if _enabled is None and not _under_way:
+        if _enabled is None and not _blocks and not _under_way:
             enable(strategy, **options)
 
 
@@ -104,41 +163,55 @@ def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -
     return chosen
 
 
-def _switch_on(current: _Enabled) -> None:
-    global _enabled
+def _prepare(current: _Enabled) -> None:
+    """What has to be done before anything is planned, for whichever threads: canaries, closed doors, flags, kernels in
+    torch's dispatcher."""
+    global _under_way, _cudnn_before
     chosen, devices, rehearse = current.settings, current.devices, current.rehearse
-    if rehearse:
-        _convolve.rehearsed.update(devices)
-        say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
-    if chosen.implicit_gemm:
-        _narrow_to_implicit_gemm()
-    endangered = _endangered(devices, rehearse=rehearse)
-    if endangered:
-        _say_what_stays_unsafe()
-    for index in endangered:
-        _situation.ensure_canary("aten", index)
-    healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
-    for index in sorted({*endangered, *healthy}):
-        _situation.ensure_families(index)
-    if endangered:
-        _doors.close()
-        if current.protect:
-            current.cudnn_before = _engines.cudnn_flags()
-            _engines.set_cudnn_flags(False, False)
+    _under_way = True
+    try:
+        if rehearse:
+            _convolve.rehearsed.update(devices)
+            say("rehearsal: CPU tensors stand for those of the machine that UNHANG_ROOT describes")
+        if chosen.implicit_gemm:
+            _narrow_to_implicit_gemm()
+        endangered = _endangered(devices, rehearse=rehearse)
+        if endangered:
+            _say_what_stays_unsafe()
+        for index in endangered:
+            _situation.ensure_canary("aten", index)
+        healthy = _amd_devices(devices) if chosen.strategy in ("auto", "jit", "selective") else []
+        for index in sorted({*endangered, *healthy}):
+            _situation.ensure_families(index)
+        if not _tried.issuperset({*endangered, *healthy}):
+            _tried.update(endangered, healthy)
+            _convolve.replan()  # verdicts are new
+        if endangered:
+            _doors.close()
+            if current.protect:
+                if _cudnn_before is None:
+                    _cudnn_before = _engines.cudnn_flags()
+                current.keeps_flags = True
+                _engines.set_cudnn_flags(False, False)
+        if devices:
+            _watchdog.ensure()
+        _layers.count_every_layer()
+        _dispatch.prepare(devices)
+    finally:
+        _under_way = False
+    _say_what_is_planned(chosen, devices)
+
+
+def _say_what_is_planned(chosen: Settings, devices: tuple[str, ...]) -> None:
+    """Says so where nothing is."""
     if devices:
-        _watchdog.ensure()
-    _convolve.replan()
-    _layers.count_every_layer()
-    if devices:
-        _dispatch.activate(devices, chosen)
-    elif state().machine.affected and not torch.cuda.is_available():
+        return
+    if state().machine.affected and not torch.cuda.is_available():
         say("an RDNA1 card is here, but this torch sees no GPU, so nothing is planned: `unhang doctor` says why")
     elif chosen.strategy != "auto":
         say(f"torch sees no GPU here: {chosen.strategy} has nothing to plan; devices=['cpu'] plans CPU tensors")
     elif chosen.verbose:
         say("no affected card is here: torch is left alone (enable(devices=...) or a strategy changes that)")
-    _dispatch.process_settings, _dispatch.process_token = chosen, chosen.token
-    _enabled = current
 
 
 def _endangered(devices: tuple[str, ...], *, rehearse: bool) -> list[int]:
@@ -205,57 +278,49 @@ def _restore_variables() -> None:
 
 
 def disable() -> None:
-    """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay.
+    """Gives torch back as it was: kernels, flags and variables. Counts and evidence stay, and so do blocks of
+    :func:`enabled` until they end.
 
     Calls of other threads that are under way end as they began. On an affected card ops that are MIOpen's own
     (``aten::miopen_batch_norm`` and the like) stay with what took their place.
     """
     with _lock:
-        current = _enabled
-        if current is None:
-            return
-        _switch_off(current)
-        state().store.flush(2.0)
+        if _enabled is not None:
+            _switch_off()
+            state().store.flush(2.0)
 
 
-def _switch_off(current: _Enabled) -> None:
-    """Undoes what was done of :func:`_switch_on`."""
+def _switch_off() -> None:
+    """Undoes what :func:`enable` did, also where it did not get to its end."""
     global _enabled
-    _enabled = None
-    _dispatch.process_settings, _dispatch.process_token = None, Settings().token
+    _enabled = _dispatch.process_settings = None
     _dispatch.deactivate()
-    _layers.count_no_layer()
-    _convolve.rehearsed.clear()
+    _give_back()
     _convolve.replan()
-    _restore_variables()
-    if current.cudnn_before is not None:
-        _engines.set_cudnn_flags(*current.cudnn_before)
 
 
-def is_enabled() -> bool:
-    """Whether convolutions of this process are being planned."""
-    return _enabled is not None
+def _give_back() -> None:
+    """Restores what of the process nobody needs changed any longer."""
+    global _cudnn_before
+    left = [*_blocks, *([] if _enabled is None else [_enabled])]
+    rehearsed = {device for it in left if it.rehearse for device in it.devices}
+    if rehearsed != _convolve.rehearsed:
+        _convolve.rehearsed.intersection_update(rehearsed)
+        _convolve.replan()
+    if not any(it.settings.implicit_gemm for it in left):
+        _restore_variables()
+    if _cudnn_before is not None and not any(it.keeps_flags for it in left):
+        _engines.set_cudnn_flags(*_cudnn_before)
+        _cudnn_before = None
+    if not left:
+        _layers.count_no_layer()
 
 
 def enabled_settings() -> Settings | None:
-    """The settings that are on, if any."""
-    return None if _enabled is None else _enabled.settings
+    """The settings that are on for this thread, if any."""
+    return _dispatch.settings_here()
 
 
-@contextmanager
-def enabled(strategy: Any = "auto", **options: Any) -> Iterator[None]:
-    """:func:`enable` for a block; what was on before is on again afterwards."""
-    with _lock:
-        before = _enabled
-        enable(strategy, **options)
-    try:
-        yield
-    finally:
-        disable()
-        if before is not None:
-            enable(
-                settings=before.settings,
-                devices=before.devices,
-                protect_other_layers=before.protect,
-                rehearse=before.rehearse,
-            )
+def is_enabled() -> bool:
+    """Whether convolutions of this thread are being planned."""
+    return _enabled is not None or _dispatch.entered() is not None

@@ -33,7 +33,7 @@ _counts_of = _statistics.counts_of
 def _settings_of(config: Any) -> Settings:
     """Settings from a :class:`unhang.Settings`, a ``Conv2dBypassConfig``, or None for what is on in the process."""
     if config is None:
-        return _dispatch.process_settings or Settings()
+        return _dispatch.settings_here() or Settings()
     return settings_from(config, "config")
 
 
@@ -130,7 +130,8 @@ def _recorded(self: SafeConv2d, input: Tensor, weight: Tensor, bias: Tensor | No
     if lower is not None:
         input, weight = input.to(lower), weight.to(lower)
         bias = None if bias is None else bias.to(lower)
-    token = self.__dict__.get(_TOKEN) or _dispatch.process_token
+    # Without a token a graph follows whoever runs it: a text in it would be compiled again for every other one.
+    token = self.__dict__.get(_TOKEN, "")
     geometry = (list(self.stride), list(padding), list(self.dilation), False, [0, 0], self.groups)
     output: Tensor = torch.ops.unhang.convolution(
         input if batched else input.unsqueeze(0), weight, bias, *geometry, token

@@ -57,6 +57,9 @@ fn core_module(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(face::register_face, module)?)?;
     module.add_function(wrap_pyfunction!(face::graph::carry_in_graphs, module)?)?;
     module.add_function(wrap_pyfunction!(face::graph::carried, module)?)?;
+    module.add_class::<face::block::Block>()?;
+    module.add_function(wrap_pyfunction!(face::block::carry_blocks, module)?)?;
+    module.add_function(wrap_pyfunction!(face::block::set_block, module)?)?;
     module.add_function(wrap_pyfunction!(face::activate, module)?)?;
     module.add_function(wrap_pyfunction!(face::forward_settings, module)?)?;
     module.add_function(wrap_pyfunction!(face::backward_settings, module)?)?;

@@ -5,6 +5,7 @@
 //! of it does.
 
 mod accelerator;
+pub mod block;
 mod c_interface;
 mod entries;
 pub mod graph;

@@ -6,9 +6,9 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock};
 
-use super::graph;
 use super::step::{Backward, Forward};
 use super::tensors::Described;
+use super::{block, graph};
 use crate::forking::undisturbed;
 use crate::layers;
 
@@ -227,6 +227,11 @@ pub fn activate(device: Device, settings: u32) {
     ACTIVE[device as usize].store(settings, Relaxed);
 }
 
+/// What plans where nothing else is said: the block that the thread is in, or the process.
+fn active(device: Device) -> u32 {
+    block::settings(device as usize).unwrap_or_else(|| ACTIVE[device as usize].load(Relaxed))
+}
+
 fn with_weights<Found>(section: impl FnOnce(&mut HashMap<u64, u32>) -> Found) -> Found {
     undisturbed(|| {
         let mut weights = BY_WEIGHT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,13 +242,14 @@ fn with_weights<Found>(section: impl FnOnce(&mut HashMap<u64, u32>) -> Found) ->
 }
 
 /// What plans a forward: the settings of the layer that the thread is in, those in the graph where the forward is part of a
-/// gradient's gradient, or the process's.
+/// gradient's gradient, the thread's block's, or the process's.
 pub fn forward_settings(device: Device, weight: u64) -> u32 {
     let own = layers::current_settings();
     if graph::is_carried() {
         let own = if own == 0 { graph::settings(false) } else { own };
-        return if own == 0 { ACTIVE[device as usize].load(Relaxed) } else { own };
+        return if own == 0 { active(device) } else { own };
     }
+    let own = if own == 0 { block::settings(device as usize).unwrap_or(0) } else { own };
     if own != 0 {
         with_weights(|weights| {
             if weights.len() >= MOST {
@@ -256,10 +262,10 @@ pub fn forward_settings(device: Device, weight: u64) -> u32 {
     if WEIGHTS.load(Relaxed) > 0 {
         with_weights(|weights| weights.remove(&weight));
     }
-    ACTIVE[device as usize].load(Relaxed)
+    active(device)
 }
 
-/// What plans a backward: the settings in the graph, or the process's.
+/// What plans a backward: the settings in the graph, the thread's block's, or the process's.
 pub fn backward_settings(device: Device, weight: u64) -> u32 {
     let own = if graph::is_carried() {
         Some(graph::settings(true)).filter(|own| *own != 0)
@@ -268,5 +274,5 @@ pub fn backward_settings(device: Device, weight: u64) -> u32 {
     } else {
         None
     };
-    own.unwrap_or_else(|| ACTIVE[device as usize].load(Relaxed))
+    own.unwrap_or_else(|| active(device))
 }

@@ -441,19 +441,9 @@ impl<'a> Unit<'a> {
             _ => valid_outputs(problem, 1, tap[1]),
         };
         let zeros = [0.0f32; MAX_VECTORS * 16];
-        let (vector_side, scalar_side) = self.sides();
         let mut runs_with = None;
-        let pixels = chunk.images * chunk.rows * width;
-        let scalars: usize = scalar_side.parts.iter().map(|part| part.length).sum();
-        let most_scalars = scalar_side.parts.iter().map(|part| part.length).max().unwrap_or(1);
-        // The sums of small units stay in a cache, whichever way the parts are taken.
-        let broadcast = if self.length() <= UNIT_NUMBERS { usize::MAX } else { BROADCAST_NUMBERS };
-        let blocks = scalar_side.parts.chunks((broadcast / (pixels * most_scalars)).max(1));
-        let tiles = blocks.flat_map(|block| {
-            let of_vectors = move |vector_part| block.iter().map(move |scalar_part| (vector_part, scalar_part));
-            vector_side.parts.iter().flat_map(of_vectors)
-        });
-        for (vector_part, scalar_part) in tiles {
+        let scalars: usize = self.sides().1.parts.iter().map(|part| part.length).sum();
+        for (vector_part, scalar_part) in self.tiles(chunk.images * chunk.rows * width) {
             let parts = if swapped { (vector_part, scalar_part) } else { (scalar_part, vector_part) };
             let pitches = match driver.in_place() {
                 [true, _] => [1, self.output.pitch(parts.1)],
@@ -470,14 +460,7 @@ impl<'a> Unit<'a> {
             // Parts in vectors before the last are full: as wide as they are long.
             let before = vector_part.first * scalars + scalar_part.first * line;
             let tile_sums = sums.chain(at + before, length).as_mut_ptr();
-            let mut input_start = self.input.start(parts.0, chunk.images * packed.rows.count * driver.columns);
-            let mut output_start = self.output.start(parts.1, chunk.images * chunk.rows * width);
-            let mut pitch = 1;
-            if driver.in_place {
-                let (start, by_channel) =
-                    if swapped { (&mut output_start, driver.output[1]) } else { (&mut input_start, driver.input[1]) };
-                (*start, pitch) = (scalar_part.first * by_channel, by_channel);
-            }
+            let ([input_start, output_start], pitch) = self.starts(packed, [parts.0, parts.1], scalar_part);
             let (init, init_step) = if packed.begins { (zeros.as_ptr(), 0) } else { (tile_sums.cast_const(), line) };
             let steps = [stride * pitches[0], pitches[1]];
             let (x_step, w_step) = if swapped { (steps[1], steps[0]) } else { (steps[0], steps[1]) };
@@ -505,6 +488,32 @@ impl<'a> Unit<'a> {
             }
         }
         at + self.length() / self.taps.len()
+    }
+
+    /// The parts in vectors and in scalars of all tiles, in the order in which they are summed over a chunk of that many pixels:
+    /// all vectors for some scalars, which stay in a cache. The sums of small units stay there whichever way parts are taken.
+    fn tiles(&self, pixels: usize) -> impl Iterator<Item = (&Part, &Part)> {
+        let (vector_side, scalar_side) = self.sides();
+        let most_scalars = scalar_side.parts.iter().map(|part| part.length).max().unwrap_or(1);
+        let broadcast = if self.length() <= UNIT_NUMBERS { usize::MAX } else { BROADCAST_NUMBERS };
+        let blocks = scalar_side.parts.chunks((broadcast / (pixels * most_scalars)).max(1));
+        blocks.flat_map(|block| {
+            let of_vectors = move |vector_part| block.iter().map(move |scalar_part| (vector_part, scalar_part));
+            vector_side.parts.iter().flat_map(of_vectors)
+        })
+    }
+
+    /// Where the parts of input and output begin in a chunk, and how far apart the channels that are broadcast are.
+    fn starts(&self, packed: &PackedChunk<'_>, [input, output]: [&Part; 2], scalar_part: &Part) -> ([usize; 2], usize) {
+        let (driver, chunk) = (self.driver, packed.chunk);
+        let width = driver.problem.out_size()[1];
+        let input = self.input.start(input, chunk.images * packed.rows.count * driver.columns);
+        let output = self.output.start(output, chunk.images * chunk.rows * width);
+        match driver.in_place() {
+            [true, _] => ([scalar_part.first * driver.input[1], output], driver.input[1]),
+            [_, true] => ([input, scalar_part.first * driver.output[1]], driver.output[1]),
+            _ => ([input, output], 1),
+        }
     }
 
     /// The rows of a packed chunk along which a tap's products are summed, for pixels that far apart in the packed input and

@@ -225,7 +225,7 @@ fn functions(text: &str) -> Vec<(String, usize)> {
         let name: String =
             words.next().unwrap_or_default().chars().take_while(|it| it.is_alphanumeric() || *it == '_').collect();
         let opens = |line: &&str| line.ends_with(['{', ';', '}']);
-        let Some(open) = lines[start..].iter().position(|line| opens(line)).map(|at| start + at) else { continue };
+        let Some(open) = lines[start..].iter().position(opens).map(|at| start + at) else { continue };
         if lines[open].ends_with('{') {
             let end = format!("{}}}", &line[..line.len() - declaration.len()]);
             let length = lines[start..].iter().position(|line| *line == end);

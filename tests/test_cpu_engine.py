@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import unhang
-from comparing import assert_close
-from conftest import subprocess_environment
+from comparing import assert_close, engines_used
+from conftest import enabled_everywhere, subprocess_environment
 
 #: Few pixels and many channels: filters that are worth keeping packed.
 SHAPE, FILTER = (2, 48, 7, 7), (64, 48, 3, 3)
@@ -26,7 +26,7 @@ FORMATS = pytest.mark.parametrize("memory_format", [torch.contiguous_format, tor
 
 @pytest.fixture
 def on_the_cpu() -> Iterator[None]:
-    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+    with enabled_everywhere("cpu_fallback", devices=("cpu",)):
         yield
 
 
@@ -117,6 +117,31 @@ def test_threads_that_change_their_own_filters(on_the_cpu: None) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_bits_are_the_same_at_every_call_on_every_thread_and_with_any_number_of_threads(on_the_cpu: None) -> None:
+    x, w = torch.randn(SHAPE, requires_grad=True), torch.randn(FILTER, requires_grad=True)
+    found: list[tuple[torch.Tensor, ...]] = []
+
+    def work() -> None:
+        for _ in range(3):
+            y = F.conv2d(x, w, padding=1)
+            found.append((y.detach(), *torch.autograd.grad(y.sin().sum(), (x, w))))
+
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            other = threading.Thread(target=work)
+            other.start()
+            other.join()
+            work()
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 18
+    assert engines_used() == {"cpu"}
+    for results in found:
+        assert all(torch.equal(one, first) for one, first in zip(results, found[0]))
 
 
 HELPERS = """

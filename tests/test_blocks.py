@@ -14,7 +14,7 @@ from torch import nn
 
 import unhang
 from conftest import make_up
-from unhang import SafeConv2d, Settings, _convolve, _core, _dispatch
+from unhang import SafeConv2d, Settings, _convolve, _core, _dispatch, _enable
 
 X, W = torch.randn(1, 2, 9, 9), torch.randn(3, 2, 3, 3, requires_grad=True)
 
@@ -141,6 +141,34 @@ def test_gradients_of_a_block_are_planned_by_it_on_autograds_threads() -> None:
         _on_another_thread(as_autograd)
     assert found == [(stored[0].settings, None, stored[0]), None]
     assert not torch._C._is_key_in_tls(_dispatch._BLOCK) or torch._C._get_obj_in_tls(_dispatch._BLOCK) is None
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_stash_obj_in_tls"), reason="torch 2.0 and newer")
+def test_a_block_on_autograds_thread_leaves_what_was_carried_there_to_torch() -> None:
+    """A decorated function that autograd computes anew, within the gradients of another block."""
+    found: list[object] = []
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        stored = torch._C._get_obj_in_tls(_dispatch._BLOCK)
+
+        def as_autograd() -> None:
+            torch._C._stash_obj_in_tls(_dispatch._BLOCK, stored)
+            with unhang.enabled("aten", devices=("cpu",)):
+                pass
+            found.append(_dispatch.entered())
+            torch._C._stash_obj_in_tls(_dispatch._BLOCK, None)
+            found.append(_dispatch.entered())
+
+        _on_another_thread(as_autograd)
+    assert found == [stored[0], None]
+
+
+def test_the_process_is_enabled_at_the_first_use_even_within_a_block() -> None:
+    with unhang.enabled("aten", devices=("cpu",)):
+        _enable.enable_unless_enabled("cpu_fallback", devices=("cpu",))
+        assert unhang.is_enabled() and _enable.enabled_settings().strategy == "aten"
+        _on_another_thread(lambda: F.conv2d(X, W))
+    assert _strategies() == {"cpu_fallback": 1}
+    unhang.disable()
 
 
 def test_layers_without_settings_follow_the_block() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
@@ -86,33 +86,42 @@ class Entered(NamedTuple):
 _BLOCK = "unhang block"
 _is_stored, _stored = getattr(torch._C, "_is_key_in_tls", None), getattr(torch._C, "_get_obj_in_tls", None)
 _thread = threading.local()
+_Found = tuple[Entered, _core.Block]
 
 
 def entered() -> Entered | None:
     """The block that this thread is inside of, or the one that asked for the gradients that it computes."""
-    found: tuple[Entered, _core.Block] | None = getattr(_thread, "block", None)
-    if found is None and _is_stored is not None and _stored is not None and _is_stored(_BLOCK):
-        found = _stored(_BLOCK)
+    found: _Found | None = getattr(_thread, "block", None) or _stash()
     return None if found is None else found[0]
 
 
 def _carried() -> _core.Block | None:
-    found: tuple[Entered, _core.Block] | None = (
-        _stored(_BLOCK) if _is_stored is not None and _stored is not None and _is_stored(_BLOCK) else None
-    )
+    found = _stash()
     return None if found is None else found[1]
 
 
 _core.carry_blocks(_carried)
 
 
-def enter(block: Entered | None) -> None:
-    """This thread is inside of that block from now on, or of none."""
-    found = None if block is None else (block, block.by_device())
-    _thread.block = found
-    if _is_stored is not None:
-        torch._C._stash_obj_in_tls(_BLOCK, found)
-    _core.set_block(None if found is None else found[1])
+def _stash() -> _Found | None:
+    """What torch carried to this thread, or a block of this thread left for it to carry."""
+    return _stored(_BLOCK) if _is_stored is not None and _stored is not None and _is_stored(_BLOCK) else None
+
+
+def enter(block: Entered) -> Callable[[], None]:
+    """This thread is inside of that block until what is returned is called; then it is where it was. What torch carried
+    to it is not the thread's own: it goes with the gradients that it came with."""
+    own, carried = getattr(_thread, "block", None), _stash()
+    found = (block, block.by_device())
+
+    def put(own: _Found | None, carried: _Found | None) -> None:
+        _thread.block = own
+        if _is_stored is not None:
+            torch._C._stash_obj_in_tls(_BLOCK, carried)
+        _core.set_block(None if own is None else own[1])
+
+    put(found, found)
+    return lambda: put(own, carried)
 
 
 def settings_here() -> Settings | None:

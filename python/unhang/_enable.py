@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -37,6 +37,8 @@ _cudnn_before: tuple[bool, bool] | None = None
 _tried: set[int] = set()
 #: Whether something is being switched on; whoever holds the lock may ask.
 _under_way = False
+#: What :func:`enable_unless_enabled` was asked for while a block began.
+_postponed: Callable[[], None] | None = None
 
 
 def enable(
@@ -63,7 +65,7 @@ def enable(
     ``rehearse=True`` lets CPU tensors stand for those of the card that ``UNHANG_ROOT`` describes: torch's CPU kernels
     play the card's engines. Everything then says that it is a rehearsal.
     """
-    global _enabled
+    global _enabled, _postponed
     with _lock:
         current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
         if current is None:
@@ -78,6 +80,8 @@ def enable(
         except BaseException:
             _switch_off()  # all or nothing
             raise
+        finally:
+            _postponed = None
 
 
 @contextmanager
@@ -97,8 +101,7 @@ def enabled(
     Flags and variables that torch has only one of (``torch.backends.cudnn.enabled``, MIOpen's variables) are changed
     for every thread as long as a block needs them.
     """
-    before = _dispatch.entered()
-    current = None
+    leave, current = None, None
     try:
         with _lock:
             current = _asked(strategy, devices, settings, protect_other_layers, rehearse, changes)
@@ -107,10 +110,12 @@ def enabled(
                 _blocks.append(current)
                 if current.rehearse:
                     _convolve.replan()
-                _dispatch.enter(_dispatch.Entered(current.settings, current.devices))
+                _enable_if_postponed()
+                leave = _dispatch.enter(_dispatch.Entered(current.settings, current.devices))
         yield
     finally:
-        _dispatch.enter(before)
+        if leave is not None:
+            leave()
         if current is not None:
             with _lock:
                 if current in _blocks:
@@ -146,10 +151,20 @@ def _asked(
 
 def enable_unless_enabled(strategy: str, **options: Any) -> None:
     """Enables, unless the program did or is about to: the first use of the GPU, which this is called at, may be within
-    its own call of :func:`enable`."""
+    its own call of :func:`enable`. Where it is within the beginning of a block, this waits until that is over."""
+    global _postponed
     with _lock:
-        if _enabled is None and not _blocks and not _under_way:
+        if _under_way:
+            _postponed = lambda: enable(strategy, **options)  # noqa: E731
+        elif _enabled is None:
             enable(strategy, **options)
+
+
+def _enable_if_postponed() -> None:
+    global _postponed
+    postponed, _postponed = _postponed, None
+    if postponed is not None and _enabled is None:
+        postponed()
 
 
 def _chosen(strategy: Any, settings: Settings | None, changes: dict[str, Any]) -> Settings:

@@ -301,8 +301,9 @@ def _teach_fx(quantize_fx: Any) -> None:
 
 def _with_plain_layers(model: Any) -> Any:
     """A graph with plain layers in place of safe ones, with the same parameters. The user's own stay as they are."""
+    called = {node.target for node in model.graph.nodes if node.op == "call_module"}
     for name, module in list(model.named_modules()):
-        if type(module) is SafeConv2d:
+        if type(module) is SafeConv2d and name in called:
             plain: nn.Module = copy.copy(module)
             plain.__class__ = nn.Conv2d
             plain._parameters = module._parameters.copy()

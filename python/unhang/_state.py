@@ -86,7 +86,10 @@ class _Awaited:
 
             def exec_module(module: Any) -> None:
                 execute(module)
-                action(module)
+                try:
+                    action(module)
+                except Exception as error:  # torch's own module works without us
+                    warn_once(f"unhang does not know this {name}: {error!r}; it is left as it is")
 
             spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -276,8 +276,12 @@ fn raised(lowered: &Problem) -> Result<Problem, ProblemError> {
         transposed: true,
         ..spec
     };
-    let least = Problem::new(plain.clone())?.out_size;
-    let output_padding = [0, 1].map(|axis| spec.in_size[axis] - least[axis] as i64);
+    // Without output padding there may be no pixel at all.
+    let least = |axis: usize| {
+        let span = spec.dilation[axis] * (spec.kernel[axis] - 1) + 1;
+        (plain.in_size[axis] - 1) * spec.stride[axis] - 2 * spec.padding[axis] + span
+    };
+    let output_padding = [0, 1].map(|axis| spec.in_size[axis] - least(axis));
     Problem::new(Specification { output_padding, ..plain })
 }
 

@@ -189,6 +189,7 @@ fn native_objects_of_a_real_wheel_are_clean_and_gfx1030_ones_are_not() {
         ("vcmpx-permlane", 0),
         ("nsa-to-vmem", 0),
         ("nsa-clause", 0),
+        ("nsa-max-size", 0),
         ("negative-unaligned-scratch-offset", 0),
         ("buffer-out-of-range", 0),
         ("illegal-instruction", 0),

@@ -1,5 +1,6 @@
 //! A child that is given one task after another and says line by line what it does with them.
 
+use std::collections::VecDeque;
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -25,6 +26,8 @@ pub struct TalkingChild {
     read: u64,
     /// What was read and is no whole line yet.
     rest: Vec<u8>,
+    /// Whole lines that were read and not looked at.
+    lines: VecDeque<String>,
 }
 
 impl TalkingChild {
@@ -38,7 +41,7 @@ impl TalkingChild {
         let started = Instant::now();
         let stdin = Stdio::from(OwnedFd::from(theirs));
         let (process, nonce) = start_answering(&launch.command, &launch.environment, stdin)?;
-        Ok(TalkingChild { process, tasks, nonce, started, read: 0, rest: Vec::new() })
+        Ok(TalkingChild { process, tasks, nonce, started, read: 0, rest: Vec::new(), lines: VecDeque::new() })
     }
 
     /// Gives the child a task: a line on its standard input.
@@ -55,6 +58,10 @@ impl TalkingChild {
             while let Some(line) = self.line() {
                 if let Some(said) = line.strip_prefix(&self.nonce).and_then(|rest| rest.strip_prefix(' ')) {
                     return Some(said.to_owned());
+                }
+                // One that prints without end says nothing either.
+                if Instant::now() >= until {
+                    return None;
                 }
             }
             let now = Instant::now();
@@ -73,23 +80,19 @@ impl TalkingChild {
 
     /// The next whole line of its output.
     fn line(&mut self) -> Option<String> {
-        if !self.rest.contains(&b'\n') {
+        if self.lines.is_empty() {
             let more = self.process.printed_from(self.read);
             self.read += more.len() as u64;
             self.rest.extend(more);
-        }
-        match self.rest.iter().position(|&byte| byte == b'\n') {
-            Some(end) => {
-                let line: Vec<u8> = self.rest.drain(..=end).collect();
-                Some(String::from_utf8_lossy(&line[..end]).into_owned())
+            if let Some(end) = self.rest.iter().rposition(|&byte| byte == b'\n') {
+                let whole: Vec<u8> = self.rest.drain(..=end).collect();
+                self.lines.extend(String::from_utf8_lossy(&whole).lines().map(str::to_owned));
             }
-            None => {
-                if self.rest.len() > LONGEST_LINE {
-                    self.rest.clear();
-                }
-                None
+            if self.rest.len() > LONGEST_LINE {
+                self.rest.clear();
             }
         }
+        self.lines.pop_front()
     }
 }
 
@@ -104,6 +107,13 @@ mod tests {
     }
 
     const PATIENCE: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn one_that_prints_without_end_is_left_when_patience_is() {
+        let mut child = child("yes");
+        assert_eq!(child.next(Duration::from_millis(300)), None);
+        child.finish();
+    }
 
     #[test]
     fn tasks_go_in_and_answers_come_out_and_nothing_else_counts() {

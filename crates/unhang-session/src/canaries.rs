@@ -1,5 +1,5 @@
-// The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is
-// started is the face's.
+//! The canaries of a card: what each is kept under, and how one that has not run is run: in a child, once for a machine. How a child is
+//! started is the face's.
 
 use std::fmt::Display;
 use std::time::Duration;

@@ -194,8 +194,8 @@ impl Repair {
         failure.map_or(Ok(()), Err)
     }
 
-    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself but for
-    /// functions with buffers that are out of range there.
+    /// Repairs a code object and notes what was done. Code for other families is left out, and so is code for RDNA1 itself where it
+    /// has neither buffers that are out of range there nor hazards across calls.
     fn repair(&self, found: Found<'_>, report: &mut Report) -> Option<Vec<u8>> {
         let is_native = CodeObject::chip_of(found.bytes).is_some_and(Chip::is_rdna1);
         let options = Options { chip: self.chip, keep_size: self.keep_size || found.size != Size::Any };
@@ -204,7 +204,10 @@ impl Repair {
         let mut bytes = None;
         match repair(found.bytes, options) {
             Ok(repaired) => {
-                let concerns = |function: &FunctionRepair| !is_native || function.before.get(Rule::BufferRange) > 0;
+                let concerns = |function: &FunctionRepair| {
+                    let has_buffers = function.before.get(Rule::BufferRange) > 0;
+                    !is_native || has_buffers || function.treatment != Treatment::Untouched
+                };
                 if !repaired.functions.iter().any(concerns) {
                     return None;
                 }

@@ -386,7 +386,8 @@ fn words_of(ending: &Ending) -> String {
 
 fn say(event: &Event) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{}", answer::line(&serde_json::to_string(event)?))?;
+    // A library's own message may be in the middle of a line: standard error goes to the same place.
+    writeln!(out, "\n{}", answer::line(&serde_json::to_string(event)?))?;
     Ok(out.flush()?)
 }
 

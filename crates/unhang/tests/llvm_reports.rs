@@ -58,6 +58,15 @@ fn across_calls(object: &Path) -> u64 {
     kernels.iter().map(|kernel| kernel["across_calls"].as_u64().unwrap_or(0)).sum()
 }
 
+/// The object as `unhang repair` writes it.
+fn repaired(object: &Path) -> PathBuf {
+    let to = object.with_extension("repaired.co");
+    let mut command = assert_cmd::Command::cargo_bin("unhang").unwrap();
+    let output = command.arg("repair").arg(object).arg("-o").arg(&to).output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    to
+}
+
 #[test]
 fn the_programs_have_the_places_that_the_page_counts() {
     let page = page();
@@ -68,7 +77,12 @@ fn the_programs_have_the_places_that_the_page_counts() {
     for (name, source) in &programs {
         for (compiler, expected) in COMPILERS.iter().zip(counts[name]) {
             match compiled(source, name, compiler, folder.path()) {
-                Some(object) => assert_eq!(across_calls(&object), expected, "{name}, {compiler}"),
+                Some(object) => {
+                    assert_eq!(across_calls(&object), expected, "{name}, {compiler}");
+                    if expected > 0 {
+                        assert_eq!(across_calls(&repaired(&object)), 0, "{name}, {compiler}, repaired");
+                    }
+                }
                 None => println!("skipped: reports for LLVM: missing {compiler}"),
             }
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -162,10 +164,30 @@ def test_a_block_on_autograds_thread_leaves_what_was_carried_there_to_torch() ->
     assert found == [stored[0], None]
 
 
+@pytest.mark.skipif(not hasattr(torch._C, "_stash_obj_in_tls"), reason="torch 2.0 and newer")
+def test_a_torch_that_takes_references_over_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some versions drop a reference that they never counted. Such a torch is played."""
+    counting = torch._C._stash_obj_in_tls
+
+    def taking(key: str, stored: object) -> None:
+        counting(key, stored)
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(stored))
+
+    monkeypatch.setattr(torch._C, "_stash_obj_in_tls", taking)
+    assert _dispatch._takes_references()
+    monkeypatch.setattr(_dispatch, "_torch_takes_references", True)
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        stored = torch._C._get_obj_in_tls(_dispatch._BLOCK)
+        with unhang.enabled("aten", devices=("cpu",)):
+            pass
+    assert sys.getrefcount(stored) == 2, "this function's own, and that of the call"
+
+
 def test_the_process_is_enabled_at_the_first_use_even_within_a_block() -> None:
     with unhang.enabled("aten", devices=("cpu",)):
         _enable.enable_unless_enabled("cpu_fallback", devices=("cpu",))
-        assert unhang.is_enabled() and _enable.enabled_settings().strategy == "aten"
+        assert unhang.is_enabled()
+        assert _enable.enabled_settings().strategy == "aten"
         _on_another_thread(lambda: F.conv2d(X, W))
     assert _strategies() == {"cpu_fallback": 1}
     unhang.disable()

@@ -394,6 +394,7 @@ def test_a_wrong_first_result_is_quarantined(monkeypatch: pytest.MonkeyPatch, ca
     _state.forget()
     assert _state.state().session.first_result(lies[0], False) == "wrong"
     _convolve.routes.clear()
+    _convolve.replan()
     with unhang.enabled("jit"):
         assert_close(F.conv2d(x, w), want)
     (route,) = _convolve.routes.values()
@@ -417,6 +418,7 @@ def test_every_kernels_first_result_is_compared_once_for_this_machine(monkeypatc
         assert 1 <= len(compared) <= 2, "the generic kernels and the problem's own"
     _state.state().store.flush(5.0)
     _state.forget()
+    _convolve.replan()
     compared.clear()
     with unhang.enabled("jit"):
         compute(2, 24)

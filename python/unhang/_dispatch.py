@@ -10,7 +10,9 @@ rest to those here; before, it calls those here (:mod:`unhang._direct`).
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -89,6 +91,35 @@ _thread = threading.local()
 _Found = tuple[Entered, _core.Block]
 
 
+def _count(found: object) -> None:
+    """One reference more, which somebody else drops."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+
+
+def _takes_references() -> bool:
+    """Whether torch takes the reference to what is stored over from its caller: it drops one in the end, and some
+    versions never counted it."""
+    probe = object()
+    before = sys.getrefcount(probe)
+    torch._C._stash_obj_in_tls(_BLOCK, probe)
+    takes = sys.getrefcount(probe) == before
+    for stored in (probe, None) if takes else ():
+        _count(stored)
+    torch._C._stash_obj_in_tls(_BLOCK, None)
+    return takes
+
+
+_torch_takes_references = _is_stored is not None and _takes_references()
+
+
+def _store(found: _Found | None) -> None:
+    """Has torch carry this to the threads on which gradients are computed that this thread asks for."""
+    if _is_stored is not None:
+        if _torch_takes_references:
+            _count(found)
+        torch._C._stash_obj_in_tls(_BLOCK, found)
+
+
 def entered() -> Entered | None:
     """The block that this thread is inside of, or the one that asked for the gradients that it computes."""
     found: _Found | None = getattr(_thread, "block", None) or _stash()
@@ -116,8 +147,7 @@ def enter(block: Entered) -> Callable[[], None]:
 
     def put(own: _Found | None, carried: _Found | None) -> None:
         _thread.block = own
-        if _is_stored is not None:
-            torch._C._stash_obj_in_tls(_BLOCK, carried)
+        _store(carried)
         _core.set_block(None if own is None else own[1])
 
     put(found, found)

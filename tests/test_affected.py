@@ -180,12 +180,21 @@ def test_a_run_leaves_a_program_alone_that_is_enabling(affected_machine: Path, m
 
     monkeypatch.setattr(_situation, "ensure_canary", use_the_gpu)
     monkeypatch.setattr(_situation, "ensure_families", lambda _: None)
+    unhang.enable("selective", rehearse=True)
+    assert uses == ["canary"]
+    assert _dispatch.process_settings is not None
+    assert _dispatch.process_settings.strategy == "selective"
+    unhang.disable()
+    # A block is for its own thread: the process is enabled behind its beginning.
+    uses.clear()
     with unhang.enabled("selective", rehearse=True):
-        assert uses == ["canary"]
+        assert uses == ["canary"] * 2
         settings = _dispatch.settings_here()
         assert settings is not None
         assert settings.strategy == "selective"
-        assert _dispatch.process_settings is None
+        assert _dispatch.process_settings is not None
+        assert _dispatch.process_settings.strategy == "auto"
+    unhang.disable()
 
 
 def test_variables_for_miopen_are_set_and_given_back(affected_machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,11 +303,13 @@ def _with_plain_layers(model: Any) -> Any:
     """A graph with plain layers in place of safe ones, with the same parameters. The user's own stay as they are."""
     called = {node.target for node in model.graph.nodes if node.op == "call_module"}
     for name, module in list(model.named_modules()):
-        if type(module) is SafeConv2d and name in called:
+        parent, _, own = name.rpartition(".")
+        # The graph's own, or in a module into which torch fused it; other modules are the user's.
+        is_fused = parent in called and type(model.get_submodule(parent)).__module__.startswith("torch.")
+        if type(module) is SafeConv2d and (name in called or is_fused):
             plain: nn.Module = copy.copy(module)
             plain.__class__ = nn.Conv2d
             plain._parameters = module._parameters.copy()
-            parent, _, own = name.rpartition(".")
             setattr(model.get_submodule(parent), own, plain)
     return model
 

@@ -90,7 +90,7 @@ const BUFFERS: &[(&str, &str)] = &[
     ),
     (
         "Numbers of formats; the lowest bits are X",
-        "LLVM, `SIDefines.h` (`UfmtGFX10`), held against its assembler; Mesa, `src/amd/common/gfx10_format_table.py`",
+        "LLVM, `SIDefines.h` (`UfmtGFX10`), compared with its assembler; Mesa, `src/amd/common/gfx10_format_table.py`",
     ),
     (
         "With `lds` a lane's value goes to M0[15:0] + offset + 4 × lane",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import copy
+import gc
 from collections.abc import Callable
 from pathlib import Path
 

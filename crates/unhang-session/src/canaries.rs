@@ -155,7 +155,7 @@ impl Session {
 }
 
 fn once(deadline: Duration) -> impl Display {
-    format!("(once for this machine, {:.0} s at most)", deadline.as_secs_f64())
+    format!("(once for this machine, about {:.0} s)", deadline.as_secs_f64())
 }
 
 #[cfg(test)]

@@ -222,7 +222,7 @@ def main() -> int:
         "--reference", help="the device to compare with, by numbers and errors (the same, without unhang)"
     )
     parser.add_argument("--dtypes", default="float32,float16,bfloat16,float64,complex64")
-    parser.add_argument("--every", type=int, default=1, help="one sample in so many")
+    parser.add_argument("--every", type=int, default=1, help="one sample of every N")
     parser.add_argument("--turns", type=int, default=TURNS, help="how often each is computed")
     parser.add_argument("--show", type=int, default=10, help="differences that are printed")
     chosen = parser.parse_args()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -34,7 +34,7 @@ from unhang._engines import (
 )
 from unhang._faults import Fault, fault_of
 from unhang._jit import JitEngine
-from unhang._launch import Loaded
+from unhang._launch import Route, Stopwatch
 from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state, warn_once
 from unhang._tiled import TiledEngine
@@ -54,53 +54,6 @@ _profiled: Any = getattr(torch._C, "_profiler", None)
 _profiled = getattr(_profiled, "_RecordFunctionFast", torch.autograd.profiler.record_function)
 # Calls of a route that are timed to learn how fast its engine is; the first is not, since it warms up.
 _TIMED_CALLS = 4
-
-
-class Stopwatch:
-    """How fast a route's first engine is; only where a call's return means that the work is done."""
-
-    __slots__ = ("calls", "seconds")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.seconds = float("inf")
-
-
-class Route(NamedTuple):
-    """One direction of one convolution, planned: who computes it, in which order they are asked, and why. Never changed
-    once it is made: when evidence changes another one takes its place, and calls that are under way keep theirs."""
-
-    task: Task
-    #: The problem's key.
-    key: str
-    plan: _core.Plan
-    names: tuple[str, ...]
-    engines: tuple[Engine, ...]
-    bypass: tuple[bool, ...]
-    #: What a layer counts a forward under, by engine.
-    labels: tuple[_core.Label, ...]
-    tally: _core.Tally
-    stopwatch: Stopwatch
-
-    @property
-    def problem(self) -> _core.Problem:
-        """The convolution."""
-        return self.task.problem
-
-    @property
-    def rehearsed(self) -> bool:
-        """Whether the tensors stand for a described card's."""
-        return self.task.rehearsed
-
-    @property
-    def kernel(self) -> Loaded | None:
-        """The kernels of ours that are loaded for it, if they compute it."""
-        for engine in self.engines:
-            loaded = getattr(getattr(engine, "inner", engine), "loaded", None)
-            if loaded is not None:
-                assert isinstance(loaded, Loaded)
-                return loaded
-        return None
 
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)

@@ -11,18 +11,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
 
 import torch
 
 from unhang import _core
 from unhang._engines import NO_FLAGS, AtenEngine, CpuEngine, Engine
 from unhang._jit import BoundJit
+from unhang._launch import Route
 from unhang._state import say, state
 from unhang._watchdog import WatchedEngine
-
-if TYPE_CHECKING:
-    from unhang._convolve import Route
 
 Tensor = torch.Tensor
 

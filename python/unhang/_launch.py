@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 
 from unhang import _core
-from unhang._engines import address_of, aligned
+from unhang._engines import Engine, Task, address_of, aligned
 from unhang._state import is_unshielded
 
 Tensor = torch.Tensor
@@ -147,3 +148,50 @@ def compare(
             part[to] = tensor[source]
     parcel = parcel.to("cpu")
     return sample.finding((parcel.data_ptr(), parcel.numel()))
+
+
+class Stopwatch:
+    """How fast a route's first engine is; only where a call's return means that the work is done."""
+
+    __slots__ = ("calls", "seconds")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.seconds = float("inf")
+
+
+class Route(NamedTuple):
+    """One direction of one convolution, planned: who computes it, in which order they are asked, and why. Never changed
+    once it is made: when evidence changes another one takes its place, and calls that are under way keep theirs."""
+
+    task: Task
+    #: The problem's key.
+    key: str
+    plan: _core.Plan
+    names: tuple[str, ...]
+    engines: tuple[Engine, ...]
+    bypass: tuple[bool, ...]
+    #: What a layer counts a forward under, by engine.
+    labels: tuple[_core.Label, ...]
+    tally: _core.Tally
+    stopwatch: Stopwatch
+
+    @property
+    def problem(self) -> _core.Problem:
+        """The convolution."""
+        return self.task.problem
+
+    @property
+    def rehearsed(self) -> bool:
+        """Whether the tensors stand for a described card's."""
+        return self.task.rehearsed
+
+    @property
+    def kernel(self) -> Loaded | None:
+        """The kernels of ours that are loaded for it, if they compute it."""
+        for engine in self.engines:
+            loaded = getattr(getattr(engine, "inner", engine), "loaded", None)
+            if loaded is not None:
+                assert isinstance(loaded, Loaded)
+                return loaded
+        return None

@@ -37,7 +37,7 @@ impl IndexType {
         1 << self as usize
     }
 
-    /// Whether that many different indices fit. As in MIOpen the largest number of the type is none.
+    /// Whether that many different indices fit. As in MIOpen the largest number of the type is no index.
     pub const fn holds(self, indices: usize) -> bool {
         (indices as u128) < (1u128 << (8 * self.bytes())) - 1
     }

@@ -72,7 +72,7 @@ impl Torch {
         self.allocate(&[i64::try_from(bytes).ok()?], &[1], of_bytes).map(Scratch::Tensor)
     }
 
-    /// Memory for a result. On an accelerator torch itself raises where there is none; elsewhere, none.
+    /// Memory for a result. Where memory has run out torch itself raises on an accelerator; elsewhere this is `None`.
     pub fn result(&self, sizes: &[i64], strides: &[i64], place: Place) -> Option<Tensor<'_>> {
         let (Some(empty), true) = (self.accelerator.empty, place.device_index >= 0) else {
             return self.allocate(sizes, strides, place);

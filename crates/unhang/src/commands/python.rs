@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::anyhow;
 use unhang_machine::{Options, System, packages_of};
 
-use super::run::{find_on_path, packages};
+use super::run::environment::find_on_path;
+use super::run::shield::packages;
 
 /// Ends with 0 where torch and unhang can be found, with 3 where not; imports neither.
 pub const HAS_TORCH_AND_UNHANG: &str =

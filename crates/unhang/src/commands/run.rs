@@ -2,12 +2,9 @@
 
 mod boundary;
 pub(super) mod child;
-mod environment;
+pub(super) mod environment;
 mod folder;
 pub(super) mod shield;
-
-pub use environment::find_on_path;
-pub use shield::packages;
 
 use std::ffi::OsString;
 use std::fmt::Write as _;

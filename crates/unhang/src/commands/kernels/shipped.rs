@@ -42,7 +42,7 @@ fn find() -> Option<PathBuf> {
     let program = std::env::current_exe().ok()?;
     let folder = program.parent()?;
     let checkout = folder.join("../../python/unhang");
-    let packages = run::packages(folder).into_iter().chain([checkout]);
+    let packages = run::shield::packages(folder).into_iter().chain([checkout]);
     packages.map(|package| package.join("kernels")).find(|kernels| kernels.join("kernels.json").is_file())
 }
 

@@ -131,6 +131,92 @@ def test_a_wrong_candidate_never_wins(card: _core.Gpu, monkeypatch: pytest.Monke
     assert not unhang.report().data["failures"]
 
 
+class Clock:
+    """Events by which every run of ours and of torch's takes the time that the test gives them."""
+
+    def __init__(self, ours: float, theirs: float) -> None:
+        self.times = (ours, theirs)
+        self.events = 0
+        self.is_reached = False
+
+    def event(self) -> Event:
+        self.events += 1
+        return Event(self, (self.events - 1) // 2 % 2)
+
+
+class Event:
+    def __init__(self, clock: Clock, whose: int) -> None:
+        self.clock, self.whose = clock, whose
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return self.clock.is_reached
+
+    def elapsed_time(self, end: object) -> float:
+        return self.clock.times[self.whose]
+
+
+@pytest.mark.parametrize("theirs", [0.5, 2.0])
+def test_torchs_kernels_are_timed_too_and_both_times_are_evidence(
+    card: _core.Gpu, theirs: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    clock, learnt, learn = Clock(1.0, theirs), [], _core.Session.learn
+
+    def noting(session: _core.Session, problem: _core.Problem, *what: object) -> bool:
+        learnt.append((problem.direction, *what[:3]))
+        return learn(session, problem, *what)
+
+    monkeypatch.setattr(_core.Session, "learn", noting)
+    monkeypatch.setattr(_jit, "_is_timed_by_a_card", lambda task: True)
+    monkeypatch.setattr(_jit, "_event", clock.event)
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    want = torch.autograd.grad(F.conv2d(x.double(), w.double(), B.double(), padding=1).sum(), (x, w))
+
+    def step() -> None:
+        y = F.conv2d(x, w, B, padding=1)
+        assert_close(y, WANT, slack=2)
+        for found, expected in zip(torch.autograd.grad(y.sum(), (x, w)), want, strict=True):
+            assert_close(found, expected, slack=3)
+        assert unhang.wait_for_kernels(120.0)
+
+    with unhang.enabled(rehearse=True, tune=True):
+        for _ in range(7):
+            step()
+        assert all(it.over for it in _jit.contests.all())
+        assert clock.events == 3 * 2 * 2 * 6, "each direction: five turns and one that warms up, for both"
+        assert not any(route.kernel.settled for route in _convolve.routes.values()), "the device has not reached them"
+        clock.is_reached = True
+        decisions = _convolve.decisions
+        for _ in range(3):
+            step()
+        # The evidence of a rehearsal is another one, so that the new plan is the old one here.
+        assert _convolve.decisions - decisions == (3 if theirs < 1.0 else 0), "planned anew where torch's are faster"
+        assert all(route.kernel.settled for route in _convolve.routes.values())
+        assert clock.events == 3 * 2 * 2 * 6, "nothing is timed twice"
+    directions = ("forward", "backward-data", "backward-weights")
+    times = (("jit", "works", 1e-3), ("aten", "works", theirs / 1e3))
+    assert sorted(learnt) == sorted((direction, *time) for direction in directions for time in times)
+    assert ("faster here (500 against 1000 µs)" in capsys.readouterr().err) == (theirs < 1.0)
+    assert not unhang.report().data["failures"]
+
+
+def test_torchs_kernels_are_not_taken_where_they_cannot_be_timed(
+    card: _core.Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def no_memory(*_: object) -> torch.Tensor:
+        raise torch.cuda.OutOfMemoryError("out of memory (as the test has it)")
+
+    monkeypatch.setattr(_jit, "_is_timed_by_a_card", lambda task: True)
+    monkeypatch.setattr(_jit, "_by_torch", no_memory)
+    with unhang.enabled(rehearse=True, tune=True):
+        calls(9)
+    assert kernel().settled
+    assert "torch's kernels were not timed (out of memory" in capsys.readouterr().err
+    assert not unhang.report().data["failures"]
+
+
 @pytest.mark.parametrize("trouble", ["memory", "deterministic"])
 def test_what_goes_wrong_leaves_the_models_choice(
     card: _core.Gpu, trouble: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
@@ -259,8 +345,15 @@ def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch)
     want = F.conv2d(x.double(), w.double(), padding=1)
     want_gradient = torch.autograd.grad(want.sum(), w)[0]
     torch.cuda.synchronize()
+    timed, learn = [], _core.Session.learn
+
+    def noting(session: _core.Session, problem: _core.Problem, engine: str, *what: object) -> bool:
+        timed.append((problem.key, engine))
+        return learn(session, problem, engine, *what)
+
+    monkeypatch.setattr(_core.Session, "learn", noting)
     with unhang.enabled("jit", tune=True):
-        for turn in range(14):
+        for turn in range(16):
             y = F.conv2d(x, w, padding=1)
             assert_close(y, want, slack=2)
             assert_close(torch.autograd.grad(y.sum(), w)[0], want_gradient, slack=3)
@@ -274,6 +367,7 @@ def test_on_a_gpu_the_fastest_is_found_and_used(monkeypatch: pytest.MonkeyPatch)
             assert route.kernel.kernel.choice == found.ranked[0]
             assert sum(map(sum, found.times.values())) < 0.4
             print(route.key, found.times)
+        assert {key for key, engine in timed if engine == "aten"} == {it.key for it in _convolve.routes.values()}
         # A graph keeps what is there, and nothing is measured in it.
         graph = torch.cuda.CUDAGraph()
         F.conv2d(x[:4], w, padding=1)

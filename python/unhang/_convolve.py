@@ -7,6 +7,7 @@ look-up in a map of routes.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -410,6 +411,15 @@ def replan() -> None:
         _core.forget_calls()
 
 
+def _replan_one(problem: _core.Problem) -> None:
+    """Forgets the plans for one convolution, since another engine was measured as faster."""
+    with _lock:
+        for cache in (_forward_routes, _backward_routes):
+            for key in [key for key, route in cache.items() if route is not None and route.problem == problem]:
+                del cache[key]
+        _core.forget_calls()
+
+
 def _route(
     cache: _Routes,
     key: Any,
@@ -463,7 +473,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
             name = f"tiled({inner})"
             bypass.append(inner != situation.native)
         elif name in _ENGINES:
-            engine = _bound(name, task)
+            engine = _bound(name, task, plan)
             bypass.append(name != situation.native)
         else:
             continue
@@ -487,10 +497,14 @@ def _plan_of(
     return state().session.plan(problem, device, settings, situation), situation
 
 
-def _bound(name: str, task: Task) -> Engine:
-    """The engine for a task; one that keeps something for each task makes itself anew."""
+def _bound(name: str, task: Task, plan: _core.Plan | None = None) -> Engine:
+    """The engine for a task; one that keeps something for each task makes itself anew. Where torch's kernels are next
+    in the plan, tuning times them too, and plans anew where they are faster."""
     engine = _ENGINES[name]
-    return engine.bind(task) if isinstance(engine, JitEngine) else engine
+    if not isinstance(engine, JitEngine):
+        return engine
+    is_next = plan is not None and plan.engines[:2] == ["jit", "aten"]
+    return engine.bind(task, functools.partial(_replan_one, task.problem) if is_next else None)
 
 
 def _task(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry) -> Task | None:

@@ -8,14 +8,20 @@ plan's next engine computes.
 
 Where tuning is asked for, other candidates are compiled meanwhile, and each further call puts one round of measurements
 into the stream behind its own work and reads what the round before took: nothing waits. The fastest is compared like
-any other kernel, kept as evidence, and used from then on. Who takes part and who has won is the session's to say."""
+any other kernel, kept as evidence, and used from then on. Who takes part and who has won is the session's to say.
+Then torch's own kernels are timed against it in the same way, where the plan has them as its next engine: of what was
+measured, the planner takes the fastest."""
 
 from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 
 from unhang import _core, _gpu, _launch, _watchdog
-from unhang._engines import Geometry, Gradients, Mask, Task, deterministic, problem_of
+from unhang._engines import AtenEngine, Engine, Geometry, Gradients, Mask, Task, deterministic, problem_of
 from unhang._launch import Loaded, stream_of
 from unhang._state import is_unshielded, say, state
 
@@ -23,8 +29,31 @@ Tensor = torch.Tensor
 
 # If this many kernels wait to be compiled, a line says so.
 _MANY = 16
+# Timed runs of our kernels and of torch's, in turns.
+_TURNS = 5
 #: Which kernels are the fastest for each convolution, where that is asked for (``Settings.tune``, ``UNHANG_TUNE=1``).
 contests = _core.Contests()
+
+
+_Operands = tuple[Tensor, Tensor, "Tensor | None"]
+
+
+class _Event(Protocol):
+    """A point in a stream."""
+
+    def record(self) -> None: ...
+    def query(self) -> bool: ...
+    def elapsed_time(self, end: Any) -> float: ...
+
+
+def _event() -> _Event:
+    make: Callable[..., _Event] = torch.cuda.Event
+    return make(enable_timing=True)
+
+
+def _is_timed_by_a_card(task: Task) -> bool:
+    """Whether a time says something: not where a card is rehearsed or emulated."""
+    return not (task.rehearsed or state().machine.emulated)
 
 
 class WrongResult(RuntimeError):
@@ -37,9 +66,10 @@ class WrongResult(RuntimeError):
 class JitEngine:
     """Our GPU kernels. For a task that is computed again and again, :meth:`bind` keeps what was loaded for it."""
 
-    def bind(self, task: Task) -> BoundJit:
-        """The engine for one task."""
-        return BoundJit(task)
+    def bind(self, task: Task, lost: Callable[[], None] | None = None) -> BoundJit:
+        """The engine for one task. With a function for what to do where torch's kernels are measured as faster, tuning
+        times them too."""
+        return BoundJit(task, lost)
 
     def forward(self, task: Task, input: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
         """The output."""
@@ -52,13 +82,70 @@ class JitEngine:
         return BoundJit(task).backward(task, grad_output, input, weight, geometry, mask)
 
 
+class _Race:
+    """Our kernels and torch's for one convolution, timed in turns on the stream that the program uses."""
+
+    def __init__(self) -> None:
+        #: When each turn begins and ends; the first ones, which warm up, do not count.
+        self.turns: list[tuple[_Event, _Event]] = []
+
+    def queue(self, task: Task, problem: _core.Problem, loaded: Loaded, operands: _Operands) -> None:
+        """Puts the runs into the stream. Raises where torch's result is wrong or proves nothing."""
+        first, second, bias = operands
+        aten = _watchdog.watched(AtenEngine(), "aten", task)
+        calls: tuple[Callable[[], Tensor], Callable[[], Tensor]] = (
+            lambda: _launch.launch(loaded, task.memory_format, first, second, bias),
+            lambda: _by_torch(aten, task, problem, operands),
+        )
+        right, detail = _launch.compare(problem, first, second, bias, calls[1]())
+        if not right:
+            raise RuntimeError(f"their result is not comparable: {detail}" if right is None else f"wrong: {detail}")
+        for _ in range(1 + _TURNS):
+            for call in calls:
+                begin, end = _event(), _event()
+                begin.record()
+                call()
+                end.record()
+                self.turns.append((begin, end))
+
+    def seconds(self) -> tuple[float, float] | None:
+        """What a run of ours and of torch's takes; none as long as the device has not reached the last one."""
+        if not all(end.query() for _, end in self.turns):
+            return None
+        taken = [begin.elapsed_time(end) / 1e3 for begin, end in self.turns]
+        return statistics.median(taken[2::2]), statistics.median(taken[3::2])
+
+
+def _by_torch(aten: Engine, task: Task, problem: _core.Problem, operands: _Operands) -> Tensor:
+    """One direction of a convolution on torch's kernels."""
+    (first, second, bias), geometry = operands, Geometry(*problem.geometry)
+    if problem.direction == "forward":
+        return aten.forward(task, first, second, bias, geometry)
+    # Of an operand that a direction does not read only the shape matters.
+    if problem.direction == "backward-data":
+        input = _laid_out(problem.input_shape, first, task)
+        found = aten.backward(task, first, input, second, geometry, (True, False, False))[0]
+    else:
+        weight = _laid_out(problem.weight_shape, first, task)
+        found = aten.backward(task, second, first, weight, geometry, (False, True, False))[1]
+    assert found is not None
+    return found
+
+
+def _laid_out(shape: tuple[int, ...], like: Tensor, task: Task) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=task.memory_format)
+
+
 class BoundJit:
     """Our GPU kernels for one task, with those that are loaded for it."""
 
-    __slots__ = ("loaded", "task", "workspace_limit")
+    __slots__ = ("_lost", "_race", "loaded", "task", "workspace_limit")
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, lost: Callable[[], None] | None = None) -> None:
         self.task = task
+        self._lost = lost
+        #: From when our fastest kernels were found here, until torch's are timed against them.
+        self._race: _Race | None = None
         #: Replaced as a whole when others are swapped in; a call uses the one that it read.
         self.loaded: Loaded | None = None
         #: The most bytes of workspace; none from when memory was short.
@@ -190,11 +277,13 @@ class BoundJit:
         problem, index = loaded.problem, first.get_device()
         gpu = _gpu.gpu(index)
         # In deterministic mode nothing is ever swapped.
-        if gpu.is_tuned(problem) or deterministic():
+        if deterministic():
             return True
+        if gpu.is_tuned(problem):
+            return self._is_raced(loaded, first, second, bias)
         contest = contests.of(gpu, problem)
         if contest.over:
-            return True
+            return self._is_raced(loaded, first, second, bias)
         if _is_capturing(index) or not contest.claim():
             return False
         try:
@@ -206,8 +295,10 @@ class BoundJit:
             return True
         finally:
             contest.release()
+        if contest.over and self._lost is not None and _is_timed_by_a_card(self.task):
+            self._race = _Race()
         # Others than those that computed just now are taken by the next call.
-        return contest.over if winner is None else winner == loaded.kernel.choice
+        return contest.over and self._race is None and winner in (None, loaded.kernel.choice)
 
     def _measure(
         self, contest: _core.Contest, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None
@@ -245,6 +336,35 @@ class BoundJit:
             contest.leave_out(kernel, "its first result was wrong")
         contest.end()
         return None
+
+    def _is_raced(self, loaded: Loaded, first: Tensor, second: Tensor, bias: Tensor | None) -> bool:
+        """Whether torch's kernels were timed against ours, or are not to be. One call queues the runs behind the user's
+        own work, a later one reads what they took. Whatever goes wrong, ours stay."""
+        race, problem = self._race, loaded.problem
+        if race is None:
+            return True
+        if _is_capturing(first.get_device()):
+            return False
+        try:
+            if not race.turns:
+                race.queue(self.task, problem, loaded, (first, second, bias))
+                return False
+            found = race.seconds()
+            if found is None:
+                return False
+        except Exception as error:  # short memory, a driver that fails: the user's own result is there
+            self._race = None
+            say(f"{problem.key}: torch's kernels were not timed ({f'{error}'.splitlines()[0][:200]}); ours continue")
+            return True
+        self._race = None
+        ours, theirs = found
+        session = state().session
+        session.learn(problem, "jit", "works", ours, "timed against aten when it was tuned")
+        session.learn(problem, "aten", "works", theirs, "timed against jit when that was tuned")
+        if theirs < ours and self._lost is not None:
+            say(f"{problem.key}: torch's own kernels are faster here ({theirs * 1e6:.0f} against {ours * 1e6:.0f} µs)")
+            self._lost()
+        return True
 
     def _load(self, problem: _core.Problem, index: int) -> Loaded:
         """The kernels of a problem: the task's own, or those of one of its tiles, or what is there meanwhile."""

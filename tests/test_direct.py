@@ -101,6 +101,34 @@ def test_a_repeated_convolution_does_not_enter_python(strategy: str, form: str, 
         assert_close(got, want.double(), slack=3)
 
 
+@pytest.mark.parametrize("form", ["plain", "1d", "channels_last"])
+def test_the_gradient_of_a_sum_stays_on_the_direct_path(form: str, python: Python) -> None:
+    """It is one element, expanded to the output's sizes; other gradients have gaps."""
+    x, w, call = torch.randn(2, 4, 9, 9), torch.randn(6, 4, 3, 3), F.conv2d
+    if form == "1d":
+        x, w, call = torch.randn(2, 4, 9), torch.randn(6, 4, 3), F.conv1d
+    elif form == "channels_last":
+        x, w = x.to(memory_format=torch.channels_last), w.to(memory_format=torch.channels_last)
+    parameters = [x.requires_grad_(), w.requires_grad_(), torch.randn(6, requires_grad=True)]
+
+    def compute() -> list[torch.Tensor]:
+        y = call(*parameters)
+        return [*torch.autograd.grad(y.sum(), parameters, retain_graph=True),
+                *torch.autograd.grad(y[..., ::2].sum() + y.mT.sum(), parameters)]  # fmt: skip
+
+    plain = compute()
+    with unhang.enabled("cpu_fallback", devices=("cpu",)):
+        for _ in range(8):
+            compute()
+        entered = python.backwards
+        for _ in range(5):
+            ours = compute()
+        assert python.backwards == entered, "Python is not entered any more"
+    for got, want in zip(ours, plain, strict=True):
+        assert got.stride() == want.stride()
+        assert_close(got, want.double(), slack=3)
+
+
 def test_layers_are_counted_by_name_on_the_direct_path(python: Python) -> None:
     model = unhang._layers.track(nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 3)))
     x = torch.randn(1, 2, 9, 9)

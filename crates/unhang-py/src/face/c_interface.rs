@@ -121,6 +121,8 @@ type ConvolutionBackward = unsafe extern "C-unwind" fn(
     *const i64,
     Mask,
 ) -> *mut [Raw; 3];
+/// The last argument is a `c10::MemoryFormat`.
+type Contiguous = unsafe extern "C-unwind" fn(*mut Raw, Handle, i8) -> *mut Raw;
 type Sum = unsafe extern "C-unwind" fn(*mut Raw, Handle, OptionalNumbers, bool, OptionalType) -> *mut Raw;
 /// A kernel, as torch calls it: arguments come in the slots, results go there.
 pub type Boxed = unsafe extern "C-unwind" fn(*mut u64, u64, u64);
@@ -178,6 +180,7 @@ functions! {
         = "_ZN2at4_ops12_convolution10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_RKSt8optionalIS4_ENS2_8ArrayRefINS2_6SymIntEEESD_SD_bSD_SC_bbbb";
     convolution_backward: ConvolutionBackward
         = "_ZN2at4_ops20convolution_backward10redispatchEN3c1014DispatchKeySetERKNS_6TensorES6_S6_NS2_16OptionalArrayRefINS2_6SymIntEEENS2_8ArrayRefIS8_EESB_SB_bSB_S8_St5arrayIbLm3EE";
+    contiguous: Contiguous = "_ZN2at4_ops10contiguous4callERKNS_6TensorEN3c1012MemoryFormatE";
     sum: Sum
         = "_ZN2at4_ops15sum_dim_IntList4callERKNS_6TensorEN3c1016OptionalArrayRefIlEEbSt8optionalINS5_10ScalarTypeEE";
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
-use unhang_conv::DataType;
+use unhang_conv::{DataType, Layout};
 
 use super::accelerator::{DeviceGuard, Give, OptionalDevice};
 use super::c_interface::{Handle, ListHandle, Mask, Numbers, OptionalNumbers, OptionalRaw, OptionalType, Raw};
@@ -220,6 +220,20 @@ impl Torch {
             );
             let [third, second, first] = result.assume_init();
             [self.kept(first), self.kept(second), self.kept(third)]
+        }
+    }
+
+    /// The tensor laid out so and without gaps: a copy, unless it is that already. Torch's exceptions pass through.
+    pub fn contiguous(&self, tensor: &Tensor<'_>, layout: Layout) -> Tensor<'_> {
+        let mut result = MaybeUninit::<Raw>::uninit();
+        let format = match layout {
+            Layout::Nchw => 0,
+            Layout::Nhwc => 2,
+        };
+        // SAFETY: the arguments that the mangled name says; each lives until the call returns.
+        unsafe {
+            (self.functions.contiguous)(result.as_mut_ptr(), tensor.handle, format);
+            self.kept(result.assume_init())
         }
     }
 

@@ -8,6 +8,8 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use unhang_conv::Layout;
+
 use super::c_interface::Boxed;
 use super::entries::Geometry;
 use super::step::{Backward, Forward, Step};
@@ -294,6 +296,14 @@ impl<'a> Gradients<'a> {
         self.by(&face.torch, face.original())
     }
 
+    /// A copy of the output's gradient that lies as our engines read it, for one that does not: that of a sum is one element,
+    /// expanded.
+    fn dense_gradient(&self, torch: &'a Torch, layout: Layout) -> Option<Tensor<'a>> {
+        let gradient = self.grad_output.described()?;
+        let is_copied = !gradient.is_dense(layout) && (layout == Layout::Nchw || gradient.sizes.len() == 4);
+        is_copied.then(|| torch.contiguous(&self.grad_output, layout))
+    }
+
     fn by_known(
         &self,
         face: &'a Face,
@@ -306,6 +316,11 @@ impl<'a> Gradients<'a> {
             let _record = torch.profiler.record(step.record());
             self.by_original(face)
         } else {
+            let copy = steps().find_map(Step::layout).and_then(|layout| self.dense_gradient(torch, layout));
+            let grad_output = match &copy {
+                Some(copy) => copy.described()?,
+                None => grad_output,
+            };
             let one = |step: &Option<Step>, operands| match step {
                 Some(step) => step.compute(torch, operands, None),
                 None => torch.undefined(),

@@ -4,7 +4,7 @@
 //! like is written down in `c_interface.rs`; this holds it against the torch that is loaded, before any kernel of ours is
 //! registered for the user's convolutions. Whoever calls it with a torch that nobody has tried does so in a child.
 
-use unhang_conv::{DataType, Direction, Problem};
+use unhang_conv::{DataType, Direction, Layout, Problem};
 use unhang_engine::Reference;
 
 use super::entries::Geometry;
@@ -123,6 +123,10 @@ impl Torch {
             right.then_some(()).ok_or("convolution_backward")?;
         }
         self.same(&self.sum(&grad_output, &[0, 2, 3]), &[b.len()], &sums).ok_or("sum")?;
+        let turned = self.contiguous(&grad_output, Layout::Nhwc);
+        let lies_so = turned.described().is_some_and(|it| it.is_dense(Layout::Nhwc));
+        let back = self.contiguous(&turned, Layout::Nchw);
+        self.same(&back, &shapes[2], &g).filter(|()| lies_so).ok_or("contiguous")?;
         Ok(())
     }
 

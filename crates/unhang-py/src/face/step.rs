@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use unhang_conv::Problem;
+use unhang_conv::{Layout, Problem};
 use unhang_gpu::DevicePointers;
 
 use super::tensors::{Described, Place, Tensor, dense_length};
@@ -108,6 +108,11 @@ impl Step {
             Work::Original(flags) => Some(flags),
             _ => None,
         }
+    }
+
+    /// How operands must lie; none where torch's own kernels compute.
+    pub fn layout(&self) -> Option<Layout> {
+        self.0.work.problem().map(Problem::layout)
     }
 
     /// The name under which profilers show it.

@@ -49,6 +49,17 @@ pub struct Described<'t, 'a> {
     pub place: Place,
 }
 
+impl Described<'_, '_> {
+    /// Whether it lies in that layout, without gaps.
+    pub fn is_dense(&self, layout: Layout) -> bool {
+        let shape = match self.sizes {
+            &[batch, channels, length] => [batch, channels, 1, length],
+            sizes => sizes.try_into().unwrap_or_default(),
+        };
+        dense_length(self.sizes, self.strides, shape.map(|size| size as usize), layout).is_some()
+    }
+}
+
 /// The number of elements of a tensor of these sizes and strides, if it has that shape and is dense in that
 /// layout. A tensor of a 1-d convolution has no height.
 pub fn dense_length(sizes: &[i64], strides: &[i64], shape: TensorShape, layout: Layout) -> Option<usize> {

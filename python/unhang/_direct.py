@@ -193,7 +193,7 @@ def remember_backward(
     grad_output, input, weight = tensors
     toward_data, toward_weights = routes.get("backward-data"), routes.get("backward-weights")
     steps: list[_core.Step | None] = [None, None]
-    # A gradient that lies otherwise, as that of a sum, which is one element, expanded, is copied for each call.
+    # A gradient with another layout, as that of a sum, which is one element, expanded, is copied for each call.
     grad_output = grad_output.contiguous(memory_format=next(iter(routes.values())).task.memory_format)
     if toward_data is not None and data is not None:
         steps[0] = _step(toward_data, grad_output, weight, data)

@@ -296,7 +296,7 @@ impl<'a> Gradients<'a> {
         self.by(&face.torch, face.original())
     }
 
-    /// A copy of the output's gradient that lies as our engines read it, for one that does not: that of a sum is one element,
+    /// A copy of the output's gradient as our engines read it, for one with another layout: that of a sum is one element,
     /// expanded.
     fn dense_gradient(&self, torch: &'a Torch, layout: Layout) -> Option<Tensor<'a>> {
         let gradient = self.grad_output.described()?;

@@ -50,7 +50,7 @@ pub struct Described<'t, 'a> {
 }
 
 impl Described<'_, '_> {
-    /// Whether it lies in that layout, without gaps.
+    /// Whether it has that layout, without gaps.
     pub fn is_dense(&self, layout: Layout) -> bool {
         let shape = match self.sizes {
             &[batch, channels, length] => [batch, channels, 1, length],

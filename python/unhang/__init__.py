@@ -29,11 +29,11 @@ if TYPE_CHECKING:
         get_bypass_stats,
         print_bypass_report,
     )
+    from unhang._core import Settings
     from unhang._enable import disable, enable, enabled, is_enabled
     from unhang._gpu import wait_for_kernels
     from unhang._layers import SafeConv2d, patch_model, track, unpatch_model
     from unhang._report import Report, report
-    from unhang._settings import Settings
 
 # Where each public name lives; read by __getattr__, so that torch is imported only when one that needs it is asked for.
 _HOMES = {
@@ -41,7 +41,7 @@ _HOMES = {
     "FallbackStrategy": "_bypass",
     "Report": "_report",
     "SafeConv2d": "_layers",
-    "Settings": "_settings",
+    "Settings": "_core",
     "disable": "_enable",
     "disable_miopen_bypass": "_bypass",
     "enable": "_enable",

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from unhang import _enable, _statistics, _talk
+from unhang._core import Settings
 from unhang._layers import SafeConv2d, patch_model, unpatch_model
-from unhang._settings import Settings
 
 __all__ = [
     "Conv2dBypassConfig",

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from unhang import _core, _direct, _situation, _volume, _watchdog
-from unhang._core import Ticket, count_layer
+from unhang._core import Settings, Ticket, count_layer
 from unhang._engines import (
     DATA_TYPES,
     AtenEngine,
@@ -36,7 +36,6 @@ from unhang._engines import (
 from unhang._faults import Fault, fault_of
 from unhang._jit import JitEngine
 from unhang._launch import Route, Stopwatch
-from unhang._settings import Settings
 from unhang._state import renewed_after_fork, say, state, warn_once
 from unhang._tiled import TiledEngine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from unhang import _core, _direct, _dispatch
-from unhang._settings import Settings
+from unhang._core import Settings
 from unhang._state import torch_build
 
 

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 
 from unhang import _convolve, _core, _direct
+from unhang._core import Settings
 from unhang._engines import (
     NO_FLAGS,
     Geometry,
@@ -31,7 +32,6 @@ from unhang._engines import (
     call_with_flags,
     process_flags,
 )
-from unhang._settings import Settings
 from unhang._state import renewed_after_fork, when_imported
 
 Tensor = torch.Tensor

@@ -11,8 +11,16 @@ from typing import Any
 import torch
 
 from unhang import _convolve, _core, _dispatch, _doors, _engines, _gpu, _layers, _situation, _watchdog
-from unhang._settings import Settings, settings_from
-from unhang._state import environment_variable, is_unshielded, renewed_after_fork, say, state, warn_once
+from unhang._core import Settings
+from unhang._state import (
+    environment_variable,
+    is_unshielded,
+    renewed_after_fork,
+    say,
+    settings_from,
+    state,
+    warn_once,
+)
 
 _lock = renewed_after_fork(__name__, "_lock", threading.RLock)
 

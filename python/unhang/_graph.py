@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from unhang import _core
-from unhang._settings import Settings
+from unhang._core import Settings
 
 Tensor = torch.Tensor
 

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from unhang import _dispatch, _graph, _statistics
-from unhang._settings import Settings, settings_from
-from unhang._state import when_imported
+from unhang._core import Settings
+from unhang._state import settings_from, when_imported
 
 Tensor = torch.Tensor
 Model = TypeVar("Model", bound=nn.Module)

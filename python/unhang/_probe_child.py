@@ -137,8 +137,8 @@ def _attempt(key: str, engine_name: str, device: str, stage: Callable[[str], Non
 
     from unhang import _core
     from unhang._convolve import _ENGINES
+    from unhang._core import Settings
     from unhang._engines import Task, below_autograd
-    from unhang._settings import Settings
 
     problem = _core.Problem.from_key(key)
     engine = _ENGINES.get(engine_name)

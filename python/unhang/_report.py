@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, overload
 
 from unhang import _convolve, _enable, _statistics
-from unhang._settings import Settings
+from unhang._core import Settings
 from unhang._state import state, torch_build
 
 

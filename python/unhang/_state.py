@@ -187,6 +187,21 @@ def refuse(message: str) -> NoReturn:
     raise RuntimeError(f"unhang: {message}")
 
 
+def settings_from(given: Any, name: str) -> _core.Settings:
+    """The settings that an argument of that name holds: :class:`unhang.Settings`, or a ``Conv2dBypassConfig``."""
+    if isinstance(given, _core.Settings):
+        return given
+    convert = getattr(given, "settings", None)
+    settings = convert() if callable(convert) else None
+    if not isinstance(settings, _core.Settings):
+        is_strategy = isinstance(given, str) and given in _core.STRATEGIES
+        hint = f": {name}=unhang.Settings(strategy={given!r})" if is_strategy else ""
+        raise TypeError(
+            f"{name} must be unhang.Settings or Conv2dBypassConfig, not {type(given).__name__} {given!r:.80}{hint}"
+        )
+    return settings
+
+
 def is_unshielded() -> bool:
     """Whether torch's kernels are code for another chip than the card's, and nothing repairs them."""
     return state().machine.spoofed and "libunhang_shield" not in os.environ.get("HSA_TOOLS_LIB", "")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from unhang import _core
-from unhang._settings import Settings
+from unhang._core import Settings
 from unhang._state import renewed_after_fork
 
 _lock = renewed_after_fork(__name__, "_lock", threading.Lock)

@@ -26,7 +26,6 @@ from unhang import (
     _core,
     _dispatch,
     _engines,
-    _faults,
     _state,
 )
 
@@ -100,16 +99,16 @@ def test_a_gradient_of_the_wrong_shape_is_torchs_to_refuse() -> None:
 @pytest.mark.parametrize(
     ("error", "fault"),
     [
-        (RuntimeError("CUDA error: device-side assert triggered"), _faults.Fault.CALLERS),
-        (_core.GpuFailure("cuLaunchKernel: an illegal memory access was encountered"), _faults.Fault.CALLERS),
-        (torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"), _faults.Fault.CALLERS),
-        (_core.GpuFailure("cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY"), _faults.Fault.NOBODYS),
-        (_core.GpuDeclined("a graph is being recorded"), _faults.Fault.NOBODYS),
-        (RuntimeError("the kernel fell over"), _faults.Fault.ENGINES),
+        (RuntimeError("CUDA error: device-side assert triggered"), _engines.Fault.CALLERS),
+        (_core.GpuFailure("cuLaunchKernel: an illegal memory access was encountered"), _engines.Fault.CALLERS),
+        (torch.cuda.OutOfMemoryError("HIP out of memory. Tried to allocate 2.00 GiB"), _engines.Fault.CALLERS),
+        (_core.GpuFailure("cuModuleLoadData: CUDA_ERROR_OUT_OF_MEMORY"), _engines.Fault.NOBODYS),
+        (_core.GpuDeclined("a graph is being recorded"), _engines.Fault.NOBODYS),
+        (RuntimeError("the kernel fell over"), _engines.Fault.ENGINES),
     ],
 )
 def test_only_an_engines_own_failures_are_held_against_it(
-    monkeypatch: pytest.MonkeyPatch, error: Exception, fault: _faults.Fault
+    monkeypatch: pytest.MonkeyPatch, error: Exception, fault: _engines.Fault
 ) -> None:
     x, w = torch.randn(1, 2, 6, 6), torch.randn(2, 2, 3, 3)
 
@@ -118,13 +117,13 @@ def test_only_an_engines_own_failures_are_held_against_it(
 
     with monkeypatch.context() as patch, unhang.enabled("cpu_fallback", devices=("cpu",)):
         patch.setattr(_core, "run_cpu", broken)
-        if fault is _faults.Fault.CALLERS:
+        if fault is _engines.Fault.CALLERS:
             with pytest.raises(type(error)) as raised:
                 F.conv2d(x, w)
             assert raised.value is error
         else:
             assert_close(F.conv2d(x, w), F.conv2d(x.double(), w.double()))
-    assert bool(unhang.report().data["failures"]) == (fault is _faults.Fault.ENGINES)
+    assert bool(unhang.report().data["failures"]) == (fault is _engines.Fault.ENGINES)
     _state.state().store.flush(5.0)
     _state.forget()
     _convolve.replan()
@@ -132,13 +131,13 @@ def test_only_an_engines_own_failures_are_held_against_it(
     with unhang.enabled("cpu_fallback", devices=("cpu",)):
         F.conv2d(x, w)
     # Where there is an accelerator, CPU tensors teach nothing.
-    is_learned = fault is _faults.Fault.ENGINES and not torch.cuda.is_available()
+    is_learned = fault is _engines.Fault.ENGINES and not torch.cuda.is_available()
     assert engines_used() == ({"aten"} if is_learned else {"cpu"}), "what the next process does"
 
 
 def test_after_a_sticky_error_of_the_device_nothing_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_faults, "is_sound", lambda device: False)
-    assert _faults.fault_of(RuntimeError("anything"), torch.device("cpu")) is _faults.Fault.CALLERS
+    monkeypatch.setattr(_engines, "is_sound", lambda device: False)
+    assert _engines.fault_of(RuntimeError("anything"), torch.device("cpu")) is _engines.Fault.CALLERS
 
 
 # ---- sums of tiles ----

@@ -22,6 +22,7 @@ from unhang._engines import (
     AtenEngine,
     CpuEngine,
     Engine,
+    Fault,
     Geometry,
     Gradients,
     Mask,
@@ -29,11 +30,11 @@ from unhang._engines import (
     Task,
     call_original_backward,
     call_original_forward,
+    fault_of,
     make_problem,
     memory_format_of,
     with_height,
 )
-from unhang._faults import Fault, fault_of
 from unhang._jit import JitEngine
 from unhang._launch import Route, Stopwatch
 from unhang._state import renewed_after_fork, say, state, warn_once

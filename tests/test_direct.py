@@ -21,7 +21,7 @@ from torch import nn
 import unhang
 from comparing import assert_close, difference
 from conftest import enabled_everywhere, subprocess_environment
-from unhang import Settings, _convolve, _core, _direct, _dispatch
+from unhang import Settings, _convolve, _core, _direct, _dispatch, _situation
 from unhang._engines import Geometry
 
 NEW = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 10)
@@ -602,20 +602,21 @@ def test_a_torch_that_nobody_tried_is_tried_in_a_child(monkeypatch: pytest.Monke
     children: list[list[str]] = []
     honest = _core.supervise_canary
 
-    def counted(command: list[str], seconds: float):
+    def counted(command: list[str], seconds: float, changes: list[tuple[str, str | None]]):
         children.append(command)
-        return honest(command, seconds)
+        return honest(command, seconds, changes)
 
     monkeypatch.setattr(_core, "supervise_canary", counted)
     assert _direct._is_sound_in_a_child()
     assert _direct._is_sound_in_a_child()
-    assert len(children) == 1, "once for each torch"
+    # Once for each torch, and as every child is: nothing is imported from the working folder.
+    assert children == [_situation.start("unhang._canary", ["direct"])[0]]
 
 
 def test_a_child_that_crashes_leaves_every_call_to_python(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = _core.supervise_canary
     crash = [sys.executable, "-c", "import os; os.abort()"]
-    monkeypatch.setattr(_core, "supervise_canary", lambda command, seconds: honest(crash, seconds))
+    monkeypatch.setattr(_core, "supervise_canary", lambda command, seconds, changes: honest(crash, seconds, changes))
     monkeypatch.setattr(_direct, "_TESTED", ((2, 10), (2, 10)))
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) > (2, 10):
         assert not _direct._open()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from conftest import MACHINES, subprocess_environment
-from unhang import _children, _core
+from unhang import _core, _situation
 
 PROGRAM = Path(__file__).parent.parent / ".venv" / "bin" / "unhang"
 PATIENCE = 400
@@ -108,10 +108,10 @@ def told(tmp_path: Path, *, path: list[str] | None = None) -> dict[str, object]:
     program.write_text(
         "import subprocess, sys\n"
         f"sys.path[:0] = {path if path is not None else [str(module.parent)]!r}\n"
-        "from unhang import _children\n"
+        "from unhang import _situation\n"
         "import os\n"
-        "command, changes = _children.start('saying', ['a b', '--c'])\n"
-        "sys.exit(subprocess.run(command, env=_children.changed(dict(os.environ), changes)).returncode)\n"
+        "command, changes = _situation.start('saying', ['a b', '--c'])\n"
+        "sys.exit(subprocess.run(command, env=_situation.changed(dict(os.environ), changes)).returncode)\n"
     )
     working = tmp_path / "working"
     working.mkdir(exist_ok=True)
@@ -144,12 +144,12 @@ def test_the_working_folder_is_handed_on_only_where_the_user_named_it(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", ".", "below", str(tmp_path), "/opt/elsewhere"])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", "below"]))
-    package = str(Path(_children.__file__).parent.parent)
-    assert _children._folders() == ["/opt/elsewhere", package]
-    assert dict(_children.start("x", [])[1])["PYTHONPATH"] is None
+    package = str(Path(_situation.__file__).parent.parent)
+    assert _situation._folders() == ["/opt/elsewhere", package]
+    assert dict(_situation.start("x", [])[1])["PYTHONPATH"] is None
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", str(tmp_path), "below"]))
-    assert _children._folders() == [str(tmp_path), "/opt/elsewhere", package]
-    assert dict(_children.start("x", [])[1])["PYTHONPATH"] == str(tmp_path)
+    assert _situation._folders() == [str(tmp_path), "/opt/elsewhere", package]
+    assert dict(_situation.start("x", [])[1])["PYTHONPATH"] == str(tmp_path)
 
 
 def test_only_our_own_child_has_a_verdict() -> None:

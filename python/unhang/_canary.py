@@ -2,8 +2,8 @@
 on the accelerator, compares them with the CPU, and answers with one line.
 
 `enable` starts it before an engine computes in its process (:mod:`unhang._situation`), and `unhang doctor --self-test`,
-also for matrix products and half precision. Our own kernel families are tried, and everything that is said and what it
-means is written, on the Rust side.
+also for matrix products and half precision; ``direct`` tries the direct path (:mod:`unhang._direct`). Our own kernel
+families are tried, and everything that is said and what it means is written, on the Rust side.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ def _child(engine: str, *, rehearsed: bool, arguments: list[str]) -> tuple[str, 
         os.abort()
     runners: dict[str, Engine] = {"aten": AtenEngine(), "miopen": MiopenEngine()}
     trials = {"matmul": _try_matmul, "half": _try_half}
+    if engine == "direct":
+        return _direct_child()
     if engine not in (*runners, *trials, "jit"):
         return "unsupported", f"{engine} has no canary: expected jit, {', '.join((*runners, *trials))}"
     if engine == "miopen" and torch.version.hip is None and not rehearsed:
@@ -144,6 +146,32 @@ def _jit_child(arguments: list[str], *, rehearsed: bool) -> tuple[str, str]:
     if isinstance(kernels, str):
         return "unsupported", f"not here: {kernels}"
     return state().session.try_families(index, kernels, wanted)
+
+
+def _direct_child() -> tuple[str, str]:
+    """The direct path with a torch that nobody has tried it with."""
+    import torch
+
+    from unhang import _core, _direct, _dispatch
+
+    x, w, b = leaves = [torch.randn(it, requires_grad=True) for it in ((2, 4, 7, 6), (6, 2, 3, 2), (6,))]
+
+    def compute() -> list[torch.Tensor]:
+        y = torch.nn.functional.conv2d(x, w, b, stride=(2, 1), padding=(1, 0), groups=2)
+        return [y, *torch.autograd.grad(y, leaves, torch.ones_like(y))]
+
+    plain = compute()
+    _direct._is_open = _direct.open_here()
+    if not _direct._is_open:
+        return "unsupported", "an entry of torch's is missing or gives something else"
+    _dispatch.register("cpu")
+    for settings in (_core.Settings(strategy="cpu_fallback"), None):
+        _core.activate("cpu", settings)
+        for _ in range(8):
+            error = max(float((got - want).abs().max()) for got, want in zip(compute(), plain))
+            if not error < 1e-3:
+                return "wrong", f"a result is off by {error:.1e}"
+    return "works", "results and gradients are right"
 
 
 def _main(arguments: list[str]) -> None:

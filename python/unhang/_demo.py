@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import unhang
-from unhang import _children, _convolve, _situation
+from unhang import _convolve, _situation
 
 STEPS = 20
 # This many plans say what the rest would repeat.
@@ -156,10 +156,10 @@ def show_rehearsal(number: int, example: str) -> None:
                 "UNHANG_REHEARSE_CANARY": mood,
                 "UNHANG_HOME": os.path.join(home, mood or "well"),
             }
-            command, changes = _children.start("unhang._demo", ["--rehearse"])
+            command, changes = _situation.start("unhang._demo", ["--rehearse"])
             ended = subprocess.run(
                 command,
-                env=_children.changed(variables, changes),
+                env=_situation.changed(variables, changes),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -9,12 +9,11 @@ call is computed from then on, if nothing about it is open any more. ``UNHANG_DI
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Collection
 
 import torch
 
-from unhang import _core
+from unhang import _core, _situation
 from unhang._engines import NO_FLAGS, AtenEngine, CpuEngine, Engine
 from unhang._jit import BoundJit
 from unhang._launch import Route
@@ -156,7 +155,7 @@ def _is_sound_in_a_child() -> bool:
         say(
             f"torch {torch.__version__} is newer than unhang was tested with: trying the direct path in a child process"
         )
-        outcome = _core.supervise_canary([sys.executable, "-m", "unhang._direct_child"], 60.0)
+        outcome = _situation.supervise_canary(["direct"], 60.0)
         known = outcome.canary()
         if outcome.began:
             state().session.keep_canary(name, *known, True)

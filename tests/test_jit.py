@@ -18,7 +18,7 @@ from torch import nn
 import unhang
 from comparing import assert_close
 from conftest import enabled_everywhere, make_up, subprocess_environment
-from unhang import Settings, _convolve, _core, _gpu, _jit, _launch, _state, _tiled
+from unhang import Settings, _convolve, _core, _divided, _gpu, _jit, _launch, _state
 from unhang._engines import Geometry
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use is here")
@@ -635,7 +635,7 @@ def test_other_engines_still_compute_what_jit_is_kept_from() -> None:
     y = layer(x)
     y.sum().backward()
     assert engines() == {"jit"}
-    tiled = _tiled.TiledEngine(_jit.JitEngine(), 32, pad_channels=False)
+    tiled = _divided.TiledEngine(_jit.JitEngine(), 32, pad_channels=False)
     with torch.no_grad():
         route = next(iter(_convolve.routes.values()))
         geometry = Geometry([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

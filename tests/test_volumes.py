@@ -15,7 +15,7 @@ from torch import nn
 import unhang
 from comparing import assert_close, assert_same
 from emulating import emulated_card, let
-from unhang import _convolve, _core, _volume
+from unhang import _convolve, _core, _divided
 
 LAST = torch.channels_last_3d
 CASES = [
@@ -207,7 +207,7 @@ def test_planes_that_are_not_there_are_zero() -> None:
     x = torch.arange(1.0, 13).reshape(1, 2, 3, 1, 2)
     for last in (False, True):
         # Depths -1, 1, 3 with the next ones as channels.
-        got = _volume.gather(x, ((0, 1), (0, 2), -1, (2, 3), (1, 2)), last=last)
+        got = _divided.gather(x, ((0, 1), (0, 2), -1, (2, 3), (1, 2)), last=last)
         want = [[0, 1, 0, 7], [3, 5, 9, 11], [0, 0, 0, 0]]
         assert got[:, :, 0, 0].tolist() == want
         assert got.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from unhang import _core, _direct, _situation, _volume, _watchdog
+from unhang import _core, _direct, _divided, _situation, _watchdog
 from unhang._core import Settings, Ticket, count_layer
 from unhang._engines import (
     DATA_TYPES,
@@ -38,7 +38,6 @@ from unhang._engines import (
 from unhang._jit import JitEngine
 from unhang._launch import Route, Stopwatch
 from unhang._state import renewed_after_fork, say, state, warn_once
-from unhang._tiled import TiledEngine
 
 Tensor = torch.Tensor
 Result = TypeVar("Result")
@@ -98,7 +97,7 @@ class _Routes(dict[Any, "Route | None"]):
 _forward_routes = _Routes()
 _backward_routes = _Routes()
 # What 3-d convolutions are folded into; None where torch computes them.
-_volumes: dict[Any, _volume.Folded | None] = {}
+_volumes: dict[Any, _divided.Folded | None] = {}
 #: Routes of this process for the report, by problem and settings; they outlive the maps above.
 routes: dict[tuple[str, str], Route] = {}
 #: How many plans were made: what ``cache_decisions`` changes.
@@ -265,7 +264,7 @@ def _forward_of_volume(
         counted[0] = False
         return output
 
-    return _volume.compute(folded, (input, weight), compute, bias)
+    return _divided.compute_folded(folded, (input, weight), compute, bias)
 
 
 def _backward_of_volume(
@@ -297,15 +296,15 @@ def _backward_of_volume(
 
     data = weights = None
     if toward_data is not None:
-        data = _volume.compute(toward_data, (grad_output, weight), compute)
+        data = _divided.compute_folded(toward_data, (grad_output, weight), compute)
     if toward_weights is not None:
-        weights = _volume.compute(toward_weights, (input, grad_output), compute)
+        weights = _divided.compute_folded(toward_weights, (input, grad_output), compute)
     return data, weights, grad_output.sum([0, 2, 3, 4]) if mask[2] else None
 
 
 def _folded(
     settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
-) -> _volume.Folded | None:
+) -> _divided.Folded | None:
     """What a 3-d convolution is folded into; None where torch computes it: our engines do not know it, or its
     parts would be torch's, which then has kernels for the whole."""
     stride, padding, dilation, transposed, output_padding, groups = geometry
@@ -332,7 +331,7 @@ def _folded(
 
 def _fold(
     settings: Settings, direction: str, tensors: tuple[Tensor | None, ...], geometry: Geometry
-) -> _volume.Folded | None:
+) -> _divided.Folded | None:
     input, weight, bias, *gradient = tensors
     assert input is not None
     assert weight is not None
@@ -340,7 +339,7 @@ def _fold(
         return None
     memory_format = memory_format_of(input, weight, bias, geometry)
     try:
-        folded = _volume.fold(direction, input, weight, geometry, memory_format)
+        folded = _divided.fold(direction, input, weight, geometry, memory_format)
     except ValueError:
         return None  # torch says what is wrong with it, in its own words
     if bias is not None and tuple(bias.shape) != (folded.output_shape[1],):
@@ -469,7 +468,7 @@ def _plan(settings: Settings, direction: str, tensors: tuple[Tensor | None, ...]
     for name in plan.engines:
         if name == "tiled" and plan.tile is not None:
             inner, limit = plan.tile
-            engine: Engine = TiledEngine(_bound(inner, task), limit, settings.pad_channels)
+            engine: Engine = _divided.TiledEngine(_bound(inner, task), limit, settings.pad_channels)
             name = f"tiled({inner})"
             bypass.append(inner != situation.native)
         elif name in _ENGINES:

@@ -1,5 +1,6 @@
 //! Memory instructions: scalar loads, local memory, global and flat memory, buffers.
 
+use unhang_isa::audit::wide_local_access;
 use unhang_isa::{Field, Format, Instruction};
 
 use crate::FaultKind;
@@ -534,11 +535,17 @@ impl Wave {
         }
     }
 
-    /// Whether an access to local memory is wider than a lane's address is aligned.
+    /// Whether an access of several words to local memory, by its own address or by a flat one, is not aligned in some lane.
     pub(crate) fn is_misaligned(&self, instruction: &Instruction) -> bool {
-        let Some((size, offset)) = local_alignment(instruction) else { return false };
-        let addresses = self.vector(instruction.high_bits(0, 8) as u8);
-        (0..LANES).any(|lane| self.exec() >> lane & 1 == 1 && addresses[lane].wrapping_add(offset) % size != 0)
+        let Some((size, offset)) = wide_local_access(instruction) else { return false };
+        let address = |lane| match instruction.format() {
+            Format::Ds => Some(self.vector_lane(instruction.high_bits(0, 8) as usize, lane).wrapping_add(offset)),
+            _ => match self.target(instruction, lane) {
+                Ok(Target::Local(address)) => Some(address),
+                _ => None,
+            },
+        };
+        self.lanes_on_now().filter_map(address).any(|address| address % size != 0)
     }
 
     /// Where a scalar load reads, and how far that is from its base.
@@ -704,20 +711,6 @@ fn selects(instruction: &Instruction, place: BufferPlace) -> [u8; 4] {
 /// The words of an element, or its only part of one: where each begins, and its size.
 fn pieces(bytes: u32) -> impl Iterator<Item = (u32, u32)> {
     (0..bytes).step_by(4).map(move |low| (low, (bytes - low).min(4)))
-}
-
-/// What a lane's address in LDS should be a multiple of, and what is added to it first, for accesses wider than a word.
-pub(crate) fn local_alignment(instruction: &Instruction) -> Option<(u32, u32)> {
-    if instruction.format() != Format::Ds {
-        return None;
-    }
-    match instruction.definition.mnemonic {
-        // The offsets of pairs are multiples of their size.
-        "ds_read2_b64" | "ds_write2_b64" => Some((8, 0)),
-        "ds_read_b64" | "ds_write_b64" => Some((8, instruction.bits(0, 16))),
-        "ds_read_b96" | "ds_write_b96" | "ds_read_b128" | "ds_write_b128" => Some((16, instruction.bits(0, 16))),
-        _ => None,
-    }
 }
 
 /// What becomes of a register whose lane loads a part of a word.

@@ -1,7 +1,7 @@
 //! The plain path: one instruction after another, with every check that is on.
 
 use unhang_isa::audit::Rule;
-use unhang_isa::{Class, Format, Instruction};
+use unhang_isa::{Format, Instruction};
 
 use crate::function::Function;
 use crate::memory_access::Surroundings;
@@ -89,7 +89,7 @@ impl Wave {
         if instruction.format() == Format::Flat && instruction.flat_offset() != 0 {
             return Err(FaultKind::Hazard { rule: Rule::FlatOffset, across_calls: false });
         }
-        if self.spans_units && instruction.class() == Class::Local {
+        if self.spans_units {
             for half in 0..=self.wave64 as usize {
                 self.half = half;
                 let misaligned = self.is_misaligned(instruction);

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::Ordering;
 
+use unhang_isa::audit::wide_local_access;
 use unhang_isa::{Field, Format, Instruction, OperandValue};
 
 use super::addresses::Addresses;
@@ -10,7 +11,7 @@ use super::operands::{ScalarOperand, ZERO};
 use super::words::{Span, Words};
 use crate::access::{Access, Part};
 use crate::host::Vectors;
-use crate::memory_access::{Surroundings, local_alignment};
+use crate::memory_access::Surroundings;
 use crate::wave::{Lanes, NULL, Wave};
 
 /// Words of LDS.
@@ -34,7 +35,7 @@ impl LocalAccess {
             }
             _ => local_words(instruction, access)?,
         };
-        let alignment = local_alignment(instruction).unwrap_or((1, 0));
+        let alignment = wide_local_access(instruction).unwrap_or((1, 0));
         let address = instruction.high_bits(0, 8) as u8;
         Some(LocalAccess { address, words, alignment })
     }

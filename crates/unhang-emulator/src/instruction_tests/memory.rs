@@ -575,11 +575,25 @@ fn wide_accesses_that_are_not_aligned_are_seen() {
         ("ds_write_b128", 16, 32, false),
         ("ds_read2_b64", 8, 1 | 3 << 8, false),
         ("ds_read2_b64", 12, 1, true),
+        ("ds_read2st64_b64", 12, 1, true),
+        ("ds_write_b96", 8, 0, true),
         ("ds_read2_b32", 4, 0, false),
         ("ds_read_b32", 4, 0, false),
+        ("flat_load_dword", 4, 0, false),
+        ("flat_load_dwordx2", 4, 0, true),
+        ("flat_load_dwordx2", 24, 0, false),
+        ("flat_store_dwordx3", 8, 0, true),
+        ("flat_store_dwordx3", 16, 0, false),
+        ("flat_store_dwordx4", 4, 0, true),
+        // In global memory it does not matter.
+        ("global_load_dwordx4", 4, 0, false),
     ] {
         bench.wave.vectors[SOURCES[0] as usize][LANE] = address;
+        bench.wave.vectors[SOURCES[0] as usize + 1][LANE] = (bench.wave.apertures[0] >> 32) as u32;
         let instruction = encode(find(name).unwrap(), Extra { words: [offset, 0] });
         assert_eq!(bench.wave.is_misaligned(&instruction), misaligned, "{name} {address} {offset}");
     }
+    bench.wave.vectors[SOURCES[0] as usize + 1][LANE] += 7;
+    let elsewhere = encode(find("flat_store_dwordx4").unwrap(), Extra { words: [0, 0] });
+    assert!(!bench.wave.is_misaligned(&elsewhere));
 }

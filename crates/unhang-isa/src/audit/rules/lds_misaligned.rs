@@ -4,8 +4,10 @@
 use crate::audit::handler::{Detection, Handler, Repair};
 use crate::audit::rule::{Context, Severity};
 use crate::opcode::{
-    DS_READ_B64, DS_READ_B128, DS_WRITE_B64, DS_WRITE_B128, V_MOV_B32, V_MOVRELD_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32,
-    V_SWAP_B32, V_SWAPREL_B32, long,
+    DS_READ_B64, DS_READ_B96, DS_READ_B128, DS_READ2_B64, DS_READ2ST64_B64, DS_WRITE_B64, DS_WRITE_B96, DS_WRITE_B128,
+    DS_WRITE2_B64, DS_WRITE2ST64_B64, FLAT_LOAD_DWORDX2, FLAT_LOAD_DWORDX3, FLAT_LOAD_DWORDX4, FLAT_STORE_DWORDX2,
+    FLAT_STORE_DWORDX3, FLAT_STORE_DWORDX4, V_MOV_B32, V_MOVRELD_B32, V_MOVRELSD_2_B32, V_MOVRELSD_B32, V_SWAP_B32,
+    V_SWAPREL_B32, long,
 };
 use crate::registers::OperandValue;
 use crate::table::Field;
@@ -21,9 +23,9 @@ pub(super) static HANDLER: Handler = Handler {
     repair: Repair::Elsewhere,
 };
 
-/// Whether a program has wide accesses to LDS, which must be aligned in workgroup-processor mode.
+/// Whether a program has wide accesses to LDS, or flat ones that may go there, which must be aligned in workgroup-processor mode.
 pub(crate) fn has_wide_accesses(program: &Program) -> bool {
-    program.instructions.iter().any(|instruction| wide_access(instruction) != 0)
+    program.instructions.iter().any(|instruction| wide_local_access(instruction).is_some())
 }
 
 fn check(program: &Program, _: Chip, context: Context, find: &mut dyn FnMut(u32)) {
@@ -40,17 +42,26 @@ fn check(program: &Program, _: Chip, context: Context, find: &mut dyn FnMut(u32)
     }
 }
 
-/// The bytes of a wide access to the local data share: `ds_read_b64`, `ds_write_b64` and their 128-bit kin; else 0.
+/// What the address of an access of several words must be a multiple of if it is in LDS, and what is added to it first; `None` for
+/// every other instruction. Whether a flat access goes there is known only when it runs.
 #[inline]
-pub(crate) fn wide_access(instruction: &Instruction) -> u32 {
-    if instruction.format() != Format::Ds {
-        0
-    } else if instruction.is(DS_READ_B64) || instruction.is(DS_WRITE_B64) {
-        8
-    } else if instruction.is(DS_READ_B128) || instruction.is(DS_WRITE_B128) {
-        16
-    } else {
-        0
+pub fn wide_local_access(instruction: &Instruction) -> Option<(u32, u32)> {
+    let offset = instruction.bits(0, 16);
+    match instruction.format() {
+        Format::Ds if instruction.is_any(&[DS_READ_B64, DS_WRITE_B64]) => Some((8, offset)),
+        // The offsets of pairs are multiples of their size.
+        Format::Ds if instruction.is_any(&[DS_READ2_B64, DS_WRITE2_B64, DS_READ2ST64_B64, DS_WRITE2ST64_B64]) => {
+            Some((8, 0))
+        }
+        Format::Ds if instruction.is_any(&[DS_READ_B96, DS_WRITE_B96, DS_READ_B128, DS_WRITE_B128]) => {
+            Some((16, offset))
+        }
+        Format::Flat if instruction.is_any(&[FLAT_LOAD_DWORDX2, FLAT_STORE_DWORDX2]) => Some((8, 0)),
+        Format::Flat => {
+            let wide = [FLAT_LOAD_DWORDX3, FLAT_STORE_DWORDX3, FLAT_LOAD_DWORDX4, FLAT_STORE_DWORDX4];
+            instruction.is_any(&wide).then_some((16, 0))
+        }
+        _ => None,
     }
 }
 
@@ -68,10 +79,10 @@ impl Alignments {
     /// Notes what the instruction does, and says whether it is a misaligned wide local access for certain.
     fn misaligned(&mut self, instruction: &Instruction) -> bool {
         let mut misaligned = false;
-        let width = wide_access(instruction);
-        if width != 0 {
+        if instruction.format() == Format::Ds
+            && let Some((width, offset)) = wide_local_access(instruction)
+        {
             let register = instruction.high_bits(0, 8) as u8;
-            let offset = instruction.bits(0, 16);
             match self.known.iter_mut().find(|entry| entry.0 == register) {
                 Some((_, remainder, modulus)) => {
                     let shared = width.min(*modulus);

@@ -152,14 +152,15 @@ fn repair_descriptors(program: &Program, code: &[u8], chip: Chip) -> Option<(Vec
 fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, options: Options) {
     let Subject { function, code, mode, limit, is_shared } = subject;
     let chip = options.chip;
-    let mut context = Context { workgroup_processor_mode: mode.workgroup_processor };
+    let context = Context { workgroup_processor_mode: mode.workgroup_processor };
     let findings = audit(program, chip, context);
     let before = Hazards::count(&findings);
     (plan.report.before, plan.report.after) = (before, before);
     // Compilers do not look across calls, whichever chip they compile for: it takes a layout with their waits.
     let is_called = function.descriptor.is_none();
-    let across_calls = !options.keep_size && !audit_across_calls(program, chip, context, is_called).is_empty();
-    if program.chip.is_rdna1() && !across_calls {
+    let across_calls = |program: &Program| audit_across_calls(program, chip, context, is_called).len();
+    let across = if options.keep_size { 0 } else { across_calls(program) };
+    if program.chip.is_rdna1() && across == 0 {
         return;
     }
     let spare = if options.keep_size { None } else { subject.spare(program, chip) };
@@ -173,12 +174,14 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     {
         plan.resource1 = Some(descriptor.resource1 & !KernelDescriptor::WORKGROUP_PROCESSOR_MODE);
         plan.report.mode_changed = true;
-        context.workgroup_processor_mode = false;
+    }
+    let context = Context { workgroup_processor_mode: context.workgroup_processor_mode && !plan.report.mode_changed };
+    if plan.report.mode_changed {
         plan.report.after = Hazards::count(&audit(program, chip, context));
     }
     let open =
         |hazards: &Hazards| hazards.total() - hazards.get(Rule::LocalMisaligned) - hazards.get(Rule::BufferRange);
-    if open(&plan.report.after) == 0 && !across_calls {
+    if open(&plan.report.after) == 0 && across == 0 {
         return;
     }
     if options.keep_size {
@@ -190,12 +193,12 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
         }
         return;
     }
-    if !across_calls && open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
+    if across == 0 && open(&plan.report.after) == plan.report.after.get(Rule::InstructionPrefetch) {
         let mut code = code.to_vec();
         for finding in findings.iter().filter(|finding| finding.rule == Rule::InstructionPrefetch) {
             code[finding.offset as usize..][..4].copy_from_slice(&NOP.to_le_bytes());
         }
-        settle(plan, program, Change::Code(code), chip, context, false);
+        settle(plan, program, Change::Code(code), (chip, context), |_| false);
         return;
     }
     if function.descriptor.is_some_and(|descriptor| descriptor.entry_address() != function.address) {
@@ -206,7 +209,7 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     let setting = relayout::Setting { is_kernel: function.descriptor.is_some(), chip, spare: registers };
     match relayout::relayout(program, setting) {
         Ok(layout) => {
-            settle(plan, program, Change::Layout(layout), chip, context, across_calls);
+            settle(plan, program, Change::Layout(layout), (chip, context), |it| across_calls(it) < across);
             if let (Treatment::Moved, Some(spare)) = (plan.report.treatment, spare) {
                 let resource1 = plan.resource1.unwrap_or(spare.resource1);
                 plan.resource1 = Some(resource1 & !spare::GRANULES | spare.resource1 & spare::GRANULES);
@@ -217,15 +220,14 @@ fn repair(plan: &mut FunctionPlan, program: &Program, subject: Subject<'_>, opti
     }
 }
 
-/// Takes a change if the audit of the changed code finds nothing that the change should have repaired. A layout that
-/// only waits `across_calls` need not improve the audit, which does not count those places.
+/// Takes a change if the audit of the changed code finds nothing that the change should have repaired, and less than before: in the
+/// function, or as `improves` says, across calls, which the audit does not count. So no change is made twice.
 fn settle(
     plan: &mut FunctionPlan,
     program: &Program,
     change: Change,
-    chip: Chip,
-    context: Context,
-    across_calls: bool,
+    (chip, context): (Chip, Context),
+    improves: impl Fn(&Program) -> bool,
 ) {
     let (code, inserted, treatment) = match &change {
         Change::None => return,
@@ -242,9 +244,10 @@ fn settle(
     let left = after.total() - stays.iter().map(|&rule| after.get(rule)).sum::<u64>();
     if left > 0 {
         plan.report.reason = Some(Reason::NotRepaired);
+        return;
     }
-    let enough = plan.report.after.total() + across_calls as u64;
-    if left > 0 || after.total() >= enough {
+    let before = plan.report.after.total();
+    if after.total() > before || after.total() == before && !improves(&repaired) {
         return;
     }
     plan.report.after = after;

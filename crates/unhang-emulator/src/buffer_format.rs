@@ -102,34 +102,35 @@ impl DataFormat {
         .to_bits()
     }
 
-    /// The element of components in registers; none where one of them is not exactly a number of the format: nobody has
-    /// written down how the chip rounds and clamps those.
+    /// The element of components in registers; none where it is not settled which number of the format one of them becomes.
     pub(crate) fn encode(&self, components: [u32; 4]) -> Option<u128> {
         let mut element = 0;
         let mut low = 0;
         for (&component, &width) in components.iter().zip(self.widths) {
-            let bits = self.nearest(component, width) & (u32::MAX >> (32 - width));
-            if self.decode_component(bits, width) != component {
-                return None;
-            }
+            let bits = self.encode_component(component, width)? & (u32::MAX >> (32 - width));
             element |= (bits as u128) << low;
             low += width;
         }
         Some(element)
     }
 
-    fn nearest(&self, component: u32, width: u32) -> u32 {
+    /// Normalised and whole numbers as Direct3D's "Data Conversion Rules" have them, to which these chips conform: clamped, and to
+    /// the nearest. Others must be exact: nobody has written down how the chip rounds those.
+    fn encode_component(&self, component: u32, width: u32) -> Option<u32> {
         let value = f32::from_bits(component);
-        let most = (1u64 << width) - 1;
-        match self.number {
-            Unorm => (value as f64 * most as f64).round() as u32,
-            Snorm => (value as f64 * (most >> 1) as f64).round() as i32 as u32,
+        let most = (1i64 << width) - 1;
+        let bits = match self.number {
+            Unorm => return nearest(value, 0.0, most),
+            Snorm => return nearest(value, -1.0, most >> 1),
+            Uint => return Some(component.min(most as u32)),
+            Sint => return Some((component as i32 as i64).clamp(-(most >> 1) - 1, most >> 1) as u32),
             Uscaled => value as u32,
             Sscaled => value as i32 as u32,
-            Uint | Sint => component,
             Float if width == 32 => component,
             Float => (f16::from_f32(value).to_bits() as u32) << (width < 16) as u32 >> (16 - width),
-        }
+        };
+        let bits = bits & (u32::MAX >> (32 - width));
+        (self.decode_component(bits, width) == component).then_some(bits)
     }
 
     /// A component of a register as 16 bits, if it is exactly one of these.
@@ -150,6 +151,14 @@ impl DataFormat {
             _ => f16::from_bits(half).to_f32().to_bits(),
         }
     }
+}
+
+/// The multiple of `1 / one` that is nearest to a value between `least` and 1; NaN counts as zero. None in the middle between two,
+/// where either may be taken: the rules allow 0.6 of a step.
+fn nearest(value: f32, least: f64, one: i64) -> Option<u32> {
+    let exact = if value.is_nan() { 0.0 } else { (value as f64).clamp(least, 1.0) * one as f64 };
+    let rounded = exact.round();
+    ((exact - rounded).abs() < 0.4).then_some(rounded as i64 as u32)
 }
 
 /// How components lie in registers.

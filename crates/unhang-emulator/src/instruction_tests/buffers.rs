@@ -404,14 +404,41 @@ fn the_descriptor_selects_components() {
     assert_eq!(bench.run(&store), Err(FaultKind::Unsupported));
 }
 
-/// What has no exact form in the format, or in half a register, is not guessed.
+/// Formats by number, what a register holds, and what is stored; none where the rules leave a choice.
+#[rustfmt::skip]
+const STORED: &[(u8, u32, Option<u32>)] = &[
+    // 63.75 and 63.3 of 255 steps; 63.55 and 76.5, near the middle; below and above; no number at all.
+    (1, f(0.25), Some(64)), (1, f(0.2482353), Some(63)), (1, f(0.2492157), None), (1, f(0.3), None),
+    (1, f(-3.0), Some(0)), (1, f(1.5), Some(255)), (1, f(f32::INFINITY), Some(255)), (1, 0x7fc0_0000, Some(0)),
+    (2, f(-0.25), Some(0xe0)), (2, f(5.0), Some(127)), (2, f(-5.0), Some(0x81)), (2, f(f32::NEG_INFINITY), Some(0x81)), (2, f(0.5), None),
+    (3, f(7.5), None), (3, f(7.0), Some(7)), (4, f(-8.0), Some(0xf8)),
+    (5, 300, Some(255)), (5, 7, Some(7)), (6, 200, Some(127)), (6, -200i32 as u32, Some(0x80)), (6, -3i32 as u32, Some(0xfd)),
+    (7, f(0.1), None), (7, f(0.75), Some(49151)), (7, f(2.0), Some(65535)), (8, f(-2.0), Some(0x8001)),
+    (11, 70_000, Some(65535)), (12, -70_000i32 as u32, Some(0x8000)),
+    (13, f(-2.0), Some(0xc000)), (13, f(1.0 / 3.0), None), (13, f(1e9), None),
+    (20, u32::MAX, Some(u32::MAX)), (21, 1 << 31, Some(1 << 31)), (22, f(0.1), Some(f(0.1))),
+];
+
 #[test]
-fn what_would_be_rounded_is_a_fault() {
+fn stores_are_clamped_and_rounded_where_the_rules_leave_no_choice() {
+    for &(number, value, expected) in STORED {
+        let words = Words(0, SIZE as u32, RAW & !(0x7f << 12) | (number as u32) << 12);
+        for (name, format) in [("buffer_store_format_x", 0), ("tbuffer_store_format_x", (number as u32) << 19)] {
+            let mut bench = self::bench(words);
+            bench.memory.write(bench.at + 64, &[0; 4]).unwrap();
+            bench.wave.vectors[SOURCES[1] as usize][LANE] = value;
+            let stored = bench.run(&encode(find(name).unwrap(), Extra { words: [64 | format, 0] }));
+            let found = stored.map(|()| word_at(&bench, 64));
+            assert_eq!(found, expected.ok_or(FaultKind::Unsupported), "{name} of {value:#x} in format {number}");
+        }
+    }
+}
+
+/// What has no exact form in half a register is not guessed.
+#[test]
+fn what_half_a_register_would_round_is_a_fault() {
     let words = Words(0, SIZE as u32, RAW & !(0x7f << 12) | 1 << 12);
     let mut bench = self::bench(words);
-    bench.wave.vectors[SOURCES[1] as usize][LANE] = f(0.3);
-    let store = encode(find("buffer_store_format_x").unwrap(), Extra { words: [64, 0] });
-    assert_eq!(bench.run(&store), Err(FaultKind::Unsupported));
     bench.memory.write(bench.at + 64, &[0x33]).unwrap();
     let load = encode(find("buffer_load_format_d16_x").unwrap(), Extra { words: [64, 0] });
     assert_eq!(bench.run(&load), Err(FaultKind::Unsupported));

@@ -42,69 +42,88 @@ fn sources() -> [Source; 4] {
 }
 
 /// Facts about buffers that no single instruction has, and where they are written.
-const BUFFERS: &[(&str, &str)] = &[
+const BUFFERS: &[(&str, &str, &str)] = &[
     (
         "The fields of a descriptor: base, stride and swizzle enable in words 0 and 1, NUM_RECORDS in word 2, selections, format, index \
          stride, add-tid, resource level and OOB_SELECT in word 3",
         "Mesa, `src/amd/common/ac_descriptors.c` (`ac_build_buffer_descriptor`); LLVM, `mlir/lib/Conversion/AMDGPUToROCDL/AMDGPUToROCDL.cpp` \
          (`makeBufferRsrc`)",
+        "`an_access_is_in_range_as_the_descriptor_says`",
     ),
     (
         "OOB_SELECT 0: index ≥ NUM_RECORDS or offset ≥ stride; 1: index ≥ NUM_RECORDS; 2: NUM_RECORDS = 0; 3: offset, or the swizzled \
          address, against NUM_RECORDS",
         "Mesa, `src/amd/vulkan/radv_image.c` (`radv_make_buffer_descriptor`), for gfx10; ROCm/rocMLIR pull request 678",
+        "`an_access_is_in_range_as_the_descriptor_says`",
     ),
     (
         "Out of range loads are zero (a selected one stays a one), stores and atomics do nothing; words of wide accesses are checked one by \
          one, typed elements and atomics as a whole",
         "AMD, \"RDNA Instruction Set Architecture\", \"Range Checking\"",
+        "`words_are_checked_one_by_one`, `the_descriptor_selects_components`, `typed_accesses`",
     ),
     (
         "With OOB_SELECT 3 a word whose last byte is past NUM_RECORDS is out of range, and offsets are not taken modulo 2^32",
         "LLVM, `docs/AMDGPUUsage.rst`, \"Relaxed Buffer OOB Mode\" (pull request 134734). Mesa writes offset ≥ NUM_RECORDS for gfx10: they \
          differ for accesses that are not aligned",
+        "`an_access_is_in_range_as_the_descriptor_says`",
     ),
     (
         "The scalar offset is not swizzled, and checked in raw buffers alone: out of range is offset ≥ NUM_RECORDS − scalar offset",
         "AMD, \"Vega Instruction Set Architecture\", \"Range Checking\", for raw buffers. Not agreed: LLVM, `SIISelLowering.h` \
          (`splitBufferOffsets`), reckons with no check, MLIR's AMDGPU dialect says that there may be one on some chips. rocBLAS 4.4's sgemm \
          for gfx1030 (`MT32x32x16`, m 1024, n 32, k 27) reads past its matrices without it",
+        "`the_scalar_offset_is_checked_in_raw_buffers_alone`",
     ),
     (
         "Swizzled addresses: (index / n × stride + offset rounded down to 4) × n + index mod n × 4 + offset mod 4, with n = 8 << index \
          stride; add-tid adds the lane's number to the index",
         "AMD, \"RDNA Instruction Set Architecture\", \"Swizzled Buffer Addressing\"; elements of 4 bytes: the layout of private memory",
+        "`an_access_is_in_range_as_the_descriptor_says`, `bytes_of_swizzled_buffers_lie_apart`",
     ),
     (
         "The descriptor of private memory has OOB_SELECT 2, the format 32_UINT and add-tid",
         "ROCr, `src/core/runtime/amd_aql_queue.cpp` (`FillBufRsrcWord3_Gfx10`)",
+        "`an_access_is_in_range_as_the_descriptor_says`",
     ),
     (
         "Scalar loads find NUM_RECORDS × stride bytes, or NUM_RECORDS without a stride; OOB_SELECT is not read",
         "AMD, \"RDNA Instruction Set Architecture\", \"Scalar Memory Reads\"",
+        "`scalar_loads_end_with_the_last_record`",
     ),
     (
         "The format of `tbuffer_*` is the instruction's, with components in their order; that of `buffer_*_format_*` the descriptor's, with \
          its selections; other accesses use neither",
         "AMD, \"RDNA Instruction Set Architecture\", \"Buffer Instructions\"",
+        "`typed_accesses`, `the_descriptor_selects_components`",
     ),
     (
         "Numbers of formats; the lowest bits are X",
         "LLVM, `SIDefines.h` (`UfmtGFX10`), compared with its assembler; Mesa, `src/amd/common/gfx10_format_table.py`",
+        "`numbers_of_formats_are_those_of_llvm`, `elements_are_converted_by_their_format`",
     ),
     (
         "With `lds` a lane's value goes to M0[15:0] + offset + 4 × lane",
         "AMD, \"RDNA Instruction Set Architecture\", \"Memory Buffer Load to LDS\"",
+        "`loads_to_local_memory`",
+    ),
+    (
+        "Stores clamp normalised and whole numbers; normalised ones go to the nearest step, and NaN to zero. Within 0.1 of a step of the \
+         middle, and where halves and scaled numbers are not exact, it is a fault",
+        "Microsoft, \"Data Conversion Rules\" of Direct3D, to which these chips conform: 0.6 of a step is allowed. AMD, Mesa and LLVM say \
+         nothing",
+        "`stores_are_clamped_and_rounded_where_the_rules_leave_no_choice`",
     ),
 ];
 
 /// The facts about buffers as a table.
 fn buffers_page() -> String {
-    let rows: String = BUFFERS.iter().map(|(fact, place)| format!("| {fact} | {place} |\n")).collect();
+    let rows: String = BUFFERS.iter().map(|(fact, place, tests)| format!("| {fact} | {place} | {tests} |\n")).collect();
     format!(
         "\n## Buffers\n\nWhat descriptors do, and where it is written. Not modelled: the resource level, the type, cache \
-             swizzling, residency (`tfe`). What would have to be rounded on its way into a format is a fault: no source says how.\n\n\
-             | fact | place |\n|---|---|\n{rows}"
+             swizzling, residency (`tfe`). Tests are those of `instruction_tests/buffers.rs`; they run the fast path too, where that \
+             takes the access. Images are declined (emulator-declined.md).\n\n\
+             | fact | place | tests |\n|---|---|---|\n{rows}"
     )
 }
 

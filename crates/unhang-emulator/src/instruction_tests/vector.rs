@@ -184,6 +184,9 @@ fn functions_follow_the_mode() {
         [smallest - 0x40_0000, smallest - 0x40_0000, 0, 0]
     );
     assert_eq!([0xf0, 0xe0].map(|bits| run("v_mul_f32", [denormal, f(1e10), 0], bits)), [f(1e-40 * 1e10), 0]);
+    // The first is what a real RX 5500 XT gave, where its owner expected the second (vosen/ZLUDA issue 335, 2025-02-19).
+    let halved = [0xf0, 0xc0].map(|bits| run("v_mul_f32", [0x8040_0000, f(0.5), 0], bits));
+    assert_eq!(halved, [0x8020_0000, 0x8000_0000]);
     assert_eq!([0xf0, 0xb0, 0x70, 0x30].map(|bits| run("v_add_f16", [1, 0, 0], bits) & 0xffff), [1, 0, 0, 0]);
     assert_eq!([0xf0, 0x30].map(|bits| run("v_add_f64", [1, 0, 0], bits)), [1, 0]);
     // The unfused pair never keeps them.

@@ -137,55 +137,56 @@ named!(Direction, "direction", "forward, backward-data, backward-weights");
 
 /// The raw numbers of a convolution, as a caller has them; [`Problem::new`] makes a problem of it or says why not.
 ///
-/// A pair is height, then width. A 1-d convolution is a 2-d one of height 1. For a transposed convolution `in_channels`
-/// and `in_size` are those of the tensor that goes in, as in torch's `ConvTranspose2d`.
+/// Sizes along axes are height, then width; for 3-d convolutions depth comes first. A 1-d convolution is a 2-d one of height
+/// 1. For a transposed convolution `in_channels` and `in_size` are those of the tensor that goes in, as in torch's
+/// `ConvTranspose2d`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Specification {
+pub struct Specification<const AXES: usize = 2> {
     /// Images in the batch.
     pub batch: i64,
     /// Channels of the input.
     pub in_channels: i64,
-    /// Height and width of the input.
-    pub in_size: [i64; 2],
+    /// The size of the input.
+    pub in_size: [i64; AXES],
     /// Channels of the output.
     pub out_channels: i64,
-    /// Height and width of the filter.
-    pub kernel: [i64; 2],
+    /// The size of the filter.
+    pub kernel: [i64; AXES],
     /// Pixels from one application of the filter to the next.
-    pub stride: [i64; 2],
+    pub stride: [i64; AXES],
     /// Zeros on each side of the input.
-    pub padding: [i64; 2],
+    pub padding: [i64; AXES],
     /// Pixels from one tap of the filter to the next.
-    pub dilation: [i64; 2],
+    pub dilation: [i64; AXES],
     /// Independent groups of channels.
     pub groups: i64,
     /// Whether this is a transposed convolution.
     pub transposed: bool,
-    /// Rows and columns added at the end of a transposed convolution's output.
-    pub output_padding: [i64; 2],
+    /// Planes, rows and columns added at the end of a transposed convolution's output.
+    pub output_padding: [i64; AXES],
     /// The type of all numbers.
     pub data_type: DataType,
-    /// How all tensors lie in memory.
+    /// How all tensors lie in memory. For 3-d ones NCHW stands for NCDHW, NHWC for NDHWC (torch's `channels_last_3d`).
     pub layout: Layout,
     /// Which of the three computations.
     pub direction: Direction,
 }
 
-impl Default for Specification {
-    /// One pixel, one channel, a 1×1 filter, forward in f32 and NCHW: what the other fields are set upon.
+impl<const AXES: usize> Default for Specification<AXES> {
+    /// One pixel, one channel, one tap, forward in f32 and NCHW: what the other fields are set upon.
     fn default() -> Self {
         Specification {
             batch: 1,
             in_channels: 1,
-            in_size: [1, 1],
+            in_size: [1; AXES],
             out_channels: 1,
-            kernel: [1, 1],
-            stride: [1, 1],
-            padding: [0, 0],
-            dilation: [1, 1],
+            kernel: [1; AXES],
+            stride: [1; AXES],
+            padding: [0; AXES],
+            dilation: [1; AXES],
             groups: 1,
             transposed: false,
-            output_padding: [0, 0],
+            output_padding: [0; AXES],
             data_type: DataType::F32,
             layout: Layout::Nchw,
             direction: Direction::Forward,
@@ -290,9 +291,7 @@ pub enum ProblemError {
 /// The largest number of elements of one tensor: with eight bytes each they still fit in a signed 64-bit offset.
 const MAX_ELEMENTS: i64 = i64::MAX / 16;
 /// The largest single number: sums and products of two never overflow.
-pub(crate) const MAX_NUMBER: i64 = i32::MAX as i64;
-
-const AXES: [&str; 2] = ["height", "width"];
+const MAX_NUMBER: i64 = i32::MAX as i64;
 
 /// A tensor's four logical sizes: batch, channels, height, width; for a filter out, in, height, width.
 pub type TensorShape = [usize; 4];
@@ -567,48 +566,34 @@ pub struct LoweredProblem {
     pub operands_exchanged: bool,
 }
 
-fn check_numbers(spec: &Specification) -> Result<(), ProblemError> {
-    let positive = [
-        ("batch", spec.batch),
-        ("input channels", spec.in_channels),
-        ("input height", spec.in_size[0]),
-        ("input width", spec.in_size[1]),
-        ("output channels", spec.out_channels),
-        ("kernel height", spec.kernel[0]),
-        ("kernel width", spec.kernel[1]),
-        ("stride height", spec.stride[0]),
-        ("stride width", spec.stride[1]),
-        ("dilation height", spec.dilation[0]),
-        ("dilation width", spec.dilation[1]),
-        ("groups", spec.groups),
-    ];
-    for (name, value) in positive {
-        if value < 1 {
-            return Err(ProblemError::NotPositive { name, value });
-        }
+pub(crate) fn check_numbers<const AXES: usize>(spec: &Specification<AXES>) -> Result<(), ProblemError> {
+    let along = |names: [&'static str; 3], values: [i64; AXES]| names.into_iter().skip(3 - AXES).zip(values);
+    let positive = [("batch", spec.batch), ("input channels", spec.in_channels)]
+        .into_iter()
+        .chain(along(["input depth", "input height", "input width"], spec.in_size))
+        .chain([("output channels", spec.out_channels)])
+        .chain(along(["kernel depth", "kernel height", "kernel width"], spec.kernel))
+        .chain(along(["stride depth", "stride height", "stride width"], spec.stride))
+        .chain(along(["dilation depth", "dilation height", "dilation width"], spec.dilation))
+        .chain([("groups", spec.groups)]);
+    if let Some((name, value)) = positive.clone().find(|(_, value)| *value < 1) {
+        return Err(ProblemError::NotPositive { name, value });
     }
-    let not_negative = [
-        ("padding height", spec.padding[0]),
-        ("padding width", spec.padding[1]),
-        ("output padding height", spec.output_padding[0]),
-        ("output padding width", spec.output_padding[1]),
-    ];
-    for (name, value) in not_negative {
-        if value < 0 {
-            return Err(ProblemError::Negative { name, value });
-        }
+    let output_padding = ["output padding depth", "output padding height", "output padding width"];
+    let not_negative = along(["padding depth", "padding height", "padding width"], spec.padding)
+        .chain(along(output_padding, spec.output_padding));
+    if let Some((name, value)) = not_negative.clone().find(|(_, value)| *value < 0) {
+        return Err(ProblemError::Negative { name, value });
     }
-    for (name, value) in positive.into_iter().chain(not_negative) {
-        if value > MAX_NUMBER {
-            return Err(ProblemError::TooLarge { what: name, detail: format!("{value} is more than {MAX_NUMBER}") });
-        }
+    if let Some((what, value)) = positive.chain(not_negative).find(|(_, value)| *value > MAX_NUMBER) {
+        return Err(ProblemError::TooLarge { what, detail: format!("{value} is more than {MAX_NUMBER}") });
     }
     for (name, channels) in [("input channels", spec.in_channels), ("output channels", spec.out_channels)] {
         if channels % spec.groups != 0 {
             return Err(ProblemError::GroupsDoNotDivide { name, channels, groups: spec.groups });
         }
     }
-    if !spec.transposed && spec.output_padding != [0, 0] {
+    if !spec.transposed && spec.output_padding != [0; AXES] {
         return Err(ProblemError::OutputPaddingNotTransposed { output_padding: spec.output_padding.to_vec() });
     }
     Ok(())
@@ -628,9 +613,9 @@ pub(crate) struct Along {
 }
 
 impl Along {
-    fn of(spec: &Specification, axis: usize) -> Along {
+    pub(crate) fn of<const AXES: usize>(spec: &Specification<AXES>, axis: usize) -> Along {
         Along {
-            axis: AXES[axis],
+            axis: ["depth", "height", "width"][3 - AXES + axis],
             input: spec.in_size[axis],
             kernel: spec.kernel[axis],
             stride: spec.stride[axis],

@@ -7,66 +7,15 @@ use std::str::FromStr;
 
 use crate::key::{KeyError, numbers, parts};
 use crate::problem::{
-    Along, DataType, Direction, Layout, MAX_NUMBER, Problem, ProblemError, Specification, UnknownName, check_elements,
+    Along, DataType, Direction, Layout, Problem, ProblemError, Specification, UnknownName, check_elements,
+    check_numbers,
 };
 
 /// A 3-d tensor's five logical sizes: batch, channels, depth, height, width; for a filter out, in, depth, height, width.
 pub type VolumeShape = [usize; 5];
 
-/// The raw numbers of a 3-d convolution; [`Volume::new`] makes one of it or says why not. Three numbers are depth, height, width.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct VolumeSpecification {
-    /// Images in the batch.
-    pub batch: i64,
-    /// Channels of the input.
-    pub in_channels: i64,
-    /// The input's size.
-    pub in_size: [i64; 3],
-    /// Channels of the output.
-    pub out_channels: i64,
-    /// The filter's size.
-    pub kernel: [i64; 3],
-    /// Voxels from one application of the filter to the next.
-    pub stride: [i64; 3],
-    /// Zeros on each side of the input.
-    pub padding: [i64; 3],
-    /// Voxels from one tap of the filter to the next.
-    pub dilation: [i64; 3],
-    /// Independent groups of channels.
-    pub groups: i64,
-    /// Whether this is a transposed convolution.
-    pub transposed: bool,
-    /// Planes, rows and columns added at the end of a transposed convolution's output.
-    pub output_padding: [i64; 3],
-    /// The type of all elements.
-    pub data_type: DataType,
-    /// How all tensors lie in memory: NCHW stands for NCDHW, NHWC for NDHWC (torch's `channels_last_3d`).
-    pub layout: Layout,
-    /// Which of the three computations.
-    pub direction: Direction,
-}
-
-impl Default for VolumeSpecification {
-    /// One voxel, one channel, a 1×1×1 filter, forward in f32 and NCDHW.
-    fn default() -> Self {
-        VolumeSpecification {
-            batch: 1,
-            in_channels: 1,
-            in_size: [1; 3],
-            out_channels: 1,
-            kernel: [1; 3],
-            stride: [1; 3],
-            padding: [0; 3],
-            dilation: [1; 3],
-            groups: 1,
-            transposed: false,
-            output_padding: [0; 3],
-            data_type: DataType::F32,
-            layout: Layout::Nchw,
-            direction: Direction::Forward,
-        }
-    }
-}
+/// The raw numbers of a 3-d convolution; [`Volume::new`] makes one of it or says why not.
+pub type VolumeSpecification = Specification<3>;
 
 /// What happens along the depth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +48,7 @@ pub struct Volume {
 impl Volume {
     /// Checks the numbers and makes a 3-d convolution of them.
     pub fn new(given: VolumeSpecification) -> Result<Volume, ProblemError> {
+        check_numbers(&given)?;
         let pair = |[_, h, w]: [i64; 3]| [h, w];
         let plane = Problem::new(Specification {
             batch: given.batch,
@@ -116,17 +66,7 @@ impl Volume {
             layout: given.layout,
             direction: given.direction,
         })?;
-        let along = Along {
-            axis: "depth",
-            input: given.in_size[0],
-            kernel: given.kernel[0],
-            stride: given.stride[0],
-            padding: given.padding[0],
-            dilation: given.dilation[0],
-            output_padding: given.output_padding[0],
-            transposed: given.transposed,
-        };
-        check_depth(&along)?;
+        let along = Along::of(&given, 0);
         let output = along.output()?;
         // Every number was checked to lie in 0..=i32::MAX.
         let depth = Depth {
@@ -222,35 +162,6 @@ impl Volume {
         };
         (Volume { plane: lowered.problem, depth }, lowered.operands_exchanged)
     }
-}
-
-fn check_depth(along: &Along) -> Result<(), ProblemError> {
-    let positive = [
-        ("input depth", along.input),
-        ("kernel depth", along.kernel),
-        ("stride depth", along.stride),
-        ("dilation depth", along.dilation),
-    ];
-    let not_negative = [("padding depth", along.padding), ("output padding depth", along.output_padding)];
-    for (name, value) in positive {
-        if value < 1 {
-            return Err(ProblemError::NotPositive { name, value });
-        }
-    }
-    for (name, value) in not_negative {
-        if value < 0 {
-            return Err(ProblemError::Negative { name, value });
-        }
-    }
-    for (name, value) in positive.into_iter().chain(not_negative) {
-        if value > MAX_NUMBER {
-            return Err(ProblemError::TooLarge { what: name, detail: format!("{value} is more than {MAX_NUMBER}") });
-        }
-    }
-    if !along.transposed && along.output_padding != 0 {
-        return Err(ProblemError::OutputPaddingNotTransposed { output_padding: vec![along.output_padding, 0, 0] });
-    }
-    Ok(())
 }
 
 /// The names of the layouts in texts.

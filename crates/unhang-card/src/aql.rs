@@ -31,20 +31,20 @@ const LDS_PIECE: u32 = 512;
 
 /// What the packet processor reports to the queue's owner, in the queue's inactive signal.
 mod error {
-    pub const SCRATCH_WAVE64: i64 = 1;
-    pub const DIMENSIONS: i64 = 2;
-    pub const GROUP_MEMORY: i64 = 4;
-    pub const CODE: i64 = 8;
-    pub const PACKET: i64 = 32;
-    pub const GROUP_SIZE: i64 = 64;
-    pub const SCRATCH_ONCE: i64 = 512;
-    pub const SCRATCH_WAVE32: i64 = 0x400;
-    pub const APERTURE: i64 = 0x2000_0000;
-    pub const ILLEGAL_INSTRUCTION: i64 = 0x4000_0000;
+    pub(super) const SCRATCH_WAVE64: i64 = 1;
+    pub(super) const DIMENSIONS: i64 = 2;
+    pub(super) const GROUP_MEMORY: i64 = 4;
+    pub(super) const CODE: i64 = 8;
+    pub(super) const PACKET: i64 = 32;
+    pub(super) const GROUP_SIZE: i64 = 64;
+    pub(super) const SCRATCH_ONCE: i64 = 512;
+    pub(super) const SCRATCH_WAVE32: i64 = 0x400;
+    pub(super) const APERTURE: i64 = 0x2000_0000;
+    pub(super) const ILLEGAL_INSTRUCTION: i64 = 0x4000_0000;
 }
 
 /// Processes a queue until it is destroyed.
-pub fn serve(queue: &Queue) {
+pub(crate) fn serve(queue: &Queue) {
     let mut processor = Processor { waits_for_owner: false };
     queue::serve(queue, |queue| processor.step(queue));
 }

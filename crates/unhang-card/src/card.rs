@@ -9,7 +9,7 @@ use unhang_isa::Chip;
 
 /// One card.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub(crate) struct Card {
     /// Its number among the nodes of the topology.
     pub node: u32,
     /// What KFD calls it.
@@ -38,7 +38,7 @@ pub struct Card {
 
 impl Card {
     /// The chip that is emulated; hazards are those of this chip, and RDNA2 has none of them.
-    pub fn chip(&self) -> Option<Chip> {
+    pub(crate) fn chip(&self) -> Option<Chip> {
         match self.target_version {
             100_100 => Some(Chip::Gfx1010),
             100_101 => Some(Chip::Gfx1011),
@@ -50,12 +50,12 @@ impl Card {
     }
 
     /// The family as libdrm numbers it: Navi, or Cyan Skillfish's own.
-    pub fn family(&self) -> u32 {
+    pub(crate) fn family(&self) -> u32 {
         143
     }
 
     /// What the card is called; every name says that it is emulated.
-    pub fn name(&self) -> &'static std::ffi::CStr {
+    pub(crate) fn name(&self) -> &'static std::ffi::CStr {
         match (self.device, self.revision) {
             (0x731f, 0xc1 | 0xc5) => c"AMD Radeon RX 5700 XT (emulated)",
             (0x731f, 0xca) => c"AMD Radeon RX 5600 XT (emulated)",
@@ -68,7 +68,7 @@ impl Card {
 }
 
 /// No file that describes a card is larger.
-pub const LARGEST_FILE: u64 = 1 << 20;
+pub(crate) const LARGEST_FILE: u64 = 1 << 20;
 
 fn text_of(path: &Path) -> Option<String> {
     String::from_utf8(read_plain(path, LARGEST_FILE).ok()?).ok()
@@ -89,7 +89,7 @@ fn hexadecimal(path: &Path) -> Option<u64> {
 }
 
 /// The cards of a machine, by node.
-pub fn read(root: &Path) -> Vec<Card> {
+pub(crate) fn read(root: &Path) -> Vec<Card> {
     let nodes = root.join("sys/class/kfd/kfd/topology/nodes");
     let mut cards: Vec<Card> = fs::read_dir(&nodes)
         .into_iter()

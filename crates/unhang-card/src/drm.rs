@@ -81,7 +81,7 @@ macro_rules! pass {
 ///
 /// As in libdrm.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_device_initialize(
+pub(crate) unsafe extern "C" fn amdgpu_device_initialize(
     descriptor: c_int,
     major: *mut u32,
     minor: *mut u32,
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn amdgpu_device_initialize(
 ///
 /// As in libdrm.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_device_deinitialize(handle: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn amdgpu_device_deinitialize(handle: *mut c_void) -> c_int {
     // SAFETY: the caller's handle.
     match unsafe { ours(handle) } {
         Some(device) => {
@@ -137,7 +137,7 @@ pub unsafe extern "C" fn amdgpu_device_deinitialize(handle: *mut c_void) -> c_in
 ///
 /// As in libdrm.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_device_get_fd(handle: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn amdgpu_device_get_fd(handle: *mut c_void) -> c_int {
     // SAFETY: the caller's handle.
     match unsafe { ours(handle) } {
         Some(device) => device.descriptor,
@@ -151,7 +151,7 @@ pub unsafe extern "C" fn amdgpu_device_get_fd(handle: *mut c_void) -> c_int {
 ///
 /// As in libdrm.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_get_marketing_name(handle: *mut c_void) -> *const c_char {
+pub(crate) unsafe extern "C" fn amdgpu_get_marketing_name(handle: *mut c_void) -> *const c_char {
     // SAFETY: the caller's handle.
     match (unsafe { ours(handle) }, process::current()) {
         (Some(device), Some(process)) => process.cards[device.card].name().as_ptr(),
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn amdgpu_get_marketing_name(handle: *mut c_void) -> *cons
 ///
 /// As in libdrm.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn amdgpu_query_gpu_info(handle: *mut c_void, information: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn amdgpu_query_gpu_info(handle: *mut c_void, information: *mut c_void) -> c_int {
     // SAFETY: the caller's handle.
     let (Some(device), Some(process)) = (unsafe { ours(handle) }, process::current()) else {
         return pass!(c"amdgpu_query_gpu_info", fn(*mut c_void, *mut c_void) -> c_int, handle, information;
@@ -200,7 +200,7 @@ macro_rules! refused {
         ///
         /// As in libdrm.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(handle: *mut c_void $(, $argument: $kind)*) -> c_int {
+        pub(crate) unsafe extern "C" fn $name(handle: *mut c_void $(, $argument: $kind)*) -> c_int {
             // SAFETY: the caller's handle.
             if unsafe { ours(handle) }.is_some() {
                 return -libc::ENOTSUP;

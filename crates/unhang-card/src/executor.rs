@@ -10,7 +10,7 @@ use crate::settings::Hazards;
 
 /// What became of a dispatch.
 #[derive(Debug)]
-pub enum DispatchEnd {
+pub(crate) enum DispatchEnd {
     /// It came to its end.
     Ended {
         /// The kernel's name.
@@ -35,7 +35,7 @@ pub enum DispatchEnd {
 
 /// What a program gets for a kernel that did not come to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stop {
+pub(crate) enum Stop {
     /// A memory fault.
     Memory(AccessFault),
     /// A hang.
@@ -47,7 +47,7 @@ pub enum Stop {
 }
 
 /// The emulator of one card.
-pub struct Executor {
+pub(crate) struct Executor {
     machine: Machine,
     /// What the chip is called in messages.
     chip: String,
@@ -55,7 +55,7 @@ pub struct Executor {
 
 impl Executor {
     /// The emulator of a card.
-    pub fn new(card: &Card, hazards: Hazards) -> Executor {
+    pub(crate) fn new(card: &Card, hazards: Hazards) -> Executor {
         let mode = match (card.chip(), hazards) {
             (Some(chip), Hazards::Fault | Hazards::Hang) => Mode::Hazards(chip),
             _ => Mode::Compute,
@@ -71,7 +71,7 @@ impl Executor {
     }
 
     /// Runs a dispatch to its end, until a fault, or until `stop`.
-    pub fn run(&self, table: &PageTable, dispatch: &Packet, stop: &AtomicBool) -> DispatchEnd {
+    pub(crate) fn run(&self, table: &PageTable, dispatch: &Packet, stop: &AtomicBool) -> DispatchEnd {
         let name = || {
             let known = kernel_name(table.emulated(), dispatch.kernel_object);
             // The runtime's own copy and fill kernels come without a code object around them.

@@ -13,7 +13,7 @@ static TABLE: [AtomicU64; MOST] = [const { AtomicU64::new(0) }; MOST];
 
 /// What a descriptor is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NodeKind {
+pub(crate) enum NodeKind {
     /// `/dev/kfd`.
     Kfd,
     /// A render node, by its minor number.
@@ -22,7 +22,7 @@ pub enum NodeKind {
 
 /// A descriptor of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub(crate) struct Descriptor {
     /// What it is.
     pub kind: NodeKind,
     /// The process that opened it.
@@ -55,7 +55,7 @@ fn slot(descriptor: i32) -> Option<&'static AtomicU64> {
 }
 
 /// Remembers a descriptor.
-pub fn insert(descriptor: i32, kind: NodeKind) {
+pub(crate) fn insert(descriptor: i32, kind: NodeKind) {
     let kind = match kind {
         NodeKind::Kfd => 1,
         NodeKind::Render(minor) => 2 | u64::from(minor) << 8,
@@ -67,7 +67,7 @@ pub fn insert(descriptor: i32, kind: NodeKind) {
 }
 
 /// Forgets a descriptor.
-pub fn remove(descriptor: i32) {
+pub(crate) fn remove(descriptor: i32) {
     if let Some(slot) = slot(descriptor) {
         // Most descriptors are not ours: a read is cheaper than a write.
         if slot.load(Ordering::Relaxed) != 0 && is_owner() {
@@ -77,14 +77,14 @@ pub fn remove(descriptor: i32) {
 }
 
 /// Forgets the descriptors from the first number to the last.
-pub fn remove_range(first: u32, last: u32) {
+pub(crate) fn remove_range(first: u32, last: u32) {
     for descriptor in first.min(MOST as u32)..=last.min(MOST as u32 - 1) {
         remove(descriptor as i32);
     }
 }
 
 /// Gives a duplicate the meaning of its original.
-pub fn duplicate(from: i32, to: i32) {
+pub(crate) fn duplicate(from: i32, to: i32) {
     let entry = slot(from).map_or(0, |slot| slot.load(Ordering::Acquire));
     if let Some(slot) = slot(to)
         && slot.load(Ordering::Relaxed) != entry
@@ -95,7 +95,7 @@ pub fn duplicate(from: i32, to: i32) {
 }
 
 /// What a descriptor is, if it is ours.
-pub fn get(descriptor: i32) -> Option<Descriptor> {
+pub(crate) fn get(descriptor: i32) -> Option<Descriptor> {
     let entry = slot(descriptor)?.load(Ordering::Acquire);
     let kind = match entry & 0xff {
         1 => NodeKind::Kfd,

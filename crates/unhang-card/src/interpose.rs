@@ -87,7 +87,7 @@ macro_rules! opens {
         ///
         /// As in the C library.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($folder: c_int,)? path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($($folder: c_int,)? path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             #[allow(unused_mut, unused_assignments, reason = "some forms have no folder")]
             let mut at = AT_FDCWD;
             $(at = $folder;)?
@@ -129,7 +129,7 @@ macro_rules! by_path {
         ///
         /// As in the C library.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($path: *const c_char $(, $argument: $kind)*) -> $result {
+        pub(crate) unsafe extern "C" fn $name($path: *const c_char $(, $argument: $kind)*) -> $result {
             let name = const {
                 match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
@@ -169,7 +169,7 @@ macro_rules! by_folder_and_path {
         ///
         /// As in the C library.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(folder: c_int, $path: *const c_char $(, $argument: $kind)*) -> $result {
+        pub(crate) unsafe extern "C" fn $name(folder: c_int, $path: *const c_char $(, $argument: $kind)*) -> $result {
             let name = const {
                 match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
@@ -203,7 +203,7 @@ by_folder_and_path! {
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn close(descriptor: c_int) -> c_int {
     files::remove(descriptor);
     // SAFETY: see above.
     unsafe { libc::syscall(libc::SYS_close, descriptor) as c_int }
@@ -215,7 +215,7 @@ pub unsafe extern "C" fn close(descriptor: c_int) -> c_int {
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
     /// `CLOSE_RANGE_CLOEXEC`: they stay open until a program is started.
     const LATER: c_int = 4;
     if flags & LATER == 0 {
@@ -231,7 +231,7 @@ pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) 
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn closefrom(first: c_int) {
+pub(crate) unsafe extern "C" fn closefrom(first: c_int) {
     let first = first.max(0) as c_uint;
     // SAFETY: see above.
     if unsafe { close_range(first, c_uint::MAX, 0) } != 0 {
@@ -256,7 +256,7 @@ fn duplicated(from: c_int, to: c_long) -> c_int {
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
     // SAFETY: see above.
     duplicated(descriptor, unsafe { libc::syscall(libc::SYS_dup, descriptor) })
 }
@@ -267,7 +267,7 @@ pub unsafe extern "C" fn dup(descriptor: c_int) -> c_int {
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
     // SAFETY: see above.
     duplicated(from, unsafe { libc::syscall(libc::SYS_dup3, from, to, flags) })
 }
@@ -278,7 +278,7 @@ pub unsafe extern "C" fn dup3(from: c_int, to: c_int, flags: c_int) -> c_int {
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn dup2(from: c_int, to: c_int) -> c_int {
     if from == to {
         // SAFETY: see above.
         let flags = unsafe { libc::syscall(libc::SYS_fcntl, from, libc::F_GETFD, 0) };
@@ -303,7 +303,7 @@ unsafe fn control(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
+pub(crate) unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: see above.
     unsafe { control(descriptor, command, argument) }
 }
@@ -314,7 +314,7 @@ pub unsafe extern "C" fn fcntl(descriptor: c_int, command: c_int, argument: c_ul
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
+pub(crate) unsafe extern "C" fn fcntl64(descriptor: c_int, command: c_int, argument: c_ulong) -> c_int {
     // SAFETY: see above.
     unsafe { control(descriptor, command, argument) }
 }
@@ -325,7 +325,7 @@ pub unsafe extern "C" fn fcntl64(descriptor: c_int, command: c_int, argument: c_
 ///
 /// As in the C library.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn ioctl(descriptor: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let Some(ours) = files::get(descriptor) else {
         // SAFETY: see above.
         return unsafe { libc::syscall(libc::SYS_ioctl, descriptor, request, argument) as c_int };

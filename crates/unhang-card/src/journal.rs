@@ -18,7 +18,7 @@ use crate::settings::CardSettings;
 /// What is counted, in the order of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
-pub enum Counter {
+pub(crate) enum Counter {
     /// Processes that opened the card.
     Processes,
     /// Kernels that were started.
@@ -39,7 +39,7 @@ const COUNTERS: usize = 8;
 
 /// Where a process writes what happened.
 #[derive(Debug)]
-pub struct Journal {
+pub(crate) struct Journal {
     counters: &'static [AtomicU64; COUNTERS],
     file: Option<File>,
     detailed: bool,
@@ -49,7 +49,7 @@ pub struct Journal {
 
 impl Journal {
     /// Opens the journal of the run; one that goes nowhere where there is none.
-    pub fn open(settings: &CardSettings) -> Journal {
+    pub(crate) fn open(settings: &CardSettings) -> Journal {
         // The variables may have outlived the run. A folder that others can write is not its folder, and neither links nor pipes are
         // its files.
         let run = settings.run.as_deref().and_then(|run| PrivateFolder::open_existing(run).ok());
@@ -65,12 +65,12 @@ impl Journal {
     }
 
     /// Adds to a counter.
-    pub fn count(&self, counter: Counter, amount: u64) {
+    pub(crate) fn count(&self, counter: Counter, amount: u64) {
         self.counters[counter as usize].fetch_add(amount, Ordering::Relaxed);
     }
 
     /// Writes a line.
-    pub fn write(&self, event: &str, mut fields: Value) {
+    pub(crate) fn write(&self, event: &str, mut fields: Value) {
         fields["event"] = event.into();
         fields["process"] = std::process::id().into();
         if let Some(mut file) = self.file.as_ref() {
@@ -80,14 +80,14 @@ impl Journal {
     }
 
     /// Writes a line that only a detailed journal has.
-    pub fn detail(&self, event: &str, fields: impl FnOnce() -> Value) {
+    pub(crate) fn detail(&self, event: &str, fields: impl FnOnce() -> Value) {
         if self.detailed {
             self.write(event, fields());
         }
     }
 
     /// Notes that a kernel ran, the first time in this process.
-    pub fn kernel(&self, name: &str) {
+    pub(crate) fn kernel(&self, name: &str) {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if !kernels.contains(name) {
             kernels.insert(name.to_owned());
@@ -96,7 +96,7 @@ impl Journal {
     }
 
     /// Says something to the user, once.
-    pub fn say_once(&self, message: &str) {
+    pub(crate) fn say_once(&self, message: &str) {
         if self.said.lock().unwrap_or_else(PoisonError::into_inner).insert(message.to_owned()) {
             say(message);
             self.write("message", json!({ "message": message }));
@@ -105,7 +105,7 @@ impl Journal {
 }
 
 /// Says something on standard error, by one write: the program's own buffers are not ours.
-pub fn say(message: &str) {
+pub(crate) fn say(message: &str) {
     let line = format!("unhang card: {message}\n");
     // SAFETY: the buffer is alive and as long as is said.
     unsafe { libc::syscall(libc::SYS_write, 2, line.as_ptr(), line.len()) };

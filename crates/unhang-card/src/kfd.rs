@@ -1,15 +1,15 @@
 //! The driver's interface: what `ioctl` on `/dev/kfd` does.
 
 #[deny(unsafe_code)]
-pub mod abi;
+pub(crate) mod abi;
 #[deny(unsafe_code)]
-pub mod events;
-pub mod interrupts;
-pub mod memory;
+pub(crate) mod events;
+pub(crate) mod interrupts;
+pub(crate) mod memory;
 #[deny(unsafe_code)]
 mod new_queue;
 #[deny(unsafe_code)]
-pub mod queues;
+pub(crate) mod queues;
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ impl Arguments {
 }
 
 /// Whether the program has memory there.
-pub fn is_there(address: u64, size: usize) -> bool {
+pub(crate) fn is_there(address: u64, size: usize) -> bool {
     let start = address & !(PAGE - 1);
     address.checked_add(size as u64).is_some_and(|end| address != 0 && is_mapped(start, end - start))
 }
@@ -75,7 +75,7 @@ fn array<T>(address: u64, count: u32) -> Result<&'static mut [T], Errno> {
 }
 
 /// Answers a request on `/dev/kfd`.
-pub fn ioctl(process: &'static Process, request: u64, pointer: *mut u8) -> Result<(), Errno> {
+pub(crate) fn ioctl(process: &'static Process, request: u64, pointer: *mut u8) -> Result<(), Errno> {
     let (number, letter, size) = (request as u32 & 0xff, request as u32 >> 8 & 0xff, request as u32 >> 16 & 0x3fff);
     if letter != LETTER {
         return Err(libc::ENOTTY);

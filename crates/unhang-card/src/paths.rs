@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// What a path is.
 #[derive(Debug, PartialEq, Eq)]
-pub enum PathPlace {
+pub(crate) enum PathPlace {
     /// None of ours.
     Elsewhere,
     /// `/dev/kfd`.
@@ -40,7 +40,7 @@ fn below<'a>(path: &'a [u8], folder: &[u8]) -> Option<&'a [u8]> {
 }
 
 /// What a path is on the machine in the folder `root`.
-pub fn place(root: &Path, path: &CStr) -> PathPlace {
+pub(crate) fn place(root: &Path, path: &CStr) -> PathPlace {
     let path = path.to_bytes();
     if ![&b"/sys/"[..], b"/dev/", b"/proc/m"].iter().any(|start| path.starts_with(start)) {
         return PathPlace::Elsewhere;

@@ -18,7 +18,7 @@ use crate::settings::{CardSettings, Hazards, settings};
 use crate::{Errno, files};
 
 /// Everything that the driver would keep for a process.
-pub struct Process {
+pub(crate) struct Process {
     id: u32,
     /// The machine's cards.
     pub cards: Vec<Card>,
@@ -45,7 +45,7 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 ///
 /// A forked child gets a card of its own the first time that it asks. Its copy of the parent's is never touched again:
 /// locks may be held there by threads that the child does not have.
-pub fn current() -> Option<&'static Process> {
+pub(crate) fn current() -> Option<&'static Process> {
     let settings = settings()?;
     let id = std::process::id();
     loop {
@@ -83,7 +83,7 @@ impl Process {
     }
 
     /// A descriptor for `/dev/kfd` or a render node: one more for the store.
-    pub fn open(&self, settings: &CardSettings, kind: files::NodeKind) -> Result<i32, Errno> {
+    pub(crate) fn open(&self, settings: &CardSettings, kind: files::NodeKind) -> Result<i32, Errno> {
         let node = match kind {
             files::NodeKind::Kfd => settings.root.join("dev/kfd"),
             files::NodeKind::Render(minor) => settings.root.join(format!("dev/dri/renderD{minor}")),
@@ -106,17 +106,17 @@ impl Process {
     }
 
     /// The place of a card by the driver's id.
-    pub fn card(&self, gpu_id: u32) -> Result<usize, Errno> {
+    pub(crate) fn card(&self, gpu_id: u32) -> Result<usize, Errno> {
         self.cards.iter().position(|card| card.gpu_id == gpu_id).ok_or(libc::EINVAL)
     }
 
     /// Whether a card has stopped for this process, after a fault.
-    pub fn is_halted(&self, card: usize) -> bool {
+    pub(crate) fn is_halted(&self, card: usize) -> bool {
         self.halted[card].load(Ordering::Acquire)
     }
 
     /// Reports a memory fault as the driver does: the card stops for this process, and the memory event is raised.
-    pub fn memory_fault(&self, card: usize, fault: AccessFault) {
+    pub(crate) fn memory_fault(&self, card: usize, fault: AccessFault) {
         self.halted[card].store(true, Ordering::Release);
         self.journal.count(Counter::Faults, 1);
         // The driver reports the page; finer than that the hardware does not say.
@@ -125,7 +125,7 @@ impl Process {
     }
 
     /// Reports a hang as the driver does after it has reset the card.
-    pub fn reset(&self, card: usize) {
+    pub(crate) fn reset(&self, card: usize) {
         self.halted[card].store(true, Ordering::Release);
         let gpu_id = self.cards[card].gpu_id;
         self.events.raise_kind(EVENT_HARDWARE_EXCEPTION, EventPayload::hardware_hang(gpu_id));

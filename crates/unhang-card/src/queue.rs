@@ -9,7 +9,7 @@ use crate::process::Process;
 
 /// Where a queue is in the process, as the runtime said when it made it.
 #[derive(Clone, Copy, Debug)]
-pub struct QueuePlace {
+pub(crate) struct QueuePlace {
     /// The card.
     pub card: usize,
     /// The ring of packets.
@@ -28,7 +28,7 @@ pub struct QueuePlace {
 unsafe impl Send for QueuePlace {}
 
 /// The parts of a queue that its thread works with.
-pub struct Queue {
+pub(crate) struct Queue {
     /// The process.
     pub process: &'static Process,
     /// Where it is.
@@ -40,46 +40,46 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub fn word(&self, address: *mut u64) -> &AtomicU64 {
+    pub(crate) fn word(&self, address: *mut u64) -> &AtomicU64 {
         // SAFETY: the addresses of `place` were aligned and mapped when the queue was made, and the runtime keeps them
         // until the queue is destroyed, which waits for the thread that calls this.
         unsafe { AtomicU64::from_ptr(address) }
     }
 
     /// How far the card has read.
-    pub fn read(&self) -> u64 {
+    pub(crate) fn read(&self) -> u64 {
         self.word(self.place.read).load(Ordering::Relaxed)
     }
 
     /// Says how far the card has read.
-    pub fn advance(&self, to: u64) {
+    pub(crate) fn advance(&self, to: u64) {
         self.word(self.place.read).store(to, Ordering::Release);
     }
 
     /// How far the program has written.
-    pub fn written(&self) -> u64 {
+    pub(crate) fn written(&self) -> u64 {
         self.word(self.place.write).load(Ordering::Acquire)
     }
 
     /// The doorbell's last value.
-    pub fn doorbell(&self) -> u64 {
+    pub(crate) fn doorbell(&self) -> u64 {
         self.word(self.place.doorbell).load(Ordering::Acquire)
     }
 
     /// Whether the queue is to end.
-    pub fn is_stopped(&self) -> bool {
+    pub(crate) fn is_stopped(&self) -> bool {
         self.control.stop.load(Ordering::Relaxed)
     }
 
     /// Whether packets may be processed.
-    pub fn may_run(&self) -> bool {
+    pub(crate) fn may_run(&self) -> bool {
         self.control.active.load(Ordering::Relaxed) && !self.process.is_halted(self.place.card)
     }
 }
 
 /// What became of the packet at the front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PacketStep {
+pub(crate) enum PacketStep {
     /// It is done, or part of it.
     Done,
     /// Nothing to do, or not yet.
@@ -89,7 +89,7 @@ pub enum PacketStep {
 }
 
 /// Processes a queue until it is destroyed.
-pub fn serve(queue: &Queue, mut step: impl FnMut(&Queue) -> PacketStep) {
+pub(crate) fn serve(queue: &Queue, mut step: impl FnMut(&Queue) -> PacketStep) {
     let mut idle = Idle::default();
     let mut is_dead = false;
     while !queue.is_stopped() {

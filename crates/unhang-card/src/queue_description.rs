@@ -8,12 +8,12 @@ use unhang_emulator::Scratch;
 /// it is used here. The size of all private memory at 168 is not: ROCm 7.2 leaves it zero (reserved in the first version of
 /// the structure, meant for newer packet processors in the second).
 mod field {
-    pub const APERTURES: u64 = 64;
-    pub const READ_INDEX: u64 = 128;
-    pub const TEMPORARY_RING: u64 = 140;
-    pub const SCRATCH_ADDRESS: u64 = 160;
-    pub const PROPERTIES: u64 = 180;
-    pub const INACTIVE_SIGNAL: u64 = 192;
+    pub(super) const APERTURES: u64 = 64;
+    pub(super) const READ_INDEX: u64 = 128;
+    pub(super) const TEMPORARY_RING: u64 = 140;
+    pub(super) const SCRATCH_ADDRESS: u64 = 160;
+    pub(super) const PROPERTIES: u64 = 180;
+    pub(super) const INACTIVE_SIGNAL: u64 = 192;
 }
 
 /// Bytes of the description.
@@ -24,7 +24,7 @@ const USE_SCRATCH_ONCE: u32 = 1 << 4;
 
 /// The description of a queue, in the program's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct QueueDescription {
+pub(crate) struct QueueDescription {
     base: u64,
 }
 
@@ -33,17 +33,17 @@ impl QueueDescription {
     ///
     /// # Safety
     /// The runtime keeps the description, 256 bytes that start at a multiple of 64, for as long as this is used.
-    pub unsafe fn around(read_index: *const u64) -> QueueDescription {
+    pub(crate) unsafe fn around(read_index: *const u64) -> QueueDescription {
         QueueDescription { base: read_index as u64 - field::READ_INDEX }
     }
 
     /// Where it is.
-    pub fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.base
     }
 
     /// The bases of LDS and of private memory in flat addresses.
-    pub fn apertures(&self) -> [u64; 2] {
+    pub(crate) fn apertures(&self) -> [u64; 2] {
         [0, 4].map(|offset| u64::from(self.word(field::APERTURES + offset)) << 32)
     }
 
@@ -52,19 +52,19 @@ impl QueueDescription {
     /// Its size is what the hardware goes by: `COMPUTE_TMPRING_SIZE` holds the number of waves that have a place (bits 0
     /// to 11) and the size of a place in units of 1 KiB (bits 12 to 24). Every runtime fills it, and never with more than it
     /// has allocated.
-    pub fn scratch(&self) -> Scratch {
+    pub(crate) fn scratch(&self) -> Scratch {
         let ring = self.word(field::TEMPORARY_RING);
         let (waves, bytes_per_wave) = (u64::from(ring & 0xfff), u64::from(ring >> 12 & 0x1fff) << 10);
         Scratch { address: self.wide(field::SCRATCH_ADDRESS), size: waves * bytes_per_wave, bytes_per_wave }
     }
 
     /// Whether private memory may be used for one dispatch only.
-    pub fn uses_scratch_once(&self) -> bool {
+    pub(crate) fn uses_scratch_once(&self) -> bool {
         self.word(field::PROPERTIES) & USE_SCRATCH_ONCE != 0
     }
 
     /// The address of the signal that receives errors.
-    pub fn inactive_signal(&self) -> u64 {
+    pub(crate) fn inactive_signal(&self) -> u64 {
         self.wide(field::INACTIVE_SIGNAL)
     }
 

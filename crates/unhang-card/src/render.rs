@@ -40,7 +40,7 @@ struct Version {
 }
 
 /// Answers a request on a render node.
-pub fn ioctl(process: &Process, request: u64, pointer: *mut u8) -> Result<(), Errno> {
+pub(crate) fn ioctl(process: &Process, request: u64, pointer: *mut u8) -> Result<(), Errno> {
     let (number, letter, size) = (request as u32 & 0xff, request as u32 >> 8 & 0xff, request as u32 >> 16 & 0x3fff);
     if letter != LETTER || number != VERSION {
         process.journal.say_once(&format!("request {number:#04x} of the render node is not known and was refused"));

@@ -11,16 +11,16 @@ use crate::signal::ticks;
 
 /// Operations, in the low byte of a packet's first word.
 mod operation {
-    pub const NOTHING: u32 = 0;
-    pub const COPY: u32 = 1;
-    pub const WRITE: u32 = 2;
-    pub const FENCE: u32 = 5;
-    pub const TRAP: u32 = 6;
-    pub const POLL: u32 = 8;
-    pub const ATOMIC: u32 = 10;
-    pub const FILL: u32 = 11;
-    pub const TIMESTAMP: u32 = 13;
-    pub const CACHES: u32 = 17;
+    pub(super) const NOTHING: u32 = 0;
+    pub(super) const COPY: u32 = 1;
+    pub(super) const WRITE: u32 = 2;
+    pub(super) const FENCE: u32 = 5;
+    pub(super) const TRAP: u32 = 6;
+    pub(super) const POLL: u32 = 8;
+    pub(super) const ATOMIC: u32 = 10;
+    pub(super) const FILL: u32 = 11;
+    pub(super) const TIMESTAMP: u32 = 13;
+    pub(super) const CACHES: u32 = 17;
 }
 const COPY_LINEAR: u32 = 0;
 const COPY_RECTANGLE: u32 = 4;
@@ -30,7 +30,7 @@ const ADD_64: u32 = 47;
 const LONGEST: usize = 13;
 
 /// Processes a queue until it is destroyed.
-pub fn serve(queue: &Queue) {
+pub(crate) fn serve(queue: &Queue) {
     queue::serve(queue, step);
 }
 

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 /// What happens where the emulated chip might hang or compute nonsense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hazards {
+pub(crate) enum Hazards {
     /// The program gets what the driver gives for a hang: a reset event.
     Fault,
     /// The packet never ends.
@@ -17,7 +17,7 @@ pub enum Hazards {
 
 /// The settings of a run.
 #[derive(Debug)]
-pub struct CardSettings {
+pub(crate) struct CardSettings {
     /// The machine folder.
     pub root: PathBuf,
     /// What hazards do.
@@ -33,12 +33,12 @@ pub struct CardSettings {
 static SETTINGS: OnceLock<Option<CardSettings>> = OnceLock::new();
 
 /// The settings; nothing where no card was asked for, and before the library's constructor ran.
-pub fn settings() -> Option<&'static CardSettings> {
+pub(crate) fn settings() -> Option<&'static CardSettings> {
     SETTINGS.get()?.as_ref()
 }
 
 /// Reads the variables. Called once, before the program's own code.
-pub fn read() {
+pub(crate) fn read() {
     SETTINGS.get_or_init(|| {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty());
         let root = PathBuf::from(variable("UNHANG_CARD_ROOT")?);

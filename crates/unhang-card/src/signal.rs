@@ -10,17 +10,17 @@ use crate::kfd::memory::{AccessFault, PageTable};
 const SIZE: u64 = 64;
 
 /// The card's clock runs at 100 MHz.
-pub const NANOSECONDS_A_TICK: u64 = 10;
+pub(crate) const NANOSECONDS_A_TICK: u64 = 10;
 
 /// A signal that a card can see.
 #[derive(Clone, Copy, Debug)]
-pub struct Signal {
+pub(crate) struct Signal {
     host: *mut u8,
 }
 
 impl Signal {
     /// The signal at an address of the card; nothing at zero.
-    pub fn at(table: &PageTable, address: u64) -> Result<Option<Signal>, AccessFault> {
+    pub(crate) fn at(table: &PageTable, address: u64) -> Result<Option<Signal>, AccessFault> {
         if address == 0 {
             return Ok(None);
         }
@@ -37,18 +37,18 @@ impl Signal {
     }
 
     /// Its value.
-    pub fn value(&self) -> i64 {
+    pub(crate) fn value(&self) -> i64 {
         self.word(8).load(Ordering::Acquire) as i64
     }
 
     /// Stores a value and wakes who waits.
-    pub fn store(&self, value: i64, events: &Events) {
+    pub(crate) fn store(&self, value: i64, events: &Events) {
         self.word(8).store(value as u64, Ordering::Release);
         self.wake(events);
     }
 
     /// Subtracts one, with the times of the packet, and wakes who waits.
-    pub fn complete(&self, start: u64, end: u64, events: &Events) {
+    pub(crate) fn complete(&self, start: u64, end: u64, events: &Events) {
         self.word(32).store(start, Ordering::Relaxed);
         self.word(40).store(end, Ordering::Relaxed);
         // The mailbox is read before the value is stored: with the value the signal may be gone.
@@ -78,7 +78,7 @@ fn notify(mailbox: u64, event: u32, events: &Events) {
 }
 
 /// Nanoseconds since the machine was started, the clock of the driver's counters.
-pub fn nanoseconds() -> u64 {
+pub(crate) fn nanoseconds() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is ours.
     if unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut time) } != 0 {
@@ -88,6 +88,6 @@ pub fn nanoseconds() -> u64 {
 }
 
 /// The card's clock.
-pub fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     nanoseconds() / NANOSECONDS_A_TICK
 }

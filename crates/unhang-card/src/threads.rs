@@ -1,7 +1,7 @@
 //! Threads in a program that knows nothing of them.
 
 /// Starts a thread that takes no signals: they are the program's.
-pub fn without_signals<T>(start: impl FnOnce() -> T) -> T {
+pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: the sets are ours, and the mask that was there is put back.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());

@@ -23,7 +23,7 @@ struct Event {
 
 /// The events of a process.
 #[derive(Debug, Default)]
-pub struct Events {
+pub(crate) struct Events {
     events: Mutex<BTreeMap<u32, Event>>,
     created: AtomicU64,
     changed: Condvar,
@@ -31,7 +31,7 @@ pub struct Events {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waited {
+pub(crate) enum Waited {
     /// What was waited for happened.
     Complete,
     /// The time is over.
@@ -46,7 +46,7 @@ impl Events {
     }
 
     /// Makes an event.
-    pub fn create(&self, kind: u32, resets_itself: bool) -> Result<u32, Errno> {
+    pub(crate) fn create(&self, kind: u32, resets_itself: bool) -> Result<u32, Errno> {
         let mut events = self.lock();
         // Events with a slot in the signal page are few; others have ids behind them.
         let ids =
@@ -58,14 +58,14 @@ impl Events {
     }
 
     /// Destroys an event, and wakes whoever waits for it with an error.
-    pub fn destroy(&self, id: u32) -> Result<(), Errno> {
+    pub(crate) fn destroy(&self, id: u32) -> Result<(), Errno> {
         self.lock().remove(&id).ok_or(libc::EINVAL)?;
         self.changed.notify_all();
         Ok(())
     }
 
     /// Raises an event: wakes everyone who waits, and stays set unless it resets itself and somebody was woken.
-    pub fn raise(&self, id: u32) -> Result<(), Errno> {
+    pub(crate) fn raise(&self, id: u32) -> Result<(), Errno> {
         let mut events = self.lock();
         events.get_mut(&id).ok_or(libc::EINVAL)?.raise();
         self.changed.notify_all();
@@ -73,7 +73,7 @@ impl Events {
     }
 
     /// Raises all events of a kind with what happened.
-    pub fn raise_kind(&self, kind: u32, payload: EventPayload) {
+    pub(crate) fn raise_kind(&self, kind: u32, payload: EventPayload) {
         for event in self.lock().values_mut().filter(|event| event.kind == kind) {
             event.payload = payload;
             event.raise();
@@ -82,13 +82,13 @@ impl Events {
     }
 
     /// Resets an event.
-    pub fn reset(&self, id: u32) -> Result<(), Errno> {
+    pub(crate) fn reset(&self, id: u32) -> Result<(), Errno> {
         self.lock().get_mut(&id).ok_or(libc::EINVAL)?.is_set = false;
         Ok(())
     }
 
     /// Waits for one or all of several events; `found` is called with the place and the payload of each that happened.
-    pub fn wait(
+    pub(crate) fn wait(
         &self,
         ids: &[u32],
         for_all: bool,

@@ -19,7 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_micros(300);
 
 /// The signal page of a process.
 #[derive(Default)]
-pub struct Interrupts {
+pub(crate) struct Interrupts {
     page: OnceLock<Arc<Stretch>>,
     running: Mutex<usize>,
     /// Whether the thread that looks through the slots was started. A forked child has a separate process, and so a separate
@@ -30,7 +30,7 @@ pub struct Interrupts {
 
 impl Interrupts {
     /// Takes the page that the runtime has allocated. Later ones are ignored, as by the driver.
-    pub fn set_page(&self, page: Arc<Stretch>) {
+    pub(crate) fn set_page(&self, page: Arc<Stretch>) {
         if page.size() >= u64::from(EVENT_LIMIT) * 8 && self.page.set(page).is_ok() {
             for slot in 0..EVENT_LIMIT {
                 if let Some(slot) = self.slot(slot) {
@@ -47,14 +47,14 @@ impl Interrupts {
     }
 
     /// Empties an event's slot: it was raised.
-    pub fn clear(&self, id: u32) {
+    pub(crate) fn clear(&self, id: u32) {
         if let Some(slot) = self.slot(id) {
             slot.store(NOT_SIGNALLED, Ordering::Release);
         }
     }
 
     /// Watches the page while a kernel runs, and raises the events that it sends.
-    pub fn while_running<T>(&'static self, events: &'static Events, run: impl FnOnce() -> T) -> T {
+    pub(crate) fn while_running<T>(&'static self, events: &'static Events, run: impl FnOnce() -> T) -> T {
         if self.page.get().is_none() {
             return run();
         }

@@ -14,11 +14,11 @@ use super::abi::{MEMORY_DOORBELL, MEMORY_REGISTERS, MEMORY_SYSTEM, MEMORY_USER, 
 use crate::Errno;
 
 /// Pages of the card and of the processor.
-pub const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// The sparse file's size: more than a process can map.
 const STORE: i64 = 1 << 46;
 /// A card's page of doorbells.
-pub const DOORBELLS: u64 = 8192;
+pub(crate) const DOORBELLS: u64 = 8192;
 /// Pages of doorbells begin at multiples of this in the store: libhsakmt takes the lower half of the offset that a new
 /// queue gets for the doorbell's place in the page.
 const DOORBELL_STEP: u64 = 1 << 32;
@@ -27,7 +27,7 @@ const STEP: u64 = 2 << 20;
 
 /// A stretch of this process's memory that stays mapped while somebody holds it.
 #[derive(Debug)]
-pub struct Stretch {
+pub(crate) struct Stretch {
     host: *mut u8,
     size: u64,
     /// Where in the store it is, and the store; nothing for memory of the program.
@@ -41,12 +41,12 @@ unsafe impl Sync for Stretch {}
 
 impl Stretch {
     /// Where it is in this process.
-    pub fn host(&self) -> *mut u8 {
+    pub(crate) fn host(&self) -> *mut u8 {
         self.host
     }
 
     /// Bytes.
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         self.size
     }
 }
@@ -67,7 +67,7 @@ impl Drop for Stretch {
 
 /// Memory that a card sees at an address.
 #[derive(Clone, Debug)]
-pub struct Mapping {
+pub(crate) struct Mapping {
     /// Bytes.
     pub size: u64,
     /// Whether the card may write.
@@ -78,7 +78,7 @@ pub struct Mapping {
 
 /// What a card sees. Cheap to clone: a packet is processed with the table as it was when it began.
 #[derive(Clone, Default)]
-pub struct PageTable {
+pub(crate) struct PageTable {
     mappings: Arc<BTreeMap<u64, Mapping>>,
     /// These mappings, for the emulator.
     emulated: unhang_emulator::Memory,
@@ -86,7 +86,7 @@ pub struct PageTable {
 
 /// Why the card cannot access an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AccessFault {
+pub(crate) struct AccessFault {
     /// The first byte that cannot be accessed.
     pub address: u64,
     /// Whether it is there, but not for writing.
@@ -95,7 +95,7 @@ pub struct AccessFault {
 
 impl PageTable {
     /// Where `size` bytes lie in this process, if one mapping has them all.
-    pub fn host(&self, address: u64, size: u64, writes: bool) -> Result<*mut u8, AccessFault> {
+    pub(crate) fn host(&self, address: u64, size: u64, writes: bool) -> Result<*mut u8, AccessFault> {
         let missing = |address| AccessFault { address, is_read_only: false };
         let (&base, mapping) = self.mappings.range(..=address).next_back().ok_or(missing(address))?;
         let offset = address - base;
@@ -112,7 +112,7 @@ impl PageTable {
     }
 
     /// How many bytes from an address on lie in one mapping.
-    pub fn reach(&self, address: u64) -> u64 {
+    pub(crate) fn reach(&self, address: u64) -> u64 {
         match self.mappings.range(..=address).next_back() {
             Some((base, mapping)) => (base + mapping.size).saturating_sub(address),
             None => 0,
@@ -120,7 +120,7 @@ impl PageTable {
     }
 
     /// What kernels see.
-    pub fn emulated(&self) -> &unhang_emulator::Memory {
+    pub(crate) fn emulated(&self) -> &unhang_emulator::Memory {
         &self.emulated
     }
 
@@ -165,7 +165,7 @@ struct CardMemory {
 }
 
 /// The memory of a process.
-pub struct Memory {
+pub(crate) struct Memory {
     store: Arc<OwnedFd>,
     state: Mutex<CardMemory>,
     doorbells: Vec<(u64, Arc<Stretch>)>,
@@ -175,7 +175,7 @@ pub struct Memory {
 
 /// What an allocation is asked to be.
 #[derive(Clone, Copy, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Where the card will see it.
     pub address: u64,
     /// Bytes.
@@ -190,7 +190,7 @@ pub struct Request {
 
 impl Memory {
     /// The memory of a process on cards of these sizes.
-    pub fn new(video: Vec<u64>) -> Result<Memory, Errno> {
+    pub(crate) fn new(video: Vec<u64>) -> Result<Memory, Errno> {
         // SAFETY: the name is a C string; the descriptor is new and owned from here on.
         let store = unsafe {
             let store = libc::memfd_create(c"unhang-card".as_ptr(), libc::MFD_CLOEXEC);
@@ -216,27 +216,27 @@ impl Memory {
     }
 
     /// The store's descriptor.
-    pub fn store(&self) -> RawFd {
+    pub(crate) fn store(&self) -> RawFd {
         self.store.as_raw_fd()
     }
 
     /// A card's page of doorbells: its offset for mapping, and where it is here.
-    pub fn doorbells(&self, card: usize) -> &(u64, Arc<Stretch>) {
+    pub(crate) fn doorbells(&self, card: usize) -> &(u64, Arc<Stretch>) {
         &self.doorbells[card]
     }
 
     /// What a card sees now.
-    pub fn table(&self, card: usize) -> PageTable {
+    pub(crate) fn table(&self, card: usize) -> PageTable {
         self.lock().tables[card].clone()
     }
 
     /// Bytes of video memory that are left.
-    pub fn available(&self, card: usize) -> u64 {
+    pub(crate) fn available(&self, card: usize) -> u64 {
         self.video[card].saturating_sub(self.lock().video_used[card])
     }
 
     /// Allocates, and returns a handle and the offset at which it can be mapped.
-    pub fn allocate(&self, request: Request) -> Result<(u64, u64), Errno> {
+    pub(crate) fn allocate(&self, request: Request) -> Result<(u64, u64), Errno> {
         let Request { address, size, flags, card, user } = request;
         if size == 0 || size > 1 << 47 || !address.is_multiple_of(PAGE) {
             return Err(libc::EINVAL);
@@ -285,13 +285,13 @@ impl Memory {
     }
 
     /// What an allocation of the store is in this process.
-    pub fn stretch(&self, handle: u64) -> Option<Arc<Stretch>> {
+    pub(crate) fn stretch(&self, handle: u64) -> Option<Arc<Stretch>> {
         let state = self.lock();
         state.allocations.get(&handle).map(|allocation| allocation.stretch.clone()).filter(|it| it.backing.is_some())
     }
 
     /// Frees; what a card still sees cannot be freed.
-    pub fn free(&self, handle: u64) -> Result<(), Errno> {
+    pub(crate) fn free(&self, handle: u64) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get(&handle).ok_or(libc::EINVAL)?;
         if !allocation.mapped.is_empty() {
@@ -307,7 +307,7 @@ impl Memory {
     }
 
     /// Lets a card see an allocation. Video memory of another card is refused: no link for it is in the topology.
-    pub fn map(&self, handle: u64, card: usize) -> Result<(), Errno> {
+    pub(crate) fn map(&self, handle: u64, card: usize) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get_mut(&handle).ok_or(libc::EINVAL)?;
         let is_own = allocation.flags & (MEMORY_VIDEO | MEMORY_DOORBELL | MEMORY_REGISTERS) != 0;
@@ -326,7 +326,7 @@ impl Memory {
     }
 
     /// Takes an allocation from a card's sight.
-    pub fn unmap(&self, handle: u64, card: usize) -> Result<(), Errno> {
+    pub(crate) fn unmap(&self, handle: u64, card: usize) -> Result<(), Errno> {
         let mut state = self.lock();
         let allocation = state.allocations.get_mut(&handle).ok_or(libc::EINVAL)?;
         if let Some(place) = allocation.mapped.iter().position(|mapped| *mapped == card) {
@@ -367,7 +367,7 @@ fn stretch_of(store: &Arc<OwnedFd>, offset: u64, size: u64) -> Result<Stretch, E
 }
 
 /// Whether every page of a stretch of this process is mapped.
-pub fn is_mapped(address: u64, size: u64) -> bool {
+pub(crate) fn is_mapped(address: u64, size: u64) -> bool {
     const PAGES: u64 = 4096;
     let mut states = [0u8; PAGES as usize];
     let (mut at, end) = (address, address.saturating_add(size));

@@ -15,7 +15,7 @@ use crate::{Errno, aql, sdma};
 const MOST: u32 = (DOORBELLS / 8) as u32;
 
 /// Makes a queue and starts its thread.
-pub fn create(process: &'static Process, arguments: &mut CreateQueue) -> Result<(), Errno> {
+pub(super) fn create(process: &'static Process, arguments: &mut CreateQueue) -> Result<(), Errno> {
     let card = process.card(arguments.gpu_id)?;
     let ring_size = u64::from(arguments.ring_size);
     let pointers = [arguments.read_pointer, arguments.write_pointer];

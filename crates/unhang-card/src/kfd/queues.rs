@@ -10,7 +10,7 @@ use crate::Errno;
 
 /// What a queue's thread and the driver's calls share.
 #[derive(Debug)]
-pub struct Control {
+pub(crate) struct Control {
     /// The queue is to end.
     pub stop: AtomicBool,
     /// The queue may be processed; an update to no share of the card takes that away.
@@ -18,7 +18,7 @@ pub struct Control {
 }
 
 /// A queue that there is.
-pub struct Running {
+pub(crate) struct Running {
     /// What its thread and the driver's calls share.
     pub control: Arc<Control>,
     /// Its thread.
@@ -31,18 +31,18 @@ pub struct Running {
 
 /// The queues of a process.
 #[derive(Default)]
-pub struct Queues {
+pub(crate) struct Queues {
     running: Mutex<HashMap<u32, Running>>,
 }
 
 impl Queues {
     /// The queues, by the driver's number.
-    pub fn lock(&self) -> MutexGuard<'_, HashMap<u32, Running>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, HashMap<u32, Running>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends a queue and waits until its thread has let go of the program's memory.
-    pub fn destroy(&self, id: u32) -> Result<(), Errno> {
+    pub(crate) fn destroy(&self, id: u32) -> Result<(), Errno> {
         let queue = self.lock().remove(&id).ok_or(libc::EINVAL)?;
         queue.control.stop.store(true, Ordering::Release);
         // The thread looks at `stop` between packets and the emulator while a kernel runs.
@@ -51,7 +51,7 @@ impl Queues {
     }
 
     /// Changes a queue's share: none of the card stops it.
-    pub fn update(&self, arguments: &UpdateQueue) -> Result<(), Errno> {
+    pub(crate) fn update(&self, arguments: &UpdateQueue) -> Result<(), Errno> {
         if arguments.percentage > 100 || arguments.priority > 15 {
             return Err(libc::EINVAL);
         }
@@ -63,7 +63,7 @@ impl Queues {
     }
 
     /// Whether there is such a queue.
-    pub fn has(&self, id: u32) -> bool {
+    pub(crate) fn has(&self, id: u32) -> bool {
         self.lock().contains_key(&id)
     }
 }

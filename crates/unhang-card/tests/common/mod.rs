@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(240);
 
 /// A library of ours that was built with the tests.
-pub fn library(name: &str) -> PathBuf {
+pub(crate) fn library(name: &str) -> PathBuf {
     let program = std::env::current_exe().unwrap();
     let folder = program.parent().unwrap();
     let places = [folder, folder.parent().unwrap()].map(|folder| folder.join(name));
@@ -22,12 +22,12 @@ pub fn library(name: &str) -> PathBuf {
 }
 
 /// A machine of the fixtures.
-pub fn machine(name: &str) -> PathBuf {
+pub(crate) fn machine(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../unhang-machine/fixtures").join(name).canonicalize().unwrap()
 }
 
 /// What a program did.
-pub struct Ran {
+pub(crate) struct Ran {
     pub status: ExitStatus,
     pub output: String,
     pub errors: String,
@@ -35,7 +35,7 @@ pub struct Ran {
 }
 
 impl Ran {
-    pub fn assert_right(&self, parts: &[&str]) {
+    pub(crate) fn assert_right(&self, parts: &[&str]) {
         for part in parts {
             assert!(self.output.contains(&format!("right: {part}\n")), "{part}\n{}\n{}", self.output, self.errors);
         }
@@ -45,7 +45,7 @@ impl Ran {
 }
 
 /// Runs a program on a machine's cards, within a deadline.
-pub fn run(machine_name: &str, program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
+pub(crate) fn run(machine_name: &str, program: &Path, arguments: &[&str], variables: &[(&str, &str)]) -> Ran {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("counters"), [0; 64]).unwrap();
     for name in ["journal", "out", "err"] {
@@ -81,7 +81,7 @@ pub fn run(machine_name: &str, program: &Path, arguments: &[&str], variables: &[
 }
 
 /// Whether a program is installed; a line says so where it is not.
-pub fn installed(program: &str) -> bool {
+pub(crate) fn installed(program: &str) -> bool {
     let is_there = Path::new(program).exists();
     if !is_there {
         println!("skipped: {program} is not installed");
@@ -90,7 +90,7 @@ pub fn installed(program: &str) -> bool {
 }
 
 /// The HIP program of these tests, compiled once for the chips of the shipped cards; nothing where no compiler is.
-pub fn hip_program() -> Option<PathBuf> {
+pub(crate) fn hip_program() -> Option<PathBuf> {
     const COMPILER: &str = "/usr/bin/clang++-15";
     const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu/amdgcn/bitcode";
     static COMPILING: Mutex<()> = Mutex::new(());
